@@ -1,0 +1,122 @@
+"""How right are the chain's decisions? Held against the truth table of the sample crawl.
+
+    python -m benchmarks.decisions runs/ccnet
+
+Three kinds of decision, each with recall (of what had to be found, the share that was) and precision (of what was found,
+the share that had to be): lines and documents removed as exact duplicates, languages, low-quality text (word salad and
+keyword spam) dropped by perplexity or the is-reference classifier.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from rich.console import Console
+from rich.table import Table
+
+from pipeline.config import RunConfig
+from pipeline.inputs import sample_crawl_folder
+from pipeline.ledger import Run, open_run
+
+LABELLED = ("good", "foreign", "near_source", "near_copy", "partial_source", "partial_copy")
+"""Kinds of page whose text is whole sentences of one known language."""
+
+QUALITY_REASONS = ("perplexity.", "reference.", "quality.")
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Recall and precision of one kind of decision."""
+
+    num_right: int
+    num_wanted: int
+    num_found: int
+
+    @property
+    def recall(self) -> float:
+        """Of what had to be found, the share that was."""
+        return self.num_right / self.num_wanted if self.num_wanted else 1.0
+
+    @property
+    def precision(self) -> float:
+        """Of what was found, the share that had to be."""
+        return self.num_right / self.num_found if self.num_found else 1.0
+
+
+def measure(run: Run) -> dict[str, Measure]:
+    """Every kind of decision of a finished run on a sample crawl."""
+    config = RunConfig.model_validate(run.config)
+    assert config.input.sample_crawl is not None, "only a sample crawl comes with its truth"
+    truth = pq.read_table(sample_crawl_folder(config.input.sample_crawl) / "truth.parquet").to_pylist()
+    pages = _pages(run)
+    return {
+        "duplicate lines": _duplicate_lines(truth, pages),
+        "duplicate documents": _documents(truth, pages, "emptied", ("paragraphs.",)),
+        "short documents": _documents(truth, pages, "too_short", ("length.",)),
+        "languages": _languages(truth, pages),
+        "low quality": _documents(truth, pages, "low_quality", QUALITY_REASONS),
+    }
+
+
+def _pages(run: Run) -> dict[str, dict[str, Any]]:
+    """What the run stored of every page, by url; later phases overwrite earlier ones."""
+    pages: dict[str, dict[str, Any]] = {}
+    for phase in ("extract", "annotate", "select"):
+        for kind in ("documents", "fates"):
+            for path in sorted(run.folder(phase).root.glob(f"*.{kind}.parquet")):
+                names = [n for n in pq.read_schema(path).names if n not in ("text", "paragraph_hashes")]
+                for row in pq.read_table(path, columns=names).to_pylist():
+                    known = {k: v for k, v in row.items() if v is not None}
+                    pages.setdefault(row["url"], {}).update(known)
+    return pages
+
+
+def _duplicate_lines(truth: list[dict[str, Any]], pages: Mapping[str, dict[str, Any]]) -> Measure:
+    right = wanted = found = 0
+    for row in truth:
+        page = pages.get(row["url"], {})
+        if row["num_repeated_lines"] is None or "original_num_lines" not in page:
+            continue
+        removed = page["original_num_lines"] - len(page.get("kept_lines", ()))
+        wanted += row["num_repeated_lines"]
+        found += removed
+        right += min(removed, row["num_repeated_lines"])
+    return Measure(right, wanted, found)
+
+
+def _documents(
+    truth: list[dict[str, Any]], pages: Mapping[str, dict[str, Any]], fate: str, reasons: tuple[str, ...]
+) -> Measure:
+    """Documents that had to be dropped for one of these reasons; pages of which the truth makes no claim do not count."""
+    claimed = [row for row in truth if row["expected_fate"] not in ("any", "quarantined") and row["url"] in pages]
+    wanted = {row["url"] for row in claimed if row["expected_fate"] == fate}
+    found = {row["url"] for row in claimed if pages[row["url"]].get("fate", "").startswith(reasons)}
+    return Measure(len(wanted & found), len(wanted), len(found))
+
+
+def _languages(truth: list[dict[str, Any]], pages: Mapping[str, dict[str, Any]]) -> Measure:
+    scored = [row for row in truth if row["kind"] in LABELLED and "language" in pages.get(row["url"], {})]
+    right = sum(pages[row["url"]]["language"] == row["language"] for row in scored)
+    wanted = sum(row["kind"] in LABELLED and row["url"] in pages for row in truth)
+    return Measure(right, wanted, len(scored))
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, help="folder of a finished run on a sample crawl")
+    table = Table("decision", "wanted", "found", "right", "recall", "precision", box=None)
+    for name, m in measure(open_run(parser.parse_args().run)).items():
+        table.add_row(
+            name, f"{m.num_wanted:,}", f"{m.num_found:,}", f"{m.num_right:,}", f"{m.recall:.4f}", f"{m.precision:.4f}"
+        )
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

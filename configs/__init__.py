@@ -1,0 +1,1 @@
+"""Complete, commented configs; `python -m pipeline run NAME` finds them here."""

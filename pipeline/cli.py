@@ -1,0 +1,268 @@
+"""The command line: `python -m pipeline run|plan|report|explain|verify|models|sample-crawl`.
+
+Parses and prints, decides nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+
+DONE, FAILED, WRONG_USAGE, TOO_MUCH_QUARANTINED = 0, 1, 2, 3
+
+EXIT_CODES = """
+Exit codes: 0 done; 1 failed, what is done stays done; 2 wrong config or usage; 3 done, but more input was
+quarantined than input.max_quarantined_share allows.
+"""
+
+app = typer.Typer(
+    name="pipeline",
+    help="Common Crawl to tokenized WebDataset shards: the CCNet chain on Ray Data." + EXIT_CODES,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+models_app = typer.Typer(help="Models and texts: what there is, fetching it, training your own.", no_args_is_help=True)
+train_app = typer.Typer(help="Train models from your own texts.", no_args_is_help=True)
+app.add_typer(models_app, name="models")
+models_app.add_typer(train_app, name="train")
+
+Config = Annotated[str, typer.Argument(help="A YAML file, or the name of one in configs/.", metavar="CONFIG")]
+RunFolder = Annotated[Path, typer.Argument(help="Folder of a run.", metavar="RUN")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. select.language.min_score=0.65."),
+]
+RunDir = Annotated[str | None, typer.Option(help="Folder of the run, instead of the config's run_dir.")]
+Engine = Annotated[str | None, typer.Option(metavar="ray|inline", help="Instead of the config's engine.kind.")]
+
+console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+errors = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+@app.command()
+def run(
+    config: Config,
+    overrides: Overrides = None,
+    run_dir: RunDir = None,
+    engine: Engine = None,
+) -> None:
+    """Run a config from crawl to shards; what is done already is not done again."""
+    from pipeline import ledger, report
+    from pipeline.engine import run as run_plan
+    from pipeline.plan import make_plan
+    from pipeline.prepare import prepare
+    from pipeline.progress import RunProgress
+
+    started = time.monotonic()
+    settings = _load(config, overrides, run_dir, engine)
+    prepare(settings, _say)
+    plan = make_plan(settings)
+    if not plan.units:
+        _fail(f"{config}: the input has no files", WRONG_USAGE)
+    ledger.record_run(plan, Path(config).stem)
+    with RunProgress(console) as progress:
+        for event in run_plan(plan):
+            progress.show(event)
+    found = ledger.open_run(plan.run_dir)
+    account = report.make_report(found)
+    (plan.run_dir / "report.html").write_text(report.to_html(account), encoding="utf-8")
+    (plan.run_dir / "report.json").write_text(report.to_json(account), encoding="utf-8")
+    console.print()
+    report.print_report(account, console)
+    verb = "nothing was left to do" if progress.num_works == 0 else f"{progress.num_works} pieces of work done"
+    console.print(f"\n{verb}, in {time.monotonic() - started:.1f} s. The dataset: {account.dataset}/manifest.json")
+    console.print(
+        f"Next:  python -m pipeline explain {plan.run_dir} URL    why a page is, or is not, in the dataset\n"
+        f"       python -m pipeline verify {plan.run_dir}         rehash and recount every shard\n"
+        f"       {plan.run_dir}/report.html                       this summary as a page"
+    )
+    if account.quarantined_share > settings.input.max_quarantined_share:
+        _fail(
+            f"{account.quarantined_share:.2%} of the records are quarantined, input.max_quarantined_share allows "
+            f"{settings.input.max_quarantined_share:.2%}; see {found.folder('extract').root}/*.quarantine.jsonl",
+            TOO_MUCH_QUARANTINED,
+        )
+
+
+@app.command()
+def plan(config: Config, overrides: Overrides = None, run_dir: RunDir = None, engine: Engine = None) -> None:
+    """Show what `run` would do, what is done already, and what it will take. Starts nothing, fetches nothing."""
+    from pipeline import report
+    from pipeline.plan import make_plan
+    from pipeline.prepare import is_prepared
+
+    settings = _load(config, overrides, run_dir, engine)
+    if not is_prepared(settings):
+        console.print(
+            "Some models or the sample crawl are not here yet: `run` makes them first. What is unknown is shown as —.\n"
+        )
+    report.print_plan(make_plan(settings), console)
+
+
+@app.command(name="report")
+def report_(run: RunFolder, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Show the summary of a run again, and write its page anew."""
+    from pipeline import ledger, report
+
+    account = report.make_report(ledger.open_run(run))
+    if as_json:
+        sys.stdout.write(report.to_json(account))
+        return
+    (run / "report.html").write_text(report.to_html(account), encoding="utf-8")
+    report.print_report(account, console)
+    console.print(f"\nAs a page: {run}/report.html")
+
+
+@app.command()
+def explain(run: RunFolder, document: Annotated[str, typer.Argument(help="A URL or a doc_id.")]) -> None:
+    """Tell a document's whole story: where it stood, what was taken from it, its scores, why it was kept or dropped."""
+    from pipeline import ledger
+
+    for story in ledger.explain(ledger.open_run(run), document):
+        for line in story.lines:
+            console.print(line, markup=False)
+        console.print()
+
+
+@app.command()
+def verify(
+    dataset: Annotated[Path, typer.Argument(help="Folder of a run, or of a dataset (with manifest.json).")],
+) -> None:
+    """Rehash and recount a finished dataset; exit code 1 and one line per fault if something is wrong."""
+    from pipeline import ledger
+    from shardwriter import verify as verify_dataset
+    from shardwriter.format import MANIFEST_FILE
+
+    folder = dataset if (dataset / MANIFEST_FILE).exists() else ledger.open_run(dataset).dataset
+    findings = verify_dataset(folder)
+    for finding in findings:
+        console.print(str(finding), markup=False)
+    if findings:
+        _fail(f"{folder}: {len(findings)} faults", FAILED)
+    console.print(f"{folder}: every shard, index and count is as the manifest says")
+
+
+@app.command(name="sample-crawl")
+def sample_crawl(
+    out: Annotated[Path, typer.Argument(help="Folder to make.")],
+    documents: Annotated[int, typer.Option(min=1, help="Pages.")] = 20_000,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed, the same bytes.")] = 1,
+    format: Annotated[str, typer.Option("--format", metavar="wet|warc", help="Extracted text, or HTML.")] = "wet",  # noqa: A002
+) -> None:
+    """Make a crawl from real texts, with a truth table that says what must happen to each page."""
+    from pipeline.sample_crawl import generate
+
+    if format not in ("wet", "warc"):
+        _fail(f"--format is {format!r}, wanted wet or warc", WRONG_USAGE)
+    crawl = generate(out, num_documents=documents, seed=seed, format=format, say=_say)
+    console.print(f"{documents:,} pages in {len(crawl.files)} files under {out}; the truth is in {crawl.truth}")
+
+
+@models_app.command("list")
+def models_list() -> None:
+    """List the registry: what there is, where it comes from, under which licence, and what is cached here."""
+    from rich.table import Table
+
+    from pipeline import assets
+
+    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
+    for column in ("name", "here", "licence", "what it is"):
+        table.add_column(column)
+    for asset in assets.REGISTRY.values():
+        table.add_row(asset.name, assets.status(asset.name), asset.licence, asset.description)
+    console.print(table)
+    console.print(f"\nThe cache is {assets.cache_folder()}; $CORPUSMILL_CACHE names another place.")
+
+
+@models_app.command("fetch")
+def models_fetch(names: Annotated[list[str], typer.Argument(help="Names of the registry.")]) -> None:
+    """Fetch, or make, models into the cache, so that later runs need no network."""
+    from pipeline import assets
+
+    for name in names:
+        console.print(f"{name}: {assets.resolve(name, say=_say)}", markup=False)
+
+
+Texts = Annotated[
+    list[Path], typer.Option(help="Text files, one document a line (.xz and .gz too); repeat the option.")
+]
+
+
+@train_app.command("lm")
+def train_lm(
+    lang: Annotated[str, typer.Option(help="Language code, as language identification gives it.")],
+    text: Texts,
+    out: Annotated[Path, typer.Option(help="Folder to make; name it in annotate.perplexity.models.")],
+    vocab_size: Annotated[
+        int | None, typer.Option(help="Pieces; default: by the size of the text, at most CCNet's 65,536.")
+    ] = None,
+) -> None:
+    """Train CCNet's language model: SentencePiece pieces and a KenLM 5-gram over them, with percentile cutoffs."""
+    from pipeline import model_training
+
+    record = model_training.train_lm(model_training.read_texts(text), lang, out, vocab_size=vocab_size, say=_say)
+    console.print(
+        f"{out}: cutoffs {record['cutoffs']}; use it as  annotate.perplexity.models.{lang}: {out}", markup=False
+    )
+
+
+@train_app.command("reference")
+def train_reference(
+    positive: Annotated[list[Path], typer.Option(help="Texts that are references, one a line; repeat the option.")],
+    negative: Annotated[list[Path], typer.Option(help="Texts of random pages, one a line; repeat the option.")],
+    out: Annotated[Path, typer.Option(help="Folder to make; name it in annotate.reference.models.")],
+) -> None:
+    """Train LLaMA's is-reference classifier (fastText) and print how well it does on texts it has not seen."""
+    from pipeline import model_training
+
+    record = model_training.train_reference(
+        model_training.read_texts(positive), model_training.read_texts(negative), out, say=_say
+    )
+    figures = ", ".join(f"{name} {record[name]:.3f}" for name in ("precision", "recall", "roc_auc"))
+    console.print(f"{out}: on held-out texts: {figures}", markup=False)
+
+
+def main() -> NoReturn:
+    """Run the command line; every expected fault becomes a message and an exit code, not a traceback."""
+    from pipeline.assets import AssetError
+    from pipeline.config import ConfigError
+    from pipeline.engine import RunAborted
+    from pipeline.ledger import RunNotFound
+
+    try:
+        app(standalone_mode=True)
+    except ConfigError as error:
+        _fail("\n".join(error.faults), WRONG_USAGE)
+    except RunNotFound as error:
+        _fail(str(error), WRONG_USAGE)
+    except (AssetError, RunAborted) as error:
+        _fail(str(error), FAILED)
+    except OSError as error:
+        _fail(f"{type(error).__name__}: {error}", FAILED)
+    except KeyboardInterrupt:
+        _fail("interrupted; what is done stays done, run the same command again to go on", 130)
+    raise AssertionError("typer ends the process")
+
+
+def _load(config: str, overrides: list[str] | None, run_dir: str | None, engine: str | None) -> Any:
+    from pipeline.config import load
+
+    extra = [f"run_dir={run_dir}"] if run_dir else []
+    extra += [f"engine.kind={engine}"] if engine else []
+    return load(config, [*(overrides or []), *extra])
+
+
+def _say(message: str) -> None:
+    console.print(message, markup=False)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    errors.print(message, markup=False, style="red")
+    raise SystemExit(code)

@@ -1,0 +1,372 @@
+"""The YAML file of a run: every key, its range and its meaning.
+
+Promises: a file either loads into a `RunConfig` in which every value has been checked, or `ConfigError` lists *all*
+that is wrong with it at once, each fault with file, line, key, what was found, what was wanted and the nearest valid
+key. One section per phase, and inside it one section per stage, named as the stage; a section is what its phase is
+fingerprinted by. `null` turns an optional stage off. Nothing here decides anything: logic in a config is a fault.
+Leaves to others: finding the input files and the models (plan.py, assets.py).
+
+    config = load("configs/ccnet.yaml", ["select.language.min_score=0.65"])
+    config.select.language.min_score     # 0.65
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, Field, ValidationError, model_validator
+from stages.quality import QualityFilterSettings, QualitySettings
+
+from pipeline import assets
+from stages.contract import Settings
+from stages.language import LanguageFilterSettings, LanguageSettings
+from stages.length import LengthSettings
+from stages.perplexity import Bucket, PerplexitySettings
+from stages.reference import ReferenceFilterSettings, ReferenceSettings
+from stages.tokenize import TokenizeSettings
+from stages.warc import WarcSettings
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class SampleCrawl(Settings):
+    """A crawl made on this machine from real texts, with a truth table beside it."""
+
+    documents: int = Field(default=20_000, ge=1, description="Pages in the crawl.")
+    seed: int = Field(default=1, ge=0, description="Another seed, another crawl; the same seed, the same bytes.")
+    documents_per_file: int = Field(default=2_500, ge=1, description="Pages per WARC file.")
+    format: Literal["wet", "warc"] = Field(default="wet", description="Extracted text (wet) or HTML responses (warc).")
+
+
+class CommonCrawl(Settings):
+    """A slice of a Common Crawl snapshot, listed by its own wet.paths.gz or warc.paths.gz."""
+
+    crawl: str = Field(
+        pattern=r"^CC-MAIN-\w+(-\w+)*$", description="The snapshot's name, as on commoncrawl.org, e.g. CC-MAIN-2026-17."
+    )
+    format: Literal["wet", "warc"] = Field(default="wet", description="Which of the snapshot's lists to read.")
+    first: int = Field(default=0, ge=0, description="Position in the list of the first file to read.")
+    count: int | None = Field(
+        default=None, ge=1, description="How many files to read; null reads to the end of the list."
+    )
+    base_url: str = Field(
+        default="https://data.commoncrawl.org/",
+        pattern=r"^(https?|s3)://",
+        description="Where the snapshot lies: Common Crawl's server, s3://commoncrawl/, or a mirror like them.",
+    )
+
+
+class InputConfig(Settings):
+    """What is read: exactly one of `sample_crawl`, `files` and `common_crawl`."""
+
+    sample_crawl: SampleCrawl | None = Field(default=None, description="A crawl made on this machine from real texts.")
+    files: tuple[str, ...] | None = Field(
+        default=None,
+        description="WET or WARC files: paths or patterns (**, *, ?), relative to where the command is run.",
+    )
+    common_crawl: CommonCrawl | None = Field(default=None, description="A slice of a Common Crawl snapshot.")
+    files_per_unit: int = Field(
+        default=1, ge=1, description="Files that one task reads: raise it when files are many and small."
+    )
+    max_quarantined_share: Share = Field(
+        default=0.01, description="Above this share of broken records among all records the run ends with exit code 3."
+    )
+
+    @model_validator(mode="after")
+    def _exactly_one_source(self) -> Self:
+        given = [name for name in ("sample_crawl", "files", "common_crawl") if getattr(self, name)]
+        if len(given) != 1:
+            raise ValueError(
+                f"give exactly one of sample_crawl, files, common_crawl; found {', '.join(given) or 'none'}"
+            )
+        return self
+
+
+class ExtractConfig(Settings):
+    """Records to documents, and the hash of every paragraph beside them."""
+
+    warc: WarcSettings = Field(default=WarcSettings(), description="Reading of WARC and WET records.")
+    length: LengthSettings | None = Field(
+        default=LengthSettings(), description="Documents dropped before deduplication; CCNet: under 300 characters."
+    )
+
+
+class DeduplicateConfig(Settings):
+    """Which copy of a repeated paragraph survives, and among which documents copies are looked for."""
+
+    keep: Literal["none", "first"] = Field(
+        default="none",
+        description="none: a paragraph that two documents share loses every copy (CCNet); first: the first one stays.",
+    )
+    group_units: int | None = Field(
+        default=None,
+        ge=1,
+        description="Look for copies among so many units at a time (CCNet: 50 of a dump's 1,600); null: the whole run.",
+    )
+
+
+class AnnotateConfig(Settings):
+    """Scores, for every document that still has text. Nothing is thrown away here but text."""
+
+    length: LengthSettings | None = Field(
+        default=LengthSettings(min_chars=1), description="Documents dropped for what deduplication left of them."
+    )
+    language: LanguageSettings = Field(default=LanguageSettings(), description="Language identification.")
+    perplexity: PerplexitySettings | None = Field(
+        default=None, description="Language models; null: no perplexity, one bucket."
+    )
+    reference: ReferenceSettings | None = Field(
+        default=None, description="LLaMA's is-reference classifier; null: no score."
+    )
+    quality: QualitySettings | None = Field(default=None, description="Quality signals; null: none are computed.")
+
+
+class PerplexitySelection(Settings):
+    """Head, middle and tail, and which of them are kept."""
+
+    cutoffs: str = Field(
+        default="model",
+        description="Where the cutoffs come from: `model` (measured when it was trained), `run` (percentiles of this "
+        "run's documents), or the path of a file in the form of CCNet's cutoff.csv.",
+    )
+    percentiles: tuple[int, int] = Field(
+        default=(30, 60),
+        description="Upper ends of head and middle, in percent of documents of a language (CCNet: 30, 60).",
+    )
+    keep: tuple[Bucket, ...] = Field(
+        default=("head", "middle", "tail", "all"),
+        description="Buckets kept. `all` holds the documents of languages without a model.",
+    )
+
+    @model_validator(mode="after")
+    def _percentiles_rise(self) -> Self:
+        head, middle = self.percentiles
+        if not 0 < head < middle < 100:
+            raise ValueError(f"percentiles must rise between 0 and 100; found {head:g}, {middle:g}")
+        return self
+
+
+class SelectConfig(Settings):
+    """Thresholds over the stored scores: each document gets its fate. Changing one renews this and what follows."""
+
+    language: LanguageFilterSettings | None = Field(default=LanguageFilterSettings(), description="Language rules.")
+    perplexity: PerplexitySelection | None = Field(default=PerplexitySelection(), description="Perplexity buckets.")
+    reference: ReferenceFilterSettings | None = Field(
+        default=None, description="Threshold of the is-reference classifier."
+    )
+    quality: QualityFilterSettings | None = Field(default=None, description="Quality rules over the stored signals.")
+
+
+class WriteShardsConfig(Settings):
+    """The dataset on disk (docs/data-format.md)."""
+
+    shard_tokens: int = Field(
+        default=100_000_000, ge=1, description="Tokens per shard, about (200 MB at two bytes a token)."
+    )
+    sample_tokens: int = Field(
+        default=65_536, ge=1, description="Tokens per sample of a shard, about: whole documents each."
+    )
+    documents_json: bool = Field(
+        default=True, description="Write url, language and scores of every document into the shards."
+    )
+    seed: int = Field(default=0, ge=0, lt=2**63, description="Seed of the global shuffle.")
+
+
+class EngineConfig(Settings):
+    """How the work is carried out. Nothing in this section changes a byte of the output."""
+
+    kind: Literal["ray", "inline"] = Field(
+        default="ray", description="ray: on Ray Data; inline: in this process, one by one."
+    )
+    workers: int | None = Field(default=None, ge=1, description="Tasks at a time on this machine; null: one per CPU.")
+    memory_mb: int = Field(
+        default=2_000, ge=256, description="Memory that one task may take; partitions are sized by it."
+    )
+    batch_mb: float = Field(default=8, gt=0, le=1024, description="Text that passes through the stages at a time.")
+    max_error_share: Share = Field(
+        default=0.01,
+        description="A unit fails when more than this share of its documents makes a stage raise an error.",
+    )
+    max_attempts: int = Field(
+        default=3, ge=1, description="How often a unit is tried when the process that works on it dies."
+    )
+
+
+class RunConfig(Settings):
+    """A whole run, from crawl to shards."""
+
+    run_dir: str = Field(
+        default="runs/{config}", description="Folder of the run; {config} is this file's name without .yaml."
+    )
+    input: InputConfig = Field(description="What is read.")
+    extract: ExtractConfig = Field(default=ExtractConfig(), description="Records to documents.")
+    deduplicate: DeduplicateConfig = Field(default=DeduplicateConfig(), description="Global paragraph deduplication.")
+    annotate: AnnotateConfig = Field(default=AnnotateConfig(), description="Scores of every document.")
+    select: SelectConfig = Field(default=SelectConfig(), description="Thresholds over the scores.")
+    tokenize: TokenizeSettings = Field(description="Text to token ids.")
+    write_shards: WriteShardsConfig = Field(default=WriteShardsConfig(), description="The dataset on disk.")
+    engine: EngineConfig = Field(default=EngineConfig(), description="How the work is carried out.")
+
+
+class ConfigError(Exception):
+    """The config cannot be run as it stands; `faults` holds one line for each thing wrong with it."""
+
+    def __init__(self, faults: Sequence[str]) -> None:
+        self.faults = tuple(faults)
+        super().__init__("\n".join(self.faults))
+
+
+def load(path_or_name: str, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read, override and check a config.
+
+    Args:
+        path_or_name: a file, or failing that a name in configs/, with or without .yaml.
+        overrides: `key.of.key=value`, the value in YAML; applied in order.
+
+    Raises:
+        ConfigError: with every fault there is.
+    """
+    path = find(path_or_name)
+    where = str(path_or_name) if path.name == Path(path_or_name).name else str(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+        tree = yaml.load(text, Loader=_UniqueKeys)  # noqa: S506 - a SafeLoader that also refuses repeated keys
+        lines = dict(_line_numbers(yaml.compose(text, Loader=yaml.SafeLoader)))
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        raise ConfigError([f"{where}: cannot be read as YAML: {error}"]) from error
+    if not isinstance(tree, dict):
+        raise ConfigError([f"{where}: found {type(tree).__name__}, wanted sections such as input: and tokenize:"])
+    for override in overrides:
+        _override(tree, override, lines)
+    try:
+        config = RunConfig.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError([_fault(e, where, lines) for e in error.errors()]) from error
+    if faults := list(_missing_files(config, where, lines)):
+        raise ConfigError(faults)
+    return config.model_copy(update={"run_dir": config.run_dir.format(config=path.stem)})
+
+
+def find(path_or_name: str) -> Path:
+    """The config file of that path or, failing that, of that name in configs/.
+
+    Raises:
+        ConfigError: there is neither; the names in configs/ are listed.
+    """
+    if (path := Path(path_or_name)).is_file():
+        return path
+    shipped = {p.name: p for p in Path(str(resources.files("configs"))).glob("*.yaml")}
+    if found := shipped.get(path_or_name) or shipped.get(f"{path_or_name}.yaml"):
+        return found
+    nearest = difflib.get_close_matches(path_or_name, shipped, 1)
+    hint = f"; did you mean {nearest[0]}?" if nearest else ""
+    raise ConfigError([f"{path_or_name}: no such file, and configs/ has only {', '.join(sorted(shipped))}{hint}"])
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML that refuses a key given twice, where PyYAML would silently take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        for key, _ in node.value:
+            if keys.count(key.value) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} is given twice", key.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def _line_numbers(node: yaml.Node | None, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The line, counted from 1, on which every key of the tree stands."""
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            path = (*prefix, str(key.value))
+            yield path, str(key.start_mark.line + 1)
+            yield from _line_numbers(value, path)
+
+
+def _override(tree: dict[str, Any], override: str, lines: dict[tuple[str, ...], str]) -> None:
+    dotted, equals, value = override.partition("=")
+    if not equals or not re.fullmatch(r"\w+(\.[\w-]+)*", dotted):
+        raise ConfigError([f"--set {override}: wanted key.of.key=value, such as select.language.min_score=0.65"])
+    *sections, last = keys = dotted.split(".")
+    for section in sections:
+        if not isinstance(tree.get(section), dict):
+            tree[section] = {}
+        tree = tree[section]
+    try:
+        tree[last] = yaml.load(value, Loader=_UniqueKeys)  # noqa: S506 - a SafeLoader
+    except yaml.YAMLError as error:
+        raise ConfigError([f"--set {override}: the value is not YAML: {error}"]) from error
+    lines[tuple(keys)] = f"--set {dotted}"
+
+
+def _fault(error: Mapping[str, Any], where: str, lines: Mapping[tuple[str, ...], str]) -> str:
+    """One line: place, key, found, wanted, and the nearest valid key where a key is unknown."""
+    location = tuple(str(part) for part in error["loc"])
+    key = ".".join(location) or "the file"
+    place = _place(where, location, lines)
+    if error["type"] == "extra_forbidden":
+        known = list(_model_at(location[:-1]).model_fields)
+        nearest = difflib.get_close_matches(location[-1], known, 1, cutoff=0.5)
+        hint = f"did you mean {nearest[0]}?" if nearest else f"known here: {', '.join(known)}"
+        return f"{place}: {key} is no known key; {hint}"
+    if error["type"] == "missing":
+        return f"{place}: {key} is missing"
+    message = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    found = "" if error["type"] == "value_error" else f" is {error['input']!r},"
+    return f"{place}: {key}{found} {message}" if found else f"{place}: {key}: {message}"
+
+
+def _place(where: str, location: tuple[str, ...], lines: Mapping[tuple[str, ...], str]) -> str:
+    """The file and the line of the key, or of the nearest section around it."""
+    for end in range(len(location), 0, -1):
+        if line := lines.get(location[:end]):
+            return line if line.startswith("--set") else f"{where}:{line}"
+    return where
+
+
+def _model_at(location: Sequence[str]) -> type[BaseModel]:
+    """The settings class of the section at a place of the tree."""
+    model: type[BaseModel] = RunConfig
+    for part in location:
+        annotation = model.model_fields[part].annotation if part in model.model_fields else None
+        inner = [a for a in (annotation, *typing.get_args(annotation)) if isinstance(a, type)]
+        nested = [a for a in inner if a is not types.NoneType and issubclass(a, BaseModel)]
+        if not nested:
+            break
+        model = nested[0]
+    return model
+
+
+def _missing_files(config: RunConfig, where: str, lines: Mapping[tuple[str, ...], str]) -> Iterator[str]:
+    """Faults for references to models and files that are neither in the registry nor on this disk."""
+    annotate, select = config.annotate, config.select
+    references: list[tuple[tuple[str, ...], str]] = [
+        (("annotate", "language", "model"), annotate.language.model),
+        (("tokenize", "tokenizer"), config.tokenize.tokenizer),
+    ]
+    for stage, settings in (("perplexity", annotate.perplexity), ("reference", annotate.reference)):
+        models = settings.models if settings else {}
+        references += [(("annotate", stage, "models", language), name) for language, name in models.items()]
+    for key, reference in references:
+        try:
+            assets.check(reference)
+        except assets.AssetError as error:
+            yield f"{_place(where, key, lines)}: {'.'.join(key)} is {reference!r}: {error}"
+    if (
+        select.perplexity
+        and select.perplexity.cutoffs not in ("model", "run")
+        and not Path(select.perplexity.cutoffs).is_file()
+    ):
+        key = ("select", "perplexity", "cutoffs")
+        yield (
+            f"{_place(where, key, lines)}: {'.'.join(key)} is {select.perplexity.cutoffs!r}: no such file; "
+            f"wanted model, run, or the path of a cutoff.csv"
+        )

@@ -1,0 +1,293 @@
+"""Carries out a plan: phase by phase, whatever has no done-record, on Ray Data or in this process.
+
+Promises: both engines run the same steps (flow.py) over the same work and commit the same bytes; what is done is not
+done again; when one piece of work fails, the others of its phase are still finished before the run stops; a process
+that dies costs at most `max_attempts` tries of the unit it worked on.
+Leaves to others: what the steps do (phases.py), and what a person sees of it (cli.py prints the events).
+
+    for event in run(make_plan(config)):
+        print(event)        # PhaseStarted, WorkFinished..., PhaseFinished
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import pyarrow as pa
+
+from pipeline.config import EngineConfig
+from pipeline.flow import SinkStep, Source, StageStep, in_words
+from pipeline.phases import PHASES, PartitionPhase, Phase, UnitPhase
+from pipeline.plan import RunPlan
+from stages.contract import Tally
+
+Step = Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class PhaseStarted:
+    """A phase is about to run; `num_done` of its `num_works` pieces of work were done before."""
+
+    phase: str
+    num_works: int
+    num_done: int
+
+
+@dataclass(frozen=True)
+class WorkFinished:
+    """One piece of work is committed, or has failed."""
+
+    phase: str
+    work: str
+    seconds: Mapping[str, float]  # by step
+    failed: str | None
+
+
+@dataclass(frozen=True)
+class PhaseFinished:
+    """A phase is complete. `was_complete`: it was so before this run."""
+
+    phase: str
+    tally: Tally
+    was_complete: bool
+
+
+Event = PhaseStarted | WorkFinished | PhaseFinished
+
+
+class RunAborted(Exception):
+    """The run stopped; everything that was committed stays and is not done again."""
+
+
+def run(plan: RunPlan) -> Iterator[Event]:
+    """Do what is left of a plan.
+
+    Raises:
+        RunAborted: work failed (its phase was finished for all other work), or another process works on this run.
+    """
+    with _lock(plan), _engine_of(plan.config.engine) as engine:
+        log = plan.run_dir / "log.jsonl"
+        for make_phase in PHASES.values():
+            phase = make_phase(plan)
+            for event in _run_phase(phase, engine):
+                with log.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps({"time": time.time(), **_loggable(event)}) + "\n")
+                yield event
+
+
+def _run_phase(phase: Phase, engine: _Engine) -> Iterator[Event]:
+    folder = phase.folder
+    if folder.complete():
+        yield PhaseFinished(phase.name, phase.tally(), was_complete=True)
+        return
+    folder.begin()
+    works = phase.works()
+    done = folder.done()
+    todo = [work for work in works if work not in done]
+    yield PhaseStarted(phase.name, len(works), len(works) - len(todo))
+    failures: dict[str, str] = {}
+    for result in engine.results(phase, todo):
+        event = WorkFinished(phase.name, result["work"], result.get("seconds", {}), result.get("failed"))
+        if event.failed is not None:
+            failures[event.work] = event.failed
+        yield event
+    if missing := set(todo) - failures.keys() - folder.done():
+        failures |= dict.fromkeys(missing, "it was handed out, and neither a result nor a failure came back")
+    if failures:
+        raise RunAborted(_abort_message(phase, failures, len(works)))
+    phase.finish()
+    folder.finish({"works": len(works), "tally": phase.sum_of_records().to_json()})
+    yield PhaseFinished(phase.name, phase.tally(), was_complete=False)
+
+
+def _abort_message(phase: Phase, failures: Mapping[str, str], num_works: int) -> str:
+    shown = [f"  {work}: {why}" for work, why in sorted(failures.items())[:10]]
+    more = [f"  ... and {len(failures) - 10} more"] if len(failures) > 10 else []
+    return "\n".join(
+        [
+            f"phase {phase.name}: {len(failures)} of {num_works} pieces of work failed; the rest stays done",
+            *shown,
+            *more,
+            "mend the cause and run the same command again: only what failed, and what follows, is done",
+        ]
+    )
+
+
+def _loggable(event: Event) -> dict[str, Any]:
+    if isinstance(event, PhaseFinished):
+        return {"event": "PhaseFinished", "phase": event.phase, "was_complete": event.was_complete}
+    return {"event": type(event).__name__, **vars(event)}
+
+
+@contextlib.contextmanager
+def _lock(plan: RunPlan) -> Generator[None]:
+    """One driver per run folder at a time."""
+    try:
+        plan.run_dir.mkdir(parents=True, exist_ok=True)
+        file = (plan.run_dir / ".lock").open("w", encoding="utf-8")
+    except OSError as error:
+        raise RunAborted(
+            f"the run folder {plan.run_dir} cannot be written: {error}; set run_dir or --run-dir"
+        ) from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RunAborted(
+                f"another process is working in {plan.run_dir}; wait for it, or choose another --run-dir"
+            ) from error
+        yield
+
+
+class _Engine(ABC):
+    """Hands out work and yields a result per piece: {"work", "seconds"} or {"work", "failed"}."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Give back what was started."""
+
+    @abstractmethod
+    def results(self, phase: Phase, works: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """Do the work, in any order."""
+
+
+class _Inline(_Engine):
+    """In this process, one after another: the reference that Ray is tested against."""
+
+    def results(self, phase: Phase, works: Sequence[str]) -> Iterator[dict[str, Any]]:
+        for work in works:
+            flow: Iterator[Any] = iter([work])
+            for _, step in steps_of(phase, self.config):
+                flow = _through(step, flow)
+            yield from flow
+
+
+def _through(step: Step, flow: Iterator[Any]) -> Iterator[Any]:
+    for item in flow:
+        out = step(item)
+        if isinstance(out, pa.Table):
+            yield out
+        else:
+            yield from out
+
+
+class _OnRay(_Engine):
+    """One Ray Data dataset per phase: a task per unit, in which the phase's steps are fused operators."""
+
+    _started = False
+    _memory_bytes = 0
+
+    def results(self, phase: Phase, works: Sequence[str]) -> Iterator[dict[str, Any]]:
+        if not works:
+            return
+        self._start()
+        import ray.data
+
+        flow = ray.data.from_items([{"work": work} for work in works], override_num_blocks=len(works))
+        for name, step in steps_of(phase, self.config):
+            flow = flow.map_batches(
+                _operator(name, step),
+                batch_size=None,  # whatever is there: a task sees one unit only
+                batch_format="pyarrow",
+                zero_copy_batch=True,
+                num_cpus=1,
+                memory=self._memory_bytes,
+            )
+        for batch in flow.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
+            assert isinstance(batch, pa.Table)
+            for result in batch.column("result").to_pylist():
+                yield json.loads(result)
+
+    def _start(self) -> None:
+        """Join the cluster that RAY_ADDRESS names, or start a local one; keep Ray's own words off the terminal."""
+        if self._started:
+            return
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        import ray
+        from ray.data import DataContext
+
+        quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+        if "RAY_ADDRESS" in os.environ:
+            ray.init(**quiet)
+        else:
+            os.umask(0o077)  # Ray's session folder and token are for this user only
+            ray.init(
+                num_cpus=self.config.workers or os.cpu_count(),
+                include_dashboard=False,
+                object_store_memory=200 * 2**20,  # only done-records pass through it
+                **quiet,
+            )
+        for name in ("ray.data", "ray"):
+            logging.getLogger(name).setLevel(logging.ERROR)
+        context = DataContext.get_current()
+        context.enable_progress_bars = False
+        context.target_max_block_size = int(self.config.batch_mb * 2**20)
+        self._memory_bytes = int(min(self.config.memory_mb * 2**20, ray.cluster_resources().get("memory", 2**40)))
+        self._started = True
+
+    def __exit__(self, *exc: object) -> None:
+        if self._started:
+            import ray
+
+            ray.shutdown()
+
+
+def _engine_of(config: EngineConfig) -> _Engine:
+    return {"ray": _OnRay, "inline": _Inline}[config.kind](config)
+
+
+def steps_of(phase: Phase, engine: EngineConfig) -> list[tuple[str, Step]]:
+    """A phase as named functions, from a piece of work to results, by way of tables."""
+    if isinstance(phase, PartitionPhase):
+        return [(phase.name, _PartitionStep(phase))]
+    assert isinstance(phase, UnitPhase)
+    source = Source("read", phase.schema, phase.read, phase.folder.attempt, engine.max_attempts)
+    schema, steps = source.flow_schema, list[tuple[str, Step]]()
+    for spec in phase.stages():
+        schema = spec.output_schema(schema)
+        steps.append((spec.stage.name, StageStep(spec, schema)))
+    return [("read", source), *steps, ("write", SinkStep("write", phase.write, engine.max_error_share))]
+
+
+@dataclass(frozen=True)
+class _PartitionStep:
+    """The only step of a phase across units."""
+
+    phase: PartitionPhase
+    max_attempts: int = 3
+
+    def __call__(self, work: str) -> Iterator[dict[str, Any]]:
+        started = time.perf_counter()
+        try:
+            self.phase.run(work)
+        except Exception as error:  # noqa: BLE001 - one partition's fault, whatever it is, must not stop the others
+            yield {"work": work, "failed": in_words(error)}
+            return
+        yield {"work": work, "seconds": {self.phase.name: time.perf_counter() - started}}
+
+
+def _operator(name: str, step: Step) -> Callable[[pa.Table], Iterator[pa.Table]]:
+    """A step as Ray Data calls it: tables in, tables out, under the stage's own name."""
+
+    def call(table: pa.Table) -> Iterator[pa.Table]:
+        inputs = table.column("work").to_pylist() if table.column_names == ["work"] else [table]
+        for out in _through(step, iter(inputs)):
+            yield out if isinstance(out, pa.Table) else pa.table({"result": [json.dumps(out)]})
+
+    call.__name__ = call.__qualname__ = name
+    return call

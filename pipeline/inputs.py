@@ -1,0 +1,172 @@
+"""The files a run reads, cut into units.
+
+Promises: the same config and the same files give the same units in the same order, whatever the machine; a file is
+known by its content (local) or by its immutable URL (remote); nothing but lists of names is read over the network to
+plan a run.
+Leaves to others: the records inside (stages/warc.py), making the sample crawl (sample_crawl.py).
+
+    units = list_units(config.input)
+    with local_copy(units[0].files[0], spool) as path:
+        ...
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import gzip
+import hashlib
+import importlib.util
+import json
+import os
+import tempfile
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline import assets
+from pipeline.config import CommonCrawl, ConfigError, InputConfig, SampleCrawl
+from pipeline.fetching import AssetError, download
+from pipeline.store import to_json, write_atomically
+
+WET_BYTES = 75_000_000
+"""A WET file of a recent snapshot, compressed, where its size is not known yet (CC-MAIN-2024 to 2026: 65 to 80 MB)."""
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """One WARC or WET file."""
+
+    location: str  # a path, or a URL
+    num_bytes: int | None  # as it lies there, compressed; None where only the server knows
+    digest: str  # SHA-256 of the content (local), or of the URL (remote: snapshots never change under their name)
+
+    @property
+    def name(self) -> str:
+        """The last part of the location: all that outputs may say of it, since a crawl can be moved."""
+        return self.location.rsplit("/", 1)[-1]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What one task reads and what resuming counts: one file, or several small ones."""
+
+    index: int
+    files: tuple[InputFile, ...]
+
+    @property
+    def key(self) -> str:
+        """The unit's name in folders: its index and its content, so that a changed file is never taken for the old."""
+        content = hashlib.sha256("\n".join(f"{f.name} {f.digest}" for f in self.files).encode()).hexdigest()
+        return f"{self.index:06d}-{content[:8]}"
+
+    @property
+    def num_bytes(self) -> int:
+        """Compressed bytes, estimated where unknown."""
+        return sum(WET_BYTES if f.num_bytes is None else f.num_bytes for f in self.files)
+
+
+def list_units(config: InputConfig) -> tuple[Unit, ...]:
+    """The units of a run, in input order.
+
+    Raises:
+        ConfigError: a pattern matches nothing, a list cannot be had, or S3 is asked for without its extra.
+    """
+    files = _files(config)
+    size = config.files_per_unit
+    return tuple(Unit(i // size, tuple(files[i : i + size])) for i in range(0, len(files), size))
+
+
+def sample_crawl_folder(config: SampleCrawl) -> Path:
+    """Where the sample crawl of these settings lies, or will lie, in the user's cache."""
+    from pipeline.sample_crawl import VERSION
+
+    key = hashlib.sha256(to_json({"version": VERSION, **config.model_dump()})).hexdigest()[:16]
+    return assets.cache_folder() / "sample-crawls" / key
+
+
+def _files(config: InputConfig) -> list[InputFile]:
+    if config.common_crawl:
+        return _common_crawl(config.common_crawl)
+    if config.sample_crawl:
+        folder = sample_crawl_folder(config.sample_crawl)
+        return _with_digests(sorted(folder.glob("*.warc*.gz")))
+    paths: list[Path] = []
+    faults: list[str] = []
+    for pattern in config.files or ():
+        matches = [Path(p) for p in sorted(glob.glob(os.path.expanduser(pattern), recursive=True)) if os.path.isfile(p)]
+        if not matches:
+            faults.append(f"input.files: {pattern!r} matches no file in {Path.cwd()}")
+        paths += matches
+    repeated = {p for p in paths if paths.count(p) > 1} if len(paths) < 10_000 else set[Path]()
+    faults += [f"input.files: {str(p)!r} is matched by more than one pattern" for p in sorted(repeated)]
+    if faults:
+        raise ConfigError(faults)
+    return _with_digests(paths)
+
+
+def _with_digests(paths: Sequence[Path]) -> list[InputFile]:
+    """Local files with their content's digest, which is remembered by size and time of change, as git's index does."""
+    memory = assets.cache_folder() / "input-digests.json"
+    known: dict[str, list[object]] = {}
+    with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
+        known = json.loads(memory.read_text(encoding="utf-8"))
+    files: list[InputFile] = []
+    before = len(known)
+    for path in paths:
+        stat = path.stat()
+        stamp = f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}"
+        if stamp not in known:
+            with path.open("rb") as file:
+                known[stamp] = [hashlib.file_digest(file, "sha256").hexdigest()]
+        files.append(InputFile(str(path), stat.st_size, str(known[stamp][0])))
+    if len(known) > before:
+        memory.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(memory, to_json(known))
+    return files
+
+
+def _common_crawl(config: CommonCrawl) -> list[InputFile]:
+    _check_extra(config.base_url)
+    base = config.base_url.rstrip("/") + "/"
+    url = f"{base}crawl-data/{config.crawl}/{config.format}.paths.gz"
+    kept = assets.cache_folder() / "crawls" / f"{config.crawl}-{hashlib.sha256(url.encode()).hexdigest()[:8]}.paths.gz"
+    if not kept.exists():
+        try:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            download(url, kept)
+        except (AssetError, OSError) as error:
+            raise ConfigError(
+                [f"input.common_crawl.crawl: the list of {config.crawl} cannot be had: {error}"]
+            ) from error
+    names = gzip.decompress(kept.read_bytes()).decode().split()
+    end = len(names) if config.count is None else config.first + config.count
+    if not names[config.first : end] or end > len(names):
+        wanted = f"files {config.first} to {end - 1} are asked for"
+        raise ConfigError([f"input.common_crawl: {wanted}, {config.crawl} has 0 to {len(names) - 1}"])
+    return [InputFile(base + n, None, hashlib.sha256(n.encode()).hexdigest()) for n in names[config.first : end]]
+
+
+def _check_extra(url: str) -> None:
+    if url.startswith("s3://") and importlib.util.find_spec("obstore") is None:
+        raise ConfigError([f"{url}: reading from S3 needs the extra s3: pip install 'corpusmill[s3]'"])
+
+
+@contextlib.contextmanager
+def local_copy(file: InputFile, spool: Path | None = None) -> Generator[Path]:
+    """The file as a path on this machine: itself, or fetched into a folder that is removed afterwards.
+
+    Args:
+        file: where it lies.
+        spool: folder for fetched files; default: the system's temporary folder.
+
+    Raises:
+        OSError: it cannot be read, or not be fetched within the downloader's bound of retries.
+    """
+    if "://" not in file.location:
+        yield Path(file.location)
+        return
+    with tempfile.TemporaryDirectory(dir=spool, prefix="corpusmill-") as folder:
+        path = Path(folder) / file.name
+        download(file.location, path)
+        yield path

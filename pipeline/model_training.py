@@ -1,0 +1,648 @@
+"""Train CCNet's language models and LLaMA's is-reference classifier, and build the tools that this takes.
+
+Promises: the same texts, settings and versions give the same bytes, `record.json` included; training and scoring read
+text in the same form, because both use the functions of stages/; figures are measured on held-out documents, which are
+chosen by a hash of their text; nothing is printed but through `say`.
+Leaves to others: which texts (demo_texts.py, or the user's files), and where models are kept (assets.py).
+
+    record = train_lm(read_texts([Path("wikipedia-de.txt.gz")]), "de", Path("models/de"))
+    record["cutoffs"]["30"]                 # 351.2: three in ten held-out documents have a lower perplexity
+    train_reference(cited_pages, crawl_pages, Path("models/reference-de"))["roc_auc"]
+
+A language model's folder holds `<language>.sp.model`, `<language>.arpa.bin` and `record.json`, a classifier's
+`model.bin` and `record.json`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import gzip
+import hashlib
+import importlib.metadata
+import importlib.util
+import io
+import json
+import lzma
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import IO, Any, Literal, cast
+
+import numpy as np
+
+from pipeline import assets, demo_texts
+from pipeline.fetching import AssetError, Say, silent
+from pipeline.store import to_json, write_atomically
+from stages import perplexity, reference
+
+RECORD_FILE = "record.json"
+VERSION = 1
+"""Rises whenever equal texts and settings would give other models."""
+
+
+class TrainingFailed(RuntimeError):
+    """A model cannot be trained: too few texts, or a tool failed; its last lines are in the message."""
+
+
+# ---- texts ----
+
+
+def read_texts(files: Iterable[Path]) -> Iterator[str]:
+    """Documents of the user's files, one per line, in order; blank lines are passed over.
+
+    Args:
+        files: `.jsonl`: objects whose key `text` (or `raw_content`, as CCNet has it) is the document; any other name:
+            the line is the document. Plain, `.gz` or `.xz`. UTF-8.
+
+    Raises:
+        ValueError: a line that is not UTF-8 or not such an object.
+    """
+    for path in files:
+        is_json = path.name.removesuffix(".gz").removesuffix(".xz").endswith(".jsonl")
+        with _open_binary(path) as lines:
+            for number, line in enumerate(lines, 1):
+                if not line.isspace():
+                    yield _text_of(line, is_json, f"{path}:{number}")
+
+
+def _open_binary(path: Path) -> IO[bytes]:
+    openers = {".gz": gzip.open, ".xz": lzma.open}
+    return cast("IO[bytes]", openers.get(path.suffix, open)(path, "rb"))
+
+
+def _text_of(line: bytes, is_json: bool, place: str) -> str:
+    try:
+        if not is_json:
+            return line.decode().rstrip("\r\n")
+        document = json.loads(line)
+        return str.__str__(document["text"] if "text" in document else document["raw_content"])
+    except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
+        wanted = "an object with a string text or raw_content" if is_json else "UTF-8"
+        raise ValueError(f"{place}: wanted {wanted}, found {line[:60]!r} ({error})") from error
+
+
+def is_held_out(text: str, share: float) -> bool:
+    """Whether a text is for measuring, not for training: by a hash of it, so that repeated texts are on one side."""
+    position = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+    return position < share * 2**64
+
+
+class _TextDigest:
+    """Passes texts through and sums up what went by. Lone surrogates become question marks: UTF-8 has none."""
+
+    def __init__(self) -> None:
+        self.num_docs, self.num_chars = 0, 0
+        self._sha256 = hashlib.sha256()
+
+    def through(self, texts: Iterable[str]) -> Iterator[str]:
+        for text in texts:
+            encoded = text.encode("utf-8", "replace")
+            self.num_docs += 1
+            self.num_chars += len(text)
+            self._sha256.update(hashlib.sha256(encoded).digest())
+            yield encoded.decode()
+
+    def summary(self) -> dict[str, Any]:
+        return {"num_docs": self.num_docs, "num_chars": self.num_chars, "sha256": self._sha256.hexdigest()}
+
+
+# ---- language models ----
+
+
+CHARS_PER_PIECE = 400
+"""Smaller corpora take fewer pieces than CCNet's: one per so many characters, so that each is seen often enough.
+CCNet's 65,536 are reached at 26 M characters; its Makefile has 40,000 for corpora that are too small for them."""
+MAX_PIECES = 65_536
+NUM_THREADS = 16
+"""SentencePiece's default. Its sums are made per thread, so that the pieces depend on it: fixed, whatever the cores."""
+MIN_HELD_OUT_DOCS = 10
+"""Fewer say nothing about percentiles."""
+
+
+def train_lm(
+    texts: Iterable[str],
+    language: str,
+    out: Path,
+    *,
+    vocab_size: int | None = None,
+    order: int = 5,
+    structure: Literal["probing", "trie"] = "probing",
+    held_out_share: float = 0.1,
+    kenlm: tuple[Path, Path] | None = None,
+    sort_memory: str = "1G",
+    say: Say = silent,
+) -> dict[str, Any]:
+    """Train SentencePiece (unigram) and KenLM as CCNet does: every document, normalised for the LM, is one sentence.
+
+    Source: cc_net's Makefile (`spm_train`, `lmplz -o 5 --discount_fallback`, `build_binary`) and arXiv:1911.00359,
+    section 3.3. Texts are read once, and kept on disk, not in memory.
+
+    Args:
+        texts: documents; the openings of Wikipedia articles, as CCNet has it, or other text to be measured against.
+        language: the code that names the files.
+        out: folder to write; made if it does not exist. It is whole when `record.json` stands in it.
+        vocab_size: number of pieces, less if the texts do not hold so many; None: by their size, MAX_PIECES at most.
+        order: words per n-gram.
+        structure: of the binary file; trie is half the size at 45 % of the speed.
+        held_out_share: 0..1, of the documents, on which the cutoffs are measured (CCNet measured its own on the crawl).
+        kenlm: lmplz and build_binary; default: `kenlm_tools()`.
+        sort_memory: of lmplz, in its notation; changes the speed, not the result.
+        say: takes a line before each step.
+
+    Returns:
+        The content of `record.json`: kind, language, settings, texts (num_docs, num_chars and sha256, in the order
+        given), num_pieces, num_train_docs, num_held_out_docs, versions, and cutoffs, where "1" to "99" is that
+        percentile of the held-out documents' perplexity, one decimal.
+
+    Raises:
+        TrainingFailed: too few texts, or a tool failed.
+        AssetError: the tools cannot be had.
+    """
+    lmplz, build_binary = kenlm or kenlm_tools(functools.partial(assets.resolve, say=say))
+    files = (f"{language}.sp.model", f"{language}.arpa.bin")
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out, prefix=".work-") as folder:
+        work = Path(folder)
+        pieces_file, lm_file = (work / name for name in files)
+        corpus = _split_corpus(texts, work, held_out_share)
+        corpus.require_enough(language)
+        say(f"{language}: learning pieces from {corpus.num_chars / 1e6:.1f} M characters")
+        num_pieces = _train_pieces(corpus, pieces_file, vocab_size or corpus.vocab_size())
+        say(f"{language}: training a {order}-gram model over {num_pieces:,} pieces")
+        _cut_into_pieces(corpus.train_file, pieces_file, work / "pieces")
+        _run_lmplz(lmplz, work, order, sort_memory)
+        _run([build_binary, "-T", work, structure, work / "arpa", lm_file])
+        say(f"{language}: measuring perplexity on {corpus.num_held_out_docs:,} held-out documents")
+        cutoffs = _percentiles(perplexity.LanguageModel(work, language), corpus.held_out_file)
+        for name in files:
+            (work / name).replace(out / name)
+    record: dict[str, Any] = {
+        "kind": "lm",
+        "language": language,
+        "settings": {
+            "vocab_size": vocab_size,
+            "order": order,
+            "structure": structure,
+            "held_out_share": held_out_share,
+        },
+        "texts": corpus.texts,
+        "num_pieces": num_pieces,
+        "num_train_docs": corpus.num_train_docs,
+        "num_held_out_docs": corpus.num_held_out_docs,
+        "cutoffs": cutoffs,
+        "versions": _lm_versions(),
+    }
+    write_atomically(out / RECORD_FILE, to_json(record))
+    return record
+
+
+@dataclass(frozen=True)
+class _Corpus:
+    train_file: Path  # one normalised document per line
+    held_out_file: Path  # one JSON string per line: as it came, for it is normalised when it is scored
+    texts: Mapping[str, Any]
+    num_train_docs: int
+    num_held_out_docs: int
+    num_chars: int  # of the training documents, normalised
+    num_distinct_chars: int
+
+    def vocab_size(self) -> int:
+        """One piece per CHARS_PER_PIECE characters, all characters and 256 more at least, MAX_PIECES at most."""
+        return min(max(self.num_chars // CHARS_PER_PIECE, self.num_distinct_chars + 256), MAX_PIECES)
+
+    def require_enough(self, language: str) -> None:
+        if self.num_held_out_docs < MIN_HELD_OUT_DOCS or not self.num_train_docs:
+            raise TrainingFailed(
+                f"train lm {language}: {self.num_train_docs} documents to train on, {self.num_held_out_docs} held out; "
+                f"wanted {MIN_HELD_OUT_DOCS} and more held out: give more text"
+            )
+
+
+def _split_corpus(texts: Iterable[str], work: Path, held_out_share: float) -> _Corpus:
+    train_file, held_out_file = work / "train.txt", work / "held-out.jsonl"
+    digest, chars = _TextDigest(), set[str]()
+    num_train_docs = num_held_out_docs = num_chars = 0
+    with (
+        train_file.open("w", encoding="utf-8", newline="\n") as train,
+        held_out_file.open("w", encoding="utf-8") as held,
+    ):
+        for text in digest.through(texts):
+            line = perplexity.normalize_for_lm(text)
+            if not line:
+                continue
+            if is_held_out(text, held_out_share):
+                num_held_out_docs += 1
+                held.write(json.dumps(text) + "\n")
+            else:
+                num_train_docs += 1
+                num_chars += len(line)
+                chars.update(line)
+                train.write(line + "\n")
+    return _Corpus(
+        train_file, held_out_file, digest.summary(), num_train_docs, num_held_out_docs, num_chars, len(chars)
+    )
+
+
+def _train_pieces(corpus: _Corpus, model_file: Path, vocab_size: int) -> int:
+    """Write the SentencePiece model; returns its number of pieces."""
+    import sentencepiece
+
+    sentencepiece.set_min_log_level(2)  # what goes wrong comes back as an exception
+    # Through an iterator and a buffer, because the model would otherwise hold the paths of its files.
+    model = io.BytesIO()
+    with corpus.train_file.open(encoding="utf-8", newline="\n") as lines:
+        try:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=(line.rstrip("\n") for line in lines),
+                model_writer=model,
+                model_type="unigram",
+                vocab_size=vocab_size,
+                hard_vocab_limit=False,
+                character_coverage=0.9995,
+                num_threads=NUM_THREADS,
+                max_sentence_length=1 << 24,  # default 4,192: longer documents would be left out in silence
+                input_sentence_size=0,  # all of them: no sampling
+            )
+        except (RuntimeError, OSError) as error:
+            raise TrainingFailed(f"SentencePiece: {error}") from error
+    model_file.write_bytes(model.getvalue())
+    return sentencepiece.SentencePieceProcessor(model_proto=model.getvalue()).vocab_size()
+
+
+def _cut_into_pieces(train_file: Path, model_file: Path, pieces_file: Path) -> None:
+    import sentencepiece
+
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(model_file))
+    with train_file.open("rb") as lines, pieces_file.open("wb") as out:
+        for line in lines:
+            out.write(b" ".join(pieces.encode(line.rstrip(b"\n"), out_type=bytes)) + b"\n")
+
+
+def _run_lmplz(lmplz: Path, work: Path, order: int, sort_memory: str) -> None:
+    # --discount_fallback acts only where a small corpus has too few counts to estimate Kneser-Ney discounts from.
+    # --skip_symbols: a piece that reads like <s> is passed over, where lmplz would stop.
+    command = [lmplz, "-o", str(order), "-S", sort_memory, "-T", work, "--discount_fallback", "--skip_symbols"]
+    _run([*command, "--text", work / "pieces", "--arpa", work / "arpa"])
+
+
+def _percentiles(lm: perplexity.LanguageModel, held_out_file: Path) -> dict[str, float]:
+    with held_out_file.open(encoding="utf-8") as lines:
+        scores = [score for line in lines if (score := lm.perplexity(json.loads(line))) is not None]
+    values = np.percentile(scores, range(1, 100))  # (99,) float64
+    return {str(p): round(float(value), 1) for p, value in zip(range(1, 100), values, strict=True)}
+
+
+def _run(command: Sequence[str | Path], cwd: Path | None = None) -> None:
+    """Run a tool in silence; its last lines are in the error if it fails."""
+    done = subprocess.run([str(part) for part in command], cwd=cwd, capture_output=True, check=False)
+    if done.returncode:
+        said = (done.stdout + done.stderr).decode(errors="replace").strip().splitlines()
+        last = "\n  ".join(said[-15:])
+        raise TrainingFailed(f"{Path(command[0]).name} failed with exit code {done.returncode}; it said:\n  {last}")
+
+
+def _versions(*distributions: str) -> dict[str, str]:
+    versions = {name: importlib.metadata.version(name) for name in distributions}
+    return {"corpusmill.model_training": str(VERSION), **versions}
+
+
+# ---- the is-reference classifier ----
+
+
+def train_reference(
+    positive: Iterable[str],
+    negative: Iterable[str],
+    out: Path,
+    *,
+    num_epochs: int = 5,
+    learning_rate: float = 0.1,
+    dimension: int = 100,
+    words_per_ngram: int = 1,
+    seed: int = 0,
+    held_out_share: float = 0.1,
+    min_score: float = 0.25,
+    say: Say = silent,
+) -> dict[str, Any]:
+    """Train the linear classifier that tells pages which Wikipedia cites from pages of a crawl.
+
+    Source: LLaMA (arXiv:2302.13971, section 2.1); RedPajama-Data 1, `data_prep/cc/classifier`, which takes fastText's
+    defaults (as here, but in one thread), as many crawl pages as references, and references of 1,000 characters and
+    more.
+
+    Args:
+        positive: references.
+        negative: pages of a crawl, about as many.
+        out: folder to write; made if it does not exist. It is whole when `record.json` stands in it.
+        num_epochs: passes over the texts.
+        learning_rate: at the start; it falls to 0.
+        dimension: of the word vectors.
+        words_per_ngram: longest n-gram of words.
+        seed: of the first weights.
+        held_out_share: 0..1, of the texts, on which the figures are measured.
+        min_score: 0..1, at which precision and recall are measured: what RedPajama 1 keeps.
+        say: takes a line before training.
+
+    Returns:
+        The content of `record.json`: kind, settings, positive and negative (num_docs, num_chars and sha256 of each),
+        num_held_out_docs, versions, and on held-out texts precision, recall and roc_auc.
+
+    Raises:
+        TrainingFailed: too few texts on one of the sides.
+    """
+    cited, crawled = _TextDigest(), _TextDigest()
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out, prefix=".work-") as folder:
+        train_file, model_file = Path(folder) / "train.txt", Path(folder) / reference.MODEL_FILE
+        held_out = _write_labelled(train_file, (cited.through(positive), crawled.through(negative)), held_out_share)
+        say(f"training on {cited.num_docs:,} references and {crawled.num_docs:,} crawl pages")
+        settings = {
+            "epoch": num_epochs,
+            "lr": learning_rate,
+            "dim": dimension,
+            "wordNgrams": words_per_ngram,
+            "seed": seed,
+        }
+        _train_fasttext(train_file, model_file, settings)
+        model_file.replace(out / reference.MODEL_FILE)
+    record: dict[str, Any] = {
+        "kind": "reference-classifier",
+        "settings": {**settings, "held_out_share": held_out_share, "min_score": min_score},
+        "positive": cited.summary(),
+        "negative": crawled.summary(),
+        "num_held_out_docs": sum(map(len, held_out)),
+        **_measure(out / reference.MODEL_FILE, held_out, min_score),
+        "versions": _versions("fasttext"),
+    }
+    write_atomically(out / RECORD_FILE, to_json(record))
+    return record
+
+
+def _measure(model_file: Path, held_out: tuple[list[str], list[str]], min_score: float) -> dict[str, float]:
+    classifier = reference.load_classifier(model_file)
+    positive, negative = (reference.reference_scores(classifier, lines) for lines in held_out)
+    precision, recall = precision_and_recall(positive, negative, min_score)
+    auc = roc_auc(positive, negative)
+    return {"precision": round(precision, 4), "recall": round(recall, 4), "roc_auc": round(auc, 4)}
+
+
+def _write_labelled(
+    train_file: Path, sides: tuple[Iterable[str], Iterable[str]], held_out_share: float
+) -> tuple[list[str], list[str]]:
+    """Write the training lines, in an order by hash (fastText learns from them in order); returns the held-out ones."""
+    labelled: list[tuple[bytes, str]] = []
+    held_out: tuple[list[str], list[str]] = ([], [])
+    for label, texts, held in zip((reference.POSITIVE_LABEL, reference.NEGATIVE_LABEL), sides, held_out, strict=True):
+        for text in texts:
+            line = reference.as_line(text)
+            if line and is_held_out(line, held_out_share):
+                held.append(line)
+            elif line:
+                labelled.append((hashlib.blake2b(line.encode(), digest_size=16).digest(), f"{label} {line}\n"))
+    labelled.sort()
+    if min(map(len, held_out)) < MIN_HELD_OUT_DOCS:
+        raise TrainingFailed(
+            f"train reference: {len(held_out[0])} references and {len(held_out[1])} crawl pages held out; "
+            f"wanted {MIN_HELD_OUT_DOCS} and more of each: give more text"
+        )
+    train_file.write_text("".join(line for _, line in labelled), encoding="utf-8", newline="\n")
+    return held_out
+
+
+def _train_fasttext(train_file: Path, model_file: Path, settings: Mapping[str, float]) -> None:
+    import fasttext
+
+    # More threads would write to the same weights without locks: another model each time.
+    model = fasttext.train_supervised(input=str(train_file), thread=1, verbose=0, **settings)
+    model.save_model(str(model_file))
+
+
+def precision_and_recall(positive: np.ndarray, negative: np.ndarray, min_score: float) -> tuple[float, float]:
+    """Share of what is kept that is positive, and share of what is positive that is kept, at `min_score` and more.
+
+    Args:
+        positive: (n,) float64 scores of positives.
+        negative: (m,) float64 scores of negatives.
+        min_score: lowest score kept.
+    """
+    kept, wrongly_kept = int((positive >= min_score).sum()), int((negative >= min_score).sum())
+    return kept / max(1, kept + wrongly_kept), kept / len(positive)
+
+
+def roc_auc(positive: np.ndarray, negative: np.ndarray) -> float:
+    """Probability that a positive scores above a negative, ties counted half: the area under the ROC curve.
+
+    Source: the Mann-Whitney U statistic from rank sums; J. A. Hanley and B. J. McNeil, Radiology 143 (1982).
+
+    Args:
+        positive: (n,) float64 scores of positives.
+        negative: (m,) float64 scores of negatives.
+    """
+    ordered = np.sort(np.concatenate([positive, negative]))
+    # Mean rank, from 1, of equal scores. (n,)
+    ranks = (np.searchsorted(ordered, positive, "left") + np.searchsorted(ordered, positive, "right") + 1) / 2
+    u = ranks.sum() - len(positive) * (len(positive) + 1) / 2
+    return float(u / (len(positive) * len(negative)))
+
+
+# ---- KenLM's tools ----
+
+KENLM_BIN = "CORPUSMILL_KENLM_BIN"
+"""Environment variable: a folder with lmplz and build_binary to use instead of our own build."""
+_TOOLS = ("lmplz", "build_binary")
+_BOOST_LIBRARIES = ("program_options", "thread", "system", "atomic", "chrono")
+
+
+def kenlm_tools(resolve: Callable[[str], Path] = assets.resolve) -> tuple[Path, Path]:
+    """The paths of lmplz and build_binary: of our own build, or in the folder that CORPUSMILL_KENLM_BIN names.
+
+    Built once into the user's cache. Whatever is on PATH is not used: the version has a share in the models.
+
+    Args:
+        resolve: `assets.resolve`, with what its caller wants of it.
+
+    Raises:
+        AssetError: there is no compiler, an extra is missing, or the sources cannot be had.
+        TrainingFailed: the build failed.
+    """
+    given = os.environ.get(KENLM_BIN)
+    folder = Path(given).expanduser() if given else resolve("kenlm-tools")
+    lmplz, build_binary = (folder / name for name in _TOOLS)
+    for tool in (lmplz, build_binary):
+        if not os.access(tool, os.X_OK):
+            raise AssetError(f"{tool} is not there or cannot be run; {KENLM_BIN} must name a folder that holds it")
+    return lmplz, build_binary
+
+
+def _lm_versions() -> dict[str, str]:
+    """Of all that has a share in a language model; an lmplz that is not our own build goes by its digest."""
+    given = os.environ.get(KENLM_BIN)
+    own = assets.REGISTRY["kenlm-sources"].version
+    lmplz = f"sha256 {assets.digest(str(Path(given).expanduser() / 'lmplz'))}" if given else own
+    return _versions("sentencepiece", "kenlm") | {"lmplz": lmplz}
+
+
+@dataclass(frozen=True)
+class KenlmTools:
+    """Recipe: lmplz and build_binary out of KenLM's sources, with the Boost libraries they need beside them."""
+
+    boost: str = "1.87.0.1"
+
+    def fingerprint(self) -> str:
+        """Of the sources, Boost and the kind of machine; not of the compiler, which decides speed alone."""
+        machine = [sys.platform, platform.machine()]
+        return _fingerprint({"kenlm": assets.digest("kenlm-sources"), "boost": self.boost, "machine": machine})
+
+    def make(self, folder: Path, resolve: Callable[[str], Path], say: Say) -> None:
+        """Compile. About a minute on two cores."""
+        cmake, ninja, boost = _require_build_tools()
+        sources = resolve("kenlm-sources")
+        say("building lmplz and build_binary from KenLM's sources, once: about a minute")
+        with tempfile.TemporaryDirectory(prefix="corpusmill-kenlm-") as temporary:
+            work = Path(temporary)
+            with tarfile.open(sources) as bundle:
+                bundle.extractall(work, filter="data")
+            (source_folder,) = (path for path in work.iterdir() if path.is_dir())
+            _run([cmake, "-S", source_folder, "-B", work / "build", *_cmake_options(ninja, boost)])
+            _run([cmake, "--build", work / "build", "--target", *_TOOLS])
+            for tool in _TOOLS:
+                shutil.copy2(work / "build" / "bin" / tool, folder / tool)
+        for library in _BOOST_LIBRARIES:
+            for file in (boost / "lib").glob(f"libboost_{library}.so.*"):
+                shutil.copy2(file, folder / file.name)
+        _try_out(folder)
+
+
+def _cmake_options(ninja: Path, boost: Path) -> tuple[str, ...]:
+    return (
+        *("-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}", "-DCMAKE_BUILD_TYPE=Release", "-DBUILD_TESTING=OFF"),
+        *(f"-DCMAKE_PREFIX_PATH={boost}", f"-DBOOST_ROOT={boost}"),
+        # The tools find Boost beside themselves: the cache outlives the environment that they were built in.
+        *("-DCMAKE_BUILD_WITH_INSTALL_RPATH=ON", "-DCMAKE_INSTALL_RPATH=$ORIGIN"),
+    )
+
+
+def _require_build_tools() -> tuple[Path, Path, Path]:
+    """Paths of cmake and ninja and of Boost's folder, out of the extra's wheels."""
+    missing = [name for name in ("cmake", "ninja") if importlib.util.find_spec(name) is None]
+    try:
+        boost = Path(str(importlib.metadata.distribution("cmeel-boost").locate_file("cmeel.prefix")))
+    except importlib.metadata.PackageNotFoundError:
+        boost, missing = Path(), [*missing, "cmeel-boost"]
+    if missing:
+        raise AssetError(
+            f"building KenLM's tools needs {', '.join(missing)}: run `pip install 'corpusmill[train-models]'`, "
+            f"or name a folder with lmplz and build_binary in {KENLM_BIN}"
+        )
+    compilers = [os.environ.get("CXX") or "", "c++", "g++", "clang++"]
+    if not any(compiler and shutil.which(compiler) for compiler in compilers):
+        raise AssetError(
+            "building KenLM's tools needs a C++ compiler, and there is none on PATH: install one (Debian: "
+            f"`apt install g++`), or name a folder with lmplz and build_binary in {KENLM_BIN}"
+        )
+    import cmake
+    import ninja
+
+    return Path(cmake.CMAKE_BIN_DIR) / "cmake", Path(ninja.BIN_DIR) / "ninja", boost
+
+
+def _try_out(tools: Path) -> None:
+    """Make a model of one sentence, so that a build that cannot run is not kept."""
+    with tempfile.TemporaryDirectory(prefix="corpusmill-kenlm-") as temporary:
+        work = Path(temporary)
+        (work / "pieces").write_text("a b c\n", encoding="utf-8")
+        _run_lmplz(tools / "lmplz", work, 2, "256M")
+        _run([tools / "build_binary", work / "arpa", work / "arpa.bin"])
+
+
+# ---- recipes of the demo's models ----
+
+
+def _fingerprint(value: Mapping[str, Any]) -> str:
+    return hashlib.sha256(to_json(value)).hexdigest()
+
+
+@dataclass(frozen=True)
+class DemoLm:
+    """Recipe: a language model of the Wikipedia summaries that no page of the sample crawl is made of."""
+
+    language: str
+    vocab_size: int | None = None
+    order: int = 5
+    structure: Literal["probing", "trie"] = "probing"
+
+    def fingerprint(self) -> str:
+        """Of texts, settings, normalisation and versions."""
+        return _fingerprint(
+            {
+                "recipe": ["demo-lm", dataclasses.asdict(self), demo_texts.VERSION],
+                "texts": assets.digest(f"wiki-summaries-{self.language}"),
+                "normalisation": perplexity.Perplexity.version,
+                "versions": _lm_versions(),
+            }
+        )
+
+    def make(self, folder: Path, resolve: Callable[[str], Path], say: Say) -> None:
+        """Train. Some ten seconds."""
+        resolve(f"wiki-summaries-{self.language}")
+        train_lm(
+            (text for _, text in demo_texts.summaries(self.language, "lm")),
+            self.language,
+            folder,
+            vocab_size=self.vocab_size,
+            order=self.order,
+            structure=self.structure,
+            kenlm=kenlm_tools(resolve),
+            say=say,
+        )
+
+
+@dataclass(frozen=True)
+class DemoReference:
+    """Recipe: a classifier of Wikipedia summaries against crawl-like text."""
+
+    language: str
+    num_epochs: int = 5
+    dimension: int = 100
+    seed: int = 0  # of the crawl-like texts
+
+    def fingerprint(self) -> str:
+        """Of texts, settings, the form of the lines, and versions."""
+        return _fingerprint(
+            {
+                "recipe": ["demo-reference", dataclasses.asdict(self), demo_texts.VERSION],
+                "texts": [assets.digest(name) for name in self._texts()],
+                "lines": reference.Reference.version,
+                "versions": _versions("fasttext"),
+            }
+        )
+
+    def make(self, folder: Path, resolve: Callable[[str], Path], say: Say) -> None:
+        """Train. A few seconds."""
+        for name in self._texts():
+            resolve(name)
+        positive = [text for _, text in demo_texts.summaries(self.language, "reference")]
+        negative = demo_texts.crawl_like(self.language, len(positive), self.seed)
+        say(f"{self.language}: training a classifier")
+        train_reference(positive, negative, folder, num_epochs=self.num_epochs, dimension=self.dimension, say=say)
+
+    def _texts(self) -> tuple[str, str]:
+        return f"wiki-summaries-{self.language}", "eld-sentences"
+
+
+RECIPES: Mapping[str, assets.Recipe] = MappingProxyType(
+    {
+        "kenlm-tools": KenlmTools(),
+        **{f"demo-lm-{language}": DemoLm(language) for language in assets.DEMO_LANGUAGES},
+        **{f"demo-reference-{language}": DemoReference(language) for language in assets.DEMO_LANGUAGES},
+    }
+)
+"""What assets.py makes on this machine, by the name it has there."""

@@ -1,0 +1,35 @@
+"""What each phase does with one unit or one partition, in terms of stages and shard writing. No Ray here.
+
+Promises: a phase reads what its parents committed and commits its own outputs through store.py; what it commits
+depends on nothing but the plan; every count that a report shows is a sum of the tallies in the done-records.
+Leaves to others: which work is still to be done, where and how often it is tried (engine.py).
+
+The files of a phase, per unit or partition (all of them read back by range, none of them moved between machines):
+
+    extract      <unit>.documents.parquet  <unit>.hashes.arrow  <unit>.fates.parquet  <unit>.quarantine.jsonl
+    deduplicate  g000-p000.repeats.arrow   per unit of the group: which lines of which records have to go
+    annotate     <unit>.documents.parquet  <unit>.fates.parquet
+    select       <unit>.fates.parquet      every document that got this far, kept or not
+    tokenize     <unit>.tokens.bin  <unit>.documents.arrow      both in the order of the global shuffle
+    write_shards shard-000000.tar  shard-000000.idx  ...  manifest.json
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from pipeline.phases.annotate import Annotate
+from pipeline.phases.base import PartitionPhase, Phase, UnitPhase
+from pipeline.phases.deduplicate import Deduplicate
+from pipeline.phases.extract import Extract
+from pipeline.phases.select import Select
+from pipeline.phases.tokenize import TokenizeDocuments
+from pipeline.phases.write_shards import WriteShards
+from pipeline.plan import RunPlan
+
+PHASES: Mapping[str, Callable[[RunPlan], Phase]] = {
+    phase.name: phase for phase in (Extract, Deduplicate, Annotate, Select, TokenizeDocuments, WriteShards)
+}
+"""By name, in the order they run."""
+
+__all__ = ["PHASES", "PartitionPhase", "Phase", "UnitPhase"]

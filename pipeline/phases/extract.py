@@ -1,0 +1,112 @@
+"""extract: records to documents, and the hash of every paragraph beside them.
+
+Promises: a hashes file has one Arrow record batch per range of hash space (bucket), each in the order of the input,
+so that deduplicate reads any range of any unit without reading the rest.
+Leaves to others: records and their faults (stages/warc.py), hashing (stages/paragraphs.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.inputs import local_copy
+from pipeline.phases.base import RowGroups, UnitPhase, UnitSink
+from pipeline.store import Task
+from stages.contract import DOCUMENT, Tally
+from stages.warc import WarcReader
+
+NUM_BUCKETS = 256
+"""Ranges of hash space in a hashes file. A partition is a run of whole buckets, so this is the most there can be."""
+
+
+class Extract(UnitPhase):
+    """Records to documents, and the hash of every paragraph beside them."""
+
+    name = "extract"
+    schema = DOCUMENT
+
+    def read(self, work: str) -> Generator[pa.Table, None, dict[str, Any]]:
+        """Read the unit's files, one after another."""
+        unit = self.unit(work)
+        tally, num_records = Tally(), 0
+        quarantine: list[dict[str, Any]] = []
+        for file in unit.files:
+            with local_copy(file) as path:
+                reader = WarcReader(
+                    path,
+                    self.config.extract.warc,
+                    unit=unit.index,
+                    first_record=num_records,
+                    batch_bytes=int(self.config.engine.batch_mb * 2**20),
+                )
+                yield from reader
+                num_records += reader.report.num_records
+                tally += reader.report.tally()
+                quarantine += [asdict(entry) for entry in reader.report.quarantine]
+        return {"tally": tally.to_json(), "quarantine": quarantine}
+
+    def sink(self, work: str, task: Task) -> UnitSink:
+        """Documents, hashes, fates, quarantine."""
+        return _ExtractSink(task, work)
+
+
+class _ExtractSink(UnitSink):
+    def __init__(self, task: Task, work: str) -> None:
+        super().__init__(task, work)
+        self._documents = RowGroups(task.path(f"{work}.documents.parquet"))
+        self._hashes: list[np.ndarray[Any, np.dtype[np.uint64]]] = []
+        self._lines: list[np.ndarray[Any, np.dtype[np.uint64]]] = []
+
+    def take(self, kept: pa.Table) -> None:
+        hashes = kept.column("paragraph_hashes").combine_chunks()
+        counts = np.diff(hashes.offsets.to_numpy())
+        records = kept.column("doc_id").to_numpy() & np.uint64(0xFFFF_FFFF)
+        first = np.repeat(np.cumsum(counts) - counts, counts)
+        lines = np.arange(len(first), dtype=np.uint64) - first.astype(np.uint64)
+        self._hashes.append(hashes.flatten().to_numpy())
+        self._lines.append(np.repeat(records << np.uint64(32), counts) | lines)
+        self.tally.add("paragraphs", len(lines))
+        self.tally.add("chars", pc.sum(kept.column("original_num_chars")).as_py())
+        self._documents.add(kept.drop_columns("paragraph_hashes"))
+
+    def close(self, report: Mapping[str, Any]) -> None:
+        super().close(report)
+        self._documents.start(EXTRACTED)
+        self._documents.close()
+        empty = [np.empty(0, np.uint64)]
+        _write_hashes(
+            np.concatenate(self._hashes or empty),
+            np.concatenate(self._lines or empty),
+            self.task.path(f"{self.work}.hashes.arrow"),
+        )
+        quarantine = b"".join(json.dumps(entry, sort_keys=True).encode() + b"\n" for entry in report["quarantine"])
+        self.task.path(f"{self.work}.quarantine.jsonl").write_bytes(quarantine)
+        self.tally += Tally.from_json(report["tally"])
+
+
+EXTRACTED = pa.schema(
+    [*DOCUMENT, pa.field("original_num_chars", pa.int64()), pa.field("original_num_lines", pa.int64())]
+)
+
+HASHES = pa.schema([pa.field("hash", pa.uint64()), pa.field("record", pa.uint32()), pa.field("line", pa.uint32())])
+
+
+def _write_hashes(hashes: np.ndarray[Any, Any], places: np.ndarray[Any, Any], path: Path) -> None:
+    """One record batch per bucket of hash space, each in input order: (hash, record, line)."""
+    buckets = (hashes >> np.uint64(56)).astype(np.uint8)
+    order = np.argsort(buckets, kind="stable")
+    ends = np.cumsum(np.bincount(buckets, minlength=NUM_BUCKETS))
+    with pa.ipc.new_file(path, HASHES) as file:
+        for start, end in zip([0, *ends[:-1]], ends, strict=True):
+            chosen = order[start:end]
+            place = places[chosen]
+            record, line = (place >> np.uint64(32)).astype(np.uint32), place.astype(np.uint32)
+            file.write_batch(pa.record_batch([hashes[chosen], record, line], schema=HASHES))

@@ -1,0 +1,109 @@
+"""select: thresholds over stored scores; each document gets its fate.
+
+Promises: one fate per document that annotate stored, "kept" or the first rule that it failed, in the ledger.
+Leaves to others: the rules themselves (the filters in stages/).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline import assets
+from pipeline.flow import StageSpec, UnitFailed
+from pipeline.phases.annotate import Annotate
+from pipeline.phases.base import UnitPhase, UnitSink, fates, flow_schema, row_groups
+from pipeline.store import Task
+from stages import perplexity
+from stages.perplexity import PerplexityFilter, PerplexityFilterSettings
+
+
+class Select(UnitPhase):
+    """Thresholds over stored scores: each document gets its fate."""
+
+    name = "select"
+
+    @cached_property
+    def schema(self) -> pa.Schema:  # type: ignore[override]
+        """All that annotate stored, but for what is large."""
+        stored = flow_schema(Annotate(self.plan))
+        return pa.schema([f for f in stored if f.name not in ("text", "kept_lines", "duplicate_lines")])
+
+    def stages(self) -> tuple[StageSpec, ...]:
+        """The plan's filters, with the perplexity filter in its place, after the language filter."""
+        filters = self.plan.phase(self.name).stages
+        if self.config.select.perplexity is None or self.config.annotate.perplexity is None:
+            return filters
+        at = 1 if self.config.select.language is not None else 0
+        return (*filters[:at], StageSpec(PerplexityFilter, self._buckets), *filters[at:])
+
+    @cached_property
+    def _buckets(self) -> PerplexityFilterSettings:
+        wanted = self.config.select.perplexity
+        assert wanted is not None
+        cutoffs = {
+            "model": self._cutoffs_of_models,
+            "run": self._cutoffs_of_run,
+        }.get(wanted.cutoffs, lambda _: perplexity.read_cutoffs_csv(Path(wanted.cutoffs), wanted.percentiles))(
+            wanted.percentiles
+        )
+        return PerplexityFilterSettings(cutoffs=cutoffs, keep=wanted.keep)
+
+    def _cutoffs_of_models(self, percentiles: tuple[int, int]) -> dict[str, tuple[float, float]]:
+        assert self.config.annotate.perplexity is not None
+        return {
+            language: _recorded_cutoffs(assets.resolve(reference), percentiles)
+            for language, reference in self.config.annotate.perplexity.models.items()
+        }
+
+    def _cutoffs_of_run(self, percentiles: tuple[int, int]) -> dict[str, tuple[float, float]]:
+        histograms = Annotate(self.plan).tally().histograms
+        head, middle = percentiles
+        return {
+            name.removeprefix("perplexity."): (perplexity.percentile(bins, head), perplexity.percentile(bins, middle))
+            for name, bins in sorted(histograms.items())
+            if name.startswith("perplexity.")
+        }
+
+    def read(self, work: str) -> Generator[pa.Table, None, dict[str, Any]]:
+        """The unit's scores."""
+        path = self.plan.folder("annotate").path(f"{work}.documents.parquet")
+        yield from row_groups(path, self.schema.names)
+        return {}
+
+    def sink(self, work: str, task: Task) -> UnitSink:
+        """The fate of every document that got this far."""
+        return _SelectSink(task, work)
+
+
+def _recorded_cutoffs(folder: Path, percentiles: tuple[int, int]) -> tuple[float, float]:
+    """The cutoffs that were measured when the model was trained.
+
+    Raises:
+        UnitFailed: the model has no record, or not of these percentiles.
+    """
+    try:
+        measured = json.loads((folder / "record.json").read_text(encoding="utf-8"))["cutoffs"]
+        head, middle = (float(measured[str(percentile)]) for percentile in percentiles)
+    except (FileNotFoundError, KeyError) as error:
+        raise UnitFailed(
+            f"{folder} records no cutoffs for percentiles {percentiles}: {error!r}; set select.perplexity.cutoffs to "
+            f"run, or to the path of a cutoff.csv (CCNet publishes one beside its models)"
+        ) from error
+    return head, middle
+
+
+class _SelectSink(UnitSink):
+    def take(self, kept: pa.Table) -> None:
+        self.tally.add("chars", pc.sum(kept.column("num_chars")).as_py())
+        for name in ("language", "bucket"):
+            if name in kept.column_names:
+                for count in pc.value_counts(kept.column(name).drop_null()).to_pylist():
+                    self.tally.add(f"{name}.{count['values']}", count["counts"])
+        self._fates.append(fates(kept, pa.repeat("kept", kept.num_rows), kept.column("num_chars")))

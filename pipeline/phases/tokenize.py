@@ -1,0 +1,157 @@
+"""tokenize: kept documents to token ids, in the order of the global shuffle.
+
+Promises: a unit's tokens file and its index are sorted by order key, so that write_shards reads any range of keys
+with one read; the order is a function of document ids and the seed alone.
+Leaves to others: the encoders (stages/tokenize.py), cutting shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pipeline.config import RunConfig
+from pipeline.flow import StageSpec, UnitFailed
+from pipeline.phases.annotate import Annotate
+from pipeline.phases.base import UnitPhase, UnitSink, flow_schema, row_groups
+from pipeline.store import Task
+from shardwriter.format import TokenizerEntry
+from stages.tokenize import Tokenize
+
+DOCUMENT_INDEX = pa.schema(
+    [
+        pa.field("order_key", pa.uint64(), nullable=False),
+        pa.field("doc_id", pa.uint64(), nullable=False),
+        pa.field("token_start", pa.int64(), nullable=False),  # in the unit's tokens file, counted in tokens
+        pa.field("num_tokens", pa.int64(), nullable=False),
+        pa.field("url", pa.string()),
+        pa.field("language", pa.string()),
+        pa.field("language_score", pa.float64()),
+        pa.field("perplexity", pa.float64()),
+        pa.field("bucket", pa.string()),
+        pa.field("reference_score", pa.float64()),
+    ]
+)
+"""Of a tokens file, sorted by order_key: what write_shards reads ranges of."""
+
+
+class TokenizeDocuments(UnitPhase):
+    """Kept documents to token ids, in the order of the global shuffle."""
+
+    name = "tokenize"
+
+    @cached_property
+    def schema(self) -> pa.Schema:  # type: ignore[override]
+        """Text, and what the shards say of each document."""
+        stored = flow_schema(Annotate(self.plan))
+        names = [
+            "doc_id",
+            "text",
+            "num_chars",
+            *(n for n in DOCUMENT_INDEX.names if n in stored.names and n != "doc_id"),
+        ]
+        return pa.schema([*(stored.field(name) for name in names), pa.field("bucket", pa.string())])
+
+    def read(self, work: str) -> Generator[pa.Table, None, dict[str, Any]]:
+        """The texts of the documents that select kept."""
+        table = pq.read_table(
+            self.plan.folder("select").path(f"{work}.fates.parquet"), columns=["doc_id", "fate", "bucket"]
+        )
+        kept = table.filter(pc.equal(table.column("fate"), "kept"))
+        ids = kept.column("doc_id").combine_chunks()
+        for group in row_groups(
+            self.plan.folder("annotate").path(f"{work}.documents.parquet"),
+            [n for n in self.schema.names if n != "bucket"],
+        ):
+            place = pc.index_in(group.column("doc_id"), value_set=ids)
+            found = pc.is_valid(place)
+            rows = group.filter(found)
+            if rows.num_rows:
+                yield rows.append_column("bucket", kept.column("bucket").take(place.filter(found)))
+        return {}
+
+    def sink(self, work: str, task: Task) -> UnitSink:
+        """The tokens file and its index."""
+        return _TokenSink(task, work, tokenizer_entry(self.config).token_dtype, self.config.write_shards.seed)
+
+
+class _TokenSink(UnitSink):
+    """Tokens are spooled in input order and permuted once, by way of the page cache, when the unit is whole."""
+
+    def __init__(self, task: Task, work: str, dtype: np.dtype[Any], seed: int) -> None:
+        super().__init__(task, work)
+        self._dtype, self._seed = dtype, seed
+        self._spool = task.path(f"{work}.spool")
+        self._file = self._spool.open("wb")
+        self._rows: list[pa.Table] = []
+
+    def take(self, kept: pa.Table) -> None:
+        tokens = kept.column("tokens").combine_chunks()
+        self._file.write(tokens.flatten().to_numpy().astype(self._dtype).tobytes())
+        self._rows.append(kept.select([n for n in kept.column_names if n in DOCUMENT_INDEX.names]))
+        self.tally.add("tokens", pc.sum(kept.column("num_tokens")).as_py())
+        for name in ("language", "bucket"):
+            if name in kept.column_names:
+                for row in kept.group_by(name).aggregate([("num_tokens", "sum")]).to_pylist():
+                    self.tally.add(f"{name}_tokens.{row[name]}", row["num_tokens_sum"])
+
+    def close(self, report: Mapping[str, Any]) -> None:
+        super().close(report)
+        self._file.close()
+        rows = pa.concat_tables(self._rows) if self._rows else DOCUMENT_INDEX.empty_table()
+        doc_ids, lengths = rows.column("doc_id").to_numpy(), rows.column("num_tokens").to_numpy()
+        keys = order_keys(doc_ids, self._seed)
+        order = np.argsort(keys)
+        starts = np.cumsum(lengths) - lengths
+        with self.task.path(f"{self.work}.tokens.bin").open("wb") as file:
+            if lengths.sum():
+                tokens = np.memmap(self._spool, self._dtype, "r")
+                for i in order:
+                    file.write(tokens[starts[i] : starts[i] + lengths[i]].data)
+        self._spool.unlink()
+        index = rows.take(pa.array(order))
+        columns = {
+            "order_key": pa.array(keys[order]),
+            "token_start": pa.array(np.cumsum(lengths[order]) - lengths[order]),
+            **{name: index.column(name) for name in index.column_names if name not in ("order_key", "token_start")},
+        }
+        full = [columns.get(f.name, pa.nulls(len(order), f.type)) for f in DOCUMENT_INDEX]
+        with pa.ipc.new_file(self.task.path(f"{self.work}.documents.arrow"), DOCUMENT_INDEX) as out:
+            out.write_table(pa.table(full, schema=DOCUMENT_INDEX).combine_chunks())
+
+
+def tokenizer_entry(config: RunConfig) -> TokenizerEntry:
+    """What the manifest says of the tokenizer.
+
+    Raises:
+        UnitFailed: it has no token that ends a document.
+    """
+    stage = StageSpec(Tokenize, config.tokenize).opened()
+    assert isinstance(stage, Tokenize)
+    info = stage.describe()
+    if info.end_of_document is None:
+        raise UnitFailed("tokenize.end_of_document is null, but shards need a token that ends each document; name one")
+    return TokenizerEntry(info.name, info.sha256, info.vocab_size, info.end_of_document, dict(info.special_ids))
+
+
+def order_keys(doc_ids: np.ndarray[Any, Any], seed: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """Places of documents in the global shuffle: a keyed bijection of 64-bit numbers, so no two documents share one.
+
+    SplitMix64's finaliser (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators") over the id
+    plus a key that the same function makes of the seed.
+    """
+    key = _splitmix64(np.array([seed], np.uint64))
+    return _splitmix64(doc_ids.astype(np.uint64) + key)
+
+
+def _splitmix64(x: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

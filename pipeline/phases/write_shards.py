@@ -1,0 +1,104 @@
+"""write_shards: shard k is the k-th equal part of the key space, from all units, in key order; then the manifest.
+
+Promises: the dataset is globally shuffled, and is the same whatever wrote it.
+Leaves to others: the bytes of a shard (shardwriter/).
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.inputs import Unit
+from pipeline.phases.base import PartitionPhase
+from pipeline.phases.tokenize import TokenizeDocuments, tokenizer_entry
+from pipeline.store import write_atomically
+from shardwriter import Documents, join, write_shard
+from shardwriter.format import MANIFEST_FILE, ShardEntry, TokenizerEntry, index_file, shard_file
+from stages.contract import Tally
+
+
+class WriteShards(PartitionPhase):
+    """Shard k is the k-th equal part of the key space, from all units, in key order."""
+
+    name = "write_shards"
+
+    def works(self) -> list[str]:
+        """One per shard, as many as the tokens need."""
+        return [f"shard-{k:06d}" for k in range(self.num_shards)]
+
+    @cached_property
+    def num_shards(self) -> int:
+        """Tokens of the run over tokens of a shard, rounded up."""
+        return math.ceil(TokenizeDocuments(self.plan).tally().counts["tokens"] / self.config.write_shards.shard_tokens)
+
+    def run(self, work: str) -> None:
+        """Collect the shard's range of keys from every unit, and write it in key order."""
+        number = int(work.removeprefix("shard-"))
+        first, end = (2**64 * k // self.num_shards for k in (number, number + 1))
+        dtype = self._tokenizer.token_dtype
+        parts = [self._read(unit, first, end, dtype) for unit in self.plan.units]
+        rows = pa.concat_tables([part[0] for part in parts])
+        tokens = np.concatenate([part[1] for part in parts])
+        order = np.argsort(rows.column("order_key").to_numpy())
+        lengths = rows.column("num_tokens").to_numpy()
+        starts = np.cumsum(lengths) - lengths
+        sorted_tokens = np.concatenate(
+            [np.empty(0, dtype), *(tokens[starts[i] : starts[i] + lengths[i]] for i in order)]
+        )
+        documents = rows.take(pa.array(order)).drop_columns(["order_key", "token_start"])
+        shard = Documents(
+            tokens=sorted_tokens,
+            doc_num_tokens=lengths[order],
+            doc_ids=documents.column("doc_id").to_numpy(),
+            languages=documents.column("language").fill_null("unknown").to_pylist(),
+            buckets=documents.column("bucket").fill_null("all").to_pylist(),
+            metadata=documents.drop_columns("num_tokens").to_pylist()
+            if self.config.write_shards.documents_json
+            else None,
+        )
+        with self.folder.commit(work) as task:
+            with task.path(shard_file(number)).open("wb") as tar, task.path(index_file(number)).open("wb") as index:
+                entry = write_shard(
+                    tar,
+                    index,
+                    shard=number,
+                    tokenizer=self._tokenizer,
+                    documents=shard,
+                    sample_tokens=self.config.write_shards.sample_tokens,
+                )
+            tally = Tally()
+            tally.add("tokens", len(tokens))
+            tally.add("documents", len(lengths))
+            task.record = {"tally": tally.to_json(), "entry": entry.to_json()}
+
+    def _read(self, unit: Unit, first: int, end: int, dtype: np.dtype[Any]) -> tuple[pa.Table, np.ndarray[Any, Any]]:
+        folder = self.plan.folder("tokenize")
+        with pa.memory_map(str(folder.path(f"{unit.key}.documents.arrow"))) as source:
+            index = pa.ipc.open_file(source).read_all()
+            keys = index.column("order_key").to_numpy()
+            low = int(np.searchsorted(keys, np.uint64(first)))
+            high = len(keys) if end == 2**64 else int(np.searchsorted(keys, np.uint64(end)))
+            rows = index.slice(low, high - low)
+            start = rows.column("token_start")[0].as_py() if rows.num_rows else 0
+            count = pc.sum(rows.column("num_tokens")).as_py() or 0
+        tokens = np.fromfile(folder.path(f"{unit.key}.tokens.bin"), dtype, count, offset=start * dtype.itemsize)
+        return rows, tokens
+
+    @cached_property
+    def _tokenizer(self) -> TokenizerEntry:
+        return tokenizer_entry(self.config)
+
+    def finish(self) -> None:
+        """Join the shards' entries into manifest.json."""
+        entries = [ShardEntry.from_json(self.folder.record(work)["entry"]) for work in self.works()]
+        fingerprint = self.plan.phase(self.name).fingerprint
+        assert fingerprint is not None
+        order = {"function": "splitmix64(doc_id + splitmix64(seed))", "seed": self.config.write_shards.seed}
+        manifest = join(entries, tokenizer=self._tokenizer, fingerprint=fingerprint, run={"order": order})
+        write_atomically(self.folder.path(MANIFEST_FILE), manifest.dumps())

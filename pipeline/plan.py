@@ -1,0 +1,196 @@
+"""What a run will do, as a value: units, phases, fingerprints, folders. Printable, comparable, made without Ray.
+
+Promises: a phase's folder is named by a fingerprint of all that its output depends on (its version, its section of
+the config, its stages' versions, the content of the models it loads, its parents' fingerprints, the input where it
+works across units), so equal fingerprints mean equal bytes and a changed threshold renews only what hangs on it.
+Leaves to others: doing any of it (engine.py, phases.py).
+
+    plan = make_plan(load("ccnet.yaml"))
+    plan.phase("select").fingerprint        # "5be0c1d29f3a7e46", or None while a model it needs is not made yet
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stages.quality import Quality, QualityFilter
+
+from pipeline import assets
+from pipeline.config import RunConfig
+from pipeline.flow import StageSpec
+from pipeline.inputs import Unit, list_units
+from pipeline.store import PhaseFolder
+from stages.contract import Stage
+from stages.language import Language, LanguageFilter
+from stages.length import Length
+from stages.paragraphs import ParagraphHashes, ParagraphRemoval
+from stages.perplexity import Perplexity, PerplexityFilter
+from stages.reference import Reference, ReferenceFilter
+from stages.tokenize import Tokenize
+
+PHASE_VERSIONS: Mapping[str, int] = {
+    "extract": 1,
+    "deduplicate": 1,
+    "annotate": 1,
+    "select": 1,
+    "tokenize": 1,
+    "write_shards": 1,
+}
+"""In the order they run. A version rises when equal input would give other output."""
+
+PARENTS: Mapping[str, tuple[str, ...]] = {
+    "extract": (),
+    "deduplicate": ("extract",),
+    "annotate": ("extract", "deduplicate"),
+    "select": ("annotate",),
+    "tokenize": ("annotate", "select"),
+    "write_shards": ("tokenize",),
+}
+"""Whose outputs a phase reads."""
+
+CHAIN: Mapping[str, tuple[type[Stage[Any]], ...]] = {
+    "extract": (Length, ParagraphHashes),
+    "annotate": (ParagraphRemoval, Length, Language, Perplexity, Reference, Quality),
+    "select": (LanguageFilter, PerplexityFilter, ReferenceFilter, QualityFilter),
+    "tokenize": (Tokenize,),
+}
+"""The stages of every phase that has some, in the order they work; each has the config section of its own name."""
+
+ACROSS_UNITS = frozenset({"deduplicate", "select", "write_shards"})
+"""Phases in which one unit's output depends on the others (select: through the percentiles of the run)."""
+
+
+@dataclass(frozen=True)
+class PhasePlan:
+    """One phase of a run."""
+
+    name: str
+    version: int
+    parents: tuple[str, ...]
+    stages: tuple[StageSpec, ...]
+    fingerprint: str | None  # None: a model that it, or a parent, needs has still to be made
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """A whole run."""
+
+    config: RunConfig
+    units: tuple[Unit, ...]
+    phases: tuple[PhasePlan, ...]
+
+    @property
+    def run_dir(self) -> Path:
+        """Folder of the run."""
+        return Path(self.config.run_dir)
+
+    def phase(self, name: str) -> PhasePlan:
+        """The phase of that name."""
+        return next(phase for phase in self.phases if phase.name == name)
+
+    def folder(self, name: str) -> PhaseFolder:
+        """Where a phase's outputs lie.
+
+        Raises:
+            ValueError: its fingerprint is not known yet.
+        """
+        if (fingerprint := self.phase(name).fingerprint) is None:
+            raise ValueError(
+                f"phase {name} has no folder before its models are made: `python -m pipeline models fetch`"
+            )
+        return PhaseFolder(self.run_dir / f"{name}-{fingerprint}")
+
+
+def make_plan(config: RunConfig) -> RunPlan:
+    """Plan a run. Lists the input and looks for models on this machine; fetches and makes nothing.
+
+    Raises:
+        ConfigError: the input cannot be listed.
+        ValueError: a stage does not find the columns that it needs.
+    """
+    units = list_units(config.input)
+    phases: dict[str, PhasePlan] = {}
+    for name, version in PHASE_VERSIONS.items():
+        specs = stages_of(name, config)
+        phases[name] = PhasePlan(name, version, PARENTS[name], specs, _fingerprint(name, specs, config, units, phases))
+    return RunPlan(config, units, tuple(phases.values()))
+
+
+def stages_of(phase: str, config: RunConfig) -> tuple[StageSpec, ...]:
+    """The stages of a phase that the config has not turned off, in their order.
+
+    The perplexity filter of `select` is not among them: its cutoffs may come from the run itself (phases.py).
+    """
+    section = getattr(config, phase)
+    specs: list[StageSpec] = []
+    for stage in CHAIN.get(phase, ()):
+        if stage.name == phase:
+            specs.append(StageSpec(stage, section))
+        elif stage.name not in type(section).model_fields:
+            specs.append(StageSpec(stage, stage.settings_class()()))  # it has nothing to set
+        elif (settings := getattr(section, stage.name)) is not None and stage is not PerplexityFilter:
+            specs.append(StageSpec(stage, settings))
+    return tuple(specs)
+
+
+def fingerprint(value: Any) -> str:
+    """16 hex digits that are equal for equal values of JSON's kinds, in any process and on any machine.
+
+    Raises:
+        TypeError: the value holds something whose text is not the same twice (a set, an object, a NaN).
+    """
+    text = json.dumps(_canonical(value, "value"), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _canonical(value: Any, where: str) -> Any:
+    if value is None or isinstance(value, str | bool | int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {key: _canonical(inner, f"{where}.{key}") for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_canonical(inner, f"{where}[{i}]") for i, inner in enumerate(value)]
+    raise TypeError(
+        f"{where} is {value!r}: only strings, numbers, lists and mappings with string keys have a fingerprint; "
+        f"turn it into one of these in a fixed order first"
+    )
+
+
+def _fingerprint(
+    name: str,
+    specs: Sequence[StageSpec],
+    config: RunConfig,
+    units: Sequence[Unit],
+    before: Mapping[str, PhasePlan],
+) -> str | None:
+    """The fingerprint of a phase, or None while one of its models has no content yet."""
+    references = [reference for spec in specs for reference in spec.stage.files_of(spec.settings)]
+    cutoffs = config.select.perplexity.cutoffs if name == "select" and config.select.perplexity else "none"
+    if cutoffs == "model" and config.annotate.perplexity:
+        references += config.annotate.perplexity.models.values()
+    elif cutoffs not in ("none", "model", "run"):
+        references.append(cutoffs)
+    files = {reference: assets.digest(reference) for reference in references}
+    parents = {parent: before[parent].fingerprint for parent in PARENTS[name]}
+    if None in (*files.values(), *parents.values()):
+        return None
+    section = getattr(config, name).model_dump(mode="python")  # so that sets are refused, not listed in any order
+    return fingerprint(
+        {
+            "phase": name,
+            "version": PHASE_VERSIONS[name],
+            "settings": section,
+            "stages": [[spec.stage.name, spec.stage.version] for spec in specs],
+            "files": files,
+            "parents": parents,
+            "units": [unit.key for unit in units] if name in ACROSS_UNITS else None,
+            "files_per_unit": config.input.files_per_unit if name == "extract" else None,
+            "order_seed": config.write_shards.seed if name == "tokenize" else None,
+        }
+    )

@@ -1,0 +1,348 @@
+"""What came out of a run, for people and for programs: the funnel, the reasons, languages, buckets, time.
+
+Promises: every figure is a sum of tallies that the phases committed, and the accounts balance: documents in = kept +
+dropped, in each step and over the run. One value (`Report`) is shown three ways: on the terminal, as one
+self-contained HTML page, as JSON.
+Leaves to others: single documents (ledger.py).
+
+    report = make_report(open_run("runs/ccnet"))
+    print_report(report, Console())
+    Path("report.html").write_text(to_html(report))
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from pipeline.ledger import Run
+from pipeline.plan import CHAIN, PHASE_VERSIONS, RunPlan
+from stages.contract import AccountsDoNotBalance, Tally
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is left after one step of the chain."""
+
+    name: str
+    num_docs: int
+    num_chars: int
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """The account of a run."""
+
+    run_dir: str
+    dataset: str
+    steps: tuple[Step, ...]
+    reasons: Mapping[str, int]  # documents, most first
+    quarantine: Mapping[str, int]  # broken records, by cause
+    num_records: int
+    languages: Mapping[str, int]  # kept documents
+    buckets: Mapping[str, int]
+    language_tokens: Mapping[str, int]
+    num_tokens: int
+    num_shards: int
+    seconds: Mapping[str, float]  # of workers, by phase and step
+
+    @property
+    def quarantined_share(self) -> float:
+        """Broken records among all records."""
+        return sum(self.quarantine.values()) / max(1, self.num_records)
+
+
+def make_report(run: Run) -> Report:
+    """Sum up a run, as far as it has got.
+
+    Raises:
+        AccountsDoNotBalance: a phase took in another number of documents than the one before it put out.
+    """
+    tallies = {name: _tally(run, name) for name in PHASE_VERSIONS}
+    extract, tokens = tallies["extract"], tallies["tokenize"].counts
+    reasons: Counter[str] = Counter()
+    for phase in CHAIN:
+        reasons.update(_with_prefix(tallies[phase].counts, "dropped."))
+    return Report(
+        run_dir=str(run.run_dir),
+        dataset=str(run.dataset),
+        steps=tuple(_steps(tallies)),
+        reasons=dict(reasons.most_common()),
+        quarantine=_with_prefix(extract.counts, "quarantined."),
+        num_records=extract.counts["num_records"],
+        languages=_most_first(_with_prefix(tallies["select"].counts, "language.")),
+        buckets=_with_prefix(tallies["select"].counts, "bucket."),
+        language_tokens=_most_first(_with_prefix(tokens, "language_tokens.")),
+        num_tokens=tokens["tokens"],
+        num_shards=_summary(run, "write_shards").get("works", 0),
+        seconds=_seconds(run),
+    )
+
+
+def reason_sentences() -> dict[str, str]:
+    """What each reason of the chain means, in one sentence."""
+    return {
+        reason: sentence for stages in CHAIN.values() for stage in stages for reason, sentence in stage.reasons.items()
+    }
+
+
+def _summary(run: Run, phase: str) -> dict[str, Any]:
+    folder = run.folder(phase)
+    return folder.summary() if folder.complete() else {}
+
+
+def _tally(run: Run, phase: str) -> Tally:
+    summary = _summary(run, phase)
+    return Tally.from_json(summary["tally"]) if summary else Tally()
+
+
+def _with_prefix(counts: Mapping[str, int], prefix: str) -> dict[str, int]:
+    return {name.removeprefix(prefix): n for name, n in counts.items() if name.startswith(prefix)}
+
+
+def _most_first(counts: Mapping[str, int]) -> dict[str, int]:
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _steps(tallies: Mapping[str, Tally]) -> Iterator[Step]:
+    """The funnel: what is left after each stage that drops documents, and after deduplication."""
+    extract = tallies["extract"].counts
+    num_docs = extract["documents"]
+    num_chars = extract["chars"] + sum(_with_prefix(extract, "dropped_chars.").values())
+    yield Step("read", num_docs, num_chars)
+    for phase, stages in CHAIN.items():
+        counts = tallies[phase].counts
+        if not counts and phase != "extract":
+            return
+        if counts["documents"] != num_docs:
+            raise AccountsDoNotBalance(
+                f"{phase} took in {counts['documents']} documents, but {num_docs} were left before it; "
+                f"a bug, not a fault of the input"
+            )
+        for stage in stages:
+            dropped = {r: n for r, n in _with_prefix(counts, "dropped.").items() if r.split(".")[0] == stage.name}
+            if stage.name == "paragraphs" and phase == "annotate":
+                chars = counts["chars"] + sum(
+                    n for r, n in _with_prefix(counts, "dropped_chars.").items() if not r.startswith("paragraphs.")
+                )
+            else:
+                chars = num_chars - sum(counts[f"dropped_chars.{reason}"] for reason in dropped)
+            num_docs -= sum(dropped.values())
+            if dropped or chars != num_chars:
+                num_chars = chars
+                yield Step(f"{phase}: {stage.name}", num_docs, num_chars, ", ".join(sorted(dropped)))
+
+
+def _seconds(run: Run) -> dict[str, float]:
+    """Seconds of workers by phase and step, over all the times that this run was started."""
+    total: Counter[str] = Counter()
+    log = run.run_dir / "log.jsonl"
+    if log.exists():
+        for line in log.read_text(encoding="utf-8").splitlines():
+            event = json.loads(line)
+            for step, seconds in event.get("seconds", {}).items():
+                name = step if step == event["phase"] else f"{event['phase']}: {step}"
+                total[name] += seconds
+    return dict(total)
+
+
+# ------------------------------------------------------------------------------------------------------------- showing
+
+
+def print_report(report: Report, console: Console) -> None:
+    """The summary that closes a run."""
+    console.print(_funnel(report))
+    if report.reasons:
+        console.print(_table("Why documents were dropped", ("reason", "documents", "meaning"), _reason_rows(report)))
+    if report.languages:
+        tokens = dict(_top(report.language_tokens, among=report.languages))
+        rows = [(lang, f"{n:,}", f"{tokens.get(lang, 0):,}") for lang, n in _top(report.languages)]
+        console.print(_table("Kept, by language", ("language", "documents", "tokens"), rows))
+    if report.buckets:
+        rows = [(bucket, f"{n:,}") for bucket, n in report.buckets.items()]
+        console.print(_table("Kept, by bucket", ("bucket", "documents"), rows))
+    if report.quarantine:
+        rows = [(cause, f"{n:,}") for cause, n in _most_first(report.quarantine).items()]
+        title = f"Quarantined: {report.quarantined_share:.2%} of {report.num_records:,} records"
+        console.print(_table(title, ("cause", "records"), rows))
+    if report.seconds:
+        rows = [(step, f"{seconds:,.1f}") for step, seconds in _slowest(report.seconds)]
+        console.print(_table("Where workers spent their time", ("step", "seconds"), rows))
+
+
+def to_json(report: Report) -> str:
+    """The report for programs."""
+    return json.dumps(asdict(report), indent=1, ensure_ascii=False) + "\n"
+
+
+def to_html(report: Report) -> str:
+    """One page that needs nothing else: no script, no font, no network."""
+    start = report.steps[0] if report.steps else Step("read", 0, 0)
+    funnel = [
+        (s.name, s.num_docs, start.num_docs, f"{s.num_docs:,} documents · {s.num_chars:,} characters")
+        for s in report.steps
+    ]
+    sections = [
+        _bars("What is left after each step", funnel),
+        _bars("Why documents were dropped", _shares(report.reasons), reason_sentences()),
+        _bars("Kept, by language", _shares(report.languages)),
+        _bars("Kept, by perplexity bucket", _shares(report.buckets)),
+        _bars("Quarantined records, by cause", _shares(report.quarantine)),
+        _bars(
+            "Worker seconds, by step",
+            [(k, v, max(report.seconds.values()), f"{v:,.1f} s") for k, v in _slowest(report.seconds)],
+        ),
+    ]
+    headline = f"{report.num_tokens:,} tokens in {report.num_shards:,} shards, from {start.num_docs:,} documents"
+    return _PAGE.format(title=html.escape(report.run_dir), headline=headline, sections="\n".join(sections))
+
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
+body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1b1f24 }}
+h1 {{ font-size: 1.3rem; margin-bottom: 0 }} h2 {{ font-size: 1.05rem; margin: 2rem 0 .5rem }}
+.row {{ display: grid; grid-template-columns: 15rem 1fr; gap: .75rem; align-items: center; margin: 2px 0 }}
+.name {{ text-align: right; overflow-wrap: anywhere }}
+.bar {{ background: #3b6ea8; height: 1.15rem; border-radius: 2px; min-width: 2px }}
+.line {{ display: flex; gap: .5rem; align-items: center; font-variant-numeric: tabular-nums; white-space: nowrap }}
+.note {{ color: #59636e; font-size: .85rem }}
+</style></head><body>
+<h1>{title}</h1><p>{headline}</p>
+{sections}
+</body></html>
+"""
+
+Bar = tuple[str, float, float, str]  # name, value, the value of a full bar, label
+
+
+def _bars(title: str, bars: Iterable[Bar], notes: Mapping[str, str] | None = None) -> str:
+    rows = [
+        _bar(name, value / full if full else 0, label, (notes or {}).get(name, "")) for name, value, full, label in bars
+    ]
+    return f"<h2>{html.escape(title)}</h2>\n" + "\n".join(rows) if rows else ""
+
+
+def _bar(name: str, share: float, label: str, note: str) -> str:
+    note = f'<div class="note">{html.escape(note)}</div>' if note else ""
+    return (
+        f'<div class="row"><div class="name">{html.escape(name)}{note}</div>'
+        f'<div class="line"><div class="bar" style="width:{60 * share:.2f}%"></div>{html.escape(label)}</div></div>'
+    )
+
+
+def _shares(counts: Mapping[str, int]) -> list[Bar]:
+    largest, total = max(counts.values(), default=0), sum(counts.values())
+    return [(name, n, largest, f"{n:,} ({n / total:.1%})") for name, n in _top(counts)]
+
+
+def _top(counts: Mapping[str, int], limit: int = 12, among: Mapping[str, int] | None = None) -> list[tuple[str, int]]:
+    """The largest, with the rest summed up; `among`: those that are the largest there."""
+    names = list(_most_first(counts if among is None else among))
+    rest = sum(counts.get(name, 0) for name in names[limit:])
+    more = [(f"{len(names) - limit} more", rest)] if names[limit:] else []
+    return [*((name, counts.get(name, 0)) for name in names[:limit]), *more]
+
+
+def _slowest(seconds: Mapping[str, float]) -> list[tuple[str, float]]:
+    return sorted(seconds.items(), key=lambda item: -item[1])[:12]
+
+
+def _reason_rows(report: Report) -> list[tuple[str, str, str]]:
+    sentences = reason_sentences()
+    return [
+        (reason, f"{n:,}", sentences.get(reason, "A stage raised an error; `explain` shows it."))
+        for reason, n in _top(report.reasons)
+    ]
+
+
+def _funnel(report: Report) -> Table:
+    start = report.steps[0] if report.steps else Step("read", 0, 0)
+    rows = [
+        (
+            s.name,
+            f"{s.num_docs:,}",
+            f"{s.num_docs / max(1, start.num_docs):.1%}",
+            f"{s.num_chars:,}",
+            f"{s.num_chars / max(1, start.num_chars):.1%}",
+        )
+        for s in report.steps
+    ]
+    if report.num_shards or report.num_tokens:
+        rows.append(("written", f"{report.num_tokens:,} tokens", "", f"{report.num_shards:,} shards", ""))
+    return _table("What is left after each step", ("step", "documents", "share", "characters", "share"), rows)
+
+
+def _table(title: str, columns: Iterable[str], rows: Iterable[tuple[str, ...]]) -> Table:
+    table = Table(title=title, title_justify="left", header_style="bold", box=None, padding=(0, 2, 0, 0))
+    for name in columns:
+        table.add_column(
+            name,
+            justify="right" if name in ("documents", "share", "characters", "tokens", "records", "seconds") else "left",
+        )
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+# --------------------------------------------------------------------------------------------------------------- plan
+
+DISK_SHARE: Mapping[str, float] = {
+    "extract": 1.2,
+    "deduplicate": 0.15,
+    "annotate": 0.5,
+    "select": 0.01,
+    "tokenize": 0.35,
+    "write_shards": 0.4,
+}
+"""Bytes of a phase's folder per compressed byte of WET input: measured on the sample crawl, to be taken as an order of
+magnitude; real crawls repeat more, and so leave less from annotate on."""
+
+
+def print_plan(plan: RunPlan, console: Console) -> None:
+    """The plan as a table: phases, what they work on, fingerprints, what is done, what it takes."""
+    input_bytes = sum(unit.num_bytes for unit in plan.units)
+    num_files = sum(len(unit.files) for unit in plan.units)
+    console.print(
+        f"{num_files:,} files, {input_bytes / 2**20:,.1f} MiB, in {len(plan.units):,} units; run folder {plan.run_dir}"
+    )
+    engine = plan.config.engine
+    rows = [
+        (
+            phase.name,
+            " ".join(s.stage.name for s in phase.stages),
+            *_state(plan, phase.name),
+            _size(input_bytes * DISK_SHARE[phase.name]),
+        )
+        for phase in plan.phases
+    ]
+    columns = ("phase", "stages", "fingerprint", "work", "done", "disk, about")
+    console.print(_table("", columns, rows))
+    workers = engine.workers or os.cpu_count() or 1
+    memory = f"{workers} workers of up to {engine.memory_mb:,} MB ({workers * engine.memory_mb / 1000:,.0f} GB)"
+    disk = _size(input_bytes * sum(DISK_SHARE.values()))
+    console.print(f"Engine {engine.kind}: {memory}; about {disk} of disk in all.")
+
+
+def _state(plan: RunPlan, name: str) -> tuple[str, str, str]:
+    """Fingerprint, pieces of work, and how many are done."""
+    fingerprint = plan.phase(name).fingerprint
+    per_unit = name not in ("deduplicate", "write_shards")
+    works = f"{len(plan.units):,} units" if per_unit else {"deduplicate": "partitions", "write_shards": "shards"}[name]
+    if fingerprint is None:
+        return "—", works, "would run"
+    folder = plan.folder(name)
+    done = "all" if folder.complete() else f"{len(folder.done()):,}, would go on" if folder.done() else "would run"
+    return fingerprint, works, done
+
+
+def _size(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:,.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:,.0f} MiB"

@@ -1,0 +1,63 @@
+"""Fixtures that every test may use."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+REPOSITORY = Path(__file__).parent.parent
+
+
+# Numba compiles, and Arrow imports, inside whichever example comes first: no single example has a deadline.
+settings.register_profile("default", deadline=None)
+settings.load_profile("default")
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Real crawl files that lie beside the repository, where there are any."""
+    folder = REPOSITORY.parent / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip(f"no real crawl data at {folder}")
+    return folder
+
+
+def wet_record(url: str, text: str, *, number: int = 0) -> bytes:
+    """A conversion record as Common Crawl writes it, uncompressed."""
+    body = text.encode()
+    head = (
+        f"WARC/1.0\r\nWARC-Type: conversion\r\nWARC-Target-URI: {url}\r\nWARC-Date: 2026-11-01T00:00:00Z\r\n"
+        f"WARC-Record-ID: <urn:uuid:00000000-0000-0000-0000-{number:012d}>\r\n"
+        f"WARC-Block-Digest: sha1:{base64.b32encode(hashlib.sha1(body, usedforsecurity=False).digest()).decode()}\r\n"
+        f"Content-Type: text/plain\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body + b"\r\n\r\n"
+
+
+@pytest.fixture
+def wet_file(tmp_path: Path) -> Path:
+    """A WET file of three pages."""
+    path = tmp_path / "a-first.warc.wet"
+    path.write_bytes(b"".join(wet_record(f"https://example.org/{i}", f"Title\nPage {i}. " * 60) for i in range(3)))
+    return path
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A byte-level tokenizer.json with an end-of-document token and nothing learnt."""
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {symbol: number for number, symbol in enumerate([*alphabet, "<|endoftext|>"])}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|endoftext|>"])
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    tokenizer.save(str(path))
+    return path

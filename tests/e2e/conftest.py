@@ -1,0 +1,93 @@
+"""Whole runs: the config they share, and how two of them are compared."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pipeline.config import RunConfig, load
+from pipeline.engine import Event, run
+from pipeline.ledger import record_run
+from pipeline.plan import make_plan
+from pipeline.prepare import prepare
+from tests.conftest import REPOSITORY
+
+LANGUAGES = ("en", "fr", "es")
+NUM_DOCUMENTS = 900
+
+
+@dataclass(frozen=True)
+class Chain:
+    """ccnet.yaml on a small crawl."""
+
+    folder: Path
+
+    def config(self, name: str, *overrides: str) -> RunConfig:
+        """The config of a run of that name, with its models and its crawl at hand."""
+        tree = yaml.safe_load((REPOSITORY / "configs" / "ccnet.yaml").read_text())
+        tree["input"] |= {
+            "sample_crawl": {"documents": NUM_DOCUMENTS, "documents_per_file": 300, "seed": 5, "format": "wet"},
+            "max_quarantined_share": 0.05,
+        }
+        tree["write_shards"]["shard_tokens"] = 100_000
+        tree["engine"] |= {"kind": "inline", "workers": 2}
+        tree["run_dir"] = str(self.folder / "{config}")
+        path = self.folder / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(tree))
+        config = load(str(path), overrides)
+        prepare(config, say=lambda _: None)
+        return config
+
+    def run(self, name: str, *overrides: str) -> tuple[Path, list[Event]]:
+        """Run in this process' own engine choice; the run folder and what happened."""
+        plan = make_plan(self.config(name, *overrides))
+        record_run(plan, name)
+        return plan.run_dir, list(run(plan))
+
+    def command(self, name: str, *arguments: str) -> subprocess.Popen[str]:
+        """The same as a process of its own, by the command line."""
+        self.config(name)
+        return subprocess.Popen(
+            [sys.executable, "-m", "pipeline", "run", str(self.folder / f"{name}.yaml"), *arguments],
+            cwd=REPOSITORY,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+@pytest.fixture(scope="session")
+def chain(tmp_path_factory: pytest.TempPathFactory) -> Chain:
+    """ccnet.yaml on a small crawl; models and crawl come from the user's cache, or are made once."""
+    return Chain(tmp_path_factory.mktemp("chain"))
+
+
+@pytest.fixture(scope="session")
+def reference_run(chain: Chain) -> Path:
+    """An uninterrupted run in one process: what every other way of running is held against."""
+    return chain.run("reference")[0]
+
+
+def digests(run_dir: Path) -> dict[str, str]:
+    """Every file that a run promises to make the same again: all but logs, locks and reports of time."""
+    return {
+        str(path.relative_to(run_dir)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in _promised(run_dir)
+    }
+
+
+def _promised(run_dir: Path) -> Iterator[Path]:
+    for path in sorted(run_dir.glob("*-*/**/*")):
+        if path.is_file() and ".attempts" not in path.parts:
+            yield path
+
+
+Digests = Callable[[Path], dict[str, str]]

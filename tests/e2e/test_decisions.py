@@ -1,0 +1,36 @@
+"""The chain's decisions against the truth of the sample crawl. Floors are lowered in a commit that says why, or never."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.decisions import Measure, measure
+from pipeline.ledger import open_run
+
+pytestmark = pytest.mark.models
+
+# decision -> (recall, precision), at least; what is 1.0 is so by construction of the crawl and of the rule
+FLOORS = {
+    "duplicate lines": (1.0, 1.0),
+    "duplicate documents": (1.0, 1.0),
+    "short documents": (1.0, 1.0),
+    "languages": (0.98, 0.98),
+    "low quality": (0.95, 0.6),
+}
+
+
+def test_decisions_stay_above_their_floors(reference_run: Path) -> None:
+    """Exact duplicates, lengths, languages and low-quality text are found, and little else is taken for them."""
+    measured = measure(open_run(reference_run))
+    seen = {name: (round(m.recall, 3), round(m.precision, 3)) for name, m in measured.items()}
+    assert seen.keys() == FLOORS.keys()
+    below = {name: seen[name] for name in FLOORS if any(s < f for s, f in zip(seen[name], FLOORS[name], strict=True))}
+    assert not below, f"below the floors {FLOORS}: {below}"
+
+
+def test_a_wrong_decision_lowers_a_measure() -> None:
+    """The measures can fail: one miss and one false find show in recall and precision."""
+    assert Measure(num_right=9, num_wanted=10, num_found=9).recall == 0.9
+    assert Measure(num_right=9, num_wanted=9, num_found=10).precision == 0.9

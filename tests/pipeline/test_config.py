@@ -1,0 +1,122 @@
+"""Configs: what loads, and what a person is told when one does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pipeline.config import ConfigError, RunConfig, load
+from tests.conftest import REPOSITORY
+
+SHIPPED = sorted(path.name for path in (REPOSITORY / "configs").glob("*.yaml"))
+
+MINIMAL = """\
+input:
+  files: ["*.warc.wet.gz"]
+tokenize:
+  tokenizer: gpt2-bpe
+"""
+
+
+def write(folder: Path, text: str) -> str:
+    path = folder / "mine.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def faults_of(path: str, *overrides: str) -> list[str]:
+    with pytest.raises(ConfigError) as raised:
+        load(path, overrides)
+    return list(raised.value.faults)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_shipped_config_loads(name: str) -> None:
+    """The configs in configs/ are valid as they stand, by name."""
+    assert load(name).run_dir == f"runs/{name.removesuffix('.yaml')}"
+
+
+def test_the_default_config_names_every_key() -> None:
+    """A reader of ccnet.yaml sees every key there is, but for those of the other kinds of input and of HTML."""
+    written = yaml.safe_load((REPOSITORY / "configs" / "ccnet.yaml").read_text())
+    default = load("ccnet.yaml").model_dump()
+    for section in ("deduplicate", "select", "write_shards", "engine", "tokenize"):
+        missing = default[section].keys() - written[section].keys()
+        assert missing <= {"tiktoken_pattern"}, f"{section}: {missing}"
+
+
+def test_a_minimal_config_has_ccnets_defaults(tmp_path: Path) -> None:
+    """Only input and tokenizer must be given; the rest is CCNet's."""
+    config = load(write(tmp_path, MINIMAL))
+    assert config.deduplicate.keep == "none"
+    assert config.extract.length is not None
+    assert config.extract.length.min_chars == 300
+    assert config.select.language is not None
+    assert config.select.language.min_score == 0.5
+
+
+def test_all_faults_are_told_at_once_with_line_and_nearest_key(tmp_path: Path) -> None:
+    """An unknown key, a value out of range and a wrong type are reported together, each with its place."""
+    text = MINIMAL + "select:\n  language:\n    min_scroe: 0.5\n    min_score: 1.7\ndeduplicate:\n  keep: some\n"
+    faults = faults_of(write(tmp_path, text))
+    assert len(faults) == 3
+    assert any("mine.yaml:7: select.language.min_scroe is no known key; did you mean min_score?" in f for f in faults)
+    assert any("mine.yaml:8: select.language.min_score is 1.7" in f for f in faults)
+    assert any("mine.yaml:10: deduplicate.keep is 'some'" in f for f in faults)
+
+
+def test_missing_models_and_files_are_told_at_once(tmp_path: Path) -> None:
+    """References that are neither in the registry nor on this disk are faults, with the nearest name."""
+    text = MINIMAL.replace("gpt2-bpe", "gpt2-bp") + "annotate:\n  language:\n    model: lid.177.ftz\n"
+    text += "select:\n  perplexity:\n    cutoffs: nowhere.csv\n"
+    faults = faults_of(write(tmp_path, text))
+    assert len(faults) == 3
+    assert any("tokenize.tokenizer" in f and "gpt2-bpe" in f for f in faults)
+    assert any("annotate.language.model" in f and "lid.176.ftz" in f for f in faults)
+    assert any("select.perplexity.cutoffs" in f and "no such file" in f for f in faults)
+
+
+def test_a_key_given_twice_is_a_fault(tmp_path: Path) -> None:
+    """YAML would silently take the last."""
+    (fault,) = faults_of(write(tmp_path, MINIMAL + "tokenize:\n  tokenizer: other\n"))
+    assert "'tokenize' is given twice" in fault
+
+
+def test_overrides_reach_any_key_and_their_faults_name_them(tmp_path: Path) -> None:
+    """--set goes through the same checks, and a fault in it points to it rather than to a line."""
+    path = write(tmp_path, MINIMAL)
+    config = load(path, ["select.language.min_score=0.65", "annotate.quality={}", "run_dir=/data/{config}"])
+    assert config.select.language is not None
+    assert config.select.language.min_score == 0.65
+    assert config.annotate.quality is not None
+    assert config.run_dir == "/data/mine"
+    (fault,) = faults_of(path, "select.language.min_score=high")
+    assert fault.startswith("--set select.language.min_score: select.language.min_score is 'high'")
+    (fault,) = faults_of(path, "select.language")
+    assert "wanted key.of.key=value" in fault
+
+
+def test_exactly_one_input_is_wanted(tmp_path: Path) -> None:
+    """Two kinds of input, or none, are refused."""
+    (fault,) = faults_of(write(tmp_path, MINIMAL), "input.sample_crawl={documents: 200}")
+    assert "exactly one of sample_crawl, files, common_crawl; found sample_crawl, files" in fault
+
+
+def test_an_unknown_config_lists_those_there_are() -> None:
+    """A misspelt name is answered with the nearest."""
+    (fault,) = faults_of("ccnett.yaml")
+    assert "did you mean ccnet.yaml?" in fault
+
+
+def test_every_key_is_described() -> None:
+    """Each field of each section has a description: the config reference is made of them."""
+
+    def check(model: type, where: str) -> None:
+        for name, info in model.model_fields.items():  # type: ignore[attr-defined]
+            assert info.description, f"{where}{name} has no description"
+            if hasattr(info.annotation, "model_fields"):
+                check(info.annotation, f"{where}{name}.")
+
+    check(RunConfig, "")

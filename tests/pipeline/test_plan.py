@@ -1,0 +1,138 @@
+"""Plans: fingerprints decide what is done again, and are the same everywhere."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.config import load
+from pipeline.plan import PARENTS, PHASE_VERSIONS, fingerprint, make_plan
+from tests.conftest import REPOSITORY
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@pytest.fixture
+def config(tmp_path: Path, tiny_tokenizer: Path, wet_file: Path) -> str:
+    path = tmp_path / "plan.yaml"
+    path.write_text(
+        f"run_dir: {tmp_path}/run\ninput:\n  files: ['{wet_file}']\ntokenize:\n  tokenizer: {tiny_tokenizer}\n"
+        f"annotate:\n  language:\n    model: {tiny_tokenizer}\n"
+    )
+    return str(path)
+
+
+def fingerprints(config: str, *overrides: str) -> dict[str, str | None]:
+    return {phase.name: phase.fingerprint for phase in make_plan(load(config, overrides)).phases}
+
+
+def changed(before: dict[str, str | None], after: dict[str, str | None]) -> set[str]:
+    return {name for name in before if before[name] != after[name]}
+
+
+@pytest.mark.parametrize(
+    ("override", "renewed"),
+    [
+        ("select.language.min_score=0.65", {"select", "tokenize", "write_shards"}),
+        ("write_shards.sample_tokens=1000", {"write_shards"}),
+        ("write_shards.seed=7", {"tokenize", "write_shards"}),
+        ("deduplicate.keep=first", {"deduplicate", "annotate", "select", "tokenize", "write_shards"}),
+        ("extract.length.min_chars=200", set(PHASE_VERSIONS)),
+        ("engine.kind=inline", set()),
+        ("engine.memory_mb=512", set()),
+        ("run_dir=/elsewhere", set()),
+        ("input.max_quarantined_share=0.5", set()),
+    ],
+)
+def test_a_change_renews_what_hangs_on_it_and_nothing_else(config: str, override: str, renewed: set[str]) -> None:
+    """Each setting belongs to one phase; it and its descendants get new folders, all others keep theirs."""
+    assert changed(fingerprints(config), fingerprints(config, override)) == renewed
+
+
+def test_other_input_renews_the_phases_across_units_but_no_other_units_extract(config: str, wet_file: Path) -> None:
+    """A file more changes what is duplicate; the first unit keeps its name, so that it is not extracted again."""
+    before = make_plan(load(config))
+    copy = wet_file.with_name("z-second.warc.wet")
+    copy.write_bytes(wet_file.read_bytes() + b"\r\n")
+    after = make_plan(load(config, [f"input.files=['{wet_file}', '{copy}']"]))
+    assert after.phase("extract").fingerprint == before.phase("extract").fingerprint
+    assert after.units[0].key == before.units[0].key
+    assert after.phase("deduplicate").fingerprint != before.phase("deduplicate").fingerprint
+
+
+def test_a_changed_file_is_another_unit_and_a_moved_one_is_not(config: str, wet_file: Path, tmp_path: Path) -> None:
+    """Units are known by name and content, not by folder or time of change."""
+    (before,) = make_plan(load(config)).units
+    moved = tmp_path / "moved" / wet_file.name
+    moved.parent.mkdir()
+    moved.write_bytes(wet_file.read_bytes())
+    (same,) = make_plan(load(config, [f"input.files=['{moved}']"])).units
+    assert same.key == before.key
+    content = bytearray(moved.read_bytes())
+    content[-20] ^= 1
+    moved.write_bytes(bytes(content))
+    (other,) = make_plan(load(config, [f"input.files=['{moved}']"])).units
+    assert other.key != before.key
+
+
+def test_fingerprints_do_not_depend_on_the_process(config: str) -> None:
+    """Another process with another hash seed plans the same."""
+    code = (
+        "from pipeline.config import load; from pipeline.plan import make_plan\n"
+        f"print(' '.join(p.fingerprint or '-' for p in make_plan(load({config!r})).phases))"
+    )
+    seen = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=REPOSITORY,
+            env={"PYTHONHASHSEED": seed, "PATH": "/usr/bin:/bin", "HOME": str(Path.home())},
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert seen == {" ".join(str(f) for f in fingerprints(config).values()) + "\n"}
+
+
+def test_parents_come_before_their_children() -> None:
+    """The order in which phases run is an order of the graph."""
+    order = list(PHASE_VERSIONS)
+    for phase, parents in PARENTS.items():
+        assert all(order.index(parent) < order.index(phase) for parent in parents)
+
+
+@given(JSON)
+def test_equal_values_have_equal_fingerprints(value: object) -> None:
+    """A fingerprint is a function of the value alone."""
+    assert fingerprint(value) == fingerprint(value)
+    assert fingerprint([value, 1]) != fingerprint([value, 2])
+
+
+@pytest.mark.parametrize("value", [{1, 2}, {1: 2}, float("nan"), object(), b"bytes"])
+def test_what_cannot_be_hashed_the_same_way_twice_is_refused(value: object) -> None:
+    """Sets, objects and the like raise, and the message says where."""
+    with pytest.raises(TypeError, match=r"value\.inner"):
+        fingerprint({"inner": value})
+
+
+def test_a_model_that_is_not_made_yet_leaves_fingerprints_open(
+    config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Phases before it are known; it and what follows are not, and asking for their folder says what to do."""
+    monkeypatch.setenv("CORPUSMILL_CACHE", str(tmp_path / "empty"))
+    plan = make_plan(load(config, ["annotate.perplexity.models.en=demo-lm-en"]))
+    assert plan.phase("deduplicate").fingerprint is not None
+    assert plan.phase("annotate").fingerprint is None
+    assert plan.phase("write_shards").fingerprint is None
+    with pytest.raises(ValueError, match="models fetch"):
+        plan.folder("annotate")

@@ -1,0 +1,96 @@
+"""Who may import whom, as drawn in docs/architecture.md; imports inside functions count."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+
+PACKAGES = ("pipeline", "stages", "shardwriter", "loader", "training")
+ALLOWED = {
+    "pipeline": {"pipeline", "stages", "shardwriter"},
+    "stages": {"stages"},
+    "shardwriter": {"shardwriter"},
+    "loader": {"loader", "shardwriter.format"},
+    "training": {"training", "loader"},
+}
+ONLY_IN = {"ray": {"pipeline"}, "torch": {"loader", "training"}}
+BANNED_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "tools"}
+
+
+def _modules() -> Iterator[Path]:
+    for package in PACKAGES:
+        yield from sorted((REPOSITORY / package).rglob("*.py"))
+
+
+def _imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _faults(path: Path, imported: str) -> Iterator[str]:
+    package = path.relative_to(REPOSITORY).parts[0]
+    top = imported.split(".", maxsplit=1)[0]
+    if top in PACKAGES and not any(f"{imported}.".startswith(f"{allowed}.") for allowed in ALLOWED[package]):
+        yield f"{path}: {package} may not import {imported}"
+    if top in ONLY_IN and package not in ONLY_IN[top]:
+        yield f"{path}: {top} is imported in {' and '.join(sorted(ONLY_IN[top]))} only"
+
+
+def test_no_module_imports_what_the_drawing_forbids() -> None:
+    """Every import, in functions too, follows an arrow of the drawing."""
+    faults = [fault for path in _modules() for name in _imports(path) for fault in _faults(path, name)]
+    # `from shardwriter import format` names the package as well as the module: only the module is an arrow.
+    assert [fault for fault in faults if not fault.endswith("may not import shardwriter")] == []
+
+
+def test_the_rule_finds_a_forbidden_import() -> None:
+    """The check above can fail."""
+    assert list(_faults(REPOSITORY / "stages" / "x.py", "pipeline.plan"))
+    assert list(_faults(REPOSITORY / "stages" / "x.py", "ray.data"))
+    assert list(_faults(REPOSITORY / "loader" / "x.py", "shardwriter.writer"))
+    assert not list(_faults(REPOSITORY / "loader" / "x.py", "shardwriter.format"))
+
+
+def test_modules_are_named_for_what_they_do() -> None:
+    """No utils, helpers or common."""
+    assert not [path for path in _modules() if path.stem in BANNED_NAMES]
+
+
+def test_the_modules_of_a_package_import_each_other_in_one_direction() -> None:
+    """There is no cycle between modules, function-level imports counted."""
+    edges = {".".join(path.relative_to(REPOSITORY).with_suffix("").parts): set(_imports(path)) for path in _modules()}
+    graph = {module: {other for other in edges if other in imported} for module, imported in edges.items()}
+    visiting: list[str] = []
+    finished: set[str] = set()
+
+    def visit(module: str) -> None:
+        assert module not in visiting, f"cycle: {' -> '.join([*visiting[visiting.index(module) :], module])}"
+        if module not in finished:
+            visiting.append(module)
+            for other in sorted(graph[module]):
+                visit(other)
+            visiting.pop()
+            finished.add(module)
+
+    for module in sorted(graph):
+        visit(module)
+
+
+@pytest.mark.parametrize("package", [p for p in PACKAGES if (REPOSITORY / p).is_dir()])
+def test_importing_a_package_is_light(package: str) -> None:
+    """`import pipeline`, `import loader` need neither ray nor torch."""
+    code = f"import sys, {package}; print([m for m in ('ray', 'torch', 'pandas') if m in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=REPOSITORY)
+    assert out.stdout.strip() == "[]"
