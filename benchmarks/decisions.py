@@ -2,9 +2,9 @@
 
     python -m benchmarks.decisions runs/ccnet
 
-Three kinds of decision, each with recall (of what had to be found, the share that was) and precision (of what was found,
-the share that had to be): lines and documents removed as exact duplicates, languages, low-quality text (word salad and
-keyword spam) dropped by perplexity or the is-reference classifier.
+Three kinds of decision, each with recall (of what had to be found, the share that was) and precision (of what was
+found, the share that had to be): lines and documents removed as exact duplicates, languages, low-quality text (word
+salad and keyword spam) dropped by perplexity or the is-reference classifier.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _duplicate_lines(truth: list[dict[str, Any]], pages: Mapping[str, dict[str, 
 def _documents(
     truth: list[dict[str, Any]], pages: Mapping[str, dict[str, Any]], fate: str, reasons: tuple[str, ...]
 ) -> Measure:
-    """Documents that had to be dropped for one of these reasons; pages of which the truth makes no claim do not count."""
+    """Documents that had to be dropped for one of these reasons; pages without a claim in the truth do not count."""
     claimed = [row for row in truth if row["expected_fate"] not in ("any", "quarantined") and row["url"] in pages]
     wanted = {row["url"] for row in claimed if row["expected_fate"] == fate}
     found = {row["url"] for row in claimed if pages[row["url"]].get("fate", "").startswith(reasons)}

@@ -66,7 +66,6 @@ def run(
     plan = make_plan(settings)
     if not plan.units:
         _fail(f"{config}: the input has no files", WRONG_USAGE)
-    ledger.record_run(plan, Path(config).stem)
     with RunProgress(console) as progress:
         for event in run_plan(plan):
             progress.show(event)

@@ -23,13 +23,13 @@ from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
-from stages.quality import QualityFilterSettings, QualitySettings
 
 from pipeline import assets
 from stages.contract import Settings
 from stages.language import LanguageFilterSettings, LanguageSettings
 from stages.length import LengthSettings
 from stages.perplexity import Bucket, PerplexitySettings
+from stages.quality import QualityFilterSettings, QualitySettings
 from stages.reference import ReferenceFilterSettings, ReferenceSettings
 from stages.tokenize import TokenizeSettings
 from stages.warc import WarcSettings
@@ -133,9 +133,9 @@ class PerplexitySelection(Settings):
     """Head, middle and tail, and which of them are kept."""
 
     cutoffs: str = Field(
-        default="model",
-        description="Where the cutoffs come from: `model` (measured when it was trained), `run` (percentiles of this "
-        "run's documents), or the path of a file in the form of CCNet's cutoff.csv.",
+        default="run",
+        description="Where the cutoffs come from: `run` (percentiles of this run's documents), `model` (measured on "
+        "held-out text when it was trained), or the path of a file in the form of CCNet's cutoff.csv.",
     )
     percentiles: tuple[int, int] = Field(
         default=(30, 60),

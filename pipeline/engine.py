@@ -26,6 +26,7 @@ import pyarrow as pa
 
 from pipeline.config import EngineConfig
 from pipeline.flow import SinkStep, Source, StageStep, in_words
+from pipeline.ledger import record_run
 from pipeline.phases import PHASES, PartitionPhase, Phase, UnitPhase
 from pipeline.plan import RunPlan
 from stages.contract import Tally
@@ -75,6 +76,7 @@ def run(plan: RunPlan) -> Iterator[Event]:
         RunAborted: work failed (its phase was finished for all other work), or another process works on this run.
     """
     with _lock(plan), _engine_of(plan.config.engine) as engine:
+        record_run(plan)
         log = plan.run_dir / "log.jsonl"
         for make_phase in PHASES.values():
             phase = make_phase(plan)

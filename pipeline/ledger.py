@@ -43,7 +43,6 @@ class Run:
 
     run_dir: Path
     config: Mapping[str, Any]
-    config_name: str
     folders: Mapping[str, str]  # phase -> name of its folder
     units: Sequence[str]
 
@@ -57,15 +56,13 @@ class Run:
         return self.run_dir / self.folders["write_shards"]
 
 
-def record_run(plan: RunPlan, config_name: str) -> None:
+def record_run(plan: RunPlan) -> None:
     """Write run.json: which folders belong together, and the config in full."""
     description = {
-        "config_name": config_name,
         "config": plan.config.model_dump(mode="json"),
         "folders": {phase.name: plan.folder(phase.name).root.name for phase in plan.phases},
         "units": [unit.key for unit in plan.units],
     }
-    plan.run_dir.mkdir(parents=True, exist_ok=True)
     write_atomically(plan.run_dir / RUN_FILE, to_json(description))
 
 
@@ -83,7 +80,7 @@ def open_run(run_dir: str | Path) -> Run:
         nearest = difflib.get_close_matches(str(run_dir), siblings, 1) or siblings[:1]
         hint = f"; did you mean {nearest[0]}?" if nearest else "; start one with `python -m pipeline run`"
         raise RunNotFound(f"{run_dir}: no run here ({RUN_FILE} is missing){hint}") from error
-    return Run(Path(run_dir), found["config"], found["config_name"], found["folders"], found["units"])
+    return Run(Path(run_dir), found["config"], found["folders"], found["units"])
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.quality import Quality, QualityFilter
-
 from pipeline import assets
 from pipeline.config import RunConfig
 from pipeline.flow import StageSpec
@@ -31,6 +29,7 @@ from stages.language import Language, LanguageFilter
 from stages.length import Length
 from stages.paragraphs import ParagraphHashes, ParagraphRemoval
 from stages.perplexity import Perplexity, PerplexityFilter
+from stages.quality import Quality, QualityFilter
 from stages.reference import Reference, ReferenceFilter
 from stages.tokenize import Tokenize
 

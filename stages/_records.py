@@ -5,9 +5,10 @@ record is handed out only when what follows it proves where it ends; after a fau
 that can be found.
 Leaves to others: what a record means.
 
-What is proof of a record's end, after Content-Length bytes and any newlines: the next version line; the end of a gzip
-member; the end of the file. What is none: anything else, or a break in the compression. A member may begin inside a
-record (some writers cut members by size), but not with a version line.
+What proves that a record ends after Content-Length bytes: the two CRLF of the standard (ISO 28500:2017, section 4), or
+any newlines and then a version line, the end of a gzip member or the end of the file. What proves that it does not: a
+break in the compression right after it, or a gzip member inside it that begins with a version line (members that begin
+anywhere else inside it are sound: some writers cut them by size).
 
     "WARC/1.0\r\n...Content-Length: 5\r\n\r\n" "Hello" "\r\n\r\n" "WARC/1.0\r\n..."      Record
     "WARC/1.0\r\n...Content-Length: 3\r\n\r\n" "Hel" "lo\r\n\r\nWARC/1.0\r\n..."        Broken, up to the version line
@@ -181,9 +182,11 @@ class _Reader:
         if header.length > self._max_record_bytes:
             return self._pass_over(header)
         if not tape.reach(end):
-            return self._give_up(header, "", f"Content-Length is {header.length}, {len(tape.window) - start} follow")
+            detail = f"Content-Length is {header.length}, but only {len(tape.window) - start} bytes follow"
+            return self._give_up(header, "warc.truncated", detail)
         if not self._is_end(tape.position, end):
-            return self._give_up(header, "", f"Content-Length is {header.length}, but no record ends there")
+            detail = f"Content-Length is {header.length}, but no record ends there"
+            return self._give_up(header, "warc.content_length_wrong", detail)
         content = bytes(memoryview(tape.window)[start:end])  # one copy, whichever kind the window is
         tape.advance(end - tape.position)
         if b"warc-type" not in header.fields:
@@ -215,14 +218,14 @@ class _Reader:
         skipped_bytes = self.tape.advance(1)
         lost = self._find_header()
         cause, detail = "warc.header_too_long" if is_long else "warc.truncated", "the header of the record does not end"
-        if not is_long and lost.fault is not None and not lost.fault.is_verified:
+        if not is_long and lost.fault is not None and lost.fault.tears(offset):
             cause, detail = lost.fault.cause, lost.fault.detail
         return Broken(offset, "broken", cause, detail, skipped_bytes + lost.num_bytes)
 
     def _is_end(self, start: int, end: int) -> bool:
         """Whether what follows window[:end] proves that the record that begins at `start` ends there."""
         tape = self.tape
-        if tape.is_single_member and not tape.window[end:].strip(b"\r\n"):
+        if tape.is_single_member and tape.window[end : end + 5] == b"\r\n\r\n":
             return True  # how nearly all files are written: a member for each record
         if any(_VERSION.match(tape.window, member) for member in tape.members_within(start + 1, end - 1)):
             return False
@@ -231,7 +234,12 @@ class _Reader:
             return True
         if tape.reach(after + 1):
             tape.reach(after + _VERSION_BYTES)
-            return bool(tape.members_within(end, after)) or _VERSION.match(tape.window, after) is not None
+            is_standard = tape.window[end : end + 4] == b"\r\n\r\n"
+            return (
+                is_standard
+                or any(True for _ in tape.members_within(end, after))
+                or bool(_VERSION.match(tape.window, after))
+            )
         return tape.fault is None or tape.fault.is_verified
 
     def _after_newlines(self, start: int) -> int:
@@ -245,18 +253,17 @@ class _Reader:
                 return newlines.end()
 
     def _give_up(self, header: _Header, cause: str, detail: str, skipped_bytes: int = 0) -> Broken:
-        """Pass over a record that does not end where it says: the next header may stand anywhere after its own.
+        """Pass over a record that cannot be had: the next header may stand anywhere after its own.
 
-        Where `cause` is empty, what comes next decides: a break in the compression before any other header, or the end
-        of an uncompressed file, cut the record short; otherwise its length is wrong.
+        What is found decides how the record broke: a break in the compression before any other header tore it, and a
+        header, or the sound end of a member, where content should be shows that only its length is wrong.
         """
         skipped_bytes += self.tape.advance(header.num_bytes)
         lost = self._find_header()
-        if not cause and lost.fault is not None and not lost.fault.is_verified:
+        if lost.fault is not None and lost.fault.tears(header.offset):
             cause, detail = lost.fault.cause, lost.fault.detail
-        elif not cause:
-            is_cut = not lost.is_found and not self.tape.ends_member
-            cause = "warc.truncated" if is_cut else "warc.content_length_wrong"
+        elif cause == "warc.truncated" and (lost.is_found or self.tape.ends_member):
+            cause = "warc.content_length_wrong"
         return header.broken(cause, detail, skipped_bytes + lost.num_bytes)
 
     def _pass_over(self, header: _Header) -> Broken:
@@ -267,13 +274,14 @@ class _Reader:
         if num_bytes == header.length and self._is_end(tape.position, tape.position):
             detail = f"Content-Length is {header.length}, at most {self._max_record_bytes} are read"
             return header.broken("warc.record_too_large", detail, header.num_bytes + num_bytes)
+        cause = "warc.content_length_wrong" if num_bytes == header.length else "warc.truncated"
         detail = f"Content-Length is {header.length}, but no record ends there"
         if header.offset is None or self._num_rewinds >= _MAX_REWINDS or tape.fault is not None:
-            return self._give_up(header._replace(num_bytes=0), "", detail, header.num_bytes + num_bytes)
+            return self._give_up(header._replace(num_bytes=0), cause, detail, header.num_bytes + num_bytes)
         self._num_rewinds += 1
         self.tape = Tape.of(self._path, header.offset, header.into_member)
         self.tape.reach(self.tape.position + header.num_bytes)
-        return self._give_up(header, "", detail)
+        return self._give_up(header, cause, detail)
 
     def _skip(self, num_bytes: int) -> int:
         """Move on by so many bytes without holding them, or to a member before that begins with a header."""

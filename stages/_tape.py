@@ -29,6 +29,7 @@ from fastwarc.stream_io import Lz4Reader, ZstdReader
 from isal import igzip_lib
 
 _DISK_BYTES = 64 << 10
+_HEAD_BYTES = 1 << 20  # where a whole member is looked for in a file that does not begin with one
 _PIECE_BYTES = 256 << 10
 _KEPT_BYTES = 1 << 20  # read bytes that may stay in the window before it is cut
 
@@ -50,6 +51,10 @@ class Fault(NamedTuple):
     detail: str
     is_verified: bool  # everything that came out before is whole: the broken member itself gave nothing
     lost_bytes: int  # on disk, that were never decompressed
+
+    def tears(self, offset: int | None) -> bool:
+        """Whether the fault lies in the member at `offset`, after something came out of it."""
+        return not self.is_verified and self.offset == offset
 
 
 class _Piece(NamedTuple):
@@ -81,10 +86,8 @@ class Tape:
         Raises:
             OSError: the file cannot be opened or read.
         """
-        with path.open("rb") as file:
-            magic = file.read(4)
-        is_stored = not magic.startswith((_GZIP, _ZSTD, _ZSTD_DICTIONARY, _LZ4))
-        tape = cls(_pieces(path, magic, offset), is_stored=is_stored)
+        magic = _magic(path)
+        tape = cls(_pieces(path, magic, offset), is_stored=not magic)
         while skip_bytes > 0 and (tape.fill() or tape.available):
             skip_bytes -= tape.advance(min(skip_bytes, tape.available))
         return tape
@@ -158,23 +161,32 @@ class Tape:
             return offset + into_member, 0
         return offset, into_member
 
-    def members_within(self, start: int, end: int) -> list[int]:
+    def members_within(self, start: int, end: int) -> Iterator[int]:
         """Where in window[start : end + 1], which lies at or after the position, members begin."""
-        if len(self._starts) < 2 and (not self._starts or self._starts[0][0] < self._origin + start):
-            return []
         places = (member - self._origin for member, _ in self._starts)
-        return [place for place in takewhile(lambda place: place <= end, places) if place >= start]
+        return (place for place in takewhile(lambda place: place <= end, places) if place >= start)
+
+
+def _magic(path: Path) -> bytes:
+    """What tells the compression of a file, b"" if there is none. The beginning of a gzip file may be damaged."""
+    with path.open("rb") as file:
+        head = file.read(_HEAD_BYTES)
+    for magic in (_GZIP, _ZSTD, _ZSTD_DICTIONARY, _LZ4):
+        if head.startswith(magic):
+            return magic
+    trials = (head[found.start() : found.start() + _MEMBER_TRIAL_BYTES] for found in _MEMBER.finditer(head))
+    is_damaged_gzip = not head.startswith(b"WARC/") and any(_inflate_head(trial) == b"WARC/" for trial in trials)
+    return _GZIP if is_damaged_gzip else b""
 
 
 def _pieces(path: Path, magic: bytes, offset: int) -> Iterator[_Piece | Fault]:
-    if magic.startswith(_GZIP):
-        yield from _gunzip(path, offset)
-    elif magic.startswith((_ZSTD, _ZSTD_DICTIONARY)):
-        yield from _unframe(ZstdReader(str(path)))
-    elif magic.startswith(_LZ4):
-        yield from _unframe(Lz4Reader(str(path)))
-    else:
-        yield from _stored(path, offset)
+    if magic == _GZIP:
+        return _gunzip(path, offset)
+    if magic in (_ZSTD, _ZSTD_DICTIONARY):
+        return _unframe(ZstdReader(str(path)))
+    if magic == _LZ4:
+        return _unframe(Lz4Reader(str(path)))
+    return _stored(path, offset)
 
 
 def _stored(path: Path, offset: int) -> Iterator[_Piece]:
@@ -263,14 +275,16 @@ def _next_member(file: BinaryIO, offset: int) -> int:
         is_last = len(chunk) < _DISK_BYTES
         judged = len(window) if is_last else len(window) - _MEMBER_TRIAL_BYTES
         for found in _MEMBER.finditer(window):
-            if found.start() < judged and _inflates(window[found.start() : found.start() + _MEMBER_TRIAL_BYTES]):
+            trial = window[found.start() : found.start() + _MEMBER_TRIAL_BYTES]
+            if found.start() < judged and _inflate_head(trial):
                 return file.tell() - len(window) + found.start()
         window = window[max(0, judged) :]
     return file.tell()
 
 
-def _inflates(head: bytes) -> bool:
+def _inflate_head(trial: bytes) -> bytes:
+    """The first five bytes out of a gzip member that begins with `trial`, b"" if it is none."""
     try:
-        return bool(zlib.decompressobj(wbits=31).decompress(head, 1))
+        return zlib.decompressobj(wbits=31).decompress(trial, 5)
     except zlib.error:
-        return False
+        return b""

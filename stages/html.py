@@ -47,7 +47,7 @@ class HtmlSettings(Settings):
     max_tags: int = Field(
         default=100_000,
         ge=1,
-        description="Most tags in a page. Of 1,808 real pages the largest has 10,840; hostile nesting takes quadratic time.",
+        description="Most tags in a page (1,808 real pages have up to 10,840): hostile nesting takes quadratic time.",
     )
     max_undecodable_share: float = Field(
         default=0.01,
@@ -102,14 +102,14 @@ def extract(body: bytes, content_type: str, settings: HtmlSettings) -> Page | Un
     if num_tags > settings.max_tags and not is_plain:
         return Unusable("html.too_many_tags", f"{num_tags} tags, at most {settings.max_tags} are parsed")
     decoded = _decode(body, content_type, settings.max_undecodable_share)
+    num_control = len(_CONTROL.findall(decoded.text))
+    if num_control > settings.max_control_share * len(decoded.text):
+        return Unusable("html.not_text", f"{num_control} of {len(decoded.text)} characters are control characters")
     if decoded.undecodable_share > settings.max_undecodable_share:
         return Unusable(
             "html.not_decodable",
             f"{decoded.num_undecodable} of {len(decoded.text)} characters are undecodable in {decoded.charset}",
         )
-    num_control = len(_CONTROL.findall(decoded.text))
-    if num_control > settings.max_control_share * len(decoded.text):
-        return Unusable("html.not_text", f"{num_control} of {len(decoded.text)} characters are control characters")
     if is_plain:
         return Page("", decoded.text, decoded.charset, decoded.num_undecodable)
     return _parse(decoded, settings)
@@ -135,7 +135,7 @@ _CONTROL = re.compile("[\x00-\x08\x0b\x0e-\x1f]")
 _CHARSET = re.compile(r"charset\s*=\s*[\"']?\s*([^\s\"';,]+)", re.IGNORECASE)
 _BYTE_ORDER_MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 _WIDER_CODECS: Mapping[str, str] = MappingProxyType(
-    {"gbk": "gb18030", "shift_jis": "cp932", "euc-kr": "cp949", "big5": "big5hkscs"}
+    {"gbk": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949", "big5": "big5hkscs"}
 )
 """WHATWG Encoding Standard, sections 10 to 13: what these names mean on the web, in the names of Python's codecs."""
 
@@ -174,11 +174,8 @@ def _codec(label: str | None) -> Iterator[str]:
     """Python's codec for a charset's name on the web, if there is one."""
     charset = map_encoding_to_html5(label, fallback_utf8=False) if label else None
     if charset is not None:
-        charset = _WIDER_CODECS.get(charset, charset)
-        try:
-            yield codecs.lookup(charset).name
-        except LookupError:
-            return  # a charset that Python lacks: the next guess decides
+        name = codecs.lookup(charset).name
+        yield _WIDER_CODECS.get(name, name)
 
 
 def _decode_as(body: bytes, charset: str) -> _Decoded:

@@ -5,9 +5,9 @@ Promises: `Quality` adds every signal of `DEFINITIONS`, under RedPajama-V2's nam
 Leaves to others: the language (Gopher's rules were made for English: see `QualityFilterSettings.languages`).
 
 What is counted: a *raw word* is a run of characters that are not white space; a *word* is a raw word without its ASCII
-punctuation, in lower case, if anything is left (RedPajama-V2's normalised word but for the NFD form, so that an accented
-letter is one character); a *line* ends at "\\n", blank ones do not count, nor does white space around one; a
-*paragraph* is a run of lines between blank ones. Lengths are in code points. A share of nothing is 0.
+punctuation, in lower case, if anything is left (RedPajama-V2's normalised word, but not in NFD form: an accented letter
+is one character); a *line* ends at a line feed, blank ones do not count, nor does white space around one; a *paragraph*
+is a run of lines between blank ones. Lengths are in code points. A share of nothing is 0.
 
     scored = Quality(QualitySettings()).apply(batch).kept
     outcome = QualityFilter(QualityFilterSettings()).apply(scored)
@@ -38,7 +38,7 @@ DEFINITIONS: Mapping[str, str] = MappingProxyType(
         "rps_doc_frac_no_alph_words": "Share of raw words without an alphabetic character of any script.",
         "rps_doc_frac_unique_words": "Number of different words over that of words.",
         "rps_doc_unigram_entropy": "Entropy of the distribution of words, in nats, to 8 decimals.",
-        "num_stop_words": "How many of Gopher's eight English stop words occur: the, be, to, of, and, that, have, with.",
+        "num_stop_words": "How many of Gopher's English stop words occur: the, be, to, of, and, that, have, with.",
         "rps_doc_frac_lines_end_with_ellipsis": 'Share of lines that end with "..." or "…".',
         "frac_lines_start_with_bulletpoint": "Share of lines that start with a bullet point, an en dash or a hyphen.",
         "frac_lines_end_with_terminal_punctuation": "Share of lines that end with a mark of C4's: . ! ? \" or ”.",
@@ -201,14 +201,14 @@ def _ngram_rules() -> Iterator[_Rule]:
             f"max_top_{n}gram_char_share",
             f"rps_doc_frac_chars_top_{n}gram",
             f"quality.top_{n}gram_too_frequent",
-            f"The most frequent run of {n} words holds a larger share of the characters than max_top_{n}gram_char_share.",
+            f"The share of characters in the most frequent run of {n} words is above max_top_{n}gram_char_share.",
         )
     for n in _quality_signals.DUPE_NGRAMS:
         yield _Rule(
             f"max_duplicate_{n}gram_char_share",
             f"rps_doc_frac_chars_dupe_{n}grams",
             f"quality.duplicate_{n}grams_too_many",
-            f"Repeated runs of {n} words hold a larger share of the characters than max_duplicate_{n}gram_char_share.",
+            f"The share of characters in repeated runs of {n} words is above max_duplicate_{n}gram_char_share.",
         )
 
 

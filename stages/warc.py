@@ -12,10 +12,10 @@ Leaves to others: which files there are, fetching them, ARC files (`warcio recom
     reader.report.num_documents    # 41,832
     reader.report.quarantine       # [Quarantined(record=107, offset=91_114, cause="warc.content_length_wrong", ...)]
 
-Why the records are framed here and not by a WARC library: the accounts need it. FastWARC 2.0 hands out a record that
-was cut short as an empty one, reads over the end of a gzip member into the next record, takes a missing Content-Length
-for 0, gives wrong offsets when a member holds two records, and ends at the first fault; warcio skips what it cannot
-read. Both are what the tests compare with, on files without faults.
+Why no WARC library frames the records (`stages._records` does): the accounts need it. FastWARC 2.0 hands out a record
+that was cut short as an empty one, reads over the end of a gzip member into the next record, takes a missing
+Content-Length for 0, gives wrong offsets where a member holds two records, and stops at the first fault. It and warcio
+are what the tests compare with, on sound files.
 """
 
 from __future__ import annotations
@@ -163,8 +163,15 @@ class ReadReport:
 
 
 _COUNTED = (
-    *("num_records", "num_documents", "file_bytes", "content_bytes", "text_bytes"),
-    *("nul_bytes_replaced", "undecodable_replaced", "num_cut", "num_stored_decoded"),
+    "num_records",
+    "num_documents",
+    "file_bytes",
+    "content_bytes",
+    "text_bytes",
+    "nul_bytes_replaced",
+    "undecodable_replaced",
+    "num_cut",
+    "num_stored_decoded",
 )
 
 
@@ -327,11 +334,18 @@ def _converted(record: Record, number: int, url: str, settings: WarcSettings) ->
     """A WET text. Without a Content-Type it is taken for text/plain, the only type that WET files have."""
     if _media_type(_text(record.fields.get(b"content-type", b"text/plain"))) not in settings.media_types:
         return _Skipped("media_type")
-    title = None if settings.first_line_is_title else ""
-    digest = record.fields.get(b"warc-block-digest")
-    is_cut = b"warc-truncated" in record.fields
-    content = _line_feeds(record.content)
-    return _Row(number, record.offset, url, _date(record), _optional(digest), title, content, 0, is_cut, False)
+    return _Row(
+        record=number,
+        offset=record.offset,
+        url=url,
+        date=_optional(record.fields.get(b"warc-date")),
+        digest=_optional(record.fields.get(b"warc-block-digest")),
+        title=None if settings.first_line_is_title else "",
+        content=_line_feeds(record.content),
+        num_undecodable=0,
+        is_cut=b"warc-truncated" in record.fields,
+        is_stored_decoded=False,
+    )
 
 
 def _answered(record: Record, number: int, url: str, settings: WarcSettings) -> _Row | _Skipped | Broken:
@@ -353,20 +367,22 @@ def _answered(record: Record, number: int, url: str, settings: WarcSettings) -> 
     page = html.extract(response.body, content_type, settings.html)
     if isinstance(page, Unusable):
         return _broken(record, page.cause, page.detail)
-    digest = record.fields.get(b"warc-payload-digest")
-    is_cut = response.is_cut or b"warc-truncated" in record.fields
     return _Row(
-        *(number, record.offset, url, _date(record), _optional(digest), page.title, _line_feeds(page.text.encode())),
-        *(page.num_undecodable, is_cut, response.is_as_stored),
+        record=number,
+        offset=record.offset,
+        url=url,
+        date=_optional(record.fields.get(b"warc-date")),
+        digest=_optional(record.fields.get(b"warc-payload-digest")),
+        title=page.title,
+        content=_line_feeds(page.text.encode()),
+        num_undecodable=page.num_undecodable,
+        is_cut=response.is_cut or b"warc-truncated" in record.fields,
+        is_stored_decoded=response.is_as_stored,
     )
 
 
 def _broken(record: Record, cause: str, detail: str) -> Broken:
     return Broken(record.offset, record.type, cause, detail, len(record.content))
-
-
-def _date(record: Record) -> str | None:
-    return _optional(record.fields.get(b"warc-date"))
 
 
 def _optional(value: bytes | None) -> str | None:
@@ -390,7 +406,7 @@ def _media_type(content_type: str) -> str:
     return content_type.partition(";")[0].strip().lower()
 
 
-_HOST = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://(?:[^/?#@]*@)?(\[[^\]/?#]*\]|[^/?#:]*)")  # RFC 3986, section 3.2
+_HOST = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://(?:[^/?#@]*@)?(\[[^\]/?#]*\]|[^\[\]/?#:]*)")  # RFC 3986, section 3.2
 
 
 def source_domain(url: str) -> str:
@@ -406,7 +422,7 @@ def source_domain(url: str) -> str:
 
 
 def _is_utf8(data: bytes, rows: list[_Row]) -> bool:
-    """Whether each content by itself is UTF-8 (checked by Arrow, at several GB/s)."""
+    """Whether each content by itself is UTF-8 (Arrow checks 1.5 GB/s, `bytes.decode` 0.8)."""
     try:
         _strings(_offsets(rows), data).validate(full=True)
     except pa.ArrowInvalid:

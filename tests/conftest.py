@@ -42,7 +42,7 @@ def wet_record(url: str, text: str, *, number: int = 0) -> bytes:
 def wet_file(tmp_path: Path) -> Path:
     """A WET file of three pages."""
     path = tmp_path / "a-first.warc.wet"
-    path.write_bytes(b"".join(wet_record(f"https://example.org/{i}", f"Title\nPage {i}. " * 60) for i in range(3)))
+    path.write_bytes(b"".join(wet_record(f"https://example.org/{i}", "Title\n" + f"Page {'abc'[i]}. " * 60) for i in range(3)))
     return path
 
 

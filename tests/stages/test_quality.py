@@ -1,0 +1,300 @@
+"""Every signal equals its definition in plain Python, and every rule drops what is past its limit and nothing else."""
+
+from __future__ import annotations
+
+import lzma
+import math
+import string
+from collections import Counter
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from stages.contract import Outcome
+from stages.quality import DEFINITIONS, Quality, QualityFilter, QualityFilterSettings, QualitySettings
+
+OFF: dict[str, Any] = {name: None for name in QualityFilterSettings.model_fields if name.startswith(("min", "max"))}
+
+
+def batch_of(texts: Sequence[str | None], language: str = "en") -> pa.Table:
+    """A batch of documents with these texts, numbered from 0."""
+    return pa.table(
+        {
+            "doc_id": pa.array(range(len(texts)), pa.uint64()),
+            "text": pa.array(texts, pa.large_string()),
+            "language": pa.array([language] * len(texts), pa.string()),
+        }
+    )
+
+
+def measured(texts: Sequence[str | None]) -> list[dict[str, Any]]:
+    """The signals of each text."""
+    batch = batch_of(texts)
+    outcome = Quality(QualitySettings()).apply(batch)
+    outcome.check(batch, "quality")
+    assert outcome.kept.schema.field("num_stop_words").type == pa.int64()
+    return outcome.kept.select(Quality.adds.names).to_pylist()
+
+
+def filtered(texts: Sequence[str], *, language: str = "en", **keys: Any) -> Outcome:
+    """What the filter does with texts; rules that are not named are off."""
+    scored = Quality(QualitySettings()).apply(batch_of(texts, language)).kept
+    outcome = QualityFilter(QualityFilterSettings(**(OFF | keys))).apply(scored)
+    outcome.check(scored, "quality")
+    return outcome
+
+
+# --- The definitions, in plain Python ---
+
+
+def lower(text: str) -> str:
+    """Lower case, character by character, where that is one character."""
+    return "".join(c.lower() if len(c.lower()) == 1 else c for c in text)
+
+
+def share(part: float, whole: float) -> float:
+    """A share of nothing is 0."""
+    return part / whole if whole else 0.0
+
+
+def repeated(items: Sequence[Any], chars: Sequence[int]) -> tuple[float, float]:
+    """Shares of the items, and of their characters, that are in items seen before."""
+    is_repeated = [item in items[:i] for i, item in enumerate(items)]
+    return share(sum(is_repeated), len(items)), share(
+        sum(n for n, again in zip(chars, is_repeated, strict=True) if again), sum(chars)
+    )
+
+
+def top_ngram(words: Sequence[str], n: int) -> float:
+    """RedPajama-V2's rps_doc_frac_chars_top_ngram."""
+    grams = Counter(tuple(words[i : i + n]) for i in range(len(words) - n + 1))
+    gram, count = grams.most_common(1)[0] if grams else ((), 0)
+    return share(sum(map(len, gram)) * count * (count > 1), sum(map(len, words)))
+
+
+def dupe_ngrams(words: Sequence[str], n: int) -> float:
+    """RedPajama-V2's rps_doc_frac_chars_dupe_ngrams."""
+    grams = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
+    counts = Counter(grams)
+    covered = {i + k for i, gram in enumerate(grams) if counts[gram] > 1 for k in range(n)}
+    return share(sum(len(words[i]) for i in covered), sum(map(len, words)))
+
+
+def defined_word_signals(text: str) -> dict[str, float]:
+    """The signals that are made of words."""
+    raw_words = text.split()
+    words = [w for w in (lower(raw.translate({ord(c): None for c in string.punctuation})) for raw in raw_words) if w]
+    counts, num_ellipses = Counter(words), text.count("...") + text.count("…")
+    return {
+        "rps_doc_word_count": len(words),
+        "rps_doc_mean_word_length": share(sum(map(len, words)), len(words)),
+        "rps_doc_symbol_to_word_ratio": share(text.count("#") + num_ellipses, len(raw_words)),
+        "hash_to_word_ratio": share(text.count("#"), len(raw_words)),
+        "ellipsis_to_word_ratio": share(num_ellipses, len(raw_words)),
+        "rps_doc_frac_no_alph_words": share(sum(not any(map(str.isalpha, w)) for w in raw_words), len(raw_words)),
+        "rps_doc_frac_unique_words": share(len(counts), len(words)),
+        "rps_doc_unigram_entropy": -sum(n / len(words) * math.log(n / len(words)) for n in counts.values()),
+        "num_stop_words": len({"the", "be", "to", "of", "and", "that", "have", "with"} & set(words)),
+        **{f"rps_doc_frac_chars_top_{n}gram": top_ngram(words, n) for n in range(2, 5)},
+        **{f"rps_doc_frac_chars_dupe_{n}grams": dupe_ngrams(words, n) for n in range(5, 11)},
+    }
+
+
+def defined_line_signals(text: str) -> dict[str, float]:
+    """The signals that are made of lines."""
+    stripped = [line.strip() for line in text.split("\n")]
+    lines = [line for line in stripped if line]
+    paragraphs = [tuple(run) for is_text, run in groupby(stripped, key=bool) if is_text]
+    dupe_lines, dupe_line_chars = repeated(lines, [len(line) for line in lines])
+    dupe_paragraphs, dupe_paragraph_chars = repeated(paragraphs, [sum(map(len, p)) for p in paragraphs])
+    return {
+        "rps_doc_frac_lines_end_with_ellipsis": share(sum(x.endswith(("...", "…")) for x in lines), len(lines)),
+        "frac_lines_start_with_bulletpoint": share(sum(x[0] in "-–•‣▶◀◦■□▪▫" for x in lines), len(lines)),
+        "frac_lines_end_with_terminal_punctuation": share(sum(x[-1] in '.!?"”' for x in lines), len(lines)),
+        "frac_short_lines": share(sum(len(x) <= 30 for x in lines), len(lines)),
+        "frac_dupe_lines": dupe_lines,
+        "frac_chars_dupe_lines": dupe_line_chars,
+        "frac_dupe_paragraphs": dupe_paragraphs,
+        "frac_chars_dupe_paragraphs": dupe_paragraph_chars,
+    }
+
+
+def assert_as_defined(texts: Sequence[str]) -> None:
+    """All signals agree exactly, but for the entropy, whose logarithm is rounded."""
+    for text, signals in zip(texts, measured(texts), strict=True):
+        expected = defined_word_signals(text) | defined_line_signals(text)
+        entropy = expected.pop("rps_doc_unigram_entropy")
+        assert signals.pop("rps_doc_unigram_entropy") == pytest.approx(entropy, abs=1.1e-8)
+        assert signals == expected
+
+
+# --- The signals ---
+
+PHRASES = ["the ", "The", "be", "WITH", "cat", "d'État", "a-b", "#", "...", "....", "…", "-", "• ", " ", '."', "”"]
+SCRIPTS = ["12", "½", "漢字", "ไทย", "😀", "İ", "ΣΑΣ"]
+BREAKS = ["\n", "\n\n", " \n\t\n", "\u00a0", "\u2028", "\x1c", "\u3000", "\U000e0041", "\U0010ffff"]
+phrases = st.sampled_from([*PHRASES, *SCRIPTS, *BREAKS])
+pages = st.lists(st.one_of(phrases, phrases, phrases, st.text(max_size=4)), max_size=60).map("".join)
+refrains = st.lists(st.sampled_from(["a ", "bb ", "ccc ", "a bb ", "bb a ccc\n", "a\n\n"]), max_size=60).map("".join)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.one_of(pages, refrains), max_size=4))
+def test_signals_are_as_defined(texts: list[str]):
+    """Whatever the text, the compiled signals are those of the definitions in plain Python."""
+    assert_as_defined(texts)
+
+
+def test_every_character_is_classified_as_python_does():
+    """White space, letters, lower case and punctuation are Python's, for every code point there is."""
+    known = [chr(p) for p in range(0x32000) if not 0xD800 <= p < 0xE000]
+    text = " ".join(known)
+    expected = defined_word_signals(text)
+    entropy, signals = expected.pop("rps_doc_unigram_entropy"), measured([text])[0]
+    assert signals["rps_doc_unigram_entropy"] == pytest.approx(entropy, abs=1.1e-8)
+    assert {name: signals[name] for name in expected} == expected
+    beyond = "".join(map(chr, range(0x32000, 0x110000)))
+    assert beyond.lower() == beyond
+    assert not any(c.isspace() or c.isalpha() for c in beyond)
+
+
+def test_definitions_name_every_signal():
+    """Each column that is added has its definition, in the same order."""
+    assert list(DEFINITIONS) == Quality.adds.names
+
+
+def test_empty_and_null_texts_have_nothing():
+    """A document without text has 0 for every signal."""
+    assert all(value == 0 for signals in measured(["", None, " \n"]) for value in signals.values())
+    assert measured([]) == []
+
+
+@given(texts=st.lists(refrains, max_size=5), cut=st.integers(0, 5))
+@settings(max_examples=30, deadline=None)
+def test_batch_size_changes_nothing(texts: list[str], cut: int):
+    """A window into a batch is measured like a batch of its own."""
+    batch, stage = batch_of(texts), Quality(QualitySettings())
+    halves = [stage.apply(batch.slice(0, cut)).kept, stage.apply(batch.slice(cut)).kept]
+    assert pa.concat_tables(halves) == stage.apply(batch).kept
+
+
+@pytest.mark.shared_data
+def test_signals_are_as_defined_on_wikipedia(shared_data: Path):
+    """Real text in seven files of six languages, alone and repeated, has the signals of the definitions."""
+    for file in sorted((shared_data / "reference").glob("*.xz")):
+        with lzma.open(file, "rt", encoding="utf-8") as lines:
+            texts = [lines.read(1500) for _ in range(5)]
+        assert_as_defined([*texts, texts[0] + texts[1] + "\n\n" + texts[0]])
+
+
+# --- The rules ---
+
+PROSE = (
+    "The committee met on the first day of spring to read what had been written about the river and its people. "
+    "Nobody could say with any certainty that their letters would be answered before winter, yet they have kept "
+    "writing, as families do when distance grows; some sent drawings, others only dates.\nA clerk copied each page "
+    "twice, folded it, and put both into separate drawers."
+)
+
+
+def test_prose_passes_gophers_rules():
+    """An ordinary paragraph of English keeps to every default."""
+    scored = Quality(QualitySettings()).apply(batch_of([PROSE])).kept
+    assert QualityFilter(QualityFilterSettings()).apply(scored).kept.num_rows == 1
+
+
+NEAR_AND_PAST: list[tuple[str, float, str, str, str, float]] = [
+    # limit, its value, a text that keeps to it, one that breaks it, the reason, the value seen
+    ("min_words", 3, "a b c", "a b !", "words_too_few", 2),
+    ("max_words", 3, "a b c !", "a b c d", "words_too_many", 4),
+    ("min_mean_word_length", 3, "ab, abcd", "abc ab", "words_too_short", 2.5),
+    ("max_mean_word_length", 3, "été abc", "abcd abc", "words_too_long", 3.5),
+    ("max_symbol_share", 0.5, "# a", "# #", "hashes_too_many", 1),
+    ("max_symbol_share", 0.5, "… a", "a... b…", "ellipses_too_many", 1),
+    ("max_bullet_line_share", 0.5, "• a\nb", "- a\n • b", "bullet_lines_too_many", 1),
+    ("max_ellipsis_line_share", 0.5, "a…\nb", "a…\nb... ", "ellipsis_lines_too_many", 1),
+    ("min_alpha_word_share", 0.8, "a b c d 1", "a b c 1", "alpha_words_too_few", 0.75),
+    ("min_stop_words", 2, "The end of", "the THE the", "stop_words_too_few", 1),
+    ("max_duplicate_line_share", 0.5, "a\na", "a\na\na", "duplicate_lines_too_many", 2 / 3),
+    ("max_duplicate_paragraph_share", 0.5, "a\n\na", "a\n\na\n\na", "duplicate_paragraphs_too_many", 2 / 3),
+    ("max_duplicate_line_char_share", 0.4, "ab\nab\nc", "abc\nabc\nd", "duplicate_lines_too_long", 3 / 7),
+    (
+        "max_duplicate_paragraph_char_share",
+        0.4,
+        "ab\n\nab\n\nc",
+        "abc\n\nabc\n\nd",
+        "duplicate_paragraphs_too_long",
+        3 / 7,
+    ),
+    ("max_top_2gram_char_share", 0.8, "a b a b c", "a b a b", "top_2gram_too_frequent", 1),
+    ("max_top_3gram_char_share", 0.9, "a b c a b d", "a b c a b c", "top_3gram_too_frequent", 1),
+    ("max_top_4gram_char_share", 0.9, "a b c d a b c", "a b c d a b c d", "top_4gram_too_frequent", 1),
+    *(
+        (
+            f"max_duplicate_{n}gram_char_share",
+            0.9,
+            " ".join("abcdefghij"[:n] + "abcdefghij"[: n - 1]),
+            " ".join("abcdefghij"[:n] * 2),
+            f"duplicate_{n}grams_too_many",
+            1.0,
+        )
+        for n in range(5, 11)
+    ),
+    ("min_terminal_line_share", 0.5, "a.\nb", "a\nb", "terminal_lines_too_few", 0),
+    ("max_short_line_share", 0.5, "a" * 30 + "\n" + "b" * 31, "a" * 30, "short_lines_too_many", 1),
+]
+
+
+@pytest.mark.parametrize(("name", "limit", "near", "past", "reason", "value"), NEAR_AND_PAST)
+def test_a_rule_keeps_its_limit_and_drops_what_is_past(
+    name: str, limit: float, near: str, past: str, reason: str, value: float
+):
+    """What equals a limit is kept; what is past it goes, with the reason, the value and the limit."""
+    outcome = filtered([near, past], language="en", **{name: limit})
+    assert outcome.kept["text"].to_pylist() == [near]
+    (drop,) = outcome.dropped.to_pylist()
+    assert drop == {"doc_id": 1, "reason": f"quality.{reason}", "value": value, "limit": limit, "detail": None}
+
+
+def test_every_reason_is_reached():
+    """The cases above break every rule there is, and each reason is a sentence that names its setting."""
+    assert {f"quality.{case[4]}" for case in NEAR_AND_PAST} == set(QualityFilter.reasons)
+    for name, _, _, _, reason, _ in NEAR_AND_PAST:
+        sentence = QualityFilter.reasons[f"quality.{reason}"]
+        assert name in sentence
+        assert sentence.endswith(".")
+
+
+def test_the_first_broken_rule_is_the_reason():
+    """A text that breaks several rules is dropped once, for the first in the order of the settings."""
+    outcome = filtered(["# #", "# # a"], min_words=1, max_symbol_share=0.1, min_stop_words=1)
+    assert outcome.dropped["reason"].to_pylist() == ["quality.words_too_few", "quality.hashes_too_many"]
+
+
+def test_other_languages_pass_unjudged():
+    """Documents outside `languages` pass; null judges every document."""
+    assert filtered(["zu kurz"], language="de", min_words=50).kept.num_rows == 1
+    assert filtered(["zu kurz"], language="de", min_words=50, languages=None).kept.num_rows == 0
+    assert filtered(["zu kurz"], language="de", min_words=50, languages=("fr", "de")).kept.num_rows == 0
+
+
+def test_defaults_are_gophers():
+    """Rae et al. 2021, appendix A.1.1 and table A1; the rules of C4 and FineWeb are off."""
+    limits = QualityFilterSettings().model_dump()
+    assert [limits[f"max_top_{n}gram_char_share"] for n in (2, 3, 4)] == [0.20, 0.18, 0.16]
+    assert [limits[f"max_duplicate_{n}gram_char_share"] for n in range(5, 11)] == [0.15, 0.14, 0.13, 0.12, 0.11, 0.10]
+    assert (limits["min_words"], limits["max_words"], limits["min_stop_words"]) == (50, 100_000, 2)
+    assert (limits["min_terminal_line_share"], limits["max_short_line_share"]) == (None, None)
+
+
+def test_settings_that_keep_nothing_are_refused():
+    """A lower limit above its upper one is a mistake; the message shows both."""
+    with pytest.raises(ValidationError, match="min_words is 60, above max_words, which is 50: nothing could be kept"):
+        QualityFilterSettings(min_words=60, max_words=50)

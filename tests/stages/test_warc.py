@@ -1,0 +1,619 @@
+"""stages.warc: the documents of WET and WARC files, and the account of everything else."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import tracemalloc
+import zlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import brotli
+import pyarrow as pa
+import pytest
+from fastwarc.stream_io import Lz4Writer, ZstdWriter
+from fastwarc.warc import ArchiveIterator as FastWarc
+from fastwarc.warc import WarcRecordType
+from hypothesis import given
+from hypothesis import strategies as st
+from warcio.archiveiterator import ArchiveIterator as Warcio
+
+from stages.contract import DOCUMENT, AccountsDoNotBalance
+from stages.html import HtmlSettings
+from stages.warc import CAUSES, SKIPPED, ReadReport, WarcReader, WarcSettings, source_domain
+
+MIB = 1 << 20
+DEFAULT = WarcSettings()
+
+
+def record(
+    content: bytes, *, kind: str = "conversion", length: int | None = None, without: str = "", **fields: str
+) -> bytes:
+    """A WARC record; `length` is what it claims, `without` names a field to leave out."""
+    named = {
+        "WARC-Type": kind,
+        "WARC-Target-URI": "http://Example.org:80/a",
+        "WARC-Date": "2026-01-02T03:04:05Z",
+        "WARC-Block-Digest": "sha1:AAAA",
+        "Content-Type": "text/plain",
+        **{name.replace("_", "-"): value for name, value in fields.items()},
+        "Content-Length": str(len(content) if length is None else length),
+    }
+    lines = [f"{name}: {value}" for name, value in named.items() if name != without]
+    return "\r\n".join(["WARC/1.0", *lines, "", ""]).encode() + content + b"\r\n\r\n"
+
+
+def response(http: bytes) -> bytes:
+    """A WARC record of an HTTP response."""
+    return record(
+        http, kind="response", Content_Type="application/http; msgtype=response", WARC_Payload_Digest="sha1:P"
+    )
+
+
+def page(body: bytes, *headers: str, status: str = "200 OK", content_type: str = "text/html") -> bytes:
+    """An HTTP response."""
+    return "\r\n".join([f"HTTP/1.1 {status}", f"Content-Type: {content_type}", *headers, "", ""]).encode() + body
+
+
+def member(content: bytes) -> bytes:
+    """A gzip member, the same in every run."""
+    return gzip.compress(content, compresslevel=6, mtime=0)
+
+
+def text_of(name: str) -> bytes:
+    """The content of a WET record that is long enough not to be mistaken."""
+    return f"Title {name}\n".encode() + b"".join(b"line %d of %s\n" % (i, name.encode()) for i in range(40))
+
+
+A, B, C = (record(text_of(name)) for name in "ABC")
+_COUNT = iter(range(10**9))
+
+
+class Reading:
+    """Everything that comes out of one file."""
+
+    def __init__(self, folder: Path, data: bytes, settings: WarcSettings = DEFAULT, batch_bytes: int = MIB) -> None:
+        self.path = folder / f"{next(_COUNT)}.warc"
+        self.path.write_bytes(data)
+        self.reader = WarcReader(self.path, settings, unit=0, batch_bytes=batch_bytes)
+        self.tables = list(self.reader)
+        self.report = self.reader.report
+        self.path.unlink()
+
+    @property
+    def rows(self) -> list[dict[str, object]]:
+        return [row for table in self.tables for row in table.to_pylist()]
+
+    @property
+    def names(self) -> str:
+        """The names given to `text_of`, of all documents, in order."""
+        return "".join(str(row["title"]).removeprefix("Title ") for row in self.rows)
+
+    @property
+    def causes(self) -> list[str]:
+        return [entry.cause.removeprefix("warc.") for entry in self.report.quarantine]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all examples of a property may share."""
+    return tmp_path_factory.mktemp("warc")
+
+
+# Sound files
+
+
+def test_a_wet_record_becomes_a_row_of_the_document_schema(folder: Path) -> None:
+    """Every column is taken from the record, the file's name without its folder, and the record's number."""
+    path = folder / "crawl.warc.wet.gz"
+    info = member(record(b"x", kind="warcinfo"))
+    path.write_bytes(info + member(record(b"Title\nfirst \n\tsecond\n\n", WARC_Target_URI="<https://u@B.org:81/?q>")))
+    (table,) = WarcReader(path, WarcSettings(), unit=7, first_record=100, batch_bytes=MIB)
+    assert table.schema == DOCUMENT
+    assert table.to_pylist() == [
+        {
+            "doc_id": 7 << 32 | 101,
+            "url": "https://u@B.org:81/?q",
+            "source_domain": "b.org",
+            "date": "2026-01-02T03:04:05Z",
+            "digest": "sha1:AAAA",
+            "warc_file": "crawl.warc.wet.gz",
+            "warc_offset": len(info),
+            "title": "Title",
+            "text": "first\nsecond",
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    "pack",
+    [
+        pytest.param(lambda records: b"".join(member(r) for r in records), id="member-per-record"),
+        pytest.param(lambda records: member(b"".join(records)), id="one-member"),
+        pytest.param(lambda records: member(b"".join(records[:2])) + member(records[2]), id="two-in-one-member"),
+        pytest.param(b"".join, id="uncompressed"),
+        pytest.param(b"\r\n\r\n".join, id="more-newlines"),
+        pytest.param(lambda records: b"".join(r.removesuffix(b"\r\n\r\n") for r in records), id="no-newlines"),
+        pytest.param(
+            lambda records: b"".join(member(b"".join(records)[i : i + 500]) for i in range(0, 9000, 500)),
+            id="members-cut-by-size",
+        ),
+        pytest.param(
+            lambda records: member(b"") + member(records[0]) + member(b"") + member(b"".join(records[1:])),
+            id="empty-members",
+        ),
+    ],
+)
+def test_however_records_are_packed_the_documents_are_the_same(
+    folder: Path, pack: Callable[[list[bytes]], bytes]
+) -> None:
+    """Members, newlines and the lack of them between records change nothing but the offsets."""
+    reading = Reading(folder, pack([A, B, C]))
+    assert (reading.names, reading.causes) == ("ABC", [])
+    assert reading.rows[1]["text"] == text_of("B").decode().partition("\n")[2].rstrip()
+
+
+@pytest.mark.parametrize("writer", [ZstdWriter, Lz4Writer])
+def test_zstd_and_lz4_are_read_without_offsets(folder: Path, writer: type[ZstdWriter | Lz4Writer]) -> None:
+    """Their readers do not say where a frame begins, so no offset is given rather than a wrong one."""
+    path = folder / "packed"
+    packer = writer(str(path))
+    packer.write(A + B)
+    packer.close()
+    reading = Reading(folder, path.read_bytes())
+    assert reading.names == "AB"
+    assert [row["warc_offset"] for row in reading.rows] == [None, None]
+    broken = Reading(folder, path.read_bytes()[:-12])
+    assert broken.causes == ["compression_corrupt"]
+
+
+def test_offsets_are_those_of_the_record_on_disk(folder: Path) -> None:
+    """Reading a file from `warc_offset` on gives the record, compressed or not; in a shared member, that member's."""
+    for data, inflate in ((A + B + C, bytes), (member(A) + member(B) + member(C), lambda d: zlib.decompress(d, 31))):
+        for row, name in zip(Reading(folder, data).rows, "ABC", strict=True):
+            offset = row["warc_offset"]
+            assert isinstance(offset, int)
+            content = inflate(data[offset:]) if inflate is bytes else zlib.decompressobj(31).decompress(data[offset:])
+            assert content.startswith(b"WARC/1.0")
+            assert f"Title {name}\n".encode() in content[:400]
+    shared = Reading(folder, member(A) + member(B + C))
+    assert [row["warc_offset"] for row in shared.rows] == [0, len(member(A)), len(member(A))]
+
+
+@pytest.mark.parametrize("batch_bytes", [1, 1000, 3000, MIB])
+def test_batch_bytes_changes_nothing_but_the_batches(folder: Path, batch_bytes: int) -> None:
+    """The same rows in the same order, and the same report, whatever the size of a batch."""
+    data = b"".join(map(member, [A, record(b"\xff", WARC_Target_URI="x:"), B, response(page(b"<p>D")), C])) + b"end"
+    whole, cut = Reading(folder, data, batch_bytes=64 * MIB), Reading(folder, data, batch_bytes=batch_bytes)
+    assert [{**row, "warc_file": ""} for row in whole.rows] == [{**row, "warc_file": ""} for row in cut.rows]
+    assert [entry.cause for entry in cut.report.quarantine] == ["warc.not_utf8", "warc.garbage"]
+    assert whole.report.tally() == cut.report.tally()
+    assert all(table.num_rows for table in cut.tables)
+
+
+def test_reading_twice_gives_the_same_twice(folder: Path) -> None:
+    """A reader may be iterated again: the report begins anew."""
+    path = folder / "twice"
+    path.write_bytes(A + B)
+    reader = WarcReader(path, WarcSettings(), unit=0, batch_bytes=1)
+    first = pa.concat_tables(reader)
+    assert first.equals(pa.concat_tables(reader))
+    assert reader.report.num_documents == 2
+
+
+# The form of a text
+
+
+def by_the_book(content: str) -> tuple[str, str]:
+    """Title and text of a WET content, line by line."""
+    lines = [line.strip() for line in re.split(r"\r\n|\n|\r", content.replace("\0", " "))]
+    return lines[0], "\n".join(lines[1:]).rstrip("\n")
+
+
+WHITE = "".join(chr(code) for code in range(0x10000) if chr(code).isspace())
+CONTENTS = st.text(st.sampled_from("\n\n\r\0ab é日𝄞\u200b\ufeff" + WHITE) | st.characters(codec="utf-8"), max_size=60)
+
+
+@given(st.lists(CONTENTS, min_size=1, max_size=8))
+def test_texts_take_the_form_of_ccnet(folder: Path, contents: list[str]) -> None:
+    """Line by line in Python gives the same: lines stripped as by `str.strip`, first one title, no blank end."""
+    reading = Reading(folder, b"".join(record(content.encode()) for content in contents))
+    assert [(row["title"], row["text"]) for row in reading.rows] == [by_the_book(content) for content in contents]
+    assert reading.report.nul_bytes_replaced == sum(content.count("\0") for content in contents)
+    assert reading.report.text_bytes == sum(len(str(row["text"]).encode()) for row in reading.rows)
+
+
+def test_the_first_line_stays_where_it_is_no_title(folder: Path) -> None:
+    """With `first_line_is_title` off, the text begins with it."""
+    (row,) = Reading(folder, record(b"a\nb"), WarcSettings(first_line_is_title=False)).rows
+    assert (row["title"], row["text"]) == ("", "a\nb")
+
+
+def test_text_that_is_not_utf8_is_quarantined_unless_little_of_it_is(folder: Path) -> None:
+    """The default allows no replacement; up to `max_undecodable_share` they are made, and counted."""
+    data = record(b"title\n" + b"x" * 90 + b"\xff\xfe" + "\ufffd".encode()) + A
+    strict, lenient = Reading(folder, data), Reading(folder, data, WarcSettings(max_undecodable_share=0.05))
+    assert (strict.names, strict.causes) == ("A", ["not_utf8"])
+    assert "2 of 99 characters" in strict.report.quarantine[0].detail
+    assert lenient.rows[0]["text"] == "x" * 90 + "\ufffd" * 3
+    assert lenient.report.undecodable_replaced == 2
+    assert lenient.causes == []
+
+
+@pytest.mark.parametrize(
+    ("url", "host"),
+    [
+        ("https://user:pw@WWW.Example.org:8080/a?b@c", "www.example.org"),
+        ("http://[2001:DB8::1]:80/", "[2001:db8::1]"),
+        ("http://example.org", "example.org"),
+        ("http://example.org?x:1@y", "example.org"),
+        ("urn:uuid:1", ""),
+        ("http://[broken", ""),
+        ("", ""),
+    ],
+)
+def test_source_domain_is_the_host_alone(url: str, host: str) -> None:
+    """Lower case, without user and port; nothing for what has no host."""
+    assert source_domain(url) == host
+
+
+# What is skipped
+
+
+@pytest.mark.parametrize("kind", ["warcinfo", "request", "metadata", "revisit", "resource", "continuation", "novel"])
+def test_other_record_types_are_skipped_and_counted(folder: Path, kind: str) -> None:
+    """Records that hold no document are counted by type; a type that the standard lacks is unknown."""
+    reading = Reading(folder, record(b"x", kind=kind) + A)
+    name = "unknown" if kind == "novel" else kind
+    assert reading.report.skipped == {f"type_{name}": 1}
+    assert reading.report.record_types == {name: 1, "conversion": 1}
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (record(b"a portable document", Content_Type="application/pdf"), "media_type"),
+        (response(page(b"x", content_type="image/png")), "media_type"),
+        (response(page(b"x", status="404 Not Found")), "http_status"),
+        (record(b"an answer", kind="response", Content_Type="text/dns"), "not_http"),
+        (record(b"tiny"), "content_too_short"),
+    ],
+)
+def test_sound_records_that_are_no_documents_are_skipped_for_a_reason(folder: Path, data: bytes, reason: str) -> None:
+    """Each reason of the table is reached."""
+    reading = Reading(folder, data + A, WarcSettings(min_content_bytes=5))
+    assert reading.names == "A"
+    assert reading.report.skipped == {reason: 1}
+    assert reason in SKIPPED
+
+
+# Pages
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        ((), b"<title>T</title><p>Hello"),
+        (("Transfer-Encoding: chunked",), b"5\r\n<titl\r\n13;x=y\r\ne>T</title><p>Hello\r\n0\r\n\r\n"),
+        (("Content-Encoding: gzip",), gzip.compress(b"<title>T</title><p>Hello")),
+        (("Content-Encoding: deflate",), zlib.compress(b"<title>T</title><p>Hello")),
+        (("Content-Encoding: deflate",), zlib.compress(b"<title>T</title><p>Hello", wbits=-15)),
+        (("Content-Encoding: br",), brotli.compress(b"<title>T</title><p>Hello")),
+        (("content-encoding: gzip", "x-folded: a", " b"), gzip.compress(b"<title>T</title><p>Hello")),
+    ],
+)
+def test_the_page_in_a_response_is_unwrapped(folder: Path, headers: tuple[str, ...], body: bytes) -> None:
+    """Chunks and content codings come off as the HTTP header says."""
+    reading = Reading(folder, response(page(body, *headers)))
+    assert [(row["title"], row["text"], row["digest"]) for row in reading.rows] == [("T", "Hello", "sha1:P")]
+    assert reading.report.num_stored_decoded == reading.report.num_cut == 0
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd", "compress"])
+def test_a_page_stored_without_the_coding_it_names_is_taken_as_it_stands(folder: Path, coding: str) -> None:
+    """Many archives store decoded bodies under the old header; such pages are counted."""
+    reading = Reading(folder, response(page(b"<p>Hello there, all of you", f"Content-Encoding: {coding}")))
+    assert [row["text"] for row in reading.rows] == ["Hello there, all of you"]
+    assert reading.report.num_stored_decoded == 1
+
+
+def test_pages_that_were_cut_are_kept_and_counted(folder: Path) -> None:
+    """A coding that stops before its end gives what there is of it."""
+    letters = "".join(f"<p>{i * 7919}" for i in range(2000)).encode()
+    cut = [
+        page(gzip.compress(letters)[:3000], "Content-Encoding: gzip"),
+        page(b"5000\r\n" + letters[:4000], "Transfer-Encoding: chunked"),
+    ]
+    reading = Reading(folder, b"".join(map(response, cut)))
+    assert [str(row["text"]).startswith("0\n\n7919\n\n15838") for row in reading.rows] == [True, True]
+    assert reading.report.num_cut == 2
+
+
+@pytest.mark.parametrize(
+    ("http", "cause"),
+    [
+        (b"this is not HTTP", "warc.http_header_broken"),
+        (b"HTTP/1.1 200 OK\r\nContent-Type: text/html", "warc.http_header_broken"),
+        (page(gzip.compress(bytes(3 * MIB)), "Content-Encoding: gzip"), "warc.record_too_large"),
+        (page(bytes(range(32)) * 9), "html.not_text"),
+        (page(b"<" * 1001), "html.too_many_tags"),
+    ],
+)
+def test_pages_that_cannot_be_had_are_quarantined(folder: Path, http: bytes, cause: str) -> None:
+    """The cause says why, and the record after it is read."""
+    settings = WarcSettings(max_record_bytes=2 * MIB, html=HtmlSettings(max_tags=1000))
+    reading = Reading(folder, response(http) + A, settings)
+    assert reading.names == "A"
+    assert [entry.cause for entry in reading.report.quarantine] == [cause]
+
+
+# Broken files: (bytes, names of the documents that must come out, causes)
+
+FLIPPED = bytearray(member(B))
+FLIPPED[len(FLIPPED) // 2] ^= 0x55
+BAD_CRC = bytearray(member(B))
+BAD_CRC[-6] ^= 1
+SHORT, LONG = (record(text_of("X"), length=length) for length in (100, 1000))
+SWALLOWING = record(text_of("X"), length=len(text_of("X")) + 4 + len(C) - 4)
+HUGE = record(text_of("X"), length=10**12)
+NO_LENGTH, NO_TYPE = record(text_of("X"), without="Content-Length"), record(text_of("X"), without="WARC-Type")
+NO_URL = record(text_of("X"), without="WARC-Target-URI")
+LONG_HEADER = record(b"x", X="y" * 70_000)
+ONE_MEMBER = member(A + B + C)
+
+BROKEN = {
+    "empty": (b"", "", ["empty_file"]),
+    "empty-gzip": (member(b""), "", ["empty_file"]),
+    "newlines": (b"\r\n" * 9, "", ["empty_file"]),
+    "text": (b"No records here.\n" * 999, "", ["not_a_warc"]),
+    "text-gzip": (member(b"No records here.\n" * 999), "", ["not_a_warc"]),
+    "png": (b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 99, "", ["not_a_warc"]),
+    "arc": (b"filedesc://a.arc 0.0.0.0 2010 text/plain 76\n", "", ["is_arc"]),
+    "gzip-magic-only": (b"\x1f\x8b", "", ["truncated"]),
+    "zstd-magic-only": (b"\x28\xb5\x2f\xfd" + bytes(99), "", ["compression_corrupt"]),
+    "lz4-magic-only": (b"\x04\x22\x4d\x18" + bytes(99), "", ["compression_corrupt"]),
+    "gzip-cut": (member(A) + member(B)[:90], "A", ["truncated"]),
+    "gzip-cut-in-header": (member(A) + member(B)[:8], "A", ["truncated"]),
+    "gzip-cut-in-checksum": (member(A) + member(B)[:-3], "A", ["truncated"]),
+    "gzip-flipped": (member(A) + bytes(FLIPPED) + member(C), "AC", ["compression_corrupt"]),
+    "gzip-bad-checksum": (member(A) + bytes(BAD_CRC) + member(C), "AC", ["compression_corrupt"]),
+    "gzip-two-broken": (bytes(FLIPPED) + bytes(BAD_CRC) + member(C), "C", ["compression_corrupt"] * 2),
+    "gzip-damaged-at-start": (b"xx" + member(A)[2:] + member(B), "B", ["garbage"]),
+    "gzip-garbage-between": (member(A) + b"garbage" + member(B) + bytes(99) + member(C), "ABC", ["garbage"] * 2),
+    "gzip-garbage-behind": (member(A) + bytes(512), "A", ["garbage"]),
+    "gzip-no-warc-between": (member(A) + member(b"hello") + member(C), "AC", ["garbage"]),
+    "one-member-cut": (ONE_MEMBER[:-60], "AB", ["truncated"]),
+    "cut": (A + B[:-50], "A", ["truncated"]),
+    "cut-in-header": (A + B[:70], "A", ["truncated"]),
+    "garbage-between": (A + b"garbage\r\n" + B, "AB", ["garbage"]),
+    "garbage-before": (b"garbage\r\n" + A + B, "AB", ["garbage"]),
+    "garbage-behind": (A + B + b"garbage", "AB", ["garbage"]),
+    "length-too-short": (A + SHORT + C, "AC", ["content_length_wrong"]),
+    "length-too-long": (A + LONG + C, "AC", ["content_length_wrong"]),
+    "length-huge": (A + HUGE + C, "AC", ["content_length_wrong"]),
+    "gzip-length-too-short": (member(A) + member(SHORT) + member(C), "AC", ["content_length_wrong"]),
+    "gzip-length-too-long": (member(A) + member(LONG) + member(C), "AC", ["content_length_wrong"]),
+    "gzip-length-huge": (member(A) + member(HUGE) + member(C), "AC", ["content_length_wrong"]),
+    "gzip-length-huge-at-end": (member(A) + member(HUGE), "A", ["content_length_wrong"]),
+    "gzip-swallowing-the-next": (member(A) + member(SWALLOWING) + member(C), "AC", ["content_length_wrong"]),
+    "one-member-length-huge": (member(A + HUGE + C), "AC", ["content_length_wrong"]),
+    "no-length": (A + NO_LENGTH + C, "AC", ["header_missing"]),
+    "length-no-number": (A + record(b"x").replace(b"Length: 1", b"Length: -1") + C, "AC", ["header_missing"]),
+    "no-type": (A + NO_TYPE + C, "AC", ["header_missing"]),
+    "no-url": (A + NO_URL + C, "AC", ["header_missing"]),
+    "header-too-long": (A + LONG_HEADER + C, "AC", ["header_too_long"]),
+    "header-without-end": (A + B[:80] + b"y" * 100_000, "A", ["header_too_long"]),
+    "not-utf8": (A + record(b"\xff" * 50) + C, "AC", ["not_utf8"]),
+    "lonely-versions": (A + b"WARC/1.0\r\n\r\n" * 3 + C, "AC", ["header_missing"]),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_file_gives_what_is_whole_and_one_entry_per_break(folder: Path, name: str) -> None:
+    """The sound records on both sides come out, and each broken one stands once in the quarantine list."""
+    data, names, causes = BROKEN[name]
+    reading = Reading(folder, data)
+    assert (reading.names, reading.causes) == (names, causes)
+    for entry in reading.report.quarantine:
+        assert entry.cause in CAUSES
+        assert entry.detail
+
+
+def test_every_cause_is_reached_by_some_case() -> None:
+    """The table of causes promises nothing that cannot happen (html's causes have cases of their own)."""
+    reached = {f"warc.{cause}" for _, _, causes in BROKEN.values() for cause in causes}
+    elsewhere = {"warc.too_many_faults", "warc.record_too_large", "warc.http_header_broken"}
+    assert {cause for cause in CAUSES if cause.startswith("warc.")} == reached | elsewhere
+
+
+def test_an_entry_says_where_the_break_is(folder: Path) -> None:
+    """File, number and offset lead to the record; the bytes passed over are counted."""
+    reading = Reading(folder, A + SHORT + C)
+    (entry,) = reading.report.quarantine
+    assert (entry.file, entry.record, entry.offset) == (reading.path.name, 1, len(A))
+    assert entry.skipped_bytes == len(SHORT)
+    assert [row["doc_id"] for row in reading.rows] == [0, 2]
+
+
+@pytest.mark.parametrize("pack", [member, bytes], ids=["gzip", "uncompressed"])
+def test_a_bomb_is_passed_over_without_being_held(folder: Path, pack: Callable[[bytes], bytes]) -> None:
+    """A record of 200 MB (20 MB uncompressed) goes by in a few MiB of memory, and the next one is read."""
+    num_bytes = 200_000_000 if pack is member else 20_000_000
+    path = folder / "bomb"
+    path.write_bytes(pack(A) + pack(record(bytes(num_bytes))) + pack(C))
+    tracemalloc.start()
+    reader = WarcReader(path, WarcSettings(max_record_bytes=MIB), unit=0, batch_bytes=MIB)
+    num_docs = sum(table.num_rows for table in reader)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    path.unlink()
+    assert num_docs == 2
+    assert [entry.cause for entry in reader.report.quarantine] == ["warc.record_too_large"]
+    assert peak_bytes < 8 * MIB
+
+
+def test_one_line_of_20_mb_is_a_document(folder: Path) -> None:
+    """Length alone is no fault."""
+    (row,) = Reading(folder, member(record(b"title\n" + b"x" * 20_000_000))).rows
+    assert len(str(row["text"])) == 20_000_000
+
+
+def test_a_file_of_faults_is_given_up_after_max_faults(folder: Path) -> None:
+    """Neither the list nor the time grows without bound."""
+    reading = Reading(folder, (b"WARC/1.0\r\nWARC-Type: revisit\r\n\r\n") * 5000 + A, WarcSettings(max_faults=20))
+    assert reading.causes == ["header_missing"] * 21 + ["too_many_faults"]
+    members = Reading(folder, bytes(BAD_CRC) * 100 + member(A), WarcSettings(max_faults=20))
+    assert members.causes[-1] == "too_many_faults"
+    assert len(members.causes) <= 22
+
+
+def test_a_file_of_lying_lengths_takes_no_quadratic_time(folder: Path) -> None:
+    """Each of 20,000 records claims 60 MB: the bytes that follow are read once, not once for each."""
+    lie = b"WARC/1.0\r\nWARC-Type: conversion\r\nContent-Length: 1000000\r\n\r\n"
+    reading = Reading(folder, lie * 20_000 + A, WarcSettings(max_faults=10**6))
+    assert len(reading.causes) == 20_000
+    assert reading.names == "A"
+
+
+def test_only_a_file_that_cannot_be_opened_raises(folder: Path) -> None:
+    """What is missing is the caller's mistake, not a fault of the crawl."""
+    with pytest.raises(FileNotFoundError):
+        next(iter(WarcReader(folder / "missing", WarcSettings(), unit=0, batch_bytes=1)))
+
+
+def test_accounts_that_do_not_balance_are_a_bug() -> None:
+    """A record without a fate raises, naming the file and the numbers."""
+    with pytest.raises(AccountsDoNotBalance, match=r"a\.gz: 1 records, but 0 documents, 0 skipped and 0 quarantined"):
+        ReadReport("a.gz", num_records=1).check()
+
+
+def test_the_tally_holds_every_count(folder: Path) -> None:
+    """Records, types, skips and causes, so that files add up."""
+    tally = Reading(folder, record(b"x", kind="warcinfo") + A + b"garbage").report.tally()
+    assert tally.counts["num_documents"] == tally.counts["skipped.type_warcinfo"] == 1
+    assert tally.counts["quarantined.warc.garbage"] == tally.counts["type.broken"] == 1
+    assert (tally + tally).counts["num_records"] == 6
+
+
+# Any damage at all
+
+RECORDS = [record(text_of(str(i))) for i in range(6)]
+PACKED = {"gzip": list(map(member, RECORDS)), "uncompressed": RECORDS}
+NOISE = st.binary(max_size=40) | st.sampled_from(
+    [b"WARC/1.0\r\n", b"\x1f\x8b\x08\0\0\0\0\0\0\x03", b"\r\n\r\n", RECORDS[0]]
+)
+
+
+@pytest.mark.parametrize("packing", PACKED)
+@given(at=st.floats(0, 1), cut=st.integers(0, 200), inserted=NOISE)
+def test_no_damage_raises_and_what_lies_before_it_is_returned(
+    folder: Path, packing: str, at: float, cut: int, inserted: bytes
+) -> None:
+    """Bytes cut, inserted or overwritten anywhere: records before are all there, and the accounts balance."""
+    parts = PACKED[packing]
+    data = b"".join(parts)
+    place = int(at * len(data))
+    reading = Reading(folder, data[:place] + inserted + data[place + cut :])
+    num_whole = sum(len(b"".join(parts[: i + 1])) <= place for i in range(len(parts)))
+    assert reading.names[:num_whole] == "012345"[:num_whole]
+    reading.report.check()
+
+
+@given(flips=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), max_size=6))
+@pytest.mark.parametrize("packing", ["gzip", "uncompressed", "one-member"])
+def test_no_flipped_bits_raise(folder: Path, packing: str, flips: list[tuple[float, int]]) -> None:
+    """Any bytes changed: nothing raises, the accounts balance, and gzip's checksums let nothing false through."""
+    data = bytearray(member(b"".join(RECORDS)) if packing == "one-member" else b"".join(PACKED[packing]))
+    for at, mask in flips:
+        data[int(at * len(data))] ^= mask
+    reading = Reading(folder, bytes(data))
+    reading.report.check()
+    if packing == "gzip":
+        texts = {by_the_book(text_of(str(i)).decode()) for i in range(6)}
+        assert {(row["title"], row["text"]) for row in reading.rows} <= texts
+
+
+@given(st.binary(max_size=300))
+def test_no_bytes_raise(folder: Path, data: bytes) -> None:
+    """Random bytes, alone, in a gzip member, behind a version line and as a page."""
+    for wrapped in (
+        data,
+        member(data),
+        b"WARC/1.0\r\n" + data,
+        response(page(data)),
+        response(data),
+        b"\x1f\x8b\x08" + data,
+    ):
+        Reading(folder, wrapped).report.check()
+
+
+# Real files
+
+
+def contents(records: Iterable[tuple[str, str, bytes]]) -> list[tuple[str, str]]:
+    """(url, title) of the conversion records."""
+    return [
+        (url, by_the_book(content.decode())[0] + by_the_book(content.decode())[1])
+        for kind, url, content in records
+        if kind == "conversion"
+    ]
+
+
+def by_warcio(path: Path) -> list[tuple[str, str, bytes]]:
+    """Type, URL and content of every record, as warcio reads them."""
+    with path.open("rb") as file:
+        return [
+            (item.rec_type, item.rec_headers.get_header("WARC-Target-URI", ""), item.raw_stream.read())
+            for item in Warcio(file, no_record_parse=True)
+        ]
+
+
+GOOD = {
+    "common-crawl/cc-main-2026-17.safe.warc.wet.gz": 78,
+    "common-crawl/whirlwind/whirlwind.warc.wet.gz": 1,
+    "common-crawl/whirlwind/whirlwind.warc.wet": 1,
+    "common-crawl/whirlwind/whirlwind.warc.gz": 1,
+    "common-crawl/whirlwind/whirlwind.warc": 1,
+    "common-crawl/whirlwind/whirlwind.warc.wat.gz": 0,
+    "common-crawl/resiliparse/warcfile.warc.gz": 16,
+    "common-crawl/resiliparse/warcfile.warc": 16,
+    "common-crawl/gzipstream-crlf.warc.gz": 1,
+    "common-crawl/jwarc-cc.warc.gz": 1,
+    "common-crawl/npm-warc/CC-MAIN-20140820021334-00006-ip-10-180-136-8.ec2.internal.warc.wet": 3,
+    "common-crawl/npm-warc/CC-MAIN-20140820021334-00006-ip-10-180-136-8.ec2.internal.warc": 3,  # of 4: one is a feed
+    "common-crawl/npm-warc/CC-MAIN-20140820021334-00006-ip-10-180-136-8.ec2.internal.warc.wat": 0,
+}
+
+
+@pytest.mark.shared_data
+@pytest.mark.parametrize("name", GOOD)
+def test_real_files_give_what_warcio_and_fastwarc_give(shared_data: Path, name: str) -> None:
+    """The same records of each type, and of WET files the same texts, as two other readers find."""
+    path = shared_data / name
+    reader = WarcReader(path, WarcSettings(), unit=0, batch_bytes=MIB)
+    rows = [row for table in reader for row in table.to_pylist()]
+    records = by_warcio(path)
+    assert len(rows) == GOOD[name]
+    assert reader.report.quarantine == []
+    assert sorted(reader.report.record_types.elements()) == sorted(kind for kind, _, _ in records)
+    converted = [(row["url"], row["title"] + row["text"]) for row in rows if path.name.endswith((".wet", ".wet.gz"))]
+    assert converted == contents(records)
+    fast = FastWarc(str(path), record_types=WarcRecordType.conversion, parse_http=False)
+    assert len(list(fast)) == len(converted)
+
+
+@pytest.mark.shared_data
+@pytest.mark.parametrize("part", ["hostile", "common-crawl", "web-archives"])
+def test_every_real_file_is_read_and_accounted_for(shared_data: Path, part: str) -> None:
+    """Damaged WARCs of other projects' tests, ARCs, and whatever else lies there: nothing raises."""
+    paths = [path for path in sorted((shared_data / part).rglob("*")) if path.is_file()]
+    assert paths
+    for path in paths:
+        reader = WarcReader(path, WarcSettings(), unit=0, batch_bytes=MIB)
+        num_rows = sum(table.num_rows for table in reader)
+        report = reader.report
+        assert report.num_records == num_rows + report.skipped.total() + len(report.quarantine) > 0, path
+        assert set(report.skipped) <= SKIPPED.keys()
+        assert {entry.cause for entry in report.quarantine} <= CAUSES.keys()
+        assert len(report.quarantine) <= 4, path
