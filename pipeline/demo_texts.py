@@ -2,7 +2,7 @@
 
 Promises: what language models and classifiers are trained on is never a page of the sample crawl, because one function,
 `partition_of`, says for every title which part it is in; all that is made here is a pure function of its arguments.
-Leaves to others: fetching (assets.py), training (model_training.py), making a crawl of them (sample_crawl.py).
+Leaves to others: fetching (asset_cache.py), training (model_training.py), making a crawl of them (sample_crawl.py).
 
     title, text = next(summaries("en", "pages"))
     sentences("fr")[0]
@@ -18,9 +18,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal
 
-from pipeline import assets
+from pipeline.asset_cache import obtain
+from pipeline.fetching import AssetError
+from pipeline.published import PUBLISHED
 
 Part = Literal["lm", "reference", "pages"]
+
+LANGUAGES = ("en", "fr", "es")
+"""Those that there are summaries in."""
 
 VERSION = 1
 """Rises whenever equal arguments would give other texts."""
@@ -45,7 +50,10 @@ def summaries(language: str, part: Part) -> Iterator[tuple[str, str]]:
     Raises:
         AssetError: no summaries in this language, or they cannot be had.
     """
-    with assets.resolve(f"wiki-summaries-{language}").open(encoding="utf-8") as file:
+    name = f"wiki-summaries-{language}"
+    if name not in PUBLISHED:
+        raise AssetError(f"there are no summaries in {language!r}, but in {', '.join(LANGUAGES)}")
+    with obtain(PUBLISHED[name]).open(encoding="utf-8") as file:
         entries: dict[str, dict[str, str]] = json.load(file)
     # Some articles are listed under several names: one title, one text.
     texts = {entry["title"]: entry["extract"] for entry in entries.values()}
@@ -59,7 +67,7 @@ def sentences(language: str) -> list[str]:
         AssetError: they cannot be had.
     """
     prefix = f"{language}\t"
-    with assets.resolve("eld-sentences").open(encoding="utf-8") as file:
+    with obtain(PUBLISHED["eld-sentences"]).open(encoding="utf-8") as file:
         return [line.removeprefix(prefix).rstrip("\n") for line in file if line.startswith(prefix)]
 
 

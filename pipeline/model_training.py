@@ -1,9 +1,9 @@
-"""Train CCNet's language models and LLaMA's is-reference classifier, and build the tools that this takes.
+"""Train CCNet's language models and LLaMA's is-reference classifier.
 
 Promises: the same texts, settings and versions give the same bytes, `record.json` included; training and scoring read
 text in the same form, because both use the functions of stages/; figures are measured on held-out documents, which are
 chosen by a hash of their text; nothing is printed but through `say`.
-Leaves to others: which texts (demo_texts.py, or the user's files), and where models are kept (assets.py).
+Leaves to others: which texts (demo_texts.py, or the user's files), and where models are kept (asset_cache.py).
 
     record = train_lm(read_texts([Path("wikipedia-de.txt.gz")]), "de", Path("models/de"))
     record["cutoffs"]["30"]                 # 351.2: three in ten held-out documents have a lower perplexity
@@ -16,23 +16,15 @@ A language model's folder holds `<language>.sp.model`, `<language>.arpa.bin` and
 from __future__ import annotations
 
 import dataclasses
-import functools
 import gzip
 import hashlib
 import importlib.metadata
-import importlib.util
 import io
 import json
 import lzma
-import os
-import platform
 import re
-import shutil
-import subprocess
-import sys
-import tarfile
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -40,18 +32,17 @@ from typing import IO, Any, Literal, cast
 
 import numpy as np
 
-from pipeline import assets, demo_texts
-from pipeline.fetching import AssetError, Say, silent
+from pipeline import demo_texts
+from pipeline.asset_cache import Asset, Trained, known_digest, obtain
+from pipeline.fetching import Say, silent
+from pipeline.kenlm_tools import KENLM_TOOLS, TrainingFailed, estimate_lm, kenlm_tools, lmplz_version
+from pipeline.published import CC_BY_SA_4, PUBLISHED
 from pipeline.store import to_json, write_atomically
 from stages import perplexity, reference
 
 RECORD_FILE = "record.json"
 VERSION = 1
 """Rises whenever equal texts and settings would give other models."""
-
-
-class TrainingFailed(RuntimeError):
-    """A model cannot be trained: too few texts, or a tool failed; its last lines are in the message."""
 
 
 # ---- texts ----
@@ -169,7 +160,7 @@ def train_lm(
         TrainingFailed: too few texts, or a tool failed.
         AssetError: the tools cannot be had.
     """
-    lmplz, build_binary = kenlm or kenlm_tools(functools.partial(assets.resolve, say=say))
+    tools = kenlm or kenlm_tools(say=say)
     files = (f"{language}.sp.model", f"{language}.arpa.bin")
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out, prefix=".work-") as folder:
@@ -181,8 +172,7 @@ def train_lm(
         num_pieces = _train_pieces(corpus, pieces_file, vocab_size or corpus.vocab_size())
         say(f"{language}: training a {order}-gram model over {num_pieces:,} pieces")
         _cut_into_pieces(corpus.train_file, pieces_file, work / "pieces")
-        _run_lmplz(lmplz, work, order, sort_memory)
-        _run([build_binary, "-T", work, structure, work / "arpa", lm_file])
+        estimate_lm(tools, work / "pieces", lm_file, order, structure, sort_memory)
         say(f"{language}: measuring perplexity on {corpus.num_held_out_docs:,} held-out documents")
         cutoffs = _percentiles(perplexity.LanguageModel(work, language), corpus.held_out_file)
         (out / RECORD_FILE).unlink(missing_ok=True)  # of an earlier model in the same folder
@@ -202,7 +192,7 @@ def train_lm(
         "num_train_docs": corpus.num_train_docs,
         "num_held_out_docs": corpus.num_held_out_docs,
         "cutoffs": cutoffs,
-        "versions": _lm_versions(),
+        "versions": _versions("sentencepiece", "kenlm") | {"lmplz": lmplz_version()},
     }
     write_atomically(out / RECORD_FILE, to_json(record))
     return record
@@ -290,27 +280,11 @@ def _cut_into_pieces(train_file: Path, model_file: Path, pieces_file: Path) -> N
             out.write(b" ".join(pieces.encode(line.rstrip(b"\n"), out_type=bytes)) + b"\n")
 
 
-def _run_lmplz(lmplz: Path, work: Path, order: int, sort_memory: str) -> None:
-    # --discount_fallback acts only where a small corpus has too few counts to estimate Kneser-Ney discounts from.
-    # --skip_symbols: a piece that reads like <s> is passed over, where lmplz would stop.
-    command = [lmplz, "-o", str(order), "-S", sort_memory, "-T", work, "--discount_fallback", "--skip_symbols"]
-    _run([*command, "--text", work / "pieces", "--arpa", work / "arpa"])
-
-
 def _percentiles(lm: perplexity.LanguageModel, held_out_file: Path) -> dict[str, float]:
     with held_out_file.open(encoding="utf-8") as lines:
         scores = [score for line in lines if (score := lm.perplexity(json.loads(line))) is not None]
     values = np.percentile(scores, range(1, 100))  # (99,) float64
     return {str(p): round(float(value), 1) for p, value in zip(range(1, 100), values, strict=True)}
-
-
-def _run(command: Sequence[str | Path]) -> None:
-    """Run a tool in silence; its last lines are in the error if it fails."""
-    done = subprocess.run([str(part) for part in command], capture_output=True, check=False)
-    if done.returncode:
-        said = (done.stdout + done.stderr).decode(errors="replace").strip().splitlines()
-        last = "\n  ".join(said[-15:])
-        raise TrainingFailed(f"{Path(command[0]).name} failed with exit code {done.returncode}; it said:\n  {last}")
 
 
 def _versions(*distributions: str) -> dict[str, str]:
@@ -485,116 +459,6 @@ def roc_auc(positive: np.ndarray, negative: np.ndarray) -> float:
     return float(u / (len(positive) * len(negative)))
 
 
-# ---- KenLM's tools ----
-
-KENLM_BIN = "CORPUSMILL_KENLM_BIN"
-"""Environment variable: a folder with lmplz and build_binary to use instead of our own build."""
-_TOOLS = ("lmplz", "build_binary")
-_BOOST_LIBRARIES = ("program_options", "thread", "system", "atomic", "chrono")
-
-
-def kenlm_tools(resolve: Callable[[str], Path] = assets.resolve) -> tuple[Path, Path]:
-    """The paths of lmplz and build_binary: of our own build, or in the folder that CORPUSMILL_KENLM_BIN names.
-
-    Built once into the user's cache. Whatever is on PATH is not used: the version has a share in the models.
-
-    Args:
-        resolve: `assets.resolve`, with what its caller wants of it.
-
-    Raises:
-        AssetError: there is no compiler, an extra is missing, or the sources cannot be had.
-        TrainingFailed: the build failed.
-    """
-    given = os.environ.get(KENLM_BIN)
-    folder = Path(given).expanduser() if given else resolve("kenlm-tools")
-    lmplz, build_binary = (folder / name for name in _TOOLS)
-    for tool in (lmplz, build_binary):
-        if not os.access(tool, os.X_OK):
-            raise AssetError(f"{tool} is not there or cannot be run; {KENLM_BIN} must name a folder that holds it")
-    return lmplz, build_binary
-
-
-def _lm_versions() -> dict[str, str]:
-    """Of all that has a share in a language model; an lmplz that is not our own build goes by its digest."""
-    given = os.environ.get(KENLM_BIN)
-    own = assets.REGISTRY["kenlm-sources"].version
-    lmplz = f"sha256 {assets.digest(str(Path(given).expanduser() / 'lmplz'))}" if given else own
-    return _versions("sentencepiece", "kenlm") | {"lmplz": lmplz}
-
-
-@dataclass(frozen=True)
-class KenlmTools:
-    """Recipe: lmplz and build_binary out of KenLM's sources, with the Boost libraries they need beside them."""
-
-    boost: str = "1.87.0.1"
-
-    def fingerprint(self) -> str:
-        """Of the sources, Boost and the kind of machine; not of the compiler, which decides speed alone."""
-        machine = [sys.platform, platform.machine()]
-        return _fingerprint({"kenlm": assets.digest("kenlm-sources"), "boost": self.boost, "machine": machine})
-
-    def make(self, folder: Path, resolve: Callable[[str], Path], say: Say) -> None:
-        """Compile. About a minute on two cores."""
-        cmake, ninja, boost = _require_build_tools()
-        sources = resolve("kenlm-sources")
-        say("building lmplz and build_binary from KenLM's sources, once: about a minute")
-        with tempfile.TemporaryDirectory(prefix="corpusmill-kenlm-") as temporary:
-            work = Path(temporary)
-            with tarfile.open(sources) as bundle:
-                bundle.extractall(work, filter="data")
-            (source_folder,) = (path for path in work.iterdir() if path.is_dir())
-            _run([cmake, "-S", source_folder, "-B", work / "build", *_cmake_options(ninja, boost)])
-            _run([cmake, "--build", work / "build", "--target", *_TOOLS])
-            for tool in _TOOLS:
-                shutil.copy2(work / "build" / "bin" / tool, folder / tool)
-        for library in _BOOST_LIBRARIES:
-            for file in (boost / "lib").glob(f"libboost_{library}.so.*"):
-                shutil.copy2(file, folder / file.name)
-        _try_out(folder)
-
-
-def _cmake_options(ninja: Path, boost: Path) -> tuple[str, ...]:
-    return (
-        *("-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}", "-DCMAKE_BUILD_TYPE=Release", "-DBUILD_TESTING=OFF"),
-        *(f"-DCMAKE_PREFIX_PATH={boost}", f"-DBOOST_ROOT={boost}"),
-        # The tools find Boost beside themselves: the cache outlives the environment that they were built in.
-        *("-DCMAKE_BUILD_WITH_INSTALL_RPATH=ON", "-DCMAKE_INSTALL_RPATH=$ORIGIN"),
-    )
-
-
-def _require_build_tools() -> tuple[Path, Path, Path]:
-    """Paths of cmake and ninja and of Boost's folder, out of the extra's wheels."""
-    missing = [name for name in ("cmake", "ninja") if importlib.util.find_spec(name) is None]
-    try:
-        boost = Path(str(importlib.metadata.distribution("cmeel-boost").locate_file("cmeel.prefix")))
-    except importlib.metadata.PackageNotFoundError:
-        boost, missing = Path(), [*missing, "cmeel-boost"]
-    if missing:
-        raise AssetError(
-            f"building KenLM's tools needs {', '.join(missing)}: run `pip install 'corpusmill[train-models]'`, "
-            f"or name a folder with lmplz and build_binary in {KENLM_BIN}"
-        )
-    compilers = [os.environ.get("CXX") or "", "c++", "g++", "clang++"]
-    if not any(compiler and shutil.which(compiler) for compiler in compilers):
-        raise AssetError(
-            "building KenLM's tools needs a C++ compiler, and there is none on PATH: install one (Debian: "
-            f"`apt install g++`), or name a folder with lmplz and build_binary in {KENLM_BIN}"
-        )
-    import cmake
-    import ninja
-
-    return Path(cmake.CMAKE_BIN_DIR) / "cmake", Path(ninja.BIN_DIR) / "ninja", boost
-
-
-def _try_out(tools: Path) -> None:
-    """Make a model of one sentence, so that a build that cannot run is not kept."""
-    with tempfile.TemporaryDirectory(prefix="corpusmill-kenlm-") as temporary:
-        work = Path(temporary)
-        (work / "pieces").write_text("a b c\n", encoding="utf-8")
-        _run_lmplz(tools / "lmplz", work, 2, "256M")
-        _run([tools / "build_binary", work / "arpa", work / "arpa.bin"])
-
-
 # ---- recipes of the demo's models ----
 
 
@@ -616,15 +480,15 @@ class DemoLm:
         return _fingerprint(
             {
                 "recipe": ["demo-lm", dataclasses.asdict(self), demo_texts.VERSION],
-                "texts": assets.digest(f"wiki-summaries-{self.language}"),
+                "texts": known_digest(PUBLISHED[f"wiki-summaries-{self.language}"]),
                 "normalisation": perplexity.Perplexity.version,
-                "versions": _lm_versions(),
+                "versions": _versions("sentencepiece", "kenlm") | {"lmplz": lmplz_version()},
             }
         )
 
-    def make(self, folder: Path, resolve: Callable[[str], Path], say: Say) -> None:
+    def make(self, folder: Path, *, offline: bool, say: Say) -> None:
         """Train. Some ten seconds."""
-        resolve(f"wiki-summaries-{self.language}")
+        obtain(PUBLISHED[f"wiki-summaries-{self.language}"], offline=offline, say=say)
         train_lm(
             (text for _, text in demo_texts.summaries(self.language, "lm")),
             self.language,
@@ -632,7 +496,7 @@ class DemoLm:
             vocab_size=self.vocab_size,
             order=self.order,
             structure=self.structure,
-            kenlm=kenlm_tools(resolve),
+            kenlm=kenlm_tools(offline=offline, say=say),
             say=say,
         )
 
@@ -651,16 +515,16 @@ class DemoReference:
         return _fingerprint(
             {
                 "recipe": ["demo-reference", dataclasses.asdict(self), demo_texts.VERSION],
-                "texts": [assets.digest(name) for name in self._texts()],
+                "texts": [known_digest(PUBLISHED[name]) for name in self._texts()],
                 "lines": reference.Reference.version,
                 "versions": _versions("fasttext"),
             }
         )
 
-    def make(self, folder: Path, resolve: Callable[[str], Path], say: Say) -> None:
+    def make(self, folder: Path, *, offline: bool, say: Say) -> None:
         """Train. A few seconds."""
         for name in self._texts():
-            resolve(name)
+            obtain(PUBLISHED[name], offline=offline, say=say)
         positive = [text for _, text in demo_texts.summaries(self.language, "reference")]
         negative = demo_texts.crawl_like(self.language, len(positive), self.seed)
         say(f"{self.language}: training a classifier")
@@ -670,11 +534,27 @@ class DemoReference:
         return f"wiki-summaries-{self.language}", "eld-sentences"
 
 
-RECIPES: Mapping[str, assets.Recipe] = MappingProxyType(
+def _demo_lm(language: str) -> Asset:
+    description = f"Small language model for {language}, trained here on Wikipedia summaries in seconds"
+    return Asset(
+        f"demo-lm-{language}", "lm", "1", Trained(DemoLm(language)), f"{CC_BY_SA_4} (its texts)", None, description
+    )
+
+
+def _demo_reference(language: str) -> Asset:
+    description = f"Small is-reference classifier for {language}, trained here on summaries against crawl-like text"
+    origin, licence = Trained(DemoReference(language)), f"{CC_BY_SA_4} (its texts)"
+    return Asset(f"demo-reference-{language}", "reference-classifier", "1", origin, licence, None, description)
+
+
+TRAINED: Mapping[str, Asset] = MappingProxyType(
     {
-        "kenlm-tools": KenlmTools(),
-        **{f"demo-lm-{language}": DemoLm(language) for language in assets.DEMO_LANGUAGES},
-        **{f"demo-reference-{language}": DemoReference(language) for language in assets.DEMO_LANGUAGES},
+        asset.name: asset
+        for asset in (
+            *(_demo_lm(language) for language in demo_texts.LANGUAGES),
+            *(_demo_reference(language) for language in demo_texts.LANGUAGES),
+            KENLM_TOOLS,
+        )
     }
 )
-"""What assets.py makes on this machine, by the name it has there."""
+"""What is made on this machine, by name."""

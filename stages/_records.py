@@ -24,7 +24,7 @@ from typing import NamedTuple
 from stages._http import parse_fields
 from stages._tape import Fault, Tape
 
-_MAX_HEADER_BYTES = 64 << 10  # FastWARC allows 32 KiB; the longest URLs of real crawls have about 8
+_MAX_HEADER_BYTES = 64 << 10  # the standard sets no limit; FastWARC allows 32 KiB
 _MAX_NEWLINES = 64 << 10  # after a record, before its end is taken as proven
 _MAX_REWINDS = 16  # each may decompress a gzip member once more
 _OVERLAP_BYTES = 128  # a header's beginning is shorter

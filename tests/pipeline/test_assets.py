@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -16,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from pipeline import assets
-from pipeline.assets import Asset, AssetError, Folder, Part, Trained, obtain
+from pipeline.asset_cache import Asset, Folder, Part, Trained, folder_digest, obtain
+from pipeline.assets import AssetError
 from pipeline.fetching import FileOrigin, HttpsFile, LocalPath, PyPIFile, Say
 
 CONTENT = b"a model\n"
@@ -56,7 +56,7 @@ def test_the_digest_of_a_folder_is_that_of_its_files(published: Path) -> None:
     """It changes with content and names, and is the one that an asset with the same files has."""
     folder = published.parent
     expected = hashlib.sha256(f"model.bin\0{SHA256}\n".encode()).hexdigest()
-    assert assets.digest(str(folder)) == expected == assets.folder_digest({"model.bin": SHA256})
+    assert assets.digest(str(folder)) == expected == folder_digest({"model.bin": SHA256})
     (folder / "more").write_bytes(b"")
     assert assets.digest(str(folder)) != expected
 
@@ -82,6 +82,7 @@ def test_the_registry_is_complete_and_pinned() -> None:
     french = assets.REGISTRY["ccnet-lm-fr"].origin
     assert isinstance(french, Folder)
     assert set(french.parts) == {"fr.sp.model", "fr.arpa.bin"}
+    assert {"kenlm-tools", "demo-lm-en", "demo-lm-fr", "demo-reference-es"} < set(assets.REGISTRY)
     for name, entry in assets.REGISTRY.items():
         assert entry.name == name
         assert entry.licence
@@ -194,8 +195,8 @@ class Counting:
     def fingerprint(self) -> str:
         return hashlib.sha256(str(self.setting).encode()).hexdigest()
 
-    def make(self, folder: Path, resolve: Callable[[str], Path], say: Say) -> None:
-        del resolve
+    def make(self, folder: Path, *, offline: bool, say: Say) -> None:
+        del offline
         say("making")
         self.num_made += 1
         (folder / "model.bin").write_text(f"{self.setting}")
@@ -206,7 +207,7 @@ class Counting:
 def test_what_is_made_here_is_made_once_per_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its digest is that of its content, known once it is made; another setting makes another one beside it."""
     recipe = Counting()
-    monkeypatch.setattr(assets, "REGISTRY", {"test-model": asset(Trained(lambda: recipe), None)})
+    monkeypatch.setattr(assets, "REGISTRY", {"test-model": asset(Trained(recipe), None)})
     assert assets.digest("test-model") is None
     folder = assets.resolve("test-model", offline=True)
     assert assets.resolve("test-model") == folder
@@ -223,7 +224,7 @@ def test_what_is_made_here_is_made_once_per_fingerprint(monkeypatch: pytest.Monk
 def test_what_failed_half_way_is_not_taken_for_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """A recipe that raises leaves no entry, and the next call makes it anew; so does a file that went missing."""
     recipe = Counting(fails=True)
-    monkeypatch.setattr(assets, "REGISTRY", {"test-model": asset(Trained(lambda: recipe), None)})
+    monkeypatch.setattr(assets, "REGISTRY", {"test-model": asset(Trained(recipe), None)})
     with pytest.raises(RuntimeError, match="no luck"):
         assets.resolve("test-model")
     assert assets.status("test-model") == "missing"
@@ -256,7 +257,7 @@ class SlowHandler(BaseHTTPRequestHandler):
 
 ONE_OF_MANY = """
 import sys
-from pipeline.assets import Asset, obtain
+from pipeline.asset_cache import Asset, obtain
 from pipeline.fetching import HttpsFile
 print(obtain(Asset("test-model", "lm", "1", HttpsFile(sys.argv[1]), "CC0", sys.argv[2], "for tests")).read_text())
 """

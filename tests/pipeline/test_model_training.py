@@ -17,12 +17,11 @@ import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline import assets, model_training
-from pipeline.assets import AssetError
+from pipeline.fetching import AssetError
+from pipeline.kenlm_tools import KenlmTools
 from pipeline.model_training import (
     DemoLm,
     DemoReference,
-    KenlmTools,
     TrainingFailed,
     is_held_out,
     kenlm_tools,
@@ -251,7 +250,7 @@ def test_without_a_compiler_the_error_says_what_to_install(tmp_path: Path, monke
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(AssetError, match=r"needs a C\+\+ compiler.*CORPUSMILL_KENLM_BIN"):
-        KenlmTools().make(tmp_path, assets.resolve, lambda _: None)
+        KenlmTools().make(tmp_path, offline=True, say=lambda _: None)
 
 
 def test_tools_of_ones_own_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,9 +292,3 @@ def test_another_lmplz_is_another_fingerprint(tmp_path: Path, monkeypatch: pytes
     first = DemoLm("en").fingerprint()
     (tmp_path / "lmplz").write_bytes(b"another build")
     assert len({before, first, DemoLm("en").fingerprint()}) == 3
-
-
-def test_every_trained_asset_has_a_recipe() -> None:
-    """The registry and the recipes name the same models."""
-    trained = {name for name, entry in assets.REGISTRY.items() if isinstance(entry.origin, assets.Trained)}
-    assert trained == set(model_training.RECIPES)

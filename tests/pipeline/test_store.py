@@ -43,9 +43,13 @@ def test_a_task_that_raises_leaves_nothing(folder: PhaseFolder) -> None:
     class Interrupted(Exception):
         pass
 
-    with pytest.raises(Interrupted), folder.commit("u0") as task:
-        task.path("u0.txt").write_bytes(b"half")
-        raise Interrupted
+    def work() -> None:
+        with folder.commit("u0") as task:
+            task.path("u0.txt").write_bytes(b"half")
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        work()
     assert folder.done() == frozenset()
     assert not [path for path in folder.root.rglob("*") if path.is_file()]
 

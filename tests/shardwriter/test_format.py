@@ -123,7 +123,7 @@ def test_any_flipped_bit_of_an_index_is_refused(index: bytes, data: st.DataObjec
 def test_errors_survive_pickling() -> None:
     """An error raised in a worker process arrives whole."""
     error = ShardCorrupt("a.tar, byte 5", "3", "4", "copy it again")
-    copy = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
+    copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), str(copy)) == (ShardCorrupt, "a.tar, byte 5: found 3, wanted 4; copy it again")
 
 

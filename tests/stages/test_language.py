@@ -128,7 +128,7 @@ def test_terminal_stays_clean(tiny_model: Path, capfd: pytest.CaptureFixture[str
 def test_unopened_stage_pickles(tiny_model: Path):
     """A stage travels to a worker process before it is opened, and names its one file."""
     pickled = pickle.dumps(Language(LanguageSettings(model="lid"), {"lid": tiny_model}))
-    stage = pickle.loads(pickled)  # noqa: S301 - bytes made here
+    stage = pickle.loads(pickled)
     stage.open()
     assert stage.files_of(stage.settings) == ("lid",)
     assert scored(stage, ["the dog"])[0][0] == "en"

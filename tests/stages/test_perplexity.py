@@ -229,7 +229,7 @@ def test_unopened_stage_pickles_and_names_its_files(folder: Path):
     settings = PerplexitySettings(models={"sco": "b", "en": "b", "de": "a"})
     assert Perplexity.files_of(settings) == ("a", "b")
     pickled = pickle.dumps(Perplexity(PerplexitySettings(models={"en": "b"}), {"b": folder}))
-    stage = pickle.loads(pickled)  # noqa: S301 - bytes made here
+    stage = pickle.loads(pickled)
     stage.open()
     assert perplexities(stage, [("en", "the cat sat")]) == [round(10 ** (0.8 / 4), 1)]
 

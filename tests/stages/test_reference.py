@@ -125,7 +125,7 @@ def test_line_breaks_of_every_kind_become_spaces():
 def test_unopened_stage_pickles_and_names_its_files(folders: dict[str, Path]):
     """A stage travels to a worker process before it is opened; a folder used twice is named once."""
     settings = ReferenceSettings(models={"fr": "r-fr", "en": "r-en", "sco": "r-en"})
-    stage = pickle.loads(pickle.dumps(Reference(settings, folders)))  # noqa: S301 - bytes made here
+    stage = pickle.loads(pickle.dumps(Reference(settings, folders)))
     stage.open()
     assert stage.files_of(settings) == ("r-en", "r-fr")
     assert scores_of(stage, [("sco", CITED)]) == scores_of(stage, [("en", CITED)])

@@ -1,0 +1,35 @@
+"""Docs that name things name things that exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from pipeline import reference
+from tests.conftest import REPOSITORY
+
+PAGES = sorted([*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md")])
+LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(#[^)]*)?\)")
+PATH = re.compile(r"`((?:pipeline|stages|shardwriter|loader|training|configs|docs|benchmarks|tests)/[\w./-]+\.\w+)`")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(REPOSITORY).as_posix())
+def test_links_and_paths_lead_somewhere(page: Path) -> None:
+    """Every relative link and every file that a page names is there."""
+    text = page.read_text(encoding="utf-8")
+    links = [target for target, _ in LINK.findall(text) if "://" not in target]
+    missing = [target for target in links if not (page.parent / target).exists()]
+    missing += [path for path in PATH.findall(text) if not (REPOSITORY / path).exists()]
+    assert not missing
+
+
+def test_the_config_reference_is_what_the_code_says() -> None:
+    """docs/config.md is generated; run `python -m pipeline.reference > docs/config.md` when this fails."""
+    assert (REPOSITORY / "docs" / "config.md").read_text(encoding="utf-8") == reference.page()
+
+
+def test_the_readme_fits_on_a_screen_and_a_half() -> None:
+    """One screen: what it is, the two commands, what came out, where to go."""
+    assert len((REPOSITORY / "README.md").read_text(encoding="utf-8").splitlines()) <= 90
