@@ -233,6 +233,7 @@ def main() -> NoReturn:
     from pipeline.assets import AssetError
     from pipeline.config import ConfigError
     from pipeline.engine import RunAborted
+    from pipeline.kenlm_tools import TrainingFailed
     from pipeline.ledger import RunNotFound
 
     try:
@@ -241,7 +242,7 @@ def main() -> NoReturn:
         _fail("\n".join(error.faults), WRONG_USAGE)
     except RunNotFound as error:
         _fail(str(error), WRONG_USAGE)
-    except (AssetError, RunAborted) as error:
+    except (AssetError, RunAborted, TrainingFailed) as error:
         _fail(str(error), FAILED)
     except OSError as error:
         _fail(f"{type(error).__name__}: {error}", FAILED)
