@@ -134,10 +134,15 @@ def explain(run: RunFolder, document: Annotated[str, typer.Argument(help="A URL 
 def verify(
     dataset: Annotated[Path, typer.Argument(help="Folder of a run, or of a dataset (with manifest.json).")],
 ) -> None:
-    """Rehash and recount a finished dataset; exit code 1 and one line per fault if something is wrong."""
+    """Rehash and recount a finished dataset, and read it as the world will: with plain webdataset.
+
+    Exit code 1 and one line per fault if something is wrong.
+    """
+    from webdataset.compat import WebDataset
+
     from pipeline import ledger
     from shardwriter import verify as verify_dataset
-    from shardwriter.format import MANIFEST_FILE
+    from shardwriter.format import MANIFEST_FILE, Manifest
 
     folder = dataset if (dataset / MANIFEST_FILE).exists() else ledger.open_run(dataset).dataset
     findings = verify_dataset(folder)
@@ -145,7 +150,16 @@ def verify(
         console.print(str(finding), markup=False)
     if findings:
         _fail(f"{folder}: {len(findings)} faults", FAILED)
+    manifest = Manifest.loads((folder / MANIFEST_FILE).read_bytes(), str(folder / MANIFEST_FILE))
+    shards = [str(folder / shard.file) for shard in manifest.shards]
+    num_samples = sum(1 for _ in WebDataset(shards, shardshuffle=False, empty_check=False)) if shards else 0
+    if num_samples != manifest.totals.num_samples:
+        _fail(
+            f"{folder}: webdataset reads {num_samples:,} samples, the manifest has {manifest.totals.num_samples:,}",
+            FAILED,
+        )
     console.print(f"{folder}: every shard, index and count is as the manifest says")
+    console.print(f"webdataset reads {num_samples:,} samples from {len(shards)} shards", markup=False)
 
 
 @app.command(name="sample-crawl")
@@ -207,9 +221,9 @@ def train_lm(
     from pipeline import model_training
 
     record = model_training.train_lm(model_training.read_texts(text), lang, out, vocab_size=vocab_size, say=_say)
-    console.print(
-        f"{out}: cutoffs {record['cutoffs']}; use it as  annotate.perplexity.models.{lang}: {out}", markup=False
-    )
+    head, middle = (record["cutoffs"][percent] for percent in ("30", "60"))
+    console.print(f"{out}: on held-out texts head ends at {head}, middle at {middle}", markup=False)
+    console.print(f"use it as  annotate.perplexity.models.{lang}: {out}", markup=False)
 
 
 @train_app.command("reference")

@@ -25,7 +25,7 @@ from typing import Any, Self
 import pyarrow as pa
 
 from pipeline.config import EngineConfig
-from pipeline.flow import SinkStep, Source, StageStep, in_words
+from pipeline.flow import SinkStep, Source, StageStep, in_words, refuse_after
 from pipeline.ledger import record_run
 from pipeline.phases import PHASES, PartitionPhase, Phase, UnitPhase
 from pipeline.plan import RunPlan
@@ -69,24 +69,28 @@ class RunAborted(Exception):
     """The run stopped; everything that was committed stays and is not done again."""
 
 
-def run(plan: RunPlan) -> Iterator[Event]:
+def run(plan: RunPlan, engine: Engine | None = None) -> Iterator[Event]:
     """Do what is left of a plan.
+
+    Args:
+        plan: what is to be done.
+        engine: who does it; default: the engine that the config names.
 
     Raises:
         RunAborted: work failed (its phase was finished for all other work), or another process works on this run.
     """
-    with _lock(plan), _engine_of(plan.config.engine) as engine:
+    with _lock(plan), engine or engine_of(plan.config.engine) as workers:
         record_run(plan)
         log = plan.run_dir / "log.jsonl"
         for make_phase in PHASES.values():
             phase = make_phase(plan)
-            for event in _run_phase(phase, engine):
+            for event in _run_phase(phase, workers):
                 with log.open("a", encoding="utf-8") as file:
                     file.write(json.dumps({"time": time.time(), **_loggable(event)}) + "\n")
                 yield event
 
 
-def _run_phase(phase: Phase, engine: _Engine) -> Iterator[Event]:
+def _run_phase(phase: Phase, engine: Engine) -> Iterator[Event]:
     folder = phase.folder
     if folder.complete():
         yield PhaseFinished(phase.name, phase.tally(), was_complete=True)
@@ -150,7 +154,7 @@ def _lock(plan: RunPlan) -> Generator[None]:
         yield
 
 
-class _Engine(ABC):
+class Engine(ABC):
     """Hands out work and yields a result per piece: {"work", "seconds"} or {"work", "failed"}."""
 
     def __init__(self, config: EngineConfig) -> None:
@@ -162,20 +166,28 @@ class _Engine(ABC):
     def __exit__(self, *exc: object) -> None:
         """Give back what was started."""
 
+    def start(self) -> None:
+        """Start what the work needs; `results` does so by itself once there is work."""
+
     @abstractmethod
     def results(self, phase: Phase, works: Sequence[str]) -> Iterator[dict[str, Any]]:
         """Do the work, in any order."""
 
 
-class _Inline(_Engine):
+class _Inline(Engine):
     """In this process, one after another: the reference that Ray is tested against."""
 
     def results(self, phase: Phase, works: Sequence[str]) -> Iterator[dict[str, Any]]:
         for work in works:
-            flow: Iterator[Any] = iter([work])
-            for _, step in steps_of(phase, self.config):
-                flow = _through(step, flow)
-            yield from flow
+            yield from do_here(phase, work, self.config)
+
+
+def do_here(phase: Phase, work: str, config: EngineConfig) -> Iterator[dict[str, Any]]:
+    """One piece of work in this process: its steps, one into the next."""
+    flow: Iterator[Any] = iter([work])
+    for _, step in steps_of(phase, config):
+        flow = _through(step, flow)
+    return flow
 
 
 def _through(step: Step, flow: Iterator[Any]) -> Iterator[Any]:
@@ -187,7 +199,7 @@ def _through(step: Step, flow: Iterator[Any]) -> Iterator[Any]:
             yield from out
 
 
-class _OnRay(_Engine):
+class _OnRay(Engine):
     """One Ray Data dataset per phase: a task per unit, in which the phase's steps are fused operators."""
 
     _started = False
@@ -196,7 +208,7 @@ class _OnRay(_Engine):
     def results(self, phase: Phase, works: Sequence[str]) -> Iterator[dict[str, Any]]:
         if not works:
             return
-        self._start()
+        self.start()
         import ray.data
 
         flow = ray.data.from_items([{"work": work} for work in works], override_num_blocks=len(works))
@@ -214,7 +226,7 @@ class _OnRay(_Engine):
             for result in batch.column("result").to_pylist():
                 yield json.loads(result)
 
-    def _start(self) -> None:
+    def start(self) -> None:
         """Join the cluster that RAY_ADDRESS names, or start a local one; keep Ray's own words off the terminal."""
         if self._started:
             return
@@ -249,14 +261,15 @@ class _OnRay(_Engine):
             ray.shutdown()
 
 
-def _engine_of(config: EngineConfig) -> _Engine:
+def engine_of(config: EngineConfig) -> Engine:
+    """The engine that a config names; nothing is started yet."""
     return {"ray": _OnRay, "inline": _Inline}[config.kind](config)
 
 
 def steps_of(phase: Phase, engine: EngineConfig) -> list[tuple[str, Step]]:
     """A phase as named functions, from a piece of work to results, by way of tables."""
     if isinstance(phase, PartitionPhase):
-        return [(phase.name, _PartitionStep(phase))]
+        return [(phase.name, _PartitionStep(phase, engine.max_attempts))]
     assert isinstance(phase, UnitPhase)
     source = Source("read", phase.schema, phase.read, phase.folder.attempt, engine.max_attempts)
     schema, steps = source.flow_schema, list[tuple[str, Step]]()
@@ -271,11 +284,12 @@ class _PartitionStep:
     """The only step of a phase across units."""
 
     phase: PartitionPhase
-    max_attempts: int = 3
+    max_attempts: int
 
     def __call__(self, work: str) -> Iterator[dict[str, Any]]:
         started = time.perf_counter()
         try:
+            refuse_after(self.max_attempts, self.phase.folder.attempt(work))
             self.phase.run(work)
         except Exception as error:  # noqa: BLE001 - one partition's fault, whatever it is, must not stop the others
             yield {"work": work, "failed": in_words(error)}

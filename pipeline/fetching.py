@@ -10,9 +10,11 @@ Leaves to others: which files there are, where they are kept and what digest the
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import http.client
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
@@ -22,7 +24,7 @@ import time
 import urllib.error
 import urllib.request
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from email.message import Message
 from pathlib import Path, PurePosixPath
@@ -187,7 +189,7 @@ def _unpack(archive: Path, path: str, target: IO[bytes]) -> None:
         shutil.copyfileobj(member, target)
 
 
-# ---- https ----
+# ---- https and s3 ----
 
 
 @dataclass(frozen=True)
@@ -213,32 +215,28 @@ _DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ENO
 
 
 class _ConnectionCut(Exception):
-    """The body ended before its announced length."""
+    """The body ended before its announced length, or another attempt may go better for another reason."""
 
 
 def download(url: str, target: Path, *, patience: Patience = Patience(), say: Say = silent) -> None:
-    """Write what lies at an https address to `target`, whole or not at all; its folder must exist.
+    """Write what lies at an https or s3 address to `target`, whole or not at all; its folder must exist.
 
     What a broken attempt brought stays in `<target>.partial`, and the next attempt, of this process or a later one,
-    continues there: a Range request, with If-Range, so that two versions of a file are never mixed (RFC 9110 section
-    14). Plain http is allowed on this machine's own addresses alone.
+    continues there: a Range request with If-Range (s3: If-Match), so that two versions of a file are never mixed (RFC
+    9110 sections 13 and 14). Plain http is allowed on this machine's own addresses alone. Of s3://bucket/key the
+    region, endpoint and credentials are those of the usual AWS_* environment; it needs the extra s3 (obstore).
 
     Raises:
         AssetError: the address is refused by us or by the server, or the bound of `patience` is reached.
     """
-    _refuse_unsafe(url)
+    attempt = _attempt_at(url)
     partial = target.with_name(target.name + ".partial")
     fruitless = 0
     while True:
         before = _num_bytes(partial)
         try:
-            _continue(url, partial, patience.timeout_s, say)
+            attempt(url, partial, patience.timeout_s, say)
             break
-        except urllib.error.HTTPError as error:
-            error.close()
-            if error.code in _FINAL_STATUS:
-                raise AssetError(f"{url}: the server says {error.code} {error.reason}") from error
-            cause = error
         except (OSError, http.client.HTTPException, _ConnectionCut) as error:
             if isinstance(error, AssetError):
                 raise
@@ -257,6 +255,24 @@ def download(url: str, target: Path, *, patience: Patience = Patience(), say: Sa
     partial.replace(target)
 
 
+_Attempt = Callable[[str, Path, float, Say], None]
+"""(url, partial, timeout_s, say): append what is missing of the file; AssetError if no further attempt can help."""
+
+
+def _attempt_at(url: str) -> _Attempt:
+    """How that address is read.
+
+    Raises:
+        AssetError: it is not, because it is unsafe or its library is not installed.
+    """
+    if not url.startswith("s3://"):
+        _refuse_unsafe(url)
+        return _continue
+    if importlib.util.find_spec("obstore") is None:
+        raise AssetError(f"{url}: reading from S3 needs the extra s3: pip install 'corpusmill[s3]'")
+    return _continue_on_s3
+
+
 def _continue(url: str, partial: Path, timeout_s: float, say: Say) -> None:
     """One attempt: append what is missing of the file, or write it from the start where the server wants it so."""
     have, validator = _num_bytes(partial), _validator(partial)
@@ -267,8 +283,11 @@ def _continue(url: str, partial: Path, timeout_s: float, say: Say) -> None:
         request = urllib.request.Request(url, headers=headers)  # noqa: S310 - _refuse_unsafe has seen the scheme
         response = _OPENER.open(request, timeout=timeout_s)
     except urllib.error.HTTPError as error:
+        error.close()
         if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             partial.unlink(missing_ok=True)  # longer than what the server has: of another version, begin anew
+        if error.code in _FINAL_STATUS:
+            raise AssetError(f"{url}: the server says {error.code} {error.reason}") from error
         raise
     with response:
         start = have if _continues_at(response, have) else 0
@@ -298,6 +317,77 @@ def _copy_body(response: Any, file: IO[bytes], url: str, start: int, wanted: int
         if time.monotonic() - said >= _SAY_EVERY_S:
             said = time.monotonic()
             say(f"  {file.tell() / 1e6:.1f} of {total}")
+
+
+_S3_RANGE_BYTES = 16 << 20
+"""Read by one request, and held in memory: bounded, because obstore's timeout is that of the whole request."""
+
+
+def _continue_on_s3(url: str, partial: Path, timeout_s: float, say: Say) -> None:
+    """One attempt, by ranges of one and the same version of the object."""
+    import obstore
+
+    bucket, _, key = url.removeprefix("s3://").partition("/")
+    if not key:
+        raise AssetError(f"{url} names no object; wanted s3://bucket/key")
+    with _faults_of_s3(url):
+        store = _s3_store(bucket, timeout_s)
+        found = obstore.head(store, key)
+    etag, wanted = found["e_tag"], found["size"]
+    if etag is None:
+        raise AssetError(f"{url}: the server gives no ETag, by which two versions of an object are told apart")
+    have = _num_bytes(partial)
+    start = have if _validator(partial) == etag and have <= wanted else 0
+    _validator_file(partial).write_text(etag, encoding="latin-1")
+    say(f"fetching {url}, {wanted / 1e6:.1f} MB" + (f", from byte {start:,}" if start else ""))
+    with partial.open("ab" if start else "wb") as file:
+        for begin in range(start, wanted, _S3_RANGE_BYTES):
+            end = min(begin + _S3_RANGE_BYTES, wanted)
+            with _faults_of_s3(url):
+                body = obstore.get(store, key, options={"range": (begin, end), "if_match": etag}).bytes()
+            if len(body) != end - begin:
+                raise _ConnectionCut(f"{len(body):,} bytes have come of bytes {begin:,} to {end:,}")
+            file.write(body)
+            file.flush()
+
+
+@contextlib.contextmanager
+def _faults_of_s3(url: str) -> Generator[None]:
+    """Obstore's errors as those of `download`: final ones, and ones that another attempt may mend."""
+    from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
+
+    try:
+        yield
+    except (FileNotFoundError, PermissionDeniedError, UnauthenticatedError) as error:
+        raise AssetError(f"{url}: the server says: {_first_line(error)}") from error
+    except BaseError as error:
+        raise _ConnectionCut(_first_line(error)) from error
+
+
+def _s3_store(bucket: str, timeout_s: float) -> Any:
+    """The bucket as the AWS_* environment has it. obstore does not retry by itself: `download` does, and says so."""
+    from datetime import timedelta
+
+    from obstore.store import S3Store
+
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
+    if endpoint:
+        _refuse_unsafe(endpoint)
+    return S3Store(
+        bucket,
+        client_options={
+            "allow_http": endpoint.startswith("http:"),
+            "connect_timeout": timedelta(seconds=timeout_s),
+            "timeout": timedelta(seconds=timeout_s),
+            "user_agent": "corpusmill",
+        },
+        retry_config={"max_retries": 0},
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    """Without the dump of Rust's own structures that obstore writes under its messages."""
+    return str(error).strip().split("\n", maxsplit=1)[0]
 
 
 def _num_bytes(path: Path) -> int:

@@ -52,6 +52,9 @@ ERROR_KINDS: Mapping[type[Exception], str] = {
 }
 """A document that makes a stage raise is dropped as `<stage>.error_<kind>`: the first class here that fits."""
 
+PANIC = "panic"
+"""The kind of a bug in a library written in Rust, whose exception (pyo3's) is no `Exception`."""
+
 
 class UnitFailed(Exception):
     """One piece of work cannot be done; the others go on, and the run ends with exit code 1 after them."""
@@ -99,7 +102,7 @@ class Sink(Protocol):
     """Where the rows of one unit end."""
 
     def add(self, kept: pa.Table, dropped: pa.Table) -> None:
-        """Take the next rows, in input order within each of the two."""
+        """Take the next rows: the kept ones in input order, the dropped ones as the stages let go of them."""
         ...
 
     def close(self, report: Mapping[str, Any]) -> None:
@@ -144,7 +147,9 @@ class Source:
                     break
                 seconds += time.perf_counter() - started
                 yield _conform(table, schema)
-        except Exception as error:  # noqa: BLE001 - one unit's fault, whatever it is, must not stop the other units
+        except BaseException as error:
+            if not _is_fault(error):
+                raise
             yield _mark(schema, {"close": work, "failed": in_words(error)})
             return
         seconds += time.perf_counter() - started
@@ -158,6 +163,7 @@ class StageStep:
     spec: StageSpec
     schema: pa.Schema  # of the flow after this step
     _seconds: float = 0.0
+    _failure: str | None = None
 
     @property
     def name(self) -> str:
@@ -167,30 +173,40 @@ class StageStep:
     def __call__(self, table: pa.Table) -> pa.Table:
         """Annotate the living, note the fate of the dropped, pass everything else by."""
         alive = pc.and_(pc.is_null(table.column("reason")), pc.is_null(table.column("mark")))
-        batch = table.filter(alive)
-        if batch.num_rows:
-            started = time.perf_counter()
-            outcome = apply(self.spec.opened(), batch.drop_columns(FLOW.names))
-            self._seconds += time.perf_counter() - started
-            parts = [_conform(outcome.kept, self.schema), _fates(batch, outcome.dropped, self.schema)]
-        else:
-            parts = []
-        rest = table.filter(pc.invert(alive))
-        if rest.num_rows:
-            rest = _conform(rest, self.schema)
-            opening = pc.fill_null(pc.starts_with(rest.column("mark"), '{"open"'), False)
-            parts = [rest.filter(opening), *parts, self._sign(rest.filter(pc.invert(opening)))]
-        return pa.concat_tables(parts)
+        rest = _conform(table.filter(pc.invert(alive)), self.schema)
+        is_opening = pc.fill_null(pc.starts_with(rest.column("mark"), '{"open"'), False)
+        opening = rest.filter(is_opening)
+        if opening.num_rows:
+            self._seconds, self._failure = 0.0, None
+        judged = self._judged(table.filter(alive))
+        return pa.concat_tables([opening, *judged, self._signed(rest.filter(pc.invert(is_opening)))])
 
-    def _sign(self, rows: pa.Table) -> pa.Table:
-        """Write this step's seconds into the closing row, if it is among these."""
+    def _judged(self, batch: pa.Table) -> list[pa.Table]:
+        """The living after this stage, and the light rows of those it dropped; nothing once the unit has failed."""
+        if not batch.num_rows or self._failure is not None:
+            return []
+        started = time.perf_counter()
+        try:
+            outcome = apply(self.spec.opened(), batch.drop_columns(FLOW.names))
+            judged = [_conform(outcome.kept, self.schema), _fates(batch, outcome.dropped, self.schema)]
+        except BaseException as error:
+            if not _is_fault(error):
+                raise
+            self._failure = f"stage {self.name}: {in_words(error)}"
+            return []
+        self._seconds += time.perf_counter() - started
+        return judged
+
+    def _signed(self, rows: pa.Table) -> pa.Table:
+        """The same with this step's seconds, or its failure, in the closing row, if that is among these."""
         marks = rows.column("mark").to_pylist()
         if not marks or marks[-1] is None:
             return rows
         closing = json.loads(marks[-1])
         if "seconds" in closing:
             closing["seconds"][self.name] = closing["seconds"].get(self.name, 0.0) + self._seconds
-        self._seconds = 0.0
+        if self._failure is not None:
+            closing.setdefault("failed", self._failure)
         index = rows.schema.get_field_index("mark")
         return rows.set_column(index, "mark", pa.array([*marks[:-1], json.dumps(closing)], pa.string()))
 
@@ -279,7 +295,9 @@ class SinkStep:
     def _guarded(self, act: Callable[[], None]) -> None:
         try:
             act()
-        except Exception as error:  # noqa: BLE001 - one unit's fault, whatever it is, must not stop the other units
+        except BaseException as error:
+            if not _is_fault(error):
+                raise
             self._failure = in_words(error)
 
 
@@ -287,11 +305,11 @@ def apply(stage: Stage[Any], batch: pa.Table) -> Outcome:
     """`stage.apply`, with its accounts checked; documents that make it raise are found by halving, and dropped."""
     try:
         outcome = stage.apply(batch)
-    except Exception as error:
-        if isinstance(error, AccountsDoNotBalance):
+    except BaseException as error:
+        if isinstance(error, AccountsDoNotBalance) or not _is_fault(error):
             raise
         if batch.num_rows == 1:
-            kind = next(kind for cls, kind in ERROR_KINDS.items() if isinstance(error, cls))
+            kind = next((kind for cls, kind in ERROR_KINDS.items() if isinstance(error, cls)), PANIC)
             gone: dict[str, list[Any]] = {name: [None] for name in DROPPED.names}
             gone |= {"doc_id": batch.column("doc_id").to_pylist()}
             gone |= {"reason": [f"{stage.name}.error_{kind}"], "detail": [in_words(error)]}
@@ -349,6 +367,15 @@ def refuse_after(max_attempts: int, attempt: int) -> None:
     """Raise `UnitFailed` when work is tried once too often: the tries before have each killed their process."""
     if attempt > max_attempts:
         raise UnitFailed(f"the process that worked on it died {attempt - 1} times; is a document or a model at fault?")
+
+
+def _is_fault(error: BaseException) -> bool:
+    """Whether one document's or one unit's fault was raised, which must not stop the others; else: stop (Ctrl-C, exit).
+
+    FastWARC, resiliparse, tokenizers and gigatoken are written in Rust: their panics come as `PanicException`, which
+    derives from BaseException (docs of pyo3::panic).
+    """
+    return isinstance(error, Exception) or type(error).__module__ == "pyo3_runtime"
 
 
 def in_words(error: BaseException) -> str:

@@ -20,14 +20,21 @@ import importlib.util
 import json
 import os
 import tempfile
+import time
+import zlib
+from collections import Counter
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline import assets
 from pipeline.config import CommonCrawl, ConfigError, InputConfig, SampleCrawl
-from pipeline.fetching import AssetError, download
+from pipeline.fetching import download
 from pipeline.store import to_json, write_atomically
+
+SETTLED_S = 2.0
+"""A file that changed less than this ago may change again without its time of change telling: some file systems count
+in steps of two seconds. Its digest is not remembered (as git's "racy" entries are not)."""
 
 WET_BYTES = 75_000_000
 """A WET file of a recent snapshot, compressed, where its size is not known yet (CC-MAIN-2024 to 2026: 65 to 80 MB)."""
@@ -94,15 +101,22 @@ def _files(config: InputConfig) -> list[InputFile]:
     paths: list[Path] = []
     faults: list[str] = []
     for pattern in config.files or ():
-        matches = [Path(p) for p in sorted(glob.glob(os.path.expanduser(pattern), recursive=True)) if os.path.isfile(p)]
+        matches = _matches(os.path.expanduser(pattern))
         if not matches:
             faults.append(f"input.files: {pattern!r} matches no file in {Path.cwd()}")
         paths += matches
-    repeated = {p for p in paths if paths.count(p) > 1} if len(paths) < 10_000 else set[Path]()
-    faults += [f"input.files: {str(p)!r} is matched by more than one pattern" for p in sorted(repeated)]
+    times = Counter(os.path.realpath(path) for path in paths)  # twice the same file: all its paragraphs are repeated
+    faults += [f"input.files: {path!r} is matched more than once" for path in sorted(times) if times[path] > 1]
     if faults:
         raise ConfigError(faults)
     return _with_digests(paths)
+
+
+def _matches(pattern: str) -> list[Path]:
+    """The files of a pattern, sorted; a file that is called so is meant itself, whatever [ and * there are in it."""
+    if os.path.isfile(pattern):
+        return [Path(pattern)]
+    return [Path(path) for path in sorted(glob.glob(pattern, recursive=True)) if os.path.isfile(path)]
 
 
 def _with_digests(paths: Sequence[Path]) -> list[InputFile]:
@@ -116,14 +130,19 @@ def _with_digests(paths: Sequence[Path]) -> list[InputFile]:
     for path in paths:
         stat = path.stat()
         stamp = f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}"
-        if stamp not in known:
-            with path.open("rb") as file:
-                known[stamp] = [hashlib.file_digest(file, "sha256").hexdigest()]
-        files.append(InputFile(str(path), stat.st_size, str(known[stamp][0])))
+        (digest,) = known.get(stamp) or [_sha256(path)]
+        if time.time() - stat.st_mtime > SETTLED_S:
+            known[stamp] = [digest]
+        files.append(InputFile(str(path), stat.st_size, str(digest)))
     if len(known) > before:
         memory.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(memory, to_json(known))
     return files
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _common_crawl(config: CommonCrawl) -> list[InputFile]:
@@ -131,20 +150,31 @@ def _common_crawl(config: CommonCrawl) -> list[InputFile]:
     base = config.base_url.rstrip("/") + "/"
     url = f"{base}crawl-data/{config.crawl}/{config.format}.paths.gz"
     kept = assets.cache_folder() / "crawls" / f"{config.crawl}-{hashlib.sha256(url.encode()).hexdigest()[:8]}.paths.gz"
-    if not kept.exists():
-        try:
+    names = _names(config.crawl, url, kept)
+    end = len(names) if config.count is None else config.first + config.count
+    if config.first >= len(names) or end > len(names):
+        wanted = f"files {config.first} to {max(config.first, end - 1)} are asked for"
+        raise ConfigError([f"input.common_crawl: {wanted}; {config.crawl} lists {len(names)} files, from 0"])
+    return [InputFile(base + n, None, hashlib.sha256(n.encode()).hexdigest()) for n in names[config.first : end]]
+
+
+def _names(crawl: str, url: str, kept: Path) -> list[str]:
+    """The names in a snapshot's list of files, which is fetched once.
+
+    Raises:
+        ConfigError: it cannot be had, or is no such list; what came is thrown away then.
+    """
+    try:
+        if not kept.exists():
             kept.parent.mkdir(parents=True, exist_ok=True)
             download(url, kept)
-        except (AssetError, OSError) as error:
-            raise ConfigError(
-                [f"input.common_crawl.crawl: the list of {config.crawl} cannot be had: {error}"]
-            ) from error
-    names = gzip.decompress(kept.read_bytes()).decode().split()
-    end = len(names) if config.count is None else config.first + config.count
-    if not names[config.first : end] or end > len(names):
-        wanted = f"files {config.first} to {end - 1} are asked for"
-        raise ConfigError([f"input.common_crawl: {wanted}, {config.crawl} has 0 to {len(names) - 1}"])
-    return [InputFile(base + n, None, hashlib.sha256(n.encode()).hexdigest()) for n in names[config.first : end]]
+    except OSError as error:
+        raise ConfigError([f"input.common_crawl.crawl: the list of {crawl} cannot be had: {error}"]) from error
+    try:
+        return gzip.decompress(kept.read_bytes()).decode().split()
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        kept.unlink(missing_ok=True)
+        raise ConfigError([f"input.common_crawl: {url} is no list of files in gzip form: {error}"]) from error
 
 
 def _check_extra(url: str) -> None:

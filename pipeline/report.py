@@ -26,6 +26,7 @@ from rich.table import Table
 from pipeline.ledger import Run
 from pipeline.plan import CHAIN, PHASE_VERSIONS, RunPlan
 from stages.contract import AccountsDoNotBalance, Tally
+from stages.warc import CAUSES
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,7 @@ def to_html(report: Report) -> str:
         _bars("Why documents were dropped", _shares(report.reasons), reason_sentences()),
         _bars("Kept, by language", _shares(report.languages)),
         _bars("Kept, by perplexity bucket", _shares(report.buckets)),
-        _bars("Quarantined records, by cause", _shares(report.quarantine)),
+        _bars("Quarantined records, by cause", _shares(report.quarantine), CAUSES),
         _bars(
             "Worker seconds, by step",
             [(k, v, max(report.seconds.values()), f"{v:,.1f} s") for k, v in _slowest(report.seconds)],
@@ -212,7 +213,7 @@ body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem aut
 h1 {{ font-size: 1.3rem; margin-bottom: 0 }} h2 {{ font-size: 1.05rem; margin: 2rem 0 .5rem }}
 .row {{ display: grid; grid-template-columns: 15rem 1fr; gap: .75rem; align-items: center; margin: 2px 0 }}
 .name {{ text-align: right; overflow-wrap: anywhere }}
-.bar {{ background: #3b6ea8; height: 1.15rem; border-radius: 2px; min-width: 2px }}
+.bar {{ flex: none; background: #3b6ea8; height: 1.15rem; border-radius: 2px; min-width: 2px }}
 .line {{ display: flex; gap: .5rem; align-items: center; font-variant-numeric: tabular-nums; white-space: nowrap }}
 .note {{ color: #59636e; font-size: .85rem }}
 </style></head><body>
