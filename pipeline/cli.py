@@ -1,4 +1,4 @@
-"""The command line: `python -m pipeline run|plan|report|explain|verify|models|sample-crawl`.
+"""The command line: `python -m pipeline run|plan|report|explain|verify|export|models|sample-crawl`.
 
 Parses and prints, decides nothing.
 """
@@ -160,6 +160,17 @@ def verify(
         )
     console.print(f"{folder}: every shard, index and count is as the manifest says")
     console.print(f"webdataset reads {num_samples:,} samples from {len(shards)} shards", markup=False)
+
+
+@app.command()
+def export(run: RunFolder, out: Annotated[Path, typer.Argument(help="Folder to make.")]) -> None:
+    """Write the kept documents as CCNet does: JSON lines, one gzip file per language and bucket."""
+    from pipeline.export import export_ccnet
+    from pipeline.ledger import open_run
+
+    written = export_ccnet(open_run(run), out)
+    for name, num_docs in sorted(written.items()):
+        console.print(f"{num_docs:>10,}  {out / name}", markup=False)
 
 
 @app.command(name="sample-crawl")

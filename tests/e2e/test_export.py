@@ -1,0 +1,61 @@
+"""Kept documents in CCNet's own form."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from pipeline.export import export_ccnet
+from pipeline.ledger import RunNotFound, open_run
+from pipeline.report import make_report
+
+pytestmark = pytest.mark.models
+
+CCNET_FIELDS = {
+    *("url", "date_download", "digest", "length", "nlines", "source_domain", "title", "raw_content", "cc_segment"),
+    *("original_nlines", "original_length", "line_ids", "language", "language_score", "bucket", "perplexity"),
+}
+
+
+def test_the_export_has_ccnets_files_and_fields(reference_run: Path, tmp_path: Path) -> None:
+    """One file per language and bucket, every kept document once, lengths and line ids true of the text."""
+    run = open_run(reference_run)
+    written = export_ccnet(run, tmp_path / "mined")
+    documents = [
+        (path.name, json.loads(line))
+        for path in sorted((tmp_path / "mined").iterdir())
+        for line in gzip.decompress(path.read_bytes()).splitlines()
+    ]
+    assert written == Counter(name for name, _ in documents)
+    assert Counter(document["language"] for _, document in documents) == make_report(run).languages
+    assert {name for document in documents for name in document[1]} == CCNET_FIELDS
+    for name, document in documents:
+        assert name == f"{document['language']}_{document['bucket']}.json.gz"
+        assert len(document["raw_content"]) == document["length"] <= document["original_length"]
+        assert document["raw_content"].count("\n") + 1 == document["nlines"] == len(document["line_ids"])
+
+
+def test_the_export_repeats_and_overwrites_nothing(reference_run: Path, tmp_path: Path) -> None:
+    """Two exports are the same bytes; into a folder that is there nothing is written."""
+    run = open_run(reference_run)
+    for folder in ("one", "two"):
+        export_ccnet(run, tmp_path / folder)
+    one, two = (
+        {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in (tmp_path / folder).iterdir()}
+        for folder in ("one", "two")
+    )
+    assert one == two
+    with pytest.raises(FileExistsError):
+        export_ccnet(run, tmp_path / "one")
+
+
+def test_a_run_without_select_has_nothing_to_export(reference_run: Path, tmp_path: Path) -> None:
+    """The message says what to do first."""
+    (tmp_path / "run.json").write_text((reference_run / "run.json").read_text())
+    with pytest.raises(RunNotFound, match="run the config to its end"):
+        export_ccnet(open_run(tmp_path), tmp_path / "mined")

@@ -1,0 +1,239 @@
+"""One example per stage of the chain: settings, and rows that reach each of its reasons. All that the contract suite
+knows of single stages stands here; whoever adds a stage to the chain adds it to EXAMPLES.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fasttext
+import pyarrow as pa
+import sentencepiece
+import tokenizers
+from tokenizers import models, pre_tokenizers
+
+from stages.contract import DOC_ID, Settings, Stage
+from stages.language import Language, LanguageFilter, LanguageFilterSettings, LanguageSettings
+from stages.length import Length, LengthSettings
+from stages.paragraphs import ParagraphHashes, ParagraphHashesSettings, ParagraphRemoval, ParagraphRemovalSettings
+from stages.perplexity import Perplexity, PerplexityFilter, PerplexityFilterSettings, PerplexitySettings
+from stages.quality import Quality, QualityFilter, QualityFilterSettings, QualitySettings
+from stages.reference import (
+    MODEL_FILE,
+    NEGATIVE_LABEL,
+    POSITIVE_LABEL,
+    Reference,
+    ReferenceFilter,
+    ReferenceFilterSettings,
+    ReferenceSettings,
+)
+from stages.tokenize import Tokenize, TokenizeSettings
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Example:
+    """A stage at work: `ordinary` is a row that stays, `dropped` names for every reason what drops it."""
+
+    stage: type[Stage[Any]]
+    settings: Settings
+    ordinary: Row
+    dropped: Mapping[str, Row]  # reason without its prefix -> what differs from the ordinary row
+
+    @property
+    def label(self) -> str:
+        """Of a test."""
+        return self.stage.__name__
+
+    def rows(self) -> list[Row]:
+        """The ordinary row, once before and once after each of the others."""
+        rows = [self.ordinary]
+        for difference in self.dropped.values():
+            rows += [{**self.ordinary, **difference}, self.ordinary]
+        return rows
+
+    def batch(self, rows: Sequence[Row] | None = None) -> pa.Table:
+        """Rows as a batch of the columns that the stage needs, and no others; what a row does not say is null."""
+        rows = self.rows() if rows is None else rows
+        fields = [DOC_ID, *(field for field in self.stage.needs if field.name != "doc_id")]
+        columns = [pa.array([row.get(f.name) for row in rows], f.type) for f in fields[1:]]
+        ids = pa.array(range(5 << 32, (5 << 32) + len(rows)), pa.uint64())
+        return pa.table([ids, *columns], schema=pa.schema(fields))
+
+    def made(self, files: Mapping[str, Path]) -> Stage[Any]:
+        """The stage, not opened yet."""
+        wanted = self.stage.files_of(self.settings)
+        return self.stage(self.settings, {reference: files[reference] for reference in wanted})
+
+
+_TEXT = "The treaty was signed in the museum of history.\nA second line of the page, of 1984."
+
+_ORDINARY_SIGNALS = {
+    **{field.name: 0 for field in Quality.adds},
+    "language": "en",
+    "rps_doc_word_count": 200,
+    "rps_doc_mean_word_length": 5.0,
+    "num_stop_words": 5,
+    "frac_lines_end_with_terminal_punctuation": 1.0,
+}
+
+_BROKEN_SIGNALS: Mapping[str, Row] = {
+    "words_too_few": {"rps_doc_word_count": 10},
+    "words_too_many": {"rps_doc_word_count": 200_000},
+    "words_too_short": {"rps_doc_mean_word_length": 1.0},
+    "words_too_long": {"rps_doc_mean_word_length": 50.0},
+    "hashes_too_many": {"hash_to_word_ratio": 0.5},
+    "ellipses_too_many": {"ellipsis_to_word_ratio": 0.5},
+    "bullet_lines_too_many": {"frac_lines_start_with_bulletpoint": 1.0},
+    "ellipsis_lines_too_many": {"rps_doc_frac_lines_end_with_ellipsis": 1.0},
+    "alpha_words_too_few": {"rps_doc_frac_no_alph_words": 1.0},
+    "stop_words_too_few": {"num_stop_words": 0},
+    "duplicate_lines_too_many": {"frac_dupe_lines": 1.0},
+    "duplicate_paragraphs_too_many": {"frac_dupe_paragraphs": 1.0},
+    "duplicate_lines_too_long": {"frac_chars_dupe_lines": 1.0},
+    "duplicate_paragraphs_too_long": {"frac_chars_dupe_paragraphs": 1.0},
+    "terminal_lines_too_few": {"frac_lines_end_with_terminal_punctuation": 0.0},
+    "short_lines_too_many": {"frac_short_lines": 1.0},
+    **{f"top_{n}gram_too_frequent": {f"rps_doc_frac_chars_top_{n}gram": 1.0} for n in (2, 3, 4)},
+    **{f"duplicate_{n}grams_too_many": {f"rps_doc_frac_chars_dupe_{n}grams": 1.0} for n in (5, 6, 7, 8, 9, 10)},
+}
+
+EXAMPLES = (
+    Example(
+        Length,
+        LengthSettings(min_chars=20, max_chars=200),
+        {"text": _TEXT},
+        {"too_few_chars": {"text": "short"}, "too_many_chars": {"text": "long " * 100}},
+    ),
+    Example(ParagraphHashes, ParagraphHashesSettings(), {"text": _TEXT}, {}),
+    Example(
+        ParagraphRemoval,
+        ParagraphRemovalSettings(),
+        {"text": _TEXT, "duplicate_lines": [1]},
+        {"none_left": {"duplicate_lines": [0, 1]}},
+    ),
+    Example(Language, LanguageSettings(model="tiny-lid"), {"text": _TEXT}, {}),
+    Example(
+        LanguageFilter,
+        LanguageFilterSettings(min_score=0.5, keep=("en",)),
+        {"language": "en", "language_score": 0.9},
+        {"score_too_low": {"language_score": 0.49}, "not_wanted": {"language": "fr"}},
+    ),
+    Example(Perplexity, PerplexitySettings(models={"en": "tiny-lm"}), {"text": _TEXT, "language": "en"}, {}),
+    Example(
+        PerplexityFilter,
+        PerplexityFilterSettings(cutoffs={"en": (340, 520)}, keep=("head", "all")),
+        {"language": "en", "perplexity": 100.0},
+        {"bucket_not_wanted": {"perplexity": 900.0}},
+    ),
+    Example(Reference, ReferenceSettings(models={"en": "tiny-reference"}), {"text": _TEXT, "language": "en"}, {}),
+    Example(
+        ReferenceFilter,
+        ReferenceFilterSettings(min_score=0.25),
+        {"reference_score": 0.5},
+        {"score_too_low": {"reference_score": 0.1}},
+    ),
+    Example(Quality, QualitySettings(), {"text": _TEXT}, {}),
+    Example(
+        QualityFilter,
+        QualityFilterSettings(min_terminal_line_share=0.1, max_short_line_share=0.5),
+        _ORDINARY_SIGNALS,
+        _BROKEN_SIGNALS,
+    ),
+    Example(
+        Tokenize,
+        TokenizeSettings(tokenizer="tiny-unigram", end_of_document="</s>"),
+        {"text": _TEXT},
+        # Inside the encoder a special token is spelled U+FFFF and its number, which no honest page contains.
+        {"error_reserved_id": {"text": "fine \uffff1"}},
+    ),
+)
+"""In the order of the chain."""
+
+HOSTILE: Mapping[str, str | None] = {
+    "no text": None,
+    "empty": "",
+    "blanks": " \n\t \u3000\n ",
+    "NULs": "\0\0a\0\n\0",
+    "lone combining marks": "\u0301\u0327\n\u0301",
+    "right to left": "مرحبا بالعالم\nשלום \u202eabc\u202c עולם",
+    "byte order mark and joiners": "\ufeff👩‍👩‍👧‍👦 \u200b\u200d🏳️‍🌈",
+    "carriage returns": "a\rb\r\nc\x85d\u2028e\x0bf",
+    "beyond the basic plane": "𝔘𝔫𝔦 𐍈 \U0010ffff \uffff \ue000 \ufffd",
+    "spelled special tokens": "</s><unk> <|endoftext|> __label__en",
+    "one line of 1 MB": "word " * 200_000,
+    "one word of 1 MB": "a" * 1_000_000,
+    "50,000 lines": "x\n" * 50_000,
+}
+"""Texts that a crawl holds and a stage must survive."""
+
+
+def tiny_lid(path: Path) -> Path:
+    """A fastText model that tells English from French, after a fashion."""
+    return _trained(path, {"__label__en": "the treaty was signed in the museum", "__label__fr": "le chat et la souris"})
+
+
+def tiny_reference(folder: Path) -> Path:
+    """A folder with an is-reference classifier."""
+    _trained(folder / MODEL_FILE, {POSITIVE_LABEL: "the treaty was signed", NEGATIVE_LABEL: "buy cheap shoes online"})
+    return folder
+
+
+def _trained(path: Path, lines: Mapping[str, str]) -> Path:
+    corpus = path.with_suffix(".txt")
+    corpus.write_text("\n".join([f"{label} {text}" for label, text in lines.items()] * 50) + "\n", encoding="utf-8")
+    # fastText 0.9.3 draws a tenth of the weights per thread and leaves the rest as malloc gave them: NaN, now and then.
+    model = fasttext.train_supervised(str(corpus), dim=10, epoch=20, lr=0.5, thread=11, verbose=0)
+    model.save_model(str(path))
+    return path
+
+
+_ARPA = """\\data\\
+ngram 1=6
+ngram 2=2
+
+\\1-grams:
+-2.0\t<unk>\t0
+-99\t<s>\t-0.4
+-1.1\t</s>
+-0.7\t▁the\t-0.3
+-1.2\t▁treaty\t-0.2
+-0.9\t▁signed\t-0.1
+
+\\2-grams:
+-0.3\t<s> ▁the
+-0.6\t▁the ▁treaty
+
+\\end\\
+"""
+
+
+def tiny_lm(folder: Path) -> Path:
+    """A folder with SentencePiece pieces and a KenLM model of a few words of English."""
+    pieces = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["the treaty was signed", "the museum of history", "a second line of the page 0"] * 40),
+        model_writer=pieces,
+        vocab_size=60,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        num_threads=1,
+    )
+    (folder / "en.sp.model").write_bytes(pieces.getvalue())
+    (folder / "en.arpa.bin").write_text(_ARPA, encoding="utf-8")
+    return folder
+
+
+def tiny_unigram(path: Path) -> Path:
+    """A Unigram tokenizer.json of single letters, with </s> as token 1."""
+    letters = [(letter, -3.0) for letter in "▁abcdefghijklmnopqrstuvwxyzTA.,1984"]
+    tokenizer = tokenizers.Tokenizer(models.Unigram([("<unk>", 0.0), ("</s>", 0.0), *letters], unk_id=0))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.add_special_tokens(["<unk>", "</s>"])
+    tokenizer.save(str(path))
+    return path

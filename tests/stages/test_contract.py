@@ -1,0 +1,263 @@
+"""Every stage of the chain keeps the contract; what is known of single stages stands in examples.py alone."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline import assets
+from pipeline.config import RunConfig
+from pipeline.flow import StageSpec
+from pipeline.plan import CHAIN
+from stages.contract import DOCUMENT, DROPPED, Outcome, Stage, drop_where, with_columns
+from stages.language import Language, LanguageSettings
+from stages.length import Length, LengthSettings
+from tests.stages.examples import EXAMPLES, HOSTILE, Example, tiny_lid, tiny_lm, tiny_reference, tiny_unigram
+
+Fates = dict[int, dict[str, Any]]
+
+PLACES = [(phase, stage) for phase, stages in CHAIN.items() for stage in stages]
+"""Where stages work; one may work in two phases."""
+
+example_of_each = pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.label)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    """The references of the examples' settings -> tiny models."""
+    folder = tmp_path_factory.mktemp("models")
+    for name in ("lm", "reference"):
+        (folder / name).mkdir()
+    return {
+        "tiny-lid": tiny_lid(folder / "lid.bin"),
+        "tiny-lm": tiny_lm(folder / "lm"),
+        "tiny-reference": tiny_reference(folder / "reference"),
+        "tiny-unigram": tiny_unigram(folder / "tokenizer.json"),
+    }
+
+
+@pytest.fixture(scope="module")
+def opened(files: Mapping[str, Path]) -> Mapping[str, Stage[Any]]:
+    """The examples' stages, ready to work, by label."""
+    stages = {example.label: example.made(files) for example in EXAMPLES}
+    for stage in stages.values():
+        stage.open()
+    return stages
+
+
+def judged(stage: Stage[Any], batch: pa.Table) -> Fates:
+    """What becomes of every document, once the outcome has been held against the contract."""
+    outcome = stage.apply(batch)
+    check(stage, batch, outcome)
+    fates = {row["doc_id"]: row for row in outcome.kept.to_pylist()}
+    return fates | {row["doc_id"]: row for row in outcome.dropped.to_pylist()}
+
+
+def check(stage: Stage[Any], batch: pa.Table, outcome: Outcome) -> None:
+    """Raise unless the accounts balance, the columns are as declared, and every drop has a declared reason."""
+    outcome.check(batch, stage.name)
+    assert outcome.dropped.schema.equals(DROPPED)
+    assert set(outcome.dropped.column("reason").to_pylist()) <= stage.reasons.keys()
+    wanted = StageSpec(type(stage), stage.settings).output_schema(batch.schema)
+    found = {field.name: field.type for field in outcome.kept.schema}
+    assert found.keys() <= set(wanted.names)
+    assert found.keys() >= set(stage.adds.names)
+    assert all(wanted.field(name).type == kind for name, kind in found.items())
+
+
+# ---- what is declared ----
+
+
+def test_every_stage_of_the_chain_has_an_example() -> None:
+    """A stage that is added to CHAIN is held to this contract as soon as it has an entry in examples.py."""
+    missing = {stage.__name__ for _, stage in PLACES} - {example.label for example in EXAMPLES}
+    assert not missing, f"add to EXAMPLES in tests/stages/examples.py: {missing}"
+
+
+@pytest.mark.parametrize(("phase", "stage"), PLACES, ids=lambda value: value if isinstance(value, str) else value.name)
+def test_a_stage_is_called_as_its_module_and_its_section(phase: str, stage: type[Stage[Any]]) -> None:
+    """One name for file, section of the config (unless there is nothing to set) and prefix of the reasons."""
+    assert stage.__module__ == f"stages.{stage.name}"
+    section = RunConfig.model_fields[phase].annotation
+    sections = {phase} | set(getattr(section, "model_fields", {}))
+    assert stage.name in sections or not stage.settings_class().model_fields
+    assert stage.version >= 1
+
+
+@example_of_each
+def test_reasons_are_sentences_under_the_stages_name(example: Example) -> None:
+    """`<stage>.<fault>`, lower case, and one sentence that says what is wrong."""
+    for reason, sentence in example.stage.reasons.items():
+        stage, _, fault = reason.partition(".")
+        assert stage == example.stage.name
+        assert fault.isidentifier()
+        assert fault == fault.lower()
+        assert sentence == sentence.strip()
+        assert len(sentence.split()) >= 5
+        assert "\n" not in sentence
+
+
+@example_of_each
+def test_the_plan_refuses_a_stage_whose_columns_are_missing(example: Example) -> None:
+    """Each needed column is asked for by name and by type."""
+    spec = StageSpec(example.stage, example.settings)
+    whole = example.batch().schema
+    for needed in example.stage.needs:
+        if needed.name == "doc_id":
+            continue
+        index = whole.get_field_index(needed.name)
+        with pytest.raises(ValueError, match=f"stage {example.stage.name} needs {needed.name} .* no such column"):
+            spec.output_schema(whole.remove(index))
+        with pytest.raises(ValueError, match=f"stage {example.stage.name} needs {needed.name} .* bool"):
+            spec.output_schema(whole.set(index, pa.field(needed.name, pa.bool_())))
+
+
+# ---- what is done ----
+
+REASONS = [(example, fault) for example in EXAMPLES for fault in example.dropped]
+
+
+@pytest.mark.parametrize(("example", "fault"), REASONS, ids=lambda value: getattr(value, "label", value))
+def test_every_reason_is_reached(opened: Mapping[str, Stage[Any]], example: Example, fault: str) -> None:
+    """The row that an example gives for a reason is dropped for it, and the ordinary row stays."""
+    stage = opened[example.label]
+    batch = example.batch([example.ordinary, {**example.ordinary, **example.dropped[fault]}])
+    outcome = stage.apply(batch)
+    check(stage, batch, outcome)
+    assert outcome.kept.num_rows == 1
+    assert outcome.dropped.column("reason").to_pylist() == [f"{stage.name}.{fault}"]
+
+
+@example_of_each
+def test_every_declared_reason_has_a_row(example: Example) -> None:
+    """No reason is declared that no example reaches."""
+    assert {f"{example.stage.name}.{fault}" for fault in example.dropped} == set(example.stage.reasons)
+
+
+@example_of_each
+def test_an_empty_batch_passes(opened: Mapping[str, Stage[Any]], example: Example) -> None:
+    """Nothing comes out of nothing, with all the columns that are declared."""
+    assert judged(opened[example.label], example.batch([])) == {}
+
+
+@example_of_each
+def test_an_unopened_stage_travels_to_another_process(
+    opened: Mapping[str, Stage[Any]], files: Mapping[str, Path], example: Example
+) -> None:
+    """Pickled, opened there, it judges as the one that stayed."""
+    arrived = pickle.loads(pickle.dumps(example.made(files)))
+    arrived.open()
+    assert judged(arrived, example.batch()) == judged(opened[example.label], example.batch())
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.label)
+@settings(max_examples=25)
+@given(data=st.data())
+def test_cuts_make_no_difference(opened: Mapping[str, Stage[Any]], example: Example, data: st.DataObject) -> None:
+    """In one batch, in one batch of several chunks, or in several batches, each row has the same outcome."""
+    stage, batch = opened[example.label], many(example)
+    cuts = sorted(data.draw(st.lists(st.integers(0, batch.num_rows), max_size=5)))
+    ends = [*cuts, batch.num_rows]
+    parts = [batch.slice(start, end - start) for start, end in zip([0, *cuts], ends, strict=True)]
+    whole = judged(stage, batch)
+    assert judged(stage, pa.concat_tables(parts)) == whole
+    assert {doc_id: fate for part in parts for doc_id, fate in judged(stage, part).items()} == whole
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.label)
+@settings(max_examples=15)
+@given(data=st.data())
+def test_order_makes_no_difference(opened: Mapping[str, Stage[Any]], example: Example, data: st.DataObject) -> None:
+    """Rows that come in another order have the same outcomes, in that order."""
+    stage, batch = opened[example.label], many(example)
+    order = data.draw(st.permutations(range(batch.num_rows)))
+    assert judged(stage, batch.take(pa.array(order))) == judged(stage, batch)
+
+
+def many(example: Example) -> pa.Table:
+    """The example's rows, and the smaller hostile texts among them where the stage reads texts."""
+    reads = "text" in example.stage.needs.names
+    small = [text for text in HOSTILE.values() if reads and len(text or "") < 100]
+    return example.batch([*example.rows(), *(hostile_row(example, text) for text in small)])
+
+
+def hostile_row(example: Example, text: str | None) -> dict[str, Any]:
+    """The ordinary row with that text; no lines of it are to go."""
+    return {name: value for name, value in example.ordinary.items() if name != "duplicate_lines"} | {"text": text}
+
+
+READERS = [example for example in EXAMPLES if "text" in example.stage.needs.names]
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+@pytest.mark.parametrize("example", READERS, ids=lambda example: example.label)
+def test_hostile_documents_survive(opened: Mapping[str, Stage[Any]], example: Example, hostile: str) -> None:
+    """A text that no one would write is judged like any other, and changes nothing for its neighbours."""
+    stage = opened[example.label]
+    rows = [example.ordinary, hostile_row(example, HOSTILE[hostile]), example.ordinary]
+    fates = judged(stage, example.batch(rows))
+    alone = judged(stage, example.batch([example.ordinary]))
+    first, _, last = sorted(fates)
+    assert [fates[first]] == [fates[last] | {"doc_id": first}] == [*alone.values()]
+
+
+@pytest.mark.parametrize("example", READERS, ids=lambda example: example.label)
+def test_documents_without_url_or_title_survive(opened: Mapping[str, Stage[Any]], example: Example) -> None:
+    """The columns that a stage does not need pass through it untouched, whatever is in them."""
+    batch = example.batch()
+    others = [field for field in DOCUMENT if field.name not in batch.column_names]
+    whole = pa.table(
+        [*batch.columns, *(pa.nulls(batch.num_rows, field.type) for field in others)],
+        schema=pa.schema([*batch.schema, *others]),
+    )
+    kept = opened[example.label].apply(whole).kept
+    assert all(kept.column(field.name).null_count == kept.num_rows for field in others)
+    bare = {doc_id: fate.get("reason") for doc_id, fate in judged(opened[example.label], batch).items()}
+    assert {doc_id: fate.get("reason") for doc_id, fate in judged(opened[example.label], whole).items()} == bare
+
+
+class Careless(Stage[LengthSettings]):
+    """Breaks the contract in the way it is told to."""
+
+    name, version, needs = Length.name, Length.version, Length.needs
+    adds: ClassVar[pa.Schema] = pa.schema([pa.field("num_letters", pa.int64())])
+    reasons: ClassVar[Mapping[str, str]] = Length.reasons
+    fault = ""
+
+    def apply(self, batch: pa.Table) -> Outcome:
+        """One fault at most."""
+        letters = pa.array([1] * batch.num_rows, pa.int32() if self.fault == "type" else pa.int64())
+        kept = batch if self.fault == "column" else with_columns(batch, {"num_letters": letters})
+        reason = "length.too_ugly" if self.fault == "reason" else "length.too_few_chars"
+        outcome = drop_where(kept, pa.array([True, False]), reason)
+        return Outcome(kept.slice(2), outcome.dropped) if self.fault == "loss" else outcome
+
+
+@pytest.mark.parametrize("fault", ["type", "column", "reason", "loss"])
+def test_a_broken_contract_is_found(fault: str) -> None:
+    """The checks of this suite can fail: a column of another type, a missing one, an unknown reason, a lost row."""
+    stage = Careless(LengthSettings())
+    batch = EXAMPLES[0].batch([{"text": "a"}, {"text": "b"}])
+    assert len(judged(stage, batch)) == 2
+    stage.fault = fault
+    with pytest.raises(AssertionError):
+        judged(stage, batch)
+
+
+@pytest.mark.models
+def test_the_published_language_model_keeps_the_contract_too() -> None:
+    """lid.176.ftz on every hostile text, together and one by one."""
+    example = Example(Language, LanguageSettings(), {"text": "The quick brown fox jumps over the lazy dog."}, {})
+    stage = example.made({"lid.176.ftz": assets.resolve("lid.176.ftz")})
+    stage.open()
+    batch = example.batch([example.ordinary, *(hostile_row(example, text) for text in HOSTILE.values())])
+    fates = judged(stage, batch)
+    assert {k: v for i in range(batch.num_rows) for k, v in judged(stage, batch.slice(i, 1)).items()} == fates
+    assert fates[min(fates)]["language"] == "en"
