@@ -1,14 +1,15 @@
-r"""The records of a WARC file, and the stretches between them that are none.
+r"""The records of a WARC or ARC file, and the stretches between them that are none.
 
 Promises: every byte of the file belongs to a record, to the newlines between records, or to exactly one `Broken`; a
 record is handed out only when what follows it proves where it ends; after a fault reading goes on at the next header
 that can be found.
-Leaves to others: what a record means.
+Leaves to others: what a record means, and how the header of an ARC record is read (`stages._arc`).
 
 What proves that a record ends after Content-Length bytes: the two CRLF of the standard (ISO 28500:2017, section 4), or
 any newlines and then a version line, the end of a gzip member or the end of the file. What proves that it does not: a
 break in the compression right after it, or a gzip member inside it that begins with a version line (members that begin
-anywhere else inside it are sound: some writers cut them by size).
+anywhere else inside it are sound: some writers cut them by size). In ARC files a record's header line stands for the
+version line, and one newline for the two CRLF: a weaker proof, but no more lies between the records of that format.
 
     "WARC/1.0\r\n...Content-Length: 5\r\n\r\n" "Hello" "\r\n\r\n" "WARC/1.0\r\n..."      Record
     "WARC/1.0\r\n...Content-Length: 3\r\n\r\n" "Hel" "lo\r\n\r\nWARC/1.0\r\n..."        Broken, up to the version line
@@ -17,22 +18,22 @@ anywhere else inside it are sound: some writers cut them by size).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from stages import _arc
 from stages._http import parse_fields
 from stages._tape import Fault, Tape
 
 _MAX_HEADER_BYTES = 64 << 10  # the standard sets no limit; FastWARC allows 32 KiB
 _MAX_NEWLINES = 64 << 10  # after a record, before its end is taken as proven
 _MAX_REWINDS = 16  # each may decompress a gzip member once more
-_OVERLAP_BYTES = 128  # a header's beginning is shorter
+_START_BYTES = 128  # a WARC header's beginning is shorter
 _VERSION = re.compile(rb"WARC/\d{1,2}\.\d{1,3}[ \t]{0,8}(\r?\n)", re.IGNORECASE)
-_VERSION_BYTES = 32
 _HEADER_START = re.compile(_VERSION.pattern + rb"[!-9;-~]{1,64}[ \t]{0,8}:", re.IGNORECASE)
 _NEWLINES = re.compile(rb"[\r\n]*")
-_ARC_START = b"filedesc:"
+_SHOWN_BYTES = 32  # of what is no header, in the quarantine list
 _LENGTH = re.compile(rb"\d{1,18}")
 _TYPES = frozenset({"warcinfo", "response", "resource", "request", "metadata", "revisit", "conversion", "continuation"})
 
@@ -54,6 +55,20 @@ class Broken(NamedTuple):
     cause: str
     detail: str
     skipped_bytes: int
+
+
+class _Framing(NamedTuple):
+    """How the records of a format are told from other bytes."""
+
+    start: re.Pattern[bytes]  # at the place where a record begins; what group 1 matches, twice, ends the header
+    search: re.Pattern[bytes]  # finds such a place
+    start_bytes: int  # neither matches more
+    separator: bytes  # after every record
+    fields: Callable[[bytes], dict[bytes, bytes]]  # of a header, as in a WARC file
+
+
+_WARC = _Framing(_VERSION, _HEADER_START, _START_BYTES, b"\r\n\r\n", parse_fields)
+_ARC = _Framing(_arc.START, _arc.SEARCH, _arc.START_BYTES, _arc.SEPARATOR, _arc.warc_fields)
 
 
 class _Header(NamedTuple):
@@ -104,6 +119,8 @@ class _Reader:
     def __init__(self, path: Path, max_record_bytes: int, max_faults: int) -> None:
         self.tape = Tape.of(path)
         self.num_faults = 0
+        self.tape.reach(_arc.START_BYTES)
+        self._framing = _ARC if _arc.is_arc(self.tape.window) else _WARC
         self._path = path
         self._max_record_bytes = max_record_bytes
         self._max_faults = max_faults
@@ -114,14 +131,14 @@ class _Reader:
         """The next record or broken stretch; None at the end of the file."""
         tape = self.tape
         self._skip_newlines()
-        if not tape.reach(tape.position + _VERSION_BYTES) and not tape.available and tape.fault is None:
+        if not tape.reach(tape.position + self._framing.start_bytes) and not tape.available and tape.fault is None:
             return None
-        version = _VERSION.match(tape.window, tape.position)
-        if version is None:
+        head = self._framing.start.match(tape.window, tape.position)
+        if head is None:
             item = self._foreign_bytes()
         else:
             self._has_seen_header = True
-            item = self._record(version[1])
+            item = self._record(head)
         if isinstance(item, Broken):
             self.num_faults += 1
         return item
@@ -143,23 +160,24 @@ class _Reader:
         offset, _ = tape.place()
         if not tape.available and tape.fault is not None:
             offset = tape.fault.offset
-        opening = bytes(tape.window[tape.position : tape.position + _VERSION_BYTES])
+        opening = bytes(tape.window[tape.position : tape.position + _SHOWN_BYTES])
         lost = self._find_header()
         if lost.fault is not None:
             return Broken(offset, "broken", lost.fault.cause, lost.fault.detail, lost.num_bytes)
         if lost.is_found or self._has_seen_header:
             detail = f"{lost.num_bytes} bytes that belong to no record, beginning {opening!r}"
             return Broken(offset, "broken", "warc.garbage", detail, lost.num_bytes)
-        cause = "warc.is_arc" if opening.startswith(_ARC_START) else "warc.not_a_warc"
-        return Broken(offset, "broken", cause, f"no WARC header; the file begins {opening!r}", lost.num_bytes)
+        detail = f"no header of a record; the file begins {opening!r}"
+        return Broken(offset, "broken", "warc.not_a_warc", detail, lost.num_bytes)
 
     def _find_header(self) -> _Lost:
         """Move on to the next header, over whatever lies before it."""
         tape, num_bytes = self.tape, 0
         first_fault: Fault | None = None
-        while (found := _HEADER_START.search(tape.window, tape.position)) is None:
-            num_bytes += tape.advance(max(0, tape.available - _OVERLAP_BYTES))
+        while (found := self._framing.search.search(tape.window, tape.position)) is None:
+            num_bytes += tape.advance(max(0, tape.available - self._framing.start_bytes))
             if tape.fill():
+                tape.reach(tape.position + 2 * self._framing.start_bytes)  # at least half of what is searched is new
                 continue
             num_bytes += tape.advance(tape.available)
             if tape.fault is None or self.num_faults > self._max_faults:
@@ -171,8 +189,8 @@ class _Reader:
         num_bytes += tape.advance(found.start() - tape.position)
         return _Lost(num_bytes, True, first_fault)
 
-    def _record(self, newline: bytes) -> Record | Broken:
-        header = self._header(newline)
+    def _record(self, head: re.Match[bytes]) -> Record | Broken:
+        header = self._header(head)
         if isinstance(header, Broken):
             return header
         tape = self.tape
@@ -184,7 +202,7 @@ class _Reader:
         if not tape.reach(end):
             detail = f"Content-Length is {header.length}, but only {len(tape.window) - start} bytes follow"
             return self._give_up(header, "warc.truncated", detail)
-        if not self._is_end(tape.position, end):
+        if not self._is_end(head.end(), end):
             detail = f"Content-Length is {header.length}, but no record ends there"
             return self._give_up(header, "warc.content_length_wrong", detail)
         content = bytes(memoryview(tape.window)[start:end])  # one copy, whichever kind the window is
@@ -193,16 +211,16 @@ class _Reader:
             return header.broken("warc.header_missing", "WARC-Type is missing", header.num_bytes + header.length)
         return Record(header.offset, header.type, header.fields, content)
 
-    def _header(self, newline: bytes) -> _Header | Broken:
+    def _header(self, head: re.Match[bytes]) -> _Header | Broken:
         """The header at the position; the position stays where it is."""
         tape = self.tape
         offset, into_member = tape.place()
-        terminator = newline * 2
+        terminator, search_from = head[1] * 2, head.start(1)
         limit = tape.position + _MAX_HEADER_BYTES
-        while (end := tape.window.find(terminator, tape.position, limit)) < 0:
+        while (end := tape.window.find(terminator, search_from, limit)) < 0:
             if len(tape.window) >= limit or not tape.fill():
                 return self._endless_header(offset, is_long=len(tape.window) >= limit)
-        fields = parse_fields(bytes(tape.window[tape.position : end]))
+        fields = self._framing.fields(bytes(tape.window[tape.position : end]))
         type_name = fields.get(b"warc-type", b"").decode("latin-1").lower()
         length = fields.get(b"content-length", b"")
         return _Header(
@@ -223,22 +241,23 @@ class _Reader:
         return Broken(offset, "broken", cause, detail, skipped_bytes + lost.num_bytes)
 
     def _is_end(self, start: int, end: int) -> bool:
-        """Whether what follows window[:end] proves that the record that begins at `start` ends there."""
+        """Whether what follows window[:end] proves that a record ends there which is known to reach to `start`."""
         tape = self.tape
-        if tape.is_single_member and tape.window[end : end + 5] == b"\r\n\r\n":
+        separator = self._framing.separator
+        if tape.is_single_member and tape.window[end : end + len(separator) + 1] == separator:
             return True  # how nearly all files are written: a member for each record
-        if any(_VERSION.match(tape.window, member) for member in tape.members_within(start + 1, end - 1)):
+        if any(self._framing.start.match(tape.window, member) for member in tape.members_within(start, end - 1)):
             return False
         after = self._after_newlines(end)
         if after == len(tape.window) and tape.ends_member:
             return True
         if tape.reach(after + 1):
-            tape.reach(after + _VERSION_BYTES)
-            is_standard = tape.window[end : end + 4] == b"\r\n\r\n"
+            tape.reach(after + self._framing.start_bytes)
+            is_standard = tape.window[end : end + len(separator)] == separator
             return (
                 is_standard
                 or any(True for _ in tape.members_within(end, after))
-                or bool(_VERSION.match(tape.window, after))
+                or bool(self._framing.start.match(tape.window, after))
             )
         return tape.fault is None or tape.fault.is_verified
 
@@ -289,7 +308,7 @@ class _Reader:
         while rest and (tape.available or tape.fill()):
             step = min(rest, tape.available)
             for member in tape.members_within(tape.position, tape.position + step - 1):
-                if _VERSION.match(tape.window, member):
+                if self._framing.start.match(tape.window, member):
                     rest -= tape.advance(member - tape.position)
                     return num_bytes - rest
             rest -= tape.advance(step)

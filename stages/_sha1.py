@@ -11,7 +11,8 @@ How a line is read, one step per character:
     "año 0"      SHA-1     the first 8 bytes, little-endian
 
 Everything that is compiled into `hash_lines` stands in this file: numba's cache on disk looks for changes only in the
-file of the function that was compiled, and would go on using a stale copy of what came from another one.
+file of the function that was compiled, and would go on using a stale copy of what came from another one. `decode` and
+`sha1_prefix` are compiled into stages/_minhash.py too: whoever changes them touches that file.
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ def hash_lines(
             end = _line_end(utf8, start, offsets[t + 1])
             num_bytes = _normalise(utf8, start, end, table, message)
             if num_bytes >= 0:
-                hashes[line] = _sha1_prefix(message, num_bytes, schedule)
+                hashes[line] = sha1_prefix(message, num_bytes, schedule)
             else:
                 exact[num_exact, 0], exact[num_exact, 1], exact[num_exact, 2] = line, start, end
                 num_exact += 1
@@ -167,7 +168,7 @@ def _line_end(utf8: NDArray[np.uint8], start: int, end: int) -> int:
 
 
 @njit(nogil=True)
-def _decode(utf8: NDArray[np.uint8], i: int, end: int) -> tuple[np.int64, int]:
+def decode(utf8: NDArray[np.uint8], i: int, end: int) -> tuple[np.int64, int]:
     """Code point and width in bytes of the character at `i`; a width of 0 where there is none (Unicode, table 3-7)."""
     lead = np.int64(utf8[i])
     if lead < 0x80:
@@ -199,7 +200,7 @@ def _is_space(code_point: np.int64, table: CharacterTable) -> bool:
 @njit(nogil=True)
 def _strip(utf8: NDArray[np.uint8], start: int, end: int, table: CharacterTable) -> tuple[int, int]:
     while start < end:
-        code_point, width = _decode(utf8, start, end)
+        code_point, width = decode(utf8, start, end)
         if width == 0 or not _is_space(code_point, table):
             break
         start += width
@@ -207,7 +208,7 @@ def _strip(utf8: NDArray[np.uint8], start: int, end: int, table: CharacterTable)
         last = end - 1
         while last > start and utf8[last] & 0xC0 == 0x80:
             last -= 1
-        code_point, width = _decode(utf8, last, end)
+        code_point, width = decode(utf8, last, end)
         if width != end - last or not _is_space(code_point, table):
             break
         end = last
@@ -231,7 +232,7 @@ def _normalise(
             j += message[j] != 0
             i += 1
             continue
-        code_point, width = _decode(utf8, i, end)
+        code_point, width = decode(utf8, i, end)
         if width == 0:
             return -1
         action = table.actions[table.pages[code_point >> PAGE_BITS], code_point & (PAGE - 1)]
@@ -251,7 +252,7 @@ def _normalise(
 
 
 @njit(nogil=True)
-def _sha1_prefix(message: NDArray[np.uint8], num_bytes: int, schedule: NDArray[np.uint32]) -> np.uint64:
+def sha1_prefix(message: NDArray[np.uint8], num_bytes: int, schedule: NDArray[np.uint32]) -> np.uint64:
     """Pad the message in place (FIPS 180-4, section 5.1.1), hash it, read the first 8 bytes as little-endian."""
     num_blocks = (num_bytes + 8) // _BLOCK + 1
     message[num_bytes] = 0x80

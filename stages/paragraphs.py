@@ -338,8 +338,8 @@ class ParagraphRemoval(Stage[ParagraphRemovalSettings]):
     )
     reasons: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
-            "paragraphs.none_left": "no line with text is left without the repeated ones; the value is the number of "
-            "lines before"
+            "paragraphs.none_left": "No line with text is left without the repeated ones; the value is the number of "
+            "lines before."
         }
     )
 

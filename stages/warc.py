@@ -1,10 +1,11 @@
-r"""One WET or WARC file into batches of documents, with an account of everything that did not become one.
+r"""One WET, WARC or ARC file into batches of documents, with an account of everything that did not become one.
 
 Promises: every record is a document, is skipped for a reason from `SKIPPED`, or stands in the quarantine list with a
 cause from `CAUSES`, and the three add up; no bytes whatsoever raise anything; after a broken record reading goes on at
 the next one that can be found; the same file gives the same rows at any `batch_bytes`; memory is bounded by
-`batch_bytes` and `max_record_bytes`. WET texts take CCNet's form: lines stripped, the first one is the title.
-Leaves to others: which files there are, fetching them, ARC files (`warcio recompress` makes WARC of them).
+`batch_bytes` and `max_record_bytes`. WET texts take CCNet's form: lines stripped, the first one is the title. In ARC
+files, the format before WARC, a document counts as a response, and the description of the file as a warcinfo.
+Leaves to others: which files there are, fetching them.
 
     reader = WarcReader(Path("crawl.warc.wet.gz"), WarcSettings(), unit=3, batch_bytes=16 << 20)
     for table in reader:           # schema DOCUMENT; doc_id = 3 << 32 | number of the record
@@ -43,8 +44,7 @@ from stages.html import HtmlSettings, Unusable
 CAUSES: Mapping[str, str] = MappingProxyType(
     {
         "warc.empty_file": "The file holds no bytes.",
-        "warc.not_a_warc": "No WARC header was found anywhere in the file.",
-        "warc.is_arc": "The file is an ARC file, the format before WARC; `warcio recompress` converts it.",
+        "warc.not_a_warc": "No header of a WARC or ARC record was found anywhere in the file.",
         "warc.garbage": "Bytes between records that belong to none.",
         "warc.truncated": "The file ends inside a record or a gzip member.",
         "warc.compression_corrupt": "Decompression fails, or a checksum is wrong.",
@@ -184,7 +184,7 @@ class WarcReader:
         """Cheap: the file is opened when iteration begins, and anew each time it does.
 
         Args:
-            path: a local WET or WARC file: gzip, zstd, lz4, or uncompressed.
+            path: a local WET, WARC or ARC file: gzip, zstd, lz4, or uncompressed.
             settings: what to take and what to refuse.
             unit: the unit's index, the upper 32 bits of every `doc_id`.
             first_record: records in the files of the unit that come before this one (the sum of their `num_records`).

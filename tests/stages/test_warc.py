@@ -1,11 +1,13 @@
-"""stages.warc: the documents of WET and WARC files, and the account of everything else."""
+"""stages.warc: the documents of WET, WARC and ARC files, and the account of everything else."""
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import re
 import tracemalloc
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from fastwarc.warc import WarcRecordType
 from hypothesis import given
 from hypothesis import strategies as st
 from warcio.archiveiterator import ArchiveIterator as Warcio
+from warcio.exceptions import ArchiveLoadFailed
 
 from stages.contract import DOCUMENT, AccountsDoNotBalance
 from stages.html import HtmlSettings
@@ -67,6 +70,26 @@ def text_of(name: str) -> bytes:
 
 
 A, B, C = (record(text_of(name)) for name in "ABC")
+
+ARC_START = (
+    b"filedesc://a.arc 0.0.0.0 20100101000000 text/plain 76\n"
+    b"1 0 InternetArchive\nURL IP-address Archive-date Content-type Archive-length\n\n"
+)
+
+
+def arc_record(http: bytes, *, url: str = "http://Example.org:80/a", length: int | None = None) -> bytes:
+    """An ARC record; `length` is what it claims."""
+    header = f"{url} 192.0.2.1 20260102030405 text/html {len(http) if length is None else length}\n"
+    return header.encode() + http + b"\n"
+
+
+def page_of(name: str) -> bytes:
+    """The HTTP response that holds the same as `text_of`."""
+    title, _, lines = text_of(name).partition(b"\n")
+    return page(b"<title>" + title + b"</title><pre>" + lines + b"</pre>")
+
+
+ARC_A, ARC_B, ARC_C = (arc_record(page_of(name)) for name in "ABC")
 _COUNT = iter(range(10**9))
 
 
@@ -348,6 +371,94 @@ def test_pages_that_cannot_be_had_are_quarantined(folder: Path, http: bytes, cau
     assert [entry.cause for entry in reading.report.quarantine] == [cause]
 
 
+# ARC files
+
+
+@pytest.mark.parametrize(
+    "pack",
+    [
+        pytest.param(b"".join, id="uncompressed"),
+        pytest.param(lambda parts: b"".join(map(member, parts)), id="member-per-record"),
+        pytest.param(lambda parts: member(b"".join(parts)), id="one-member"),
+        pytest.param(lambda parts: b"".join(parts[1:]), id="no-description"),
+        pytest.param(lambda parts: b"".join(part.removesuffix(b"\n") for part in parts), id="no-newlines"),
+        pytest.param(lambda parts: b"\r\n".join([parts[0].replace(b"\n", b"\r\n"), *parts[1:]]), id="more-newlines"),
+        pytest.param(
+            lambda parts: b"".join(member(b"".join(parts)[i : i + 7]) for i in range(0, 9000, 7)),
+            id="members-cut-by-size",
+        ),
+    ],
+)
+def test_a_document_of_an_arc_file_is_what_a_response_is(folder: Path, pack: Callable[[list[bytes]], bytes]) -> None:
+    """However it is packed, each row is that of the WARC file with the same responses, but for digest and offset."""
+    arc = Reading(folder, pack([ARC_START, ARC_A, ARC_B, ARC_C]))
+    warc = Reading(folder, b"".join(response(page_of(name)) for name in "ABC"))
+    apart = {"doc_id", "digest", "warc_file", "warc_offset"}
+    assert [{key: row[key] for key in row.keys() - apart} for row in arc.rows] == [
+        {key: row[key] for key in row.keys() - apart} for row in warc.rows
+    ]
+    assert (arc.names, arc.causes, arc.rows[0]["digest"]) == ("ABC", [], None)
+    assert arc.report.record_types["response"] == 3
+    assert arc.report.skipped.keys() <= {"type_warcinfo"}
+
+
+@pytest.mark.parametrize(
+    ("data", "fate"),
+    [
+        (arc_record(b"20260102030405\nexample.org. 192.0.2.1", url="dns:example.org"), "not_http"),
+        (arc_record(page(b"x", status="404 Not Found")), "http_status"),
+        (arc_record(page(b"x", content_type="image/png")), "media_type"),
+        (arc_record(b"this is not HTTP"), "warc.http_header_broken"),
+        (arc_record(page(bytes(3 * MIB))), "warc.record_too_large"),
+        (arc_record(page(gzip.compress(bytes(3 * MIB)), "Content-Encoding: gzip")), "warc.record_too_large"),
+        (arc_record(page(bytes(range(32)) * 9)), "html.not_text"),
+    ],
+)
+def test_the_rules_for_responses_hold_in_arc_files(folder: Path, data: bytes, fate: str) -> None:
+    """The same reasons and causes as for WARC, and the record after it is read."""
+    reading = Reading(folder, ARC_START + data + ARC_A, WarcSettings(max_record_bytes=2 * MIB))
+    assert reading.names == "A"
+    assert [*reading.report.skipped, *(entry.cause for entry in reading.report.quarantine)] == ["type_warcinfo", fate]
+
+
+def test_what_an_arc_header_says_is_kept(folder: Path) -> None:
+    """URLs may hold spaces and any charset; the type counts where the response names none; the date is made whole."""
+    untyped = b"HTTP/1.0 200 OK\r\nServer: x\r\n\r\n<p>Hello"
+    late = arc_record(untyped, url="http://b.org/a 1.2 b").replace(b" 20260102", b" 20261301")
+    latin = late.replace(b"/a 1", b"/\xe9 1")
+    rows = Reading(folder, ARC_START + late + latin).rows
+    assert [(row["url"], row["date"], row["text"]) for row in rows] == [
+        ("http://b.org/a 1.2 b", "2026-12-01T03:04:05Z", "Hello"),
+        ("http://b.org/é 1.2 b", "2026-12-01T03:04:05Z", "Hello"),
+    ]
+
+
+@pytest.mark.parametrize("batch_bytes", [1, 2000, MIB])
+def test_batch_bytes_changes_nothing_in_arc_files(folder: Path, batch_bytes: int) -> None:
+    """The same rows and the same report, whatever the size of a batch."""
+    data = ARC_START + ARC_A + ARC_SHORT + ARC_B + b"garbage\n" + ARC_C
+    whole, cut = Reading(folder, data, batch_bytes=64 * MIB), Reading(folder, data, batch_bytes=batch_bytes)
+    assert [{**row, "warc_file": ""} for row in whole.rows] == [{**row, "warc_file": ""} for row in cut.rows]
+    assert whole.report.tally() == cut.report.tally()
+
+
+def test_neither_a_large_arc_record_nor_an_endless_line_is_held(folder: Path) -> None:
+    """100 MB of each go by in a few MiB of memory, and the next record is read."""
+    huge, line = arc_record(bytes(100_000_000)), b"http://" + b"x" * 100_000_000 + b"\n"
+    path = folder / "bomb.arc"
+    path.write_bytes(b"".join(map(member, [ARC_START, ARC_A, huge, ARC_B, line, ARC_C])))
+    del huge, line
+    tracemalloc.start()
+    reader = WarcReader(path, WarcSettings(max_record_bytes=MIB), unit=0, batch_bytes=MIB)
+    num_docs = sum(table.num_rows for table in reader)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    path.unlink()
+    assert num_docs == 3
+    assert [entry.cause for entry in reader.report.quarantine] == ["warc.record_too_large", "warc.garbage"]
+    assert peak_bytes < 8 * MIB
+
+
 # Broken files: (bytes, names of the documents that must come out, causes)
 
 FLIPPED = bytearray(member(B))
@@ -361,6 +472,9 @@ NO_LENGTH, NO_TYPE = record(text_of("X"), without="Content-Length"), record(text
 NO_URL = record(text_of("X"), without="WARC-Target-URI")
 LONG_HEADER = record(b"x", X="y" * 70_000)
 ONE_MEMBER = member(A + B + C)
+ARC_SHORT, ARC_LONG, ARC_HUGE = (arc_record(page_of("X"), length=length) for length in (100, 1500, 10**12))
+FLIPPED_ARC = bytearray(member(ARC_B))
+FLIPPED_ARC[len(FLIPPED_ARC) // 2] ^= 0x55
 
 BROKEN = {
     "empty": (b"", "", ["empty_file"]),
@@ -369,7 +483,6 @@ BROKEN = {
     "text": (b"No records here.\n" * 999, "", ["not_a_warc"]),
     "text-gzip": (member(b"No records here.\n" * 999), "", ["not_a_warc"]),
     "png": (b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 99, "", ["not_a_warc"]),
-    "arc": (b"filedesc://a.arc 0.0.0.0 2010 text/plain 76\n", "", ["is_arc"]),
     "gzip-magic-only": (b"\x1f\x8b", "", ["truncated"]),
     "zstd-magic-only": (b"\x28\xb5\x2f\xfd" + bytes(99), "", ["compression_corrupt"]),
     "lz4-magic-only": (b"\x04\x22\x4d\x18" + bytes(99), "", ["compression_corrupt"]),
@@ -405,6 +518,22 @@ BROKEN = {
     "header-too-long": (A + LONG_HEADER + C, "AC", ["header_too_long"]),
     "header-without-end": (A + B[:80] + b"y" * 100_000, "A", ["header_too_long"]),
     "not-utf8": (A + record(b"\xff" * 50) + C, "AC", ["not_utf8"]),
+    "arc-no-more-than-a-start": (ARC_START[:60], "", ["not_a_warc"]),
+    "arc-garbage-between": (ARC_START + ARC_A + b"garbage\n" + ARC_B, "AB", ["garbage"]),
+    "arc-garbage-for-a-start": (b"filedesc:\n" + ARC_A + ARC_B, "AB", ["garbage"]),
+    "arc-date-that-is-none": (ARC_START + ARC_B.replace(b" 2026", b" MMXX") + ARC_C, "C", ["garbage"]),
+    "arc-cut": (ARC_START + ARC_A + ARC_B[:-50], "A", ["truncated"]),
+    "arc-cut-in-header": (ARC_START + ARC_A + ARC_B[:40], "A", ["garbage"]),
+    "arc-length-too-short": (ARC_START + ARC_A + ARC_SHORT + ARC_C, "AC", ["content_length_wrong"]),
+    "arc-length-too-long": (ARC_START + ARC_A + ARC_LONG + ARC_C, "AC", ["content_length_wrong"]),
+    "arc-length-huge": (ARC_START + ARC_A + ARC_HUGE + ARC_C, "AC", ["content_length_wrong"]),
+    "arc-gzip-length-huge": (
+        member(ARC_START + ARC_A) + member(ARC_HUGE) + member(ARC_C),
+        "AC",
+        ["content_length_wrong"],
+    ),
+    "arc-gzip-flipped": (member(ARC_START) + bytes(FLIPPED_ARC) + member(ARC_C), "C", ["compression_corrupt"]),
+    "arc-gzip-cut": (member(ARC_START) + member(ARC_A) + member(ARC_B)[:90], "A", ["truncated"]),
     "lonely-versions": (A + b"WARC/1.0\r\n\r\n" * 3 + C, "AC", ["header_missing"]),
 }
 
@@ -499,9 +628,15 @@ def test_the_tally_holds_every_count(folder: Path) -> None:
 # Any damage at all
 
 RECORDS = [record(text_of(str(i))) for i in range(6)]
-PACKED = {"gzip": list(map(member, RECORDS)), "uncompressed": RECORDS}
+ARC_RECORDS = [arc_record(page_of(str(i))) for i in range(6)]
+PACKED = {
+    "gzip": list(map(member, RECORDS)),
+    "uncompressed": RECORDS,
+    "arc-gzip": [member(ARC_START) + member(ARC_RECORDS[0]), *map(member, ARC_RECORDS[1:])],
+    "arc": [ARC_START + ARC_RECORDS[0], *ARC_RECORDS[1:]],
+}
 NOISE = st.binary(max_size=40) | st.sampled_from(
-    [b"WARC/1.0\r\n", b"\x1f\x8b\x08\0\0\0\0\0\0\x03", b"\r\n\r\n", RECORDS[0]]
+    [b"WARC/1.0\r\n", b"\x1f\x8b\x08\0\0\0\0\0\0\x03", b"\r\n\r\n", RECORDS[0], ARC_RECORDS[0], b"filedesc:", b" "]
 )
 
 
@@ -521,7 +656,7 @@ def test_no_damage_raises_and_what_lies_before_it_is_returned(
 
 
 @given(flips=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), max_size=6))
-@pytest.mark.parametrize("packing", ["gzip", "uncompressed", "one-member"])
+@pytest.mark.parametrize("packing", [*PACKED, "one-member"])
 def test_no_flipped_bits_raise(folder: Path, packing: str, flips: list[tuple[float, int]]) -> None:
     """Any bytes changed: nothing raises, the accounts balance, and gzip's checksums let nothing false through."""
     data = bytearray(member(b"".join(RECORDS)) if packing == "one-member" else b"".join(PACKED[packing]))
@@ -541,6 +676,8 @@ def test_no_bytes_raise(folder: Path, data: bytes) -> None:
         data,
         member(data),
         b"WARC/1.0\r\n" + data,
+        ARC_START + data,
+        ARC_A[:30] + data + ARC_A[30:],
         response(page(data)),
         response(data),
         b"\x1f\x8b\x08" + data,
@@ -601,6 +738,46 @@ def test_real_files_give_what_warcio_and_fastwarc_give(shared_data: Path, name: 
     assert converted == contents(records)
     fast = FastWarc(str(path), record_types=WarcRecordType.conversion, parse_http=False)
     assert len(list(fast)) == len(converted)
+
+
+ARC_FILES = {
+    "common-crawl/cc2012.arc.gz": (1, {}),
+    "hostile/webrecorder+warcio/example.arc": (1, {}),
+    "hostile/webrecorder+warcio/example.arc.gz": (1, {}),
+    "hostile/netarchivesuite+jwat/small_BNF.arc": (3, {}),  # of 5: two are images
+    "hostile/netarchivesuite+jwat/invalid-arcfile-record-then-garbage.arc": (1, {"garbage": 1}),
+    # warcio hands these out: cut short by the end of the file, ending within a line, with no header or no length at all
+    "hostile/webrecorder+warcio/example-space-in-url.arc": (0, {"truncated": 1}),
+    "hostile/netarchivesuite+jwat/test-arc-1.0-dashed-fields.arc": (0, {"content_length_wrong": 1}),
+    "hostile/netarchivesuite+jwat/test-arc-1.0-invalid-fields.arc": (0, {"content_length_wrong": 1}),
+    "hostile/webrecorder+warcio/bad.arc": (0, {"garbage": 2, "http_header_broken": 1}),
+}
+
+
+def arc_by_warcio(path: Path) -> list[tuple[str, str, int]]:
+    """URL, date and offset of every record that warcio finds before it gives up, as a list that grows until then."""
+    found: list[tuple[str, str, int]] = []
+    with path.open("rb") as file, contextlib.suppress(ArchiveLoadFailed):
+        items = Warcio(file, no_record_parse=True, arc2warc=True)
+        for item in items:
+            get = item.rec_headers.get_header
+            found.append((get("WARC-Target-URI", ""), get("WARC-Date"), items.get_record_offset()))
+    return found
+
+
+@pytest.mark.shared_data
+@pytest.mark.parametrize("name", ARC_FILES)
+def test_real_arc_files_give_what_warcio_gives(shared_data: Path, name: str) -> None:
+    """As many records as warcio finds, and each document's URL, date and offset are warcio's."""
+    path = shared_data / name
+    reader = WarcReader(path, WarcSettings(), unit=0, batch_bytes=MIB)
+    rows = [row for table in reader for row in table.to_pylist()]
+    num_docs, causes = ARC_FILES[name]
+    found = arc_by_warcio(path)
+    assert len(rows) == num_docs
+    assert Counter(entry.cause.removeprefix("warc.") for entry in reader.report.quarantine) == causes
+    assert {(row["url"], row["date"], row["warc_offset"]) for row in rows} <= set(found)
+    assert reader.report.num_records == len(found) + (name.endswith("then-garbage.arc"))
 
 
 @pytest.mark.shared_data
