@@ -2,9 +2,12 @@
 
     python -m benchmarks.decisions runs/ccnet
 
-Three kinds of decision, each with recall (of what had to be found, the share that was) and precision (of what was
+Four kinds of decision, each with recall (of what had to be found, the share that was) and precision (of what was
 found, the share that had to be): lines and documents removed as exact duplicates, languages, low-quality text (word
-salad and keyword spam) dropped by perplexity or the is-reference classifier.
+salad and keyword spam) dropped by perplexity or the is-reference classifier, and near-duplicates: a pair of pages that
+the crawl made by editing one of them has to be found where the exact Jaccard similarity of what is left of the two
+reaches the config's threshold. With MinHash that is a matter of chance around the threshold, so the similarities of all
+edited pairs are printed too.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from rich.table import Table
 from pipeline.config import RunConfig
 from pipeline.inputs import sample_crawl_folder
 from pipeline.ledger import Run, open_run
+from stages.minhash import ngrams
 
 LABELLED = ("good", "foreign", "near_source", "near_copy", "partial_source", "partial_copy")
 """Kinds of page whose text is whole sentences of one known language."""
@@ -54,13 +58,36 @@ def measure(run: Run) -> dict[str, Measure]:
     assert config.input.sample_crawl is not None, "only a sample crawl comes with its truth"
     truth = pq.read_table(sample_crawl_folder(config.input.sample_crawl) / "truth.parquet").to_pylist()
     pages = _pages(run)
-    return {
+    measures = {
         "duplicate lines": _duplicate_lines(truth, pages),
         "duplicate documents": _documents(truth, pages, "emptied", ("paragraphs.",)),
         "short documents": _documents(truth, pages, "too_short", ("length.",)),
         "languages": _languages(truth, pages),
         "low quality": _documents(truth, pages, "low_quality", QUALITY_REASONS),
     }
+    if config.near_deduplicate is not None:
+        measures["near-duplicates"] = _near_duplicates(run, pages)
+    return measures
+
+
+def similarities(run: Run) -> dict[frozenset[str], float]:
+    """Exact Jaccard similarity of every edited copy and its source, by their urls, where both have text left."""
+    config = RunConfig.model_validate(run.config)
+    assert config.input.sample_crawl is not None, "only a sample crawl comes with its truth"
+    assert config.annotate.minhash is not None, "without MinHash there is no rule of what is compared"
+    truth = pq.read_table(sample_crawl_folder(config.input.sample_crawl) / "truth.parquet").to_pylist()
+    pairs = [frozenset((row["url"], row["source_url"])) for row in truth if row["kind"] == "near_copy"]
+    urls = frozenset[str]().union(*pairs)
+    grams: dict[str, set[str]] = {}
+    for path in sorted(run.folder("annotate").root.glob("*.documents.parquet")):
+        for row in pq.read_table(path, columns=["url", "text"]).to_pylist():
+            if row["url"] in urls:
+                grams[row["url"]] = set(ngrams(row["text"], config.annotate.minhash.ngram_words))
+    return {pair: _jaccard(*(grams[url] for url in pair)) for pair in pairs if pair <= grams.keys()}
+
+
+def _jaccard(one: set[str], other: set[str]) -> float:
+    return len(one & other) / max(1, len(one | other))
 
 
 def _pages(run: Run) -> dict[str, dict[str, Any]]:
@@ -99,6 +126,16 @@ def _documents(
     return Measure(len(wanted & found), len(wanted), len(found))
 
 
+def _near_duplicates(run: Run, pages: Mapping[str, dict[str, Any]]) -> Measure:
+    config = RunConfig.model_validate(run.config)
+    assert config.annotate.minhash is not None
+    edited = similarities(run)  # a pair below the threshold counts neither for nor against: MinHash leaves it to chance
+    wanted = {pair for pair, similarity in edited.items() if similarity >= config.annotate.minhash.threshold}
+    urls = {page["doc_id"]: url for url, page in pages.items()}
+    found = {frozenset((url, urls[p["representative"]])) for url, p in pages.items() if "representative" in p}
+    return Measure(len(wanted & found), len(wanted), len(found - (edited.keys() - wanted)))
+
+
 def _languages(truth: list[dict[str, Any]], pages: Mapping[str, dict[str, Any]]) -> Measure:
     scored = [row for row in truth if row["kind"] in LABELLED and "language" in pages.get(row["url"], {})]
     right = sum(pages[row["url"]]["language"] == row["language"] for row in scored)
@@ -110,12 +147,20 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="folder of a finished run on a sample crawl")
+    run = open_run(parser.parse_args().run)
     table = Table("decision", "wanted", "found", "right", "recall", "precision", box=None)
-    for name, m in measure(open_run(parser.parse_args().run)).items():
+    for name, m in measure(run).items():
         table.add_row(
             name, f"{m.num_wanted:,}", f"{m.num_found:,}", f"{m.num_right:,}", f"{m.recall:.4f}", f"{m.precision:.4f}"
         )
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    if run.config["near_deduplicate"] is not None:
+        exact = sorted(similarities(run).values())
+        console.print(
+            f"Exact Jaccard similarity of {len(exact):,} edited copies and their sources: least {exact[0]:.3f}, "
+            f"median {exact[len(exact) // 2]:.3f}, most {exact[-1]:.3f}"
+        )
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ Overrides = Annotated[
 RunDir = Annotated[str | None, typer.Option(help="Folder of the run, instead of the config's run_dir.")]
 Engine = Annotated[str | None, typer.Option(metavar="ray|inline", help="Instead of the config's engine.kind.")]
 
-console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 140)
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
@@ -76,11 +76,14 @@ def run(
     console.print()
     report.print_report(account, console)
     verb = "nothing was left to do" if progress.num_works == 0 else f"{progress.num_works} pieces of work done"
-    console.print(f"\n{verb}, in {time.monotonic() - started:.1f} s. The dataset: {account.dataset}/manifest.json")
+    console.print(
+        f"\n{verb}, in {time.monotonic() - started:.1f} s. The dataset: {account.dataset}/manifest.json", markup=False
+    )
     console.print(
         f"Next:  python -m pipeline explain {plan.run_dir} URL    why a page is, or is not, in the dataset\n"
         f"       python -m pipeline verify {plan.run_dir}         rehash and recount every shard\n"
-        f"       {plan.run_dir}/report.html                       this summary as a page"
+        f"       {plan.run_dir}/report.html                       this summary as a page",
+        markup=False,
     )
     if account.quarantined_share > settings.input.max_quarantined_share:
         _fail(

@@ -28,6 +28,7 @@ from pipeline import assets
 from stages.contract import Settings
 from stages.language import LanguageFilterSettings, LanguageSettings
 from stages.length import LengthSettings
+from stages.minhash import MinHashSettings
 from stages.perplexity import Bucket, PerplexitySettings
 from stages.quality import QualityFilterSettings, QualitySettings
 from stages.reference import ReferenceFilterSettings, ReferenceSettings
@@ -70,7 +71,7 @@ class InputConfig(Settings):
     sample_crawl: SampleCrawl | None = Field(default=None, description="A crawl made on this machine from real texts.")
     files: tuple[str, ...] | None = Field(
         default=None,
-        description="WET or WARC files: paths or patterns (**, *, ?), relative to where the command is run.",
+        description="WET, WARC or ARC files: paths or patterns (**, *, ?), relative to where the command is run.",
     )
     common_crawl: CommonCrawl | None = Field(default=None, description="A slice of a Common Crawl snapshot.")
     files_per_unit: int = Field(
@@ -127,6 +128,20 @@ class AnnotateConfig(Settings):
         default=None, description="LLaMA's is-reference classifier; null: no score."
     )
     quality: QualitySettings | None = Field(default=None, description="Quality signals; null: none are computed.")
+    minhash: MinHashSettings | None = Field(
+        default=None, description="Signatures for near_deduplicate; null: none are made."
+    )
+
+
+class NearDeduplicateConfig(Settings):
+    """Which of several documents that say nearly the same stays. What counts as nearly: `annotate.minhash`."""
+
+    keep: Literal["best", "first", "longest"] = Field(
+        default="best",
+        description="best: the one with the lowest perplexity, since it is the likeliest to pass `select`; first: the "
+        "first in the order of the input; longest: the one with the most characters. Of several, or without a "
+        "perplexity, the first.",
+    )
 
 
 class PerplexitySelection(Settings):
@@ -210,10 +225,22 @@ class RunConfig(Settings):
     extract: ExtractConfig = Field(default=ExtractConfig(), description="Records to documents.")
     deduplicate: DeduplicateConfig = Field(default=DeduplicateConfig(), description="Global paragraph deduplication.")
     annotate: AnnotateConfig = Field(default=AnnotateConfig(), description="Scores of every document.")
+    near_deduplicate: NearDeduplicateConfig | None = Field(
+        default=None, description="Global near-deduplication of documents; null: they all stay."
+    )
     select: SelectConfig = Field(default=SelectConfig(), description="Thresholds over the scores.")
     tokenize: TokenizeSettings = Field(description="Text to token ids.")
     write_shards: WriteShardsConfig = Field(default=WriteShardsConfig(), description="The dataset on disk.")
     engine: EngineConfig = Field(default=EngineConfig(), description="How the work is carried out.")
+
+    @model_validator(mode="after")
+    def _near_deduplicate_has_signatures(self) -> Self:
+        if self.near_deduplicate is not None and self.annotate.minhash is None:
+            raise ValueError(
+                "near_deduplicate is on, but annotate.minhash is null: there would be nothing to compare; "
+                "set annotate.minhash to {}, or near_deduplicate to null"
+            )
+        return self
 
 
 class ConfigError(Exception):

@@ -25,10 +25,10 @@ from typing import Any, Self
 import pyarrow as pa
 
 from pipeline.config import EngineConfig
-from pipeline.flow import SinkStep, Source, StageStep, in_words, refuse_after
+from pipeline.flow import SinkStep, Source, StageStep, UnitFailed, in_words, refuse_after
 from pipeline.ledger import record_run
 from pipeline.phases import PHASES, PartitionPhase, Phase, UnitPhase
-from pipeline.plan import RunPlan
+from pipeline.plan import RunPlan, fingerprint
 from stages.contract import Tally
 
 Step = Callable[[Any], Any]
@@ -91,17 +91,17 @@ def run(plan: RunPlan, engine: Engine | None = None) -> Iterator[Event]:
 
 
 def _run_phase(phase: Phase, engine: Engine) -> Iterator[Event]:
-    folder = phase.folder
-    if folder.complete():
+    folder, works = phase.folder, phase.works()
+    # Extract's folder outlives a change of the input: complete is what is complete for these units.
+    if folder.complete() and folder.summary().get("of") == fingerprint(works):
         yield PhaseFinished(phase.name, phase.tally(), was_complete=True)
         return
     folder.begin()
-    works = phase.works()
     done = folder.done()
     todo = [work for work in works if work not in done]
     yield PhaseStarted(phase.name, len(works), len(works) - len(todo))
     failures: dict[str, str] = {}
-    for result in engine.results(phase, todo):
+    for result in _results(phase, todo, engine):
         event = WorkFinished(phase.name, result["work"], result.get("seconds", {}), result.get("failed"))
         if event.failed is not None:
             failures[event.work] = event.failed
@@ -111,8 +111,15 @@ def _run_phase(phase: Phase, engine: Engine) -> Iterator[Event]:
     if failures:
         raise RunAborted(_abort_message(phase, failures, len(works)))
     phase.finish()
-    folder.finish({"works": len(works), "tally": phase.sum_of_records().to_json()})
+    folder.finish({"works": len(works), "of": fingerprint(works), "tally": phase.sum_of_records().to_json()})
     yield PhaseFinished(phase.name, phase.tally(), was_complete=False)
+
+
+def _results(phase: Phase, todo: Sequence[str], engine: Engine) -> Iterator[dict[str, Any]]:
+    try:
+        yield from engine.results(phase, todo)
+    except UnitFailed as error:  # of the phase as a whole: its steps cannot be built
+        raise RunAborted(f"phase {phase.name} cannot begin: {error}") from error
 
 
 def _abort_message(phase: Phase, failures: Mapping[str, str], num_works: int) -> str:
@@ -233,6 +240,7 @@ class _OnRay(Engine):
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         import ray
+        import ray._private.worker as ray_worker
         from ray.data import DataContext
 
         quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
@@ -246,6 +254,8 @@ class _OnRay(Engine):
                 object_store_memory=200 * 2**20,  # only done-records pass through it
                 **quiet,
             )
+        # What the raylet says of a worker that died is printed whatever log_to_driver is; the unit's failure says it.
+        ray_worker._worker_logs_enabled = False  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - the only switch
         for name in ("ray.data", "ray"):
             logging.getLogger(name).setLevel(logging.ERROR)
         context = DataContext.get_current()

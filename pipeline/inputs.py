@@ -171,10 +171,14 @@ def _names(crawl: str, url: str, kept: Path) -> list[str]:
     except OSError as error:
         raise ConfigError([f"input.common_crawl.crawl: the list of {crawl} cannot be had: {error}"]) from error
     try:
-        return gzip.decompress(kept.read_bytes()).decode().split()
+        names = gzip.decompress(kept.read_bytes()).decode().split()
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         kept.unlink(missing_ok=True)
         raise ConfigError([f"input.common_crawl: {url} is no list of files in gzip form: {error}"]) from error
+    if not names:
+        kept.unlink()
+        raise ConfigError([f"input.common_crawl: {url} is no list of files in gzip form: it is empty"])
+    return names
 
 
 def _check_extra(url: str) -> None:

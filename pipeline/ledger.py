@@ -99,7 +99,7 @@ def explain(run: Run, key: str) -> list[Story]:
     Raises:
         RunNotFound: the run has not got as far as extract, or holds no such document.
     """
-    doc_ids = [int(key)] if key.isdigit() else list(_ids_of_url(run, key))
+    doc_ids = [int(key)] if key.isdecimal() else list(_ids_of_url(run, key))
     stories = [story for doc_id in doc_ids if (story := _story(run, doc_id))]
     if not stories:
         raise RunNotFound(
@@ -167,11 +167,22 @@ def _chapters(run: Run, doc_id: int, found: Mapping[tuple[str, str], dict[str, A
         decided = found.get((phase, "fates"))
         if decided and decided["fate"] != "kept":
             yield f"{phase:<12} dropped: {decided['fate']}{_why(decided)}"
+        if decided and decided.get("representative") is not None:
+            yield f"             near-duplicate of document {_named(run, decided['representative'])}"
     if fate == "kept":
         bucket = found["select", "fates"].get("bucket")
         yield f"select       kept{f', bucket {bucket}' if bucket else ''}"
         place = find_in_shards(run, doc_id)
         yield f"shards       {f'{place[0]}, document {place[1]}' if place else 'not written yet'}"
+
+
+def _named(run: Run, doc_id: int) -> str:
+    """Number, URL and fate of another document, for those who want to go on there."""
+    path = run.folder("select").path(f"{run.units[doc_id >> 32]}.fates.parquet")
+    if not path.exists():  # its unit is not selected yet
+        return str(doc_id)
+    (row,) = _rows(path, "doc_id", doc_id, ["doc_id", "url", "fate"]).to_pylist()
+    return f"{doc_id}: {row['url']} ({'kept' if row['fate'] == 'kept' else 'dropped: ' + row['fate']})"
 
 
 def _removed(read: Mapping[str, Any] | None, scored: Mapping[str, Any]) -> Iterator[str]:

@@ -27,6 +27,7 @@ from pipeline.store import PhaseFolder
 from stages.contract import Stage
 from stages.language import Language, LanguageFilter
 from stages.length import Length
+from stages.minhash import MinHash, MinHashFilter
 from stages.paragraphs import ParagraphHashes, ParagraphRemoval
 from stages.perplexity import Perplexity, PerplexityFilter
 from stages.quality import Quality, QualityFilter
@@ -37,6 +38,7 @@ PHASE_VERSIONS: Mapping[str, int] = {
     "extract": 1,
     "deduplicate": 1,
     "annotate": 1,
+    "near_deduplicate": 1,
     "select": 1,
     "tokenize": 1,
     "write_shards": 1,
@@ -47,21 +49,22 @@ PARENTS: Mapping[str, tuple[str, ...]] = {
     "extract": (),
     "deduplicate": ("extract",),
     "annotate": ("extract", "deduplicate"),
-    "select": ("annotate",),
+    "near_deduplicate": ("annotate",),
+    "select": ("annotate", "near_deduplicate"),
     "tokenize": ("annotate", "select"),
     "write_shards": ("tokenize",),
 }
-"""Whose outputs a phase reads."""
+"""Whose outputs a phase reads: near_deduplicate's only where it is on."""
 
 CHAIN: Mapping[str, tuple[type[Stage[Any]], ...]] = {
     "extract": (Length, ParagraphHashes),
-    "annotate": (ParagraphRemoval, Length, Language, Perplexity, Reference, Quality),
-    "select": (LanguageFilter, PerplexityFilter, ReferenceFilter, QualityFilter),
+    "annotate": (ParagraphRemoval, Length, Language, Perplexity, Reference, Quality, MinHash),
+    "select": (LanguageFilter, PerplexityFilter, ReferenceFilter, QualityFilter, MinHashFilter),
     "tokenize": (Tokenize,),
 }
 """The stages of every phase that has some, in the order they work; each has the config section of its own name."""
 
-ACROSS_UNITS = frozenset({"deduplicate", "select", "write_shards"})
+ACROSS_UNITS = frozenset({"deduplicate", "near_deduplicate", "select", "write_shards"})
 """Phases in which one unit's output depends on the others (select: through the percentiles of the run)."""
 
 
@@ -117,8 +120,15 @@ def make_plan(config: RunConfig) -> RunPlan:
     phases: dict[str, PhasePlan] = {}
     for name, version in PHASE_VERSIONS.items():
         specs = stages_of(name, config)
-        phases[name] = PhasePlan(name, version, PARENTS[name], specs, _fingerprint(name, specs, config, units, phases))
+        fingerprint = _fingerprint(name, specs, config, units, phases)
+        phases[name] = PhasePlan(name, version, parents_of(name, config), specs, fingerprint)
     return RunPlan(config, units, tuple(phases.values()))
+
+
+def parents_of(phase: str, config: RunConfig) -> tuple[str, ...]:
+    """The phases whose outputs a phase reads under this config."""
+    is_off = config.near_deduplicate is None
+    return tuple(parent for parent in PARENTS[phase] if not (is_off and parent == "near_deduplicate"))
 
 
 def stages_of(phase: str, config: RunConfig) -> tuple[StageSpec, ...]:
@@ -129,6 +139,8 @@ def stages_of(phase: str, config: RunConfig) -> tuple[StageSpec, ...]:
     section = getattr(config, phase)
     specs: list[StageSpec] = []
     for stage in CHAIN.get(phase, ()):
+        if stage is MinHashFilter and config.near_deduplicate is None:
+            continue
         if stage.name == phase:
             specs.append(StageSpec(stage, section))
         elif stage.name not in type(section).model_fields:
@@ -176,10 +188,12 @@ def _fingerprint(
     elif cutoffs not in ("none", "model", "run"):
         references.append(cutoffs)
     files = {reference: assets.digest(reference) for reference in references}
-    parents = {parent: before[parent].fingerprint for parent in PARENTS[name]}
+    parents = {parent: before[parent].fingerprint for parent in parents_of(name, config)}
     if None in (*files.values(), *parents.values()):
         return None
-    section = getattr(config, name).model_dump(mode="python")  # so that sets are refused, not listed in any order
+    section = getattr(config, name)
+    if section is not None:
+        section = section.model_dump(mode="python")  # so that sets are refused, not listed in any order
     return fingerprint(
         {
             "phase": name,

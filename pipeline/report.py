@@ -16,13 +16,14 @@ import html
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from pipeline.config import RunConfig
 from pipeline.ledger import Run
 from pipeline.plan import CHAIN, PHASE_VERSIONS, RunPlan
 from stages.contract import AccountsDoNotBalance, Tally
@@ -76,7 +77,7 @@ def make_report(run: Run) -> Report:
     return Report(
         run_dir=str(run.run_dir),
         dataset=str(run.dataset),
-        steps=tuple(_steps(tallies)),
+        steps=tuple(_steps(tallies, [phase for phase in CHAIN if run.folder(phase).complete()])),
         reasons=dict(reasons.most_common()),
         quarantine=_with_prefix(extract.counts, "quarantined."),
         num_records=extract.counts["num_records"],
@@ -114,7 +115,7 @@ def _most_first(counts: Mapping[str, int]) -> dict[str, int]:
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
-def _steps(tallies: Mapping[str, Tally]) -> Iterator[Step]:
+def _steps(tallies: Mapping[str, Tally], complete: Collection[str]) -> Iterator[Step]:
     """The funnel: what is left after each stage that drops documents, and after deduplication."""
     extract = tallies["extract"].counts
     num_docs = extract["documents"]
@@ -122,7 +123,7 @@ def _steps(tallies: Mapping[str, Tally]) -> Iterator[Step]:
     yield Step("read", num_docs, num_chars)
     for phase, stages in CHAIN.items():
         counts = tallies[phase].counts
-        if not counts and phase != "extract":
+        if phase not in complete:
             return
         if counts["documents"] != num_docs:
             raise AccountsDoNotBalance(
@@ -285,10 +286,8 @@ def _funnel(report: Report) -> Table:
 def _table(title: str, columns: Iterable[str], rows: Iterable[tuple[str, ...]]) -> Table:
     table = Table(title=title, title_justify="left", header_style="bold", box=None, padding=(0, 2, 0, 0))
     for name in columns:
-        table.add_column(
-            name,
-            justify="right" if name in ("documents", "share", "characters", "tokens", "records", "seconds") else "left",
-        )
+        is_number = name in ("documents", "share", "characters", "tokens", "records", "seconds")
+        table.add_column(name, justify="right" if is_number else "left", no_wrap=name not in ("meaning", "stages"))
     for row in rows:
         table.add_row(*row)
     return table
@@ -300,6 +299,7 @@ DISK_SHARE: Mapping[str, float] = {
     "extract": 1.2,
     "deduplicate": 0.15,
     "annotate": 0.5,
+    "near_deduplicate": 0.01,
     "select": 0.01,
     "tokenize": 0.35,
     "write_shards": 0.4,
@@ -319,7 +319,7 @@ def print_plan(plan: RunPlan, console: Console) -> None:
     rows = [
         (
             phase.name,
-            " ".join(s.stage.name for s in phase.stages),
+            " ".join(_stages(plan.config, phase.name)),
             *_state(plan, phase.name),
             _size(input_bytes * DISK_SHARE[phase.name]),
         )
@@ -333,16 +333,25 @@ def print_plan(plan: RunPlan, console: Console) -> None:
     console.print(f"Engine {engine.kind}: {memory}; about {disk} of disk in all.")
 
 
+def _stages(config: RunConfig, phase: str) -> list[str]:
+    """Names of the stages that are not turned off, also of those that are built only when the run is at them."""
+    section = getattr(config, phase, None)
+    return [stage.name for stage in CHAIN.get(phase, ()) if getattr(section, stage.name, stage) is not None]
+
+
 def _state(plan: RunPlan, name: str) -> tuple[str, str, str]:
     """Fingerprint, pieces of work, and how many are done."""
     fingerprint = plan.phase(name).fingerprint
-    per_unit = name not in ("deduplicate", "write_shards")
-    works = f"{len(plan.units):,} units" if per_unit else {"deduplicate": "partitions", "write_shards": "shards"}[name]
+    across = {"deduplicate": "partitions", "near_deduplicate": "partitions", "write_shards": "shards"}
+    works = across.get(name, f"{len(plan.units):,} units")
+    if getattr(plan.config, name) is None:
+        return fingerprint or "—", works, "off"
     if fingerprint is None:
         return "—", works, "would run"
     folder = plan.folder(name)
-    done = "all" if folder.complete() else f"{len(folder.done()):,}, would go on" if folder.done() else "would run"
-    return fingerprint, works, done
+    done = folder.done() if name in across else folder.done() & {unit.key for unit in plan.units}
+    is_complete = folder.complete() and (name in across or len(done) == len(plan.units))
+    return fingerprint, works, "all" if is_complete else f"{len(done):,}, would go on" if done else "would run"
 
 
 def _size(num_bytes: float) -> str:

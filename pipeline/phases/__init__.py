@@ -8,7 +8,8 @@ The files of a phase, per unit or partition (all of them read back by range, non
 
     extract      <unit>.documents.parquet  <unit>.hashes.arrow  <unit>.fates.parquet  <unit>.quarantine.jsonl
     deduplicate  g000-p000.repeats.arrow   per unit of the group: which lines of which records have to go
-    annotate     <unit>.documents.parquet  <unit>.fates.parquet
+    annotate     <unit>.documents.parquet  <unit>.fates.parquet  <unit>.bands.arrow  <unit>.signatures.arrow (to verify)
+    near_deduplicate  p000.forest.npy      near_duplicates.arrow: per unit which records have to go, and who stays
     select       <unit>.fates.parquet      every document that got this far, kept or not
     tokenize     <unit>.tokens.bin  <unit>.documents.arrow      both in the order of the global shuffle
     write_shards shard-000000.tar  shard-000000.idx  ...  manifest.json
@@ -22,13 +23,15 @@ from pipeline.phases.annotate import Annotate
 from pipeline.phases.base import PartitionPhase, Phase, UnitPhase
 from pipeline.phases.deduplicate import Deduplicate
 from pipeline.phases.extract import Extract
+from pipeline.phases.near_deduplicate import NearDeduplicate
 from pipeline.phases.select import Select
 from pipeline.phases.tokenize import TokenizeDocuments
 from pipeline.phases.write_shards import WriteShards
 from pipeline.plan import RunPlan
 
 PHASES: Mapping[str, Callable[[RunPlan], Phase]] = {
-    phase.name: phase for phase in (Extract, Deduplicate, Annotate, Select, TokenizeDocuments, WriteShards)
+    phase.name: phase
+    for phase in (Extract, Deduplicate, Annotate, NearDeduplicate, Select, TokenizeDocuments, WriteShards)
 }
 """By name, in the order they run."""
 

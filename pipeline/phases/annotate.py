@@ -1,7 +1,8 @@
 """annotate: drop repeated paragraphs, then score what is left. Every score is stored.
 
 Promises: each document that still has text is stored with it and with all its scores; the tally holds histograms of
-perplexity per language, from which select may take percentiles of the run.
+perplexity per language, from which select may take percentiles of the run. Hashes of MinHash bands go into a file of
+their own, which near_deduplicate reads by range, and signatures, where they are to be verified, into another.
 Leaves to others: decisions (select).
 """
 
@@ -15,10 +16,32 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.phases.base import RowGroups, UnitPhase, UnitSink, flow_schema, row_groups
+from pipeline.phases.buckets import write_buckets
 from pipeline.phases.deduplicate import Deduplicate
 from pipeline.phases.extract import EXTRACTED
 from pipeline.store import Task
 from stages import perplexity
+from stages.minhash import MinHashSettings
+
+NOT_WITH_DOCUMENTS = ("duplicate_lines", "minhash", "minhash_signature")
+"""Columns of the flow that are not stored in the documents file."""
+
+BANDS = pa.schema([pa.field("hash", pa.uint64()), pa.field("record", pa.uint32())])
+
+
+def documents_file(work: str) -> str:
+    """Documents with their scores, in input order."""
+    return f"{work}.documents.parquet"
+
+
+def bands_file(work: str) -> str:
+    """Hash of each band of each document, as BANDS, by range of hashes (buckets.py)."""
+    return f"{work}.bands.arrow"
+
+
+def signatures_file(work: str) -> str:
+    """One record batch: `record` uint32, `signature` fixed-size list of uint32, in input order."""
+    return f"{work}.signatures.arrow"
 
 
 class Annotate(UnitPhase):
@@ -27,12 +50,18 @@ class Annotate(UnitPhase):
     name = "annotate"
     schema = pa.schema([*EXTRACTED, pa.field("duplicate_lines", pa.list_(pa.uint32()))])
 
+    @property
+    def stored(self) -> pa.Schema:
+        """The columns of the documents file."""
+        return pa.schema([f for f in flow_schema(self) if f.name not in NOT_WITH_DOCUMENTS])
+
     def read(self, work: str) -> Generator[pa.Table, None, dict[str, Any]]:
         """The unit's documents, with the lines that deduplicate found beside them."""
         unit = self.unit(work)
         repeats = Deduplicate(self.plan).repeats_of(unit)
         records, lines = repeats >> np.uint64(32), repeats.astype(np.uint32)
-        for table in row_groups(self.plan.folder("extract").path(f"{work}.documents.parquet")):
+        path = self.plan.folder("extract").path(f"{work}.documents.parquet")
+        for table in row_groups(path, batch_mb=self.config.engine.batch_mb):
             wanted = table.column("doc_id").to_numpy() & np.uint64(0xFFFF_FFFF)
             offsets = np.append(np.searchsorted(records, wanted), np.searchsorted(records, wanted[-1], side="right"))
             column = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(lines))
@@ -40,17 +69,57 @@ class Annotate(UnitPhase):
         return {}
 
     def sink(self, work: str, task: Task) -> UnitSink:
-        """Documents with their scores, fates, histograms of perplexity."""
-        return _AnnotateSink(task, work, flow_schema(self))
+        """Documents with their scores, fates, histograms of perplexity, band hashes and signatures."""
+        bands = None if self.config.annotate.minhash is None else _Bands(self.config.annotate.minhash)
+        return _AnnotateSink(task, work, self.stored, bands)
+
+
+class _Bands:
+    """The band hashes, and signatures where they are wanted, of one unit."""
+
+    def __init__(self, settings: MinHashSettings) -> None:
+        self._settings = settings
+        self._hashes, self._records = [np.empty(0, np.uint64)], [np.empty(0, np.uint32)]
+        self._signatures: list[pa.RecordBatch] = []
+
+    def add(self, kept: pa.Table) -> int:
+        """Take the next documents; how many band hashes they have."""
+        documents = kept.filter(pc.is_valid(kept.column("minhash"))).combine_chunks()
+        records = documents.column("doc_id").to_numpy().astype(np.uint32)  # the lower half
+        hashes = pc.list_flatten(documents.column("minhash")).to_numpy()
+        self._hashes.append(hashes)
+        self._records.append(np.repeat(records, len(hashes) // max(1, len(records))))
+        if self._settings.verify:
+            values = pc.list_flatten(documents.column("minhash_signature")).combine_chunks()
+            lists = pa.FixedSizeListArray.from_arrays(values, self._settings.num_permutations)
+            self._signatures.append(pa.record_batch([pa.array(records), lists], names=["record", "signature"]))
+        return len(hashes)
+
+    def write(self, task: Task, work: str) -> None:
+        """Write the files of the unit."""
+        rows = pa.record_batch([np.concatenate(self._hashes), np.concatenate(self._records)], schema=BANDS)
+        write_buckets(task.path(bands_file(work)), rows)
+        if self._settings.verify:
+            lists = pa.list_(pa.uint32(), self._settings.num_permutations)
+            schema = pa.schema([pa.field("record", pa.uint32()), pa.field("signature", lists)])
+            with pa.ipc.new_file(task.path(signatures_file(work)), schema) as file:
+                table = pa.Table.from_batches(self._signatures, schema=schema).combine_chunks()
+                file.write_batch(pa.concat_batches(table.to_batches()) if table.num_rows else _empty(schema))
+
+
+def _empty(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.record_batch([pa.nulls(0, f.type) for f in schema], schema=schema)
 
 
 class _AnnotateSink(UnitSink):
-    def __init__(self, task: Task, work: str, schema: pa.Schema) -> None:
+    def __init__(self, task: Task, work: str, schema: pa.Schema, bands: _Bands | None) -> None:
         super().__init__(task, work)
-        self._schema = pa.schema([f for f in schema if f.name != "duplicate_lines"])
-        self._documents = RowGroups(task.path(f"{work}.documents.parquet"))
+        self._schema, self._bands = schema, bands
+        self._documents = RowGroups(task.path(documents_file(work)))
 
     def take(self, kept: pa.Table) -> None:
+        if self._bands is not None:
+            self.tally.add("band_hashes", self._bands.add(kept))
         kept = kept.select(self._schema.names)
         self._documents.add(kept)
         self.tally.add("chars", pc.sum(kept.column("num_chars")).as_py())
@@ -67,3 +136,5 @@ class _AnnotateSink(UnitSink):
         super().close(report)
         self._documents.start(self._schema)
         self._documents.close()
+        if self._bands is not None:
+            self._bands.write(self.task, self.work)

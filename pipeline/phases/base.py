@@ -37,6 +37,7 @@ FATE = pa.schema(
         pa.field("num_chars", pa.int64()),  # of the text when the fate was decided
         pa.field("language", pa.string()),
         pa.field("bucket", pa.string()),
+        pa.field("representative", pa.uint64()),  # of a near-duplicate: the doc_id of the document in its place
     ]
 )
 
@@ -131,7 +132,9 @@ class UnitSink(ABC):
         self.tally.add("documents", kept.num_rows + dropped.num_rows)
         self.tally.add("documents_kept", kept.num_rows)
         if dropped.num_rows:
-            reasons = dropped.group_by("reason").aggregate([("reason", "count"), ("dropped_chars", "sum")])
+            reasons = dropped.group_by("reason", use_threads=False).aggregate(
+                [("reason", "count"), ("dropped_chars", "sum")]
+            )
             for row in reasons.to_pylist():
                 self.tally.add(f"dropped.{row['reason']}", row["reason_count"])
                 self.tally.add(f"dropped_chars.{row['reason']}", row["dropped_chars_sum"] or 0)
@@ -207,11 +210,17 @@ class RowGroups:
             self._writer.close()
 
 
-def row_groups(path: Path, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-    """A Parquet file's row groups, one at a time."""
+def row_groups(path: Path, columns: Sequence[str] | None = None, batch_mb: float = 0) -> Iterator[pa.Table]:
+    """A Parquet file's row groups, so many at a time that they hold `batch_mb` in memory, but one at least."""
     with pq.ParquetFile(path) as file:
+        groups: list[pa.Table] = []
         for index in range(file.num_row_groups):
-            yield file.read_row_group(index, columns=columns)
+            groups.append(file.read_row_group(index, columns=columns))
+            if sum(group.nbytes for group in groups) >= batch_mb * 2**20:
+                yield pa.concat_tables(groups)
+                groups = []
+        if groups:
+            yield pa.concat_tables(groups)
 
 
 def flow_schema(phase: UnitPhase) -> pa.Schema:

@@ -7,7 +7,6 @@ Leaves to others: the rule (stages/paragraphs.py:duplicated), taking the lines o
 
 from __future__ import annotations
 
-import math
 from functools import cached_property
 from typing import Any
 
@@ -16,7 +15,7 @@ import pyarrow as pa
 
 from pipeline.inputs import Unit
 from pipeline.phases.base import PartitionPhase
-from pipeline.phases.extract import NUM_BUCKETS
+from pipeline.phases.buckets import bucket_range, partitions_for, read_buckets
 from stages.contract import Tally
 from stages.paragraphs import duplicated
 
@@ -48,14 +47,14 @@ class Deduplicate(PartitionPhase):
         extracted = self.plan.folder("extract")
         counts = {unit: extracted.record(unit.key)["tally"]["counts"].get("paragraphs", 0) for unit in self.plan.units}
         largest = max((sum(counts[unit] for unit in group) for group in self.groups), default=0)
-        return partitions_for(largest, self.config.engine.memory_mb)
+        return partitions_for(largest, BYTES_PER_PARAGRAPH, self.config.engine.memory_mb)
 
     def run(self, work: str) -> None:
         """Read one range of every unit's hashes, find what is repeated, write it per unit."""
         group, partition = (int(part[1:]) for part in work.split("-"))
         units = self.groups[group]
-        first, end = (NUM_BUCKETS * p // self.num_partitions for p in (partition, partition + 1))
-        batches = [self._read(unit, first, end) for unit in units]
+        extracted, buckets = self.plan.folder("extract"), bucket_range(partition, self.num_partitions)
+        batches = [read_buckets(extracted.path(f"{unit.key}.hashes.arrow"), *buckets) for unit in units]
         repeats: list[list[pa.RecordBatch]] = [[] for _ in units]
         tally = Tally()
         for bucket in zip(*batches, strict=True):  # one range of hashes, from every unit
@@ -74,12 +73,6 @@ class Deduplicate(PartitionPhase):
                     file.write_batch(pa.concat_batches(mine))
             task.record = {"tally": tally.to_json()}
 
-    def _read(self, unit: Unit, first_bucket: int, end_bucket: int) -> list[pa.RecordBatch]:
-        path = self.plan.folder("extract").path(f"{unit.key}.hashes.arrow")
-        with pa.OSFile(str(path)) as source:
-            file = pa.ipc.open_file(source)
-            return [file.get_batch(bucket) for bucket in range(first_bucket, end_bucket)]
-
     def repeats_of(self, unit: Unit) -> np.ndarray[Any, np.dtype[np.uint64]]:
         """Record << 32 | line of every line of a unit that has to go, sorted."""
         group = next(g for g, units in enumerate(self.groups) if units[0].index <= unit.index <= units[-1].index)
@@ -93,8 +86,3 @@ class Deduplicate(PartitionPhase):
 
 
 REPEATS = pa.schema([pa.field("record", pa.uint32()), pa.field("line", pa.uint32())])
-
-
-def partitions_for(num_paragraphs: int, memory_mb: int) -> int:
-    """Partitions that let a task deduplicate in half its memory; the process and its libraries have the other half."""
-    return min(NUM_BUCKETS, max(1, math.ceil(num_paragraphs * BYTES_PER_PARAGRAPH / (memory_mb * 2**19))))

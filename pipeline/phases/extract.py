@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Generator, Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,12 +18,10 @@ import pyarrow.compute as pc
 
 from pipeline.inputs import local_copy
 from pipeline.phases.base import RowGroups, UnitPhase, UnitSink
+from pipeline.phases.buckets import write_buckets
 from pipeline.store import Task
 from stages.contract import DOCUMENT, Tally
 from stages.warc import WarcReader
-
-NUM_BUCKETS = 256
-"""Ranges of hash space in a hashes file. A partition is a run of whole buckets, so this is the most there can be."""
 
 
 class Extract(UnitPhase):
@@ -82,11 +79,10 @@ class _ExtractSink(UnitSink):
         self._documents.start(EXTRACTED)
         self._documents.close()
         empty = [np.empty(0, np.uint64)]
-        _write_hashes(
-            np.concatenate(self._hashes or empty),
-            np.concatenate(self._lines or empty),
-            self.task.path(f"{self.work}.hashes.arrow"),
-        )
+        hashes, places = np.concatenate(self._hashes or empty), np.concatenate(self._lines or empty)
+        records, lines = (places >> np.uint64(32)).astype(np.uint32), places.astype(np.uint32)
+        rows = pa.record_batch([hashes, records, lines], schema=HASHES)
+        write_buckets(self.task.path(f"{self.work}.hashes.arrow"), rows)
         quarantine = b"".join(json.dumps(entry, sort_keys=True).encode() + b"\n" for entry in report["quarantine"])
         self.task.path(f"{self.work}.quarantine.jsonl").write_bytes(quarantine)
         self.tally += Tally.from_json(report["tally"])
@@ -97,16 +93,3 @@ EXTRACTED = pa.schema(
 )
 
 HASHES = pa.schema([pa.field("hash", pa.uint64()), pa.field("record", pa.uint32()), pa.field("line", pa.uint32())])
-
-
-def _write_hashes(hashes: np.ndarray[Any, Any], places: np.ndarray[Any, Any], path: Path) -> None:
-    """One record batch per bucket of hash space, each in input order: (hash, record, line)."""
-    buckets = (hashes >> np.uint64(56)).astype(np.uint8)
-    order = np.argsort(buckets, kind="stable")
-    ends = np.cumsum(np.bincount(buckets, minlength=NUM_BUCKETS))
-    with pa.ipc.new_file(path, HASHES) as file:
-        for start, end in zip([0, *ends[:-1]], ends, strict=True):
-            chosen = order[start:end]
-            place = places[chosen]
-            record, line = (place >> np.uint64(32)).astype(np.uint32), place.astype(np.uint32)
-            file.write_batch(pa.record_batch([hashes[chosen], record, line], schema=HASHES))

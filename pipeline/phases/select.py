@@ -1,7 +1,7 @@
 """select: thresholds over stored scores; each document gets its fate.
 
 Promises: one fate per document that annotate stored, "kept" or the first rule that it failed, in the ledger.
-Leaves to others: the rules themselves (the filters in stages/).
+Leaves to others: the rules themselves (the filters in stages/), which documents are near-duplicates of which.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ import pyarrow.compute as pc
 
 from pipeline import assets
 from pipeline.flow import StageSpec, UnitFailed
-from pipeline.phases.annotate import Annotate
-from pipeline.phases.base import UnitPhase, UnitSink, fates, flow_schema, row_groups
+from pipeline.phases.annotate import Annotate, documents_file
+from pipeline.phases.base import FATE, UnitPhase, UnitSink, fates, row_groups
+from pipeline.phases.near_deduplicate import NearDeduplicate
 from pipeline.store import Task
 from stages import perplexity
 from stages.perplexity import PerplexityFilter, PerplexityFilterSettings
+
+REPRESENTATIVE = FATE.field("representative")
 
 
 class Select(UnitPhase):
@@ -31,9 +34,9 @@ class Select(UnitPhase):
 
     @cached_property
     def schema(self) -> pa.Schema:  # type: ignore[override]
-        """All that annotate stored, but for what is large."""
-        stored = flow_schema(Annotate(self.plan))
-        return pa.schema([f for f in stored if f.name not in ("text", "kept_lines", "duplicate_lines")])
+        """All that annotate stored, but for what is large, and who stands in for a near-duplicate."""
+        small = [f for f in Annotate(self.plan).stored if f.name not in ("text", "kept_lines")]
+        return pa.schema([*small, REPRESENTATIVE])
 
     def stages(self) -> tuple[StageSpec, ...]:
         """The plan's filters, with the perplexity filter in its place, after the language filter."""
@@ -47,13 +50,16 @@ class Select(UnitPhase):
     def _buckets(self) -> PerplexityFilterSettings:
         wanted = self.config.select.perplexity
         assert wanted is not None
-        cutoffs = {
-            "model": self._cutoffs_of_models,
-            "run": self._cutoffs_of_run,
-        }.get(wanted.cutoffs, lambda _: perplexity.read_cutoffs_csv(Path(wanted.cutoffs), wanted.percentiles))(
-            wanted.percentiles
-        )
-        return PerplexityFilterSettings(cutoffs=cutoffs, keep=wanted.keep)
+        try:
+            cutoffs = {
+                "model": self._cutoffs_of_models,
+                "run": self._cutoffs_of_run,
+            }.get(wanted.cutoffs, lambda _: perplexity.read_cutoffs_csv(Path(wanted.cutoffs), wanted.percentiles))(
+                wanted.percentiles
+            )
+            return PerplexityFilterSettings(cutoffs=cutoffs, keep=wanted.keep)
+        except ValueError as error:
+            raise UnitFailed(f"select.perplexity.cutoffs is {wanted.cutoffs!r}: {error}") from error
 
     def _cutoffs_of_models(self, percentiles: tuple[int, int]) -> dict[str, tuple[float, float]]:
         assert self.config.annotate.perplexity is not None
@@ -72,9 +78,14 @@ class Select(UnitPhase):
         }
 
     def read(self, work: str) -> Generator[pa.Table, None, dict[str, Any]]:
-        """The unit's scores."""
-        path = self.plan.folder("annotate").path(f"{work}.documents.parquet")
-        yield from row_groups(path, self.schema.names)
+        """The unit's scores, with the verdicts of near_deduplicate."""
+        found = NearDeduplicate(self.plan).near_duplicates_of(self.unit(work))
+        names = [name for name in self.schema.names if name != REPRESENTATIVE.name]
+        path = self.plan.folder("annotate").path(documents_file(work))
+        for table in row_groups(path, names, self.config.engine.batch_mb):
+            records = pc.cast(pc.bit_wise_and(table.column("doc_id"), pa.scalar(0xFFFF_FFFF, pa.uint64())), pa.uint32())
+            place = pc.index_in(records, value_set=found["record"])
+            yield table.append_column(REPRESENTATIVE, found["representative"].take(place.combine_chunks()))
         return {}
 
     def sink(self, work: str, task: Task) -> UnitSink:

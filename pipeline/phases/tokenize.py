@@ -68,6 +68,7 @@ class TokenizeDocuments(UnitPhase):
         for group in row_groups(
             self.plan.folder("annotate").path(f"{work}.documents.parquet"),
             [n for n in self.schema.names if n != "bucket"],
+            self.config.engine.batch_mb,
         ):
             place = pc.index_in(group.column("doc_id"), value_set=ids)
             found = pc.is_valid(place)
@@ -98,7 +99,7 @@ class _TokenSink(UnitSink):
         self.tally.add("tokens", pc.sum(kept.column("num_tokens")).as_py())
         for name in ("language", "bucket"):
             if name in kept.column_names:
-                for row in kept.group_by(name).aggregate([("num_tokens", "sum")]).to_pylist():
+                for row in kept.group_by(name, use_threads=False).aggregate([("num_tokens", "sum")]).to_pylist():
                     self.tally.add(f"{name}_tokens.{row[name]}", row["num_tokens_sum"])
 
     def close(self, report: Mapping[str, Any]) -> None:
@@ -111,7 +112,7 @@ class _TokenSink(UnitSink):
         starts = np.cumsum(lengths) - lengths
         with self.task.path(f"{self.work}.tokens.bin").open("wb") as file:
             if lengths.sum():
-                tokens = np.memmap(self._spool, self._dtype, "r")
+                tokens = np.memmap(self._spool, self._dtype, "r").view(np.ndarray)  # the slices of a memmap cost more
                 for i in order:
                     file.write(tokens[starts[i] : starts[i] + lengths[i]].data)
         self._spool.unlink()

@@ -35,6 +35,9 @@ class Chain:
             "sample_crawl": {"documents": NUM_DOCUMENTS, "documents_per_file": 300, "seed": 5, "format": "wet"},
             "max_quarantined_share": 0.05,
         }
+        tree["annotate"]["minhash"]["threshold"] = (
+            0.5  # the edited copies of the crawl are 0.6 to 0.75 like their sources
+        )
         tree["write_shards"]["shard_tokens"] = 100_000
         tree["engine"] |= {"kind": "inline", "workers": 2}
         tree["run_dir"] = str(self.folder / "{config}")

@@ -93,6 +93,12 @@ def test_explain_tells_the_story_of_a_kept_and_of_a_dropped_page(reference_run: 
     code, story = command("explain", reference_run, str(dropped["doc_id"]))
     assert code == 0
     assert re.search(r"select +dropped: perplexity\.bucket_not_wanted \(value [\d.]+, limit [\d.]+, tail\)", story)
+    copy = next(row for row in rows if row["fate"] == "minhash.near_duplicate")
+    stays = next(row for row in rows if row["doc_id"] == copy["representative"])
+    code, story = command("explain", reference_run, copy["url"])
+    assert code == 0
+    assert "select       dropped: minhash.near_duplicate\n" in story
+    assert f"near-duplicate of document {stays['doc_id']}: {stays['url']} (" in story
     code, message = command("explain", reference_run, "https://nowhere.example/")
     assert code == 2
     assert "no document 'https://nowhere.example/'" in message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.decisions import Measure, measure
@@ -18,6 +19,7 @@ FLOORS = {
     "short documents": (1.0, 1.0),
     "languages": (0.98, 0.98),
     "low quality": (0.95, 0.2),
+    "near-duplicates": (0.9, 1.0),
 }
 
 
@@ -28,6 +30,20 @@ def test_decisions_stay_above_their_floors(reference_run: Path) -> None:
     assert seen.keys() == FLOORS.keys()
     below = {name: seen[name] for name in FLOORS if any(s < f for s, f in zip(seen[name], FLOORS[name], strict=True))}
     assert not below, f"below the floors {FLOORS}: {below}"
+
+
+def test_of_near_duplicates_the_one_with_the_lowest_perplexity_stays(reference_run: Path) -> None:
+    """So whoever is dropped as a near-duplicate has one in its place that scores no worse."""
+    run = open_run(reference_run)
+    perplexities: dict[int, float] = {}
+    for path in run.folder("annotate").root.glob("*.documents.parquet"):
+        table = pq.read_table(path, columns=["doc_id", "perplexity"])
+        perplexities |= dict(zip(*(column.to_pylist() for column in table.columns), strict=True))
+    paths = run.folder("select").root.glob("*.fates.parquet")
+    pairs = [(row["doc_id"], row["representative"]) for path in paths for row in pq.read_table(path).to_pylist()]
+    gone = [(perplexities[doc_id], perplexities[stays]) for doc_id, stays in pairs if stays is not None]
+    assert len(gone) > 10
+    assert all(mine is None or (stays is not None and stays <= mine) for mine, stays in gone)
 
 
 def test_a_wrong_decision_lowers_a_measure() -> None:

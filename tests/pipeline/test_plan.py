@@ -45,7 +45,7 @@ def changed(before: dict[str, str | None], after: dict[str, str | None]) -> set[
         ("select.language.min_score=0.65", {"select", "tokenize", "write_shards"}),
         ("write_shards.sample_tokens=1000", {"write_shards"}),
         ("write_shards.seed=7", {"tokenize", "write_shards"}),
-        ("deduplicate.keep=first", {"deduplicate", "annotate", "select", "tokenize", "write_shards"}),
+        ("deduplicate.keep=first", set(PHASE_VERSIONS) - {"extract"}),
         ("extract.length.min_chars=200", set(PHASE_VERSIONS)),
         ("engine.kind=inline", set()),
         ("engine.memory_mb=512", set()),

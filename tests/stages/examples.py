@@ -19,6 +19,7 @@ from tokenizers import models, pre_tokenizers
 from stages.contract import DOC_ID, Settings, Stage
 from stages.language import Language, LanguageFilter, LanguageFilterSettings, LanguageSettings
 from stages.length import Length, LengthSettings
+from stages.minhash import MinHash, MinHashFilter, MinHashFilterSettings, MinHashSettings
 from stages.paragraphs import ParagraphHashes, ParagraphHashesSettings, ParagraphRemoval, ParagraphRemovalSettings
 from stages.perplexity import Perplexity, PerplexityFilter, PerplexityFilterSettings, PerplexitySettings
 from stages.quality import Quality, QualityFilter, QualityFilterSettings, QualitySettings
@@ -144,6 +145,13 @@ EXAMPLES = (
         QualityFilterSettings(min_terminal_line_share=0.1, max_short_line_share=0.5),
         _ORDINARY_SIGNALS,
         _BROKEN_SIGNALS,
+    ),
+    Example(MinHash, MinHashSettings(verify=True), {"text": _TEXT}, {}),
+    Example(
+        MinHashFilter,
+        MinHashFilterSettings(),
+        {"representative": None},
+        {"near_duplicate": {"representative": 3}},
     ),
     Example(
         Tokenize,

@@ -99,7 +99,8 @@ def test_reasons_are_sentences_under_the_stages_name(example: Example) -> None:
         assert stage == example.stage.name
         assert fault.isidentifier()
         assert fault == fault.lower()
-        assert sentence == sentence.strip()
+        assert sentence[0].isupper()
+        assert sentence.endswith(".")
         assert len(sentence.split()) >= 5
         assert "\n" not in sentence
 

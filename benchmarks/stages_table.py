@@ -1,0 +1,356 @@
+"""What does each stage cost beside the bare library calls it stands on?
+
+    python -m benchmarks.stages_table --megabytes 12 --rounds 7
+
+Prints, per step of the chain, MB/s of one core of the step as the engine calls it (on the demo's documents, in the
+batches that reach it), of a loop of bare calls on the same documents, and the time of the first over the second. CPU
+time counts; the two take turns; figures are medians. `share` is the step's part of the whole chain. Steps under one
+per cent of it (length, the filters of select) are left out. MB are UTF-8 bytes of the texts that the step is given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import io
+import statistics
+import tarfile
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import fasttext
+import kenlm
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import sentencepiece
+from fastwarc.warc import ArchiveIterator, WarcRecordType
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.demo_chain import demo_config
+from benchmarks.result_file import save
+from pipeline import assets
+from pipeline.engine import run, steps_of
+from pipeline.flow import FLOW, Source, StageSpec
+from pipeline.phases import PHASES, PartitionPhase, Phase
+from pipeline.plan import RunPlan, make_plan
+from shardwriter.format import TOKENS_MEMBER
+from stages.paragraphs import duplicated, hash_paragraph, hash_paragraphs
+from stages.perplexity import normalize_for_lm
+from stages.reference import as_line
+from stages.tokenize import Tokenize
+
+Action = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A step and the bare calls that do the same work."""
+
+    step: str
+    bare_calls: str
+    num_bytes: int
+    as_called: Action
+    bare: Action
+
+
+@dataclass(frozen=True)
+class Flow:
+    """What passed through the steps of one phase: the tables that reached each step, and the step itself."""
+
+    steps: dict[str, Callable[[Any], Any]]
+    inputs: dict[str, list[pa.Table]]
+
+    def documents(self, step: str) -> pa.Table:
+        """The living documents that reach a step."""
+        table = pa.concat_tables(self.inputs[step])
+        return table.filter(pc.and_(pc.is_null(table.column("reason")), pc.is_null(table.column("mark"))))
+
+    def again(self, step: str) -> Action:
+        """The step over all that reached it."""
+        return lambda: [_drained(self.steps[step](table)) for table in self.inputs[step]]
+
+
+def _drained(out: pa.Table | Iterator[Any]) -> None:
+    if not isinstance(out, pa.Table):
+        deque(out, maxlen=0)
+
+
+def flow_of(phase: Phase, work: str) -> Flow:
+    """Run one unit of a phase and keep what passed between its steps."""
+    (source, read), *others = steps_of(phase, phase.config.engine)
+    assert isinstance(read, Source)
+    read = replace(read, attempt=lambda _: 1)  # a unit is read more often here than a run would try it
+    inputs: dict[str, list[pa.Table]] = {}
+    tables = list(read(work))
+    for name, step in others:
+        inputs[name] = tables
+        tables = [out for table in tables for out in _outputs(step(table))]
+    return Flow(dict(others) | {source: read}, inputs)
+
+
+def _outputs(out: pa.Table | Iterator[Any]) -> Iterator[Any]:
+    yield from [out] if isinstance(out, pa.Table) else out
+
+
+# ---- Bare calls ----
+
+
+def read_records(path: Path) -> list[str]:
+    """Every conversion record's payload, decoded."""
+    with path.open("rb") as file:
+        records = ArchiveIterator(file, record_types=WarcRecordType.conversion, strict_mode=False)
+        return [record.reader.read().decode("utf-8", "replace") for record in records]
+
+
+def remove_lines(texts: list[str], duplicates: list[list[int]]) -> pa.Array:
+    """The texts without the lines that have to go, back in Arrow."""
+    kept: list[str] = []
+    for text, gone in zip(texts, map(set, duplicates), strict=True):
+        kept.append("\n".join(line for i, line in enumerate(text.split("\n")) if i not in gone))
+    return pa.array(kept, pa.large_string())
+
+
+def predict(model: Any, lines: list[str], k: int) -> list[Any]:
+    """One text at a time: what `model.predict` does beside making an array of the answer."""
+    return [model.f.predict(line + "\n", k, 0.0, "strict") for line in lines]
+
+
+def score(pieces: Any, model: Any, lines: list[str]) -> list[float]:
+    """Pieces joined by spaces, and their log10 probability."""
+    return [model.score(" ".join(pieces.encode(line, out_type=str))) for line in lines]
+
+
+def write_parquet(table: pa.Table, path: Path) -> None:
+    """In the row groups and the compression of the pipeline."""
+    pq.write_table(table, path, compression="zstd", compression_level=1, row_group_size=512)
+
+
+def write_tar(samples: list[np.ndarray[Any, Any]], path: Path) -> str:
+    """One member per array, by the standard library; the digest of the file."""
+    with tarfile.open(path, "w") as tar:
+        for i, sample in enumerate(samples):
+            content = io.BytesIO()
+            np.save(content, sample)
+            member = tarfile.TarInfo(f"{i:09d}.{TOKENS_MEMBER}")
+            member.size = content.tell()
+            content.seek(0)
+            tar.addfile(member, content)
+    return _sha256(path)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# ---- Rows ----
+
+
+def rows_of(plan: RunPlan, folder: Path) -> Iterator[Row]:
+    """All rows, for the only unit of a plan that has been run."""
+    phases = {name: make_phase(plan) for name, make_phase in PHASES.items()}
+    unit = plan.units[0].key
+    yield from _extract_rows(plan, flow_of(phases["extract"], unit), unit, folder)
+    yield from _deduplicate_rows(plan, phases["deduplicate"], unit)
+    yield from _annotate_rows(plan, flow_of(phases["annotate"], unit), unit, folder)
+    yield from _tokenize_rows(plan, flow_of(phases["tokenize"], unit), unit, folder)
+    yield from _shard_rows(plan, phases["write_shards"], folder)
+
+
+def _extract_rows(plan: RunPlan, flow: Flow, unit: str, folder: Path) -> Iterator[Row]:
+    path = Path(plan.units[0].files[0].location)
+    texts = flow.documents("length").column("text")
+    yield Row(
+        "extract.read",
+        "FastWARC, payloads decoded",
+        _bytes(texts),
+        _read_again(flow, unit),
+        partial(read_records, path),
+    )
+    texts = flow.documents("paragraphs").column("text")
+    again = flow.again("paragraphs")
+    yield Row("extract.paragraphs", "hash_paragraphs", _bytes(texts), again, lambda: hash_paragraphs(texts))
+    lines = [line for text in texts.to_pylist() for line in text.split("\n")]
+    yield Row(
+        "extract.paragraphs",
+        "hash_paragraph, line by line",
+        _bytes(texts),
+        again,
+        lambda: [*map(hash_paragraph, lines)],
+    )
+    rows = flow.documents("write").drop_columns([*FLOW.names, "paragraph_hashes"])
+    bare = partial(write_parquet, rows, folder / "bare.parquet")
+    yield Row("extract.write", "Parquet of the documents", _bytes(rows.column("text")), flow.again("write"), bare)
+
+
+def _read_again(flow: Flow, unit: str) -> Action:
+    return lambda: _drained(flow.steps["read"](unit))
+
+
+def _deduplicate_rows(plan: RunPlan, phase: Phase, unit: str) -> Iterator[Row]:
+    assert isinstance(phase, PartitionPhase)
+    with pa.memory_map(str(plan.folder("extract").path(f"{unit}.hashes.arrow"))) as source:
+        table = pa.ipc.open_file(source).read_all()
+    hashes, documents = table.column("hash").to_numpy(), np.sort(table.column("record").to_numpy()).astype(np.uint64)
+    texts = pq.read_table(plan.folder("extract").path(f"{unit}.documents.parquet"), columns=["text"]).column("text")
+    works = phase.works()
+    again: Action = lambda: [phase.run(work) for work in works]  # noqa: E731
+    yield Row("deduplicate", "duplicated", _bytes(texts), again, lambda: duplicated(hashes, documents, "none"))
+
+
+def _annotate_rows(plan: RunPlan, flow: Flow, unit: str, folder: Path) -> Iterator[Row]:
+    stored = plan.folder("extract").path(f"{unit}.documents.parquet")
+    before = flow.documents("paragraphs")
+    size = _bytes(before.column("text"))
+    yield Row(
+        "annotate.read", "Parquet of the documents", size, _read_again(flow, unit), partial(pq.read_table, stored)
+    )
+    texts, gone = before.column("text").to_pylist(), before.column("duplicate_lines").to_pylist()
+    bare = partial(remove_lines, texts, gone)
+    yield Row("annotate.paragraphs", "split, filter, join", size, flow.again("paragraphs"), bare)
+    yield from _model_rows(plan, flow)
+    rows = flow.documents("write").drop_columns(FLOW.names)
+    bare = partial(write_parquet, rows, folder / "bare.parquet")
+    yield Row("annotate.write", "Parquet of the documents", _bytes(rows.column("text")), flow.again("write"), bare)
+
+
+def _model_rows(plan: RunPlan, flow: Flow) -> Iterator[Row]:
+    """Texts are brought to the models' form beforehand, at no charge for the bare calls."""
+    annotate = plan.config.annotate
+    assert annotate.perplexity is not None
+    assert annotate.reference is not None
+    documents = flow.documents("language")
+    size = _bytes(documents.column("text"))
+    lines = [text.replace("\n", "") for text in documents.column("text").to_pylist()]
+    model = fasttext.load_model(str(assets.resolve(annotate.language.model)))
+    yield Row("annotate.language", "fastText predict", size, flow.again("language"), lambda: predict(model, lines, 1))
+    documents = flow.documents("perplexity")
+    by_language = {
+        language: documents.filter(pc.equal(documents.column("language"), language)).column("text").to_pylist()
+        for language in annotate.perplexity.models
+    }
+    scorers: list[tuple[Any, Any, list[str]]] = []
+    classifiers: list[tuple[Any, list[str]]] = []
+    for language, texts in by_language.items():
+        lm = assets.resolve(annotate.perplexity.models[language])
+        pieces = sentencepiece.SentencePieceProcessor(model_file=str(lm / f"{language}.sp.model"))
+        scorers.append((pieces, kenlm.Model(str(lm / f"{language}.arpa.bin")), [*map(normalize_for_lm, texts)]))
+        classifier = assets.resolve(annotate.reference.models[language]) / "model.bin"
+        classifiers.append((fasttext.load_model(str(classifier)), [*map(as_line, texts)]))
+    size = sum(len(text.encode()) for texts in by_language.values() for text in texts)
+    bare: Action = lambda: [score(*scorer) for scorer in scorers]  # noqa: E731
+    yield Row("annotate.perplexity", "SentencePiece encode, KenLM score", size, flow.again("perplexity"), bare)
+    bare = lambda: [predict(*classifier, 2) for classifier in classifiers]  # noqa: E731
+    yield Row("annotate.reference", "fastText predict", size, flow.again("reference"), bare)
+
+
+def _tokenize_rows(plan: RunPlan, flow: Flow, unit: str, folder: Path) -> Iterator[Row]:
+    import awkward
+
+    stored = plan.folder("annotate").path(f"{unit}.documents.parquet")
+    texts = flow.documents("tokenize").column("text").combine_chunks()
+    size = _bytes(texts)
+    columns = [name for name in pq.read_schema(stored).names if name not in ("kept_lines", "title", "warc_file")]
+    bare: Action = lambda: pq.read_table(stored, columns=columns)  # noqa: E731
+    yield Row("tokenize.read", "Parquet of all documents", size, _read_again(flow, unit), bare)
+    stage = StageSpec(Tokenize, plan.config.tokenize).opened()
+    assert isinstance(stage, Tokenize)
+    backend: Any = stage._encoder._backend  # noqa: SLF001 - the library's own object, as loaded
+    bare = lambda: backend.encode_batch(awkward.from_arrow(texts), parallel=False)  # noqa: E731
+    yield Row("tokenize.tokenize", "gigatoken encode_batch", size, flow.again("tokenize"), bare)
+    tokens = flow.documents("write").column("tokens").combine_chunks().flatten().to_numpy()
+    bare = lambda: _write_tokens(tokens, folder / "bare.bin")  # noqa: E731
+    yield Row("tokenize.write", "tokens to a file, SHA-256", size, flow.again("write"), bare)
+
+
+def _write_tokens(tokens: np.ndarray[Any, Any], path: Path) -> str:
+    tokens.astype(np.uint16).tofile(path)
+    return _sha256(path)
+
+
+def _shard_rows(plan: RunPlan, phase: Phase, folder: Path) -> Iterator[Row]:
+    assert isinstance(phase, PartitionPhase)
+    tokens = np.fromfile(plan.folder("tokenize").path(f"{plan.units[0].key}.tokens.bin"), np.uint16)
+    samples = np.array_split(tokens, max(1, len(tokens) // plan.config.write_shards.sample_tokens))
+    fates = pq.read_table(plan.folder("select").path(f"{plan.units[0].key}.fates.parquet"))
+    size = pc.sum(fates.filter(pc.equal(fates.column("fate"), "kept")).column("num_chars")).as_py()
+    works = phase.works()
+    again: Action = lambda: [phase.run(work) for work in works]  # noqa: E731
+    yield Row("write_shards", "tarfile, SHA-256", size, again, partial(write_tar, samples, folder / "bare.tar"))
+
+
+def _bytes(texts: pa.ChunkedArray | pa.Array) -> int:
+    return int(pc.sum(pc.binary_length(texts)).as_py() or 0)
+
+
+# ---- The comparison ----
+
+
+def measure(rows: list[Row], rounds: int) -> list[dict[str, Any]]:
+    """Median CPU seconds of both sides of every row; the first round is not counted."""
+    seconds = [([], []) for _ in rows]
+    for i in range(rounds + 1):
+        for row, taken in zip(rows, seconds, strict=True):
+            for action, mine in zip((row.as_called, row.bare), taken, strict=True):
+                started = time.process_time()
+                action()
+                if i:
+                    mine.append(time.process_time() - started)
+    medians = [tuple(map(statistics.median, taken)) for taken in seconds]
+    whole = sum({row.step: ours for row, (ours, _) in zip(rows, medians, strict=True)}.values())
+    return [
+        {
+            "step": row.step,
+            "bare_calls": row.bare_calls,
+            "megabytes": round(row.num_bytes / 1e6, 2),
+            "mb_per_s": round(row.num_bytes / 1e6 / ours, 1),
+            "bare_mb_per_s": round(row.num_bytes / 1e6 / bare, 1),
+            "ratio": round(ours / bare, 2),
+            "share": round(ours / whole, 3),
+        }
+        for row, (ours, bare) in zip(rows, medians, strict=True)
+    ]
+
+
+def compare(megabytes: float, rounds: int) -> list[dict[str, Any]]:
+    """Run the chain once on one file of that size, then measure its steps."""
+    with tempfile.TemporaryDirectory(prefix="corpusmill-") as folder:
+        config = demo_config(megabytes, Path(folder) / "run", "engine.kind=inline", num_files=1)
+        plan = make_plan(config)
+        deque(run(plan), maxlen=0)
+        return measure(list(rows_of(plan, Path(folder))), rounds)
+
+
+def print_table(figures: list[dict[str, Any]]) -> None:
+    """One line per row."""
+    table = Table("step", "MB/s", "bare calls", "MB/s bare", "time / bare", "share", box=None)
+    for row in figures:
+        speeds = f"{row['mb_per_s']:,}", row["bare_calls"], f"{row['bare_mb_per_s']:,}"
+        table.add_row(row["step"], *speeds, f"{row['ratio']:.2f}", f"{row['share']:.1%}")
+    Console(width=120).print(table)
+
+
+def main() -> None:
+    """Read the command line, run, print, and save where asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=float, default=12, help="of WET text")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
+    args = parser.parse_args()
+    figures = compare(args.megabytes, args.rounds)
+    print_table(figures)
+    if args.save:
+        print(save("stages_table", {"rounds": args.rounds, "steps": figures}))
+
+
+if __name__ == "__main__":
+    main()

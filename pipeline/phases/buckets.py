@@ -1,0 +1,47 @@
+"""Files of hashes that are read by range of hash space, and into how many ranges a phase across units is cut.
+
+Promises: a file has one Arrow record batch per bucket, rows in the order they came, so that any run of buckets of any
+unit is read without the rest.
+Leaves to others: what the rows are.
+
+    write_buckets(path, pa.record_batch([hashes, records], schema))      # by the first column
+    read_buckets(path, *bucket_range(partition=0, num_partitions=4))     # 64 record batches
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+NUM_BUCKETS = 256
+"""Ranges of hash space in a file. A partition is a run of whole buckets, so this is the most there can be."""
+
+
+def partitions_for(num_rows: int, bytes_per_row: int, memory_mb: int) -> int:
+    """Partitions that let a task work in half its memory; the process and its libraries have the other half."""
+    return min(NUM_BUCKETS, max(1, math.ceil(num_rows * bytes_per_row / (memory_mb * 2**19))))
+
+
+def bucket_range(partition: int, num_partitions: int) -> tuple[int, int]:
+    """First and end of the buckets of a partition."""
+    return NUM_BUCKETS * partition // num_partitions, NUM_BUCKETS * (partition + 1) // num_partitions
+
+
+def write_buckets(path: Path, rows: pa.RecordBatch) -> None:
+    """One record batch per bucket, by the top 8 bits of the first column (uint64), each in the order of `rows`."""
+    buckets = (rows.column(0).to_numpy() >> np.uint64(56)).astype(np.uint8)
+    order = np.argsort(buckets, kind="stable")
+    ends = np.cumsum(np.bincount(buckets, minlength=NUM_BUCKETS))
+    with pa.ipc.new_file(path, rows.schema) as file:
+        for start, end in zip([0, *ends[:-1]], ends, strict=True):
+            file.write_batch(rows.take(pa.array(order[start:end])))
+
+
+def read_buckets(path: Path, first: int, end: int) -> list[pa.RecordBatch]:
+    """The record batches of a range of buckets."""
+    with pa.OSFile(str(path)) as source:
+        file = pa.ipc.open_file(source)
+        return [file.get_batch(bucket) for bucket in range(first, end)]

@@ -1,0 +1,71 @@
+"""A whole run that needs no network: three pages, or whatever a test puts there, through the chain with tiny models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipeline.config import RunConfig, load
+from pipeline.engine import Event, run
+from pipeline.ledger import Run, open_run
+from pipeline.plan import RunPlan, make_plan
+from tests.stages.examples import tiny_lid
+
+
+@dataclass(frozen=True)
+class Small:
+    """A config on disk, and runs of it in this process."""
+
+    folder: Path
+    tree: Mapping[str, Any]
+
+    @property
+    def path(self) -> Path:
+        """The config."""
+        return self.folder / "small.yaml"
+
+    def config(self, run_name: str = "run", **sections: Mapping[str, Any]) -> RunConfig:
+        """The config with keys of its sections replaced; `run_name` is the name of the run's folder."""
+        changed = {name: {**self.tree.get(name, {}), **keys} for name, keys in sections.items()}
+        self.path.write_text(yaml.safe_dump({**self.tree, **changed, "run_dir": str(self.folder / run_name)}))
+        return load(str(self.path))
+
+    def plan(self, run_name: str = "run", **sections: Mapping[str, Any]) -> RunPlan:
+        """The plan of that config."""
+        return make_plan(self.config(run_name, **sections))
+
+    def run(self, run_name: str = "run", **sections: Mapping[str, Any]) -> tuple[Run, list[Event]]:
+        """Run it; the run folder as the ledger reads it, and what happened."""
+        events = list(run(self.plan(run_name, **sections)))
+        return open_run(self.folder / run_name), events
+
+
+@pytest.fixture(scope="session")
+def lid_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny language model."""
+    return tiny_lid(tmp_path_factory.mktemp("lid") / "lid.bin")
+
+
+@pytest.fixture
+def small(
+    tmp_path: Path, tiny_tokenizer: Path, lid_file: Path, wet_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> Small:
+    """The smallest run: every phase, tiny models, all languages, a cache of its own."""
+    monkeypatch.setenv("CORPUSMILL_CACHE", str(tmp_path / "cache"))
+    return Small(
+        tmp_path,
+        {
+            "input": {"files": [str(wet_file)]},
+            "extract": {"length": {"min_chars": 10}},
+            "deduplicate": {"keep": "first"},
+            "annotate": {"language": {"model": str(lid_file)}},
+            "select": {"language": None},
+            "tokenize": {"tokenizer": str(tiny_tokenizer)},
+            "engine": {"kind": "inline"},
+        },
+    )

@@ -1,0 +1,242 @@
+"""Faults while a plan is carried out: what fails is named, the rest is committed, and only that is done again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline import plan as plan_module
+from pipeline.engine import Engine, PhaseFinished, PhaseStarted, RunAborted, WorkFinished, engine_of, run, steps_of
+from pipeline.ledger import open_run
+from pipeline.phases import PHASES, Phase
+from pipeline.store import PhaseFolder
+from tests.conftest import REPOSITORY, wet_record
+from tests.pipeline.conftest import Small
+from tests.pipeline.deadly import CHAIN_OF_EXTRACT, LOG
+from tests.stages.examples import tiny_lm
+
+TEXTS = ("first page", "second page, raise value", "third page", "fourth page, raise memory", "fifth, raise other")
+
+
+def write_wet(path: Path, texts: Sequence[str]) -> Path:
+    """A WET file of those pages."""
+    url = f"https://example.org/{path.stem}"
+    records = [wet_record(f"{url}/{i}", f"Title\n{path.stem}: {text}") for i, text in enumerate(texts)]
+    path.write_bytes(b"".join(records))
+    return path
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    """Three files, the first of which holds documents on which a stage raises."""
+    return [
+        write_wet(tmp_path / f"{name}.warc.wet", texts)
+        for name, texts in (("a", TEXTS), ("b", ["sound page", "another page"]), ("c", ["last page"]))
+    ]
+
+
+@pytest.fixture
+def deadly_chain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The chain with the stage that raises."""
+    monkeypatch.setattr(plan_module, "CHAIN", {**plan_module.CHAIN, "extract": CHAIN_OF_EXTRACT})
+
+
+def fates(folder: PhaseFolder, work: str) -> list[dict[str, Any]]:
+    return pq.read_table(folder.path(f"{work}.fates.parquet")).to_pylist()
+
+
+def failures(error: pytest.ExceptionInfo[RunAborted]) -> list[str]:
+    """The lines of the message between the first, which counts, and the last, which says how to go on."""
+    first, *lines, last = str(error.value).splitlines()
+    assert "pieces of work failed; the rest stays done" in first
+    assert last.startswith("mend the cause and run the same command again")
+    return lines
+
+
+def worked_on(events: Sequence[object], phase: str = "extract") -> list[str]:
+    return [e.work for e in events if isinstance(e, WorkFinished) and e.phase == phase and e.failed is None]
+
+
+# ---- documents ----
+
+
+def test_documents_on_which_a_stage_raises_are_dropped(small: Small, files: list[Path], deadly_chain: None) -> None:
+    """Each costs itself alone, with a reason of its kind and the exception's words in the ledger."""
+    found, _ = small.run(input={"files": [str(path) for path in files]}, engine={"max_error_share": 1})
+    dropped = fates(found.folder("extract"), found.units[0])
+    assert [(row["doc_id"] & 0xFFFFFFFF, row["fate"], row["detail"]) for row in dropped] == [
+        (1, "length.error_value", "ValueError: bad value"),
+        (3, "length.error_memory", "MemoryError: "),
+        (4, "length.error_other", "KeyError: 'key'"),
+    ]
+    assert found.folder("extract").summary()["tally"]["counts"]["documents_kept"] == 5
+
+
+def test_too_many_of_them_fail_the_unit(small: Small, files: list[Path], deadly_chain: None) -> None:
+    """Above `max_error_share` nothing of the unit is committed, and the message counts them."""
+    with pytest.raises(RunAborted) as caught:
+        small.run(input={"files": [str(path) for path in files]}, engine={"max_error_share": 0.5})
+    (line,) = failures(caught)
+    assert line.startswith("  000000-")
+    assert "3 of 5 documents made a stage raise an error" in line
+
+
+# ---- units ----
+
+
+def test_what_fails_is_named_and_only_that_is_done_again(small: Small, files: list[Path]) -> None:
+    """Files that cannot be read fail their units; the rest is committed; once mended, nothing else is done."""
+    plan = small.plan(input={"files": [str(path) for path in files]})
+    for path in (files[0], files[2]):
+        path.rename(path.with_suffix(".away"))
+    with pytest.raises(RunAborted) as caught:
+        list(run(plan))
+    assert str(caught.value).startswith("phase extract: 2 of 3 pieces of work failed")
+    lines = failures(caught)
+    failed = [line.split(":")[0].strip() for line in lines]
+    assert failed == [plan.units[0].key, plan.units[2].key]
+    assert all("No such file" in line and str(path) in line for line, path in zip(lines, files[::2], strict=True))
+    for path in (files[0], files[2]):
+        path.with_suffix(".away").rename(path)
+    events = list(run(plan))
+    assert worked_on(events) == [plan.units[0].key, plan.units[2].key]
+    assert isinstance(events[-1], PhaseFinished)
+    log = [json.loads(line) for line in (plan.run_dir / "log.jsonl").read_text().splitlines()]
+    assert [e["work"] for e in log if e["event"] == "WorkFinished" and e["failed"]] == failed
+
+
+def test_many_failures_are_summed_up(small: Small, tmp_path: Path) -> None:
+    """Ten are shown, the others counted."""
+    paths = [write_wet(tmp_path / f"{i:02d}.warc.wet", ["a page of text"]) for i in range(12)]
+    plan = small.plan(input={"files": [str(path) for path in paths]})
+    for path in paths:
+        path.unlink()
+    with pytest.raises(RunAborted) as caught:
+        list(run(plan))
+    assert len(failures(caught)) == 11
+    assert failures(caught)[-1] == "  ... and 2 more"
+
+
+def test_a_partition_that_fails_is_named(small: Small) -> None:
+    """What a phase across units cannot read is told as a unit's fault is."""
+    plan = small.plan()
+    with contextlib.closing(run(plan)) as events:  # pyright: ignore[reportArgumentType] - it is a generator
+        next(e for e in events if isinstance(e, PhaseFinished) and e.phase == "extract")
+    plan.folder("extract").path(f"{plan.units[0].key}.hashes.arrow").unlink()
+    with pytest.raises(RunAborted, match=r"phase deduplicate: 1 of 1 [^\n]+\n  g000-p000: FileNotFoundError: .*hashes"):
+        list(run(plan))
+
+
+def test_a_partition_whose_processes_die_is_given_up(small: Small) -> None:
+    """After `max_attempts` tries it is not tried again."""
+    plan = small.plan()
+    list(run(plan))
+    phase = PHASES["deduplicate"](plan)
+    ((_, step),) = steps_of(phase, plan.config.engine)
+    results = [next(step("g000-p000")) for _ in range(3)]  # the run's own was the first attempt
+    assert ["failed" in result for result in results] == [False, False, True]
+    assert "died 3 times" in results[2]["failed"]
+
+
+@pytest.mark.parametrize(
+    ("cutoffs", "why"),
+    [("model", "records no cutoffs for percentiles"), ("{}/cutoff.csv", "no row for percentile 60, found 30")],
+)
+def test_a_phase_that_cannot_begin_is_told(small: Small, cutoffs: str, why: str) -> None:
+    """What its steps are built of is missing: the phase, the cause and the key, as a failure like others."""
+    (small.folder / "lm").mkdir()
+    (small.folder / "cutoff.csv").write_text(",en\n30,340\n")
+    models = {"perplexity": {"models": {"en": str(tiny_lm(small.folder / "lm"))}}}
+    select = {"perplexity": {"cutoffs": cutoffs.format(small.folder)}}
+    with pytest.raises(RunAborted, match=rf"phase select cannot begin: .*{why}"):
+        small.run(annotate=models, select=select)
+
+
+def test_work_that_comes_to_nothing_is_a_failure(small: Small) -> None:
+    """An engine that loses a piece of work does not make a complete phase."""
+    plan = small.plan()
+    in_one = engine_of(plan.config.engine)
+
+    class Forgetful(Engine):
+        def results(self, phase: Phase, works: Sequence[str]) -> Iterator[dict[str, Any]]:
+            return in_one.results(phase, works[1:])
+
+    with pytest.raises(RunAborted, match="handed out, and neither a result nor a failure came back"):
+        list(run(plan, Forgetful(plan.config.engine)))
+    assert not plan.folder("extract").complete()
+
+
+def test_a_run_tells_its_phases_in_order(small: Small) -> None:
+    """Started, work, finished, for each phase; a second run finds all complete."""
+    plan = small.plan()
+    started = [event.phase for event in run(plan) if isinstance(event, PhaseStarted)]
+    assert started == list(PHASES)
+    again = list(run(plan, engine_of(plan.config.engine)))
+    assert [(e.phase, e.was_complete) for e in again if isinstance(e, PhaseFinished)] == [(p, True) for p in PHASES]
+    assert len(again) == len(PHASES)
+
+
+def test_more_input_is_done_in_the_same_folder(small: Small, files: list[Path]) -> None:
+    """A file more: it is extracted, the others are not; a file less: nothing is; and the accounts are of the run."""
+    two = {"files": [str(path) for path in files[1:]]}
+    small.run(input=two)
+    found, events = small.run(input={"files": [*two["files"], str(files[0])]})
+    assert worked_on(events) == [found.units[2]]
+    counts = found.folder("extract").summary()["tally"]["counts"]
+    assert counts["documents"] == 8
+    found, events = small.run(input=two)
+    assert worked_on(events) == []
+    assert found.folder("extract").summary()["tally"]["counts"]["documents"] == 3
+
+
+# ---- Ray ----
+
+
+@pytest.mark.ray
+def test_a_process_that_dies_costs_its_unit_alone_on_ray(small: Small, files: list[Path], tmp_path: Path) -> None:
+    """Kill -9 on a document: so many tries as allowed, then the unit is named; others are committed, as in one process.
+
+    All that reaches the terminal is ours.
+    """
+    write_wet(files[1], ["sound page", "kill"])
+    sections: dict[str, Any] = {"input": {"files": [str(path) for path in files]}}
+    small.config(**sections, engine={"kind": "ray", "workers": 2, "max_attempts": 2, "max_error_share": 1})
+    log = tmp_path / "killed"
+    code = "from tests.pipeline.deadly import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "run", str(small.path)],
+        cwd=REPOSITORY,
+        text=True,
+        capture_output=True,
+        check=False,
+        env=os.environ | {LOG: str(log), "COLUMNS": "200"},
+        timeout=240,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    found = open_run(tmp_path / "run")
+    assert log.read_bytes() == b".."
+    assert found.folder("extract").done() == {found.units[0], found.units[2]}
+    why = f"{found.units[1]}: the process that worked on it died 2 times; is a document or a model at fault?"
+    first, *progress, last = done.stdout.splitlines()
+    assert first == "extract: 3 pieces of work"
+    assert [line for line in progress if not re.fullmatch(r"extract: \d of 3, [\d.]+/s, about \d+ s left", line)] == []
+    assert last == f"extract {why.replace(':', ' failed:', 1)}"
+    assert done.stderr.splitlines() == [
+        "phase extract: 1 of 3 pieces of work failed; the rest stays done",
+        f"  {why}",
+        "mend the cause and run the same command again: only what failed, and what follows, is done",
+    ]
+    on_ray = fates(found.folder("extract"), found.units[0])
+    assert [row["fate"] for row in on_ray] == ["length.error_value", "length.error_memory", "length.error_other"]
+    found, events = small.run(**sections)
+    assert worked_on(events) == [found.units[1]]

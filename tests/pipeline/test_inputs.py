@@ -1,0 +1,362 @@
+"""The input's files as units: patterns, digests that are remembered, and slices of a snapshot from a real server."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.config import ConfigError, InputConfig
+from pipeline.engine import RunAborted, WorkFinished
+from pipeline.inputs import SETTLED_S, InputFile, Unit, list_units, local_copy
+from pipeline.ledger import Run, open_run
+from pipeline.sample_crawl import SampleCrawl
+from tests.conftest import REPOSITORY
+from tests.pipeline.conftest import Small
+from tests.pipeline.test_sample_crawl import make
+
+SNAPSHOT = "CC-MAIN-SAMPLE"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache that holds nothing yet."""
+    monkeypatch.setenv("CORPUSMILL_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def crawl_files(tmp_path: Path) -> Path:
+    """A folder of five small files on two levels."""
+    folder = tmp_path / "crawl"
+    for name in ("b.wet.gz", "a.wet.gz", "deep/c.wet.gz", "deep/deeper/d.wet.gz", "notes.txt"):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(name.encode())
+        os.utime(path, (1_000_000, 1_000_000))
+    return folder
+
+
+def names(units: tuple[Unit, ...]) -> list[list[str]]:
+    return [[file.name for file in unit.files] for unit in units]
+
+
+def units_of(*patterns: str | Path, **keys: Any) -> tuple[Unit, ...]:
+    return list_units(InputConfig(files=tuple(map(str, patterns)), **keys))
+
+
+# ---- local files ----
+
+
+def test_patterns_give_files_in_order(crawl_files: Path) -> None:
+    """Sorted within a pattern, patterns in the order given; folders are no files."""
+    assert names(units_of(crawl_files / "*.wet.gz")) == [["a.wet.gz"], ["b.wet.gz"]]
+    assert names(units_of(crawl_files / "**" / "*.wet.gz")) == [[f"{x}.wet.gz"] for x in "abcd"]
+    assert names(units_of(crawl_files / "deep" / "*", crawl_files / "[ab].wet.gz")) == [
+        ["c.wet.gz"],
+        ["a.wet.gz"],
+        ["b.wet.gz"],
+    ]
+
+
+def test_home_is_expanded(crawl_files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """~ stands for the user's folder."""
+    monkeypatch.setenv("HOME", str(crawl_files))
+    assert names(units_of("~/a.wet.gz")) == [["a.wet.gz"]]
+
+
+def test_a_file_is_meant_itself_whatever_its_name(crawl_files: Path) -> None:
+    """A name with brackets is no pattern where there is such a file."""
+    (crawl_files / "page[1].wet").write_bytes(b"")
+    assert names(units_of(crawl_files / "page[1].wet")) == [["page[1].wet"]]
+
+
+def test_all_faults_of_patterns_are_told_at_once(crawl_files: Path) -> None:
+    """What matches nothing and what is matched twice, also by another name, each in a line with the path."""
+    (crawl_files / "link.wet.gz").symlink_to(crawl_files / "b.wet.gz")
+    patterns = ["no*.warc", crawl_files / "a.wet.gz", f"{crawl_files}/deep/../a.*", crawl_files / "[bl]*.gz"]
+    with pytest.raises(ConfigError) as caught:
+        units_of(*patterns)
+    nothing, first, second = caught.value.faults
+    assert nothing == f"input.files: 'no*.warc' matches no file in {Path.cwd()}"
+    assert first == f"input.files: {str(crawl_files / 'a.wet.gz')!r} is matched more than once"
+    assert second == f"input.files: {str(crawl_files / 'b.wet.gz')!r} is matched more than once"
+
+
+@given(num_files=st.integers(1, 12), files_per_unit=st.integers(1, 13))
+def test_units_hold_each_file_once_in_order(
+    tmp_path_factory: pytest.TempPathFactory, num_files: int, files_per_unit: int
+) -> None:
+    """So many files to a unit, the last one with the rest; keys begin with the index."""
+    folder = tmp_path_factory.mktemp("files")
+    for i in range(num_files):
+        (folder / f"{i:02d}.wet").write_bytes(bytes([i]) * i)
+    units = units_of(folder / "*", files_per_unit=files_per_unit)
+    assert [name for unit in names(units) for name in unit] == [f"{i:02d}.wet" for i in range(num_files)]
+    assert [len(unit.files) for unit in units[:-1]] == [files_per_unit] * (len(units) - 1)
+    assert [unit.key.split("-")[0] for unit in units] == [f"{i:06d}" for i in range(len(units))]
+    assert sum(unit.num_bytes for unit in units) == sum(range(num_files))
+
+
+def test_a_digest_is_remembered_while_size_and_time_stay(crawl_files: Path, cache: Path) -> None:
+    """A file is not read again until its time of change says so; then its content decides."""
+    path = crawl_files / "a.wet.gz"
+    (before,) = units_of(path)
+    assert before.files[0].digest == hashlib.sha256(b"a.wet.gz").hexdigest()
+    path.write_bytes(b"A.WET.GZ")
+    os.utime(path, (1_000_000, 1_000_000))  # nothing tells of the change: what is remembered is believed
+    assert units_of(path) == (before,)
+    os.utime(path, (2_000_000, 2_000_000))
+    (after,) = units_of(path)
+    assert after.files[0].digest == hashlib.sha256(b"A.WET.GZ").hexdigest()
+    assert after.key != before.key
+
+
+def test_touching_a_file_changes_no_unit(crawl_files: Path) -> None:
+    """It is read again, and found to be the same."""
+    path = crawl_files / "a.wet.gz"
+    before = units_of(path)
+    os.utime(path, (3_000_000, 3_000_000))
+    assert units_of(path) == before
+
+
+def test_a_file_that_has_just_changed_is_read_each_time(crawl_files: Path) -> None:
+    """Two changes within one step of the file system's clock look like one: a fresh digest is not remembered."""
+    path = crawl_files / "a.wet.gz"
+    path.touch()
+    stat = path.stat()
+    before = units_of(path)
+    path.write_bytes(b"A.WET.GZ")
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert units_of(path) != before
+    assert SETTLED_S >= 2
+
+
+def test_a_broken_memory_of_digests_is_forgotten(crawl_files: Path, cache: Path) -> None:
+    """It is a memory, no more: files are read again."""
+    before = units_of(crawl_files / "*.gz")
+    memory = cache / "input-digests.json"
+    assert len(json.loads(memory.read_text())) == 2
+    memory.write_text("{")
+    assert units_of(crawl_files / "*.gz") == before
+
+
+def test_a_local_file_is_its_own_copy(crawl_files: Path) -> None:
+    """Nothing is copied, nothing removed."""
+    path = crawl_files / "a.wet.gz"
+    with local_copy(InputFile(str(path), 8, "")) as copy:
+        assert copy == path
+    assert path.exists()
+
+
+# ---- Common Crawl ----
+
+
+@dataclass
+class Server:
+    """A snapshot behind http, as its publisher serves it; it can be told to break."""
+
+    folder: Path
+    port: int = 0
+    missing: set[str] = field(default_factory=set[str])  # names that are answered with 404
+    cut_after: dict[str, int] = field(default_factory=dict[str, int])  # name -> bytes of its next answer
+    requests: list[tuple[str, str | None]] = field(default_factory=list[tuple[str, str | None]])  # name, Range
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/"
+
+    def asked(self, name: str) -> list[str | None]:
+        """The Range headers of the requests for a file."""
+        return [wanted for path, wanted in self.requests if path.endswith(name)]
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Files with Range and If-Range, as RFC 9110 has them."""
+
+    server_state: Server
+
+    def do_GET(self) -> None:
+        state, asked = self.server_state, self.headers["Range"]
+        name = self.path.rsplit("/", 1)[-1]
+        state.requests.append((self.path, asked))
+        path = state.folder / self.path.removeprefix("/")
+        if name in state.missing or not path.is_file():
+            self.send_error(404)
+            return
+        body = path.read_bytes()
+        start = int((asked or "bytes=0-").removeprefix("bytes=").removesuffix("-"))
+        self.send_response(206 if asked else 200)
+        if asked:
+            self.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
+        self.send_header("ETag", '"1"')
+        self.send_header("Content-Length", str(len(body) - start))
+        self.end_headers()
+        self.wfile.write(body[start : start + state.cut_after.pop(name, len(body))])
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class has it
+        """Keep the terminal quiet."""
+
+
+@pytest.fixture(scope="module")
+def snapshot(tmp_path_factory: pytest.TempPathFactory) -> SampleCrawl:
+    """120 pages in three files, laid out as a snapshot of Common Crawl."""
+    return make(tmp_path_factory.mktemp("snapshot") / "crawl", 120, documents_per_file=40, layout="common-crawl")
+
+
+@pytest.fixture
+def server(snapshot: SampleCrawl) -> Iterator[Server]:
+    state = Server(snapshot.folder)
+    handler = type("BoundHandler", (Handler,), {"server_state": state})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as httpd:
+        state.port = httpd.server_address[1]
+        thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield state
+        httpd.shutdown()
+        thread.join()
+
+
+def from_server(server: Server, **keys: Any) -> Mapping[str, Any]:
+    """The input section that reads the server's snapshot."""
+    return {"files": None, "common_crawl": {"crawl": SNAPSHOT, "base_url": server.url, **keys}}
+
+
+def listed(server: Server, **keys: Any) -> tuple[Unit, ...]:
+    return list_units(InputConfig.model_validate(from_server(server, **keys)))
+
+
+def shards(run: Run) -> dict[str, str]:
+    """Name -> digest of every shard and index."""
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(run.dataset.glob("shard-*"))}
+
+
+def test_a_snapshot_gives_the_same_shards_as_its_files_on_disk(
+    small: Small, server: Server, snapshot: SampleCrawl
+) -> None:
+    """The whole chain over http, and over the files themselves; the list is fetched once, each file once."""
+    fetched, _ = small.run(input=from_server(server))
+    assert fetched.units == [unit.key for unit in listed(server)]
+    assert [path.rsplit("/", 1)[-1] for path, _ in server.requests] == [
+        "wet.paths.gz",
+        *(path.name for path in snapshot.files),
+    ]
+    on_disk, _ = small.run("on-disk", input={"files": [str(path) for path in snapshot.files]})
+    assert shards(fetched) == shards(on_disk)
+    assert len(shards(fetched)) == 2
+
+
+def test_planning_reads_the_list_and_nothing_else(server: Server, snapshot: SampleCrawl) -> None:
+    """Names, order and identity come from the list alone; it is not asked for again."""
+    units = listed(server)
+    assert listed(server) == units
+    assert len(server.requests) == 1
+    assert names(units) == [[path.name] for path in snapshot.files]
+    assert {file.num_bytes for unit in units for file in unit.files} == {None}
+    assert all(unit.files[0].location.startswith(server.url + f"crawl-data/{SNAPSHOT}/segments/") for unit in units)
+
+
+def test_a_slice_is_part_of_the_list(server: Server, snapshot: SampleCrawl) -> None:
+    """From `first`, `count` files, or all that follow."""
+    files = [path.name for path in snapshot.files]
+    assert names(listed(server, first=1, count=1)) == [files[1:2]]
+    assert names(listed(server, first=1)) == [[name] for name in files[1:]]
+    assert names(listed(server, first=0, count=3)) == [[name] for name in files]
+
+
+@pytest.mark.parametrize(
+    ("keys", "asked"),
+    [({"first": 1, "count": 3}, "1 to 3"), ({"first": 3}, "3 to 3"), ({"first": 9, "count": 1}, "9 to 9")],
+)
+def test_a_slice_beyond_the_list_is_refused(server: Server, keys: dict[str, int], asked: str) -> None:
+    """What is asked for, and how many there are."""
+    with pytest.raises(ConfigError) as caught:
+        listed(server, **keys)
+    wanted = f"input.common_crawl: files {asked} are asked for; {SNAPSHOT} lists 3 files, from 0"
+    assert caught.value.faults == (wanted,)
+
+
+def test_an_unknown_snapshot_is_told(server: Server) -> None:
+    """The key, the name, the address and the server's answer."""
+    with pytest.raises(ConfigError, match=r"common_crawl\.crawl: the list of CC-MAIN-1999-01 .*/wet\.paths\.gz.*404"):
+        listed(server, crawl="CC-MAIN-1999-01")
+
+
+@pytest.mark.parametrize(
+    "content", [b"<html>try later</html>", gzip.compress(b"a/b.gz\n" * 99)[:-9], b""], ids=["page", "cut", "empty"]
+)
+def test_a_list_that_is_none_is_thrown_away(
+    server: Server, tmp_path: Path, snapshot: SampleCrawl, content: bytes
+) -> None:
+    """A page in its place, or half of it, is refused; and the next try asks the server again."""
+    server.folder = tmp_path / "mirror"
+    path = server.folder / "crawl-data" / SNAPSHOT / "wet.paths.gz"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"wet\.paths\.gz is no list of files in gzip form"):
+        listed(server)
+    assert snapshot.paths_list is not None
+    shutil.copy(snapshot.paths_list, path)
+    assert len(listed(server)) == 3
+
+
+def test_a_transfer_that_is_cut_is_resumed(small: Small, server: Server, snapshot: SampleCrawl) -> None:
+    """The second request asks for what is missing, and the dataset is whole."""
+    cut = snapshot.files[1]
+    server.cut_after[cut.name] = 1_000
+    run, _ = small.run(input=from_server(server))
+    assert server.asked(cut.name) == [None, "bytes=1000-"]
+    record = run.folder("extract").record(run.units[1])
+    assert record["tally"]["counts"]["documents"] > 20
+
+
+def test_a_file_that_is_missing_fails_its_unit_alone(small: Small, server: Server, snapshot: SampleCrawl) -> None:
+    """The others are done; the command ends with code 1 and names unit and file; then only that one is done."""
+    missing = snapshot.files[1].name
+    server.missing.add(missing)
+    config = small.config(input=from_server(server))
+    done = subprocess.run(
+        [sys.executable, "-m", "pipeline", "run", str(small.path)],
+        cwd=REPOSITORY,
+        text=True,
+        capture_output=True,
+        check=False,
+        env=os.environ | {"COLUMNS": "200"},
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "phase extract: 1 of 3 pieces of work failed; the rest stays done" in done.stderr
+    assert f"{missing}: the server says 404" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(open_run(config.run_dir).folder("extract").done()) == 2
+    with pytest.raises(RunAborted, match=f"000001-.*{missing}: the server says 404"):
+        small.run(input=from_server(server))
+    server.missing.clear()
+    _, events = small.run(input=from_server(server))
+    extracted = [event.work for event in events if isinstance(event, WorkFinished) and event.phase == "extract"]
+    assert [work.split("-")[0] for work in extracted] == ["000001"]
+
+
+def test_a_fetched_copy_is_removed_after_use(server: Server, snapshot: SampleCrawl, tmp_path: Path) -> None:
+    """The file lies in the spool while it is read, under its own name, and not afterwards."""
+    (unit,) = listed(server, count=1)
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    with local_copy(unit.files[0], spool) as copy:
+        assert copy.read_bytes() == snapshot.files[0].read_bytes()
+        assert copy.name == snapshot.files[0].name
+        assert spool in copy.parents
+    assert list(spool.iterdir()) == []

@@ -1,0 +1,209 @@
+"""Every document of the input has one fate, and its story can be told long after."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.config import RunConfig
+from pipeline.engine import PhaseFinished, run
+from pipeline.ledger import Run, RunNotFound, explain, find_in_shards, open_run
+from pipeline.plan import make_plan
+from pipeline.report import make_report
+from shardwriter.format import ShardIndex
+from tests.conftest import wet_record
+from tests.pipeline.conftest import Small
+
+ENGLISH = "the treaty was signed in the museum, page {}"
+FRENCH = "le chat et la souris, page {}"
+SHARED = "the treaty was signed, as all pages say."
+PAGES = {
+    "good": f"{ENGLISH}\nA line of page {{}} alone.",
+    "french": f"{FRENCH}\nUne ligne de la page {{}}.",
+    "short": "x",
+    "copy": f"{SHARED}\nin the museum the treaty was signed.",
+    "half": f"{SHARED}\nthe treaty of the museum, page {{}}",
+    "empty": "",
+}
+"""Kind -> the lines of a page, with the page's number in words where it must differ from others."""
+
+LETTERS = str.maketrans("0123456789", "abcdefghij")  # deduplication takes all digits for the same
+
+
+def write_pages(path: Path, kinds: Sequence[str], broken: int = 0) -> Path:
+    """A WET file of pages of those kinds, and some records that are none."""
+    name, records = path.stem[0], list[bytes]()
+    for i, kind in enumerate(kinds):
+        text = PAGES[kind].replace("{}", f"{name}{i}".translate(LETTERS))
+        records.append(wet_record(f"https://example.org/{name}/{i}", f"Title\n{text}"))
+    path.write_bytes(b"".join(records) + b"no record at all\r\n" * broken)
+    return path
+
+
+RULES: dict[str, Any] = {
+    "extract": {"length": {"min_chars": 5}},
+    "select": {"language": {"min_score": 0.0, "keep": ["en"]}},
+}
+
+
+def last_fates(found: Run) -> dict[int, str]:
+    """Document -> fate, from the ledger's files; a second fate of a document is an error."""
+    fates: dict[int, str] = {}
+    for phase in ("extract", "annotate", "select"):
+        for unit in found.units:
+            for row in pq.read_table(found.folder(phase).path(f"{unit}.fates.parquet")).to_pylist():
+                assert row["doc_id"] not in fates
+                fates[row["doc_id"]] = row["fate"]
+    return fates
+
+
+@pytest.fixture
+def mixed(small: Small) -> Run:
+    """A run over pages of every kind, in two files."""
+    kinds = [*PAGES, "good", "copy"]
+    files = [write_pages(small.folder / f"{name}.warc.wet", kinds) for name in ("first", "second")]
+    return small.run(input={"files": [str(path) for path in files]}, **RULES)[0]
+
+
+def test_each_fault_of_a_page_has_its_reason(mixed: Run) -> None:
+    """What was dropped early has no second fate; what is left is kept."""
+    fates = last_fates(mixed)
+    assert [fates[record] for record in range(8)] == [
+        "kept",
+        "language.not_wanted",
+        "length.too_few_chars",
+        "kept",  # the first copy
+        "kept",
+        "length.too_few_chars",
+        "kept",
+        "paragraphs.none_left",
+    ]
+    assert [fates[1 << 32 | record] for record in (3, 7)] == ["paragraphs.none_left"] * 2
+
+
+@settings(max_examples=6)
+@given(
+    st.lists(st.lists(st.sampled_from([*PAGES]), max_size=6), min_size=1, max_size=3),
+    st.sampled_from(["none", "first"]),
+)
+def test_every_document_has_exactly_one_fate(
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_tokenizer: Path,
+    lid_file: Path,
+    units: list[list[str]],
+    keep: str,
+) -> None:
+    """Documents of the input = kept + dropped, in the ledger, in the report and in the dataset."""
+    folder = tmp_path_factory.mktemp("run")
+    files = [write_pages(folder / f"{'abc'[i]}.warc.wet", kinds) for i, kinds in enumerate(units)]
+    tree: dict[str, Any] = {
+        "run_dir": str(folder / "run"),
+        "input": {"files": [str(path) for path in files]},
+        "deduplicate": {"keep": keep},
+        "annotate": {"language": {"model": str(lid_file)}},
+        "tokenize": {"tokenizer": str(tiny_tokenizer)},
+        "engine": {"kind": "inline"},
+    }
+    plan = make_plan(RunConfig.model_validate(tree | RULES))
+    list(run(plan))
+    found = open_run(plan.run_dir)
+    fates = last_fates(found)
+    assert set(fates) == {index << 32 | record for index, kinds in enumerate(units) for record in range(len(kinds))}
+    kept = {doc_id for doc_id, fate in fates.items() if fate == "kept"}
+    report = make_report(found)
+    assert report.steps[0].num_docs == len(fates)
+    assert report.steps[-1].num_docs == len(kept)
+    assert report.reasons == Counter(fate for fate in fates.values() if fate != "kept")
+    indexes = [ShardIndex.from_bytes(path.read_bytes(), path.name) for path in found.dataset.glob("*.idx")]
+    assert sorted(int(doc_id) for index in indexes for doc_id in index.doc_ids) == sorted(kept)
+
+
+def test_stories_agree_with_the_ledger(mixed: Run) -> None:
+    """Told by URL or by id, every document has the fate that the ledger holds, and its place if it was kept."""
+    for doc_id, fate in last_fates(mixed).items():
+        url = f"https://example.org/{'fs'[doc_id >> 32]}/{doc_id & 0xFF}"
+        (by_id,) = explain(mixed, str(doc_id))
+        assert explain(mixed, url) == [by_id]
+        assert (by_id.doc_id, by_id.fate, by_id.columns["url"]) == (doc_id, fate, url)
+        text = "\n".join(by_id.lines)
+        place = find_in_shards(mixed, doc_id)
+        if fate == "kept":
+            assert place is not None
+            assert f"{place[0]}, document {place[1]}" in text
+        else:
+            assert place is None
+            assert f"dropped: {fate}" in text
+
+
+def test_a_story_tells_what_deduplication_took(mixed: Run) -> None:
+    """The lines that went are shown, and how much is left."""
+    (story,) = explain(mixed, str(1 << 32 | 4))
+    assert any("1 paragraphs removed, 1 left" in line for line in story.lines)
+    assert any(SHARED in line for line in story.lines)
+
+
+def test_a_page_that_was_crawled_twice_has_two_stories(small: Small) -> None:
+    """One per document of that URL."""
+    page = wet_record("https://example.org/again", "Title\n" + ENGLISH)
+    other = wet_record("https://example.org/again", "Title\nSomething else altogether.")
+    path = small.folder / "twice.warc.wet"
+    path.write_bytes(page + other)
+    found, _ = small.run(input={"files": [str(path)]})
+    assert [story.doc_id for story in explain(found, "https://example.org/again")] == [0, 1]
+
+
+def test_a_story_needs_the_run_folder_alone(mixed: Run, tmp_path: Path) -> None:
+    """Moved elsewhere, with input and config gone, it tells the same."""
+    before = explain(mixed, "0")
+    moved = tmp_path / "elsewhere"
+    shutil.move(mixed.run_dir, moved)
+    for path in tmp_path.glob("*.wet"):
+        path.unlink()
+    assert explain(open_run(moved), "0") == before
+
+
+def test_a_story_goes_as_far_as_the_run_has_got(small: Small) -> None:
+    """After extract alone nothing is decided; the fates that are known are told."""
+    path = write_pages(small.folder / "first.warc.wet", [*PAGES])
+    for event in run(small.plan(input={"files": [str(path)]}, **RULES)):
+        if isinstance(event, PhaseFinished):
+            break
+    found = open_run(small.folder / "run")
+    (story,) = explain(found, "0")
+    assert story.fate == "not decided yet"
+    assert "in 2 paragraphs" in "\n".join(story.lines)
+    assert explain(found, "2")[0].fate == "length.too_few_chars"
+    assert find_in_shards(found, 0) is None
+
+
+@pytest.mark.parametrize("key", ["https://example.org/never", "99", "²", str(7 << 32), str(10**30), ""])
+def test_what_was_never_read_is_told(mixed: Run, key: str) -> None:
+    """No such URL, record or unit: a message with the key, and where else to look."""
+    with pytest.raises(RunNotFound, match=f"no document '{key}' among what was read; its record may be in the quaran"):
+        explain(mixed, key)
+
+
+def test_a_folder_without_a_run_is_told(mixed: Run, tmp_path: Path) -> None:
+    """With the nearest folder that holds one, or the command that starts one."""
+    with pytest.raises(RunNotFound, match=rf"no run here \(run\.json is missing\); did you mean {mixed.run_dir}\?"):
+        open_run(tmp_path / "runn")
+    with pytest.raises(RunNotFound, match="start one with `python -m pipeline run`"):
+        open_run(tmp_path / "nowhere" / "run")
+
+
+def test_run_json_describes_the_run(mixed: Run) -> None:
+    """Config in full, a folder per phase, the units; and nothing else is needed to open it."""
+    described = json.loads((mixed.run_dir / "run.json").read_text())
+    assert described["config"]["extract"]["length"]["min_chars"] == 5
+    assert described["folders"] == dict(mixed.folders)
+    assert mixed.folder("select").root.is_dir()
+    assert mixed.units == described["units"]

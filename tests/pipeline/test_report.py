@@ -1,0 +1,223 @@
+"""The account of a run: figures that can be counted again, books that balance, pages that need nothing else."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from html.parser import HTMLParser
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from rich.console import Console
+
+from pipeline.engine import PhaseFinished, run
+from pipeline.ledger import Run, open_run
+from pipeline.report import Report, make_report, print_report, reason_sentences, to_html, to_json
+from stages.contract import AccountsDoNotBalance
+from tests.pipeline.conftest import Small
+from tests.pipeline.test_ledger import PAGES, RULES, last_fates, write_pages
+
+HOSTILE = "<script>alert('&\"')</script>"
+
+
+@pytest.fixture
+def mixed(small: Small) -> Run:
+    """A run over pages of every kind in two files, with two broken records at the end of one."""
+    kinds = [*PAGES, "good", "copy"]
+    files = [
+        write_pages(small.folder / "first.warc.wet", kinds),
+        write_pages(small.folder / "second.warc.wet", kinds, 2),
+    ]
+    return small.run(input={"files": [str(path) for path in files]}, **RULES)[0]
+
+
+def rows(found: Run, phase: str, kind: str) -> list[dict[str, Any]]:
+    paths = [found.folder(phase).path(f"{unit}.{kind}.parquet") for unit in found.units]
+    return [row for path in paths for row in pq.read_table(path).to_pylist()]
+
+
+def test_figures_equal_what_is_counted_again(mixed: Run) -> None:
+    """From the ledger, the stored texts, the quarantine and the manifest."""
+    report = make_report(mixed)
+    fates = last_fates(mixed)
+    documents, early = rows(mixed, "extract", "documents"), rows(mixed, "extract", "fates")
+    kept = [row for row in rows(mixed, "select", "fates") if row["fate"] == "kept"]
+    manifest = json.loads((mixed.dataset / "manifest.json").read_text())
+    assert report.steps[0].num_docs == len(documents) + len(early) == 16
+    num_chars = sum(len(row["text"]) for row in documents) + sum(row["num_chars"] for row in early)
+    assert report.steps[0].num_chars == num_chars
+    assert report.steps[-1].num_docs == len(kept) == manifest["totals"]["num_docs"]
+    texts = {row["doc_id"]: row["text"] for row in rows(mixed, "annotate", "documents")}
+    assert report.steps[-1].num_chars == sum(len(texts[row["doc_id"]]) for row in kept)
+    assert report.reasons == Counter(fate for fate in fates.values() if fate != "kept")
+    assert list(report.reasons.values()) == sorted(report.reasons.values(), reverse=True)
+    assert report.languages == Counter(row["language"] for row in kept)
+    assert report.num_tokens == manifest["totals"]["num_tokens"] == sum(report.language_tokens.values())
+    assert report.num_shards == len(manifest["shards"])
+
+
+def test_steps_fall_from_read_to_kept(mixed: Run) -> None:
+    """Each step is named, has no more than the one before, and names the reasons that made the difference."""
+    steps = make_report(mixed).steps
+    assert [step.name for step in steps] == [
+        "read",
+        "extract: length",
+        "annotate: paragraphs",
+        "select: language",
+    ]
+    counts = [step.num_docs for step in steps]
+    assert counts == sorted(counts, reverse=True)
+    assert [step.why for step in steps[1:]] == ["length.too_few_chars", "paragraphs.none_left", "language.not_wanted"]
+
+
+def test_quarantine_is_counted_by_cause(mixed: Run) -> None:
+    """As the quarantine's own lines have it; the share is of all records."""
+    report = make_report(mixed)
+    lines = [
+        json.loads(line)
+        for unit in mixed.units
+        for line in mixed.folder("extract").path(f"{unit}.quarantine.jsonl").read_text().splitlines()
+    ]
+    assert lines
+    assert sum(report.quarantine.values()) == len(lines)
+    assert set(report.quarantine) == {line["cause"] for line in lines}
+    assert report.quarantined_share == pytest.approx(len(lines) / report.num_records)
+
+
+def test_seconds_are_those_of_the_log(mixed: Run) -> None:
+    """Summed by phase and step; a step that is the whole phase stands under the phase's name."""
+    seconds = make_report(mixed).seconds
+    assert {"extract: read", "extract: length", "annotate: language", "deduplicate", "write_shards"} <= seconds.keys()
+    logged = [json.loads(line) for line in (mixed.run_dir / "log.jsonl").read_text().splitlines()]
+    assert sum(seconds.values()) == pytest.approx(sum(s for e in logged for s in e.get("seconds", {}).values()))
+
+
+def tamper(found: Run, phase: str, change: Callable[[dict[str, int]], None]) -> None:
+    """Change the counts of a complete phase."""
+    path = found.folder(phase).path("phase.json")
+    summary = json.loads(path.read_text())
+    change(summary["tally"]["counts"])
+    path.write_text(json.dumps(summary))
+
+
+@pytest.mark.parametrize(
+    ("phase", "count", "blamed"),
+    [
+        ("extract", "documents", "extract|annotate"),
+        ("annotate", "documents", "annotate"),
+        ("annotate", "dropped.paragraphs.none_left", "select"),
+        ("select", "documents", "select"),
+        ("select", "", "select"),
+        ("select", "dropped.language.not_wanted", "tokenize"),
+        ("tokenize", "documents", "tokenize"),
+    ],
+)
+def test_books_that_do_not_balance_are_refused(mixed: Run, phase: str, count: str, blamed: str) -> None:
+    """One document too many in a phase's account, or none at all: no report, but the phase and both numbers."""
+    make_report(mixed)
+    tamper(mixed, phase, lambda counts: counts.update({count: counts[count] + 1}) if count else counts.clear())
+    with pytest.raises(AccountsDoNotBalance, match=rf"^({blamed}) took in \d+ documents, but \d+ were left before it"):
+        make_report(mixed)
+
+
+def test_a_report_is_json_and_back(mixed: Run) -> None:
+    """Every figure, under the names of the fields."""
+    report = make_report(mixed)
+    again = json.loads(to_json(report))
+    assert again == json.loads(json.dumps(asdict(report)))
+    assert again["steps"][0] == {"name": "read", "num_docs": 16, "num_chars": report.steps[0].num_chars, "why": ""}
+    assert again.keys() == set(Report.__dataclass_fields__)
+
+
+class Page(HTMLParser):
+    """What a browser would fetch or run, and the text it would show."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.fetched: list[str | None] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.fetched += [value for name, value in attrs if name in ("src", "href", "data", "action")]
+        assert not any(name.startswith("on") for name, _ in attrs)
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def parsed(report: Report) -> Page:
+    page = Page()
+    page.feed(to_html(report))
+    page.close()
+    return page
+
+
+def test_the_page_needs_nothing_else(mixed: Run) -> None:
+    """No script, no font, no picture, no address; the figures are in it."""
+    report = make_report(mixed)
+    page = parsed(report)
+    assert page.fetched == []
+    assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
+    assert "url(" not in to_html(report)
+    assert f"{report.num_tokens:,} tokens in {report.num_shards} shards, from 16 documents" in page.text
+    for reason in report.reasons:
+        assert reason in page.text
+        assert reason_sentences()[reason] in page.text
+
+
+def test_the_page_takes_no_name_for_markup(mixed: Run) -> None:
+    """Names of folders, languages, reasons and causes are shown as they are, never obeyed."""
+    named = {HOSTILE: 3}
+    report = replace(
+        make_report(mixed),
+        run_dir=HOSTILE,
+        reasons=named,
+        languages=named,
+        buckets=named,
+        quarantine=named,
+        seconds={HOSTILE: 1.0},
+    )
+    page = parsed(report)
+    assert "script" not in page.tags
+    assert page.text.count(HOSTILE) == 7  # title and heading, and each of the five
+
+
+def test_the_terminal_shows_every_table(mixed: Run) -> None:
+    """Funnel, reasons with their meaning, languages, quarantine, seconds."""
+    out = io.StringIO()
+    print_report(make_report(mixed), Console(width=160, file=out))
+    for title in ("What is left after each step", "Why documents were dropped", "Kept, by language", "Quarantined: "):
+        assert title in out.getvalue()
+    assert re.search(r"language\.not_wanted +2 +The most likely language is not in the list to keep", out.getvalue())
+
+
+def test_a_run_is_reported_as_far_as_it_has_got(small: Small) -> None:
+    """Complete phases are in the account, the others leave no trace and no error."""
+    path = write_pages(small.folder / "first.warc.wet", [*PAGES])
+    plan = small.plan(input={"files": [str(path)]}, **RULES)
+    seen: list[int] = []
+    for event in run(plan):
+        report = make_report(open_run(plan.run_dir))
+        if isinstance(event, PhaseFinished):
+            seen.append(len(report.steps))
+            to_html(report)
+            to_json(report)
+    assert seen[0] == 2
+    assert seen == sorted(seen)
+    assert seen[-1] == 4
+
+
+def test_a_run_that_has_just_begun_has_an_empty_account(small: Small) -> None:
+    """Nothing is complete: zeros, on the page too."""
+    plan = small.plan()
+    next(run(plan))
+    report = make_report(open_run(plan.run_dir))
+    assert (report.steps[0].num_docs, report.num_tokens, report.quarantined_share) == (0, 0, 0)
+    assert "0 tokens in 0 shards, from 0 documents" in to_html(report)

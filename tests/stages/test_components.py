@@ -1,0 +1,103 @@
+"""Groups, forests and components, held against brute force."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stages.components import (
+    choose_best,
+    choose_roots,
+    groups_of_equal,
+    roots,
+    similar_pairs,
+    spanning_forest,
+    stars,
+    unite,
+)
+
+NUM_NODES = 14
+PAIRS = st.lists(st.tuples(st.integers(0, NUM_NODES - 1), st.integers(0, NUM_NODES - 1)), max_size=25)
+
+
+def components_of(pairs: list[tuple[int, int]]) -> list[int]:
+    """The lowest member of each node's component, by passing labels on until nothing changes."""
+    labels = list(range(NUM_NODES))
+    changed = True
+    while changed:
+        changed = False
+        for a, b in pairs:
+            lowest = min(labels[a], labels[b])
+            changed |= labels[a] != lowest or labels[b] != lowest
+            labels[a] = labels[b] = lowest
+    return labels
+
+
+def array(pairs: list[tuple[int, int]]) -> np.ndarray:
+    return np.array(pairs, np.uint64).reshape(-1, 2)
+
+
+@given(PAIRS, st.integers(1, 4), st.randoms(use_true_random=False))
+def test_forests_merge_to_the_components_of_all_pairs(
+    pairs: list[tuple[int, int]], num_parts: int, random: np.random.Generator
+) -> None:
+    """However the pairs are cut into forests, and in whatever order these are merged."""
+    parts = [spanning_forest(array(pairs[i::num_parts])) for i in range(num_parts)]
+    random.shuffle(parts)
+    parents = np.zeros(NUM_NODES, np.uint64)
+    for part in parts:
+        unite(parents, part)
+    assert roots(parents, np.arange(NUM_NODES)).tolist() == components_of(pairs)
+
+
+@given(PAIRS)
+def test_a_forest_has_one_pair_less_than_each_component_has_documents(pairs: list[tuple[int, int]]) -> None:
+    """It joins what all the pairs join, and has no circle."""
+    forest = spanning_forest(array(pairs))
+    labels = components_of(pairs)
+    assert len(forest) == NUM_NODES - len(set(labels))
+    assert components_of([(int(a), int(b)) for a, b in forest]) == labels
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9)), max_size=30))
+def test_stars_join_all_that_share_a_hash(rows: list[tuple[int, int]]) -> None:
+    """Documents with an equal hash are in one component, the others are not."""
+    rows = sorted(rows, key=lambda row: row[1])
+    hashes, documents = np.array([r[0] for r in rows], np.uint64), np.array([r[1] for r in rows], np.uint64)
+    pairs = stars(*groups_of_equal(hashes, documents))
+    expected = [(a[1], b[1]) for a, b in itertools.combinations(rows, 2) if a[0] == b[0]]
+    assert components_of([(int(a), int(b)) for a, b in pairs]) == components_of(expected)
+
+
+@given(st.lists(st.lists(st.integers(0, 2), min_size=4, max_size=4), min_size=2, max_size=12), st.integers(1, 11))
+def test_similar_pairs_join_whom_a_chain_of_similar_signatures_joins(rows: list[list[int]], cut: int) -> None:
+    """Within each of two groups, as comparing all with all would."""
+    cut = min(cut, len(rows))
+    signatures, documents = np.array(rows, np.uint32), np.arange(len(rows), dtype=np.uint64)
+    pairs = similar_pairs(documents, np.array([0, cut, len(rows)]), signatures, 3.0)
+    expected = [
+        (a, b)
+        for a, b in itertools.combinations(range(len(rows)), 2)
+        if (a < cut) == (b < cut) and (signatures[a] == signatures[b]).sum() >= 3
+    ]
+    assert components_of([(int(a), int(b)) for a, b in pairs]) == components_of(expected)
+    assert len(spanning_forest(pairs)) == len(pairs)
+
+
+@given(PAIRS, st.lists(st.integers(0, 3), min_size=NUM_NODES, max_size=NUM_NODES), st.integers(0, NUM_NODES))
+def test_who_stays(pairs: list[tuple[int, int]], scores: list[int], cut: int) -> None:
+    """Of each component of two or more the first, or the first of those with the highest score, whatever the units."""
+    parents, chosen = np.zeros(NUM_NODES, np.uint64), np.zeros(NUM_NODES, np.uint64)
+    best = np.zeros(NUM_NODES)
+    unite(parents, array(pairs))
+    labels = components_of(pairs)
+    members = {label: [n for n in range(NUM_NODES) if labels[n] == label] for label in set(labels)}
+    choose_roots(parents, chosen)
+    assert {int(c) - 1 for c in chosen if c} == {label for label, nodes in members.items() if len(nodes) > 1}
+    for places in (np.arange(cut), np.arange(cut, NUM_NODES)):
+        choose_best(parents, chosen, best, places, np.array(scores, np.float64)[places])
+    expected = {max(nodes, key=lambda n: scores[n]) for nodes in members.values() if len(nodes) > 1}
+    assert {int(c) - 1 for c in chosen if c} == expected

@@ -1,0 +1,123 @@
+"""Signatures, bands and n-grams: datasketch is the judge."""
+
+from __future__ import annotations
+
+import datasketch
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from stages.minhash import MinHash, MinHashFilter, MinHashFilterSettings, MinHashSettings, bands, ngrams, signatures
+
+TEXT = st.text(
+    st.sampled_from("aB .,\n\x1c\u00a0é漢かกİΣσȺ😀'-") | st.characters(exclude_categories=["Cs"]), max_size=60
+)
+
+
+def judged(text: str, settings: MinHashSettings) -> datasketch.MinHash:
+    sketch = datasketch.MinHash(num_perm=settings.num_permutations, seed=settings.seed)
+    sketch.update_batch([gram.encode() for gram in ngrams(text, settings.ngram_words)])
+    return sketch
+
+
+def batch_of(*texts: str | None) -> pa.Table:
+    return pa.table({"doc_id": pa.array(range(len(texts)), pa.uint64()), "text": pa.array(texts, pa.large_string())})
+
+
+@given(st.lists(TEXT, max_size=6), st.integers(1, 6), st.integers(0, 2**32 - 1))
+def test_signatures_are_datasketchs(texts: list[str], ngram_words: int, seed: int) -> None:
+    """For any text, number of words and seed, value for value; a text without words has none."""
+    settings = MinHashSettings(num_permutations=16, ngram_words=ngram_words, threshold=0.5, seed=seed)
+    found, has_words = signatures(pa.array(texts, pa.large_string()), settings)
+    assert found.tolist() == [judged(text, settings).hashvalues.tolist() for text in texts]
+    assert has_words.tolist() == [bool(ngrams(text, ngram_words)) for text in texts]
+
+
+def test_a_signature_stays_what_it_is() -> None:
+    """Golden values: a datasketch that hashes otherwise must be a new version of the stage."""
+    (found,), _ = signatures(pa.array(["The quick brown fox jumps over the lazy dog"]), MinHashSettings())
+    assert found[:4].tolist() == [525945524, 412836237, 741861544, 729940982]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "Der Hund, der\tbellt…\n  beißt NICHT!",
+            ["der hund der", "hund der bellt…", "der bellt… beißt", "bellt… beißt nicht"],
+        ),
+        ("two words", ["two words"]),
+        ("...", []),
+        ("", []),
+        ("abc漢字。def", ["abc 漢 字", "漢 字 。def"]),
+        ("ΣΟΦΟΣ İ", ["σοφοσ İ"]),
+    ],
+)
+def test_what_an_ngram_is(text: str, expected: list[str]) -> None:
+    """Words in lower case without ASCII punctuation, single characters in scripts without blanks, n in a row."""
+    assert ngrams(text, 3) == expected
+
+
+def test_bands_decide_as_datasketchs_index() -> None:
+    """On edited copies two documents share a band hash exactly where MinHashLSH finds the one by the other."""
+    settings = MinHashSettings(num_permutations=64, ngram_words=2, threshold=0.6)
+    rng = np.random.default_rng(3)
+    texts = []
+    for _ in range(30):
+        words = [f"w{n}" for n in rng.integers(0, 500, 60)]
+        for num_edits in (0, 2, 4, 8, 16):
+            edited = list(words)
+            for i in rng.integers(0, 60, num_edits):
+                edited[i] = f"x{rng.integers(0, 10**6)}"
+            texts.append(" ".join(edited))
+    index = datasketch.MinHashLSH(threshold=0.6, num_perm=64)
+    assert (index.b, index.r) == bands(settings)
+    sketches = [judged(text, settings) for text in texts]
+    for i, sketch in enumerate(sketches):
+        index.insert(i, sketch)
+    rows = [set(row) for row in MinHash(settings).apply(batch_of(*texts)).kept.column("minhash").to_pylist()]
+    found = [{j for j, other in enumerate(rows) if other & row} for row in rows]
+    assert found == [set(index.query(sketch)) for sketch in sketches]
+    assert 1 < np.mean([len(group) for group in found]) < 5  # some edited copies are candidates, and some are not
+
+
+@given(st.lists(TEXT, min_size=1, max_size=8), st.integers(0, 8))
+def test_batches_change_nothing(texts: list[str], cut: int) -> None:
+    """Any cut of the rows gives the same columns."""
+    stage = MinHash(MinHashSettings(num_permutations=16, threshold=0.5, verify=True))
+    stage.open()
+    batch = batch_of(*texts)
+    parts = [stage.apply(part).kept for part in (batch.slice(0, cut), batch.slice(cut))]
+    assert pa.concat_tables(parts).equals(stage.apply(batch).kept)
+
+
+def test_documents_without_words_have_no_hashes_and_signatures_only_to_verify() -> None:
+    """Null and blank texts compare with nothing; the signature is added where the settings ask for it."""
+    batch = batch_of("some words", None, " ... ")
+    kept = MinHash(MinHashSettings()).apply(batch).kept
+    assert [row and len(row) for row in kept.column("minhash").to_pylist()] == [9, None, None]
+    assert kept.column("minhash_signature").null_count == 3
+    kept = MinHash(MinHashSettings(verify=True)).apply(batch).kept
+    assert [row and len(row) for row in kept.column("minhash_signature").to_pylist()] == [128, None, None]
+
+
+def test_a_threshold_without_bands_is_refused_with_a_way_out() -> None:
+    """So high that datasketch would make a single band."""
+    with pytest.raises(
+        ValidationError, match=r"threshold is 0.97, too high for 64 permutations .* raise num_permutations"
+    ):
+        MinHashSettings(threshold=0.97, num_permutations=64)
+
+
+def test_the_filter_drops_whoever_has_a_representative() -> None:
+    """The others pass; the column stays for the ledger."""
+    batch = pa.table(
+        {"doc_id": pa.array([1, 2, 3], pa.uint64()), "representative": pa.array([None, 1, None], pa.uint64())}
+    )
+    outcome = MinHashFilter(MinHashFilterSettings()).apply(batch)
+    outcome.check(batch, "minhash")
+    assert outcome.kept.column("doc_id").to_pylist() == [1, 3]
+    assert outcome.dropped.column("reason").to_pylist() == ["minhash.near_duplicate"]
