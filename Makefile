@@ -26,8 +26,8 @@ check: $(VENV)/test.stamp ## Lint, types, import rule, links: what CI runs besid
 	$(BIN)/pyright
 	$(BIN)/python -m pytest -q tests/test_architecture.py tests/test_docs.py
 
-bench: $(VENV)/test.stamp ## Print the ratios that docs/benchmarks.md speaks of (about 20 minutes)
-	$(BIN)/python -m benchmarks.all
+bench: $(VENV)/test.stamp ## Measure what docs/benchmarks.md speaks of, and keep the results (half an hour)
+	$(BIN)/python -m benchmarks.all --save
 
 clean: ## Remove the environment and the demo's runs (the cache of models stays)
 	rm -rf $(VENV) runs

@@ -1,6 +1,8 @@
 """The demo's chain (configs/ccnet.yaml) on a sample crawl of a given size: what the benchmarks measure.
 
-config = demo_config(100, run_dir)      # 100 MB of WET text in 8 files, made once into the cache
+    config = demo_config(100, run_dir)
+
+gives 100 MB of text in 8 files, made once into the cache, and the models beside it.
 """
 
 from __future__ import annotations

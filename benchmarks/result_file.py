@@ -1,6 +1,8 @@
 """One result as a small JSON file, with all that is needed to judge it: machine, commit, command, versions.
 
-path = save("engine_overhead", {"cpu_ratio": 1.04})       # benchmarks/results/2026-11-21-engine_overhead.json
+    path = save("engine_overhead", {"cpu_ratio": 1.04})
+
+writes benchmarks/results/2026-11-21-engine_overhead.json. Figures are to be compared within one such file only.
 """
 
 from __future__ import annotations

@@ -55,6 +55,7 @@ def run(
 ) -> None:
     """Run a config from crawl to shards; what is done already is not done again."""
     from pipeline import ledger, report
+    from pipeline.engine import DATASET_LINK
     from pipeline.engine import run as run_plan
     from pipeline.plan import make_plan
     from pipeline.prepare import prepare
@@ -77,7 +78,8 @@ def run(
     report.print_report(account, console)
     verb = "nothing was left to do" if progress.num_works == 0 else f"{progress.num_works} pieces of work done"
     console.print(
-        f"\n{verb}, in {time.monotonic() - started:.1f} s. The dataset: {account.dataset}/manifest.json", markup=False
+        f"\n{verb}, in {time.monotonic() - started:.1f} s. The dataset: {plan.run_dir}/{DATASET_LINK}/manifest.json",
+        markup=False,
     )
     console.print(
         f"Next:  python -m pipeline explain {plan.run_dir} URL    why a page is, or is not, in the dataset\n"
@@ -179,7 +181,7 @@ def export(run: RunFolder, out: Annotated[Path, typer.Argument(help="Folder to m
 @app.command(name="sample-crawl")
 def sample_crawl(
     out: Annotated[Path, typer.Argument(help="Folder to make.")],
-    documents: Annotated[int, typer.Option(min=1, help="Pages.")] = 20_000,
+    documents: Annotated[int, typer.Option(min=100, help="Pages.")] = 20_000,
     seed: Annotated[int, typer.Option(min=0, help="The same seed, the same bytes.")] = 1,
     format: Annotated[str, typer.Option("--format", metavar="wet|warc", help="Extracted text, or HTML.")] = "wet",  # noqa: A002
 ) -> None:

@@ -41,7 +41,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 class SampleCrawl(Settings):
     """A crawl made on this machine from real texts, with a truth table beside it."""
 
-    documents: int = Field(default=20_000, ge=1, description="Pages in the crawl.")
+    documents: int = Field(default=20_000, ge=100, description="Pages in the crawl.")
     seed: int = Field(default=1, ge=0, description="Another seed, another crawl; the same seed, the same bytes.")
     documents_per_file: int = Field(default=2_500, ge=1, description="Pages per WARC file.")
     format: Literal["wet", "warc"] = Field(default="wet", description="Extracted text (wet) or HTML responses (warc).")

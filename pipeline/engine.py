@@ -29,9 +29,13 @@ from pipeline.flow import SinkStep, Source, StageStep, UnitFailed, in_words, ref
 from pipeline.ledger import record_run
 from pipeline.phases import PHASES, PartitionPhase, Phase, UnitPhase
 from pipeline.plan import RunPlan, fingerprint
+from pipeline.store import point
 from stages.contract import Tally
 
 Step = Callable[[Any], Any]
+
+DATASET_LINK = "dataset"
+"""In the run folder: leads to the dataset of the latest finished run, under a name that stays."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,7 @@ def run(plan: RunPlan, engine: Engine | None = None) -> Iterator[Event]:
                 with log.open("a", encoding="utf-8") as file:
                     file.write(json.dumps({"time": time.time(), **_loggable(event)}) + "\n")
                 yield event
+        point(plan.run_dir / DATASET_LINK, plan.folder("write_shards").root.name)
 
 
 def _run_phase(phase: Phase, engine: Engine) -> Iterator[Event]:

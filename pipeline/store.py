@@ -135,6 +135,13 @@ def write_atomically(path: Path, content: bytes) -> None:
         aside.unlink(missing_ok=True)
 
 
+def point(link: Path, target: str) -> None:
+    """Let a relative symbolic link lead to `target`, in one step for whoever follows it meanwhile."""
+    aside = link.with_name(f".{link.name}-{uuid.uuid4().hex}")
+    aside.symlink_to(target)
+    aside.replace(link)
+
+
 def _describe(path: Path) -> dict[str, Any]:
     """Size and digest of a finished file, which is on disk when this returns."""
     with path.open("rb") as file:

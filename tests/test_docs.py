@@ -32,4 +32,4 @@ def test_the_config_reference_is_what_the_code_says() -> None:
 
 def test_the_readme_fits_on_a_screen_and_a_half() -> None:
     """One screen: what it is, the two commands, what came out, where to go."""
-    assert len((REPOSITORY / "README.md").read_text(encoding="utf-8").splitlines()) <= 90
+    assert len((REPOSITORY / "README.md").read_text(encoding="utf-8").splitlines()) <= 100

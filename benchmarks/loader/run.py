@@ -1,0 +1,213 @@
+"""How fast is each loader beside a bare memory map, and how soon does it go on after a restart at 90 % of an epoch?
+
+    python benchmarks/loader/run.py --data DATA [--rounds 3] [--only ours,torchdata] [--workers 0,2] [--save]
+
+Every measurement is a process of its own. Slices of the entrant and of the memory map take turns in it, so that the
+ratio is of the same seconds, whatever else the machine does. `resume` compares the next 20 batches with what would have
+come without a stop; `fresh` and `resumed` are the seconds from building the loader to its first batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+BLOCK = 2049
+
+
+def endless(make: Callable[[], Any]) -> Iterator[Any]:
+    while True:
+        yield from make()
+
+
+def tokens_per_s(batches: Iterator[Any], seconds: float) -> float:
+    num, began = 0, time.perf_counter()
+    while (elapsed := time.perf_counter() - began) < seconds:
+        num += next(batches).numel()
+    return num / elapsed
+
+
+def measure_speed(name: str, data: Path, workers: int, seconds: float) -> dict[str, Any]:
+    import torch
+    from entrants import ENTRANTS
+
+    torch.set_num_threads(1)
+    bare = endless(lambda: ENTRANTS["memmap"](data))
+    ours = endless(lambda: ENTRANTS[name](data, workers))
+    began = time.perf_counter()
+    next(ours)
+    first_s = time.perf_counter() - began
+    tokens_per_s(ours, seconds)  # warm: one slice not counted
+    tokens_per_s(bare, seconds / 3)
+    limits, found = [tokens_per_s(bare, seconds / 3)], []
+    for _ in range(3):
+        found.append(tokens_per_s(ours, seconds))
+        limits.append(tokens_per_s(bare, seconds / 3))
+    ratios = [speed / ((limits[i] + limits[i + 1]) / 2) for i, speed in enumerate(found)]
+    speeds = {"tokens_per_s": statistics.median(found), "memmap_tokens_per_s": statistics.median(limits)}
+    return {**speeds, "ratio": statistics.median(ratios), "first_s": first_s}
+
+
+def checksum(batch: Any) -> int:
+    return zlib.crc32(batch.numpy().astype("uint16").tobytes())
+
+
+def measure_save(name: str, data: Path, workers: int, state_file: Path) -> dict[str, Any]:
+    import pickle
+
+    from entrants import BATCH, ENTRANTS
+
+    stop = int(os.path.getsize(data / "memmap/tokens.bin") // 2 // BLOCK // BATCH * 0.9)
+    began = time.perf_counter()
+    entrant = ENTRANTS[name](data, workers)
+    batches = iter(entrant)
+    next(batches)
+    fresh_s = time.perf_counter() - began
+    for _ in range(stop - 1):
+        next(batches)
+    state = entrant.state()
+    following = [checksum(next(batches)) for _ in range(20)]
+    state_file.write_bytes(pickle.dumps((state, stop, following)))
+    return {"fresh_s": fresh_s, "state_bytes": len(pickle.dumps(state))}
+
+
+def measure_resume(name: str, data: Path, workers: int, state_file: Path) -> dict[str, Any]:
+    import pickle
+
+    from entrants import ENTRANTS
+
+    state, stop, following = pickle.loads(state_file.read_bytes())  # noqa: S301 - written a moment ago by this script
+    began = time.perf_counter()
+    entrant = ENTRANTS[name](data, workers)
+    if state is not None:
+        entrant.load(state)
+    batches = iter(entrant)
+    for _ in range(0 if state is not None else stop):
+        next(batches)
+    found = [checksum(next(batches))]
+    resumed_s = time.perf_counter() - began
+    found += [checksum(next(batches)) for _ in range(19)]
+    return {"resumed_s": resumed_s, "same_batches": sum(a == b for a, b in zip(found, following, strict=True))}
+
+
+def child(args: argparse.Namespace) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    sys.path.insert(0, str(HERE))
+    measures: dict[str, Callable[[], dict[str, Any]]] = {
+        "speed": lambda: measure_speed(args.only, args.data, int(args.workers), args.seconds),
+        "save": lambda: measure_save(args.only, args.data, int(args.workers), args.state),
+        "resume": lambda: measure_resume(args.only, args.data, int(args.workers), args.state),
+    }
+    print("RESULT " + json.dumps(measures[args.child]()), flush=True)
+    _end_children()
+    os._exit(0)  # workers of some entrants do not end
+
+
+def _end_children() -> None:
+    import psutil
+
+    for process in psutil.Process().children(recursive=True):
+        process.kill()
+
+
+def in_process(what: str, name: str, workers: int, args: argparse.Namespace) -> dict[str, Any]:
+    command = [sys.executable, __file__, "--child", what, "--only", name, "--workers", str(workers)]
+    command += ["--data", str(args.data), "--seconds", str(args.seconds), "--state", str(args.state)]
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
+    try:
+        out = subprocess.run(
+            command, capture_output=True, text=True, env=environment, cwd=HERE, timeout=300, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": "no result after 300 s"}
+    for line in out.stdout.splitlines():
+        if line.startswith("RESULT "):
+            return json.loads(line.removeprefix("RESULT "))
+    return {"error": (out.stderr.strip().splitlines() or ["no output"])[-1][:200]}
+
+
+def compare(args: argparse.Namespace, names: list[str]) -> list[dict[str, Any]]:
+    rows = []
+    for workers in map(int, args.workers.split(",")):
+        speeds: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+        for _ in range(args.rounds):
+            for name in names:
+                speeds[name].append(in_process("speed", name, workers, args))
+        for name in names:
+            row: dict[str, Any] = {"entrant": name, "workers": workers}
+            fine = [found for found in speeds[name] if "error" not in found]
+            keys = ("ratio", "tokens_per_s", "memmap_tokens_per_s", "first_s") if fine else ()
+            row |= {key: statistics.median(found[key] for found in fine) for key in keys}
+            for what in ("save", "resume") if args.resume else ():
+                row |= in_process(what, name, workers, args)
+            row |= {} if fine else speeds[name][0]
+            rows.append(row)
+            print(show(row), flush=True)
+    return rows
+
+
+def show(row: dict[str, Any]) -> str:
+    def number(key: str, form: str, scale: float = 1.0) -> str:
+        return format(row[key] if scale == 1 else row[key] / scale, form) if key in row else "-"
+
+    return (
+        f"{row['entrant']:22} {row['workers']} workers  ratio {number('ratio', '.3f'):>6}  "
+        f"{number('tokens_per_s', ',.0f', 1e6):>6} M tokens/s  fresh {number('fresh_s', '.3f'):>7} s  "
+        f"resumed {number('resumed_s', '.3f'):>7} s  same {number('same_batches', 'd'):>2}/20  "
+        f"state {number('state_bytes', ',d'):>9} B  {row.get('error', '')}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--workers", default="0,2")
+    parser.add_argument("--resume", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--state", type=Path, default=Path("loader-state.pkl"), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    args.data, args.state = args.data.resolve(), args.state.resolve()
+    if args.child:
+        child(args)
+        return
+    sys.path.insert(0, str(HERE))
+    from entrants import ENTRANTS
+
+    rows = compare(args, args.only.split(",") if args.only else list(ENTRANTS))
+    args.state.unlink(missing_ok=True)
+    if args.save:
+        save(rows)
+
+
+def save(rows: list[dict[str, Any]]) -> None:
+    now = datetime.now(UTC)
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=HERE, check=False
+    ).stdout.strip()
+    machine = {"platform": platform.platform(), "processor": platform.processor(), "cores": os.cpu_count()}
+    about = {"when": now.isoformat(), "commit": commit, "python": platform.python_version(), "machine": machine}
+    path = HERE.parent / "results" / f"loader-{now:%Y-%m-%d}.json"
+    path.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+    print(path)
+
+
+if __name__ == "__main__":
+    main()

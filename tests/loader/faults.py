@@ -1,0 +1,148 @@
+"""A web server for ranges, and a proxy that makes connections fail: real sockets, in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import socket
+import struct
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+
+class _Ranges(SimpleHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        path = Path(self.translate_path(self.path))
+        if not path.is_file():
+            return self.send_error(404)
+        data = path.read_bytes()
+        found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        first, last = (int(found[1]), min(int(found[2]), len(data) - 1)) if found else (0, len(data) - 1)
+        self.send_response(206 if found else 200)
+        self.send_header("Content-Length", str(last - first + 1))
+        self.send_header("Last-Modified", self.date_time_string(path.stat().st_mtime))
+        if found:
+            self.send_header("Content-Range", f"bytes {first}-{last}/{len(data)}")
+        self.end_headers()
+        self.wfile.write(data[first : last + 1])
+        return None
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+class Server:
+    """Serves a folder; counts nothing, breaks nothing."""
+
+    def __init__(self, folder: Path) -> None:
+        class Quiet(ThreadingHTTPServer):
+            daemon_threads = True
+
+            def handle_error(self, *_: Any) -> None:
+                """Connections that the proxy cuts are meant to be cut."""
+
+        self._server = Quiet(("127.0.0.1", 0), partial(_Ranges, directory=str(folder)))
+        self.port = int(self._server.server_address[1])
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+
+    def close(self) -> None:
+        """Stop."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class FaultProxy:
+    """Hands connections on to a port, with faults in what comes back.
+
+    cut_after: bytes after which a connection is reset, `cuts` times (-1: always); hang_after: bytes after which nothing
+    comes any more; refuse: connections are reset at once; flip: one bit of the next answer over 4 KiB is turned;
+    rate: bytes per second.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self.cut_after: int | None = None
+        self.cuts, self.flips = -1, 0
+        self.hang_after: int | None = None
+        self.refuse = self.flip = False
+        self.rate: float | None = None
+        self._tasks: set[asyncio.Task[Any] | None] = set()  # asyncio itself holds them weakly
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        listening = asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = asyncio.run_coroutine_threadsafe(listening, self._loop).result()
+        self.port = int(self._server.sockets[0].getsockname()[1])
+
+    def close(self) -> None:
+        """Accept no more, and end what is open."""
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _end(self) -> None:
+        self._server.close()
+        while others := [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]:
+            for task in others:
+                task.cancel()
+            await asyncio.wait(others)
+        await asyncio.sleep(0.02)  # transports close in a later turn of the loop
+
+    async def _serve(self, reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
+        self._tasks.add(asyncio.current_task())
+        if self.refuse:
+            return _reset(client)
+        try:
+            answers, server = await asyncio.open_connection("127.0.0.1", self._target)
+        except OSError:
+            return _reset(client)
+        asking = asyncio.ensure_future(self._pass(reader, server))
+        try:
+            await self._answer(answers, client)
+        except ConnectionError:
+            pass
+        finally:
+            asking.cancel()
+            server.transport.abort()
+            client.transport.abort()
+
+    async def _pass(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await source.read(65536):
+                target.write(data)
+                await target.drain()
+
+    async def _answer(self, answers: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
+        passed = 0
+        while data := await answers.read(16384):
+            if self.hang_after is not None and passed + len(data) > self.hang_after:
+                await asyncio.sleep(3600)
+            if self.rate:
+                await asyncio.sleep(len(data) / self.rate)
+            is_cut = self.cut_after is not None and self.cuts != 0 and passed + len(data) > self.cut_after
+            if self.refuse or is_cut:
+                self.cuts -= is_cut
+                client.write(data[: (self.cut_after or 0) - passed] if is_cut else b"")
+                await client.drain()
+                return _reset(client)
+            if self.flip and len(data) > 4096:
+                self.flip, self.flips = False, self.flips + 1
+                data = data[:-1] + bytes([data[-1] ^ 1])
+            passed += len(data)
+            client.write(data)
+            await client.drain()
+        client.close()
+        await client.wait_closed()
+        return None
+
+
+def _reset(client: asyncio.StreamWriter) -> None:
+    client.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.transport.abort()

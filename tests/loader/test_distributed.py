@@ -1,0 +1,107 @@
+"""Real processes: two gloo ranks, one of them killed in mid-epoch, gone on with as three."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loader import TokenLoader
+from tests.conftest import REPOSITORY
+from tests.loader.conftest import Dataset
+
+ORDER = {
+    "seq_len": 32,
+    "global_batch_rows": 12,
+    "lanes": 4,
+    "window_rows": 16,
+    "seed": 9,
+    "epochs": 1,
+    "drop_last": True,
+}
+
+RANK = """
+import json, os, sys, time
+from pathlib import Path
+import torch.distributed as dist
+from loader import TokenLoader
+
+given = json.loads(sys.argv[1])
+dist.init_process_group("gloo", init_method="file://" + given["meeting"], rank=given["rank"], world_size=given["ranks"])
+loader = TokenLoader(given["folder"], **given["order"])        # rank and world size are torch.distributed's
+checkpoint = Path(given["checkpoint"])
+if checkpoint.exists():
+    loader.load_state_dict(json.loads(checkpoint.read_text()))
+with open(given["log"], "a") as log:
+    for batch in loader:
+        print(json.dumps([loader.state.position, batch["input_ids"].tolist()]), file=log, flush=True)
+        dist.barrier()
+        if given["rank"] == 0:
+            checkpoint.with_suffix(".part").write_text(json.dumps(loader.state_dict()))
+            checkpoint.with_suffix(".part").replace(checkpoint)
+        time.sleep(given["pause_s"])
+dist.destroy_process_group()
+"""
+
+
+def start(dataset: Dataset, folder: Path, ranks: int, pause_s: float) -> list[subprocess.Popen[bytes]]:
+    """All ranks of one run."""
+    environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
+    given: dict[str, Any] = {"folder": str(dataset.folder), "order": ORDER, "ranks": ranks, "pause_s": pause_s}
+    given |= {"meeting": str(folder / f"meeting-{ranks}"), "checkpoint": str(folder / "checkpoint.json")}
+    return [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, json.dumps({**given, "rank": rank, "log": str(log(folder, ranks, rank))})],
+            cwd=REPOSITORY, env={**environment, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE,
+        )
+        for rank in range(ranks)
+    ]  # fmt: skip
+
+
+def log(folder: Path, ranks: int, rank: int) -> Path:
+    """Where a rank writes what it got."""
+    return folder / f"log-{ranks}-{rank}"
+
+
+def steps(folder: Path, ranks: int) -> dict[int, list[list[int]]]:
+    """Rows of each step over all ranks, by the position behind it; half a line is a write that was killed."""
+    found: dict[int, list[list[int]]] = {}
+    for rank in range(ranks):
+        for line in log(folder, ranks, rank).read_text().splitlines():
+            if line.endswith("]]]"):
+                position, rows = json.loads(line)
+                found.setdefault(position, []).extend(rows)
+    return found
+
+
+@pytest.mark.timeout(120)
+def test_two_ranks_one_killed_then_three(larger: Dataset, tmp_path: Path) -> None:
+    """Rank 1 of 2 is killed with signal 9; three ranks go on from the last checkpoint: no row missing, none twice."""
+    alone = TokenLoader(larger.folder, rank=0, world_size=1, **ORDER)
+    expected: dict[int, list[list[int]]] = {}
+    for batch in alone:
+        expected[alone.state.position] = batch["input_ids"].tolist()
+    first = start(larger, tmp_path, ranks=2, pause_s=0.05)
+    while not (log(tmp_path, 2, 1).exists() and len(steps(tmp_path, 2)) >= 6):
+        assert first[0].poll() is None, first[0].stderr and first[0].stderr.read().decode()
+        time.sleep(0.02)
+    os.kill(first[1].pid, signal.SIGKILL)
+    for process in first:
+        process.kill()
+        process.communicate()
+    saved = json.loads((tmp_path / "checkpoint.json").read_text())
+    assert 0 < saved["position"] < alone.state.position
+    for process in start(larger, tmp_path, ranks=3, pause_s=0.0):
+        _, error = process.communicate(timeout=90)
+        assert process.returncode == 0, error.decode()
+    before = {position: rows for position, rows in steps(tmp_path, 2).items() if position <= saved["position"]}
+    after = steps(tmp_path, 3)
+    assert min(after) > saved["position"]
+    assert before | after == expected

