@@ -9,7 +9,9 @@ through the two points gives its fixed cost (daemons, imports, models, a dataset
 ratio is the one that holds for a real crawl. Figures are medians over rounds; ratios are of medians.
 
 The programs keep their compiled modules (`*.pyc`) in the cache, as an installed package does: where
-PYTHONDONTWRITEBYTECODE is set, Ray's eight processes spend 10 s on compiling the same modules each.
+PYTHONDONTWRITEBYTECODE is set, Ray's eight processes spend 10 s on compiling the same modules each. Ray's
+workers run at the priority of the pool's (Ray's own choice is nice 15, which on a machine that others use, too, makes
+them wait, while the daemons' clocks go on).
 """
 
 from __future__ import annotations
@@ -118,7 +120,7 @@ def measure(entrant: str, megabytes: float) -> Figures:
 
 def _environment() -> dict[str, str]:
     rest = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    return rest | {"PYTHONPYCACHEPREFIX": str(cache_folder() / "pycache")}
+    return rest | {"PYTHONPYCACHEPREFIX": str(cache_folder() / "pycache"), "RAY_worker_niceness": "0"}
 
 
 def _steps(

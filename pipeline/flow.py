@@ -221,6 +221,7 @@ class SinkStep:
     _open: AbstractContextManager[Sink] | None = None
     _sink: Sink | None = None
     _failure: str | None = None
+    _first_error: str | None = None
     _rows: Counter[str] = field(default_factory=Counter[str])
     _seconds: float = 0.0
 
@@ -243,6 +244,7 @@ class SinkStep:
         self._abandon()
         self._failure, self._seconds = None, 0.0
         self._rows.clear()
+        self._first_error = None
 
         def enter() -> None:
             self._open = self.write(work)
@@ -255,15 +257,18 @@ class SinkStep:
         reasons = rows.column("reason")
         kept = rows.filter(pc.is_null(reasons)).drop_columns(FLOW.names)
         dropped = rows.filter(pc.is_valid(reasons))
-        errors = pc.sum(pc.match_substring(dropped.column("reason"), ".error_")).as_py() or 0
-        self._rows.update(rows=rows.num_rows, errors=errors)
+        errors = dropped.filter(pc.match_substring(dropped.column("reason"), ".error_"))
+        self._rows.update(rows=rows.num_rows, errors=errors.num_rows)
+        if errors.num_rows and self._first_error is None:
+            self._first_error = f"{errors.column('reason')[0]}: {errors.column('detail')[0]}"
         self._sink.add(kept, dropped)
 
     def _end(self, mark: Mapping[str, Any]) -> dict[str, Any]:
         work, failure = mark["close"], self._failure or mark.get("failed")
         if failure is None and self._rows["errors"] > self.max_error_share * self._rows["rows"]:
             failure = (
-                f"{self._rows['errors']} of {self._rows['rows']} documents made a stage raise an error; see its fates"
+                f"{self._rows['errors']} of {self._rows['rows']} documents made a stage raise an error, more than "
+                f"engine.max_error_share allows; the first: {self._first_error}"
             )
         if failure is None:
             started = time.perf_counter()
