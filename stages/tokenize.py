@@ -330,8 +330,12 @@ def _choose_encoder(definition: Definition, reference: _Reference, wanted: str) 
 
 
 def _agreeing_gigatoken(definition: Definition, reference: _Reference) -> tuple[Gigatoken | None, str]:
+    spec = definition.spec
+    if spec is None or spec.get("normalizer"):
+        # It agrees on all but rare sequences: U+00A8 U+2DE0 under SentencePiece's nmt_nfkc has other ids. No battery of
+        # texts can prove a normaliser, so that byte-level tokenizers without one are its share.
+        return None, "gigatoken normalises text otherwise in rare cases"
     try:
-        spec = definition.spec or _spec_of_sentencepiece(definition.files[0])
         texts = _probe_texts(spec)
         fast = Gigatoken(spec)
         fast_ids, fast_offsets = fast.encode(texts)
@@ -346,13 +350,6 @@ def _agreeing_gigatoken(definition: Definition, reference: _Reference) -> tuple[
         if not np.array_equal(text_ids, fast_ids[fast_offsets[i] : fast_offsets[i + 1]])
     )
     return None, f"gigatoken differs from {reference.library} on the text {texts[row].as_py()[:60]!r}"
-
-
-def _spec_of_sentencepiece(path: Path) -> dict[str, Any]:
-    # Private, but the only door that gives the JSON, which must be edited; gigatoken is pinned to the exact version.
-    from gigatoken._load.sentencepiece import sentencepiece_to_tokenizer_json  # pyright: ignore[reportPrivateUsage]
-
-    return json.loads(sentencepiece_to_tokenizer_json(path.read_bytes()))
 
 
 # --- The battery that an encoder must pass ---

@@ -158,14 +158,14 @@ def train_sentencepiece(path: Path, **keys: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def sentencepiece_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A SentencePiece BPE model of the kind gigatoken reads."""
+    """A SentencePiece BPE model with byte fallback."""
     path = tmp_path_factory.mktemp("sentencepiece") / "bpe.model"
     return train_sentencepiece(path, model_type="bpe", byte_fallback=True)
 
 
 @pytest.fixture(scope="module")
 def symbols_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A SentencePiece BPE model with a symbol of its own, which gigatoken reads otherwise at the start of a text."""
+    """A SentencePiece BPE model with a symbol of its own, which a fast encoder may read otherwise."""
     path = tmp_path_factory.mktemp("symbols") / "bpe.model"
     return train_sentencepiece(path, model_type="bpe", byte_fallback=True, user_defined_symbols=["<sep>"])
 
@@ -180,7 +180,7 @@ def stages(
         "json": tuple(opened(json_file, encoder=e) for e in ("tokenizers", "gigatoken", "auto")),
         "gpt2": tuple(opened(gpt2_folder, encoder=e) for e in ("tokenizers", "gigatoken")),
         "tiktoken": tuple(opened(tiktoken_file, encoder=e, **cl100k) for e in ("tokenizers", "gigatoken")),
-        "sentencepiece": tuple(opened(sentencepiece_file, encoder=e) for e in ("sentencepiece", "gigatoken")),
+        "sentencepiece": tuple(opened(sentencepiece_file, encoder=e) for e in ("sentencepiece", "auto")),
         "unigram": (opened(unigram_file, encoder="tokenizers"), opened(unigram_file)),
     }
 
@@ -388,12 +388,13 @@ def test_what_gigatoken_does_not_load_goes_to_the_reference(stages: dict[str, tu
 
 
 def test_what_gigatoken_reads_otherwise_goes_to_the_reference(symbols_file: Path):
-    """Where one probe text has other ids, the reference encodes, the text is shown, and asking for gigatoken fails."""
+    """A tokenizer that normalises is left to its own library: no battery of texts can prove a normaliser."""
     stage = opened(symbols_file)
     bare = sentencepiece.SentencePieceProcessor(model_file=str(symbols_file))
     assert stage.describe().encoder.startswith("sentencepiece ")
-    assert stage.describe().encoder_reason == "gigatoken differs from sentencepiece on the text '<sep>'"
-    assert ids_of(stage, ["<sep>", "a<sep>"]) == [[*bare.encode(t), bare.eos_id()] for t in ("<sep>", "a<sep>")]
+    assert stage.describe().encoder_reason == "gigatoken normalises text otherwise in rare cases"
+    texts = ["<sep>", "a<sep>", "\u00a8\u2de0"]  # a symbol that begins a text; a combining mark that is reordered
+    assert ids_of(stage, texts) == [[*bare.encode(text), bare.eos_id()] for text in texts]
     with pytest.raises(ValueError, match=r"bpe\.model: encoder gigatoken was asked for, but .* set encoder to auto"):
         opened(symbols_file, encoder="gigatoken")
 
