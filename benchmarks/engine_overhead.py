@@ -6,7 +6,8 @@ Entrants take turns, each a program of its own that runs the demo's whole chain 
 of the project, `bare pool` a `ProcessPoolExecutor` under the same driver loop. CPU time is user + system time of the
 whole process tree, Ray's daemons counted. Each entrant also runs on a fifth of the text, in as many files: the line
 through the two points gives its fixed cost (daemons, imports, models, a dataset per phase), and its cost per MB, whose
-ratio is the one that holds for a real crawl. Figures are medians over rounds; ratios are of medians.
+ratio is the one that holds for a real crawl. Figures are medians over rounds, ratios are of medians; the ratio of each
+round is told, too, for it scatters where the machine has other work.
 
 The programs keep their compiled modules (`*.pyc`) in the cache, as an installed package does: where
 PYTHONDONTWRITEBYTECODE is set, Ray's eight processes spend 10 s on compiling the same modules each. Ray's
@@ -149,13 +150,21 @@ def compare(megabytes: float, rounds: int) -> dict[str, Any]:
     """All entrants in turn, on both crawls; a first run of each that is not counted fills the caches."""
     sizes = {"small": megabytes * SMALL_SHARE, "large": megabytes}
     runs: dict[tuple[str, str], list[Figures]] = {(e, s): [] for s in sizes for e in ENTRANTS}
-    for entrant in ENTRANTS:
+    for entrant in ENTRANTS if rounds > 1 else ():
         measure(entrant, sizes["small"])
     for i in range(rounds):
         for entrant, size in runs if i % 2 == 0 else reversed(runs):
             runs[entrant, size].append(figures := measure(entrant, sizes[size]))
             print(f"round {i}: {entrant}, {size}: {figures['whole']['cpu_s']:.2f} CPU s", file=sys.stderr)
-    return summarize({f"{entrant}, {size}": _median(figures) for (entrant, size), figures in runs.items()}, sizes)
+    named = {f"{entrant}, {size}": figures for (entrant, size), figures in runs.items()}
+    figures = summarize({name: _median(of_rounds) for name, of_rounds in named.items()}, sizes)
+    for unit in ("cpu_s", "wall_s"):
+        each = [{name: of_rounds[i] for name, of_rounds in named.items()} for i in range(rounds)]
+        figures[unit]["ratio_per_mb_of_each_round"] = [round(_ratio_per_mb(one, sizes, unit), 3) for one in each]
+        figures[unit]["whole_of_each_round"] = {
+            name: [round(one["whole"][unit], 2) for one in of_rounds] for name, of_rounds in named.items()
+        }
+    return figures
 
 
 def _median(runs: Sequence[Figures]) -> Figures:
@@ -175,13 +184,18 @@ def summarize(medians: dict[str, Figures], sizes: dict[str, float]) -> dict[str,
             "fixed": {entrant: round(fixed, 2) for entrant, (fixed, _) in zip(ENTRANTS, lines, strict=True)},
             "start_of_ray": medians["ray, large"]["start"][unit],
             "ratio_with_fixed": round(whole[1] / whole[0], 3),
-            "ratio_per_mb": round(lines[1][1] / lines[0][1], 3),
+            "ratio_per_mb": round(_ratio_per_mb(medians, sizes, unit), 3),
         }
     per_mb = {phase: [_line(medians, sizes, entrant, phase, "cpu_s")[1] for entrant in ENTRANTS] for phase in PHASES}
     figures["cpu_s"]["ratio_per_mb_by_phase"] = {
         phase: round(ray / pool, 3) for phase, (pool, ray) in per_mb.items() if pool * sizes["large"] > MIN_PHASE_CPU_S
     }
     return figures
+
+
+def _ratio_per_mb(figures: dict[str, Figures], sizes: dict[str, float], unit: str) -> float:
+    pool, ray = (_line(figures, sizes, entrant, "whole", unit)[1] for entrant in ENTRANTS)
+    return ray / pool
 
 
 def _line(
@@ -203,7 +217,8 @@ def print_summary(figures: dict[str, Any]) -> None:
     console.print(table)
     for unit in ("cpu_s", "wall_s"):
         for name, value in figures[unit].items():
-            console.print(f"{unit} {name.replace('_', ' ')}: {value}", highlight=False)
+            if name != "whole_of_each_round":
+                console.print(f"{unit} {name.replace('_', ' ')}: {value}", highlight=False)
 
 
 def main() -> None:
