@@ -89,6 +89,9 @@ class PhaseFolder:
         (self.root / _DONE).mkdir(parents=True, exist_ok=True)
         for leftover in (_ASIDE, _ATTEMPTS):
             shutil.rmtree(self.root / leftover, ignore_errors=True)
+        for folder in (self.root, self.root / _DONE):
+            for unfinished in folder.glob(".*"):  # of write_atomically, killed before its rename
+                unfinished.unlink(missing_ok=True)
 
     def attempt(self, work: str) -> int:
         """Count an attempt at a piece of work and return how many there were, this one included, since `begin`."""

@@ -71,6 +71,15 @@ def test_what_a_killed_task_left_is_cleared_and_never_taken_for_done(folder: Pha
     assert not list(folder.root.rglob("u0.txt"))
 
 
+def test_a_record_that_was_not_whole_when_its_writer_was_killed_is_cleared(folder: PhaseFolder) -> None:
+    """What stands beside the records and the summary, waiting for its rename, is no record and does not stay."""
+    for leftover in (folder.path("done") / ".u0.json-00ff", folder.path(".phase.json-00ff")):
+        leftover.write_bytes(b"{")
+    assert folder.done() == frozenset()
+    folder.begin()
+    assert not [path for path in folder.root.rglob("*") if path.is_file()]
+
+
 def test_two_tasks_may_do_the_same_work(folder: PhaseFolder) -> None:
     """A worker that was thought lost and its replacement both commit; the outputs are whole."""
     with folder.commit("u0") as first, folder.commit("u0") as second:
