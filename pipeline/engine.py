@@ -96,12 +96,14 @@ def run(plan: RunPlan, engine: Engine | None = None) -> Iterator[Event]:
 
 
 def _run_phase(phase: Phase, engine: Engine) -> Iterator[Event]:
-    folder, works = phase.folder, phase.works()
+    folder = phase.folder
     # Extract's folder outlives a change of the input: complete is what is complete for these units.
-    if folder.complete() and folder.summary().get("of") == fingerprint(works):
+    units = fingerprint([unit.key for unit in phase.plan.units])
+    if folder.complete() and folder.summary().get("of") == units:
         yield PhaseFinished(phase.name, phase.tally(), was_complete=True)
         return
     folder.begin()
+    works = phase.works()
     done = folder.done()
     todo = [work for work in works if work not in done]
     yield PhaseStarted(phase.name, len(works), len(works) - len(todo))
@@ -116,7 +118,7 @@ def _run_phase(phase: Phase, engine: Engine) -> Iterator[Event]:
     if failures:
         raise RunAborted(_abort_message(phase, failures, len(works)))
     phase.finish()
-    folder.finish({"works": len(works), "of": fingerprint(works), "tally": phase.sum_of_records().to_json()})
+    folder.finish({"works": len(works), "of": units, "tally": phase.sum_of_records().to_json()})
     yield PhaseFinished(phase.name, phase.tally(), was_complete=False)
 
 

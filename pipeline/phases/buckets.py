@@ -25,8 +25,14 @@ def partitions_for(num_rows: int, bytes_per_row: int, memory_mb: int) -> int:
     return min(NUM_BUCKETS, max(1, math.ceil(num_rows * bytes_per_row / (memory_mb * 2**19))))
 
 
-def bucket_range(partition: int, num_partitions: int) -> tuple[int, int]:
-    """First and end of the buckets of a partition."""
+def partition_names(num_partitions: int) -> list[str]:
+    """Names that say which of how many: a record of one cut of the space never stands for a piece of another."""
+    return [f"p{partition:03d}of{num_partitions:03d}" for partition in range(num_partitions)]
+
+
+def bucket_range(name: str) -> tuple[int, int]:
+    """First and end of the buckets of the partition of that name."""
+    partition, num_partitions = map(int, name.removeprefix("p").split("of"))
     return NUM_BUCKETS * partition // num_partitions, NUM_BUCKETS * (partition + 1) // num_partitions
 
 

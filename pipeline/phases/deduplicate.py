@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from pipeline.inputs import Unit
 from pipeline.phases.base import PartitionPhase
-from pipeline.phases.buckets import bucket_range, partitions_for, read_buckets
+from pipeline.phases.buckets import bucket_range, partition_names, partitions_for, read_buckets
 from stages.contract import Tally
 from stages.paragraphs import duplicated
 
@@ -33,7 +33,7 @@ class Deduplicate(PartitionPhase):
 
     def works(self) -> list[str]:
         """Groups times partitions; the partitions are as many as the paragraphs, counted by extract, need."""
-        return [f"g{g:03d}-p{p:03d}" for g in range(len(self.groups)) for p in range(self.num_partitions)]
+        return [f"g{g:03d}-{name}" for g in range(len(self.groups)) for name in partition_names(self.num_partitions)]
 
     @cached_property
     def groups(self) -> list[tuple[Unit, ...]]:
@@ -43,7 +43,9 @@ class Deduplicate(PartitionPhase):
 
     @cached_property
     def num_partitions(self) -> int:
-        """So many that one fits into a task's memory, even in the largest group."""
+        """So many that one fits into a task's memory, even in the largest group; once all is done, as many as were."""
+        if self.folder.complete():
+            return self.folder.summary()["works"] // len(self.groups)
         extracted = self.plan.folder("extract")
         counts = {unit: extracted.record(unit.key)["tally"]["counts"].get("paragraphs", 0) for unit in self.plan.units}
         largest = max((sum(counts[unit] for unit in group) for group in self.groups), default=0)
@@ -51,9 +53,9 @@ class Deduplicate(PartitionPhase):
 
     def run(self, work: str) -> None:
         """Read one range of every unit's hashes, find what is repeated, write it per unit."""
-        group, partition = (int(part[1:]) for part in work.split("-"))
-        units = self.groups[group]
-        extracted, buckets = self.plan.folder("extract"), bucket_range(partition, self.num_partitions)
+        group, partition = work.split("-")
+        units = self.groups[int(group[1:])]
+        extracted, buckets = self.plan.folder("extract"), bucket_range(partition)
         batches = [read_buckets(extracted.path(f"{unit.key}.hashes.arrow"), *buckets) for unit in units]
         repeats: list[list[pa.RecordBatch]] = [[] for _ in units]
         tally = Tally()
@@ -77,8 +79,8 @@ class Deduplicate(PartitionPhase):
         """Record << 32 | line of every line of a unit that has to go, sorted."""
         group = next(g for g, units in enumerate(self.groups) if units[0].index <= unit.index <= units[-1].index)
         found: list[np.ndarray[Any, np.dtype[np.uint64]]] = []
-        for partition in range(self.num_partitions):
-            path = self.folder.path(f"g{group:03d}-p{partition:03d}.repeats.arrow")
+        for partition in partition_names(self.num_partitions):
+            path = self.folder.path(f"g{group:03d}-{partition}.repeats.arrow")
             with pa.memory_map(str(path)) as source:
                 batch = pa.ipc.open_file(source).get_batch(unit.index - self.groups[group][0].index)
                 found.append(batch["record"].to_numpy().astype(np.uint64) << np.uint64(32) | batch["line"].to_numpy())

@@ -7,8 +7,8 @@ per record of the input, of which only the pages with near-duplicates are ever w
 Leaves to others: signatures and bands (stages/minhash.py), forests and components (stages/components.py), dropping
 (select). Thresholds on scores have no say in who stays: docs/decisions/0006-near-duplicates-before-thresholds.md.
 
-    annotate: <unit>.bands.arrow ──▶ p000: pairs, a forest ──┐
-                                     p001: pairs, a forest ──┴▶ finish: near_duplicates.arrow, a record batch per unit
+    annotate: <unit>.bands.arrow ──▶ p000of002: pairs, a forest ──┐
+                                     p001of002: pairs, a forest ──┴▶ finish: near_duplicates.arrow, a batch per unit
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from pipeline.inputs import Unit
 from pipeline.phases.annotate import bands_file, documents_file, signatures_file
 from pipeline.phases.base import PartitionPhase
-from pipeline.phases.buckets import bucket_range, partitions_for, read_buckets
+from pipeline.phases.buckets import bucket_range, partition_names, partitions_for, read_buckets
 from stages import components
 from stages.components import Pairs
 from stages.contract import Tally
@@ -52,7 +52,7 @@ class NearDeduplicate(PartitionPhase):
 
     def works(self) -> list[str]:
         """As many partitions as the band hashes, counted by annotate, need; none where the phase is off."""
-        return [f"p{p:03d}" for p in range(self.num_partitions)]
+        return partition_names(self.num_partitions)
 
     @cached_property
     def num_partitions(self) -> int:
@@ -65,7 +65,7 @@ class NearDeduplicate(PartitionPhase):
 
     def run(self, work: str) -> None:
         """Read one range of every unit's band hashes and write a forest of the pairs in it."""
-        annotated, buckets = self.plan.folder("annotate"), bucket_range(int(work[1:]), self.num_partitions)
+        annotated, buckets = self.plan.folder("annotate"), bucket_range(work)
         batches = [read_buckets(annotated.path(bands_file(unit.key)), *buckets) for unit in self.plan.units]
         found: list[Pairs] = [np.empty((0, 2), np.uint64)]
         tally = Tally()

@@ -14,10 +14,13 @@ import pytest
 
 from pipeline import engine
 from pipeline.engine import PhaseFinished, PhaseStarted, WorkFinished
-from pipeline.phases import PHASES
+from pipeline.phases import PHASES, deduplicate, near_deduplicate
+from pipeline.plan import make_plan
 from tests.e2e.conftest import Chain, digests
 
 pytestmark = pytest.mark.models
+
+PARTITIONED = {"deduplicate": deduplicate, "near_deduplicate": near_deduplicate}
 
 
 def test_batches_of_any_size_give_the_same_bytes(chain: Chain, reference_run: Path) -> None:
@@ -47,22 +50,40 @@ def test_partitions_change_nothing_in_the_dataset(
     chain: Chain, reference_run: Path, monkeypatch: pytest.MonkeyPatch, partitions_mb: int
 ) -> None:
     """Deduplication by seven ranges of hashes finds what one range finds, of paragraphs and of documents."""
-    from pipeline.phases import deduplicate, near_deduplicate
-
-    phases = {"deduplicate": deduplicate, "near_deduplicate": near_deduplicate}
-    for module in phases.values():
-        monkeypatch.setattr(module, "partitions_for", lambda *_: 7)
+    _cut_into(7, monkeypatch)
     run_dir, events = chain.run("partitions", f"engine.memory_mb={partitions_mb}")
-    assert [e.num_works for e in events if isinstance(e, PhaseStarted) and e.phase in phases] == [7, 7]
+    assert [e.num_works for e in events if isinstance(e, PhaseStarted) and e.phase in PARTITIONED] == [7, 7]
+    assert _answers(run_dir) == _answers(reference_run)
 
-    def of_the_answer(run_dir: Path) -> dict[str, str]:
-        return {
-            name: digest
-            for name, digest in digests(run_dir).items()
-            if name.endswith("near_duplicates.arrow") or name.split("-", maxsplit=1)[0] not in phases
-        }
 
-    assert of_the_answer(run_dir) == of_the_answer(reference_run)
+@pytest.mark.parametrize("phase", ["deduplicate", "near_deduplicate"])
+def test_a_piece_of_another_cut_is_not_taken_for_done(
+    chain: Chain, reference_run: Path, monkeypatch: pytest.MonkeyPatch, phase: str
+) -> None:
+    """Stopped after one range of three, gone on with two, as when engine.memory_mb is changed in between."""
+    name = f"recut-{phase}"
+    _cut_into(3, monkeypatch)
+    events = engine.run(make_plan(chain.config(name)))
+    assert any(isinstance(event, WorkFinished) and event.phase == phase for event in events)
+    events.close()
+    _cut_into(2, monkeypatch)
+    run_dir, events = chain.run(name)
+    assert (phase, 0) in [(e.phase, e.num_done) for e in events if isinstance(e, PhaseStarted)]
+    assert _answers(run_dir) == _answers(reference_run)
+
+
+def test_what_was_cut_and_done_is_read_as_it_was_cut(
+    chain: Chain, reference_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A phase that is complete stays so when engine.memory_mb changes, and the next reads its files."""
+    _cut_into(3, monkeypatch)
+    events = engine.run(make_plan(chain.config("cut-and-done")))
+    assert any(isinstance(event, PhaseFinished) and event.phase == "deduplicate" for event in events)
+    events.close()
+    _cut_into(2, monkeypatch)
+    run_dir, events = chain.run("cut-and-done")
+    assert "deduplicate" in [e.phase for e in events if isinstance(e, PhaseFinished) and e.was_complete]
+    assert _answers(run_dir) == _answers(reference_run)
 
 
 @pytest.mark.ray
@@ -107,6 +128,21 @@ def test_a_changed_threshold_runs_select_and_what_follows(chain: Chain) -> None:
     _, events = chain.run("threshold", "select.language.min_score=0.9")
     started = [event.phase for event in events if isinstance(event, PhaseStarted)]
     assert started == ["select", "tokenize", "write_shards"]
+
+
+def _cut_into(num_partitions: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let both phases that work on ranges of hashes have so many."""
+    for module in PARTITIONED.values():
+        monkeypatch.setattr(module, "partitions_for", lambda *_: num_partitions)
+
+
+def _answers(run_dir: Path) -> dict[str, str]:
+    """Digests of all files but those that are cut into partitions."""
+    return {
+        name: digest
+        for name, digest in digests(run_dir).items()
+        if name.endswith("near_duplicates.arrow") or name.split("-", maxsplit=1)[0] not in PARTITIONED
+    }
 
 
 def _kill_when(chain: Chain, name: str, phase: str, *arguments: str) -> None:

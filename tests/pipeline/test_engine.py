@@ -133,7 +133,8 @@ def test_a_partition_that_fails_is_named(small: Small) -> None:
     with contextlib.closing(run(plan)) as events:  # pyright: ignore[reportArgumentType] - it is a generator
         next(e for e in events if isinstance(e, PhaseFinished) and e.phase == "extract")
     plan.folder("extract").path(f"{plan.units[0].key}.hashes.arrow").unlink()
-    with pytest.raises(RunAborted, match=r"phase deduplicate: 1 of 1 [^\n]+\n  g000-p000: FileNotFoundError: .*hashes"):
+    message = r"phase deduplicate: 1 of 1 [^\n]+\n  g000-p000of001: FileNotFoundError: .*hashes"
+    with pytest.raises(RunAborted, match=message):
         list(run(plan))
 
 
@@ -143,7 +144,7 @@ def test_a_partition_whose_processes_die_is_given_up(small: Small) -> None:
     list(run(plan))
     phase = PHASES["deduplicate"](plan)
     ((_, step),) = steps_of(phase, plan.config.engine)
-    results = [next(step("g000-p000")) for _ in range(3)]  # the run's own was the first attempt
+    results = [next(step("g000-p000of001")) for _ in range(3)]  # the run's own was the first attempt
     assert ["failed" in result for result in results] == [False, False, True]
     assert "died 3 times" in results[2]["failed"]
 
