@@ -1,1 +1,1 @@
-"""Complete, commented configs; `python -m pipeline run NAME` finds them here."""
+"""Complete, commented configs, found here by name, and how a config file is read (reading.py)."""

@@ -260,8 +260,8 @@ def train_reference(
 
 def main() -> NoReturn:
     """Run the command line; every expected fault becomes a message and an exit code, not a traceback."""
+    from configs.reading import ConfigError
     from pipeline.assets import AssetError
-    from pipeline.config import ConfigError
     from pipeline.engine import RunAborted
     from pipeline.kenlm_tools import TrainingFailed
     from pipeline.ledger import RunNotFound

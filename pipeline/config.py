@@ -1,10 +1,9 @@
 """The YAML file of a run: every key, its range and its meaning.
 
-Promises: a file either loads into a `RunConfig` in which every value has been checked, or `ConfigError` lists *all*
-that is wrong with it at once, each fault with file, line, key, what was found, what was wanted and the nearest valid
-key. One section per phase, and inside it one section per stage, named as the stage; a section is what its phase is
+Promises: one section per phase, and inside it one section per stage, named as the stage; a section is what its phase is
 fingerprinted by. `null` turns an optional stage off. Nothing here decides anything: logic in a config is a fault.
-Leaves to others: finding the input files and the models (plan.py, assets.py).
+Leaves to others: reading the file and saying all that is wrong with it (configs/reading.py), finding the input files
+and the models (inputs.py, assets.py).
 
     config = load("configs/ccnet.yaml", ["select.language.min_score=0.65"])
     config.select.language.min_score     # 0.65
@@ -12,18 +11,13 @@ Leaves to others: finding the input files and the models (plan.py, assets.py).
 
 from __future__ import annotations
 
-import difflib
-import re
-import types
-import typing
-from collections.abc import Iterator, Mapping, Sequence
-from importlib import resources
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-import yaml
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
+from configs.reading import KeyPath, read
 from pipeline import assets
 from stages.contract import Settings
 from stages.language import LanguageFilterSettings, LanguageSettings
@@ -243,139 +237,19 @@ class RunConfig(Settings):
         return self
 
 
-class ConfigError(Exception):
-    """The config cannot be run as it stands; `faults` holds one line for each thing wrong with it."""
-
-    def __init__(self, faults: Sequence[str]) -> None:
-        self.faults = tuple(faults)
-        super().__init__("\n".join(self.faults))
-
-
 def load(path_or_name: str, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read, override and check a config.
-
-    Args:
-        path_or_name: a file, or failing that a name in configs/, with or without .yaml.
-        overrides: `key.of.key=value`, the value in YAML; applied in order.
+    """The config of that file or name, checked; overrides are `key.of.key=value`.
 
     Raises:
         ConfigError: with every fault there is.
     """
-    path = find(path_or_name)
-    where = str(path_or_name) if path.name == Path(path_or_name).name else str(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-        tree = yaml.load(text, Loader=_UniqueKeys)  # noqa: S506 - a SafeLoader that also refuses repeated keys
-        lines = dict(_line_numbers(yaml.compose(text, Loader=yaml.SafeLoader)))
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        raise ConfigError([f"{where}: cannot be read as YAML: {error}"]) from error
-    if not isinstance(tree, dict):
-        raise ConfigError([f"{where}: found {type(tree).__name__}, wanted sections such as input: and tokenize:"])
-    for override in overrides:
-        _override(tree, override, lines)
-    try:
-        config = RunConfig.model_validate(tree)
-    except ValidationError as error:
-        raise ConfigError([_fault(e, where, lines) for e in error.errors()]) from error
-    if faults := list(_missing_files(config, where, lines)):
-        raise ConfigError(faults)
-    return config.model_copy(update={"run_dir": config.run_dir.format(config=path.stem)})
+    return read(RunConfig, path_or_name, overrides, _missing_files)
 
 
-def find(path_or_name: str) -> Path:
-    """The config file of that path or, failing that, of that name in configs/.
-
-    Raises:
-        ConfigError: there is neither; the names in configs/ are listed.
-    """
-    if (path := Path(path_or_name)).is_file():
-        return path
-    shipped = {p.name: p for p in Path(str(resources.files("configs"))).glob("*.yaml")}
-    if found := shipped.get(path_or_name) or shipped.get(f"{path_or_name}.yaml"):
-        return found
-    nearest = difflib.get_close_matches(path_or_name, shipped, 1)
-    hint = f"; did you mean {nearest[0]}?" if nearest else ""
-    raise ConfigError([f"{path_or_name}: no such file, and configs/ has only {', '.join(sorted(shipped))}{hint}"])
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """YAML that refuses a key given twice, where PyYAML would silently take the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value]
-        for key, _ in node.value:
-            if keys.count(key.value) > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} is given twice", key.start_mark)
-        return super().construct_mapping(node, deep)
-
-
-def _line_numbers(node: yaml.Node | None, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    """The line, counted from 1, on which every key of the tree stands."""
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            path = (*prefix, str(key.value))
-            yield path, str(key.start_mark.line + 1)
-            yield from _line_numbers(value, path)
-
-
-def _override(tree: dict[str, Any], override: str, lines: dict[tuple[str, ...], str]) -> None:
-    dotted, equals, value = override.partition("=")
-    if not equals or not re.fullmatch(r"\w+(\.[\w-]+)*", dotted):
-        raise ConfigError([f"--set {override}: wanted key.of.key=value, such as select.language.min_score=0.65"])
-    *sections, last = keys = dotted.split(".")
-    for section in sections:
-        if not isinstance(tree.get(section), dict):
-            tree[section] = {}
-        tree = tree[section]
-    try:
-        tree[last] = yaml.load(value, Loader=_UniqueKeys)  # noqa: S506 - a SafeLoader
-    except yaml.YAMLError as error:
-        raise ConfigError([f"--set {override}: the value is not YAML: {error}"]) from error
-    lines[tuple(keys)] = f"--set {dotted}"
-
-
-def _fault(error: Mapping[str, Any], where: str, lines: Mapping[tuple[str, ...], str]) -> str:
-    """One line: place, key, found, wanted, and the nearest valid key where a key is unknown."""
-    location = tuple(str(part) for part in error["loc"])
-    key = ".".join(location) or "the file"
-    place = _place(where, location, lines)
-    if error["type"] == "extra_forbidden":
-        known = list(_model_at(location[:-1]).model_fields)
-        nearest = difflib.get_close_matches(location[-1], known, 1, cutoff=0.5)
-        hint = f"did you mean {nearest[0]}?" if nearest else f"known here: {', '.join(known)}"
-        return f"{place}: {key} is no known key; {hint}"
-    if error["type"] == "missing":
-        return f"{place}: {key} is missing"
-    message = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    found = "" if error["type"] == "value_error" else f" is {error['input']!r},"
-    return f"{place}: {key}{found} {message}" if found else f"{place}: {key}: {message}"
-
-
-def _place(where: str, location: tuple[str, ...], lines: Mapping[tuple[str, ...], str]) -> str:
-    """The file and the line of the key, or of the nearest section around it."""
-    for end in range(len(location), 0, -1):
-        if line := lines.get(location[:end]):
-            return line if line.startswith("--set") else f"{where}:{line}"
-    return where
-
-
-def _model_at(location: Sequence[str]) -> type[BaseModel]:
-    """The settings class of the section at a place of the tree."""
-    model: type[BaseModel] = RunConfig
-    for part in location:
-        annotation = model.model_fields[part].annotation if part in model.model_fields else None
-        inner = [a for a in (annotation, *typing.get_args(annotation)) if isinstance(a, type)]
-        nested = [a for a in inner if a is not types.NoneType and issubclass(a, BaseModel)]
-        if not nested:
-            break
-        model = nested[0]
-    return model
-
-
-def _missing_files(config: RunConfig, where: str, lines: Mapping[tuple[str, ...], str]) -> Iterator[str]:
+def _missing_files(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
     """Faults for references to models and files that are neither in the registry nor on this disk."""
     annotate, select = config.annotate, config.select
-    references: list[tuple[tuple[str, ...], str]] = [
+    references: list[tuple[KeyPath, str]] = [
         (("annotate", "language", "model"), annotate.language.model),
         (("tokenize", "tokenizer"), config.tokenize.tokenizer),
     ]
@@ -386,14 +260,10 @@ def _missing_files(config: RunConfig, where: str, lines: Mapping[tuple[str, ...]
         try:
             assets.check(reference)
         except assets.AssetError as error:
-            yield f"{_place(where, key, lines)}: {'.'.join(key)} is {reference!r}: {error}"
+            yield key, str(error)
     if (
         select.perplexity
         and select.perplexity.cutoffs not in ("model", "run")
         and not Path(select.perplexity.cutoffs).is_file()
     ):
-        key = ("select", "perplexity", "cutoffs")
-        yield (
-            f"{_place(where, key, lines)}: {'.'.join(key)} is {select.perplexity.cutoffs!r}: no such file; "
-            f"wanted model, run, or the path of a cutoff.csv"
-        )
+        yield ("select", "perplexity", "cutoffs"), "no such file; wanted model, run, or the path of a cutoff.csv"

@@ -27,8 +27,9 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from configs.reading import ConfigError
 from pipeline import assets
-from pipeline.config import CommonCrawl, ConfigError, InputConfig, SampleCrawl
+from pipeline.config import CommonCrawl, InputConfig, SampleCrawl
 from pipeline.fetching import download
 from pipeline.store import to_json, write_atomically
 

@@ -12,13 +12,14 @@ import pytest
 
 from tests.conftest import REPOSITORY
 
-PACKAGES = ("pipeline", "stages", "shardwriter", "loader", "training")
+PACKAGES = ("configs", "pipeline", "stages", "shardwriter", "loader", "training")
 ALLOWED = {
-    "pipeline": {"pipeline", "stages", "shardwriter"},
+    "configs": {"configs"},
+    "pipeline": {"pipeline", "stages", "shardwriter", "configs"},
     "stages": {"stages"},
     "shardwriter": {"shardwriter"},
     "loader": {"loader", "shardwriter.format"},
-    "training": {"training", "loader"},
+    "training": {"training", "loader", "configs"},
 }
 ONLY_IN = {"ray": {"pipeline"}, "torch": {"loader", "training"}}
 BANNED_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "tools"}

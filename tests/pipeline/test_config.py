@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline.config import ConfigError, RunConfig, load
+from configs.reading import ConfigError
+from pipeline.config import RunConfig, load
 from tests.conftest import REPOSITORY
 
 SHIPPED = sorted(path.name for path in (REPOSITORY / "configs").glob("*.yaml"))

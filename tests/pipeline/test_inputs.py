@@ -20,7 +20,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.config import ConfigError, InputConfig
+from configs.reading import ConfigError
+from pipeline.config import InputConfig
 from pipeline.engine import RunAborted, WorkFinished
 from pipeline.inputs import SETTLED_S, InputFile, Unit, list_units, local_copy
 from pipeline.ledger import Run, open_run

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.config import ConfigError, load
+from configs.reading import ConfigError
+from pipeline.config import load
 from pipeline.engine import run
 from pipeline.ledger import open_run
 from pipeline.phases import near_deduplicate

@@ -18,8 +18,9 @@ from pathlib import Path
 
 import pytest
 
+from configs.reading import ConfigError
 from pipeline import fetching
-from pipeline.config import ConfigError, InputConfig
+from pipeline.config import InputConfig
 from pipeline.fetching import AssetError, Patience, download
 from pipeline.inputs import list_units
 from tests.pipeline.conftest import Small

@@ -1,0 +1,1 @@
+"""The bundled trainer: one plain decoder, DDP or FSDP, fed by the loader. `python -m training --help`."""
