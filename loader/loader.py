@@ -34,6 +34,7 @@ from loader.state import LoaderState
 from loader.storage import Counters, ReadSettings
 from loader.stream import RowStream, Source, open_stream
 from loader.world import Mesh, resolve
+from shardwriter.format import TokenizerEntry
 
 if TYPE_CHECKING:
     import torch
@@ -175,6 +176,11 @@ class TokenLoader:
         self._clock = _Clock()
         self._pool: ThreadPoolExecutor | None = None
         self._go_to(self._stream.state(0, global_batch_rows=global_batch_rows))
+
+    @property
+    def tokenizer(self) -> TokenizerEntry:
+        """What made the dataset's tokens: name, sha256, vocab_size, end_of_document."""
+        return self._stream.catalogues[0].tokenizer
 
     # ----------------------------------------------------------------------------------------------------------- state
 

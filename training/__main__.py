@@ -1,0 +1,68 @@
+"""The command line: `python -m training run|plan|export|import CONFIG`, alone or under torchrun.
+
+Parses and prints, decides nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+DONE, FAILED, WRONG_USAGE, STOPPED = 0, 1, 2, 4
+
+app = typer.Typer(
+    name="training",
+    help="Train a decoder on the loader's rows: DDP or FSDP, exact resume on any number of ranks.\n\n"
+    "Exit codes: 0 done; 1 failed, the newest checkpoint stays; 2 wrong config or usage; 4 told to leave "
+    "(SIGTERM), and saved.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+Config = Annotated[str, typer.Argument(help="A YAML file, or the name of one in configs/.", metavar="CONFIG")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. parallel.strategy=zero3.")
+]
+
+
+@app.callback()
+def training() -> None:
+    """Let `run` be a word of its own while it is the only one."""
+
+
+@app.command()
+def run(config: Config, overrides: Overrides = None) -> None:
+    """Train, from the newest checkpoint of run_dir where there is one. Start it with torchrun for several ranks."""
+    from training import ranks
+    from training.config import load
+    from training.trainer import train
+
+    loaded = load(config, overrides or ())
+    process = loaded.process
+    here = ranks.join(loaded.parallel, timeout_s=process.start_timeout_s, dump_dir=Path(loaded.run_dir) / "hang")
+    try:
+        ended = train(loaded, here)
+    finally:
+        ranks.leave()
+    sys.exit(STOPPED if ended.was_stopped else DONE)
+
+
+def main() -> NoReturn:
+    """Run the command line; every expected fault becomes a message and an exit code, not a traceback."""
+    from configs.reading import ConfigError
+
+    try:
+        app(standalone_mode=True)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(WRONG_USAGE)
+    sys.exit(DONE)
+
+
+if __name__ == "__main__":
+    main()
