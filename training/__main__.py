@@ -6,6 +6,7 @@ Parses and prints, decides nothing.
 from __future__ import annotations
 
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -30,6 +31,13 @@ Overrides = Annotated[
 ]
 
 
+class Dtype(StrEnum):
+    """Of exported weights."""
+
+    BF16 = "bf16"
+    FP32 = "fp32"
+
+
 @app.callback()
 def training() -> None:
     """Let `run` be a word of its own while it is the only one."""
@@ -52,6 +60,34 @@ def run(config: Config, overrides: Overrides = None) -> None:
     sys.exit(STOPPED if ended.was_stopped else DONE)
 
 
+@app.command("import")
+def import_(
+    folder: Annotated[Path, typer.Argument(help="config.json and *.safetensors, as `hf download` makes it.")],
+) -> None:
+    """Print the `model:` section of a config that starts from a Llama model in Hugging Face's form."""
+    import yaml
+
+    from training.hugging_face import model_settings
+
+    print(yaml.safe_dump({"model": model_settings(folder)}, sort_keys=False), end="")
+
+
+@app.command()
+def export(
+    source: Annotated[Path, typer.Argument(help="A run_dir, of which the newest is taken, or a checkpoint in it.")],
+    out: Annotated[Path, typer.Argument(help="A folder to be made.")],
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="tokenizer.json to lay beside it; the run's data.tokenizer unless given.")
+    ] = None,
+    dtype: Annotated[Dtype, typer.Option(help="Of the weights.")] = Dtype.BF16,
+) -> None:
+    """Write a checkpoint as LlamaForCausalLM, adapters merged; one process, no GPU."""
+    from training import hugging_face
+
+    written = hugging_face.export(source, out, tokenizer=tokenizer, dtype=dtype.value)
+    print(f"{out}: {written}")
+
+
 def main() -> NoReturn:
     """Run the command line; every expected fault becomes a message and an exit code, not a traceback."""
     from configs.reading import ConfigError
@@ -59,6 +95,14 @@ def main() -> NoReturn:
     try:
         app(standalone_mode=True)
     except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(WRONG_USAGE)
+    except ValueError as error:
+        from loader.state import ResumeMismatch
+        from training.ranks import DoesNotFit
+
+        if not isinstance(error, DoesNotFit | ResumeMismatch):
+            raise
         print(f"error: {error}", file=sys.stderr)
         sys.exit(WRONG_USAGE)
     sys.exit(DONE)

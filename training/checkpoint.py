@@ -17,6 +17,7 @@ import json
 import os
 import re
 import shutil
+import warnings
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -147,6 +148,9 @@ class Checkpoints:
 
     def _write(self, staged: dict[str, Any], progress: dict[str, Any]) -> None:
         path = self.folder / step_name(progress["step"])
+        if self._ranks.is_first and path.exists():  # of a run that was killed while writing it, perhaps on other ranks
+            shutil.rmtree(path)
+        dist.barrier(self._group)
         save_tensors(staged, checkpoint_id=path, process_group=self._group)
         if self._config.upload:
             mine = sorted(path.glob(f"__{self._ranks.rank}_*"))
@@ -226,7 +230,9 @@ def load_weights(path: Path, model: Mapping[str, Tensor]) -> None:
     """Only the weights of a checkpoint, into live tensors; no other process is needed."""
     tensors = _prefixed("model", model)
     refuse_other_model(path, tensors)
-    load_tensors(tensors, checkpoint_id=path, no_dist=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*intent is to load in a single process")
+        load_tensors(tensors, checkpoint_id=path, no_dist=True)
 
 
 def _prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from training.config import LoraConfig
 from training.model import Decoder, draw_normal
+from training.ranks import DoesNotFit
 
 A, B = "lora_a", "lora_b"
 
@@ -23,10 +24,11 @@ class LoraLinear(nn.Linear):
     """A linear layer with an adapter; its own matrix keeps its name."""
 
     def __init__(self, linear: nn.Linear, config: LoraConfig) -> None:
-        super().__init__(linear.in_features, linear.out_features, bias=False)
-        self.weight.requires_grad_(False)
-        self.lora_a = nn.Parameter(torch.empty(config.rank, linear.in_features))
-        self.lora_b = nn.Parameter(torch.empty(linear.out_features, config.rank))
+        super().__init__(linear.in_features, linear.out_features, bias=False, device="meta")
+        self.weight = linear.weight.requires_grad_(False)
+        device = linear.weight.device
+        self.lora_a = nn.Parameter(torch.empty(config.rank, linear.in_features, device=device))
+        self.lora_b = nn.Parameter(torch.empty(linear.out_features, config.rank, device=device))
         self.scale = config.alpha / config.rank
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
@@ -36,17 +38,19 @@ class LoraLinear(nn.Linear):
 
 
 def add_adapters(model: Decoder, config: LoraConfig) -> None:
-    """Give the targets of every block an adapter, and freeze all else.
+    """Give the targets of every block an adapter, its matrices still to be drawn, and freeze all else.
 
     Raises:
-        ValueError: a target that no block has.
+        DoesNotFit: no target, or one that no block has.
     """
+    if not config.targets:
+        raise DoesNotFit("lora.targets is empty: nothing would be trained; name some, or leave the key out for all")
     model.requires_grad_(False)
     for block in model.layers:
         linears = {name: module for name, module in block.named_modules() if isinstance(module, nn.Linear)}
         known = {name.rpartition(".")[2] for name in linears}
         if unknown := sorted(set(config.targets) - known):
-            raise ValueError(f"lora.targets has {unknown}, which no block has; there are {sorted(known)}")
+            raise DoesNotFit(f"lora.targets has {unknown}, which no block has; there are {sorted(known)}")
         for name, linear in linears.items():
             if name.rpartition(".")[2] in config.targets:
                 block.set_submodule(name, LoraLinear(linear, config))

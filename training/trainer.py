@@ -79,6 +79,9 @@ class Trainer:
         self.flops_per_token = flops_per_token(config.model, self.vocab_size, config.data.seq_len)
         name = torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else "cpu"
         self.peak_flops = watch.peak_flops(name)
+        stats = self.rows.stats()
+        if stats.get("broken_lines"):
+            self.log.say(f"{stats['broken_lines']} broken lines are left out; {'; '.join(stats['first_faults'])}")
         self._resume()
 
     def _build(self) -> tuple[torch.nn.Module, Decoder]:
@@ -119,6 +122,7 @@ class Trainer:
             "guard": self.guard.state_dict(),
             "model": {**self.config.model.model_dump(), "vocab_size": self.vocab_size},
             "lora": self.config.lora and self.config.lora.model_dump(),
+            "tokenizer": self.config.data.tokenizer,
         }
         return checkpoint.State(self.parameters, self.optimizer.state(), progress)
 
@@ -188,7 +192,8 @@ class Trainer:
         rates = clock.report(self.flops_per_token, self.ranks.world_size, self.peak_flops)
         memory = watch.memory_figures(self.ranks.device)
         stats = self.rows.stats()
-        loader = {f"loader_{name}": stats[name] for name in ("skipped_rows", "retries", "refetches") if name in stats}
+        names = "skipped_rows", "retries", "refetches", "broken_lines", "cut_conversations"
+        loader = {f"loader_{name}": stats[name] for name in names if name in stats}
         self.log.write(self.step, {**figures, **rates, **memory, **loader, "position": self.rows.position})
         left_s = (self.config.steps - self.step) * rates["step_s"]
         share = f"  MFU {rates['mfu']:.1%}" if "mfu" in rates else ""
