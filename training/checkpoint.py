@@ -27,6 +27,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
@@ -103,7 +104,7 @@ class Checkpoints:
         writing, self._writing = self._writing, None
         try:
             writing.result()
-        except Exception as error:
+        except (Exception, CheckpointException) as error:  # torch's is none of Exception's
             raise CheckpointFailed(
                 f"a checkpoint in {self.folder} could not be written: {error}; those with {MARKER} in them are whole. "
                 f"Make room or mend the address, and start again: the run goes on from the newest"

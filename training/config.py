@@ -275,8 +275,14 @@ class TrainConfig(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        if self.lora and self.parallel.tensor > 1:
-            raise ValueError("lora with parallel.tensor > 1 is not supported; adapters are small: use zero3")
+        float8, tensor = self.precision.float8, self.parallel.tensor
+        faults = [
+            (self.lora is not None and tensor > 1, f"lora does not go with parallel.tensor {tensor}; use zero3"),
+            (self.lora is not None and float8 != "none", f"lora does not go with precision.float8 {float8}; use none"),
+            (float8 != "none" and tensor > 1, f"precision.float8 {float8} does not go with parallel.tensor {tensor}"),
+        ]
+        if found := [message for is_fault, message in faults if is_fault]:
+            raise ValueError("; ".join(found))
         return self
 
 

@@ -14,10 +14,12 @@ import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.utils.checkpoint import checkpoint
 
 from training.attention import Mask, attend
 from training.config import ModelConfig, RopeScaling
@@ -98,6 +100,8 @@ class Block(nn.Module):
     """Attention and feed-forward, each behind a norm and beside the residual stream."""
 
     compute: Callable[[Tensor, Rope, Mask], Tensor]
+    checkpointing: dict[str, Any] | None = None
+    """Arguments of torch.utils.checkpoint, where backward computes the block again."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -105,11 +109,17 @@ class Block(nn.Module):
         self.self_attn = Attention(config)
         self.post_attention_layernorm = nn.RMSNorm(config.dim, eps=config.norm_eps)
         self.mlp = FeedForward(config)
-        self.compute = self.plain
+        self.compute = self.run
 
     def forward(self, hidden_BTD: Tensor, rope: Rope, mask: Mask) -> Tensor:  # noqa: N803
-        """(B, T, D) to the same, by `compute`: `plain`, or that compiled or with activations computed again."""
+        """(B, T, D) to the same, by `compute`: `run`, or that compiled or with activations offloaded."""
         return self.compute(hidden_BTD, rope, mask)
+
+    def run(self, hidden_BTD: Tensor, rope: Rope, mask: Mask) -> Tensor:  # noqa: N803
+        """What is compiled. A method, as torch.compile knows all blocks by its code and so compiles but the first."""
+        if self.checkpointing is None:
+            return self.plain(hidden_BTD, rope, mask)
+        return checkpoint(self.plain, hidden_BTD, rope, mask, **self.checkpointing)
 
     def plain(self, hidden_BTD: Tensor, rope: Rope, mask: Mask) -> Tensor:  # noqa: N803
         """What a block computes."""
@@ -156,6 +166,8 @@ class Decoder(nn.Module):
         """What `Head.forward` gives: a loss where there are labels, else logits."""
         rope = self._rope_of(input_ids_BT)
         hidden_BTD = self.embed_tokens(input_ids_BT)  # noqa: N806
+        if isinstance(hidden_BTD, DTensor):  # tensor parallel: this rank's tokens
+            hidden_BTD = hidden_BTD.to_local()  # noqa: N806
         for block in self.layers:
             hidden_BTD = block(hidden_BTD, rope, mask)  # noqa: N806
         return self.lm_head(self.norm(hidden_BTD), labels_BT)

@@ -32,7 +32,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from training.config import ParallelConfig, PrecisionConfig
 from training.model import Block, Decoder
@@ -156,7 +156,8 @@ def _cut_matrices(model: Decoder, ranks: Ranks) -> None:
         model,
         mesh,
         {
-            "embed_tokens": RowwiseParallel(input_layouts=whole, output_layouts=along_tokens),
+            # made local in Decoder.forward: fully_shard warns of modules that give out a view
+            "embed_tokens": RowwiseParallel(input_layouts=whole, output_layouts=along_tokens, use_local_output=False),
             "norm": SequenceParallel(),
         },
     )
@@ -186,21 +187,15 @@ def _cut_matrices(model: Decoder, ranks: Ranks) -> None:
 def _choose_compute(model: Decoder, parallel: ParallelConfig, precision: PrecisionConfig, device: torch.device) -> None:
     """Set every block's `compute`: saved or computed again, inside of compiled, inside of offloaded."""
     offload = ActivationOffload(device) if parallel.activation_offload else None
+    selection: dict[str, Any] = {}
+    if parallel.activation_checkpointing == "selective":
+        selection["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _expensive_operators())
     for block in model.layers:
         assert isinstance(block, Block)
-        compute = block.plain
-        if parallel.activation_checkpointing == "full":
-            compute = functools.partial(checkpoint, compute, use_reentrant=False, preserve_rng_state=False)
-        elif parallel.activation_checkpointing == "selective":
-            contexts = functools.partial(create_selective_checkpoint_contexts, _expensive_operators())
-            compute = functools.partial(
-                checkpoint, compute, use_reentrant=False, preserve_rng_state=False, context_fn=contexts
-            )
-        if precision.compile:
-            compute = torch.compile(compute)
-        if offload is not None:
-            compute = offload.around(compute, is_last=block is model.layers[-1])
-        block.compute = compute  # pyright: ignore[reportAttributeAccessIssue]
+        if parallel.activation_checkpointing != "none":
+            block.checkpointing = {"use_reentrant": False, "preserve_rng_state": False, **selection}
+        compute: Callable[..., Any] = torch.compile(block.run) if precision.compile else block.run
+        block.compute = offload.around(compute, is_last=block is model.layers[-1]) if offload else compute
 
 
 def _expensive_operators() -> list[Any]:

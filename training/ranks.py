@@ -96,6 +96,9 @@ def join(parallel: ParallelConfig, *, timeout_s: float, dump_dir: Path) -> Ranks
             dist.init_process_group(backend, timeout=timeout, store=HashStore(), rank=0, world_size=1)
     shape = mesh_shape(parallel, dist.get_world_size())
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=DIMENSIONS)
+    if parallel.tensor > 1:
+        mesh["shard", "tensor"]._flatten()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - norms of gradients then
+        # travel in one collective; torch says so itself when it is missing
     return Ranks(dist.get_rank(), dist.get_world_size(), device, mesh)
 
 

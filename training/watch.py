@@ -190,11 +190,11 @@ def memory_history(config: WatchConfig, run_dir: Path, ranks: Ranks) -> Generato
     if not config.memory_snapshot or ranks.device.type != "cuda":
         yield
         return
-    memory: Any = torch.cuda.memory  # its snapshots are documented, but named as if they were private
-    memory._record_memory_history(max_entries=100_000)
+    memory: Any = torch.cuda.memory
+    memory._record_memory_history(max_entries=100_000)  # noqa: SLF001 - documented, though named as if private
     try:
         yield
     finally:
         run_dir.mkdir(parents=True, exist_ok=True)
-        memory._dump_snapshot(str(run_dir / f"memory-rank{ranks.rank:05d}.pickle"))
-        memory._record_memory_history(enabled=None)
+        memory._dump_snapshot(str(run_dir / f"memory-rank{ranks.rank:05d}.pickle"))  # noqa: SLF001
+        memory._record_memory_history(enabled=None)  # noqa: SLF001

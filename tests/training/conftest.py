@@ -1,0 +1,130 @@
+"""A small language that can be learned, and real processes that learn it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardwriter import Documents, join, write_shard
+from shardwriter.format import MANIFEST_FILE, TokenizerEntry, index_file, shard_file
+from tests.conftest import REPOSITORY
+from training.config import TrainConfig
+
+VOCAB_SIZE = 250
+
+SETTINGS: dict[str, Any] = {
+    "steps": 4,
+    "model": {"dim": 64, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "ffn_dim": 128},
+    "data": {"seq_len": 64, "global_batch_rows": 12, "micro_batch_rows": 1},
+    "precision": {"compute": "fp32"},
+    "optimizer": {"warmup_steps": 2, "learning_rate": 1e-2},
+    "checkpoint": {"every_steps": 100},
+    "watch": {"every_steps": 1, "tensorboard": False},
+    "process": {"start_timeout_s": 60, "step_timeout_s": 30},
+}
+
+WORKER = """
+import json, sys, warnings
+from pathlib import Path
+warnings.simplefilter("error")
+warnings.filterwarnings("ignore", message=".*is deprecated", category=DeprecationWarning)
+import torch
+torch.set_num_threads(1)
+from training import ranks
+from training.config import TrainConfig
+from training.trainer import train
+for settings in json.loads(Path(sys.argv[1]).read_text()):
+    config = TrainConfig.model_validate(settings)
+    here = ranks.join(config.parallel, timeout_s=config.process.start_timeout_s, dump_dir=Path(config.run_dir) / "hang")
+    train(config, here)
+ranks.leave()
+"""
+"""Runs after one another in one world: starting processes takes longer than a run."""
+
+
+def write_language(folder: Path, *, seed: int = 0, num_shards: int = 3) -> Path:
+    """Documents in which each token is, nine times in ten, three times the one before, plus one."""
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(seed)
+    tokenizer = TokenizerEntry("tiny", "ab" * 32, vocab_size=VOCAB_SIZE, end_of_document=0)
+    entries = []
+    for shard in range(num_shards):
+        lengths = rng.integers(10, 150, 120)
+        tokens = rng.integers(1, VOCAB_SIZE, int(lengths.sum()))
+        for place in np.flatnonzero(rng.random(len(tokens)) < 0.9).tolist():
+            tokens[place] = (tokens[place - 1] * 3 + 1) % VOCAB_SIZE
+        tokens[np.cumsum(lengths) - 1] = 0
+        documents = Documents(tokens.astype(np.uint16), lengths, np.arange(len(lengths), dtype=np.uint64))
+        with (folder / shard_file(shard)).open("wb") as tar, (folder / index_file(shard)).open("wb") as index:
+            entries.append(write_shard(tar, index, shard=shard, tokenizer=tokenizer, documents=documents))
+    (folder / MANIFEST_FILE).write_bytes(join(entries, tokenizer=tokenizer, fingerprint="f00d").dumps())
+    return folder
+
+
+@pytest.fixture(scope="session")
+def language(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of some 28,000 tokens."""
+    return write_language(tmp_path_factory.mktemp("language") / "dataset")
+
+
+def settings_of(run_dir: Path, manifest: Path | None, **changes: Any) -> dict[str, Any]:
+    """Settings of a run; changes are sections (dicts, laid over the defaults) or values."""
+    settings = {**SETTINGS, "run_dir": str(run_dir)}
+    if manifest is not None:
+        settings["data"] = {**settings["data"], "manifest": str(manifest)}
+    for name, change in changes.items():
+        settings[name] = {**settings.get(name, {}), **change} if isinstance(change, Mapping) else change
+    return settings
+
+
+def config_of(run_dir: Path, manifest: Path | None, **changes: Any) -> TrainConfig:
+    """The same, checked."""
+    return TrainConfig.model_validate(settings_of(run_dir, manifest, **changes))
+
+
+def start(num_ranks: int, runs: Sequence[Mapping[str, Any]], folder: Path) -> list[subprocess.Popen[str]]:
+    """All ranks of a world that trains these runs one after another."""
+    folder.mkdir(parents=True, exist_ok=True)
+    jobs = folder / f"jobs-{num_ranks}.json"
+    jobs.write_text(json.dumps(list(runs)))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    world = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    return [
+        subprocess.Popen(
+            [sys.executable, "-c", WORKER, str(jobs)], cwd=REPOSITORY, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, **world, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(num_ranks)
+    ]  # fmt: skip
+
+
+def train_all(num_ranks: int, runs: Sequence[Mapping[str, Any]], folder: Path, timeout_s: float = 200) -> None:
+    """Train them to their end."""
+    processes = start(num_ranks, runs, folder)
+    try:
+        messages = [process.communicate(timeout=timeout_s)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * num_ranks, "\n".join(messages)[-4000:]
+
+
+def log_of(run_dir: Path | str) -> list[dict[str, Any]]:
+    """The lines of a run's log."""
+    return [json.loads(line) for line in (Path(run_dir) / "log.jsonl").read_text().splitlines()]
+
+
+def losses(run_dir: Path | str) -> list[float]:
+    """Loss of each step, as logged last."""
+    by_step = {line["step"]: line["loss"] for line in log_of(run_dir) if "loss" in line}
+    return [by_step[step] for step in sorted(by_step)]

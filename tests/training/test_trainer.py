@@ -1,0 +1,273 @@
+"""A run that is killed, told to leave, or started on other ranks goes on as if nothing had been."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loader import TokenLoader
+from loader.state import ResumeMismatch
+from tests.training.conftest import (
+    config_of,
+    log_of,
+    losses,
+    settings_of,
+    start,
+    train_all,
+    write_language,
+)
+from training import ranks
+from training.checkpoint import MARKER, load_weights, whole_checkpoints
+from training.config import GuardConfig, OptimizerConfig, TrainConfig
+from training.model import Decoder
+from training.optimizer import learning_rate
+from training.ranks import DoesNotFit
+from training.trainer import Ended, Guard, TrainingStopped, train
+
+STEPS = 6
+
+
+def train_here(config: TrainConfig) -> Ended:
+    """In this process, alone."""
+    return train(config, ranks.join(config.parallel, timeout_s=60, dump_dir=Path(config.run_dir)))
+
+
+def weights_of(run_dir: Path, config: TrainConfig) -> dict[str, np.ndarray[Any, Any]]:
+    """Weights of the newest checkpoint."""
+    model = Decoder(config.model, 256)
+    load_weights(whole_checkpoints(run_dir / "checkpoints")[-1], dict(model.named_parameters()))
+    return {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(language: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of runs on two ranks that nobody disturbed."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    runs = [settings_of(folder / strategy, language, **settings(strategy)) for strategy in ("zero1", "zero3")]
+    train_all(2, runs, folder)
+    return folder
+
+
+def settings(strategy: str) -> dict[str, Any]:
+    """Of the runs that are compared."""
+    return {"steps": STEPS, "parallel": {"strategy": strategy}, "checkpoint": {"every_steps": 2, "keep_last": 100}}
+
+
+@pytest.mark.parametrize("strategy", ["zero1", "zero3"])
+def test_a_killed_run_ends_with_the_same_bits(
+    language: Path, uninterrupted: Path, tmp_path: Path, strategy: str
+) -> None:
+    """Both ranks get kill -9 in mid-run: losses and weights are equal bit for bit afterwards."""
+    run = settings_of(tmp_path / "run", language, **settings(strategy))
+    processes = start(2, [run], tmp_path)
+    until = time.monotonic() + 120
+    while not whole_checkpoints(tmp_path / "run" / "checkpoints") and time.monotonic() < until:
+        time.sleep(0.01)
+    for process in processes:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert whole_checkpoints(tmp_path / "run" / "checkpoints"), "killed too early"
+    train_all(2, [run], tmp_path)
+    config = TrainConfig.model_validate(run)
+    assert losses(tmp_path / "run") == losses(uninterrupted / strategy)
+    found, expected = weights_of(tmp_path / "run", config), weights_of(uninterrupted / strategy, config)
+    assert all(np.array_equal(found[name], expected[name]) for name in expected)
+
+
+def test_a_run_goes_on_over_other_ranks_and_strategies(language: Path, uninterrupted: Path, tmp_path: Path) -> None:
+    """2 ranks of zero1, 1 of ddp, 3 of zero3, 4 of tensor x shards: the same rows in each step, the same losses."""
+    settings_by_world: list[tuple[int, int, dict[str, Any]]] = [
+        (2, 2, {"strategy": "zero1"}),
+        (1, 3, {"strategy": "ddp", "offload": "optimizer"}),
+        (3, 5, {"strategy": "zero3"}),
+        (4, STEPS, {"strategy": "zero3", "tensor": 2}),
+    ]
+    run_dir = tmp_path / "run"
+    for world_size, steps, parallel in settings_by_world:
+        changes = {**settings("zero3"), "steps": steps, "parallel": parallel}
+        # the schedule must not depend on where this part of the run ends
+        optimizer = {"schedule": "constant"}
+        train_all(world_size, [settings_of(run_dir, language, **changes, optimizer=optimizer)], tmp_path)
+    whole = settings_of(tmp_path / "whole", language, **settings("zero3"), optimizer={"schedule": "constant"})
+    train_all(1, [whole], tmp_path)
+    assert losses(run_dir) == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)
+    assert [line["position"] for line in log_of(run_dir)] == [12 * step for step in range(1, STEPS + 1)]
+
+
+def test_ranks_that_do_not_divide_the_batch_leave_no_row_out(language: Path, tmp_path: Path) -> None:
+    """3 ranks of 4 rows take 12 at a time: of a batch of 16, steps take 24, 12, 12, 24 ... rows, on average 16."""
+    run = settings_of(
+        tmp_path / "run", language, steps=5, data={"global_batch_rows": 16, "micro_batch_rows": 4}, parallel={}
+    )
+    train_all(3, [run], tmp_path)
+    assert [line["position"] for line in log_of(tmp_path / "run")] == [24, 36, 48, 72, 84]
+
+
+def test_sigterm_saves_and_leaves(language: Path, tmp_path: Path) -> None:
+    """One rank is told: both save after the step, and the next start goes on there."""
+    run = settings_of(tmp_path / "run", language, steps=100_000)
+    processes = start(2, [run], tmp_path)
+    log = tmp_path / "run" / "log.jsonl"
+    until = time.monotonic() + 120
+    while not (log.exists() and log.read_text().count("\n") >= 3) and time.monotonic() < until:
+        time.sleep(0.01)
+    processes[1].terminate()
+    assert [process.wait(timeout=60) for process in processes] == [0, 0]
+    (saved,) = whole_checkpoints(tmp_path / "run" / "checkpoints")
+    assert json.loads((saved / MARKER).read_text())["step"] == log_of(tmp_path / "run")[-1]["step"]
+
+
+def test_a_checkpoint_that_is_not_whole_is_passed_over(language: Path, tmp_path: Path) -> None:
+    """Without its marker it does not count; the one before does, and the result is the same."""
+    config = config_of(tmp_path / "run", language, steps=4, checkpoint={"every_steps": 2, "keep_last": 9})
+    train_here(config)
+    expected = losses(tmp_path / "run")
+    newest = whole_checkpoints(tmp_path / "run" / "checkpoints")[-1]
+    (newest / MARKER).unlink()
+    assert train_here(config).step == 4
+    assert losses(tmp_path / "run") == expected
+    assert [line["step"] for line in log_of(tmp_path / "run")] == [1, 2, 3, 4, 3, 4]
+
+
+def test_old_checkpoints_go(language: Path, tmp_path: Path) -> None:
+    """The last two stay, and those at multiples of four."""
+    settings = {"every_steps": 1, "keep_last": 2, "keep_every_steps": 4}
+    train_here(config_of(tmp_path / "run", language, steps=7, checkpoint=settings))
+    found = [path.name for path in sorted((tmp_path / "run" / "checkpoints").iterdir())]
+    assert found == ["step-00000004", "step-00000006", "step-00000007"]
+
+
+def test_a_checkpoint_of_another_model_is_refused(language: Path, tmp_path: Path) -> None:
+    """With the names and both shapes."""
+    train_here(config_of(tmp_path / "run", language, steps=1))
+    with pytest.raises(
+        DoesNotFit, match=r"(?s)gate_proj.weight is \(128, 64\) there, \(160, 64\) here.*another run_dir"
+    ):
+        train_here(config_of(tmp_path / "run", language, steps=2, model={"ffn_dim": 160}))
+
+
+def test_a_checkpoint_of_other_data_is_refused(language: Path, tmp_path: Path) -> None:
+    """The loader says what differs."""
+    train_here(config_of(tmp_path / "run", language, steps=1))
+    other = write_language(tmp_path / "other", seed=1)
+    with pytest.raises(ResumeMismatch, match=r"sources is .* in the state, .* here"):
+        train_here(config_of(tmp_path / "run", other, steps=2))
+
+
+def test_rows_are_those_of_the_loader(language: Path, tmp_path: Path) -> None:
+    """The first loss is that of the rows that a loader with the same settings gives."""
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    from training.attention import Mask, document_mask
+    from training.model import draw
+
+    config = config_of(tmp_path / "run", language, steps=1)
+    train_here(config)
+    model = Decoder(config.model, 256)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            draw(name, parameter, config.model, config.seed)
+    loader = TokenLoader(language, seq_len=64, global_batch_rows=12, rank=0, world_size=1, documents=["document_ids"])
+    batch = next(loader)
+    logits = model(batch["input_ids"], None, document_mask(batch["document_ids"]))
+    assert isinstance(logits, torch.Tensor)
+    expected = cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
+    assert losses(tmp_path / "run")[0] == pytest.approx(float(expected), rel=1e-5)
+    assert Mask().allowed is None
+
+
+def test_a_full_disk_ends_the_run_and_says_so(language: Path, tmp_path: Path) -> None:
+    """What is whole stays; a file in the place of the folder stands for any reason not to write."""
+    from training.checkpoint import CheckpointFailed
+
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoints").write_text("not a folder")
+    with pytest.raises(CheckpointFailed, match=r"could not be written.*go.* on from the newest"):
+        train_here(config_of(tmp_path / "run", language, steps=2, checkpoint={"every_steps": 1}))
+
+
+# ---------------------------------------------------------------------------------------------------------- bad steps
+
+
+def test_bad_steps_are_skipped_and_counted(language: Path, tmp_path: Path) -> None:
+    """With a learning rate that breaks the model, steps are refused until there have been too many in a row."""
+    optimizer = {"learning_rate": 1e30, "warmup_steps": 0, "max_grad_norm": 1e30}
+    with pytest.raises(TrainingStopped, match=r"the 3. bad step in a row .*lower optimizer.learning_rate"):
+        train_here(
+            config_of(tmp_path / "run", language, steps=20, optimizer=optimizer, guard={"max_skipped_in_a_row": 3})
+        )
+    assert [line["bad_steps"] for line in log_of(tmp_path / "run")][-2:] == [1, 2]
+
+
+def test_the_guard_knows_leaps() -> None:
+    """Ten times the running mean is refused, and does not move the mean."""
+    guard = Guard(GuardConfig(spike_factor=10))
+    assert all(guard.accepts(2.0, 1.0, step) for step in range(5))
+    assert not guard.accepts(2.0, 11.0, 5)
+    assert not guard.accepts(math.nan, 1.0, 6)
+    assert guard.accepts(2.0, 9.0, 7)
+    assert guard.num_bad == 2
+    other = Guard(GuardConfig(spike_factor=10))
+    other.load_state_dict(guard.state_dict())
+    assert other.state_dict() == guard.state_dict()
+
+
+def test_the_guard_stops_where_it_is_told_to() -> None:
+    """At the first bad step."""
+    with pytest.raises(TrainingStopped, match=r"step 3: loss is nan"):
+        Guard(GuardConfig(on_bad_step="stop")).accepts(math.nan, 1.0, 3)
+
+
+# ----------------------------------------------------------------------------------------------------------- schedules
+
+
+@given(
+    schedule=st.sampled_from(["cosine", "wsd", "linear", "constant"]),
+    steps=st.integers(1, 300),
+    warmup_steps=st.integers(0, 50),
+    min_lr_share=st.floats(0, 1),
+    decay_share=st.floats(0, 1),
+)
+def test_learning_rates_rise_then_fall(
+    schedule: Any, steps: int, warmup_steps: int, min_lr_share: float, decay_share: float
+) -> None:
+    """Up over the warm-up to the height, never up again, never under the least."""
+    config = OptimizerConfig(
+        schedule=schedule, warmup_steps=warmup_steps, min_lr_share=min_lr_share, decay_share=decay_share
+    )
+    rates = [learning_rate(step, steps, config) / config.learning_rate for step in range(steps)]
+    up, down = rates[:warmup_steps], rates[warmup_steps:]
+    assert up == sorted(up)
+    assert all(rate <= 1 + 1e-9 for rate in rates)
+    assert all(later <= earlier + 1e-9 for earlier, later in itertools.pairwise(down))
+    assert all(rate >= min_lr_share - 1e-9 for rate in down)
+    assert not down or down[0] == pytest.approx(1.0)
+
+
+def test_schedules_have_these_values() -> None:
+    """Half-way and at the end: 100 steps, a tenth to warm up, down to a tenth."""
+    settings = {"learning_rate": 1.0, "warmup_steps": 10, "min_lr_share": 0.1, "decay_share": 0.2}
+    expected = {"cosine": (0.55, 0.1), "linear": (0.55, 0.1), "wsd": (1.0, 0.145), "constant": (1.0, 1.0)}
+    for schedule, (half, end) in expected.items():
+        config = OptimizerConfig.model_validate({**settings, "schedule": schedule})
+        assert learning_rate(55, 100, config) == pytest.approx(half)
+        assert learning_rate(99, 100, config) == pytest.approx(end, abs=0.011)
+
+
+def test_a_batch_that_the_ranks_cannot_fill_is_refused(language: Path, tmp_path: Path) -> None:
+    """Naming both keys."""
+    with pytest.raises(DoesNotFit, match=r"global_batch_rows is 12, but 1 data-parallel ranks of 13 rows"):
+        train_here(config_of(tmp_path, language, data={"micro_batch_rows": 13}))
+    shutil.rmtree(tmp_path)
