@@ -105,8 +105,10 @@ class Checkpoints:
         try:
             writing.result()
         except (Exception, CheckpointException) as error:  # torch's is none of Exception's
+            causes = error.failures if isinstance(error, CheckpointException) else {self._ranks.rank: (error, None)}
+            found = "; ".join(f"rank {rank}: {cause[0]}" for rank, cause in causes.items())
             raise CheckpointFailed(
-                f"a checkpoint in {self.folder} could not be written: {error}; those with {MARKER} in them are whole. "
+                f"a checkpoint in {self.folder} could not be written: {found}; those with {MARKER} in them are whole. "
                 f"Make room or mend the address, and start again: the run goes on from the newest"
             ) from error
 

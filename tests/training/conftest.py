@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +12,7 @@ import pytest
 
 from shardwriter import Documents, join, write_shard
 from shardwriter.format import MANIFEST_FILE, TokenizerEntry, index_file, shard_file
-from tests.conftest import REPOSITORY
+from tests.training.worlds import run_world
 from training.config import TrainConfig
 
 VOCAB_SIZE = 250
@@ -31,24 +27,6 @@ SETTINGS: dict[str, Any] = {
     "watch": {"every_steps": 1, "tensorboard": False},
     "process": {"start_timeout_s": 60, "step_timeout_s": 30},
 }
-
-WORKER = """
-import json, sys, warnings
-from pathlib import Path
-warnings.simplefilter("error")
-warnings.filterwarnings("ignore", message=".*is deprecated", category=DeprecationWarning)
-import torch
-torch.set_num_threads(1)
-from training import ranks
-from training.config import TrainConfig
-from training.trainer import train
-for settings in json.loads(Path(sys.argv[1]).read_text()):
-    config = TrainConfig.model_validate(settings)
-    here = ranks.join(config.parallel, timeout_s=config.process.start_timeout_s, dump_dir=Path(config.run_dir) / "hang")
-    train(config, here)
-ranks.leave()
-"""
-"""Runs after one another in one world: starting processes takes longer than a run."""
 
 
 def write_language(folder: Path, *, seed: int = 0, num_shards: int = 3) -> Path:
@@ -91,32 +69,21 @@ def config_of(run_dir: Path, manifest: Path | None, **changes: Any) -> TrainConf
     return TrainConfig.model_validate(settings_of(run_dir, manifest, **changes))
 
 
-def start(num_ranks: int, runs: Sequence[Mapping[str, Any]], folder: Path) -> list[subprocess.Popen[str]]:
-    """All ranks of a world that trains these runs one after another."""
-    folder.mkdir(parents=True, exist_ok=True)
-    jobs = folder / f"jobs-{num_ranks}.json"
-    jobs.write_text(json.dumps(list(runs)))
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    world = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    return [
-        subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(jobs)], cwd=REPOSITORY, stderr=subprocess.PIPE, text=True,
-            env={**os.environ, **world, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-        )
-        for rank in range(num_ranks)
-    ]  # fmt: skip
+def train_each(runs: Sequence[Mapping[str, Any]]) -> None:
+    """What a rank does: runs after one another in one world."""
+    from training import ranks
+    from training.trainer import train
+
+    for settings in runs:
+        config = TrainConfig.model_validate(settings)
+        timeout_s, dump_dir = config.process.start_timeout_s, Path(config.run_dir) / "hang"
+        train(config, ranks.join(config.parallel, timeout_s=timeout_s, dump_dir=dump_dir))
+    ranks.leave()
 
 
 def train_all(num_ranks: int, runs: Sequence[Mapping[str, Any]], folder: Path, timeout_s: float = 200) -> None:
-    """Train them to their end."""
-    processes = start(num_ranks, runs, folder)
-    try:
-        messages = [process.communicate(timeout=timeout_s)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0] * num_ranks, "\n".join(messages)[-4000:]
+    """Train them to their end, on ranks of their own."""
+    run_world(num_ranks, train_each, runs, folder=folder, timeout_s=timeout_s)
 
 
 def log_of(run_dir: Path | str) -> list[dict[str, Any]]:

@@ -6,7 +6,6 @@ import itertools
 import json
 import math
 import shutil
-import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -23,10 +22,11 @@ from tests.training.conftest import (
     log_of,
     losses,
     settings_of,
-    start,
     train_all,
+    train_each,
     write_language,
 )
+from tests.training.worlds import MESSAGES, start
 from training import ranks
 from training.checkpoint import MARKER, load_weights, whole_checkpoints
 from training.config import GuardConfig, OptimizerConfig, TrainConfig
@@ -70,13 +70,10 @@ def test_a_killed_run_ends_with_the_same_bits(
 ) -> None:
     """Both ranks get kill -9 in mid-run: losses and weights are equal bit for bit afterwards."""
     run = settings_of(tmp_path / "run", language, **settings(strategy))
-    processes = start(2, [run], tmp_path)
-    until = time.monotonic() + 120
-    while not whole_checkpoints(tmp_path / "run" / "checkpoints") and time.monotonic() < until:
-        time.sleep(0.01)
-    for process in processes:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+    with start(2, train_each, [run], folder=tmp_path):  # leaving it kills them, with SIGKILL
+        until = time.monotonic() + 120
+        while not whole_checkpoints(tmp_path / "run" / "checkpoints") and time.monotonic() < until:
+            time.sleep(0.01)
     assert whole_checkpoints(tmp_path / "run" / "checkpoints"), "killed too early"
     train_all(2, [run], tmp_path)
     config = TrainConfig.model_validate(run)
@@ -117,13 +114,15 @@ def test_ranks_that_do_not_divide_the_batch_leave_no_row_out(language: Path, tmp
 def test_sigterm_saves_and_leaves(language: Path, tmp_path: Path) -> None:
     """One rank is told: both save after the step, and the next start goes on there."""
     run = settings_of(tmp_path / "run", language, steps=100_000)
-    processes = start(2, [run], tmp_path)
     log = tmp_path / "run" / "log.jsonl"
     until = time.monotonic() + 120
-    while not (log.exists() and log.read_text().count("\n") >= 3) and time.monotonic() < until:
-        time.sleep(0.01)
-    processes[1].terminate()
-    assert [process.wait(timeout=60) for process in processes] == [0, 0]
+    with start(2, train_each, [run], folder=tmp_path) as processes:
+        while not (log.exists() and log.read_text().count("\n") >= 3) and time.monotonic() < until:
+            time.sleep(0.01)
+        processes[1].terminate()
+        for process in processes:
+            process.join(60)
+        assert [process.exitcode for process in processes] == [0, 0], (tmp_path / MESSAGES).read_text()
     (saved,) = whole_checkpoints(tmp_path / "run" / "checkpoints")
     assert json.loads((saved / MARKER).read_text())["step"] == log_of(tmp_path / "run")[-1]["step"]
 
@@ -181,7 +180,8 @@ def test_rows_are_those_of_the_loader(language: Path, tmp_path: Path) -> None:
             draw(name, parameter, config.model, config.seed)
     loader = TokenLoader(language, seq_len=64, global_batch_rows=12, rank=0, world_size=1, documents=["document_ids"])
     batch = next(loader)
-    logits = model(batch["input_ids"], None, document_mask(batch["document_ids"]))
+    with torch.no_grad():
+        logits = model(batch["input_ids"], None, document_mask(batch["document_ids"]))
     assert isinstance(logits, torch.Tensor)
     expected = cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
     assert losses(tmp_path / "run")[0] == pytest.approx(float(expected), rel=1e-5)
@@ -194,7 +194,9 @@ def test_a_full_disk_ends_the_run_and_says_so(language: Path, tmp_path: Path) ->
 
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "checkpoints").write_text("not a folder")
-    with pytest.raises(CheckpointFailed, match=r"could not be written.*go.* on from the newest"):
+    with pytest.raises(
+        CheckpointFailed, match=r"could not be written: rank 0: .*Not a directory.*goes on from the newest"
+    ):
         train_here(config_of(tmp_path / "run", language, steps=2, checkpoint={"every_steps": 1}))
 
 

@@ -1,0 +1,71 @@
+"""Ranks for tests, each a process.
+
+They are forked from one that has imported torch, as importing it takes longer than most runs of a test.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import sys
+import warnings
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+MESSAGES = "stderr"
+"""File of a world's folder: what its ranks said."""
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["training.trainer", "torch.distributed.fsdp", "torch._dynamo"])
+
+
+@contextmanager
+def start(
+    num_ranks: int, work: Callable[..., None], *arguments: Any, folder: Path
+) -> Generator[list[ForkServerProcess], None, None]:
+    """Ranks that do some work, with torchrun's environment; who is not done when the context is left is killed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    world = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    processes = [
+        _CONTEXT.Process(
+            target=_be_rank,
+            args=({**world, "RANK": str(rank), "LOCAL_RANK": str(rank)}, folder / MESSAGES, work, arguments),
+        )
+        for rank in range(num_ranks)
+    ]
+    try:
+        for process in processes:
+            process.start()
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def run_world(num_ranks: int, work: Callable[..., None], *arguments: Any, folder: Path, timeout_s: float = 200) -> None:
+    """Do some work on all ranks, to its end; none may fail or warn."""
+    with start(num_ranks, work, *arguments, folder=folder) as processes:
+        for process in processes:
+            process.join(timeout_s)
+        codes = [process.exitcode for process in processes]
+    assert codes == [0] * num_ranks, (folder / MESSAGES).read_text()[-4000:]
+
+
+def _be_rank(
+    environment: dict[str, str], messages: Path, work: Callable[..., None], arguments: tuple[Any, ...]
+) -> None:
+    import torch
+
+    os.environ.update(environment)
+    os.dup2(os.open(messages, os.O_WRONLY | os.O_CREAT | os.O_APPEND), sys.stderr.fileno())
+    warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", message=".*is deprecated", category=DeprecationWarning)
+    torch.set_num_threads(1)
+    work(*arguments)
