@@ -1,6 +1,7 @@
 """Reads a dataset of shards for training: rank-aware, exact, resumable at once on any number of ranks.
 
-`import loader` needs numpy alone; torch is imported by whoever hands out tensors, obstore for remote addresses.
+`import loader` needs numpy and isal alone; torch is imported by whoever hands out tensors, obstore for remote
+addresses.
 """
 
 from loader.dataset import TokenDataset

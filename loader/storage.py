@@ -316,11 +316,13 @@ class Cache:
         aside = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.part")
         try:
             aside.write_bytes(data)
+            mapped = _map(aside)
             aside.replace(path)
         except OSError:  # a full disk must not stop the reading
             self._counters.add("cache_write_failures")
             aside.unlink(missing_ok=True)
-        return data
+            return data
+        return mapped  # pages that all ranks share; the memory it came in is used again for what comes next
 
     def _evict(self, coming_bytes: int) -> None:
         files: list[tuple[float, int, str]] = []
