@@ -12,8 +12,9 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterable
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,11 @@ LIBRARIES = (
 )
 
 
-def save(name: str, figures: dict[str, Any], folder: Path = FOLDER) -> Path:
-    """Write a benchmark's figures; the path of the file. A later result of the same day replaces the earlier one."""
+def save(name: str, figures: dict[str, Any], folder: Path = FOLDER, libraries: Iterable[str] = LIBRARIES) -> Path:
+    """Write a benchmark's figures; the path of the file. A later result of the same day replaces the earlier one.
+
+    `libraries` are those whose versions matter; null stands for one that is not installed.
+    """
     now = datetime.now(UTC)
     result = {
         "benchmark": name,
@@ -42,7 +46,7 @@ def save(name: str, figures: dict[str, Any], folder: Path = FOLDER) -> Path:
         "command": command(),
         "commit": commit(),
         "machine": machine(),
-        "versions": {"python": platform.python_version(), **{library: version(library) for library in LIBRARIES}},
+        "versions": {"python": platform.python_version(), **{library: _version(library) for library in libraries}},
         "figures": figures,
     }
     path = folder / f"{now:%Y-%m-%d}-{name}.json"
@@ -59,6 +63,13 @@ def machine() -> dict[str, Any]:
         "num_cpus": os.cpu_count(),
         "memory_gb": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
     }
+
+
+def _version(library: str) -> str | None:
+    try:
+        return version(library)
+    except PackageNotFoundError:  # the loader's peers have an environment of their own
+        return None
 
 
 def commit() -> str | None:

@@ -1,7 +1,8 @@
 """The loaders that take part: each yields int64 tensors of 8 x 2,049 tokens, shuffled, the same again for a seed.
 
 Ours yields its input rows of 2,048 (labels come beside them and are not counted). `memmap` is the bare limit: a global
-permutation over a flat file. `ours_stored` hands over uint16, as to a GPU that widens.
+permutation over a flat file. `ours_stored` hands over uint16, as to a GPU that widens; `memmap_stored` is the bare
+limit of that.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import importlib.machinery
 import os
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +74,8 @@ class Entrant:
 
 
 class _Blocks(IterableDataset):  # type: ignore[type-arg]
-    def __init__(self, root: Path) -> None:
-        self.path, self.first = str(root / "memmap/tokens.bin"), 0
+    def __init__(self, root: Path, as_tensor: Callable[[Any], torch.Tensor]) -> None:
+        self.path, self.first, self.as_tensor = str(root / "memmap/tokens.bin"), 0, as_tensor
         self.num = os.path.getsize(self.path) // 2 // BLOCK
 
     def __iter__(self) -> Iterator[torch.Tensor]:
@@ -83,12 +84,14 @@ class _Blocks(IterableDataset):  # type: ignore[type-arg]
         blocks = np.memmap(self.path, np.uint16, mode="r")[: self.num * BLOCK].reshape(self.num, BLOCK)
         order = np.random.RandomState(SEED).permutation(self.num)[self.first :]
         for batch in range(worker, len(order) // BATCH, workers):
-            yield widened(blocks[order[batch * BATCH : (batch + 1) * BATCH]])
+            yield self.as_tensor(blocks[order[batch * BATCH : (batch + 1) * BATCH]])
 
 
 class Memmap(Entrant):
+    as_tensor = staticmethod(widened)
+
     def build(self) -> None:
-        self.blocks, self.seen = _Blocks(self.root), 0
+        self.blocks, self.seen = _Blocks(self.root, self.as_tensor), 0
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         self.blocks.first = self.seen
@@ -103,6 +106,10 @@ class Memmap(Entrant):
 
     def load(self, state: Any) -> None:
         self.seen = state
+
+
+class MemmapStored(Memmap):
+    as_tensor = staticmethod(torch.from_numpy)
 
 
 # ---------------------------------------------------------------------------------------------------------------- ours
@@ -306,6 +313,7 @@ class HuggingFace(Entrant):
 
 ENTRANTS: dict[str, type[Entrant]] = {
     "memmap": Memmap,
+    "memmap_stored": MemmapStored,
     "ours": Ours,
     "ours_stored": OursStored,
     "ours_dataset": OursDataset,

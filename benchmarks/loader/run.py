@@ -12,19 +12,20 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 BLOCK = 2049
+LIBRARIES = (
+    "torch", "numpy", "isal", "torchdata", "litdata", "grain", "webdataset", "datasets", "mosaicml-streaming"
+)  # fmt: skip
 
 
 def endless(make: Callable[[], Any]) -> Iterator[Any]:
@@ -194,19 +195,10 @@ def main() -> None:
     rows = compare(args, args.only.split(",") if args.only else list(ENTRANTS))
     args.state.unlink(missing_ok=True)
     if args.save:
-        save(rows)
+        from benchmarks.result_file import save  # found beside the entrants
 
-
-def save(rows: list[dict[str, Any]]) -> None:
-    now = datetime.now(UTC)
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=HERE, check=False
-    ).stdout.strip()
-    machine = {"platform": platform.platform(), "processor": platform.processor(), "cores": os.cpu_count()}
-    about = {"when": now.isoformat(), "commit": commit, "python": platform.python_version(), "machine": machine}
-    path = HERE.parent / "results" / f"loader-{now:%Y-%m-%d}.json"
-    path.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
-    print(path)
+        figures = {"rounds": args.rounds, "seconds": args.seconds, "rows": rows}
+        print(save("loader", figures, libraries=LIBRARIES))
 
 
 if __name__ == "__main__":
