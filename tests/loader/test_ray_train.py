@@ -1,0 +1,66 @@
+"""Ray Train's own workers: the loader finds its rank there without being told."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from loader import TokenLoader
+from tests.conftest import REPOSITORY
+from tests.loader.conftest import Dataset
+
+ORDER = {"seq_len": 32, "global_batch_rows": 8, "lanes": 4, "window_rows": 16, "epochs": 1, "drop_last": True}
+
+DRIVER = """
+import json, os, sys
+
+os.umask(0o077)                    # Ray's session folder and token are for this user only
+import ray
+from ray.train import RunConfig, ScalingConfig
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+
+given = json.loads(sys.argv[1])
+
+def train(config):
+    from pathlib import Path
+    from loader import TokenLoader
+
+    loader = TokenLoader(config["folder"], **config["order"])    # rank and world size are Ray Train's
+    seen = {"world_size": loader.world_size, "steps": [batch["input_ids"].tolist() for batch in loader]}
+    Path(config["out"], f"rank-{loader.rank}.json").write_text(json.dumps(seen))
+
+ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100 * 2**20, logging_level="ERROR")
+DataParallelTrainer(
+    train,
+    train_loop_config=given,
+    scaling_config=ScalingConfig(num_workers=2, resources_per_worker={"CPU": 1}),
+    run_config=RunConfig(storage_path=given["out"]),
+).fit()
+"""
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(600)  # 191 s were seen on two cores with other work, nearly all of it Ray
+def test_two_workers_of_ray_train_share_each_step(larger: Dataset, tmp_path: Path) -> None:
+    """They are ranks 0 and 1 of 2; together they get the rows of each step that one rank alone gets, none twice."""
+    environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "RAY_ADDRESS")}
+    environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
+    environment |= {"PYTHONPATH": str(REPOSITORY), "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    given = {"folder": str(larger.folder), "order": ORDER, "out": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER, json.dumps(given)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    ranks = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2)]
+    assert [seen["world_size"] for seen in ranks] == [2, 2]
+    alone = TokenLoader(larger.folder, rank=0, world_size=1, **ORDER)
+    expected = [batch["input_ids"].tolist() for batch in alone]
+    assert [first + second for first, second in zip(*(seen["steps"] for seen in ranks), strict=True)] == expected
+    rows = [tuple(row) for step in expected for row in step]
+    assert len(set(rows)) == len(rows)
