@@ -25,6 +25,7 @@ from loader.storage import ReadSettings, open_store
 from shardwriter.format import MANIFEST_FILE, FormatError, Manifest, TokenizerEntry
 
 _COLUMNS = ("shard_bytes", "num_samples", "num_docs", "num_tokens")
+_SHARD_KEYS = {"index_file", *_COLUMNS}
 _DIGEST_BYTES = slice(14, 78)  # docs/data-format.md, "Manifest"
 
 
@@ -96,15 +97,23 @@ def _parse(data: bytes, where: str, address: str) -> Catalogue:
     was_enabled = gc.isenabled()
     gc.disable()  # half the time of reading 100,000 shards is the collector, looking for cycles in JSON
     try:
-        value = json.loads(data)
+        value = json.loads(data, object_hook=_slimmed)
         rest = {key: part for key, part in value.items() if key != "digest"}
         head = Manifest.from_json({**rest, "shards": []}, where)
-        columns = {name: np.array([shard[name] for shard in value["shards"]], np.int64) for name in _COLUMNS}
+        numbers = np.array(value["shards"], np.int64).reshape(-1, len(_COLUMNS))
+        columns = dict(zip(_COLUMNS, numbers.T.copy(), strict=True))
         return Catalogue(address, digest, head.tokenizer, value["totals"], **columns)
-    except (KeyError, TypeError) as error:
+    except FormatError:
+        raise
+    except (KeyError, TypeError, ValueError) as error:
         raise FormatError(
             where, f"a manifest of another layout ({error!r})", "the keys of version 1", "restore it"
         ) from error
     finally:
         if was_enabled:
             gc.enable()
+
+
+def _slimmed(value: dict[str, Any]) -> Any:
+    """The entry of a shard as its four numbers, so that the rest of it is dropped while the next one is read."""
+    return [value[name] for name in _COLUMNS] if value.keys() >= _SHARD_KEYS else value
