@@ -198,7 +198,7 @@ def main() -> None:
         from benchmarks.result_file import save  # found beside the entrants
 
         figures = {"rounds": args.rounds, "seconds": args.seconds, "rows": rows}
-        print(save("loader", figures, libraries=LIBRARIES))
+        print(save("loader_part" if args.only else "loader", figures, libraries=LIBRARIES))  # the table stays whole
 
 
 if __name__ == "__main__":
