@@ -88,6 +88,34 @@ def export(
     print(f"{out}: {written}")
 
 
+@app.command()
+def plan(
+    config: Config,
+    gpus: Annotated[int, typer.Option(help="How many, one rank on each.", metavar="N")],
+    gpu: Annotated[str, typer.Option(help="Their kind: h100-80gb, a100-40gb, ...")] = "h100-80gb",
+    tokens: Annotated[
+        float | None, typer.Option(help="To be trained on, e.g. 100e9; as many as the config's steps unless given.")
+    ] = None,
+    mfu: Annotated[float, typer.Option(help="Share of the GPU's peak that is reached.")] = 0.4,
+    picture: Annotated[Path | None, typer.Option(help="Also draw it: an SVG file.")] = None,
+    overrides: Overrides = None,
+) -> None:
+    """Will it fit? Memory of each GPU, by strategy, and hours, without starting anything. Exit code 1: it does not."""
+    from rich.console import Console
+
+    from training import plan_report
+    from training.config import load
+    from training.plan import gpu_of, make_plan, vocab_size_for
+
+    loaded = load(config, overrides or ())
+    made = make_plan(loaded, num_gpus=gpus, gpu=gpu_of(gpu), vocab_size=vocab_size_for(loaded), mfu=mfu, tokens=tokens)
+    console = Console()
+    plan_report.show(made, console if console.is_terminal else Console(width=160))
+    if picture is not None:
+        picture.write_text(plan_report.picture(made), encoding="utf-8")
+    sys.exit(DONE if made.here.fits(made.gpu) else FAILED)
+
+
 def main() -> NoReturn:
     """Run the command line; every expected fault becomes a message and an exit code, not a traceback."""
     from configs.reading import ConfigError
