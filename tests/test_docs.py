@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import training.reference
 from pipeline import reference
 from tests.conftest import REPOSITORY
 
@@ -28,6 +29,11 @@ def test_links_and_paths_lead_somewhere(page: Path) -> None:
 def test_the_config_reference_is_what_the_code_says() -> None:
     """docs/config.md is generated; run `python -m pipeline.reference > docs/config.md` when this fails."""
     assert (REPOSITORY / "docs" / "config.md").read_text(encoding="utf-8") == reference.page()
+
+
+def test_the_reference_of_training_configs_is_what_the_code_says() -> None:
+    """docs/training-config.md is generated too; run `python -m training.reference > docs/training-config.md`."""
+    assert (REPOSITORY / "docs" / "training-config.md").read_text(encoding="utf-8") == training.reference.page()
 
 
 def test_the_readme_fits_on_a_screen_and_a_half() -> None:

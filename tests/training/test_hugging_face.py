@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -312,6 +313,8 @@ def test_a_round_trip_changes_no_byte(tmp_path: Path, language: Path) -> None:
         assert before.keys() == after.keys()
         assert all(torch.equal(before[key].view(torch.uint8), after[key].view(torch.uint8)) for key in before)
         assert json.loads((tmp_path / f"out-{name}/config.json").read_text())["max_position_embeddings"] == 512
+        shutil.rmtree(folder)  # a run that goes on has weights of its own
+        assert train(config.model_copy(update={"steps": 2}), alone()).step == 2
 
 
 @pytest.mark.timeout(240)
