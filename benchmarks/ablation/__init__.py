@@ -1,0 +1,1 @@
+"""Does the corpus help? `python -m benchmarks.ablation`."""

@@ -1,0 +1,110 @@
+"""Curves side by side, as one small SVG that any browser shows.
+
+    svg = draw("Loss on held-out text", [Panel("Wikipedia", {"raw": [[(100, 7.1), (200, 6.5)], ...]})])
+
+One panel per held-out set; per dataset a strong line (the mean of its seeds) over weak ones (each seed), its name and
+last mean at its end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+COLOURS = ("#8c8c8c", "#0072b2", "#d55e00", "#009e73")
+"""Okabe and Ito's, told apart by the colour-blind; grey for what the others are held against."""
+
+WIDTH, HEIGHT = 400, 300
+LEFT, RIGHT, TOP, BOTTOM = 46, 122, 56, 44
+LABEL_GAP = 14
+FONT = 'font-family="system-ui, sans-serif" font-size="11"'
+
+Curve = Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A held-out set: the curves (tokens, loss) of each dataset, one per seed."""
+
+    title: str
+    curves: Mapping[str, Sequence[Curve]]
+
+
+def draw(title: str, panels: Sequence[Panel]) -> str:
+    """The whole picture."""
+    width = WIDTH * len(panels)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT}" {FONT}>',
+        f'<rect width="{width}" height="{HEIGHT}" fill="white"/>',
+        f'<text x="{LEFT}" y="20" font-size="14" font-weight="600">{escape(title)}</text>',
+    ]
+    for number, panel in enumerate(panels):
+        parts += [f'<g transform="translate({number * WIDTH} 0)">', *_panel(panel), "</g>"]
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def mean(curves: Sequence[Curve]) -> list[tuple[float, float]]:
+    """Point by point, of curves measured at the same places."""
+    return [(points[0][0], sum(y for _, y in points) / len(points)) for points in zip(*curves, strict=True)]
+
+
+def _panel(panel: Panel) -> list[str]:
+    points = [point for curves in panel.curves.values() for curve in curves for point in curve]
+    low, high = min(y for _, y in points), max(y for _, y in points)
+    margin = 0.05 * (high - low) or 0.1
+    low, high, longest = low - margin, high + margin, max(x for x, _ in points)
+
+    def x(tokens: float) -> float:
+        return LEFT + tokens / longest * (WIDTH - LEFT - RIGHT)
+
+    def y(loss: float) -> float:
+        return TOP + (high - loss) / (high - low) * (HEIGHT - TOP - BOTTOM)
+
+    def line(curve: Curve, style: str) -> str:
+        places = " ".join(f"{x(tokens):.1f},{y(loss):.1f}" for tokens, loss in curve)
+        return f'<polyline points="{places}" fill="none" {style}/>'
+
+    parts = [f'<text x="{LEFT}" y="42" fill="#444">{escape(panel.title)}</text>']
+    for tick in _ticks(low, high):
+        parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(tick):.1f}" y2="{y(tick):.1f}" stroke="#e6e6e6"/>')
+        parts.append(f'<text x="{LEFT - 6}" y="{y(tick) + 4:.1f}" text-anchor="end" fill="#666">{tick:g}</text>')
+    below = f'y="{HEIGHT - BOTTOM + 16}" text-anchor="middle" fill="#666"'
+    parts += [f'<text x="{x(tick):.1f}" {below}>{_short(tick)}</text>' for tick in _ticks(0, longest)]
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    parts.append(f'<text x="{middle}" y="{HEIGHT - 8}" text-anchor="middle" fill="#666">tokens trained on</text>')
+    colours = dict(zip(panel.curves, COLOURS, strict=False))
+    for name, curves in panel.curves.items():
+        if len(curves) > 1:
+            parts += [line(curve, f'stroke="{colours[name]}" stroke-opacity="0.3"') for curve in curves]
+    means = {name: mean(curves) for name, curves in panel.curves.items()}
+    parts += [line(curve, f'stroke="{colours[name]}" stroke-width="2"') for name, curve in means.items()]
+    ends = {name: curve[-1][1] for name, curve in means.items()}
+    places = _apart({name: y(loss) for name, loss in ends.items()})
+    for name, place in places.items():
+        label = f"{escape(name)} {ends[name]:.2f}"
+        parts.append(f'<text x="{WIDTH - RIGHT + 6}" y="{place + 4:.1f}" fill="{colours[name]}">{label}</text>')
+    return parts
+
+
+def _apart(places: Mapping[str, float]) -> dict[str, float]:
+    """Labels in their order, moved until none covers another: down first, then all up by half of what that took."""
+    found: dict[str, float] = {}
+    last = float("-inf")
+    for name, place in sorted(places.items(), key=lambda item: item[1]):
+        last = found[name] = max(place, last + LABEL_GAP)
+    shift = sum(found[name] - places[name] for name in found) / max(1, len(found))
+    shift = min(shift, max(0.0, min(found.values()) - TOP))
+    return {name: place - shift for name, place in found.items()}
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Round numbers within, three to seven."""
+    power = 10.0 ** math.floor(math.log10(high - low))
+    step = next(power * share for share in (1, 0.5, 0.2, 0.1) if (high - low) / (power * share) >= 3)
+    return [round(k * step, 10) for k in range(math.ceil(low / step), math.floor(high / step) + 1)]
+
+
+def _short(tokens: float) -> str:
+    return f"{tokens / 1e6:g} M" if tokens >= 1e6 else f"{tokens / 1e3:g} k" if tokens else "0"

@@ -1,0 +1,256 @@
+"""The same crawl four times, as less and less is left in it, and text that occurs in none of them.
+
+    raw                every document that can be read out of the crawl's files, whole
+    deduplicated       + no repeated paragraphs, 300 characters, English, French or Spanish for sure
+    head               + the third of each language that is likeliest to its language model (CCNet's head)
+    head + reference   + what LLaMA's classifier calls fit to be cited
+
+The last three are runs of configs/ccnet.yaml with overrides. The first cannot be said in a config, as deduplication is
+no option there: the files are read and tokenized by the pipeline's own reader and tokenizer, and shuffled by its own
+order. Near-duplicates stay in all of them. One tokenizer, learnt here from texts that language models learn from too.
+
+Held out are Wikipedia summaries that neither the crawl is made of (another part of the titles) nor any model,
+classifier or tokenizer learns from (they are those by which language models are measured), and sentences of web pages
+and news that the crawl does not have (the classifier knows them, as negatives). What shares a run of 13 words (Brown
+et al. 2020, appendix C) with the raw crawl, or of Wikipedia's with a text that is learnt from, is left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from pipeline import assets, demo_texts
+from pipeline.config import RunConfig, load
+from pipeline.engine import run
+from pipeline.flow import StageSpec
+from pipeline.model_training import is_held_out
+from pipeline.phases.tokenize import order_keys, tokenizer_entry
+from pipeline.plan import make_plan
+from pipeline.prepare import prepare
+from shardwriter import Documents, join, write_shard
+from shardwriter.format import MANIFEST_FILE, index_file, shard_file
+from stages.tokenize import Tokenize
+from stages.warc import WarcReader
+
+Say = Callable[[str], None]
+
+RAW = "raw"
+VARIANTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "deduplicated": ("select.perplexity=null", "select.reference=null"),
+        "head": ("select.perplexity.keep=[head]", "select.reference=null"),
+        "head + reference": ("select.perplexity.keep=[head]",),
+    }
+)
+"""Overrides of ccnet.yaml, beside COMMON."""
+
+COMMON = (
+    f"select.language.keep=[{', '.join(demo_texts.LANGUAGES)}]",
+    "near_deduplicate=null",
+    "annotate.minhash=null",
+    "engine.kind=inline",
+    "write_shards.shard_tokens=2000000",
+)
+
+HELD_OUT = "held-out"
+END_OF_DOCUMENT = "<|endoftext|>"
+NGRAM_WORDS = 13
+SHARD_TOKENS = 2_000_000
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much of everything."""
+
+    documents: int
+    vocab_size: int
+    held_out_per_language: int
+
+
+def make(folder: Path, sizes: Sizes, say: Say) -> dict[str, str]:
+    """Manifests' folders by variant, RAW and HELD_OUT among them; what is made already is not made again."""
+    folder.mkdir(parents=True, exist_ok=True)
+    record = folder / "datasets.json"
+    if record.exists():
+        found = json.loads(record.read_text())
+        if found["sizes"] != asdict(sizes):
+            raise SystemExit(f"{folder} holds datasets of other sizes ({found['sizes']}); name another folder")
+        return {name: str(folder / path) for name, path in found["datasets"].items()}
+    tokenizer = folder / "tokenizer.json"
+    learn_tokenizer(tokenizer, sizes.vocab_size)
+    made: dict[str, Path] = {}
+    for name, overrides in VARIANTS.items():
+        config = _config(folder, sizes, overrides)
+        prepare(config, say)
+        plan = make_plan(config)
+        say(f"{name}: {' '.join(overrides)}")
+        for _ in run(plan):
+            pass
+        made[name] = plan.folder("write_shards").root
+    config = _config(folder, sizes, ())
+    say(f"{RAW}: every document as it was read")
+    raw = list(_read(config))
+    made[RAW] = _write(folder / RAW, config, raw)
+    say(f"{HELD_OUT}: without what shares {NGRAM_WORDS} words with the crawl")
+    made[HELD_OUT] = _write(folder / HELD_OUT, config, [_held_out(raw, sizes.held_out_per_language)])
+    paths = {name: str(path.relative_to(folder)) for name, path in made.items()}
+    record.write_text(json.dumps({"sizes": asdict(sizes), "datasets": paths}, indent=1) + "\n")
+    return {name: str(folder / path) for name, path in paths.items()}
+
+
+def totals(dataset: str) -> dict[str, int]:
+    """Documents and tokens, as the manifest says."""
+    found = json.loads((Path(dataset) / MANIFEST_FILE).read_bytes())["totals"]
+    return {"num_docs": found["num_docs"], "num_tokens": found["num_tokens"]}
+
+
+def _config(folder: Path, sizes: Sizes, overrides: Sequence[str]) -> RunConfig:
+    return load(
+        "ccnet",
+        [
+            f"run_dir={folder / 'run'}",
+            f"input.sample_crawl.documents={sizes.documents}",
+            f"input.sample_crawl.documents_per_file={-(-sizes.documents // 4)}",
+            f"tokenize.tokenizer={folder / 'tokenizer.json'}",
+            *COMMON,
+            *overrides,
+        ],
+    )
+
+
+# --------------------------------------------------------------------------------------------------------------- texts
+
+
+def learn_tokenizer(path: Path, vocab_size: int) -> None:
+    """A byte-level BPE of the texts that language models learn from; the same for all."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_DOCUMENT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator((text for language in demo_texts.LANGUAGES for text in _learnt(language)), trainer)
+    tokenizer.save(str(path))
+
+
+def _held_out_share(language: str) -> float:
+    """Of the summaries for language models, what they are measured by and do not learn from."""
+    record = json.loads((assets.resolve(f"demo-lm-{language}") / "record.json").read_bytes())
+    return record["settings"]["held_out_share"]
+
+
+def _learnt(language: str) -> Iterator[str]:
+    share = _held_out_share(language)
+    return (text for _, text in demo_texts.summaries(language, "lm") if not is_held_out(text, share))
+
+
+def _held_out(raw: Iterable[pa.Table], per_language: int) -> pa.Table:
+    """Documents with their language, and `wikipedia` or `web` as their bucket."""
+    found: list[tuple[str, str, str]] = []
+    crawled = NgramSet(text for table in raw for text in table.column("text").to_pylist())
+    for language in demo_texts.LANGUAGES:
+        share = _held_out_share(language)
+        learnt = NgramSet([*_learnt(language), *(text for _, text in demo_texts.summaries(language, "reference"))])
+        summaries = (text for _, text in demo_texts.summaries(language, "lm") if is_held_out(text, share))
+        unseen = (text for text in summaries if not crawled.shares(text) and not learnt.shares(text))
+        found += [(language, "wikipedia", text) for text in islice(unseen, per_language)]
+        unseen = (text for text in demo_texts.sentences(language) if not crawled.shares(text))
+        found += [(language, "web", text) for text in islice(unseen, per_language)]
+    languages, buckets, texts = zip(*found, strict=True)
+    return pa.table(
+        {
+            "doc_id": pa.array(range(len(found)), pa.uint64()),
+            "text": pa.array(texts, pa.large_string()),
+            "language": languages,
+            "bucket": buckets,
+        }
+    )
+
+
+class NgramSet:
+    """Runs of words of many texts, by a 64-bit hash; case and what is no letter or digit do not count."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        hashes = [_ngrams(text) for text in texts]
+        self._hashes = np.sort(np.concatenate([*hashes, np.empty(0, np.uint64)]))
+
+    def shares(self, text: str) -> bool:
+        """Whether one of the text's runs is among them."""
+        ngrams = _ngrams(text)
+        places = np.searchsorted(self._hashes, ngrams).clip(max=max(0, len(self._hashes) - 1))
+        return bool(len(self._hashes)) and bool((self._hashes[places] == ngrams).any())
+
+
+_POWERS = np.array([pow(0x9E3779B97F4A7C15, k, 2**64) for k in range(1, NGRAM_WORDS + 1)], np.uint64)
+
+
+def _ngrams(text: str) -> NDArray[np.uint64]:
+    words = "".join(c if c.isalnum() else " " for c in text.casefold()).split()
+    if len(words) < NGRAM_WORDS:
+        return np.empty(0, np.uint64)
+    hashes = np.array([hash(word) for word in words], np.int64).astype(np.uint64)  # (num_words,)
+    return (np.lib.stride_tricks.sliding_window_view(hashes, NGRAM_WORDS) * _POWERS).sum(1, dtype=np.uint64)
+
+
+# -------------------------------------------------------------------------------------------------------------- shards
+
+
+def _read(config: RunConfig) -> Iterator[pa.Table]:
+    """Every document of the crawl."""
+    for unit in make_plan(config).units:
+        num_records = 0
+        for file in unit.files:
+            reader = WarcReader(
+                Path(file.location), config.extract.warc, unit=unit.index, first_record=num_records, batch_bytes=1 << 23
+            )
+            yield from reader
+            num_records += reader.report.num_records
+
+
+def _write(folder: Path, config: RunConfig, tables: Sequence[pa.Table]) -> Path:
+    """Tokenize, put into the pipeline's order, write shards; language and bucket go along where they are known."""
+    stage = StageSpec(Tokenize, config.tokenize).opened()
+    kept = pa.concat_tables([stage.apply(table.filter(_has_text(table))).kept for table in tables])
+    order = np.argsort(order_keys(kept.column("doc_id").to_numpy(), config.write_shards.seed))
+    kept = kept.take(pa.array(order))
+    entry = tokenizer_entry(config)
+    lengths = kept.column("num_tokens").to_numpy()
+    about = [name for name in ("language", "bucket") if name in kept.column_names]
+    labels: dict[str, Any] = {f"{name}s": kept.column(name).to_pylist() for name in about}
+    folder.mkdir()
+    num_shards = -(-int(lengths.sum()) // SHARD_TOKENS)
+    entries = []
+    for shard, rows in enumerate(np.array_split(np.arange(len(lengths)), num_shards)):
+        part = kept.slice(rows[0], len(rows))
+        documents = Documents(
+            tokens=part.column("tokens").combine_chunks().flatten().to_numpy().astype(entry.token_dtype),
+            doc_num_tokens=lengths[rows],
+            doc_ids=part.column("doc_id").to_numpy(),
+            metadata=part.select(["doc_id", *about]).to_pylist(),
+            **{name: values[rows[0] : rows[-1] + 1] for name, values in labels.items()},
+        )
+        with (folder / shard_file(shard)).open("wb") as tar, (folder / index_file(shard)).open("wb") as index:
+            entries.append(write_shard(tar, index, shard=shard, tokenizer=entry, documents=documents))
+    (folder / MANIFEST_FILE).write_bytes(join(entries, tokenizer=entry, fingerprint="ablation").dumps())
+    return folder
+
+
+def _has_text(table: pa.Table) -> pa.ChunkedArray:
+    import pyarrow.compute as pc
+
+    return pc.greater(pc.utf8_length(table.column("text")), 0)

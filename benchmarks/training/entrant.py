@@ -1,0 +1,244 @@
+"""One entrant in a process of its own: built, warmed up, then asked for rounds of steps over a pipe.
+
+    {"ready": ...}    after the warm-up: seconds it took, parameters, memory
+    {"round": ...}    tokens_per_s, step_s, memory; ours also stall_share and loss
+    {"error": ...}    why there is no entrant, or no more
+
+Ours is `training.trainer.Trainer` and its own loop, on shards. Only what would end a measurement is taken out: the
+checkpoint at the end (14 GB) and the log's files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+GIB = 2**30
+SAVE_ON_CPU = "save_on_cpu"
+COPY_BYTES = 1 << 29
+
+
+class Ours:
+    """corpusmill's trainer, by a config made of the spec."""
+
+    def __init__(self, spec: Mapping[str, Any]) -> None:
+        from training import ranks
+        from training.trainer import Trainer
+
+        self._closing = ExitStack()
+        folder = self._closing.enter_context(tempfile.TemporaryDirectory(prefix="entrant-"))
+        self.config = config_of(spec, folder)
+        self.sent_bytes = 0
+        if self.config.parallel.activation_offload:
+            self._count_what_is_sent()
+        joined = ranks.join(self.config.parallel, timeout_s=600, dump_dir=Path(folder))
+        self._closing.callback(ranks.leave)
+        self.trainer = Trainer(self.config, joined, self._closing)
+        self.trainer.checkpoints = _NoCheckpoints()  # type: ignore[assignment]
+        if spec.get(SAVE_ON_CPU):
+            _save_on_cpu(self.trainer.model)
+
+    def run(self, steps: int, *, gc_every_steps: int | None = 50) -> dict[str, Any]:
+        """The trainer's own figures of so many steps, one before them left out."""
+        from training.watch import Garbage
+
+        self.trainer.garbage.close()
+        self.trainer.garbage = Garbage(gc_every_steps)
+        self.trainer.log = log = _KeptLog()  # type: ignore[assignment]
+        self.trainer.config = self.config.model_copy(update={"steps": self.trainer.step + steps + 1})
+        self.sent_bytes = 0
+        self.trainer.run()
+        figures = log.steps[1:]
+        seconds = [f["step_s"] for f in figures]
+        peaks = {
+            f"{kind}_peak_gib": max(f[f"memory_{kind}_peak_gib"] for f in log.steps)  # set back at each step
+            for kind in ("active", "reserved")
+            if f"memory_{kind}_peak_gib" in log.steps[0]
+        }
+        return {
+            **peaks,
+            "tokens_per_s": sum(f["tokens_per_s"] * f["step_s"] for f in figures) / sum(seconds),
+            "step_s": seconds,
+            "stall_share": sum(f["stall_share"] * f["step_s"] for f in figures) / sum(seconds),
+            "loss": figures[-1]["loss"],
+            "bad_steps": figures[-1]["bad_steps"],
+            "offloaded_gib_per_step": self.sent_bytes / (steps + 1) / GIB,
+        }
+
+    def close(self) -> None:
+        """End its threads."""
+        self._closing.close()
+
+    def _count_what_is_sent(self) -> None:
+        from training.offload import ActivationOffload
+
+        send: Callable[..., Any] = ActivationOffload._send  # noqa: SLF001 - nobody else asks for this number
+
+        def counted(offload: Any, visit: Any, tensor: torch.Tensor) -> Any:
+            packed = send(offload, visit, tensor)
+            if packed is not tensor:
+                self.sent_bytes += tensor.nbytes
+            return packed
+
+        ActivationOffload._send = counted  # type: ignore[method-assign]  # noqa: SLF001
+
+
+def config_of(spec: Mapping[str, Any], run_dir: str) -> Any:
+    """The TrainConfig of one of our entrants; `settings` holds what it changes, by section."""
+    from training.config import TrainConfig
+
+    sections: dict[str, dict[str, Any]] = {
+        "model": {**spec["shape"], "vocab_size": spec["vocab_size"]},
+        "data": {
+            "manifest": spec["dataset"],
+            "seq_len": spec["seq_len"],
+            "global_batch_rows": spec["global_batch_rows"],
+            "micro_batch_rows": spec["micro_batch_rows"],
+            "document_masks": False,
+        },
+        "precision": {"compute": "bf16", "compile": spec["compile"]},
+        "watch": {"every_steps": 1, "tensorboard": False},
+        "optimizer": {"warmup_steps": 10, "schedule": "constant"},
+    }
+    for section, values in spec.get("settings", {}).items():
+        sections.setdefault(section, {}).update(values)
+    return TrainConfig.model_validate({"run_dir": run_dir, "steps": 1, **sections})
+
+
+class _NoCheckpoints:
+    def save(self, _: Any) -> None:
+        pass
+
+    def wait(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class _KeptLog:
+    """As watch.Log, in memory."""
+
+    def __init__(self) -> None:
+        self.steps: list[dict[str, Any]] = []
+
+    def write(self, step: int, figures: Mapping[str, Any]) -> None:
+        self.steps.append({"step": step, **figures})
+
+    def say(self, _: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def _save_on_cpu(model: Any) -> None:
+    """Put torch's own offload around every block but the last."""
+    from training.parallel import decoder_of
+
+    def around(compute: Callable[..., Any]) -> Callable[..., Any]:
+        def saved(*args: Any) -> Any:
+            with torch.autograd.graph.save_on_cpu(pin_memory=torch.cuda.is_available()):
+                return compute(*args)
+
+        return saved
+
+    for block in list(decoder_of(model).layers)[:-1]:
+        block.compute = around(block.compute)  # type: ignore[assignment]
+
+
+# ---------------------------------------------------------------------------------------------------------- the process
+
+
+def serve(pipe: Connection, spec: dict[str, Any], log: str) -> None:
+    """Build the entrant and answer until "close" comes, or the pipe ends."""
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.environ.update(spec.get("environment", {}))
+    if not torch.cuda.is_available():
+        torch.set_num_threads(1)
+    try:
+        began = time.perf_counter()
+        entrant = _open(spec)
+        figures = entrant.run(spec["warmup_steps"])
+        pipe.send({"ready": {"start_s": time.perf_counter() - began, **_memory(), **_peaks(figures)}})
+        with contextlib.suppress(EOFError):
+            while (command := pipe.recv()) != "close":
+                if command == "copy":
+                    pipe.send({"round": _copy_speed()})
+                    continue
+                _forget_peaks()
+                figures = entrant.run(**command)
+                pipe.send({"round": {**_memory(), **figures}})
+        entrant.close()
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the parent names it
+        traceback.print_exc()
+        with contextlib.suppress(OSError):
+            pipe.send({"error": f"{type(error).__name__}: {error}".splitlines()[0][:300]})
+    finally:
+        os._exit(0)  # threads of compilers and process groups have nothing to say any more
+
+
+def _open(spec: Mapping[str, Any]) -> Any:
+    if spec["kind"] == "bare":
+        from benchmarks.training.bare import Bare
+
+        return Bare(spec)
+    if spec["kind"] == "torchtitan":
+        from benchmarks.training.titan import Titan
+
+        return Titan(spec)
+    return Ours(spec)
+
+
+def _memory() -> dict[str, float]:
+    """Peaks of the round, then what stays when caches are given back, for another entrant to have the rest."""
+    if not torch.cuda.is_available():
+        return {}
+    stats = torch.cuda.memory_stats()
+    gc.collect()
+    torch.cuda.empty_cache()
+    return {
+        "active_peak_gib": stats["active_bytes.all.peak"] / GIB,
+        "reserved_peak_gib": stats["reserved_bytes.all.peak"] / GIB,
+        "resident_gib": torch.cuda.memory_reserved() / GIB,
+    }
+
+
+def _peaks(figures: Mapping[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in figures.items() if name.endswith("_peak_gib")}
+
+
+def _forget_peaks() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+
+
+def _copy_speed() -> dict[str, float]:
+    """GB/s between pinned and device memory, out and back, alone."""
+    if not torch.cuda.is_available():
+        return {}
+    host = torch.empty(COPY_BYTES, dtype=torch.uint8, pin_memory=True)
+    device = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda")
+    speeds: dict[str, float] = {}
+    for name, target, source in (("out_gb_per_s", host, device), ("back_gb_per_s", device, host)):
+        target.copy_(source, non_blocking=True)
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(4):
+            target.copy_(source, non_blocking=True)
+        torch.cuda.synchronize()
+        speeds[name] = 4 * COPY_BYTES / (time.perf_counter() - began) / 1e9
+    return speeds
