@@ -38,25 +38,54 @@ class Dtype(StrEnum):
     FP32 = "fp32"
 
 
+class Launcher(StrEnum):
+    """Of the processes of a run."""
+
+    TORCHRUN = "torchrun"
+    RAY = "ray"
+
+
 @app.callback()
 def training() -> None:
     """Let `run` be a word of its own while it is the only one."""
 
 
 @app.command()
-def run(config: Config, overrides: Overrides = None) -> None:
-    """Train, from the newest checkpoint of run_dir where there is one. Start it with torchrun for several ranks."""
-    from training import ranks
+def run(
+    config: Config,
+    overrides: Overrides = None,
+    launcher: Annotated[
+        Launcher, typer.Option(help="Who starts the ranks: torchrun (nobody: one rank), or Ray Train.")
+    ] = Launcher.TORCHRUN,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="ray: ranks; one for each GPU of the cluster unless given.", metavar="N")
+    ] = None,
+    max_failures: Annotated[
+        int, typer.Option(min=-1, help="ray: how often lost ranks are started again; -1: always.", metavar="M")
+    ] = 3,
+) -> None:
+    """Train, from the newest checkpoint of run_dir where there is one. Start it with torchrun for several ranks.
+
+    With several nodes, run_dir must be on a volume that all of them mount, under the same path. Ray: RAY_ADDRESS names
+    the cluster (none: this machine), where this package is installed on every node.
+    """
     from training.config import load
-    from training.trainer import train
 
     loaded = load(config, overrides or ())
-    process = loaded.process
-    here = ranks.join(loaded.parallel, timeout_s=process.start_timeout_s, dump_dir=Path(loaded.run_dir) / "hang")
-    try:
-        ended = train(loaded, here)
-    finally:
-        ranks.leave()
+    if launcher is Launcher.RAY:
+        from training.ray_launcher import launch
+
+        ended = launch(loaded, num_workers=workers, max_failures=max_failures)
+    else:
+        from training import ranks
+        from training.trainer import train
+
+        process = loaded.process
+        here = ranks.join(loaded.parallel, timeout_s=process.start_timeout_s, dump_dir=Path(loaded.run_dir) / "hang")
+        try:
+            ended = train(loaded, here)
+        finally:
+            ranks.leave()
     sys.exit(STOPPED if ended.was_stopped else DONE)
 
 

@@ -86,14 +86,16 @@ def join(parallel: ParallelConfig, *, timeout_s: float, dump_dir: Path) -> Ranks
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if has_cuda else torch.device("cpu")
     if has_cuda:
         torch.cuda.set_device(device)
-        _record_flight(dump_dir)
+        for name, value in flight_recorder(dump_dir).items():
+            os.environ.setdefault(name, value)
     if not dist.is_initialized():
         timeout = timedelta(seconds=timeout_s)
-        backend = "cpu:gloo,cuda:nccl" if has_cuda else "gloo"
         if "RANK" in os.environ:
-            dist.init_process_group(backend, timeout=timeout)
+            dist.init_process_group(backend(has_cuda=has_cuda), timeout=timeout)
         else:
-            dist.init_process_group(backend, timeout=timeout, store=HashStore(), rank=0, world_size=1)
+            dist.init_process_group(
+                backend(has_cuda=has_cuda), timeout=timeout, store=HashStore(), rank=0, world_size=1
+            )
     shape = mesh_shape(parallel, dist.get_world_size())
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=DIMENSIONS)
     if parallel.tensor > 1:
@@ -131,15 +133,19 @@ def mesh_shape(parallel: ParallelConfig, world_size: int) -> tuple[int, int, int
     return data_ranks // shard, shard, parallel.tensor
 
 
-def _record_flight(dump_dir: Path) -> None:
-    """NCCL's flight recorder: the last collectives of every rank are written when one of them times out.
+def backend(*, has_cuda: bool) -> str:
+    """What ranks talk through; checkpoints travel between processors on GPU machines too."""
+    return "cpu:gloo,cuda:nccl" if has_cuda else "gloo"
 
-    docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html; values set from outside win.
+
+def flight_recorder(dump_dir: Path) -> dict[str, str]:
+    """Environment in which NCCL writes the last collectives of every rank to that folder when one of them times out.
+
+    docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html; it must be set before ranks are joined.
     """
     dump_dir.mkdir(parents=True, exist_ok=True)
-    for name, value in {
+    return {
         "TORCH_FR_BUFFER_SIZE": str(FLIGHT_RECORDER_EVENTS),
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
         "TORCH_FR_DUMP_TEMP_FILE": str(dump_dir / "rank-"),
-    }.items():
-        os.environ.setdefault(name, value)
+    }

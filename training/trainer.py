@@ -43,8 +43,13 @@ class Ended:
     was_stopped: bool
 
 
-def train(config: TrainConfig, ranks: Ranks) -> Ended:
+def train(config: TrainConfig, ranks: Ranks, told_to_leave: threading.Event | None = None) -> Ended:
     """Run a config to its end, from the newest checkpoint in its run_dir where there is one.
+
+    Args:
+        config: the run.
+        ranks: this process among them.
+        told_to_leave: once set on any rank, means what SIGTERM means; for launchers that keep signals to themselves.
 
     Raises:
         DoesNotFit: config, ranks, dataset and machine do not go together.
@@ -54,7 +59,7 @@ def train(config: TrainConfig, ranks: Ranks) -> Ended:
     """
     with ExitStack() as closing:
         trainer = Trainer(config, ranks, closing)
-        return trainer.run()
+        return trainer.run(told_to_leave)
 
 
 class Trainer:
@@ -64,13 +69,14 @@ class Trainer:
         self.config, self.ranks, self.run_dir = config, ranks, Path(config.run_dir)
         self.rows, tokenizer_vocab_size = data.open_rows(config, ranks)
         self.vocab_size = vocab_size_of(config.model, tokenizer_vocab_size)
-        self.model, decoder = self._build()
+        self.checkpoints = checkpoint.Checkpoints(self.run_dir, config.checkpoint, ranks)
+        closing.callback(self.checkpoints.close)
+        newest = self.checkpoints.newest()
+        self.model, decoder = self._build(is_new=newest is None)
         self.parameters = dict(decoder.named_parameters())
         self.optimizer = Optimizer(self.parameters, config.optimizer, config.parallel, ranks)
         self.guard = Guard(config.guard)
         self.step = 0
-        self.checkpoints = checkpoint.Checkpoints(self.run_dir, config.checkpoint, ranks)
-        closing.callback(self.checkpoints.close)
         self.log = watch.Log(self.run_dir, config.watch, config.model_dump(), writes=ranks.is_first)
         closing.callback(self.log.close)
         self.garbage = watch.Garbage(config.watch.gc_every_steps)
@@ -82,9 +88,10 @@ class Trainer:
         stats = self.rows.stats()
         if stats.get("broken_lines"):
             self.log.say(f"{stats['broken_lines']} broken lines are left out; {'; '.join(stats['first_faults'])}")
-        self._resume()
+        if newest is not None:
+            self._resume(newest)
 
-    def _build(self) -> tuple[torch.nn.Module, Decoder]:
+    def _build(self, *, is_new: bool) -> tuple[torch.nn.Module, Decoder]:
         config = self.config
         with torch.device("meta"):
             decoder = Decoder(config.model, self.vocab_size)
@@ -100,14 +107,11 @@ class Trainer:
         model = parallel.parallelise(
             decoder, fill, parallel=config.parallel, precision=config.precision, ranks=self.ranks
         )
-        if config.model.initial_weights is not None:
+        if is_new and config.model.initial_weights is not None:
             hugging_face.load_into(Path(config.model.initial_weights), decoder)
         return model, decoder
 
-    def _resume(self) -> None:
-        newest = self.checkpoints.newest()
-        if newest is None:
-            return
+    def _resume(self, newest: Path) -> None:
         progress = self.checkpoints.load(newest, self._state())
         self.optimizer.loaded()
         self.step = progress["step"]
@@ -128,19 +132,20 @@ class Trainer:
 
     # -------------------------------------------------------------------------------------------------------- the loop
 
-    def run(self) -> Ended:
-        """Train to the end, or until told to leave."""
+    def run(self, told_to_leave: threading.Event | None = None) -> Ended:
+        """Train to the end, or until told to leave: by SIGTERM, or by the event."""
+        told_to_leave = told_to_leave or threading.Event()
         config, clock, loss = self.config, watch.Clock(), math.nan
         first_step, was_stopped = self.step, False
         with (
-            _Leaving() as leaving,
+            _Leaving(told_to_leave),
             watch.tracing(config.watch, self.run_dir, self.ranks) as traced,
             watch.memory_history(config.watch, self.run_dir, self.ranks),
         ):
             while self.step < config.steps and not was_stopped:
                 with clock.waiting():
                     micro_batches = self.rows.micro_batches(self.step)
-                figures = self._train_step(micro_batches, wants_to_leave=leaving.is_set())
+                figures = self._train_step(micro_batches, wants_to_leave=told_to_leave.is_set())
                 loss, was_stopped = figures["loss"], bool(figures.pop("wants_to_leave"))
                 clock.tokens += int(figures.pop("tokens"))
                 clock.steps += 1
@@ -266,16 +271,15 @@ class Guard:
 
 
 class _Leaving:
-    """Set by SIGTERM, as schedulers send it some time before they kill."""
+    """Sets an event at SIGTERM, as schedulers send it some time before they kill."""
 
-    def __init__(self) -> None:
-        self._event = threading.Event()
+    def __init__(self, event: threading.Event) -> None:
+        self._event = event
 
-    def __enter__(self) -> threading.Event:
+    def __enter__(self) -> None:
         self._is_main = threading.current_thread() is threading.main_thread()
         if self._is_main:
             self._before = signal.signal(signal.SIGTERM, lambda *_: self._event.set())
-        return self._event
 
     def __exit__(self, *_: object) -> None:
         if self._is_main:

@@ -1,0 +1,142 @@
+"""On Ray Train's workers a run computes what it computes under torchrun, also when one of them is killed."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.conftest import REPOSITORY
+from tests.training.conftest import losses, settings_of, train_all
+from training.checkpoint import step_of, whole_checkpoints
+
+STEPS = 80
+CHANGES: dict[str, Any] = {"steps": STEPS, "checkpoint": {"every_steps": 10}, "optimizer": {"schedule": "constant"}}
+
+
+@pytest.fixture(scope="module")
+def plain(language: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run on two plain processes."""
+    folder = tmp_path_factory.mktemp("plain")
+    train_all(2, [settings_of(folder / "run", language, **CHANGES)], folder)
+    return folder / "run"
+
+
+def start(folder: Path, settings: Mapping[str, Any], *arguments: str) -> subprocess.Popen[str]:
+    """The command, in that folder, on a Ray of its own."""
+    (folder / "config.yaml").write_text(yaml.safe_dump(dict(settings)))
+    environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "RAY_ADDRESS")}
+    environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    environment |= {"RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0", "RAY_TRAIN_METRICS_ENABLED": "0"}  # processes less
+    return subprocess.Popen(
+        [sys.executable, "-m", "training", "run", "config.yaml", "--launcher", "ray", *arguments],
+        cwd=folder, env={**environment, "PYTHONPATH": str(REPOSITORY)}, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+def end_of(driver: subprocess.Popen[str]) -> tuple[int, str]:
+    """Exit code and all that was printed."""
+    try:
+        output = driver.communicate(timeout=500)[0]
+    finally:
+        driver.kill()
+    return driver.returncode, output
+
+
+def workers_of(driver: subprocess.Popen[str]) -> list[int]:
+    """Process ids of its ranks."""
+    parents: dict[int, int] = {}
+    names: dict[int, str] = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            names[int(process.name)] = (process / "cmdline").read_text()
+            parents[int(process.name)] = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:  # it has ended meanwhile
+            continue
+    found: list[int] = []
+    for pid in (pid for pid, name in names.items() if "RayTrainWorker" in name):
+        ancestor = pid
+        while ancestor in parents and ancestor != driver.pid:
+            ancestor = parents[ancestor]
+        found += [pid] if ancestor == driver.pid else []
+    return found
+
+
+def wait_until(is_true: Any, driver: subprocess.Popen[str]) -> None:
+    """While the command runs."""
+    until = time.monotonic() + 400
+    while not is_true() and driver.poll() is None and time.monotonic() < until:
+        time.sleep(0.01)
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(600)
+def test_a_killed_worker_changes_nothing(language: Path, plain: Path, tmp_path: Path) -> None:
+    """One of two gets kill -9 in mid-run: both start again, and losses are those of plain processes bit for bit."""
+    run_dir = tmp_path / "run"
+    driver = start(tmp_path, {**settings_of(run_dir, language, **CHANGES), "run_dir": "run"}, "--workers", "2")
+    wait_until(lambda: whole_checkpoints(run_dir / "checkpoints"), driver)
+    os.kill(workers_of(driver)[-1], signal.SIGKILL)
+    code, output = end_of(driver)
+    assert code == 0, output
+    assert "going on from" in output
+    assert losses(run_dir) == losses(plain)
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(600)
+def test_sigterm_to_the_command_saves_and_leaves(language: Path, plain: Path, tmp_path: Path) -> None:
+    """One worker goes on from two plain processes until the command is told to leave: exit code 4, all steps saved."""
+    run_dir = shutil.copytree(plain, tmp_path / "run")
+    driver = start(tmp_path, settings_of(run_dir, language, **{**CHANGES, "steps": 100_000}), "--workers", "1")
+    wait_until(lambda: len(losses(run_dir)) > STEPS, driver)
+    driver.terminate()
+    code, output = end_of(driver)
+    assert code == 4, output
+    found = losses(run_dir)
+    assert found[:STEPS] == losses(plain)
+    assert step_of(whole_checkpoints(run_dir / "checkpoints")[-1]) == len(found) > STEPS
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(600)
+def test_what_does_not_fit_is_said_once(language: Path, tmp_path: Path) -> None:
+    """Exit code 2 and the message of a run without Ray, though failures may be repeated."""
+    settings = settings_of(tmp_path / "run", language, parallel={"tensor": 2})
+    code, output = end_of(start(tmp_path, settings, "--workers", "1"))
+    assert code == 2, output
+    assert "error: parallel.tensor is 2, which does not divide 1 ranks; start a multiple of it\n" in output
+    assert output.count("Error in training function") == 1  # Ray's word for each attempt
+
+
+def test_workers_get_absolute_paths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Those of this folder; what is absolute, or an address, stays."""
+    from training.ray_launcher import with_absolute_paths
+
+    monkeypatch.chdir(tmp_path)
+    given = {"run_dir": "runs/a", "steps": 3, "data": {"manifest": "s3://bucket/a", "tokenizer": "/t.json"}}
+    wanted = {"run_dir": f"{tmp_path}/runs/a", "steps": 3, "data": given["data"]}
+    assert with_absolute_paths(given) == wanted
+    mixture = {"data": {"mixture": {"web": {"manifest": "web", "weight": 1.0}}}}
+    assert with_absolute_paths(mixture)["data"]["mixture"]["web"]["manifest"] == f"{tmp_path}/web"
+
+
+def test_a_run_dir_on_another_disk_is_refused(tmp_path: Path) -> None:
+    """A worker that does not see the driver's folder names its machine."""
+    from training.ranks import DoesNotFit
+    from training.ray_launcher import _refuse_missing
+
+    _refuse_missing(str(tmp_path))
+    with pytest.raises(DoesNotFit, match=r"run_dir is .*not there on .*on a volume that every node mounts"):
+        _refuse_missing(str(tmp_path / "elsewhere"))
