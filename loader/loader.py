@@ -77,6 +77,15 @@ class RowReader:
             for catalogue in stream.catalogues
         ]
         self.token_dtype = self._readers[0].token_dtype
+        self.is_remote = any(reader.is_remote for reader in self._readers)
+
+    def fetch_ahead(self, positions: NDArray[np.int64]) -> None:
+        """Have fetched over the network what rows at these positions will want."""
+        sources, shards, rows = self.stream.locate(positions)
+        for source, reader in enumerate(self._readers):
+            if reader.is_remote:
+                here = np.flatnonzero(sources == source) if len(self._readers) > 1 else slice(None)
+                reader.fetch_ahead(shards[here], rows[here])
 
     def read(
         self, positions: NDArray[np.int64], out: Tokens, *, with_marks: bool = False
@@ -173,6 +182,9 @@ class TokenLoader:
         self._tokens, self._documents, self._allow_mismatch = tokens, frozenset(documents), allow_mismatch
         self._device, self._copies = _cuda(device)
         self._prefetch_chunks = prefetch_chunks
+        self._ahead_rows = 0
+        if self._rows.is_remote:
+            self._ahead_rows = self._settings.ahead_bytes // ((seq_len + 1) * self._rows.token_dtype.itemsize)
         self._clock = _Clock()
         self._pool: ThreadPoolExecutor | None = None
         self._go_to(self._stream.state(0, global_batch_rows=global_batch_rows))
@@ -217,7 +229,7 @@ class TokenLoader:
 
     def _forget_reading(self) -> None:
         """Drop what was read ahead; reading begins again behind the last batch handed out."""
-        self._planned = self._position, self._carried_rows
+        self._planned = self._fetched = self._position, self._carried_rows
         self._ahead: deque[Future[Chunk]] = deque()
         self._chunk: Chunk | None = None
         self._chunk_steps = 1  # the first batch is not kept waiting for others; then twice as many each time
@@ -308,10 +320,23 @@ class TokenLoader:
     def _read_ahead(self) -> None:
         while len(self._ahead) < self._prefetch_chunks and (steps := self._plan()):
             self._ahead.append(self._threads().submit(self._read, steps))
+        if self._ahead_rows:
+            self._fetch_ahead()
+
+    def _fetch_ahead(self) -> None:
+        """Lanes come to the ends of their blocks at about the same time: without this, all would wait then."""
+        self._fetched = max(self._fetched, self._planned)
+        positions: list[NDArray[np.int64]] = []
+        while self._fetched[0] < self._planned[0] + self._ahead_rows and (step := self._deal.step(*self._fetched)):
+            positions.append(step.positions)
+            self._fetched = step.position, step.carried_rows
+        if positions:
+            self._threads().submit(self._rows.fetch_ahead, np.concatenate(positions))
 
     def _threads(self) -> ThreadPoolExecutor:
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(max(1, self._prefetch_chunks), thread_name_prefix="loader-read")
+            num_threads = max(1, self._prefetch_chunks) + bool(self._ahead_rows)
+            self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="loader-read")
             weakref.finalize(self, self._pool.shutdown, wait=False, cancel_futures=True)
         return self._pool
 

@@ -13,6 +13,7 @@ Leaves to others: which rows (`order`), bytes by range and the cache (`storage`)
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -27,7 +28,7 @@ from numpy.typing import NDArray
 from loader.catalogue import Catalogue
 from loader.order import Ints
 from loader.packing import Flags, mark_starts
-from loader.storage import Buffer, Cache, Counters, ReadSettings, Remote, open_store
+from loader.storage import Buffer, Cache, Counters, ReadFailed, ReadSettings, Remote, open_store
 from shardwriter.format import REFETCH, FormatError, ShardCorrupt, ShardIndex, index_file, sample_key, shard_file
 
 MAX_OPEN_SHARDS = 192
@@ -107,6 +108,26 @@ class Reader:
         if not is_whole.all():
             out[~is_whole] = self.catalogue.tokenizer.end_of_document
         return is_whole
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether blocks are fetched over a network."""
+        return self._pool is not None
+
+    def fetch_ahead(self, shards: Ints, rows: Ints) -> None:
+        """Have blocks fetched that rows (n,) of shards (n,) will want; waits for indexes only.
+
+        What cannot be had is not told here: whoever reads these rows asks again, and is told.
+        """
+        assert self._pool is not None
+        for number, members in _groups(shards):
+            part = _Part(number, members, rows[members] * self.seq_len)
+            with contextlib.suppress(ReadFailed, FormatError, ShardCorrupt):
+                self._locate(part)
+            if (shard := part.shard) is not None:
+                for block in np.unique(shard.blocks[_ranges(part.firsts, part.lasts)]).tolist():
+                    if not self._blocks.has((number, block)):
+                        self._pool.submit(self._block, number, shard, block)
 
     def mark_starts(self, shards: Ints, rows: Ints) -> Flags:
         """(n, seq_len) where documents begin in rows; a row of a lost shard is one document."""
@@ -378,6 +399,10 @@ class _Latest(Generic[_K, _V]):
         self._things: OrderedDict[_K, _V] = OrderedDict()
         self._making: dict[_K, threading.Lock] = {}
         self._lock = threading.Lock()
+
+    def has(self, key: _K) -> bool:
+        with self._lock:
+            return key in self._things
 
     def get(self, key: _K, make: Callable[[], _V]) -> _V:
         with self._lock:

@@ -39,6 +39,8 @@ class ReadSettings:
     cache_bytes:       the most it holds, plus 1/64 of it for each rank that is just adding
     block_bytes:       what is fetched at a time: whole samples, up to about this much
     fetch_threads:     requests at a time, of one rank
+    ahead_bytes:       blocks are fetched so far ahead of what is read, over all ranks: a block for each of 64 lanes,
+                       which come to the ends of their blocks at about the same time
     stall_timeout_s:   how long a read may go on without a new byte before it fails
     request_timeout_s: how long one request may go on without a new byte before it is repeated
     store_options:     for obstore's `from_url`: region, endpoint, access_key_id, ...; S3's usual environment counts too
@@ -49,6 +51,7 @@ class ReadSettings:
     cache_bytes: int = 16 * 2**30
     block_bytes: int = 4 * 2**20
     fetch_threads: int = 8
+    ahead_bytes: int = 256 * 2**20
     stall_timeout_s: float = 90.0
     request_timeout_s: float = 15.0
     store_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -199,9 +202,8 @@ class Remote:
         before = len(received)
         result = obstore.get(self._store, name, options={"range": (start + before, stop)})
         try:
-            for piece in result.stream(
-                min_chunk_size=1
-            ):  # as it comes: what obstore still holds is lost when it breaks
+            # as it comes: what obstore still holds is lost when it breaks
+            for piece in result.stream(min_chunk_size=1):
                 received += memoryview(piece)
         finally:
             self._counters.add("fetched_bytes", len(received) - before)

@@ -80,6 +80,27 @@ def test_a_remote_dataset_is_the_local_one(server: Server, expected: list[list[i
     assert stats["cache_hits"] > 3
 
 
+def test_blocks_are_fetched_before_they_are_wanted(server: Server, served: Dataset, tmp_path: Path) -> None:
+    """After one batch, all blocks come that lie within ahead_bytes; with none ahead, those of the next chunks do."""
+
+    def fetched(ahead_bytes: int) -> int:
+        given = settings(tmp_path / str(ahead_bytes), block_bytes=4096, ahead_bytes=ahead_bytes)
+        loader = TokenLoader(
+            f"http://127.0.0.1:{server.port}", seq_len=T, global_batch_rows=1, rank=0, world_size=1, lanes=4,
+            window_rows=8, epochs=1, settings=given,
+        )  # fmt: skip
+        next(loader)
+        seen, until = -1, time.monotonic() + 10
+        while seen != (seen := loader.stats()["fetched_bytes"]) and time.monotonic() < until:
+            time.sleep(0.5)
+        loader.close()
+        return seen
+
+    whole = 3 * 200 * 100 * 2
+    assert fetched(2**20) > 0.95 * whole
+    assert fetched(1) < 0.7 * whole
+
+
 def test_cut_connections_are_taken_up_again(proxy: FaultProxy, expected: list[list[int]], tmp_path: Path) -> None:
     """Every connection is reset after 20 KB: what came is kept, the rest is asked for."""
     proxy.cut_after = 20_000
