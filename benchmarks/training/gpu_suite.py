@@ -447,7 +447,7 @@ def summarize(suite: Suite) -> dict[str, Any]:
             "in_turns": any(r["beside"] for r in rounds),
             **{key: max(r[key] for r in rounds) for key in PEAKS if key in rounds[0]},
             **{key: rounds[-1][key] for key in ("stall_share", "loss", "offloaded_gib_per_step") if key in rounds[-1]},
-            **{f"planned_{key}": round(value, 2) for key, value in entrant["planned"].items()},
+            **{f"planned_{key}": round(value, 6) for key, value in entrant["planned"].items()},
         }
     short = suite.size.seq_lens[0]
     hidden = {v: overlap(suite, ours(short, v), ours(short, without)) for v, without in OFFLOADS.items()}
