@@ -38,6 +38,9 @@ $(VENV)/bin/uv:
 	@$(PYTHON) -m venv $(VENV) || { echo "Python's venv is needed: apt-get install python3-venv"; exit 2; }
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv
 
+# Tests start some hundred processes. Where PYTHONDONTWRITEBYTECODE is set, each would compile torch and Ray anew.
+$(VENV)/test.stamp: INSTALL_FLAGS := --compile-bytecode
+
 $(VENV)/%.stamp: $(VENV)/bin/uv pyproject.toml constraints.txt
-	$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '.[$*]'
+	$(BIN)/uv pip install --quiet $(INSTALL_FLAGS) --python $(BIN)/python -c constraints.txt -e '.[$*]'
 	@touch $@
