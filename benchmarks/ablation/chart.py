@@ -16,8 +16,8 @@ from html import escape
 COLOURS = ("#8c8c8c", "#0072b2", "#d55e00", "#009e73")
 """Okabe and Ito's, told apart by the colour-blind; grey for what the others are held against."""
 
-WIDTH, HEIGHT = 400, 300
-LEFT, RIGHT, TOP, BOTTOM = 46, 122, 56, 44
+WIDTH, HEIGHT = 430, 300
+LEFT, RIGHT, TOP, BOTTOM = 46, 152, 56, 44
 LABEL_GAP = 14
 FONT = 'font-family="system-ui, sans-serif" font-size="11"'
 
