@@ -22,6 +22,7 @@ from pipeline import assets
 from stages.contract import Settings
 from stages.language import LanguageFilterSettings, LanguageSettings
 from stages.length import LengthSettings
+from stages.lines import LinesSettings
 from stages.minhash import MinHashSettings
 from stages.perplexity import Bucket, PerplexitySettings
 from stages.quality import QualityFilterSettings, QualitySettings
@@ -30,6 +31,11 @@ from stages.tokenize import TokenizeSettings
 from stages.warc import WarcSettings
 
 Share = Annotated[float, Field(ge=0, le=1)]
+
+
+def _is_off(value: object) -> bool:
+    """Whether a stage that came later than a dataset may be off: then its key leaves no trace in a fingerprint."""
+    return value is None
 
 
 class SampleCrawl(Settings):
@@ -111,6 +117,9 @@ class DeduplicateConfig(Settings):
 class AnnotateConfig(Settings):
     """Scores, for every document that still has text. Nothing is thrown away here but text."""
 
+    lines: LinesSettings | None = Field(
+        default=None, exclude_if=_is_off, description="C4's rules for lines, after deduplication; null: none is judged."
+    )
     length: LengthSettings | None = Field(
         default=LengthSettings(min_chars=1), description="Documents dropped for what deduplication left of them."
     )

@@ -188,9 +188,19 @@ def _named(run: Run, doc_id: int) -> str:
 def _removed(read: Mapping[str, Any] | None, scored: Mapping[str, Any]) -> Iterator[str]:
     if read is None:
         return
-    kept = set(scored["kept_lines"])
-    gone = [line for i, line in enumerate(read["text"].split("\n")) if i not in kept]
-    yield f"deduplicate  {len(gone)} paragraphs removed, {len(kept)} left ({scored['num_chars']:,} characters)"
+    lines, by_rules = read["text"].split("\n"), scored.get("lines_removed")
+    after = {*scored["kept_lines"], *(by_rules or ())}
+    gone = [line for i, line in enumerate(lines) if i not in after]
+    num_chars = scored["num_chars"] + (scored.get("chars_removed") or 0)
+    yield f"deduplicate  {len(gone)} paragraphs removed, {len(after)} left ({num_chars:,} characters)"
+    yield from _listed(gone)
+    if by_rules is not None:
+        left = f"{len(scored['kept_lines'])} left ({scored['num_chars']:,} characters)"
+        yield f"lines        {len(by_rules)} removed, {left}"
+        yield from _listed([lines[i] for i in by_rules])
+
+
+def _listed(gone: Sequence[str]) -> Iterator[str]:
     yield from (f"             - {line[:100]!r}" for line in gone[:5])
     if len(gone) > 5:
         yield f"             - and {len(gone) - 5} more"

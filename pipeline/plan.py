@@ -27,6 +27,7 @@ from pipeline.store import PhaseFolder
 from stages.contract import Stage
 from stages.language import Language, LanguageFilter
 from stages.length import Length
+from stages.lines import Lines
 from stages.minhash import MinHash, MinHashFilter
 from stages.paragraphs import ParagraphHashes, ParagraphRemoval
 from stages.perplexity import Perplexity, PerplexityFilter
@@ -58,7 +59,7 @@ PARENTS: Mapping[str, tuple[str, ...]] = {
 
 CHAIN: Mapping[str, tuple[type[Stage[Any]], ...]] = {
     "extract": (Length, ParagraphHashes),
-    "annotate": (ParagraphRemoval, Length, Language, Perplexity, Reference, Quality, MinHash),
+    "annotate": (ParagraphRemoval, Lines, Length, Language, Perplexity, Reference, Quality, MinHash),
     "select": (LanguageFilter, PerplexityFilter, ReferenceFilter, QualityFilter, MinHashFilter),
     "tokenize": (Tokenize,),
 }

@@ -133,11 +133,13 @@ def _steps(tallies: Mapping[str, Tally], complete: Collection[str]) -> Iterator[
         for stage in stages:
             dropped = {r: n for r, n in _with_prefix(counts, "dropped.").items() if r.split(".")[0] == stage.name}
             if stage.name == "paragraphs" and phase == "annotate":
-                chars = counts["chars"] + sum(
+                chars = counts["chars"] + counts["chars_removed"]  # the latter by line rules, after this stage
+                chars += sum(
                     n for r, n in _with_prefix(counts, "dropped_chars.").items() if not r.startswith("paragraphs.")
                 )
             else:
                 chars = num_chars - sum(counts[f"dropped_chars.{reason}"] for reason in dropped)
+                chars -= counts["chars_removed"] if stage.name == "lines" else 0
             num_docs -= sum(dropped.values())
             if dropped or chars != num_chars:
                 num_chars = chars

@@ -117,6 +117,12 @@ class _AnnotateSink(UnitSink):
         self._schema, self._bands = schema, bands
         self._documents = RowGroups(task.path(documents_file(work)))
 
+    def add(self, kept: pa.Table, dropped: pa.Table) -> None:
+        super().add(kept, dropped)
+        if "chars_removed" in kept.column_names:
+            for rows in (kept, dropped):
+                self.tally.add("chars_removed", pc.sum(rows.column("chars_removed")).as_py() or 0)
+
     def take(self, kept: pa.Table) -> None:
         if self._bands is not None:
             self.tally.add("band_hashes", self._bands.add(kept))

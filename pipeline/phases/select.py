@@ -35,7 +35,7 @@ class Select(UnitPhase):
     @cached_property
     def schema(self) -> pa.Schema:  # type: ignore[override]
         """All that annotate stored, but for what is large, and who stands in for a near-duplicate."""
-        small = [f for f in Annotate(self.plan).stored if f.name not in ("text", "kept_lines")]
+        small = [f for f in Annotate(self.plan).stored if f.name not in ("text", "kept_lines", "lines_removed")]
         return pa.schema([*small, REPRESENTATIVE])
 
     def stages(self) -> tuple[StageSpec, ...]:

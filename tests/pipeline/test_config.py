@@ -11,6 +11,10 @@ from configs.reading import ConfigError
 from pipeline.config import RunConfig, load
 from tests.conftest import REPOSITORY
 
+LATER_STAGES = [
+    ("annotate", "lines"),
+]
+
 SHIPPED = sorted(path.name for path in (REPOSITORY / "configs").glob("*.yaml"))
 
 MINIMAL = """\
@@ -109,6 +113,14 @@ def test_an_unknown_config_lists_those_there_are() -> None:
     """A misspelt name is answered with the nearest."""
     (fault,) = faults_of("ccnett.yaml")
     assert "did you mean ccnet.yaml?" in fault
+
+
+def test_a_stage_that_is_off_leaves_no_trace() -> None:
+    """Stages that came later do not rename the folders of datasets that were made without them."""
+    config = load("ccnet.yaml")
+    for section, stage in LATER_STAGES:
+        assert getattr(getattr(config, section), stage) is None
+        assert stage not in getattr(config, section).model_dump()
 
 
 def test_every_key_is_described() -> None:

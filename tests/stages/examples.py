@@ -19,6 +19,7 @@ from tokenizers import models, pre_tokenizers
 from stages.contract import DOC_ID, Settings, Stage
 from stages.language import Language, LanguageFilter, LanguageFilterSettings, LanguageSettings
 from stages.length import Length, LengthSettings
+from stages.lines import Lines, LinesSettings
 from stages.minhash import MinHash, MinHashFilter, MinHashFilterSettings, MinHashSettings
 from stages.paragraphs import ParagraphHashes, ParagraphHashesSettings, ParagraphRemoval, ParagraphRemovalSettings
 from stages.perplexity import Perplexity, PerplexityFilter, PerplexityFilterSettings, PerplexitySettings
@@ -117,6 +118,17 @@ EXAMPLES = (
         ParagraphRemovalSettings(),
         {"text": _TEXT, "duplicate_lines": [1]},
         {"none_left": {"duplicate_lines": [0, 1]}},
+    ),
+    Example(
+        Lines,
+        LinesSettings(min_sentences=2),
+        {"text": _TEXT, "kept_lines": [0, 4]},
+        {
+            "lorem_ipsum": {"text": f"{_TEXT}\nLorem ipsum dolor sit amet.", "kept_lines": [0, 1, 2]},
+            "curly_bracket": {"text": f"{_TEXT}\nif (this) {{ then do that. }}.", "kept_lines": [0, 1, 2]},
+            "sentences_too_few": {"text": "The treaty was signed in the museum.\nHome", "kept_lines": [0, 1]},
+            "none_left": {"text": "Home\nContact", "kept_lines": [0, 1]},
+        },
     ),
     Example(Language, LanguageSettings(model="tiny-lid"), {"text": _TEXT}, {}),
     Example(

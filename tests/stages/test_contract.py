@@ -191,7 +191,8 @@ def many(example: Example) -> pa.Table:
 
 def hostile_row(example: Example, text: str | None) -> dict[str, Any]:
     """The ordinary row with that text; no lines of it are to go."""
-    return {name: value for name, value in example.ordinary.items() if name != "duplicate_lines"} | {"text": text}
+    of_another_text = ("duplicate_lines", "kept_lines")
+    return {name: value for name, value in example.ordinary.items() if name not in of_another_text} | {"text": text}
 
 
 READERS = [example for example in EXAMPLES if "text" in example.stage.needs.names]

@@ -1,0 +1,41 @@
+"""C4's line rules in a whole run: what they take is counted, told, and in no shard."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.ledger import explain, open_run
+from pipeline.report import make_report
+from tests.e2e.conftest import Chain
+
+pytestmark = pytest.mark.models
+
+
+def scored_documents(run_dir: Path) -> pa.Table:
+    """What annotate stored, in input order."""
+    run = open_run(run_dir)
+    return pa.concat_tables(
+        [pq.read_table(run.folder("annotate").path(f"{unit}.documents.parquet")) for unit in run.units]
+    )
+
+
+def test_line_rules_are_counted_and_told(chain: Chain, reference_run: Path) -> None:
+    """The funnel says how much text the rules took, explain says which lines, and the lengths are those of the text."""
+    run_dir, _ = chain.run("line-rules", "annotate.lines={min_sentences: 1}")
+    before = {step.name: step for step in make_report(open_run(reference_run)).steps}
+    after = {step.name: step for step in make_report(open_run(run_dir)).steps}
+    assert after["annotate: paragraphs"] == before["annotate: paragraphs"]
+    assert after["annotate: lines"].num_chars < after["annotate: paragraphs"].num_chars
+
+    scored = scored_documents(run_dir)
+    assert scored["num_chars"].to_pylist() == pc.utf8_length(scored["text"]).to_pylist()
+    assert scored["num_lines"].to_pylist() == [text.count("\n") + 1 for text in scored["text"].to_pylist()]
+    shorter = scored.filter(pc.greater(pc.list_value_length(scored["lines_removed"]), 0)).slice(0, 1).to_pylist()[0]
+    (story,) = explain(open_run(run_dir), str(shorter["doc_id"]))
+    count = len(shorter["lines_removed"])
+    assert any(line.startswith(f"lines        {count} removed, {shorter['num_lines']} left") for line in story.lines)
