@@ -10,6 +10,7 @@ Leaves to others: which keys there are (pipeline/config.py, training/config.py).
 
 from __future__ import annotations
 
+import copy
 import difflib
 import re
 import types
@@ -62,6 +63,36 @@ def read(
     if not isinstance(tree, dict):
         sections = ", ".join(f"{name}:" for name in list(model.model_fields)[1:3])
         raise ConfigError([f"{where}: found {type(tree).__name__}, wanted sections such as {sections}"])
+    config = _checked(model, tree, overrides, check, where, lines)
+    if "run_dir" in model.model_fields:
+        return config.model_copy(update={"run_dir": _value_at(config, ("run_dir",)).format(config=path.stem)})
+    return config
+
+
+def reread(
+    model: type[M],
+    tree: Mapping[str, Any],
+    where: str,
+    overrides: Sequence[str] = (),
+    check: Callable[[M], Iterable[tuple[KeyPath, str]]] = lambda _: (),
+) -> M:
+    """Override and check a config that was read before and kept as JSON; `where` is what faults call it.
+
+    Raises:
+        ConfigError: with every fault there is.
+    """
+    return _checked(model, copy.deepcopy(dict(tree)), overrides, check, where, {})
+
+
+def _checked(
+    model: type[M],
+    tree: dict[str, Any],
+    overrides: Sequence[str],
+    check: Callable[[M], Iterable[tuple[KeyPath, str]]],
+    where: str,
+    lines: dict[KeyPath, str],
+) -> M:
+    """The settings in `tree`, which is overridden in place."""
     for override in overrides:
         _override(tree, override, lines)
     try:
@@ -73,8 +104,6 @@ def read(
         for key, wrong in check(config)
     ]:
         raise ConfigError(faults)
-    if "run_dir" in model.model_fields:
-        return config.model_copy(update={"run_dir": _value_at(config, ("run_dir",)).format(config=path.stem)})
     return config
 
 

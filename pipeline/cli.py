@@ -1,4 +1,4 @@
-"""The command line: `python -m pipeline run|plan|report|explain|verify|export|models|sample-crawl`.
+"""The command line: `python -m pipeline run|plan|report|explain|recut|verify|export|models|sample-crawl`.
 
 Parses and prints, decides nothing.
 """
@@ -133,6 +133,25 @@ def explain(run: RunFolder, document: Annotated[str, typer.Argument(help="A URL 
         for line in story.lines:
             console.print(line, markup=False)
         console.print()
+
+
+@app.command()
+def recut(
+    run: RunFolder,
+    overrides: Overrides = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show what other thresholds of `select` would keep and drop, from stored scores, in seconds. Writes nothing."""
+    from pipeline import ledger
+    from pipeline import recut as recutting
+
+    if not overrides:
+        _fail("nothing to recut: name a threshold, such as --set select.language.min_score=0.65", WRONG_USAGE)
+    found = recutting.recut(ledger.open_run(run), overrides)
+    if as_json:
+        sys.stdout.write(recutting.to_json(found))
+        return
+    recutting.print_recut(found, console)
 
 
 @app.command()

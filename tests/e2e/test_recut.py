@@ -1,0 +1,56 @@
+"""Counterfactuals over the whole chain: percentiles, models' cutoffs and scores, as a real run would decide."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.config import change
+from pipeline.ledger import open_run
+from pipeline.recut import fates_with, recut
+from tests.e2e.conftest import Chain
+from tests.e2e.test_command_line import command
+
+pytestmark = pytest.mark.models
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["select.perplexity.percentiles=[10, 90]", "select.perplexity.keep=[head]"],
+        ["select.perplexity.cutoffs=model", "select.perplexity.keep=[middle, all]"],
+        ["select.language.min_score=0.9", "select.reference.min_score=0.7"],
+    ],
+)
+def test_recut_says_what_a_run_does(chain: Chain, overrides: list[str]) -> None:
+    """Fate for fate, bucket for bucket; the run it was asked of is left as it was."""
+    run_dir, _ = chain.run("recut")
+    before = open_run(run_dir)
+    said = recut(before, overrides)
+    fates = pa.concat_tables(fates_with(before, change(before.config, "run", overrides)))
+    chain.run("recut", *overrides)
+    after = open_run(run_dir)
+    paths = [after.folder("select").path(f"{unit}.fates.parquet") for unit in after.units]
+    assert after.folders["select"] != before.folders["select"]
+    assert fates.equals(pa.concat_tables([pq.read_table(path) for path in paths]))
+    assert said.after.num_docs == fates["fate"].to_pylist().count("kept") != said.before.num_docs
+
+
+def test_the_command_answers_in_seconds(chain: Chain) -> None:
+    """As a table and as JSON; a change of another phase ends with code 2 and its name."""
+    run_dir, _ = chain.run("recut-command")
+    started = time.monotonic()
+    code, out = command("recut", run_dir, "--set", "select.language.min_score=0.99")
+    assert (code, "Newly dropped" in out, "language.score_too_low (value 0.9" in out) == (0, True, True), out
+    assert time.monotonic() - started < 60  # some 2 s where nobody else works
+    code, out = command("recut", run_dir, "--set", "select.language.min_score=0.99", "--json")
+    figures = json.loads(out)
+    assert figures["newly_dropped"]["num_docs"] == figures["before"]["num_docs"] - figures["after"]["num_docs"] > 0
+    code, out = command("recut", run_dir, "--set", "annotate.minhash.seed=2")
+    assert (code, "annotate would have to run again" in out) == (2, True), out
+    code, out = command("recut", run_dir)
+    assert (code, "nothing to recut" in out) == (2, True), out
