@@ -11,13 +11,13 @@ and the models (inputs.py, assets.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from configs.reading import KeyPath, read
+from configs.reading import KeyPath, read, reread
 from pipeline import assets
 from stages.contract import Settings
 from stages.language import LanguageFilterSettings, LanguageSettings
@@ -255,9 +255,18 @@ def load(path_or_name: str, overrides: Sequence[str] = ()) -> RunConfig:
     return read(RunConfig, path_or_name, overrides, _missing_files)
 
 
+def change(tree: Mapping[str, Any], where: str, overrides: Sequence[str] = ()) -> RunConfig:
+    """The config that a run has kept, changed and checked. Models may be gone: what they gave is stored.
+
+    Raises:
+        ConfigError: with every fault there is.
+    """
+    return reread(RunConfig, tree, where, overrides, _missing_cutoffs)
+
+
 def _missing_files(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
     """Faults for references to models and files that are neither in the registry nor on this disk."""
-    annotate, select = config.annotate, config.select
+    annotate = config.annotate
     references: list[tuple[KeyPath, str]] = [
         (("annotate", "language", "model"), annotate.language.model),
         (("tokenize", "tokenizer"), config.tokenize.tokenizer),
@@ -270,9 +279,10 @@ def _missing_files(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
             assets.check(reference)
         except assets.AssetError as error:
             yield key, str(error)
-    if (
-        select.perplexity
-        and select.perplexity.cutoffs not in ("model", "run")
-        and not Path(select.perplexity.cutoffs).is_file()
-    ):
+    yield from _missing_cutoffs(config)
+
+
+def _missing_cutoffs(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
+    perplexity = config.select.perplexity
+    if perplexity and perplexity.cutoffs not in ("model", "run") and not Path(perplexity.cutoffs).is_file():
         yield ("select", "perplexity", "cutoffs"), "no such file; wanted model, run, or the path of a cutoff.csv"

@@ -15,7 +15,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline.plan import RunPlan
+from pipeline.config import RunConfig
+from pipeline.inputs import Unit
+from pipeline.plan import RunPlan, plan_units
 from pipeline.store import PhaseFolder, to_json, write_atomically
 from shardwriter.format import MANIFEST_FILE, Manifest, ShardIndex
 
@@ -84,6 +86,26 @@ def open_run(run_dir: str | Path) -> Run:
 
 
 @dataclass(frozen=True)
+class _KnownUnit(Unit):
+    """A unit of a run of which only its name is needed: its files may be gone."""
+
+    name: str
+
+    @property
+    def key(self) -> str:
+        return self.name
+
+
+def plan_of(run: Run, config: RunConfig) -> RunPlan:
+    """A plan that reads what the run has stored, under a config that may differ in `select`. Needs no input."""
+    config = config.model_copy(update={"run_dir": str(run.run_dir)})
+    plan = plan_units(config, [_KnownUnit(i, (), key) for i, key in enumerate(run.units)])
+    folders = {name: folder.removeprefix(f"{name}-") for name, folder in run.folders.items()}
+    phases = (replace(phase, fingerprint=folders.get(phase.name, phase.fingerprint)) for phase in plan.phases)
+    return replace(plan, phases=tuple(phases))
+
+
+@dataclass(frozen=True)
 class Story:
     """What became of one document, as lines for people and as columns for programs."""
 
@@ -136,6 +158,11 @@ def _rows(path: Path, column: str, value: Any, columns: Sequence[str] | None = N
     return pq.read_table(path, columns=columns, filters=pc.field(column) == scalar)
 
 
+def row_of(path: Path, doc_id: int, columns: Sequence[str] | None = None) -> dict[str, Any] | None:
+    """A document's row of a Parquet file, or None."""
+    return next(iter(_rows(path, "doc_id", doc_id, columns).to_pylist()), None)
+
+
 def _story(run: Run, doc_id: int) -> Story | None:
     index = doc_id >> 32
     if index >= len(run.units):
@@ -145,8 +172,8 @@ def _story(run: Run, doc_id: int) -> Story | None:
     for phase in ("extract", "annotate", "select"):
         for kind in ("documents", "fates"):
             path = run.folder(phase).path(f"{unit}.{kind}.parquet")
-            if path.exists() and (rows := _rows(path, "doc_id", doc_id).to_pylist()):
-                found[phase, kind] = rows[0]
+            if path.exists() and (row := row_of(path, doc_id)):
+                found[phase, kind] = row
     if not found:
         return None
     columns = {k: v for row in found.values() for k, v in row.items()}
@@ -166,7 +193,7 @@ def _chapters(run: Run, doc_id: int, found: Mapping[tuple[str, str], dict[str, A
     for phase in ("extract", "annotate", "select"):
         decided = found.get((phase, "fates"))
         if decided and decided["fate"] != "kept":
-            yield f"{phase:<12} dropped: {decided['fate']}{_why(decided)}"
+            yield f"{phase:<12} dropped: {decided['fate']}{why(decided)}"
         if decided and decided.get("representative") is not None:
             yield f"             near-duplicate of document {_named(run, decided['representative'])}"
     if fate == "kept":
@@ -206,7 +233,8 @@ def _listed(gone: Sequence[str]) -> Iterator[str]:
         yield f"             - and {len(gone) - 5} more"
 
 
-def _why(decided: Mapping[str, Any]) -> str:
+def why(decided: Mapping[str, Any]) -> str:
+    """The value that decided, the limit it was held against, and what is no number."""
     parts = [f"{name} {decided[name]:g}" for name in ("value", "limit") if decided[name] is not None]
     parts += [str(decided["detail"])] if decided["detail"] is not None else []
     return f" ({', '.join(parts)})" if parts else ""

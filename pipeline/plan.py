@@ -117,13 +117,17 @@ def make_plan(config: RunConfig) -> RunPlan:
         ConfigError: the input cannot be listed.
         ValueError: a stage does not find the columns that it needs.
     """
-    units = list_units(config.input)
+    return plan_units(config, list_units(config.input))
+
+
+def plan_units(config: RunConfig, units: Sequence[Unit]) -> RunPlan:
+    """The plan for units that are known already."""
     phases: dict[str, PhasePlan] = {}
     for name, version in PHASE_VERSIONS.items():
         specs = stages_of(name, config)
         fingerprint = _fingerprint(name, specs, config, units, phases)
         phases[name] = PhasePlan(name, version, parents_of(name, config), specs, fingerprint)
-    return RunPlan(config, units, tuple(phases.values()))
+    return RunPlan(config, tuple(units), tuple(phases.values()))
 
 
 def parents_of(phase: str, config: RunConfig) -> tuple[str, ...]:

@@ -166,21 +166,21 @@ def print_report(report: Report, console: Console) -> None:
     """The summary that closes a run."""
     console.print(_funnel(report))
     if report.reasons:
-        console.print(_table("Why documents were dropped", ("reason", "documents", "meaning"), _reason_rows(report)))
+        console.print(as_table("Why documents were dropped", ("reason", "documents", "meaning"), _reason_rows(report)))
     if report.languages:
         tokens = dict(_top(report.language_tokens, among=report.languages))
         rows = [(lang, f"{n:,}", f"{tokens.get(lang, 0):,}") for lang, n in _top(report.languages)]
-        console.print(_table("Kept, by language", ("language", "documents", "tokens"), rows))
+        console.print(as_table("Kept, by language", ("language", "documents", "tokens"), rows))
     if report.buckets:
         rows = [(bucket, f"{n:,}") for bucket, n in report.buckets.items()]
-        console.print(_table("Kept, by bucket", ("bucket", "documents"), rows))
+        console.print(as_table("Kept, by bucket", ("bucket", "documents"), rows))
     if report.quarantine:
         rows = [(cause, f"{n:,}") for cause, n in _most_first(report.quarantine).items()]
         title = f"Quarantined: {report.quarantined_share:.2%} of {report.num_records:,} records"
-        console.print(_table(title, ("cause", "records"), rows))
+        console.print(as_table(title, ("cause", "records"), rows))
     if report.seconds:
         rows = [(step, f"{seconds:,.1f}") for step, seconds in _slowest(report.seconds)]
-        console.print(_table("Where workers spent their time", ("step", "seconds"), rows))
+        console.print(as_table("Where workers spent their time", ("step", "seconds"), rows))
 
 
 def to_json(report: Report) -> str:
@@ -282,13 +282,17 @@ def _funnel(report: Report) -> Table:
     ]
     if report.num_shards or report.num_tokens:
         rows.append(("written", f"{report.num_tokens:,} tokens", "", f"{report.num_shards:,} shards", ""))
-    return _table("What is left after each step", ("step", "documents", "share", "characters", "share"), rows)
+    return as_table("What is left after each step", ("step", "documents", "share", "characters", "share"), rows)
 
 
-def _table(title: str, columns: Iterable[str], rows: Iterable[tuple[str, ...]]) -> Table:
+_FIGURES = frozenset({"documents", "share", "characters", "tokens", "records", "seconds", "before", "after", "change"})
+
+
+def as_table(title: str, columns: Iterable[str], rows: Iterable[tuple[str, ...]]) -> Table:
+    """How every verb shows rows: figures to the right."""
     table = Table(title=title, title_justify="left", header_style="bold", box=None, padding=(0, 2, 0, 0))
     for name in columns:
-        is_number = name in ("documents", "share", "characters", "tokens", "records", "seconds")
+        is_number = name in _FIGURES
         table.add_column(name, justify="right" if is_number else "left", no_wrap=name not in ("meaning", "stages"))
     for row in rows:
         table.add_row(*row)
@@ -328,7 +332,7 @@ def print_plan(plan: RunPlan, console: Console) -> None:
         for phase in plan.phases
     ]
     columns = ("phase", "stages", "fingerprint", "work", "done", "disk, about")
-    console.print(_table("", columns, rows))
+    console.print(as_table("", columns, rows))
     workers = engine.workers or os.cpu_count() or 1
     memory = f"{workers} workers of up to {engine.memory_mb:,} MB ({workers * engine.memory_mb / 1000:,.0f} GB)"
     disk = _size(input_bytes * sum(DISK_SHARE.values()))
