@@ -28,6 +28,7 @@ from stages.perplexity import Bucket, PerplexitySettings
 from stages.quality import QualityFilterSettings, QualitySettings
 from stages.reference import ReferenceFilterSettings, ReferenceSettings
 from stages.tokenize import TokenizeSettings
+from stages.url import Url, UrlSettings
 from stages.warc import WarcSettings
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -95,6 +96,11 @@ class ExtractConfig(Settings):
     """Records to documents, and the hash of every paragraph beside them."""
 
     warc: WarcSettings = Field(default=WarcSettings(), description="Reading of WARC and WET records.")
+    url: UrlSettings | None = Field(
+        default=None,
+        exclude_if=_is_off,
+        description="Block lists, words and patterns that URLs are held against; null: all stay.",
+    )
     length: LengthSettings | None = Field(
         default=LengthSettings(), description="Documents dropped before deduplication; CCNet: under 300 characters."
     )
@@ -274,6 +280,8 @@ def _missing_files(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
     for stage, settings in (("perplexity", annotate.perplexity), ("reference", annotate.reference)):
         models = settings.models if settings else {}
         references += [(("annotate", stage, "models", language), name) for language, name in models.items()]
+    if config.extract.url:
+        references += [(("extract", "url"), reference) for reference in Url.files_of(config.extract.url)]
     for key, reference in references:
         try:
             assets.check(reference)

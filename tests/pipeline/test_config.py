@@ -12,6 +12,7 @@ from pipeline.config import RunConfig, load
 from tests.conftest import REPOSITORY
 
 LATER_STAGES = [
+    ("extract", "url"),
     ("annotate", "lines"),
 ]
 

@@ -34,6 +34,7 @@ from stages.reference import (
     ReferenceSettings,
 )
 from stages.tokenize import Tokenize, TokenizeSettings
+from stages.url import Url, UrlSettings
 
 Row = Mapping[str, Any]
 
@@ -106,6 +107,26 @@ _BROKEN_SIGNALS: Mapping[str, Row] = {
 }
 
 EXAMPLES = (
+    Example(
+        Url,
+        UrlSettings(
+            domains=("tiny-domains",),
+            subwords=("subword",),
+            hard_words=("hard",),
+            soft_words=("soft", "mild"),
+            patterns=(r"\.php\?",),
+            curated=("wikipedia.org",),
+        ),
+        {"url": "https://www.example.org/soft/page"},
+        {
+            "domain_blocked": {"url": "http://a.blocked.example:80/"},
+            "subword": {"url": "http://example.org/a-sub-word"},
+            "hard_word": {"url": "http://example.org/HARD/"},
+            "soft_words": {"url": "http://soft.example.org/?q=mild"},
+            "pattern": {"url": "http://example.org/x.php?y"},
+            "curated": {"url": "https://en.wikipedia.org/wiki/X"},
+        },
+    ),
     Example(
         Length,
         LengthSettings(min_chars=20, max_chars=200),
@@ -247,6 +268,12 @@ def tiny_lm(folder: Path) -> Path:
     (folder / "en.sp.model").write_bytes(pieces.getvalue())
     (folder / "en.arpa.bin").write_text(_ARPA, encoding="utf-8")
     return folder
+
+
+def tiny_lines(path: Path, *lines: str) -> Path:
+    """A text file."""
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
 
 
 def tiny_unigram(path: Path) -> Path:

@@ -19,7 +19,16 @@ from pipeline.plan import CHAIN
 from stages.contract import DOCUMENT, DROPPED, Outcome, Stage, drop_where, with_columns
 from stages.language import Language, LanguageSettings
 from stages.length import Length, LengthSettings
-from tests.stages.examples import EXAMPLES, HOSTILE, Example, tiny_lid, tiny_lm, tiny_reference, tiny_unigram
+from tests.stages.examples import (
+    EXAMPLES,
+    HOSTILE,
+    Example,
+    tiny_lid,
+    tiny_lines,
+    tiny_lm,
+    tiny_reference,
+    tiny_unigram,
+)
 
 Fates = dict[int, dict[str, Any]]
 
@@ -39,6 +48,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
         "tiny-lid": tiny_lid(folder / "lid.bin"),
         "tiny-lm": tiny_lm(folder / "lm"),
         "tiny-reference": tiny_reference(folder / "reference"),
+        "tiny-domains": tiny_lines(folder / "domains.txt", "blocked.example"),
         "tiny-unigram": tiny_unigram(folder / "tokenizer.json"),
     }
 
@@ -246,7 +256,7 @@ class Careless(Stage[LengthSettings]):
 def test_a_broken_contract_is_found(fault: str) -> None:
     """The checks of this suite can fail: a column of another type, a missing one, an unknown reason, a lost row."""
     stage = Careless(LengthSettings())
-    batch = EXAMPLES[0].batch([{"text": "a"}, {"text": "b"}])
+    batch = next(one for one in EXAMPLES if one.stage is Length).batch([{"text": "a"}, {"text": "b"}])
     assert len(judged(stage, batch)) == 2
     stage.fault = fault
     with pytest.raises(AssertionError):
