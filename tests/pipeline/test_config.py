@@ -13,10 +13,11 @@ from tests.conftest import REPOSITORY
 
 LATER_STAGES = [
     ("extract", "url"),
+    ("extract", "unicode"),
     ("annotate", "lines"),
 ]
 
-SHIPPED = sorted(path.name for path in (REPOSITORY / "configs").glob("*.yaml"))
+SHIPPED = sorted(path.name for path in (REPOSITORY / "configs").glob("*.yaml") if not path.name.startswith("train-"))
 
 MINIMAL = """\
 input:

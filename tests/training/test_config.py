@@ -1,0 +1,72 @@
+"""A training config is valid as it stands, or all that is wrong with it is told before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from configs.reading import ConfigError
+from tests.conftest import REPOSITORY
+from training.config import load
+
+SHIPPED = sorted(path.name for path in (REPOSITORY / "configs").glob("train-*.yaml"))
+
+
+def faults_of(*overrides: str) -> str:
+    """All that is said of train-tiny.yaml with these changes."""
+    with pytest.raises(ConfigError) as raised:
+        load("train-tiny.yaml", overrides)
+    return "\n".join(raised.value.faults)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_shipped_config_loads(name: str) -> None:
+    """By name."""
+    assert load(name).run_dir == f"runs/{name.removesuffix('.yaml')}"
+
+
+def test_the_largest_config_names_every_key() -> None:
+    """A reader of train-1b.yaml sees every key there is, and the values that count unless others are given."""
+    written = yaml.safe_load((REPOSITORY / "configs" / "train-1b.yaml").read_text())
+    default = load("train-1b.yaml").model_dump()
+    assert default.keys() == written.keys()
+    for section in ("model", "data", "parallel", "precision", "optimizer", "guard", "checkpoint", "watch", "process"):
+        assert default[section].keys() == written[section].keys(), section
+
+
+def test_all_faults_are_told_at_once() -> None:
+    """An unknown key with the nearest one, a value out of range, and a word that is none of the choices."""
+    said = faults_of("optimizer.learning_rat=1", "steps=0", "parallel.strategy=zero4")
+    assert "learning_rat" in said
+    assert "learning_rate" in said
+    assert "steps" in said
+    assert "'ddp', 'zero1', 'zero2' or 'zero3'" in said
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["data.manifest=null"], "exactly one of manifest, mixture, instructions; found none"),
+        (["data.instructions=a.jsonl"], "found manifest, instructions"),
+        (["data.manifest=null", "data.instructions=a.jsonl"], "give tokenizer"),
+        (["parallel.strategy=ddp", "parallel.tensor=2"], "tensor 2 needs zero2 or zero3"),
+        (["parallel.strategy=zero1", "parallel.shard_degree=2"], "shard_degree is for zero2 and zero3"),
+        (["parallel.strategy=ddp", "parallel.offload=parameters"], "offload: parameters needs zero2 or zero3"),
+        (["parallel.strategy=zero1", "parallel.offload=optimizer"], "zero1 with offload: optimizer"),
+        (["lora.rank=4", "parallel.tensor=2"], "lora does not go with parallel.tensor 2"),
+        (["precision.float8=rowwise", "parallel.tensor=2"], "float8 rowwise does not go with parallel.tensor 2"),
+        (["model.num_kv_heads=3"], "num_heads 4 must be a multiple of num_kv_heads 3"),
+        (["model.dim=65"], "dim 65 must be num_heads 4 times an even number"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(overrides: list[str], message: str) -> None:
+    """Before ranks are started, with what to change."""
+    assert message in faults_of(*overrides)
+
+
+def test_the_run_folder_is_named_after_the_file(tmp_path: Path) -> None:
+    """{config} is its name without .yaml."""
+    (tmp_path / "mine.yaml").write_text("steps: 1\ndata: {manifest: here}\n")
+    assert load(str(tmp_path / "mine.yaml")).run_dir == "runs/mine"
