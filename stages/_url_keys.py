@@ -50,6 +50,17 @@ def whole_keys(utf8: _Bytes, offsets: NDArray[np.int64]) -> NDArray[np.uint64]:
 
 
 @compiled
+def keep_distinct(keys: NDArray[np.uint64]) -> int:
+    """Bring the first of those that differ in the category alone to the front of ascending keys; how many they are."""
+    n = 0
+    for key in keys:
+        if n == 0 or key >> np.uint64(CATEGORY_BITS) != keys[n - 1] >> np.uint64(CATEGORY_BITS):
+            keys[n] = key
+            n += 1
+    return n
+
+
+@compiled
 def parents(utf8: _Bytes, offsets: NDArray[np.int64]) -> Spans:
     """Every domain that a host lies in, widest first, the host itself, then every prefix of the path, shortest first.
 
