@@ -29,6 +29,7 @@ from stages.quality import QualityFilterSettings, QualitySettings
 from stages.reference import ReferenceFilterSettings, ReferenceSettings
 from stages.tokenize import TokenizeSettings
 from stages.url import Url, UrlSettings
+from stages.unicode import UnicodeSettings
 from stages.warc import WarcSettings
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -100,6 +101,9 @@ class ExtractConfig(Settings):
         default=None,
         exclude_if=_is_off,
         description="Block lists, words and patterns that URLs are held against; null: all stay.",
+    )
+    unicode: UnicodeSettings | None = Field(
+        default=None, exclude_if=_is_off, description="Repair of mojibake and entities by ftfy; null: none."
     )
     length: LengthSettings | None = Field(
         default=LengthSettings(), description="Documents dropped before deduplication; CCNet: under 300 characters."

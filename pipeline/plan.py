@@ -34,6 +34,7 @@ from stages.perplexity import Perplexity, PerplexityFilter
 from stages.quality import Quality, QualityFilter
 from stages.reference import Reference, ReferenceFilter
 from stages.tokenize import Tokenize
+from stages.unicode import Unicode
 from stages.url import Url
 
 PHASE_VERSIONS: Mapping[str, int] = {
@@ -59,7 +60,7 @@ PARENTS: Mapping[str, tuple[str, ...]] = {
 """Whose outputs a phase reads: near_deduplicate's only where it is on."""
 
 CHAIN: Mapping[str, tuple[type[Stage[Any]], ...]] = {
-    "extract": (Url, Length, ParagraphHashes),
+    "extract": (Url, Unicode, Length, ParagraphHashes),
     "annotate": (ParagraphRemoval, Lines, Length, Language, Perplexity, Reference, Quality, MinHash),
     "select": (LanguageFilter, PerplexityFilter, ReferenceFilter, QualityFilter, MinHashFilter),
     "tokenize": (Tokenize,),

@@ -14,6 +14,7 @@ from tests.conftest import REPOSITORY
 LATER_STAGES = [
     ("extract", "url"),
     ("extract", "unicode"),
+    ("extract", "unicode"),
     ("annotate", "lines"),
 ]
 

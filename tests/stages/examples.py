@@ -34,6 +34,7 @@ from stages.reference import (
     ReferenceSettings,
 )
 from stages.tokenize import Tokenize, TokenizeSettings
+from stages.unicode import Unicode, UnicodeSettings
 from stages.url import Url, UrlSettings
 
 Row = Mapping[str, Any]
@@ -127,6 +128,7 @@ EXAMPLES = (
             "curated": {"url": "https://en.wikipedia.org/wiki/X"},
         },
     ),
+    Example(Unicode, UnicodeSettings(), {"text": f"{_TEXT} schÃ¶n &lt;3"}, {}),
     Example(
         Length,
         LengthSettings(min_chars=20, max_chars=200),

@@ -1,0 +1,101 @@
+"""Texts become what ftfy makes of them, and those that need nothing never reach it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import ftfy
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from ftfy.badness import is_bad
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stages.unicode import Unicode, UnicodeSettings
+
+GOOD = [
+    'The treaty was signed at Q&A, "quoted", AT&T.\n\tTabs stay.',
+    "Le traité fut signé au musée où l’été dure; «cœur», à Noël.",
+    "Der Vertrag ist schön: „Größe“, Straße.",
+    "Договор был подписан в музее города.",
+    "条约在博物馆签署，夏天很长。「好」",
+    "تم توقيع المعاهدة في المتحف",
+]
+PIECES = ["schÃ¶n", "lâ€™Ã©tÃ©", "Ã ", "\n", "Â ", "â€œ", "Ð¿Ñ", "вЂ", "é", "à", "’", "œ", "«", "²", "€", "а", "z", " "]
+PIECES += ["&amp;", "&lt;", "&EACUTE;", "&", "<b>", "\x85", "\x9d", "\x1b[0m", "\0", "\ufeff", "\r\n", "\xa0"]
+PIECES += ["ﬁ", "ＡＢ", "“", "e\u0301"]
+texts_of_pieces = st.lists(st.sampled_from(PIECES), max_size=8).map("".join) | st.text(max_size=12)
+SETTINGS = [
+    {},
+    {"unescape_html": False},
+    {"unescape_html": True, "fix_line_breaks": True},
+    {"uncurl_quotes": True},
+    {"fix_latin_ligatures": True, "fix_character_width": True},
+    {"normalization": "NFC"},
+]
+
+
+def opened(**values: Any) -> Unicode:
+    """The stage, ready to work."""
+    stage = Unicode(UnicodeSettings(**values))
+    stage.open()
+    return stage
+
+
+SUSPICIOUS = opened()._suspicious
+
+
+def repaired(stage: Unicode, texts: Sequence[str | None]) -> list[str | None]:
+    """The texts that come out, after the accounts were checked."""
+    batch = pa.table({"doc_id": pa.array(range(len(texts)), pa.uint64()), "text": pa.array(texts, pa.large_string())})
+    outcome = stage.apply(batch)
+    outcome.check(batch, stage.name)
+    assert outcome.kept.schema.field("text").type == pa.large_string()
+    return outcome.kept["text"].to_pylist()
+
+
+def test_what_software_broke_is_mended() -> None:
+    """Mojibake, entities, Windows-1252 and control characters; and what people write stays as it is."""
+    broken = ["schÃ¶n &lt;3", "lâ€™Ã©tÃ©", "caf\x85 \x1b[31mred\x1b[0m\ufeff", "“ﬁne” ＡＢ。", None, ""]
+    assert repaired(opened(), broken) == ["schön <3", "l’été", "caf… red", "“ﬁne” ＡＢ。", None, ""]
+    assert repaired(opened(uncurl_quotes=True, fix_latin_ligatures=True), ["“ﬁne”"]) == ['"fine"']
+
+
+@pytest.mark.parametrize("values", SETTINGS, ids=str)
+@settings(max_examples=40, deadline=None)
+@given(texts=st.lists(st.none() | texts_of_pieces | st.sampled_from(GOOD), max_size=5))
+def test_equals_ftfy(values: dict[str, Any], texts: list[str | None]) -> None:
+    """In any batch and under any settings, each text is what `ftfy.fix_text` makes of it alone."""
+    config = ftfy.TextFixerConfig(explain=False, **UnicodeSettings(**values).model_dump())
+    wanted = [None if text is None else ftfy.fix_text(text, config) for text in texts]
+    stage = opened(**values)
+    assert repaired(stage, texts) == wanted
+    assert [one for text in texts for one in repaired(stage, [text])] == wanted
+
+
+@settings(max_examples=300, deadline=None)
+@given(texts_of_pieces)
+def test_whatever_ftfy_finds_bad_is_suspicious(text: str) -> None:
+    """The pattern that spares sound texts the way through ftfy lets none pass that ftfy would look into."""
+    if is_bad(text):
+        assert pc.match_substring_regex(pa.array([text]), SUSPICIOUS).to_pylist() == [True]
+
+
+def test_sound_texts_never_reach_ftfy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text of many scripts passes at the speed of one pattern."""
+    stage = opened()
+    monkeypatch.setattr(ftfy, "fix_text", None)
+    assert repaired(stage, GOOD) == GOOD
+    with pytest.raises(TypeError):
+        repaired(stage, ["schÃ¶n"])
+
+
+def test_nested_entities_cost_no_more_than_their_length() -> None:
+    """A megabyte of "&amp;amp;amp;..." stays as it is; a few layers are taken off."""
+    hostile = "&" + "amp;" * 250_000
+    began = time.process_time()
+    assert repaired(opened(), [hostile, "&amp;amp;lt;"]) == [hostile, "<"]
+    assert time.process_time() - began < 5
