@@ -1,8 +1,9 @@
 r"""Asks a finished run what became of its documents, from what the phases stored.
 
 Promises: every document that was read has exactly one last fate; `explain` tells its whole story (where it stood in
-the crawl, what deduplication took from it, every score, every rule it met, the shard that holds it), and reads
-nothing but the run folder, so it works long after, elsewhere, without the input.
+the crawl, what deduplication took from it and who else has it, every score, every rule with its limit, also those
+behind the one that decided, the near-duplicate in its place, the shard and row that hold it), and reads nothing but
+the run folder, so it works long after, elsewhere, without the input.
 Leaves to others: sums over all documents (report.py).
 
     run = open_run("runs/ccnet")
@@ -17,22 +18,39 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline.config import RunConfig
+from configs.reading import ConfigError
+from pipeline.assets import AssetError
+from pipeline.config import RunConfig, change
+from pipeline.flow import StageSpec, UnitFailed
 from pipeline.inputs import Unit
+from pipeline.phases.annotate import documents_file
+from pipeline.phases.buckets import read_buckets
+from pipeline.phases.deduplicate import Deduplicate
+from pipeline.phases.extract import EXTRACTED
+from pipeline.phases.select import REPRESENTATIVE, Select
 from pipeline.plan import RunPlan, plan_units
 from pipeline.store import PhaseFolder, to_json, write_atomically
-from shardwriter.format import MANIFEST_FILE, Manifest, ShardIndex
+from shardwriter.format import MANIFEST_FILE, Manifest, ShardIndex, sample_key
+from stages.contract import every_rule
+from stages.paragraphs import hash_paragraph
+from stages.perplexity import PerplexityFilterSettings
 
 RUN_FILE = "run.json"
 
 SCORES = ("language", "language_score", "perplexity", "reference_score")
+"""What is told first of all that annotate has stored."""
+
+NO_SCORES = {*EXTRACTED.names, "num_chars", "num_lines", "chars_removed"}
+
+NUM_LISTED = 5
+"""Lines shown of those that were taken out."""
 
 
 class RunNotFound(Exception):
@@ -130,16 +148,27 @@ def explain(run: Run, key: str) -> list[Story]:
     return stories
 
 
-def find_in_shards(run: Run, doc_id: int) -> tuple[str, int] | None:
-    """Shard file and position among its documents, for a document that was kept and written."""
+class Place(NamedTuple):
+    """Where a document lies in a dataset."""
+
+    shard: str  # the file
+    row: int  # its position among the documents of the shard
+    sample: str  # the key of the sample, and so of the members of the tar
+    token_start: int  # counted in the shard's tokens
+    num_tokens: int
+
+
+def find_in_shards(run: Run, doc_id: int) -> Place | None:
+    """The place of a document that was kept and written."""
     path = run.dataset / MANIFEST_FILE
     if not path.exists():
         return None
     for entry in Manifest.loads(path.read_bytes(), str(path)).shards:
         index = ShardIndex.from_bytes((run.dataset / entry.index_file).read_bytes(), entry.index_file)
-        position = np.flatnonzero(index.doc_ids == np.uint64(doc_id))
-        if len(position):
-            return entry.file, int(position[0])
+        for row in np.flatnonzero(index.doc_ids == np.uint64(doc_id)):
+            start, end = (int(token) for token in index.doc_starts[row : row + 2])
+            sample = int(np.searchsorted(index.sample_starts, start, side="right")) - 1
+            return Place(entry.file, int(row), sample_key(entry.shard, sample), start, end - start)
     return None
 
 
@@ -186,33 +215,98 @@ def _chapters(run: Run, doc_id: int, found: Mapping[tuple[str, str], dict[str, A
     if read := found.get(("extract", "documents")):
         yield f"read         {read['warc_file']} at byte {read['warc_offset']}, {read['date']}, title {read['title']!r}"
         yield f"             {read['original_num_chars']:,} characters in {read['original_num_lines']:,} paragraphs"
+        yield from _rules(run, doc_id, "extract")
     if scored := found.get(("annotate", "documents")):
-        yield from _removed(read, scored)
-        scores = [f"{name} {scored[name]}" for name in SCORES if scored.get(name) is not None]
-        yield f"annotate     {', '.join(scores)}"
+        yield from _removed(run, doc_id, read, scored)
+        yield from _scores(scored)
+        yield from _rules(run, doc_id, "annotate")
+    elif read and ("annotate", "fates") in found:
+        gone = _repeats(run, doc_id)
+        lines = read["text"].split("\n")
+        yield f"deduplicate  {len(gone)} paragraphs removed, {len(lines) - len(gone)} left"
+        yield from _with_copies(run, doc_id, [lines[i] for i in gone])
     for phase in ("extract", "annotate", "select"):
         decided = found.get((phase, "fates"))
         if decided and decided["fate"] != "kept":
             yield f"{phase:<12} dropped: {decided['fate']}{why(decided)}"
         if decided and decided.get("representative") is not None:
             yield f"             near-duplicate of document {_named(run, decided['representative'])}"
+        if phase == "select" and decided and decided["fate"] != "kept":
+            yield from _rules(run, doc_id, phase, decided.get("representative"))
     if fate == "kept":
         bucket = found["select", "fates"].get("bucket")
         yield f"select       kept{f', bucket {bucket}' if bucket else ''}"
-        place = find_in_shards(run, doc_id)
-        yield f"shards       {f'{place[0]}, document {place[1]}' if place else 'not written yet'}"
+        yield from _rules(run, doc_id, "select")
+        if place := find_in_shards(run, doc_id):
+            yield f"shards       {place.shard}, document {place.row}, in sample {place.sample}"
+            yield f"             {place.num_tokens:,} tokens from the shard's token {place.token_start:,} on"
+        else:
+            yield "shards       not written yet"
+
+
+def _scores(scored: Mapping[str, Any]) -> Iterator[str]:
+    """All that annotate has stored of a document beside its text: what people ask for first, then the rest."""
+    found = {name: value for name, value in scored.items() if isinstance(value, str | int | float)}
+    first = {name: found[name] for name in SCORES if name in found}
+    yield f"annotate     {', '.join(f'{name} {value}' for name, value in first.items())}"
+    rest = sorted(found.keys() - first.keys() - NO_SCORES)
+    yield from (f"             {name} {_short(found[name])}" for name in rest)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _rules(run: Run, doc_id: int, phase: str, representative: int | None = None) -> Iterator[str]:
+    """What every rule of a phase makes of what is stored of a document, also those behind the one that decided."""
+    try:
+        plan = plan_of(run, change(run.config, str(run.run_dir)))
+        read = run.folder("annotate" if phase == "select" else phase)
+        rows = _rows(read.path(documents_file(run.units[doc_id >> 32])), "doc_id", doc_id)
+        stages = Select(plan).stages() if phase == "select" else plan.phase(phase).stages
+        rows = rows.append_column(REPRESENTATIVE, pa.array([representative], REPRESENTATIVE.type))
+        with every_rule() as judgements:
+            for spec in stages:
+                if spec.stage.reasons and (phase == "select" or _is_mere_rule(spec)):
+                    rows = spec.opened().apply(rows).kept
+        cutoffs = [line for spec in stages for line in _cutoffs(spec, rows)]
+    except (AssetError, ConfigError, OSError, UnitFailed, ValueError) as error:
+        yield f"             its rules cannot be told: {error}"
+        return
+    for judgement in judgements:
+        verdict = "breaks" if _first(judgement.is_broken) else "passes"
+        shown = {name: _first(getattr(judgement, name)) for name in ("value", "limit", "detail")}
+        yield f"             {verdict} {judgement.reason}{why(shown)}"
+    yield from cutoffs
+
+
+def _cutoffs(spec: StageSpec, rows: pa.Table) -> Iterator[str]:
+    """Where the buckets of the document's language end: the limits of those that no rule of theirs drops."""
+    if isinstance(spec.settings, PerplexityFilterSettings):
+        language = rows.column("language")[0].as_py()
+        if ends := spec.settings.cutoffs.get(language):
+            yield f"             buckets of {language}: head below {ends[0]:g}, middle below {ends[1]:g}"
+
+
+def _is_mere_rule(spec: StageSpec) -> bool:
+    """Whether a stage only judges: then what is stored is what it has judged, and no model is needed for it."""
+    return not spec.stage.adds.names and not spec.stage.files_of(spec.settings)
+
+
+def _first(values: Any) -> Any:
+    return values[0].as_py() if isinstance(values, pa.Array | pa.ChunkedArray) else values
 
 
 def _named(run: Run, doc_id: int) -> str:
     """Number, URL and fate of another document, for those who want to go on there."""
-    path = run.folder("select").path(f"{run.units[doc_id >> 32]}.fates.parquet")
-    if not path.exists():  # its unit is not selected yet
-        return str(doc_id)
-    (row,) = _rows(path, "doc_id", doc_id, ["doc_id", "url", "fate"]).to_pylist()
-    return f"{doc_id}: {row['url']} ({'kept' if row['fate'] == 'kept' else 'dropped: ' + row['fate']})"
+    for phase in ("select", "annotate", "extract"):
+        path = run.folder(phase).path(f"{run.units[doc_id >> 32]}.fates.parquet")
+        if path.exists() and (row := row_of(path, doc_id, ["doc_id", "url", "fate"])):
+            return f"{doc_id}: {row['url']} ({'kept' if row['fate'] == 'kept' else 'dropped: ' + row['fate']})"
+    return str(doc_id)  # its unit has not got that far
 
 
-def _removed(read: Mapping[str, Any] | None, scored: Mapping[str, Any]) -> Iterator[str]:
+def _removed(run: Run, doc_id: int, read: Mapping[str, Any] | None, scored: Mapping[str, Any]) -> Iterator[str]:
     if read is None:
         return
     lines, by_rules = read["text"].split("\n"), scored.get("lines_removed")
@@ -220,17 +314,54 @@ def _removed(read: Mapping[str, Any] | None, scored: Mapping[str, Any]) -> Itera
     gone = [line for i, line in enumerate(lines) if i not in after]
     num_chars = scored["num_chars"] + (scored.get("chars_removed") or 0)
     yield f"deduplicate  {len(gone)} paragraphs removed, {len(after)} left ({num_chars:,} characters)"
-    yield from _listed(gone)
+    yield from _with_copies(run, doc_id, gone)
     if by_rules is not None:
         left = f"{len(scored['kept_lines'])} left ({scored['num_chars']:,} characters)"
         yield f"lines        {len(by_rules)} removed, {left}"
         yield from _listed([lines[i] for i in by_rules])
 
 
+def _repeats(run: Run, doc_id: int) -> list[int]:
+    """The lines of a document that deduplicate took."""
+    plan = plan_of(run, change(run.config, str(run.run_dir)))
+    repeats = Deduplicate(plan).repeats_of(plan.units[doc_id >> 32])
+    return repeats[repeats >> np.uint64(32) == np.uint64(doc_id & 0xFFFF_FFFF)].astype(np.uint32).tolist()
+
+
+def _with_copies(run: Run, doc_id: int, gone: Sequence[str]) -> Iterator[str]:
+    """The longest of the paragraphs that were taken, and for each another document that has it."""
+    gone = sorted(gone, key=len, reverse=True)
+    copies = _copies(run, doc_id, gone[:NUM_LISTED])
+    for shown, line in zip(_listed(gone), gone[:NUM_LISTED], strict=False):
+        yield shown
+        where = f"also in document {_named(run, copies[line])}" if line in copies else "twice in this document"
+        yield f"               {where}"
+    yield from list(_listed(gone))[NUM_LISTED:]
+
+
+def _copies(run: Run, doc_id: int, lines: Sequence[str]) -> dict[str, int]:
+    """Of each line the first other document, in input order, among those that deduplicate compared this one with."""
+    wanted = {line: hash_paragraph(line) for line in lines}
+    size = run.config["deduplicate"]["group_units"] or len(run.units)
+    first = (doc_id >> 32) // size * size
+    copies: dict[str, int] = {}
+    for index, unit in enumerate(run.units[first : first + size], first):
+        path = run.folder("extract").path(f"{unit}.hashes.arrow")
+        for line, number in wanted.items():
+            if line not in copies:
+                (bucket,) = read_buckets(path, number >> 56, (number >> 56) + 1)
+                records = bucket["record"].to_numpy()[bucket["hash"].to_numpy() == np.uint64(number)]
+                others = [index << 32 | int(record) for record in np.sort(records)]
+                copies.update((line, other) for other in [o for o in others if o != doc_id][:1])
+        if len(copies) == len(wanted):
+            break
+    return copies
+
+
 def _listed(gone: Sequence[str]) -> Iterator[str]:
-    yield from (f"             - {line[:100]!r}" for line in gone[:5])
-    if len(gone) > 5:
-        yield f"             - and {len(gone) - 5} more"
+    yield from (f"             - {line[:100]!r}" for line in gone[:NUM_LISTED])
+    if len(gone) > NUM_LISTED:
+        yield f"             - and {len(gone) - NUM_LISTED} more"
 
 
 def why(decided: Mapping[str, Any]) -> str:

@@ -16,13 +16,15 @@ A batch is a `pyarrow.Table` with a `doc_id` column. An example:
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Generic, Self, TypeVar, get_args, get_origin
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar, get_args, get_origin
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -150,6 +152,30 @@ def with_columns(batch: pa.Table, added: Mapping[str, pa.Array | pa.ChunkedArray
     return batch
 
 
+class Judgement(NamedTuple):
+    """What one rule made of the rows it was shown, one element per row."""
+
+    reason: str
+    is_broken: pa.Array | pa.ChunkedArray
+    value: pa.Array | pa.ChunkedArray | None
+    limit: float | pa.Array | pa.ChunkedArray | None
+    detail: pa.Array | pa.ChunkedArray | None
+
+
+@contextlib.contextmanager
+def every_rule() -> Generator[list[Judgement]]:
+    """While this is open `drop_where` drops nothing and notes what it was asked: so each rule sees every row."""
+    judgements: list[Judgement] = []
+    token = _judgements.set(judgements)
+    try:
+        yield judgements
+    finally:
+        _judgements.reset(token)
+
+
+_judgements: ContextVar[list[Judgement] | None] = ContextVar("judgements", default=None)
+
+
 def drop_where(
     batch: pa.Table,
     is_dropped: pa.Array | pa.ChunkedArray,
@@ -169,6 +195,9 @@ def drop_where(
         limit: what it was held against, one for all or one per row.
         detail: (n,) string, where the quantity is not a number.
     """
+    if (judgements := _judgements.get()) is not None:
+        judgements.append(Judgement(reason, is_dropped, value, limit, detail))
+        return keep_all(batch)
     gone = batch.filter(is_dropped)
     n = gone.num_rows
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tarfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from pipeline.ledger import Run, RunNotFound, explain, find_in_shards, open_run
 from pipeline.plan import make_plan
 from pipeline.report import make_report
 from shardwriter.format import ShardIndex
+from stages.quality import DEFINITIONS
 from tests.conftest import wet_record
 from tests.pipeline.conftest import Small
 
@@ -138,7 +140,7 @@ def test_stories_agree_with_the_ledger(mixed: Run) -> None:
         place = find_in_shards(mixed, doc_id)
         if fate == "kept":
             assert place is not None
-            assert f"{place[0]}, document {place[1]}" in text
+            assert f"{place.shard}, document {place.row}" in text
         else:
             assert place is None
             assert f"dropped: {fate}" in text
@@ -149,6 +151,77 @@ def test_a_story_tells_what_deduplication_took(mixed: Run) -> None:
     (story,) = explain(mixed, str(1 << 32 | 4))
     assert any("1 paragraphs removed, 1 left" in line for line in story.lines)
     assert any(SHARED in line for line in story.lines)
+
+
+def test_a_story_names_who_else_has_what_was_taken(mixed: Run) -> None:
+    """Also of a page of which nothing is left: the first other document with the paragraph, and what became of it."""
+    for doc_id in (1 << 32 | 4, 1 << 32 | 3):
+        (story,) = explain(mixed, str(doc_id))
+        assert any("also in document 3: https://example.org/f/3 (kept)" in line for line in story.lines)
+    assert "deduplicate  2 paragraphs removed, 0 left" in story.lines
+
+
+def test_a_story_looks_for_copies_where_deduplication_did(small: Small) -> None:
+    """With groups of one unit, another unit's copy took nothing; a line's own repetition is said to be that."""
+    files = [write_pages(small.folder / f"{name}.warc.wet", ["copy", "half"]) for name in ("first", "second")]
+    twice = wet_record("https://example.org/twice", "Title\nthe same of the museum.\nthe same of the museum.")
+    files[1].write_bytes(files[1].read_bytes() + twice)
+    found, _ = small.run(input={"files": [str(f) for f in files]}, deduplicate={"keep": "first", "group_units": 1})
+    text = "\n".join(explain(found, str(1 << 32 | 1))[0].lines)
+    assert f"also in document {1 << 32}: https://example.org/s/0 (kept)" in text
+    assert "twice in this document" in "\n".join(explain(found, str(1 << 32 | 2))[0].lines)
+
+
+def test_a_story_tells_every_score_and_every_rule_with_its_limit(small: Small, lid_file: Path) -> None:
+    """Rules behind the one that decided are told as well, and those that the document passes."""
+    path = write_pages(small.folder / "first.warc.wet", ["french", "good"])
+    found, _ = small.run(
+        input={"files": [str(path)]},
+        annotate={"language": {"model": str(lid_file)}, "quality": {}},
+        select={
+            "language": {"min_score": 0.0, "keep": ["en"]},
+            "quality": {"languages": None, "min_words": 100, "min_stop_words": None},
+        },
+    )
+    (story,) = explain(found, "0")
+    lines = [line.strip() for line in story.lines]
+    num_words = story.columns["rps_doc_word_count"]
+    assert "passes length.too_few_chars" in "\n".join(lines)
+    assert "passes language.score_too_low (value 1, limit 0)" in lines
+    assert "breaks language.not_wanted (fr)" in lines
+    assert f"breaks quality.words_too_few (value {num_words}, limit 100)" in lines
+    assert any(line.startswith("passes quality.words_too_long (value ") for line in lines)
+    assert {line.split()[0] for line in lines} >= set(DEFINITIONS)
+    assert not any("min_stop_words" in line or "stop_words_too_few" in line for line in lines)
+    (decided,) = [line for line in lines if "dropped:" in line]
+    assert decided == "select       dropped: language.not_wanted (fr)"
+
+
+def test_a_story_without_its_rules_is_still_told(mixed: Run) -> None:
+    """A config that this software does not know: the rules are said to be untold, with the cause."""
+    path = mixed.run_dir / "run.json"
+    described = json.loads(path.read_text())
+    described["config"]["select"]["astrology"] = {}
+    path.write_text(json.dumps(described))
+    (story,) = explain(open_run(mixed.run_dir), "0")
+    assert story.fate == "kept"
+    assert any("its rules cannot be told: " in line and "astrology" in line for line in story.lines)
+
+
+def test_a_place_is_where_the_tokens_lie(mixed: Run) -> None:
+    """Shard, row, sample and span are those of the index, and of the sample's own JSON."""
+    for doc_id in (doc_id for doc_id, fate in last_fates(mixed).items() if fate == "kept"):
+        place = find_in_shards(mixed, doc_id)
+        assert place is not None
+        shard = mixed.dataset / place.shard
+        index = ShardIndex.from_bytes(shard.with_suffix(".idx").read_bytes(), place.shard)
+        assert index.doc_ids[place.row] == doc_id
+        assert index.doc_starts[place.row] == place.token_start
+        with tarfile.open(shard) as tar:
+            member = tar.extractfile(f"{place.sample}.json")
+            assert member is not None
+            documents = json.loads(member.read())
+        assert doc_id in [document["doc_id"] for document in documents]
 
 
 def test_a_page_that_was_crawled_twice_has_two_stories(small: Small) -> None:
