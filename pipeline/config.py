@@ -25,11 +25,12 @@ from stages.length import LengthSettings
 from stages.lines import LinesSettings
 from stages.minhash import MinHashSettings
 from stages.perplexity import Bucket, PerplexitySettings
+from stages.pii import PiiSettings
 from stages.quality import QualityFilterSettings, QualitySettings
 from stages.reference import ReferenceFilterSettings, ReferenceSettings
 from stages.tokenize import TokenizeSettings
-from stages.url import Url, UrlSettings
 from stages.unicode import UnicodeSettings
+from stages.url import Url, UrlSettings
 from stages.warc import WarcSettings
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -193,6 +194,14 @@ class SelectConfig(Settings):
     quality: QualityFilterSettings | None = Field(default=None, description="Quality rules over the stored signals.")
 
 
+class TokenizeConfig(TokenizeSettings):
+    """Kept texts to token ids."""
+
+    pii: PiiSettings | None = Field(
+        default=None, exclude_if=_is_off, description="Placeholders for e-mail, IP, phone and card numbers; null: none."
+    )
+
+
 class WriteShardsConfig(Settings):
     """The dataset on disk (docs/data-format.md)."""
 
@@ -242,7 +251,7 @@ class RunConfig(Settings):
         default=None, description="Global near-deduplication of documents; null: they all stay."
     )
     select: SelectConfig = Field(default=SelectConfig(), description="Thresholds over the scores.")
-    tokenize: TokenizeSettings = Field(description="Text to token ids.")
+    tokenize: TokenizeConfig = Field(description="Text to token ids.")
     write_shards: WriteShardsConfig = Field(default=WriteShardsConfig(), description="The dataset on disk.")
     engine: EngineConfig = Field(default=EngineConfig(), description="How the work is carried out.")
 

@@ -31,6 +31,7 @@ from stages.lines import Lines
 from stages.minhash import MinHash, MinHashFilter
 from stages.paragraphs import ParagraphHashes, ParagraphRemoval
 from stages.perplexity import Perplexity, PerplexityFilter
+from stages.pii import Pii
 from stages.quality import Quality, QualityFilter
 from stages.reference import Reference, ReferenceFilter
 from stages.tokenize import Tokenize
@@ -63,7 +64,7 @@ CHAIN: Mapping[str, tuple[type[Stage[Any]], ...]] = {
     "extract": (Url, Unicode, Length, ParagraphHashes),
     "annotate": (ParagraphRemoval, Lines, Length, Language, Perplexity, Reference, Quality, MinHash),
     "select": (LanguageFilter, PerplexityFilter, ReferenceFilter, QualityFilter, MinHashFilter),
-    "tokenize": (Tokenize,),
+    "tokenize": (Pii, Tokenize),
 }
 """The stages of every phase that has some, in the order they work; each has the config section of its own name."""
 

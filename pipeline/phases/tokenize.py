@@ -22,6 +22,7 @@ from pipeline.phases.annotate import Annotate
 from pipeline.phases.base import UnitPhase, UnitSink, flow_schema, row_groups
 from pipeline.store import Task
 from shardwriter.format import TokenizerEntry
+from stages.pii import Pii
 from stages.tokenize import Tokenize
 
 DOCUMENT_INDEX = pa.schema(
@@ -38,7 +39,9 @@ DOCUMENT_INDEX = pa.schema(
         pa.field("reference_score", pa.float64()),
     ]
 )
-"""Of a tokens file, sorted by order_key: what write_shards reads ranges of."""
+"""Of a tokens file, sorted by order_key: what write_shards reads ranges of. `PII` follows where it is counted."""
+
+PII = pa.schema([field for field in Pii.adds if field.name != "text"])
 
 
 class TokenizeDocuments(UnitPhase):
@@ -79,15 +82,16 @@ class TokenizeDocuments(UnitPhase):
 
     def sink(self, work: str, task: Task) -> UnitSink:
         """The tokens file and its index."""
-        return _TokenSink(task, work, tokenizer_entry(self.config).token_dtype, self.config.write_shards.seed)
+        index = DOCUMENT_INDEX if self.config.tokenize.pii is None else pa.schema([*DOCUMENT_INDEX, *PII])
+        return _TokenSink(task, work, tokenizer_entry(self.config).token_dtype, self.config.write_shards.seed, index)
 
 
 class _TokenSink(UnitSink):
     """Tokens are spooled in input order and permuted once, by way of the page cache, when the unit is whole."""
 
-    def __init__(self, task: Task, work: str, dtype: np.dtype[Any], seed: int) -> None:
+    def __init__(self, task: Task, work: str, dtype: np.dtype[Any], seed: int, index: pa.Schema) -> None:
         super().__init__(task, work)
-        self._dtype, self._seed = dtype, seed
+        self._dtype, self._seed, self._index = dtype, seed, index
         self._spool = task.path(f"{work}.spool")
         self._file = self._spool.open("wb")
         self._rows: list[pa.Table] = []
@@ -95,8 +99,10 @@ class _TokenSink(UnitSink):
     def take(self, kept: pa.Table) -> None:
         tokens = kept.column("tokens").combine_chunks()
         self._file.write(tokens.flatten().to_numpy().astype(self._dtype).tobytes())
-        self._rows.append(kept.select([n for n in kept.column_names if n in DOCUMENT_INDEX.names]))
+        self._rows.append(kept.select([n for n in kept.column_names if n in self._index.names]))
         self.tally.add("tokens", pc.sum(kept.column("num_tokens")).as_py())
+        for name in set(PII.names) & set(self._index.names):
+            self.tally.add(name, pc.sum(kept.column(name)).as_py())
         for name in ("language", "bucket"):
             if name in kept.column_names:
                 for row in kept.group_by(name, use_threads=False).aggregate([("num_tokens", "sum")]).to_pylist():
@@ -105,7 +111,7 @@ class _TokenSink(UnitSink):
     def close(self, report: Mapping[str, Any]) -> None:
         super().close(report)
         self._file.close()
-        rows = pa.concat_tables(self._rows) if self._rows else DOCUMENT_INDEX.empty_table()
+        rows = pa.concat_tables(self._rows) if self._rows else self._index.empty_table()
         doc_ids, lengths = rows.column("doc_id").to_numpy(), rows.column("num_tokens").to_numpy()
         keys = order_keys(doc_ids, self._seed)
         order = np.argsort(keys)
@@ -122,9 +128,9 @@ class _TokenSink(UnitSink):
             "token_start": pa.array(np.cumsum(lengths[order]) - lengths[order]),
             **{name: index.column(name) for name in index.column_names if name not in ("order_key", "token_start")},
         }
-        full = [columns.get(f.name, pa.nulls(len(order), f.type)) for f in DOCUMENT_INDEX]
-        with pa.ipc.new_file(self.task.path(f"{self.work}.documents.arrow"), DOCUMENT_INDEX) as out:
-            out.write_table(pa.table(full, schema=DOCUMENT_INDEX).combine_chunks())
+        full = [columns.get(f.name, pa.nulls(len(order), f.type)) for f in self._index]
+        with pa.ipc.new_file(self.task.path(f"{self.work}.documents.arrow"), self._index) as out:
+            out.write_table(pa.table(full, schema=self._index).combine_chunks())
 
 
 def tokenizer_entry(config: RunConfig) -> TokenizerEntry:

@@ -16,6 +16,7 @@ LATER_STAGES = [
     ("extract", "unicode"),
     ("extract", "unicode"),
     ("annotate", "lines"),
+    ("tokenize", "pii"),
 ]
 
 SHIPPED = sorted(path.name for path in (REPOSITORY / "configs").glob("*.yaml") if not path.name.startswith("train-"))

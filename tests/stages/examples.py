@@ -23,6 +23,7 @@ from stages.lines import Lines, LinesSettings
 from stages.minhash import MinHash, MinHashFilter, MinHashFilterSettings, MinHashSettings
 from stages.paragraphs import ParagraphHashes, ParagraphHashesSettings, ParagraphRemoval, ParagraphRemovalSettings
 from stages.perplexity import Perplexity, PerplexityFilter, PerplexityFilterSettings, PerplexitySettings
+from stages.pii import Pii, PiiSettings
 from stages.quality import Quality, QualityFilter, QualityFilterSettings, QualitySettings
 from stages.reference import (
     MODEL_FILE,
@@ -188,6 +189,7 @@ EXAMPLES = (
         {"representative": None},
         {"near_duplicate": {"representative": 3}},
     ),
+    Example(Pii, PiiSettings(), {"text": f"{_TEXT} ann@example.org, 8.8.8.8"}, {}),
     Example(
         Tokenize,
         TokenizeSettings(tokenizer="tiny-unigram", end_of_document="</s>"),
