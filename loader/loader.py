@@ -324,8 +324,13 @@ class TokenLoader:
             self._fetch_ahead()
 
     def _fetch_ahead(self) -> None:
-        """Lanes come to the ends of their blocks at about the same time: without this, all would wait then."""
+        """Lanes come to the ends of their blocks at about the same time: without this, all would wait then.
+
+        In large parts: what it takes to find the blocks of many rows is hardly more than for those of a few.
+        """
         self._fetched = max(self._fetched, self._planned)
+        if self._fetched[0] - self._planned[0] > self._ahead_rows * 3 // 4:
+            return
         positions: list[NDArray[np.int64]] = []
         while self._fetched[0] < self._planned[0] + self._ahead_rows and (step := self._deal.step(*self._fetched)):
             positions.append(step.positions)

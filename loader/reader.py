@@ -248,7 +248,8 @@ class Reader:
                 for sample in samples[~shard.checked[samples]].tolist():
                     self._check(number, shard, sample)
             else:
-                blocks += [(number, shard, block) for block in np.unique(shard.blocks[samples]).tolist()]
+                found = np.unique(shard.blocks[samples]).tolist()
+                blocks += [(number, shard, block) for block in found if not self._blocks.has((number, block))]
         self._each(lambda block: self._block(*block), blocks)
 
     def _check(self, number: int, shard: _Shard, sample: int) -> None:
