@@ -114,9 +114,10 @@ class ExtractConfig(Settings):
 class DeduplicateConfig(Settings):
     """Which copy of a repeated paragraph survives, and among which documents copies are looked for."""
 
-    keep: Literal["none", "first"] = Field(
+    keep: Literal["none", "first", "all"] = Field(
         default="none",
-        description="none: a paragraph that two documents share loses every copy (CCNet); first: the first one stays.",
+        description="none: a paragraph that two documents share loses every copy (CCNet); first: the first one stays; "
+        "all: no paragraph is looked for (RefinedWeb, FineWeb).",
     )
     group_units: int | None = Field(
         default=None,

@@ -32,7 +32,9 @@ class Deduplicate(PartitionPhase):
     name = "deduplicate"
 
     def works(self) -> list[str]:
-        """Groups times partitions; the partitions are as many as the paragraphs, counted by extract, need."""
+        """Groups times partitions, as many as the paragraphs, counted by extract, need; none where all copies stay."""
+        if self.config.deduplicate.keep == "all":
+            return []
         return [f"g{g:03d}-{name}" for g in range(len(self.groups)) for name in partition_names(self.num_partitions)]
 
     @cached_property
@@ -53,6 +55,8 @@ class Deduplicate(PartitionPhase):
 
     def run(self, work: str) -> None:
         """Read one range of every unit's hashes, find what is repeated, write it per unit."""
+        keep = self.config.deduplicate.keep
+        assert keep != "all"
         group, partition = work.split("-")
         units = self.groups[int(group[1:])]
         extracted, buckets = self.plan.folder("extract"), bucket_range(partition)
@@ -64,7 +68,7 @@ class Deduplicate(PartitionPhase):
             documents = np.repeat(np.arange(len(units), dtype=np.uint64) << np.uint64(32), sizes)
             documents |= np.concatenate([batch["record"].to_numpy() for batch in bucket])
             hashes = np.concatenate([batch["hash"].to_numpy() for batch in bucket])
-            gone = duplicated(hashes, documents, self.config.deduplicate.keep)
+            gone = duplicated(hashes, documents, keep)
             tally.add("paragraphs", len(gone))
             tally.add("paragraphs_repeated", int(gone.sum()))
             for mine, batch, mask in zip(repeats, bucket, np.split(gone, np.cumsum(sizes)[:-1]), strict=True):
@@ -77,6 +81,8 @@ class Deduplicate(PartitionPhase):
 
     def repeats_of(self, unit: Unit) -> np.ndarray[Any, np.dtype[np.uint64]]:
         """Record << 32 | line of every line of a unit that has to go, sorted."""
+        if self.config.deduplicate.keep == "all":
+            return np.empty(0, np.uint64)
         group = next(g for g, units in enumerate(self.groups) if units[0].index <= unit.index <= units[-1].index)
         found: list[np.ndarray[Any, np.dtype[np.uint64]]] = []
         for partition in partition_names(self.num_partitions):

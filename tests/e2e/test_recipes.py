@@ -1,0 +1,98 @@
+"""Every recipe of configs/ from HTML pages to sound shards, by its own rules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from pipeline.config import load
+from pipeline.engine import run
+from pipeline.ledger import open_run
+from pipeline.plan import make_plan
+from pipeline.prepare import prepare
+from pipeline.report import make_report
+from shardwriter import verify
+from tests.conftest import REPOSITORY
+
+pytestmark = pytest.mark.models
+
+CRAWL = "{sample_crawl: {documents: 300, documents_per_file: 150, seed: 3, format: warc}, max_quarantined_share: 0.1}"
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What must, and what may, drop documents; the shares of the crawl's documents that may be kept."""
+
+    must: frozenset[str]
+    may: frozenset[str]  # stages
+    kept: tuple[float, float]
+
+
+def _expected(*must: str, may: str, kept: tuple[float, float]) -> Expected:
+    return Expected(frozenset(must), frozenset(may.split()), kept)
+
+
+# A third of the crawl is English (CCNet's chain: other languages), and some of it is spam, short or copied.
+GOPHER = ("quality.words_too_few", "quality.duplicate_8grams_too_many")
+RECIPES = {
+    "ccnet": _expected(
+        *("length.too_few_chars", "paragraphs.none_left", "perplexity.bucket_not_wanted"),
+        may="length paragraphs language perplexity reference minhash",
+        kept=(0.3, 0.8),
+    ),
+    "refinedweb": _expected(
+        *("language.not_wanted", "minhash.near_duplicate", *GOPHER),
+        may="paragraphs language quality minhash url",
+        kept=(0.15, 0.35),
+    ),
+    "fineweb": _expected(
+        *("language.not_wanted", "minhash.near_duplicate", "lines.sentences_too_few", "quality.terminal_lines_too_few"),
+        may="paragraphs lines language quality minhash",
+        kept=(0.15, 0.35),
+    ),
+    "c4": _expected(
+        *("language.not_wanted", "lines.none_left", "lines.sentences_too_few", "paragraphs.none_left"),
+        may="paragraphs lines language",
+        kept=(0.15, 0.35),
+    ),
+    "dclm-baseline": _expected(
+        *("language.not_wanted", "paragraphs.none_left", "reference.score_too_low", *GOPHER),
+        may="paragraphs language reference quality minhash",
+        kept=(0.15, 0.35),
+    ),
+    "pile-cc": _expected(
+        *("language.not_wanted", "minhash.near_duplicate", "reference.score_too_low"),
+        may="paragraphs language reference minhash",
+        kept=(0.15, 0.35),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_runs_on_html_pages_by_its_own_rules(name: str, tmp_path: Path) -> None:
+    """Its reasons fire and no others, some documents are kept, and the shards verify."""
+    keep = ["select.perplexity.keep=[head, middle, all]"] if name == "ccnet" else []
+    config = load(name, [f"input={CRAWL}", "engine.kind=inline", f"run_dir={tmp_path}/run", *keep])
+    prepare(config, say=lambda _: None)
+    list(run(make_plan(config)))
+    found = open_run(tmp_path / "run")
+    report = make_report(found)
+    expected = RECIPES[name]
+    assert report.reasons.keys() >= expected.must
+    assert {reason.split(".")[0] for reason in report.reasons} <= expected.may
+    assert expected.kept[0] < report.steps[-1].num_docs / report.steps[0].num_docs < expected.kept[1]
+    if name != "ccnet":
+        assert set(report.languages) == {"en"}
+    assert report.num_tokens > 0
+    assert verify(found.dataset) == []
+
+
+def test_every_recipe_has_its_table() -> None:
+    """docs/recipes.md has a section for each config that is a recipe, and a table in it."""
+    page = (REPOSITORY / "docs" / "recipes.md").read_text(encoding="utf-8")
+    sections = {section.split("\n")[0]: section for section in page.split("\n## ")[1:]}
+    assert {f"{name}.yaml" for name in RECIPES} == sections.keys() - {"What no recipe has yet"}
+    for name in RECIPES:
+        assert "| what | the paper | here |" in sections[f"{name}.yaml"]
