@@ -187,7 +187,8 @@ def _place(where: str, location: KeyPath, lines: Mapping[KeyPath, str]) -> str:
 def _model_at(model: type[BaseModel], location: Sequence[str]) -> type[BaseModel]:
     """The settings class of the section at a place of the tree."""
     for part in location:
-        annotation = model.model_fields[part].annotation if part in model.model_fields else None
+        each = getattr(model, "each", None)  # of a section whose keys are the user's own names
+        annotation = model.model_fields[part].annotation if part in model.model_fields else each
         inner = [a for a in (annotation, *typing.get_args(annotation)) if isinstance(a, type)]
         nested = [a for a in inner if a is not types.NoneType and issubclass(a, BaseModel)]
         if not nested:

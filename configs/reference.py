@@ -23,6 +23,9 @@ def sections(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     yield from ("| key | default | means |", "|-|-|-|")
     for name, info in model.model_fields.items():
         yield f"| `{prefix}{name}` | {_default(info)} | {(info.description or '').replace('|', chr(92) + '|')} |"
+    if each := getattr(model, "each", None):  # the keys are the user's own names
+        yield f"| `{prefix}<name>` | none | {_first_line(each)} |"
+        nested["<name>"] = each
     for name, inner in nested.items():
         yield from sections(inner, f"{prefix}{name}.")
 

@@ -19,6 +19,7 @@ from pydantic import Field, model_validator
 
 from configs.reading import KeyPath, read, reread
 from pipeline import assets
+from stages.classifiers import ClassifiersFilterSettings, ClassifiersSettings
 from stages.contract import Settings
 from stages.language import LanguageFilterSettings, LanguageSettings
 from stages.length import LengthSettings
@@ -142,6 +143,9 @@ class AnnotateConfig(Settings):
     reference: ReferenceSettings | None = Field(
         default=None, description="LLaMA's is-reference classifier; null: no score."
     )
+    classifiers: ClassifiersSettings | None = Field(
+        default=None, exclude_if=_is_off, description="fastText classifiers by name; null: no scores."
+    )
     quality: QualitySettings | None = Field(default=None, description="Quality signals; null: none are computed.")
     minhash: MinHashSettings | None = Field(
         default=None, description="Signatures for near_deduplicate; null: none are made."
@@ -191,6 +195,9 @@ class SelectConfig(Settings):
     perplexity: PerplexitySelection | None = Field(default=PerplexitySelection(), description="Perplexity buckets.")
     reference: ReferenceFilterSettings | None = Field(
         default=None, description="Threshold of the is-reference classifier."
+    )
+    classifiers: ClassifiersFilterSettings | None = Field(
+        default=None, exclude_if=_is_off, description="Limits of the classifiers' scores, by name; null: none."
     )
     quality: QualityFilterSettings | None = Field(default=None, description="Quality rules over the stored signals.")
 
@@ -257,6 +264,16 @@ class RunConfig(Settings):
     engine: EngineConfig = Field(default=EngineConfig(), description="How the work is carried out.")
 
     @model_validator(mode="after")
+    def _limits_are_of_classifiers(self) -> Self:
+        limits = self.select.classifiers.limits if self.select.classifiers else {}
+        models = self.annotate.classifiers.models if self.annotate.classifiers else {}
+        if unknown := sorted(limits.keys() - models.keys()):
+            raise ValueError(
+                f"select.classifiers names {', '.join(unknown)}; annotate.classifiers has {', '.join(models) or 'none'}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _near_deduplicate_has_signatures(self) -> Self:
         if self.near_deduplicate is not None and self.annotate.minhash is None:
             raise ValueError(
@@ -294,6 +311,9 @@ def _missing_files(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
     for stage, settings in (("perplexity", annotate.perplexity), ("reference", annotate.reference)):
         models = settings.models if settings else {}
         references += [(("annotate", stage, "models", language), name) for language, name in models.items()]
+    if annotate.classifiers:
+        models = annotate.classifiers.models
+        references += [(("annotate", "classifiers", name, "model"), one.model) for name, one in models.items()]
     if config.extract.url:
         references += [(("extract", "url"), reference) for reference in Url.files_of(config.extract.url)]
     for key, reference in references:

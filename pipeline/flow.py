@@ -73,14 +73,14 @@ class StageSpec:
         Raises:
             ValueError: a column that the stage needs is not there, or has another type.
         """
-        for needed in self.stage.needs:
+        for needed in self.stage.needs_of(self.settings):
             index = schema.get_field_index(needed.name)
             found = schema.field(index).type if index >= 0 else "no such column"
             if found != needed.type:
                 raise ValueError(
                     f"stage {self.stage.name} needs {needed.name} {needed.type}; before it there is {found}"
                 )
-        for added in self.stage.adds:
+        for added in self.stage.adds_of(self.settings):
             index = schema.get_field_index(added.name)
             schema = schema.append(added) if index < 0 else schema.set(index, added)
         return schema

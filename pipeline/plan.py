@@ -24,6 +24,7 @@ from pipeline.config import RunConfig
 from pipeline.flow import StageSpec
 from pipeline.inputs import Unit, list_units
 from pipeline.store import PhaseFolder
+from stages.classifiers import Classifiers, ClassifiersFilter
 from stages.contract import Stage
 from stages.language import Language, LanguageFilter
 from stages.length import Length
@@ -62,8 +63,8 @@ PARENTS: Mapping[str, tuple[str, ...]] = {
 
 CHAIN: Mapping[str, tuple[type[Stage[Any]], ...]] = {
     "extract": (Url, Unicode, Length, ParagraphHashes),
-    "annotate": (ParagraphRemoval, Lines, Length, Language, Perplexity, Reference, Quality, MinHash),
-    "select": (LanguageFilter, PerplexityFilter, ReferenceFilter, QualityFilter, MinHashFilter),
+    "annotate": (ParagraphRemoval, Lines, Length, Language, Perplexity, Reference, Classifiers, Quality, MinHash),
+    "select": (LanguageFilter, PerplexityFilter, ReferenceFilter, ClassifiersFilter, QualityFilter, MinHashFilter),
     "tokenize": (Pii, Tokenize),
 }
 """The stages of every phase that has some, in the order they work; each has the config section of its own name."""

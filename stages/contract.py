@@ -126,6 +126,18 @@ class Stage(ABC, Generic[S]):
         return get_args(base)[0]
 
     @classmethod
+    def needs_of(cls, settings: S) -> pa.Schema:
+        """The columns needed under these settings: `needs`, but for a stage whose settings name columns."""
+        del settings
+        return cls.needs
+
+    @classmethod
+    def adds_of(cls, settings: S) -> pa.Schema:
+        """The columns added under these settings: `adds`, but for a stage whose settings name columns."""
+        del settings
+        return cls.adds
+
+    @classmethod
     def files_of(cls, settings: S) -> tuple[str, ...]:
         """The references (names of the asset registry, or paths) of the files these settings need, in a fixed order."""
         del settings

@@ -22,6 +22,7 @@ from pipeline.phases.annotate import Annotate
 from pipeline.phases.base import UnitPhase, UnitSink, flow_schema, row_groups
 from pipeline.store import Task
 from shardwriter.format import TokenizerEntry
+from stages.classifiers import Classifiers
 from stages.pii import Pii
 from stages.tokenize import Tokenize
 
@@ -39,15 +40,23 @@ DOCUMENT_INDEX = pa.schema(
         pa.field("reference_score", pa.float64()),
     ]
 )
-"""Of a tokens file, sorted by order_key: what write_shards reads ranges of. `PII` follows where it is counted."""
+"""Of a tokens file, sorted by order_key: what write_shards reads ranges of."""
 
 PII = pa.schema([field for field in Pii.adds if field.name != "text"])
+"""What is counted where there are placeholders."""
 
 
 class TokenizeDocuments(UnitPhase):
     """Kept documents to token ids, in the order of the global shuffle."""
 
     name = "tokenize"
+
+    @cached_property
+    def index(self) -> pa.Schema:
+        """What is told of each document beside its tokens: DOCUMENT_INDEX, scores by classifiers, what was replaced."""
+        classifiers = self.config.annotate.classifiers
+        scores = [] if classifiers is None else Classifiers.adds_of(classifiers)
+        return pa.schema([*DOCUMENT_INDEX, *scores, *([] if self.config.tokenize.pii is None else PII)])
 
     @cached_property
     def schema(self) -> pa.Schema:  # type: ignore[override]
@@ -57,7 +66,7 @@ class TokenizeDocuments(UnitPhase):
             "doc_id",
             "text",
             "num_chars",
-            *(n for n in DOCUMENT_INDEX.names if n in stored.names and n != "doc_id"),
+            *(n for n in self.index.names if n in stored.names and n != "doc_id"),
         ]
         return pa.schema([*(stored.field(name) for name in names), pa.field("bucket", pa.string())])
 
@@ -82,8 +91,8 @@ class TokenizeDocuments(UnitPhase):
 
     def sink(self, work: str, task: Task) -> UnitSink:
         """The tokens file and its index."""
-        index = DOCUMENT_INDEX if self.config.tokenize.pii is None else pa.schema([*DOCUMENT_INDEX, *PII])
-        return _TokenSink(task, work, tokenizer_entry(self.config).token_dtype, self.config.write_shards.seed, index)
+        dtype = tokenizer_entry(self.config).token_dtype
+        return _TokenSink(task, work, dtype, self.config.write_shards.seed, self.index)
 
 
 class _TokenSink(UnitSink):

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from pipeline.ledger import Run
 from tests.conftest import wet_record
 from tests.pipeline.conftest import Small
+from tests.stages.examples import tiny_reference
 
 
 def write_wet(path: Path, texts: Sequence[str]) -> dict[str, Any]:
@@ -59,3 +60,25 @@ def test_placeholders_are_in_the_shards_and_not_in_what_is_scored(small: Small, 
     with_pii, without = (r.folder("tokenize").record(r.units[0])["tally"]["counts"] for r in (run, bare))
     assert {name: n for name, n in with_pii.items() if name not in without} == {"pii_email": 1, "pii_phone": 1}
     assert with_pii["tokens"] < without["tokens"]
+
+
+def test_other_limits_of_a_classifier_score_nothing_again(small: Small, tmp_path: Path) -> None:
+    """Scores are stored and said in the shards; changed limits renew select and what follows; the reason names it."""
+    (tmp_path / "model").mkdir()
+    one = {"model": str(tiny_reference(tmp_path / "model")), "label": "__label__reference"}
+    texts = ["The treaty was signed and the treaty was signed.", "Buy cheap shoes online, buy cheap shoes online."]
+    chain = {"input": write_wet(tmp_path / "c.warc.wet", texts), "annotate": {"classifiers": {"hq": one}}}
+    run, _ = small.run(**chain, select={"classifiers": {"hq": {"min": 0.4}}})
+    good, bad = stored(run, "annotate")["classifier_hq"].to_pylist()
+    assert good > 0.4 > bad
+    fates = pq.read_table(run.folder("select").path(f"{run.units[0]}.fates.parquet")).to_pylist()
+    assert [(row["fate"], row["value"], row["limit"], row["detail"]) for row in fates] == [
+        ("kept", None, None, None),
+        ("classifiers.score_too_low", bad, 0.4, "hq"),
+    ]
+    assert [row["classifier_hq"] for row in said_in_shards(run).values()] == [good]
+    before, after = (
+        {phase.name: phase.fingerprint for phase in small.plan(**chain, select={"classifiers": limits}).phases}
+        for limits in ({"hq": {"min": 0.4}}, {"hq": {"max": 0.4}})
+    )
+    assert [name for name in before if before[name] != after[name]] == ["select", "tokenize", "write_shards"]

@@ -16,6 +16,7 @@ import sentencepiece
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
+from stages.classifiers import Classifiers, ClassifiersFilter, ClassifiersFilterSettings, ClassifiersSettings
 from stages.contract import DOC_ID, Settings, Stage
 from stages.language import Language, LanguageFilter, LanguageFilterSettings, LanguageSettings
 from stages.length import Length, LengthSettings
@@ -65,7 +66,7 @@ class Example:
     def batch(self, rows: Sequence[Row] | None = None) -> pa.Table:
         """Rows as a batch of the columns that the stage needs, and no others; what a row does not say is null."""
         rows = self.rows() if rows is None else rows
-        fields = [DOC_ID, *(field for field in self.stage.needs if field.name != "doc_id")]
+        fields = [DOC_ID, *(field for field in self.stage.needs_of(self.settings) if field.name != "doc_id")]
         columns = [pa.array([row.get(f.name) for row in rows], f.type) for f in fields[1:]]
         ids = pa.array(range(5 << 32, (5 << 32) + len(rows)), pa.uint64())
         return pa.table([ids, *columns], schema=pa.schema(fields))
@@ -174,6 +175,18 @@ EXAMPLES = (
         ReferenceFilterSettings(min_score=0.25),
         {"reference_score": 0.5},
         {"score_too_low": {"reference_score": 0.1}},
+    ),
+    Example(
+        Classifiers,
+        ClassifiersSettings.model_validate({"hq": {"model": "tiny-reference", "label": POSITIVE_LABEL}}),
+        {"text": _TEXT, "language": "en"},
+        {},
+    ),
+    Example(
+        ClassifiersFilter,
+        ClassifiersFilterSettings.model_validate({"hq": {"min": 0.2}, "toxic": {"max": 0.5}}),
+        {"classifier_hq": 0.2, "classifier_toxic": None},
+        {"score_too_low": {"classifier_hq": 0.1}, "score_too_high": {"classifier_toxic": 0.6}},
     ),
     Example(Quality, QualitySettings(), {"text": _TEXT}, {}),
     Example(
