@@ -21,6 +21,7 @@ from configs.reading import KeyPath, read, reread
 from pipeline import assets
 from stages.classifiers import ClassifiersFilterSettings, ClassifiersSettings
 from stages.contract import Settings
+from stages.decontamination import DecontaminationFilterSettings, DecontaminationSettings
 from stages.language import LanguageFilterSettings, LanguageSettings
 from stages.length import LengthSettings
 from stages.lines import LinesSettings
@@ -147,6 +148,9 @@ class AnnotateConfig(Settings):
         default=None, exclude_if=_is_off, description="fastText classifiers by name; null: no scores."
     )
     quality: QualitySettings | None = Field(default=None, description="Quality signals; null: none are computed.")
+    decontamination: DecontaminationSettings | None = Field(
+        default=None, exclude_if=_is_off, description="Words shared with evaluation sets; null: none is looked for."
+    )
     minhash: MinHashSettings | None = Field(
         default=None, description="Signatures for near_deduplicate; null: none are made."
     )
@@ -200,6 +204,9 @@ class SelectConfig(Settings):
         default=None, exclude_if=_is_off, description="Limits of the classifiers' scores, by name; null: none."
     )
     quality: QualityFilterSettings | None = Field(default=None, description="Quality rules over the stored signals.")
+    decontamination: DecontaminationFilterSettings | None = Field(
+        default=None, exclude_if=_is_off, description="Limits of what is shared with evaluation sets; null: none."
+    )
 
 
 class TokenizeConfig(TokenizeSettings):
@@ -282,6 +289,22 @@ class RunConfig(Settings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _decontamination_knows_its_sets(self) -> Self:
+        wanted, scored = self.select.decontamination, self.annotate.decontamination
+        if wanted is not None and scored is None:
+            raise ValueError(
+                "select.decontamination is on, but annotate.decontamination is null: there would be nothing to judge; "
+                "name the sets there, or set select.decontamination to null"
+            )
+        limits = wanted.max_share if wanted is not None else 0.0
+        if isinstance(limits, Mapping) and scored and (unknown := sorted(set(limits) - set(scored.sets))):
+            raise ValueError(
+                f"select.decontamination.max_share names {', '.join(unknown)}; the sets of annotate.decontamination "
+                f"are {', '.join(sorted(scored.sets))}"
+            )
+        return self
+
 
 def load(path_or_name: str, overrides: Sequence[str] = ()) -> RunConfig:
     """The config of that file or name, checked; overrides are `key.of.key=value`.
@@ -316,6 +339,9 @@ def _missing_files(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
         references += [(("annotate", "classifiers", name, "model"), one.model) for name, one in models.items()]
     if config.extract.url:
         references += [(("extract", "url"), reference) for reference in Url.files_of(config.extract.url)]
+    if annotate.decontamination:
+        sets = annotate.decontamination.sets
+        references += [(("annotate", "decontamination", "sets", name), file) for name, file in sets.items()]
     for key, reference in references:
         try:
             assets.check(reference)

@@ -26,6 +26,7 @@ from pipeline.inputs import Unit, list_units
 from pipeline.store import PhaseFolder
 from stages.classifiers import Classifiers, ClassifiersFilter
 from stages.contract import Stage
+from stages.decontamination import Decontamination, DecontaminationFilter
 from stages.language import Language, LanguageFilter
 from stages.length import Length
 from stages.lines import Lines
@@ -63,8 +64,8 @@ PARENTS: Mapping[str, tuple[str, ...]] = {
 
 CHAIN: Mapping[str, tuple[type[Stage[Any]], ...]] = {
     "extract": (Url, Unicode, Length, ParagraphHashes),
-    "annotate": (ParagraphRemoval, Lines, Length, Language, Perplexity, Reference, Classifiers, Quality, MinHash),
-    "select": (LanguageFilter, PerplexityFilter, ReferenceFilter, ClassifiersFilter, QualityFilter, MinHashFilter),
+    "annotate": (ParagraphRemoval, Lines, Length, Language, Perplexity, Reference, Classifiers, Quality, Decontamination, MinHash),
+    "select": (LanguageFilter, PerplexityFilter, ReferenceFilter, ClassifiersFilter, QualityFilter, DecontaminationFilter, MinHashFilter),
     "tokenize": (Pii, Tokenize),
 }
 """The stages of every phase that has some, in the order they work; each has the config section of its own name."""

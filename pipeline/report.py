@@ -56,6 +56,7 @@ class Report:
     num_tokens: int
     num_shards: int
     seconds: Mapping[str, float]  # of workers, by phase and step
+    overlaps: Mapping[str, Mapping[str, int]]  # evaluation set -> documents that share words with it, words, dropped
 
     @property
     def quarantined_share(self) -> float:
@@ -87,6 +88,7 @@ def make_report(run: Run) -> Report:
         num_tokens=tokens["tokens"],
         num_shards=_summary(run, "write_shards").get("works", 0),
         seconds=_seconds(run),
+        overlaps=_overlaps(run, tallies),
     )
 
 
@@ -109,6 +111,20 @@ def _tally(run: Run, phase: str) -> Tally:
 
 def _with_prefix(counts: Mapping[str, int], prefix: str) -> dict[str, int]:
     return {name.removeprefix(prefix): n for name, n in counts.items() if name.startswith(prefix)}
+
+
+def _overlaps(run: Run, tallies: Mapping[str, Tally]) -> dict[str, dict[str, int]]:
+    """Of every evaluation set that was looked for, found or not."""
+    settings = run.config["annotate"].get("decontamination")
+    annotated, selected = tallies["annotate"].counts, tallies["select"].counts
+    return {
+        name: {
+            "documents": annotated[f"contaminated.{name}"],
+            "words": annotated[f"contaminated_words.{name}"],
+            "dropped": selected[f"decontaminated.{name}"],
+        }
+        for name in sorted(settings["sets"] if settings else ())
+    }
 
 
 def _most_first(counts: Mapping[str, int]) -> dict[str, int]:
@@ -174,6 +190,10 @@ def print_report(report: Report, console: Console) -> None:
     if report.buckets:
         rows = [(bucket, f"{n:,}") for bucket, n in report.buckets.items()]
         console.print(as_table("Kept, by bucket", ("bucket", "documents"), rows))
+    if report.overlaps:
+        rows = [(name, *(f"{n:,}" for n in found.values())) for name, found in report.overlaps.items()]
+        columns = ("evaluation set", "documents", "words", "dropped")
+        console.print(as_table("Words shared with evaluation sets", columns, rows))
     if report.quarantine:
         rows = [(cause, f"{n:,}") for cause, n in _most_first(report.quarantine).items()]
         title = f"Quarantined: {report.quarantined_share:.2%} of {report.num_records:,} records"
@@ -200,6 +220,7 @@ def to_html(report: Report) -> str:
         _bars("Why documents were dropped", _shares(report.reasons), reason_sentences()),
         _bars("Kept, by language", _shares(report.languages)),
         _bars("Kept, by perplexity bucket", _shares(report.buckets)),
+        _bars("Documents that share words with an evaluation set", _overlap_bars(report)),
         _bars("Quarantined records, by cause", _shares(report.quarantine), CAUSES),
         _bars(
             "Worker seconds, by step",
@@ -241,6 +262,14 @@ def _bar(name: str, share: float, label: str, note: str) -> str:
         f'<div class="row"><div class="name">{html.escape(name)}{note}</div>'
         f'<div class="line"><div class="bar" style="width:{60 * share:.2f}%"></div>{html.escape(label)}</div></div>'
     )
+
+
+def _overlap_bars(report: Report) -> list[Bar]:
+    largest = max((found["documents"] for found in report.overlaps.values()), default=0)
+    return [
+        (name, found["documents"], largest, f"{found['documents']:,}, of which dropped for it: {found['dropped']:,}")
+        for name, found in report.overlaps.items()
+    ]
 
 
 def _shares(counts: Mapping[str, int]) -> list[Bar]:
@@ -285,7 +314,21 @@ def _funnel(report: Report) -> Table:
     return as_table("What is left after each step", ("step", "documents", "share", "characters", "share"), rows)
 
 
-_FIGURES = frozenset({"documents", "share", "characters", "tokens", "records", "seconds", "before", "after", "change"})
+_FIGURES = frozenset(
+    {
+        "documents",
+        "share",
+        "characters",
+        "tokens",
+        "records",
+        "seconds",
+        "words",
+        "dropped",
+        "before",
+        "after",
+        "change",
+    }
+)
 
 
 def as_table(title: str, columns: Iterable[str], rows: Iterable[tuple[str, ...]]) -> Table:

@@ -32,7 +32,7 @@ from pydantic import Field, model_validator
 from stages import _minhash, _sha1
 from stages.contract import Outcome, Settings, Stage, drop_where, keep_all
 
-_UNSPACED = re.compile(
+UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u2fdf\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|"
     "[\U00020000-\U0003134f]"
 )
@@ -103,7 +103,7 @@ def _permutations(num_permutations: int, seed: int) -> NDArray[np.uint32]:
 
 def ngrams(text: str, ngram_words: int) -> list[str]:
     """The n-grams of a text, in order, repeated ones too: the rule in plain Python, and the judge of the kernel."""
-    spaced = _UNSPACED.sub(r" \g<0> ", text)
+    spaced = UNSPACED.sub(r" \g<0> ", text)
     words = [word for raw in spaced.split() if (word := "".join(map(_normal_form, raw)))]
     span = min(ngram_words, len(words))
     return [" ".join(words[i : i + span]) for i in range(len(words) - span + 1)] if words else []
@@ -124,7 +124,7 @@ def _characters() -> _sha1.CharacterTable:
 def _action(character: str) -> int:
     if character.isspace():
         return _sha1.KEEP_SPACE
-    if _UNSPACED.match(character):
+    if UNSPACED.match(character):
         return _minhash.ALONE
     becomes = _normal_form(character)
     if not becomes:
@@ -133,7 +133,7 @@ def _action(character: str) -> int:
 
 
 def _is_plain(text: str) -> bool:
-    return text.split() == [text] and text.lower() == text and not _UNSPACED.search(text) and text.isprintable()
+    return text.split() == [text] and text.lower() == text and not UNSPACED.search(text) and text.isprintable()
 
 
 def signatures(

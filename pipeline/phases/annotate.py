@@ -21,6 +21,7 @@ from pipeline.phases.deduplicate import Deduplicate
 from pipeline.phases.extract import EXTRACTED
 from pipeline.store import Task
 from stages import perplexity
+from stages.decontamination import CONTAMINATION
 from stages.minhash import MinHashSettings
 
 NOT_WITH_DOCUMENTS = ("duplicate_lines", "minhash", "minhash_signature")
@@ -133,6 +134,13 @@ class _AnnotateSink(UnitSink):
         languages = kept.column("language")
         for count in pc.value_counts(languages.drop_null()).to_pylist():
             self.tally.add(f"language.{count['values']}", count["counts"])
+        if CONTAMINATION.name in kept.column_names:
+            found = pc.list_flatten(kept.column(CONTAMINATION.name))
+            shared = pa.table({name: pc.struct_field(found, name) for name in ("set", "words")})
+            sums = shared.group_by("set", use_threads=False).aggregate([("words", "count"), ("words", "sum")])
+            for row in sums.to_pylist():
+                self.tally.add(f"contaminated.{row['set']}", row["words_count"])
+                self.tally.add(f"contaminated_words.{row['set']}", row["words_sum"])
         if "perplexity" in kept.column_names:
             for language in pc.unique(languages.filter(pc.is_valid(kept.column("perplexity")))).to_pylist():
                 mine = kept.filter(pc.equal(languages, language)).column("perplexity").drop_null()

@@ -111,6 +111,12 @@ def _recorded_cutoffs(folder: Path, percentiles: tuple[int, int]) -> tuple[float
 
 
 class _SelectSink(UnitSink):
+    def add(self, kept: pa.Table, dropped: pa.Table) -> None:
+        super().add(kept, dropped)
+        shares = dropped.filter(pc.starts_with(dropped.column("reason"), "decontamination.share"))
+        for count in pc.value_counts(shares.column("detail")).to_pylist():
+            self.tally.add(f"decontaminated.{count['values']}", count["counts"])
+
     def take(self, kept: pa.Table) -> None:
         self.tally.add("chars", pc.sum(kept.column("num_chars")).as_py())
         for name in ("language", "bucket"):

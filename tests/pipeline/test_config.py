@@ -12,6 +12,8 @@ from pipeline.config import RunConfig, load
 from tests.conftest import REPOSITORY
 
 LATER_STAGES = [
+    ("annotate", "decontamination"),
+    ("select", "decontamination"),
     ("extract", "url"),
     ("extract", "unicode"),
     ("extract", "unicode"),
@@ -127,6 +129,31 @@ def test_a_stage_that_is_off_leaves_no_trace() -> None:
     for section, stage in LATER_STAGES:
         assert getattr(getattr(config, section), stage) is None
         assert stage not in getattr(config, section).model_dump()
+
+
+def test_sections_of_the_users_own_names_are_checked_like_the_others(tmp_path: Path) -> None:
+    """A misspelt key is told with the nearest, a missing model with its place, limits of nothing with what there is."""
+    text = MINIMAL + "annotate:\n  classifiers:\n    hq: {modle: no.bin, model: no.bin, label: __label__hq}\n"
+    (fault,) = faults_of(write(tmp_path, text))
+    assert "mine.yaml:7: annotate.classifiers.hq.modle is no known key; did you mean model?" in fault
+    path = write(tmp_path, text.replace("modle: no.bin, ", ""))
+    (fault,) = faults_of(path)
+    assert "annotate.classifiers.hq.model is 'no.bin': 'no.bin' is neither" in fault
+    (fault,) = faults_of(path, "select.classifiers={toxic: {max: 0.5}}")
+    assert "select.classifiers names toxic; annotate.classifiers has hq" in fault
+
+
+def test_limits_are_for_sets_that_are_looked_for(tmp_path: Path) -> None:
+    """A rule without scores, or for an unknown set, is a fault; so is a set or a list that is not there."""
+    path = write(tmp_path, MINIMAL)
+    (fault,) = faults_of(path, "select.decontamination={}")
+    assert "annotate.decontamination is null" in fault
+    (fault,) = faults_of(
+        path, f"annotate.decontamination={{sets: {{a: {path}}}}}", "select.decontamination={max_share: {b: 0.1}}"
+    )
+    assert "max_share names b; the sets of annotate.decontamination are a" in fault
+    faults = faults_of(path, "annotate.decontamination={sets: {a: no.jsonl}}", "extract.url={domains: [no/list]}")
+    assert ["'no.jsonl' is neither" in fault or "'no/list' is neither" in fault for fault in faults] == [True, True]
 
 
 def test_sections_of_the_users_own_names_are_checked_like_the_others(tmp_path: Path) -> None:

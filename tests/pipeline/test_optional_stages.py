@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import tarfile
 from collections.abc import Sequence
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from rich.console import Console
 
 from pipeline.ledger import Run
+from pipeline.report import make_report, print_report, to_html
 from tests.conftest import wet_record
 from tests.pipeline.conftest import Small
 from tests.stages.examples import tiny_reference
@@ -82,3 +85,50 @@ def test_other_limits_of_a_classifier_score_nothing_again(small: Small, tmp_path
         for limits in ({"hq": {"min": 0.4}}, {"hq": {"max": 0.4}})
     )
     assert [name for name in before if before[name] != after[name]] == ["select", "tokenize", "write_shards"]
+
+
+def test_listed_urls_end_at_the_first_stage(small: Small, tmp_path: Path) -> None:
+    """A block list drops before anything is hashed, and the fate names the entry; another list is another run."""
+    (tmp_path / "list.txt").write_text("example.org/1\n")
+    files = write_wet(tmp_path / "u.warc.wet", ["The treaty was signed in Ghent.", "The treaty was signed in Bruges."])
+    run, _ = small.run(input=files, extract={"url": {"domains": [str(tmp_path / "list.txt")]}})
+    assert stored(run, "extract")["url"].to_pylist() == ["https://example.org/0"]
+    fates = pq.read_table(run.folder("extract").path(f"{run.units[0]}.fates.parquet")).to_pylist()
+    assert [(row["fate"], row["detail"]) for row in fates] == [("url.domain_blocked", "list: example.org/1")]
+    before = small.plan(input=files, extract={"url": {"domains": [str(tmp_path / "list.txt")]}})
+    (tmp_path / "list.txt").write_text("example.net\n")
+    after = small.plan(input=files, extract={"url": {"domains": [str(tmp_path / "list.txt")]}})
+    assert run.folders["extract"] == before.folder("extract").root.name != after.folder("extract").root.name
+
+
+def test_overlap_with_evaluation_sets_is_told_per_set(small: Small, tmp_path: Path) -> None:
+    """Shares are stored, the report counts by set, found or not, and another limit scores nothing again."""
+    question = "Which treaty was signed in the city of Ghent on the day before Christmas of 1814?"
+    (tmp_path / "history.jsonl").write_text(json.dumps({"question": question}) + "\n")
+    (tmp_path / "other.txt").write_text("A line of nine words that no page of ours has.\n")
+    sets = {"history": str(tmp_path / "history.jsonl"), "other": str(tmp_path / "other.txt")}
+    texts = [f"They asked: {question} Nobody knew.", "Nothing of the kind is to be read on this page."]
+    chain = {"input": write_wet(tmp_path / "d.warc.wet", texts), "annotate": {"decontamination": {"sets": sets}}}
+    run, _ = small.run("strict", **chain, select={"decontamination": {}})
+    (shared,), none = stored(run, "annotate")["contamination"].to_pylist()
+    assert shared == {"set": "history", "words": 16, "share": 0.8}
+    assert none == []
+    overlaps = make_report(run).overlaps
+    assert overlaps == {
+        "history": {"documents": 1, "words": 16, "dropped": 1},
+        "other": {"documents": 0, "words": 0, "dropped": 0},
+    }
+    fates = pq.read_table(run.folder("select").path(f"{run.units[0]}.fates.parquet")).to_pylist()
+    assert [(row["fate"], row["value"], row["limit"], row["detail"]) for row in fates] == [
+        ("decontamination.share_too_high", 0.8, 0.0, "history"),
+        ("kept", None, None, None),
+    ]
+    console = Console(width=120, record=True, file=StringIO())
+    print_report(make_report(run), console)
+    assert "Words shared with evaluation sets" in console.export_text()
+    assert "1, of which dropped for it: 1" in to_html(make_report(run))
+
+    lenient, _ = small.run("strict", **chain, select={"decontamination": {"max_share": {"history": 0.9}}})
+    assert lenient.folders["annotate"] == run.folders["annotate"]
+    assert lenient.folders["select"] != run.folders["select"]
+    assert make_report(lenient).overlaps["history"] == {"documents": 1, "words": 16, "dropped": 0}

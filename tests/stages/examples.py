@@ -18,6 +18,12 @@ from tokenizers import models, pre_tokenizers
 
 from stages.classifiers import Classifiers, ClassifiersFilter, ClassifiersFilterSettings, ClassifiersSettings
 from stages.contract import DOC_ID, Settings, Stage
+from stages.decontamination import (
+    Decontamination,
+    DecontaminationFilter,
+    DecontaminationFilterSettings,
+    DecontaminationSettings,
+)
 from stages.language import Language, LanguageFilter, LanguageFilterSettings, LanguageSettings
 from stages.length import Length, LengthSettings
 from stages.lines import Lines, LinesSettings
@@ -194,6 +200,13 @@ EXAMPLES = (
         QualityFilterSettings(min_terminal_line_share=0.1, max_short_line_share=0.5),
         _ORDINARY_SIGNALS,
         _BROKEN_SIGNALS,
+    ),
+    Example(Decontamination, DecontaminationSettings(sets={"test": "tiny-set"}), {"text": _TEXT}, {}),
+    Example(
+        DecontaminationFilter,
+        DecontaminationFilterSettings(max_share=0.1),
+        {"contamination": [{"set": "test", "words": 13, "share": 0.1}]},
+        {"share_too_high": {"contamination": [{"set": "test", "words": 13, "share": 0.2}]}},
     ),
     Example(MinHash, MinHashSettings(verify=True), {"text": _TEXT}, {}),
     Example(

@@ -49,6 +49,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
         "tiny-lm": tiny_lm(folder / "lm"),
         "tiny-reference": tiny_reference(folder / "reference"),
         "tiny-domains": tiny_lines(folder / "domains.txt", "blocked.example"),
+        "tiny-set": tiny_lines(
+            folder / "set.txt", "Was the treaty signed in the museum of history? The treaty was signed"
+        ),
         "tiny-unigram": tiny_unigram(folder / "tokenizer.json"),
     }
 
