@@ -64,8 +64,27 @@ PARENTS: Mapping[str, tuple[str, ...]] = {
 
 CHAIN: Mapping[str, tuple[type[Stage[Any]], ...]] = {
     "extract": (Url, Unicode, Length, ParagraphHashes),
-    "annotate": (ParagraphRemoval, Lines, Length, Language, Perplexity, Reference, Classifiers, Quality, Decontamination, MinHash),
-    "select": (LanguageFilter, PerplexityFilter, ReferenceFilter, ClassifiersFilter, QualityFilter, DecontaminationFilter, MinHashFilter),
+    "annotate": (
+        ParagraphRemoval,
+        Lines,
+        Length,
+        Language,
+        Perplexity,
+        Reference,
+        Classifiers,
+        Quality,
+        Decontamination,
+        MinHash,
+    ),
+    "select": (
+        LanguageFilter,
+        PerplexityFilter,
+        ReferenceFilter,
+        ClassifiersFilter,
+        QualityFilter,
+        DecontaminationFilter,
+        MinHashFilter,
+    ),
     "tokenize": (Pii, Tokenize),
 }
 """The stages of every phase that has some, in the order they work; each has the config section of its own name."""

@@ -16,7 +16,6 @@ LATER_STAGES = [
     ("select", "decontamination"),
     ("extract", "url"),
     ("extract", "unicode"),
-    ("extract", "unicode"),
     ("annotate", "lines"),
     ("annotate", "classifiers"),
     ("select", "classifiers"),
@@ -129,18 +128,6 @@ def test_a_stage_that_is_off_leaves_no_trace() -> None:
     for section, stage in LATER_STAGES:
         assert getattr(getattr(config, section), stage) is None
         assert stage not in getattr(config, section).model_dump()
-
-
-def test_sections_of_the_users_own_names_are_checked_like_the_others(tmp_path: Path) -> None:
-    """A misspelt key is told with the nearest, a missing model with its place, limits of nothing with what there is."""
-    text = MINIMAL + "annotate:\n  classifiers:\n    hq: {modle: no.bin, model: no.bin, label: __label__hq}\n"
-    (fault,) = faults_of(write(tmp_path, text))
-    assert "mine.yaml:7: annotate.classifiers.hq.modle is no known key; did you mean model?" in fault
-    path = write(tmp_path, text.replace("modle: no.bin, ", ""))
-    (fault,) = faults_of(path)
-    assert "annotate.classifiers.hq.model is 'no.bin': 'no.bin' is neither" in fault
-    (fault,) = faults_of(path, "select.classifiers={toxic: {max: 0.5}}")
-    assert "select.classifiers names toxic; annotate.classifiers has hq" in fault
 
 
 def test_limits_are_for_sets_that_are_looked_for(tmp_path: Path) -> None:
