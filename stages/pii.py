@@ -51,7 +51,7 @@ _PATTERNS: Mapping[str, str] = MappingProxyType(
         r"|(?P<fours>[ -])[0-9]{4}(?:(?P=fours)[0-9]{4}){2}(?:(?P=fours)[0-9]{1,3})?"
         r"|(?P<six>[ -])[0-9]{6}(?P=six)[0-9]{4,5})(?!\w|[.-][0-9])",
         "phone": r"(?<![\w+])\+(?:1[ .\xa0-]?\(?[2-9][0-9]{2}\)?[ .\xa0-]?[2-9][0-9]{2}[ .\xa0-]?[0-9]{4}"
-        r"|[2-9](?:[ ().\xa0-]{0,2}[0-9]){7,14})(?![0-9])"
+        r"|[2-9][0-9]{0,2}[ .\xa0-]{0,2}(?:\([0-9]{1,5}\)[ .\xa0-]{0,2})?[0-9](?:[ .\xa0-]?[0-9]){4,12})(?![0-9])"
         r"|(?<![\w.+-])(?:\([2-9][0-9]{2}\) ?|[2-9][0-9]{2}[ .-])[2-9][0-9]{2}[ .-][0-9]{4}(?!\w|[.-][0-9])",
     }
 )
@@ -61,7 +61,7 @@ _HINTS: Mapping[str, str] = MappingProxyType(
         "email": r"@[A-Za-z0-9-]",
         "ip": r"[0-9]\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]|[23][0-9A-Fa-f]{3}::?[0-9A-Fa-f]",
         "card": r"[2-6][0-9]{3}(?:[ -]?[0-9]{4}[ -]?[0-9]{4}|[ -][0-9]{6})",
-        "phone": r"\+[1-9][ ().\x{a0}-]{0,2}[0-9]|[2-9][0-9]{2}(?:\) ?|[ .-])[2-9][0-9]{2}[ .-][0-9]{4}",
+        "phone": r"\+[1-9][ (.\x{a0}-]{0,3}[0-9]|[2-9][0-9]{2}(?:\) ?|[ .-])[2-9][0-9]{2}[ .-][0-9]{4}",
     }
 )
 """What RE2 finds in every text that has something of the kind."""
@@ -187,6 +187,10 @@ def _is_card(text: str) -> bool:
     return total % 10 == 0 and _CARD_ISSUERS.fullmatch(digits) is not None
 
 
+def _is_phone(text: str) -> bool:
+    return not text.startswith("+") or 8 <= sum(character.isdigit() for character in text) <= 15
+
+
 _IS_RIGHT: Mapping[str, Callable[[str], bool]] = MappingProxyType(
-    {"email": lambda _: True, "ip": _is_public_address, "card": _is_card, "phone": lambda _: True}
+    {"email": lambda _: True, "ip": _is_public_address, "card": _is_card, "phone": _is_phone}
 )

@@ -31,6 +31,8 @@ REPLACED = {
         "415-555-2671",
         "415.555.2671",
         "+49\xa030\xa01234567",
+        "+7(812)244-03-47",
+        "+39 06 442.59.61",
     ],
     "card": [
         "4111111111111111",
@@ -100,6 +102,12 @@ def test_what_only_looks_like_it_stays(text: str) -> None:
     assert applied([f"see {text} there"]) == [{"text": f"see {text} there"} | {f"pii_{k}": 0 for k in KINDS}]
 
 
+def test_a_number_ends_where_brackets_begin_again() -> None:
+    """Hours after a phone number are no part of it; too many digits are no phone number."""
+    (row,) = applied(["+7 (499) 999-03-03 (08-20), +31 1, +1234567890123456789"])
+    assert row["text"] == f"{DEFAULTS['phone']} (08-20), +31 1, +1234567890123456789"
+
+
 def test_placeholders_are_the_settings_and_null_leaves_a_kind_alone() -> None:
     """Any text, backslashes too; a placeholder is not looked at again."""
     stage = Pii(PiiSettings(email=r"\1 8.8.8.8", ip=None, card=""))
@@ -142,6 +150,7 @@ HOSTILE = {
     "digits": "4" * 400_000,
     "groups": "4111 " * 80_000,
     "pluses": "+2 " * 130_000,
+    "plus and digits": "+222 (22222) " * 30_000,
     "phones": "+3" + " (1" * 130_000,
     "colons": "2001:" * 80_000,
     "short groups": "2:" * 200_000,
