@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -40,13 +39,11 @@ def test_recut_says_what_a_run_does(chain: Chain, overrides: list[str]) -> None:
     assert said.after.num_docs == fates["fate"].to_pylist().count("kept") != said.before.num_docs
 
 
-def test_the_command_answers_in_seconds(chain: Chain) -> None:
+def test_the_command_answers(chain: Chain) -> None:
     """As a table and as JSON; a change of another phase ends with code 2 and its name."""
     run_dir, _ = chain.run("recut-command")
-    started = time.monotonic()
     code, out = command("recut", run_dir, "--set", "select.language.min_score=0.99")
     assert (code, "Newly dropped" in out, "language.score_too_low (value 0.9" in out) == (0, True, True), out
-    assert time.monotonic() - started < 60  # some 2 s where nobody else works
     code, out = command("recut", run_dir, "--set", "select.language.min_score=0.99", "--json")
     figures = json.loads(out)
     assert figures["newly_dropped"]["num_docs"] == figures["before"]["num_docs"] - figures["after"]["num_docs"] > 0
