@@ -58,13 +58,13 @@ RECIPES = {
         kept=(0.15, 0.35),
     ),
     "dclm-baseline": _expected(
-        *("language.not_wanted", "paragraphs.none_left", "reference.score_too_low", *GOPHER),
-        may="paragraphs language reference quality minhash",
+        *("language.not_wanted", "paragraphs.none_left", "classifiers.score_too_low", *GOPHER),
+        may="paragraphs language classifiers quality minhash",
         kept=(0.15, 0.35),
     ),
     "pile-cc": _expected(
-        *("language.not_wanted", "minhash.near_duplicate", "reference.score_too_low"),
-        may="paragraphs language reference minhash",
+        *("language.not_wanted", "minhash.near_duplicate", "classifiers.score_too_low"),
+        may="paragraphs language classifiers minhash",
         kept=(0.15, 0.35),
     ),
 }
