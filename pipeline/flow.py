@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -86,16 +87,26 @@ class StageSpec:
         return schema
 
     def opened(self) -> Stage[Any]:
-        """The stage with its models loaded: once per process, however many tasks it runs."""
+        """The stage with its models loaded: once per process and state of their files, however many tasks it runs."""
+        files = {reference: assets.resolve(reference) for reference in self.stage.files_of(self.settings)}
         key = (self.stage, self.settings.model_dump_json())
-        if key not in _OPENED:
-            files = {reference: assets.resolve(reference) for reference in self.stage.files_of(self.settings)}
-            _OPENED[key] = self.stage(self.settings, files)
-            _OPENED[key].open()
-        return _OPENED[key]
+        state = [_state_of(path) for path in files.values()]
+        opened, state_then = _OPENED.get(key, (None, None))
+        if opened is None or state != state_then:
+            opened = self.stage(self.settings, files)
+            opened.open()
+            _OPENED[key] = opened, state
+        return opened
 
 
-_OPENED: dict[tuple[type[Stage[Any]], str], Stage[Any]] = {}
+_State = list[tuple[str, int, int]]
+_OPENED: dict[tuple[type[Stage[Any]], str], tuple[Stage[Any], list[_State]]] = {}
+
+
+def _state_of(path: Path) -> _State:
+    """Name, size and time of each file: a list that somebody edits between two runs is another list."""
+    found = [path, *sorted(path.rglob("*"))] if path.is_dir() else [path]
+    return [(str(each), (status := each.stat()).st_size, status.st_mtime_ns) for each in found]
 
 
 class Sink(Protocol):

@@ -425,3 +425,17 @@ def test_marks_are_json(folder: PhaseFolder) -> None:
     marks = [json.loads(mark) for table in tables for mark in table.column("mark").to_pylist() if mark]
     assert marks[0] == {"open": WORK}
     assert {**marks[1], "seconds": None} == {"close": WORK, "report": {"records": 7}, "seconds": None}
+
+
+def test_a_file_that_is_edited_is_opened_again(tmp_path: Path) -> None:
+    """Within one process too: a block list gains a line between two runs, and the second run knows it."""
+    from stages.url import Url, UrlSettings
+
+    (tmp_path / "list").write_text("a.example\n")
+    spec = StageSpec(Url, UrlSettings(domains=(str(tmp_path / "list"),)))
+    batch = pa.table({"doc_id": pa.array([1, 2], pa.uint64()), "url": ["https://a.example/", "https://b.example/"]})
+    first = spec.opened()
+    assert first.apply(batch).kept.num_rows == 1
+    assert spec.opened() is first
+    (tmp_path / "list").write_text("a.example\nb.example\n")
+    assert spec.opened().apply(batch).kept.num_rows == 0
