@@ -42,11 +42,11 @@ def peaks(megabytes: float, run_dir: Path) -> dict[str, float]:
         if isinstance(event, PhaseStarted):
             Path("/proc/self/clear_refs").write_text("5")  # proc(5): sets VmHWM back to what is resident now
         elif isinstance(event, PhaseFinished):
-            found[event.phase] = _peak_mb()
+            found[event.phase] = peak_mb()
     return found
 
 
-def _peak_mb() -> float:
+def peak_mb() -> float:
     lines = Path("/proc/self/status").read_text().splitlines()
     (peak,) = (line for line in lines if line.startswith("VmHWM:"))
     return round(int(peak.split()[1]) / 1024, 1)

@@ -1,0 +1,143 @@
+"""Near-deduplication of a hundred thousand and of a million documents: time, memory, and what it finds.
+
+    python -m benchmarks.near_duplicates                     # five minutes on one core
+    python -m benchmarks.near_duplicates --documents 10000 30000
+
+Documents are 100 words drawn at random; one in ten is a copy of an earlier one, anywhere in the crawl, with one word
+edited: of its runs of five words at most 5 in 101 differ, a Jaccard similarity of 0.90 or more. Each size is a run of
+the pipeline in a process of its own, up to near_deduplicate; the peak of resident memory is that of each phase, and so
+are CPU seconds, of which time per million documents is to stay the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import hashlib
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.memory import peak_mb
+from benchmarks.result_file import save
+from pipeline.config import load
+from pipeline.engine import PhaseFinished, PhaseStarted, run
+from pipeline.phases.near_deduplicate import NearDeduplicate
+from pipeline.plan import make_plan
+
+WORDS_PER_DOCUMENT = 100
+DOCUMENTS_PER_FILE = 25_000
+COPIED_SHARE = 0.1
+MEMORY_MB = 1000
+
+CONFIG = """
+run_dir: {folder}/run
+input: {{files: ["{folder}/*.warc.wet"]}}
+extract: {{length: {{min_chars: 10}}, warc: {{first_line_is_title: false}}}}
+deduplicate: {{keep: all}}
+annotate: {{language: {{max_chars: 20}}, minhash: {{threshold: 0.8}}}}
+near_deduplicate: {{keep: first}}
+tokenize: {{tokenizer: gpt2-bpe}}
+engine: {{kind: inline, memory_mb: {memory_mb}}}
+"""
+
+
+def texts(num_documents: int) -> Iterator[tuple[str, bool]]:
+    """Texts, and whether each is a copy. Kept: one in ten of them, to be copied later."""
+    rng = random.Random(1)
+    kept: list[list[str]] = []
+    for _ in range(num_documents):
+        is_copy = bool(kept) and rng.random() < COPIED_SHARE
+        if is_copy:  # of each but once, so that every copy is near its original
+            words = kept.pop(rng.randrange(len(kept)))
+            words[rng.randrange(WORDS_PER_DOCUMENT)] = "edited"
+        else:
+            words = [f"w{number}" for number in rng.choices(range(50_000), k=WORDS_PER_DOCUMENT)]
+            if rng.random() < 2 * COPIED_SHARE:
+                kept.append(words)
+        yield " ".join(words), is_copy
+
+
+def write_crawl(folder: Path, num_documents: int) -> set[int]:
+    """WET files of these texts; numbers of the copies."""
+    copies: set[int] = set()
+    file = None
+    for number, (text, is_copy) in enumerate(texts(num_documents)):
+        if number % DOCUMENTS_PER_FILE == 0:
+            if file is not None:
+                file.close()
+            file = (folder / f"{number // DOCUMENTS_PER_FILE:05d}.warc.wet").open("wb")
+        if is_copy:
+            copies.add(number)
+        body = text.encode()
+        digest = base64.b32encode(hashlib.sha1(body, usedforsecurity=False).digest()).decode()
+        assert file is not None
+        file.write(
+            f"WARC/1.0\r\nWARC-Type: conversion\r\nWARC-Target-URI: https://example.org/{number}\r\n"
+            f"WARC-Date: 2026-11-01T00:00:00Z\r\nWARC-Record-ID: <urn:uuid:00000000-0000-0000-0000-{number:012d}>\r\n"
+            f"WARC-Block-Digest: sha1:{digest}\r\nContent-Type: text/plain\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n{text}\r\n\r\n".encode()
+        )
+    if file is not None:
+        file.close()
+    return copies
+
+
+def measure(num_documents: int, folder: Path) -> dict[str, Any]:
+    """A run up to near_deduplicate."""
+    copies = write_crawl(folder, num_documents)
+    (folder / "near.yaml").write_text(CONFIG.format(folder=folder, memory_mb=MEMORY_MB))
+    config = load(str(folder / "near.yaml"))
+    plan = make_plan(config)
+    found: dict[str, Any] = {"documents": num_documents, "copies": len(copies), "phases": {}}
+    began = 0.0
+    for event in run(plan):
+        if isinstance(event, PhaseStarted):
+            Path("/proc/self/clear_refs").write_text("5")  # proc(5): sets VmHWM back to what is resident now
+            began = time.process_time()
+        elif isinstance(event, PhaseFinished):
+            cpu_s = time.process_time() - began
+            found["phases"][event.phase] = {"cpu_s": round(cpu_s, 1), "peak_mb": peak_mb()}
+            if event.phase == "near_deduplicate":
+                break
+    phase = NearDeduplicate(plan)
+    found["partitions"] = phase.num_partitions
+    dropped = {
+        unit.index * DOCUMENTS_PER_FILE + record
+        for unit in plan.units
+        for record in phase.near_duplicates_of(unit).column("record").to_pylist()
+    }
+    found["recall"] = round(len(dropped & copies) / len(copies), 4)
+    found["precision"] = round(len(dropped & copies) / max(1, len(dropped)), 4)
+    found["cpu_s_per_million"] = round(found["phases"]["near_deduplicate"]["cpu_s"] / num_documents * 1e6, 1)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--documents", type=int, nargs="+", default=(100_000, 1_000_000))
+    parser.add_argument("--save", action="store_true", help="keep the figures in benchmarks/results")
+    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        print(json.dumps(measure(int(args.child[0]), Path(args.child[1]))))
+        return
+    sizes: list[dict[str, Any]] = []
+    for num_documents in args.documents:
+        with tempfile.TemporaryDirectory() as folder:
+            command = [sys.executable, "-m", "benchmarks.near_duplicates", "--child", str(num_documents), folder]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+            sizes.append(json.loads(done.stdout.splitlines()[-1]))
+            print(sizes[-1], flush=True)
+    if args.save:
+        print(save("near_duplicates", {"memory_mb": MEMORY_MB, "sizes": sizes}))
+
+
+if __name__ == "__main__":
+    main()
