@@ -33,7 +33,7 @@ class Deadly(Length):
         return super().apply(batch)
 
 
-CHAIN_OF_EXTRACT = (Deadly, *plan.CHAIN["extract"][1:])
+CHAIN_OF_EXTRACT = tuple(Deadly if stage is Length else stage for stage in plan.CHAIN["extract"])
 
 
 def main() -> None:

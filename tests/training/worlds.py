@@ -31,11 +31,18 @@ def start(
     folder.mkdir(parents=True, exist_ok=True)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    world = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    # the whole environment: the process that ranks are forked from has that of its own start
+    world = {**os.environ, "WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     processes = [
         _CONTEXT.Process(
             target=_be_rank,
-            args=({**world, "RANK": str(rank), "LOCAL_RANK": str(rank)}, folder / MESSAGES, work, arguments),
+            # the whole environment: the process that they are forked from has that of its own start
+            args=(
+                {**os.environ, **world, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                folder / MESSAGES,
+                work,
+                arguments,
+            ),
         )
         for rank in range(num_ranks)
     ]
