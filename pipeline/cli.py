@@ -1,4 +1,4 @@
-"""The command line: `python -m pipeline run|plan|report|explain|recut|verify|export|models|sample-crawl`.
+"""The command line: `python -m pipeline run|plan|status|report|explain|recut|verify|export|models|sample-crawl`.
 
 Parses and prints, decides nothing.
 """
@@ -122,6 +122,19 @@ def report_(run: RunFolder, as_json: Annotated[bool, typer.Option("--json", help
     (run / "report.html").write_text(report.to_html(account), encoding="utf-8")
     report.print_report(account, console)
     console.print(f"\nAs a page: {run}/report.html")
+
+
+@app.command()
+def status(run: RunFolder, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Show how far a run is, with rates and an end estimate, from its folder alone: from any machine, without Ray."""
+    from pipeline import ledger
+    from pipeline import status as watching
+
+    found = watching.read_status(ledger.open_run(run), now=time.time())
+    if as_json:
+        sys.stdout.write(watching.to_json(found))
+        return
+    watching.print_status(found, console)
 
 
 @app.command()

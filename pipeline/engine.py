@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from pipeline.config import EngineConfig
 from pipeline.flow import SinkStep, Source, StageStep, UnitFailed, in_words, refuse_after
-from pipeline.ledger import record_run
+from pipeline.ledger import append_to_log, record_run
 from pipeline.phases import PHASES, PartitionPhase, Phase, UnitPhase
 from pipeline.plan import RunPlan, fingerprint
 from pipeline.store import point
@@ -85,14 +85,20 @@ def run(plan: RunPlan, engine: Engine | None = None) -> Iterator[Event]:
     """
     with _lock(plan), engine or engine_of(plan.config.engine) as workers:
         record_run(plan)
-        log = plan.run_dir / "log.jsonl"
-        for make_phase in PHASES.values():
-            phase = make_phase(plan)
-            for event in _run_phase(phase, workers):
-                with log.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps({"time": time.time(), **_loggable(event)}) + "\n")
-                yield event
-        point(plan.run_dir / DATASET_LINK, plan.folder("write_shards").root.name)
+        append_to_log(plan.run_dir, {"event": "RunStarted"})
+        why = "its driver was stopped"
+        try:
+            for make_phase in PHASES.values():
+                for event in _run_phase(make_phase(plan), workers):
+                    append_to_log(plan.run_dir, _loggable(event))
+                    yield event
+            point(plan.run_dir / DATASET_LINK, plan.folder("write_shards").root.name)
+            why = ""
+        except Exception as error:
+            why = str(error) if isinstance(error, RunAborted) else in_words(error)
+            raise
+        finally:
+            append_to_log(plan.run_dir, {"event": "RunEnded", "why": why})
 
 
 def _run_phase(phase: Phase, engine: Engine) -> Iterator[Event]:

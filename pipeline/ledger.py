@@ -13,8 +13,10 @@ Leaves to others: sums over all documents (report.py).
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,6 +45,7 @@ from stages.paragraphs import hash_paragraph
 from stages.perplexity import PerplexityFilterSettings
 
 RUN_FILE = "run.json"
+LOG_FILE = "log.jsonl"
 
 SCORES = ("language", "language_score", "perplexity", "reference_score")
 """What is told first of all that annotate has stored."""
@@ -70,6 +73,13 @@ class Run:
         """Where the phase's outputs lie."""
         return PhaseFolder(self.run_dir / self.folders[phase])
 
+    def events(self) -> Iterator[dict[str, Any]]:
+        """What the drivers of this run have logged so far, oldest first: "time" (s since the epoch), "event", ..."""
+        with contextlib.suppress(FileNotFoundError), (self.run_dir / LOG_FILE).open(encoding="utf-8") as log:
+            for line in log:
+                if line.endswith("\n"):  # the last one may be half written
+                    yield json.loads(line)
+
     @property
     def dataset(self) -> Path:
         """Folder of shards, indexes and manifest.json."""
@@ -84,6 +94,12 @@ def record_run(plan: RunPlan) -> None:
         "units": [unit.key for unit in plan.units],
     }
     write_atomically(plan.run_dir / RUN_FILE, to_json(description))
+
+
+def append_to_log(run_dir: Path, event: Mapping[str, Any]) -> None:
+    """Add an event to the run's log, with the time: the one file of a run that is not the same twice."""
+    with (run_dir / LOG_FILE).open("a", encoding="utf-8") as log:
+        log.write(json.dumps({"time": time.time(), **event}) + "\n")
 
 
 def open_run(run_dir: str | Path) -> Run:

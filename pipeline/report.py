@@ -165,13 +165,10 @@ def _steps(tallies: Mapping[str, Tally], complete: Collection[str]) -> Iterator[
 def _seconds(run: Run) -> dict[str, float]:
     """Seconds of workers by phase and step, over all the times that this run was started."""
     total: Counter[str] = Counter()
-    log = run.run_dir / "log.jsonl"
-    if log.exists():
-        for line in log.read_text(encoding="utf-8").splitlines():
-            event = json.loads(line)
-            for step, seconds in event.get("seconds", {}).items():
-                name = step if step == event["phase"] else f"{event['phase']}: {step}"
-                total[name] += seconds
+    for event in run.events():
+        for step, seconds in event.get("seconds", {}).items():
+            name = step if step == event["phase"] else f"{event['phase']}: {step}"
+            total[name] += seconds
     return dict(total)
 
 
