@@ -11,7 +11,9 @@ and the models (inputs.py, assets.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import difflib
+import typing
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -232,6 +234,29 @@ class WriteShardsConfig(Settings):
     seed: int = Field(default=0, ge=0, lt=2**63, description="Seed of the global shuffle.")
 
 
+class Resources(Settings):
+    """What a task takes of the machine that runs it; null: as its phase, and that as the engine."""
+
+    num_cpus: float | None = Field(default=None, ge=0, description="CPUs; null: as the phase, which takes 1.")
+    num_gpus: float | None = Field(default=None, ge=0, description="GPUs, or a share of one; null: as the phase, 0.")
+    memory_mb: int | None = Field(
+        default=None, ge=256, description="Memory; null: as the phase, which takes engine.memory_mb."
+    )
+    custom: Mapping[str, Annotated[float, Field(ge=0)]] | None = Field(
+        default=None, description="Resources that the cluster's owner has named, such as {fast_disk: 1}; null: none."
+    )
+
+
+class PhaseResources(Resources):
+    """What a phase's tasks take, and which of its stages have tasks of their own."""
+
+    stages: Mapping[str, Resources] = Field(
+        default={},
+        description="Stage -> what its own tasks take, such as {classifiers: {num_gpus: 1}}. It costs two passes of "
+        "the unit through the memory of the cluster (docs/cluster.md).",
+    )
+
+
 class EngineConfig(Settings):
     """How the work is carried out. Nothing in this section changes a byte of the output."""
 
@@ -249,6 +274,9 @@ class EngineConfig(Settings):
     )
     max_attempts: int = Field(
         default=3, ge=1, description="How often a unit is tried when the process that works on it dies."
+    )
+    phases: Mapping[str, PhaseResources] = Field(
+        default={}, description="Phase -> what its tasks take of a machine, such as {annotate: {memory_mb: 6000}}."
     )
 
 
@@ -269,6 +297,21 @@ class RunConfig(Settings):
     tokenize: TokenizeConfig = Field(description="Text to token ids.")
     write_shards: WriteShardsConfig = Field(default=WriteShardsConfig(), description="The dataset on disk.")
     engine: EngineConfig = Field(default=EngineConfig(), description="How the work is carried out.")
+
+    @model_validator(mode="after")
+    def _resources_are_of_phases_and_stages(self) -> Self:
+        faults: list[str] = []
+        for phase, resources in self.engine.phases.items():
+            if phase not in (phases := type(self).model_fields.keys() - {"run_dir", "input", "engine"}):
+                faults.append(f"engine.phases.{phase} is no phase; {_nearest(phase, phases)}")
+                continue
+            stages = _stages_with_settings(type(self).model_fields[phase].annotation)
+            for stage in resources.stages.keys() - stages:
+                wanted = _nearest(stage, stages) if stages else "it works across units, without stages"
+                faults.append(f"engine.phases.{phase}.stages.{stage} is no stage of {phase}; {wanted}")
+        if faults:
+            raise ValueError("; ".join(sorted(faults)))
+        return self
 
     @model_validator(mode="after")
     def _limits_are_of_classifiers(self) -> Self:
@@ -304,6 +347,22 @@ class RunConfig(Settings):
                 f"are {', '.join(sorted(scored.sets))}"
             )
         return self
+
+
+def _stages_with_settings(section: Any) -> frozenset[str]:
+    """The names of the stages in a phase's section, given its annotation."""
+    options = [section, *typing.get_args(section)]
+    (model,) = (option for option in options if isinstance(option, type) and issubclass(option, Settings))
+    fields = (
+        (name, typing.get_args(info.annotation) or [info.annotation]) for name, info in model.model_fields.items()
+    )
+    nested = {name for name, kinds in fields if any(isinstance(k, type) and issubclass(k, Settings) for k in kinds)}
+    return frozenset(nested - {"warc"})  # the reader: what its phase begins with, no stage
+
+
+def _nearest(name: str, known: Collection[str]) -> str:
+    nearest = difflib.get_close_matches(name, known, 1, cutoff=0.5)
+    return f"did you mean {nearest[0]}?" if nearest else f"known here: {', '.join(sorted(known))}"
 
 
 def load(path_or_name: str, overrides: Sequence[str] = ()) -> RunConfig:

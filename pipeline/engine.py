@@ -24,11 +24,12 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from pipeline.config import EngineConfig
-from pipeline.flow import SinkStep, Source, StageStep, UnitFailed, in_words, refuse_after
+from pipeline.config import EngineConfig, RunConfig
+from pipeline.flow import Handover, SinkStep, Source, StageStep, UnitFailed, in_words, refuse_after
 from pipeline.ledger import append_to_log, record_run
 from pipeline.phases import PHASES, PartitionPhase, Phase, UnitPhase
 from pipeline.plan import RunPlan, fingerprint
+from pipeline.resources import Amounts, Request, request_of, requests_of, unmet
 from pipeline.store import point
 from stages.contract import Tally
 
@@ -223,7 +224,7 @@ class _OnRay(Engine):
     """One Ray Data dataset per phase: a task per unit, in which the phase's steps are fused operators."""
 
     _started = False
-    _memory_bytes = 0
+    _checked = False
 
     def results(self, phase: Phase, works: Sequence[str]) -> Iterator[dict[str, Any]]:
         if not works:
@@ -231,16 +232,23 @@ class _OnRay(Engine):
         self.start()
         import ray.data
 
+        self._refuse_what_no_machine_has(phase.plan.config)
+        tasks = tasks_of(phase, self.config)
+        # A unit that goes on in another task goes there in one piece: its steps need its opening and closing row.
+        is_handed_over = len(tasks) > 1
+        ray.data.DataContext.get_current().target_max_block_size = (
+            None if is_handed_over else int(self.config.batch_mb * 2**20)
+        )
         flow = ray.data.from_items([{"work": work} for work in works], override_num_blocks=len(works))
-        for name, step in steps_of(phase, self.config):
-            flow = flow.map_batches(
-                _operator(name, step),
-                batch_size=None,  # whatever is there: a task sees one unit only
-                batch_format="pyarrow",
-                zero_copy_batch=True,
-                num_cpus=1,
-                memory=self._memory_bytes,
-            )
+        for request, steps in tasks:  # Ray fuses neighbours that ask for the same
+            for name, step in steps:
+                flow = flow.map_batches(
+                    _operator(name, step),
+                    batch_size=None,  # whatever is there: a task sees one unit only
+                    batch_format="pyarrow",
+                    zero_copy_batch=True,
+                    **request.remote_args(),
+                )
         for batch in flow.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
             assert isinstance(batch, pa.Table)
             for result in batch.column("result").to_pylist():
@@ -261,27 +269,73 @@ class _OnRay(Engine):
             ray.init(**quiet)
         else:
             os.umask(0o077)  # Ray's session folder and token are for this user only
+            hands_over = any(phase.stages for phase in self.config.phases.values())
             ray.init(
                 num_cpus=self.config.workers or os.cpu_count(),
                 include_dashboard=False,
-                object_store_memory=200 * 2**20,  # only done-records pass through it
+                object_store_memory=None if hands_over else 200 * 2**20,  # else only done-records pass through it
                 **quiet,
             )
+            # This machine has what it has: a default that is meant for larger ones does not keep it from working.
+            memory_mb = int(ray.cluster_resources()["memory"] / 2**20)
+            self.config = self.config.model_copy(update={"memory_mb": min(self.config.memory_mb, memory_mb)})
         # What the raylet says of a worker that died is printed whatever log_to_driver is; the unit's failure says it.
         ray_worker._worker_logs_enabled = False  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - the only switch
         for name in ("ray.data", "ray"):
             logging.getLogger(name).setLevel(logging.ERROR)
         context = DataContext.get_current()
         context.enable_progress_bars = False
-        context.target_max_block_size = int(self.config.batch_mb * 2**20)
-        self._memory_bytes = int(min(self.config.memory_mb * 2**20, ray.cluster_resources().get("memory", 2**40)))
         self._started = True
+
+    def _refuse_what_no_machine_has(self, config: RunConfig) -> None:
+        """Once, before the first task: what cannot be met would wait for ever, without a word."""
+        if self._checked:
+            return
+        requests = requests_of(config.model_copy(update={"engine": self.config}))
+        if faults := unmet(requests, _machines()):
+            raise RunAborted(
+                "\n".join(
+                    [
+                        "no machine of the cluster, even with nothing else on it, has what these tasks ask for:",
+                        *(f"  {fault}" for fault in faults),
+                        "lower engine.phases or engine.memory_mb, or add a machine; nothing was begun",
+                    ]
+                )
+            )
+        self._checked = True
 
     def __exit__(self, *exc: object) -> None:
         if self._started:
             import ray
 
             ray.shutdown()
+
+
+def _machines() -> list[Amounts]:
+    """What each machine of the cluster has, and each kind that its autoscaler may start."""
+    import ray
+    from ray._private.state import state  # the autoscaler's plans are told nowhere else
+
+    machines: list[Amounts] = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    planned = state.get_cluster_config()
+    kinds = planned.node_group_configs if planned else []
+    return machines + [dict(kind.resources) for kind in kinds if kind.max_count != 0]
+
+
+def tasks_of(phase: Phase, engine: EngineConfig) -> list[tuple[Request, list[tuple[str, Step]]]]:
+    """A phase's steps by the tasks that do them: one task, unless a stage asks for something else than its phase."""
+    tasks: list[tuple[Request, list[tuple[str, Step]]]] = []
+    for name, step in steps_of(phase, engine):
+        request = request_of(engine, phase.name, name)
+        if not tasks:
+            tasks.append((request, []))
+        elif not tasks[-1][0].is_like(request):
+            batch_bytes = int(engine.batch_mb * 2**20)
+            tasks.append(
+                (request, [("handover", Handover(name, phase.folder.attempt, engine.max_attempts, batch_bytes))])
+            )
+        tasks[-1][1].append((name, step))
+    return tasks
 
 
 def engine_of(config: EngineConfig) -> Engine:
@@ -298,7 +352,7 @@ def steps_of(phase: Phase, engine: EngineConfig) -> list[tuple[str, Step]]:
     schema, steps = source.flow_schema, list[tuple[str, Step]]()
     for spec in phase.stages():
         schema = spec.output_schema(schema)
-        steps.append((spec.stage.name, StageStep(spec, schema)))
+        steps.append((spec.stage.name, StageStep(spec, schema, spec.digests())))
     return [("read", source), *steps, ("write", SinkStep("write", phase.write, engine.max_error_share))]
 
 

@@ -19,12 +19,14 @@ whole:
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -86,17 +88,36 @@ class StageSpec:
             schema = schema.append(added) if index < 0 else schema.set(index, added)
         return schema
 
-    def opened(self) -> Stage[Any]:
-        """The stage with its models loaded: once per process and state of their files, however many tasks it runs."""
+    def digests(self) -> dict[str, str]:
+        """The content of each model, as far as it is known on this machine."""
+        known = {reference: assets.digest(reference) for reference in self.stage.files_of(self.settings)}
+        return {reference: digest for reference, digest in known.items() if digest is not None}
+
+    def opened(self, digests: Mapping[str, str] = MappingProxyType({})) -> Stage[Any]:
+        """The stage with its models loaded: once per process and state of their files, however many tasks it runs.
+
+        Raises:
+            UnitFailed: a model has another content than `digests` says: what the run was planned with, elsewhere.
+        """
         files = {reference: assets.resolve(reference) for reference in self.stage.files_of(self.settings)}
         key = (self.stage, self.settings.model_dump_json())
         state = [_state_of(path) for path in files.values()]
         opened, state_then = _OPENED.get(key, (None, None))
         if opened is None or state != state_then:
+            self._check(digests)
             opened = self.stage(self.settings, files)
             opened.open()
             _OPENED[key] = opened, state
         return opened
+
+    def _check(self, digests: Mapping[str, str]) -> None:
+        here = self.digests()
+        for reference, wanted in digests.items():
+            if here[reference] != wanted:
+                raise UnitFailed(
+                    f"{reference} on {socket.gethostname()} is not what the run was planned with: sha256 "
+                    f"{here[reference]}, wanted {wanted}; let all machines use one cache ($CORPUSMILL_CACHE) or path"
+                )
 
 
 _State = list[tuple[str, int, int]]
@@ -167,12 +188,43 @@ class Source:
         yield _mark(schema, {"close": work, "report": report, "seconds": {self.name: seconds}})
 
 
+@dataclass(frozen=True)
+class Handover:
+    """First step of a later task, where a stage has tasks of its own: one unit as a whole in, its rows in batches out.
+
+    Whoever runs the steps hands over a unit in one piece, since the steps behind this one learn from its opening and
+    its closing row where it begins and ends.
+    """
+
+    name: str
+    attempt: Callable[[str], int]
+    max_attempts: int
+    batch_bytes: int
+
+    def __call__(self, unit: pa.Table) -> Iterator[pa.Table]:
+        """The same rows in the same order."""
+        mark = unit.column("mark")
+        opening, closing = json.loads(mark[0].as_py() or "{}"), json.loads(mark[-1].as_py() or "{}")
+        assert opening.get("open") == closing.get("close") is not None, f"a unit came in pieces: {opening}, {closing}"
+        assert mark.null_count == len(mark) - 2, "two units came as one"
+        try:
+            refuse_after(self.max_attempts, self.attempt(f"{opening['open']}.{self.name}"))
+        except UnitFailed as error:
+            yield unit.slice(0, 1)
+            yield _mark(unit.schema, {"close": opening["open"], "failed": in_words(error)})
+            return
+        rows = max(1, int(unit.num_rows * self.batch_bytes / max(1, unit.nbytes)))
+        for start in range(0, unit.num_rows, rows):
+            yield unit.slice(start, rows)
+
+
 @dataclass
 class StageStep:
     """A middle step: one stage over the rows that are still alive."""
 
     spec: StageSpec
     schema: pa.Schema  # of the flow after this step
+    digests: Mapping[str, str] = field(default_factory=dict[str, str])  # of its models, where the run was planned
     _seconds: float = 0.0
     _failure: str | None = None
 
@@ -198,7 +250,7 @@ class StageStep:
             return []
         started = time.perf_counter()
         try:
-            outcome = apply(self.spec.opened(), batch.drop_columns(FLOW.names))
+            outcome = apply(self.spec.opened(self.digests), batch.drop_columns(FLOW.names))
             judged = [_conform(outcome.kept, self.schema), _fates(batch, outcome.dropped, self.schema)]
         except BaseException as error:
             if not _is_fault(error):
