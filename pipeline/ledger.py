@@ -191,21 +191,22 @@ def find_in_shards(run: Run, doc_id: int) -> Place | None:
 def _ids_of_url(run: Run, url: str) -> Iterator[int]:
     for unit in run.units:
         for name in (f"{unit}.documents.parquet", f"{unit}.fates.parquet"):
-            path = run.folder("extract").path(name)
-            if path.exists():
-                yield from _rows(path, "url", url, ["doc_id", "url"]).column("doc_id").to_pylist()
+            with contextlib.suppress(FileNotFoundError):  # not extracted yet
+                yield from _rows(run.folder("extract"), name, "url", url, ["doc_id"]).column("doc_id").to_pylist()
 
 
-def _rows(path: Path, column: str, value: Any, columns: Sequence[str] | None = None) -> pa.Table:
+def _rows(folder: PhaseFolder, name: str, column: str, value: Any, columns: Sequence[str] | None = None) -> pa.Table:
     """The rows of a Parquet file with that value, found by its statistics where it is sorted."""
-    schema = pq.read_schema(path)
-    scalar = pa.scalar(value, schema.field(column).type)
-    return pq.read_table(path, columns=columns, filters=pc.field(column) == scalar)
+    with folder.open(name) as file:
+        scalar = pa.scalar(value, pq.read_schema(file).field(column).type)
+        return pq.read_table(file, columns=columns, filters=pc.field(column) == scalar)
 
 
-def row_of(path: Path, doc_id: int, columns: Sequence[str] | None = None) -> dict[str, Any] | None:
-    """A document's row of a Parquet file, or None."""
-    return next(iter(_rows(path, "doc_id", doc_id, columns).to_pylist()), None)
+def row_of(folder: PhaseFolder, name: str, doc_id: int, columns: Sequence[str] | None = None) -> dict[str, Any] | None:
+    """A document's row of a Parquet file; None where it has none, or is not there yet."""
+    with contextlib.suppress(FileNotFoundError):
+        return next(iter(_rows(folder, name, "doc_id", doc_id, columns).to_pylist()), None)
+    return None
 
 
 def _story(run: Run, doc_id: int) -> Story | None:
@@ -216,8 +217,7 @@ def _story(run: Run, doc_id: int) -> Story | None:
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for phase in ("extract", "annotate", "select"):
         for kind in ("documents", "fates"):
-            path = run.folder(phase).path(f"{unit}.{kind}.parquet")
-            if path.exists() and (row := row_of(path, doc_id)):
+            if row := row_of(run.folder(phase), f"{unit}.{kind}.parquet", doc_id):
                 found[phase, kind] = row
     if not found:
         return None
@@ -278,7 +278,7 @@ def _rules(run: Run, doc_id: int, phase: str, representative: int | None = None)
     try:
         plan = plan_of(run, change(run.config, str(run.run_dir)))
         read = run.folder("annotate" if phase == "select" else phase)
-        rows = _rows(read.path(documents_file(run.units[doc_id >> 32])), "doc_id", doc_id)
+        rows = _rows(read, documents_file(run.units[doc_id >> 32]), "doc_id", doc_id)
         stages = Select(plan).stages() if phase == "select" else plan.phase(phase).stages
         rows = rows.append_column(REPRESENTATIVE, pa.array([representative], REPRESENTATIVE.type))
         with every_rule() as judgements:
@@ -316,8 +316,8 @@ def _first(values: Any) -> Any:
 def _named(run: Run, doc_id: int) -> str:
     """Number, URL and fate of another document, for those who want to go on there."""
     for phase in ("select", "annotate", "extract"):
-        path = run.folder(phase).path(f"{run.units[doc_id >> 32]}.fates.parquet")
-        if path.exists() and (row := row_of(path, doc_id, ["doc_id", "url", "fate"])):
+        name = f"{run.units[doc_id >> 32]}.fates.parquet"
+        if row := row_of(run.folder(phase), name, doc_id, ["doc_id", "url", "fate"]):
             return f"{doc_id}: {row['url']} ({'kept' if row['fate'] == 'kept' else 'dropped: ' + row['fate']})"
     return str(doc_id)  # its unit has not got that far
 
@@ -362,10 +362,10 @@ def _copies(run: Run, doc_id: int, lines: Sequence[str]) -> dict[str, int]:
     first = (doc_id >> 32) // size * size
     copies: dict[str, int] = {}
     for index, unit in enumerate(run.units[first : first + size], first):
-        path = run.folder("extract").path(f"{unit}.hashes.arrow")
         for line, number in wanted.items():
             if line not in copies:
-                (bucket,) = read_buckets(path, number >> 56, (number >> 56) + 1)
+                hashes = run.folder("extract").open(f"{unit}.hashes.arrow")
+                (bucket,) = read_buckets(hashes, number >> 56, (number >> 56) + 1)
                 records = bucket["record"].to_numpy()[bucket["hash"].to_numpy() == np.uint64(number)]
                 others = [index << 32 | int(record) for record in np.sort(records)]
                 copies.update((line, other) for other in [o for o in others if o != doc_id][:1])

@@ -112,7 +112,7 @@ def recut(run: Run, overrides: Sequence[str]) -> Recut:
     _refuse_more_than_select(changes)
     totals = _Totals(run)
     for unit, fates in zip(run.units, fates_with(run, changed), strict=True):
-        totals.add(unit, pq.read_table(run.folder("select").path(f"{unit}.fates.parquet")), fates)
+        totals.add(unit, read_fates(run.folder("select"), unit), fates)
     return totals.sum(changes, _renewed(run, stored))
 
 
@@ -133,9 +133,14 @@ def fates_with(run: Run, config: RunConfig) -> Iterator[pa.Table]:
                 raise ConfigError([f"select: {error}; what it needs was not stored by this run"]) from error
             for failed in (result["failed"] for result in results if "failed" in result):
                 raise RunAborted(f"{run.run_dir}, unit {unit}: {failed}")
-            path = phase.folder.path(f"{unit}.fates.parquet")
-            yield pq.read_table(path)
-            path.unlink()
+            yield read_fates(phase.folder, unit)
+            phase.folder.path(f"{unit}.fates.parquet").unlink()
+
+
+def read_fates(folder: PhaseFolder, unit: str) -> pa.Table:
+    """A unit's fates, sorted by document."""
+    with folder.open(f"{unit}.fates.parquet") as file:
+        return pq.read_table(file)
 
 
 class _SelectElsewhere(Select):
@@ -228,10 +233,9 @@ class _Totals:
 
     def _tokens(self, unit: str, doc_ids: pa.ChunkedArray) -> pa.ChunkedArray:
         """(n,) int64: the tokens of those that the run has tokenized, else null."""
-        path = self.run.folder("tokenize").path(f"{unit}.documents.arrow")
         if not self.is_tokenized:
             return pa.chunked_array([pa.nulls(len(doc_ids), pa.int64())])
-        with pa.memory_map(str(path)) as source:
+        with self.run.folder("tokenize").map(f"{unit}.documents.arrow") as source:
             index = pa.ipc.open_file(source).read_all().select(["doc_id", "num_tokens"])
             place = pc.index_in(doc_ids, value_set=index.column("doc_id").combine_chunks())
             return index.column("num_tokens").take(place)
@@ -291,9 +295,8 @@ class _Totals:
 
     def _example(self, fate: Mapping[str, Any]) -> Example:
         doc_id = int(fate["doc_id"])
-        row = row_of(
-            self.run.folder("annotate").path(documents_file(self.run.units[doc_id >> 32])), doc_id, ["doc_id", "text"]
-        )
+        name = documents_file(self.run.units[doc_id >> 32])
+        row = row_of(self.run.folder("annotate"), name, doc_id, ["doc_id", "text"])
         return Example(
             doc_id=doc_id,
             url=fate["url"],

@@ -3,13 +3,14 @@
 Promises: a file under its final name is whole; a done-record exists only after all the outputs it names are whole and
 on disk; what an interrupted task left behind is never taken for a result. So resuming is a set difference: do what has
 no record.
-Leaves to others: what the outputs hold (phases.py), and what is to be done (plan.py).
+Leaves to others: what the outputs hold (phases/), and what is to be done (plan.py).
 
     folder = PhaseFolder(run_dir / "extract-0f3a")
     with folder.commit("000007") as task:
         pq.write_table(table, task.path("000007.documents.parquet"))
         task.record = {"tally": tally.to_json()}
     folder.record("000007")["outputs"]["000007.documents.parquet"]["sha256"]
+    pq.read_table(folder.open("000007.documents.parquet"))
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
 
 _ASIDE = ".aside"
 _DONE = "done"
@@ -50,8 +53,24 @@ class PhaseFolder:
     root: Path
 
     def path(self, name: str) -> Path:
-        """A finished output."""
+        """Where a finished output lies."""
         return self.root / name
+
+    def open(self, name: str) -> pa.NativeFile:
+        """A finished output, to be read by range.
+
+        Raises:
+            FileNotFoundError: there is none of that name.
+        """
+        return pa.OSFile(str(self.root / name))
+
+    def map(self, name: str) -> pa.NativeFile:
+        """The same, for parts of it that are used where they lie: they are not copied, and read when they are touched.
+
+        Raises:
+            FileNotFoundError: there is none of that name.
+        """
+        return pa.memory_map(str(self.root / name))
 
     def done(self) -> frozenset[str]:
         """Names of the work that has a record."""
@@ -67,6 +86,14 @@ class PhaseFolder:
             FileNotFoundError: it is not done.
         """
         return json.loads((self.root / _DONE / f"{work}.json").read_text(encoding="utf-8"))
+
+    def records(self, works: Iterable[str]) -> list[dict[str, Any]]:
+        """The done-records of these pieces of work, in their order.
+
+        Raises:
+            FileNotFoundError: one of them is not done.
+        """
+        return [self.record(work) for work in works]
 
     def complete(self) -> bool:
         """Whether all the phase's work is done and summed up."""

@@ -61,8 +61,8 @@ class Annotate(UnitPhase):
         unit = self.unit(work)
         repeats = Deduplicate(self.plan).repeats_of(unit)
         records, lines = repeats >> np.uint64(32), repeats.astype(np.uint32)
-        path = self.plan.folder("extract").path(f"{work}.documents.parquet")
-        for table in row_groups(path, batch_mb=self.config.engine.batch_mb):
+        documents = self.plan.folder("extract").open(f"{work}.documents.parquet")
+        for table in row_groups(documents, batch_mb=self.config.engine.batch_mb):
             wanted = table.column("doc_id").to_numpy() & np.uint64(0xFFFF_FFFF)
             offsets = np.append(np.searchsorted(records, wanted), np.searchsorted(records, wanted[-1], side="right"))
             column = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(lines))

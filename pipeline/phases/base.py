@@ -66,7 +66,7 @@ class Phase(ABC):
 
     def sum_of_records(self) -> Tally:
         """The sum of the tallies of all done-records."""
-        return sum((Tally.from_json(self.folder.record(work)["tally"]) for work in self.works()), Tally())
+        return sum((Tally.from_json(record["tally"]) for record in self.folder.records(self.works())), Tally())
 
     def tally(self) -> Tally:
         """The same, of a phase that is complete."""
@@ -210,9 +210,9 @@ class RowGroups:
             self._writer.close()
 
 
-def row_groups(path: Path, columns: Sequence[str] | None = None, batch_mb: float = 0) -> Iterator[pa.Table]:
+def row_groups(source: pa.NativeFile, columns: Sequence[str] | None = None, batch_mb: float = 0) -> Iterator[pa.Table]:
     """A Parquet file's row groups, so many at a time that they hold `batch_mb` in memory, but one at least."""
-    with pq.ParquetFile(path) as file:
+    with source, pq.ParquetFile(source) as file:
         groups: list[pa.Table] = []
         for index in range(file.num_row_groups):
             groups.append(file.read_row_group(index, columns=columns))

@@ -5,7 +5,7 @@ unit is read without the rest.
 Leaves to others: what the rows are.
 
     write_buckets(path, pa.record_batch([hashes, records], schema))      # by the first column
-    read_buckets(path, *bucket_range(partition=0, num_partitions=4))     # 64 record batches
+    read_buckets(folder.open(name), *bucket_range("p000of004"))          # 64 record batches
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def write_buckets(path: Path, rows: pa.RecordBatch) -> None:
             file.write_batch(rows.take(pa.array(order[start:end])))
 
 
-def read_buckets(path: Path, first: int, end: int) -> list[pa.RecordBatch]:
+def read_buckets(source: pa.NativeFile, first: int, end: int) -> list[pa.RecordBatch]:
     """The record batches of a range of buckets."""
-    with pa.OSFile(str(path)) as source:
+    with source:
         file = pa.ipc.open_file(source)
         return [file.get_batch(bucket) for bucket in range(first, end)]

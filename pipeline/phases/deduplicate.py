@@ -49,7 +49,8 @@ class Deduplicate(PartitionPhase):
         if self.folder.complete():
             return self.folder.summary()["works"] // len(self.groups)
         extracted = self.plan.folder("extract")
-        counts = {unit: extracted.record(unit.key)["tally"]["counts"].get("paragraphs", 0) for unit in self.plan.units}
+        records = extracted.records(unit.key for unit in self.plan.units)
+        counts = dict(zip(self.plan.units, (r["tally"]["counts"].get("paragraphs", 0) for r in records), strict=True))
         largest = max((sum(counts[unit] for unit in group) for group in self.groups), default=0)
         return partitions_for(largest, BYTES_PER_PARAGRAPH, self.config.engine.memory_mb)
 
@@ -60,7 +61,7 @@ class Deduplicate(PartitionPhase):
         group, partition = work.split("-")
         units = self.groups[int(group[1:])]
         extracted, buckets = self.plan.folder("extract"), bucket_range(partition)
-        batches = [read_buckets(extracted.path(f"{unit.key}.hashes.arrow"), *buckets) for unit in units]
+        batches = [read_buckets(extracted.open(f"{unit.key}.hashes.arrow"), *buckets) for unit in units]
         repeats: list[list[pa.RecordBatch]] = [[] for _ in units]
         tally = Tally()
         for bucket in zip(*batches, strict=True):  # one range of hashes, from every unit
@@ -86,8 +87,7 @@ class Deduplicate(PartitionPhase):
         group = next(g for g, units in enumerate(self.groups) if units[0].index <= unit.index <= units[-1].index)
         found: list[np.ndarray[Any, np.dtype[np.uint64]]] = []
         for partition in partition_names(self.num_partitions):
-            path = self.folder.path(f"g{group:03d}-{partition}.repeats.arrow")
-            with pa.memory_map(str(path)) as source:
+            with self.folder.map(f"g{group:03d}-{partition}.repeats.arrow") as source:
                 batch = pa.ipc.open_file(source).get_batch(unit.index - self.groups[group][0].index)
                 found.append(batch["record"].to_numpy().astype(np.uint64) << np.uint64(32) | batch["line"].to_numpy())
         return np.sort(np.concatenate(found))

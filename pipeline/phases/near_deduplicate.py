@@ -60,13 +60,14 @@ class NearDeduplicate(PartitionPhase):
         if self.config.near_deduplicate is None:
             return 0
         annotated = self.plan.folder("annotate")
-        counts = [annotated.record(unit.key)["tally"]["counts"].get("band_hashes", 0) for unit in self.plan.units]
+        records = annotated.records(unit.key for unit in self.plan.units)
+        counts = [record["tally"]["counts"].get("band_hashes", 0) for record in records]
         return partitions_for(sum(counts), BYTES_PER_BAND_HASH, self.config.engine.memory_mb)
 
     def run(self, work: str) -> None:
         """Read one range of every unit's band hashes and write a forest of the pairs in it."""
         annotated, buckets = self.plan.folder("annotate"), bucket_range(work)
-        batches = [read_buckets(annotated.path(bands_file(unit.key)), *buckets) for unit in self.plan.units]
+        batches = [read_buckets(annotated.open(bands_file(unit.key)), *buckets) for unit in self.plan.units]
         found: list[Pairs] = [np.empty((0, 2), np.uint64)]
         tally = Tally()
         for bucket in zip(*batches, strict=True):  # one range of hashes, from every unit
@@ -106,9 +107,9 @@ class NearDeduplicate(PartitionPhase):
         signatures = np.empty((len(documents), settings.num_permutations), np.uint32)
         units, records = documents >> np.uint64(32), documents.astype(np.uint32)
         for index in np.unique(units):
-            path = self.plan.folder("annotate").path(signatures_file(self.plan.units[int(index)].key))
+            name = signatures_file(self.plan.units[int(index)].key)
             mine = np.flatnonzero(units == index)
-            with pa.memory_map(str(path)) as source:
+            with self.plan.folder("annotate").map(name) as source:
                 stored = pa.ipc.open_file(source).get_batch(0)
                 rows = np.searchsorted(stored["record"].to_numpy(), records[mine])
                 values = stored["signature"].flatten().to_numpy().reshape(-1, settings.num_permutations)
@@ -123,7 +124,8 @@ class NearDeduplicate(PartitionPhase):
             files = [task.path("parents"), task.path("chosen"), task.path("best")]
             parents, chosen, best = (_zeros(file, int(self._starts[-1])) for file in files)
             for work in self.works():
-                forest = np.load(self.folder.path(f"{work}.forest.npy"), mmap_mode="r")
+                with self.folder.open(f"{work}.forest.npy") as file:
+                    forest = np.load(file)
                 components.unite(parents, self._positions(forest).astype(np.uint64))
             components.choose_roots(parents, chosen)
             for unit in self.plan.units if self.config.near_deduplicate.keep != "first" else ():
@@ -137,7 +139,8 @@ class NearDeduplicate(PartitionPhase):
     def _starts(self) -> NDArray[np.int64]:
         """(num_units + 1,) the position of each unit's first record among all records of the run."""
         extracted = self.plan.folder("extract")
-        counts = [extracted.record(unit.key)["tally"]["counts"].get("num_records", 0) for unit in self.plan.units]
+        records = extracted.records(unit.key for unit in self.plan.units)
+        counts = [record["tally"]["counts"].get("num_records", 0) for record in records]
         return np.append(0, np.cumsum(counts)).astype(np.int64)
 
     def _positions(self, doc_ids: NDArray[np.uint64]) -> NDArray[np.int64]:
@@ -149,9 +152,9 @@ class NearDeduplicate(PartitionPhase):
 
     def _scores(self, unit: Unit) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Positions of a unit's documents, and how much each is wanted to stay: 0 where nothing speaks for it."""
-        path = self.plan.folder("annotate").path(documents_file(unit.key))
-        names = [name for name in ("doc_id", "num_chars", "perplexity") if name in pq.read_schema(path).names]
-        table = pq.read_table(path, columns=names)
+        with self.plan.folder("annotate").open(documents_file(unit.key)) as file:
+            names = [name for name in ("doc_id", "num_chars", "perplexity") if name in pq.read_schema(file).names]
+            table = pq.read_table(file, columns=names)
         if self.config.near_deduplicate is not None and self.config.near_deduplicate.keep == "longest":
             scores = pc.cast(table.column("num_chars"), pa.float64())
         elif "perplexity" in names:
@@ -184,7 +187,7 @@ class NearDeduplicate(PartitionPhase):
         """The documents of a unit that have to go, as NEAR_DUPLICATES; none where the phase is off."""
         if self.config.near_deduplicate is None:
             return pa.record_batch([pa.nulls(0, f.type) for f in NEAR_DUPLICATES], schema=NEAR_DUPLICATES)
-        with pa.OSFile(str(self.folder.path(f"{_MERGE}.arrow"))) as source:
+        with self.folder.open(f"{_MERGE}.arrow") as source:
             return pa.ipc.open_file(source).get_batch(unit.index)
 
 

@@ -81,8 +81,8 @@ class Select(UnitPhase):
         """The unit's scores, with the verdicts of near_deduplicate."""
         found = NearDeduplicate(self.plan).near_duplicates_of(self.unit(work))
         names = [name for name in self.schema.names if name != REPRESENTATIVE.name]
-        path = self.plan.folder("annotate").path(documents_file(work))
-        for table in row_groups(path, names, self.config.engine.batch_mb):
+        documents = self.plan.folder("annotate").open(documents_file(work))
+        for table in row_groups(documents, names, self.config.engine.batch_mb):
             records = pc.cast(pc.bit_wise_and(table.column("doc_id"), pa.scalar(0xFFFF_FFFF, pa.uint64())), pa.uint32())
             place = pc.index_in(records, value_set=found["record"])
             yield table.append_column(REPRESENTATIVE, found["representative"].take(place.combine_chunks()))

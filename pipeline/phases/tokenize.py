@@ -72,13 +72,12 @@ class TokenizeDocuments(UnitPhase):
 
     def read(self, work: str) -> Generator[pa.Table, None, dict[str, Any]]:
         """The texts of the documents that select kept."""
-        table = pq.read_table(
-            self.plan.folder("select").path(f"{work}.fates.parquet"), columns=["doc_id", "fate", "bucket"]
-        )
+        with self.plan.folder("select").open(f"{work}.fates.parquet") as file:
+            table = pq.read_table(file, columns=["doc_id", "fate", "bucket"])
         kept = table.filter(pc.equal(table.column("fate"), "kept"))
         ids = kept.column("doc_id").combine_chunks()
         for group in row_groups(
-            self.plan.folder("annotate").path(f"{work}.documents.parquet"),
+            self.plan.folder("annotate").open(f"{work}.documents.parquet"),
             [n for n in self.schema.names if n != "bucket"],
             self.config.engine.batch_mb,
         ):

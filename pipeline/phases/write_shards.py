@@ -79,7 +79,7 @@ class WriteShards(PartitionPhase):
 
     def _read(self, unit: Unit, first: int, end: int, dtype: np.dtype[Any]) -> tuple[pa.Table, np.ndarray[Any, Any]]:
         folder = self.plan.folder("tokenize")
-        with pa.memory_map(str(folder.path(f"{unit.key}.documents.arrow"))) as source:
+        with folder.map(f"{unit.key}.documents.arrow") as source:
             index = pa.ipc.open_file(source).read_all()
             keys = index.column("order_key").to_numpy()
             low = int(np.searchsorted(keys, np.uint64(first)))
@@ -87,8 +87,9 @@ class WriteShards(PartitionPhase):
             rows = index.slice(low, high - low)
             start = rows.column("token_start")[0].as_py() if rows.num_rows else 0
             count = pc.sum(rows.column("num_tokens")).as_py() or 0
-        tokens = np.fromfile(folder.path(f"{unit.key}.tokens.bin"), dtype, count, offset=start * dtype.itemsize)
-        return rows, tokens
+        with folder.open(f"{unit.key}.tokens.bin") as file:
+            file.seek(start * dtype.itemsize)
+            return rows, np.frombuffer(file.read(count * dtype.itemsize), dtype)
 
     @cached_property
     def _tokenizer(self) -> TokenizerEntry:
@@ -96,7 +97,7 @@ class WriteShards(PartitionPhase):
 
     def finish(self) -> None:
         """Join the shards' entries into manifest.json."""
-        entries = [ShardEntry.from_json(self.folder.record(work)["entry"]) for work in self.works()]
+        entries = [ShardEntry.from_json(record["entry"]) for record in self.folder.records(self.works())]
         fingerprint = self.plan.phase(self.name).fingerprint
         assert fingerprint is not None
         order = {"function": "splitmix64(doc_id + splitmix64(seed))", "seed": self.config.write_shards.seed}
