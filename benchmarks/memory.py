@@ -4,8 +4,8 @@
     python -m benchmarks.memory --megabytes 10 50
 
 Each size is run once, in a process of its own, by the in-process engine: what one worker holds. The peak of resident
-memory is read (VmHWM) and set back between phases. What the process holds before the first phase (Python, Arrow,
-numba, the models' pages as they are mapped) is part of it, as it is of a worker's.
+memory is read (VmHWM) and set back before each piece of work. What the process holds before the first phase (Python,
+Arrow, numba, the models' pages as they are mapped) is part of it, as it is of a worker's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from rich.table import Table
 
 from benchmarks.demo_chain import demo_config
 from benchmarks.result_file import save
-from pipeline.engine import PhaseFinished, PhaseStarted, run
+from pipeline.engine import PhaseFinished, WorkFinished, run
+from pipeline.meter import peak_mb
 from pipeline.plan import make_plan
 
 CRAWL_FILE_MB = 12.5
@@ -39,17 +40,11 @@ def peaks(megabytes: float, run_dir: Path) -> dict[str, float]:
     plan = make_plan(demo_config(megabytes, run_dir, *overrides, num_files=num_files))
     found: dict[str, float] = {}
     for event in run(plan):
-        if isinstance(event, PhaseStarted):
-            Path("/proc/self/clear_refs").write_text("5")  # proc(5): sets VmHWM back to what is resident now
-        elif isinstance(event, PhaseFinished):
-            found[event.phase] = peak_mb()
+        if isinstance(event, WorkFinished):
+            found[event.phase] = max(found.get(event.phase, 0.0), event.peak_mb or 0.0)
+        elif isinstance(event, PhaseFinished):  # its last act, the merge of what the pieces of work have found
+            found[event.phase] = max(found.get(event.phase, 0.0), peak_mb() or 0.0)
     return found
-
-
-def peak_mb() -> float:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    (peak,) = (line for line in lines if line.startswith("VmHWM:"))
-    return round(int(peak.split()[1]) / 1024, 1)
 
 
 def _in_a_process_of_its_own(megabytes: float) -> dict[str, float]:

@@ -24,10 +24,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.memory import peak_mb
 from benchmarks.result_file import save
 from pipeline.config import load
-from pipeline.engine import PhaseFinished, PhaseStarted, run
+from pipeline.engine import PhaseStarted, WorkFinished, run
+from pipeline.meter import peak_mb
 from pipeline.phases.near_deduplicate import NearDeduplicate
 from pipeline.plan import make_plan
 
@@ -96,14 +96,15 @@ def measure(num_documents: int, folder: Path) -> dict[str, Any]:
     config = load(str(folder / "near.yaml"))
     plan = make_plan(config)
     found: dict[str, Any] = {"documents": num_documents, "copies": len(copies), "phases": {}}
-    began = 0.0
+    began, peak = 0.0, 0.0
     for event in run(plan):
         if isinstance(event, PhaseStarted):
-            Path("/proc/self/clear_refs").write_text("5")  # proc(5): sets VmHWM back to what is resident now
-            began = time.process_time()
-        elif isinstance(event, PhaseFinished):
+            began, peak = time.process_time(), 0.0
+        elif isinstance(event, WorkFinished):
+            peak = max(peak, event.peak_mb or 0.0)
+        else:  # its last act, the merge, is after the last piece of work
             cpu_s = time.process_time() - began
-            found["phases"][event.phase] = {"cpu_s": round(cpu_s, 1), "peak_mb": peak_mb()}
+            found["phases"][event.phase] = {"cpu_s": round(cpu_s, 1), "peak_mb": max(peak, peak_mb() or 0.0)}
             if event.phase == "near_deduplicate":
                 break
     phase = NearDeduplicate(plan)

@@ -16,17 +16,17 @@ import fcntl
 import json
 import logging
 import os
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import pyarrow as pa
 
 from pipeline.config import EngineConfig, RunConfig
-from pipeline.flow import Handover, SinkStep, Source, StageStep, UnitFailed, in_words, refuse_after
+from pipeline.flow import Handover, SinkStep, Source, StageStep, UnitFailed, finished, in_words, refuse_after
 from pipeline.ledger import append_to_log, record_run
+from pipeline.meter import Stopwatch, forget_peak
 from pipeline.phases import PHASES, PartitionPhase, Phase, UnitPhase
 from pipeline.plan import RunPlan, fingerprint
 from pipeline.resources import Amounts, Request, request_of, requests_of, unmet
@@ -56,6 +56,9 @@ class WorkFinished:
     work: str
     seconds: Mapping[str, float]  # by step
     failed: str | None
+    cpu_seconds: Mapping[str, float] = field(default_factory=dict[str, float])  # by step, as it is in what follows
+    peak_mb: float | None = None
+    worker: str = ""  # the process that did it
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,8 @@ def _run_phase(phase: Phase, engine: Engine) -> Iterator[Event]:
     yield PhaseStarted(phase.name, len(works), len(works) - len(todo))
     failures: dict[str, str] = {}
     for result in _results(phase, todo, engine):
-        event = WorkFinished(phase.name, result["work"], result.get("seconds", {}), result.get("failed"))
+        told: dict[str, Any] = {"seconds": {}, "failed": None, **result}
+        event = WorkFinished(phase.name, **told)
         if event.failed is not None:
             failures[event.work] = event.failed
         yield event
@@ -364,14 +368,16 @@ class _PartitionStep:
     max_attempts: int
 
     def __call__(self, work: str) -> Iterator[dict[str, Any]]:
-        started = time.perf_counter()
+        watch = Stopwatch()
+        forget_peak()
         try:
-            refuse_after(self.max_attempts, self.phase.folder.attempt(work))
-            self.phase.run(work)
+            with watch:
+                refuse_after(self.max_attempts, self.phase.folder.attempt(work))
+                self.phase.run(work)
         except Exception as error:  # noqa: BLE001 - one partition's fault, whatever it is, must not stop the others
             yield {"work": work, "failed": in_words(error)}
             return
-        yield {"work": work, "seconds": {self.phase.name: time.perf_counter() - started}}
+        yield finished(work, {self.phase.name: watch.seconds}, {self.phase.name: watch.cpu_seconds})
 
 
 def _operator(name: str, step: Step) -> Callable[[pa.Table], Iterator[pa.Table]]:

@@ -13,14 +13,13 @@ whole:
     0        null    null       null                    {"open": "000000-3fa9c1d2"}
     0        null    null       length.too_few_chars    null
     1        "..."   "en"       null                    null
-    0        null    null       null                    {"close": "000000-3fa9c1d2", "report": {...}, "seconds": {...}}
+    0        null    null       null                    {"close": "000000-3fa9c1d2", "report": {}, "seconds": {}, ...}
 """
 
 from __future__ import annotations
 
 import json
 import socket
-import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -33,6 +32,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline import assets
+from pipeline.meter import Stopwatch, forget_peak, peak_mb, worker
 from stages.contract import DROPPED, AccountsDoNotBalance, Outcome, Settings, Stage
 
 FLOW = pa.schema(
@@ -164,28 +164,27 @@ class Source:
     def __call__(self, work: str) -> Iterator[pa.Table]:
         """The documents of one unit as flow tables."""
         schema = self.flow_schema
-        started = time.perf_counter()
-        seconds = 0.0
+        watch = Stopwatch()
+        forget_peak()
         yield _mark(schema, {"open": work})
         try:
             refuse_after(self.max_attempts, self.attempt(work))
             documents = self.read(work)
             while True:
-                started = time.perf_counter()
                 try:
-                    table = next(documents)
+                    with watch:
+                        table = next(documents)
                 except StopIteration as end:
                     report: dict[str, Any] = end.value
                     break
-                seconds += time.perf_counter() - started
                 yield _conform(table, schema)
         except BaseException as error:
             if not _is_fault(error):
                 raise
             yield _mark(schema, {"close": work, "failed": in_words(error)})
             return
-        seconds += time.perf_counter() - started
-        yield _mark(schema, {"close": work, "report": report, "seconds": {self.name: seconds}})
+        spent = {"seconds": {self.name: watch.seconds}, "cpu_seconds": {self.name: watch.cpu_seconds}}
+        yield _mark(schema, {"close": work, "report": report, **spent})
 
 
 @dataclass(frozen=True)
@@ -225,7 +224,7 @@ class StageStep:
     spec: StageSpec
     schema: pa.Schema  # of the flow after this step
     digests: Mapping[str, str] = field(default_factory=dict[str, str])  # of its models, where the run was planned
-    _seconds: float = 0.0
+    _watch: Stopwatch = field(default_factory=Stopwatch)
     _failure: str | None = None
 
     @property
@@ -240,7 +239,7 @@ class StageStep:
         is_opening = pc.fill_null(pc.starts_with(rest.column("mark"), '{"open"'), False)
         opening = rest.filter(is_opening)
         if opening.num_rows:
-            self._seconds, self._failure = 0.0, None
+            self._watch, self._failure = Stopwatch(), None
         judged = self._judged(table.filter(alive))
         return pa.concat_tables([opening, *judged, self._signed(rest.filter(pc.invert(is_opening)))])
 
@@ -248,17 +247,15 @@ class StageStep:
         """The living after this stage, and the light rows of those it dropped; nothing once the unit has failed."""
         if not batch.num_rows or self._failure is not None:
             return []
-        started = time.perf_counter()
         try:
-            outcome = apply(self.spec.opened(self.digests), batch.drop_columns(FLOW.names))
-            judged = [_conform(outcome.kept, self.schema), _fates(batch, outcome.dropped, self.schema)]
+            with self._watch:
+                outcome = apply(self.spec.opened(self.digests), batch.drop_columns(FLOW.names))
+                return [_conform(outcome.kept, self.schema), _fates(batch, outcome.dropped, self.schema)]
         except BaseException as error:
             if not _is_fault(error):
                 raise
             self._failure = f"stage {self.name}: {in_words(error)}"
             return []
-        self._seconds += time.perf_counter() - started
-        return judged
 
     def _signed(self, rows: pa.Table) -> pa.Table:
         """The same with this step's seconds, or its failure, in the closing row, if that is among these."""
@@ -267,7 +264,8 @@ class StageStep:
             return rows
         closing = json.loads(marks[-1])
         if "seconds" in closing:
-            closing["seconds"][self.name] = closing["seconds"].get(self.name, 0.0) + self._seconds
+            for key, spent in (("seconds", self._watch.seconds), ("cpu_seconds", self._watch.cpu_seconds)):
+                closing[key][self.name] = closing[key].get(self.name, 0.0) + spent
         if self._failure is not None:
             closing.setdefault("failed", self._failure)
         index = rows.schema.get_field_index("mark")
@@ -286,26 +284,25 @@ class SinkStep:
     _failure: str | None = None
     _first_error: str | None = None
     _rows: Counter[str] = field(default_factory=Counter[str])
-    _seconds: float = 0.0
+    _watch: Stopwatch = field(default_factory=Stopwatch)
 
     def __call__(self, table: pa.Table) -> Iterator[dict[str, Any]]:
-        """Take rows; at the closing one, commit and yield {"work", "seconds"} or {"work", "failed"}."""
-        started = time.perf_counter()
+        """Take rows; at the closing one, commit and yield {"work", "seconds", ...} or {"work", "failed"}."""
         marks = [json.loads(m) for m in table.column("mark").drop_null().to_pylist()]
         for mark in marks:
             if "open" in mark:
                 self._begin(mark["open"])
-        rows = table.filter(pc.is_null(table.column("mark")))
-        if rows.num_rows and self._failure is None:
-            self._guarded(lambda: self._add(rows))
-        self._seconds += time.perf_counter() - started
+        with self._watch:
+            rows = table.filter(pc.is_null(table.column("mark")))
+            if rows.num_rows and self._failure is None:
+                self._guarded(lambda: self._add(rows))
         for mark in marks:
             if "close" in mark:
                 yield self._end(mark)
 
     def _begin(self, work: str) -> None:
         self._abandon()
-        self._failure, self._seconds = None, 0.0
+        self._failure, self._watch = None, Stopwatch()
         self._rows.clear()
         self._first_error = None
 
@@ -334,14 +331,14 @@ class SinkStep:
                 f"engine.max_error_share allows; the first: {self._first_error}"
             )
         if failure is None:
-            started = time.perf_counter()
-            self._guarded(lambda: self._commit(mark))
+            with self._watch:
+                self._guarded(lambda: self._commit(mark))
             failure = self._failure
-            self._seconds += time.perf_counter() - started
         if failure is not None:
             self._abandon(UnitFailed(failure))
             return {"work": work, "failed": failure}
-        return {"work": work, "seconds": {**mark["seconds"], self.name: self._seconds}}
+        seconds = {**mark["seconds"], self.name: self._watch.seconds}
+        return finished(work, seconds, {**mark["cpu_seconds"], self.name: self._watch.cpu_seconds})
 
     def _commit(self, mark: Mapping[str, Any]) -> None:
         assert self._sink is not None
@@ -429,6 +426,17 @@ def _conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
 def _mark(schema: pa.Schema, mark: Mapping[str, Any]) -> pa.Table:
     row = pa.table({"doc_id": pa.array([0], pa.uint64()), "mark": pa.array([json.dumps(mark)], pa.string())})
     return _conform(row, schema)
+
+
+def finished(work: str, seconds: Mapping[str, float], cpu_seconds: Mapping[str, float]) -> dict[str, Any]:
+    """The result of a piece of work, with what it took by step, and the most memory that this process held in it."""
+    return {
+        "work": work,
+        "seconds": seconds,
+        "cpu_seconds": {step: round(spent, 6) for step, spent in cpu_seconds.items()},
+        "peak_mb": peak_mb(),
+        "worker": worker(),
+    }
 
 
 def refuse_after(max_attempts: int, attempt: int) -> None:
