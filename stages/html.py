@@ -16,13 +16,14 @@ import codecs
 import re
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from resiliparse.extract.html2text import extract_plain_text
 from resiliparse.parse.encoding import detect_encoding, map_encoding_to_html5
 from resiliparse.parse.html import HTMLTree
 
+from stages._justext import JustextSettings, main_text
 from stages.contract import Settings
 
 CAUSES: Mapping[str, str] = MappingProxyType(
@@ -42,6 +43,11 @@ class HtmlSettings(Settings):
     main_content: bool = Field(
         default=False,
         description="Leave out navigation, footers and other boilerplate, by resiliparse's rules, in twice the time.",
+    )
+    justext: JustextSettings | None = Field(
+        default=None,
+        exclude_if=lambda value: value is None,  # no trace in the fingerprints of those who do not ask for it
+        description="Take what jusText holds for content (as Pile-CC did), not what resiliparse does; null: no.",
     )
     alt_texts: bool = Field(default=False, description="Keep the alternative texts of images.")
     list_bullets: bool = Field(default=False, description="Begin the items of lists with a bullet or a number.")
@@ -64,6 +70,13 @@ class HtmlSettings(Settings):
         le=1,
         description="Largest share of control characters; 0.05 is the limit at which resiliparse calls bytes binary.",
     )
+
+    @model_validator(mode="after")
+    def _one_engine(self) -> Self:
+        given = [name for name in ("main_content", "alt_texts", "list_bullets") if getattr(self, name)]
+        if self.justext is not None and given:
+            raise ValueError(f"{', '.join(given)} belong to resiliparse: leave them out where justext is given")
+        return self
 
 
 class Page(NamedTuple):
@@ -122,15 +135,19 @@ def _parse(decoded: _Decoded, settings: HtmlSettings) -> Page | Unusable:
     try:
         tree = HTMLTree.parse(decoded.text)
         title = " ".join((tree.title or "").split())
-        text = extract_plain_text(
-            tree,
-            main_content=settings.main_content,
-            alt_texts=settings.alt_texts,
-            list_bullets=settings.list_bullets,
-        )
-    except Exception as error:  # noqa: BLE001 - a foreign parser fed with foreign bytes: none of its errors may end a run
+        text = _text(tree, settings) if settings.justext is None else main_text(decoded.text, settings.justext)
+    except Exception as error:  # noqa: BLE001 - foreign parsers fed with foreign bytes: none of their errors may end a run
         return Unusable("html.not_parsable", str(error))
     return Page(title, text, decoded.charset, decoded.num_undecodable)
+
+
+def _text(tree: HTMLTree, settings: HtmlSettings) -> str:
+    return extract_plain_text(
+        tree,
+        main_content=settings.main_content,
+        alt_texts=settings.alt_texts,
+        list_bullets=settings.list_bullets,
+    )
 
 
 # What text does not hold: the C0 controls but for tab, line feed, form feed and carriage return.

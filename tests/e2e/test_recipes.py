@@ -63,9 +63,10 @@ RECIPES = {
         kept=(0.15, 0.35),
     ),
     "pile-cc": _expected(
-        *("language.not_wanted", "minhash.near_duplicate", "classifiers.score_too_low"),
+        # Pages in other languages give jusText's English stop words nothing, so that few are left to the language rule.
+        *("paragraphs.none_left", "minhash.near_duplicate", "classifiers.score_too_low"),
         may="paragraphs language classifiers minhash",
-        kept=(0.15, 0.35),
+        kept=(0.1, 0.35),
     ),
 }
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stages._justext import JustextSettings
 from stages.html import CAUSES, HtmlSettings, Page, Unusable, extract
 
 DEFAULT = HtmlSettings()
@@ -134,10 +135,13 @@ SCRAPS = st.lists(
 ).map("".join)
 
 
+@pytest.mark.parametrize(
+    "settings", [HtmlSettings(), HtmlSettings(justext=JustextSettings())], ids=["resiliparse", "justext"]
+)
 @given(st.binary(max_size=200) | SCRAPS.map(lambda text: text.encode("utf-8", "replace")), st.text(max_size=30))
-def test_nothing_is_ever_raised(body: bytes, content_type: str) -> None:
+def test_nothing_is_ever_raised(settings: HtmlSettings, body: bytes, content_type: str) -> None:
     """Any bytes under any content type: a page whose text is UTF-8, or a cause."""
-    page = extract(body, content_type, HtmlSettings())
+    page = extract(body, content_type, settings)
     if isinstance(page, Page):
         (page.title + page.text).encode()
     else:
