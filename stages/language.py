@@ -3,7 +3,8 @@
 Promises: `Language` stores the top label of a fastText model and its score as CCNet computes them (newlines removed,
 the whole text read as one line, score rounded to two decimals); `LanguageFilter` decides from these two columns alone,
 so a threshold can change without the model being run again.
-Leaves to others: fetching the model. The default is lid.176.ftz, fastText's compressed model of 176 languages.
+Leaves to others: fetching the model. The default is lid.176.ftz, fastText's compressed model of 176 languages. Any
+other fastText classifier will do, with labels of its own or, by `labels`, with the names that later stages go by.
 
     language = Language(LanguageSettings(), {"lid.176.ftz": path})
     language.open()
@@ -33,7 +34,14 @@ class LanguageSettings(Settings):
 
     model: str = Field(
         default="lid.176.ftz",
-        description="fastText model whose labels are language codes: a name of the asset registry, or a path.",
+        description="fastText model whose labels are language codes (lid.176, GlotLID, OpenLID): a name of the asset "
+        "registry, or a path.",
+    )
+    labels: dict[str, str] = Field(
+        default={},
+        exclude_if=lambda value: not value,  # no trace in the fingerprints of those who do not ask for it
+        description="What a label of the model is called from here on; others keep their names. Language models, stop "
+        "words and `keep` go by lid.176's codes, so that GlotLID wants {eng_Latn: en, fra_Latn: fr}.",
     )
     max_chars: int | None = Field(
         default=None,
@@ -44,7 +52,7 @@ class LanguageSettings(Settings):
 
 
 class Language(Stage[LanguageSettings]):
-    """Adds `language` (the label without its prefix) and `language_score` (probability, two decimals).
+    """Adds `language` (the label without its prefix, renamed) and `language_score` (probability, two decimals).
 
     An empty text has language null and score 0, and so has a line in which fastText finds nothing to go by.
     Source: `Classifier` of cc_net's `split_by_lang.py`, with `top=1` and `rounding=2`.
@@ -78,7 +86,8 @@ class Language(Stage[LanguageSettings]):
         if self.settings.max_chars is not None:
             text = pc.utf8_slice_codeunits(text, 0, self.settings.max_chars)
         labels, scores = top_labels(self._model, text.cast(pa.large_binary()).to_pylist())
-        return keep_all(batch, {"language": pa.array(labels, pa.string()), "language_score": pa.array(scores)})
+        names = [label and self.settings.labels.get(label, label) for label in labels]
+        return keep_all(batch, {"language": pa.array(names, pa.string()), "language_score": pa.array(scores)})
 
 
 def top_labels(model: Any, texts: Sequence[bytes | None]) -> tuple[list[str | None], np.ndarray]:

@@ -111,6 +111,29 @@ def test_equals_predict_one_by_one(tiny_model: Path, tiny_stage: Language, texts
     assert [row for text in texts for row in scored(tiny_stage, [text])] == wanted
 
 
+def test_any_fasttext_model_tells_the_language_under_names_that_others_know(tmp_path: Path):
+    """Labels such as GlotLID's are renamed where `labels` has them, and stay where not; scores are the model's."""
+    words = ["__label__eng_Latn the cat and the dog are here", "__label__rus_Cyrl кошка и собака уже здесь"] * 50
+    (tmp_path / "train.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
+    model = fasttext.train_supervised(
+        str(tmp_path / "train.txt"), dim=10, epoch=20, lr=0.5, minn=2, maxn=3, bucket=1000, thread=11, verbose=0
+    )
+    model.save_model(str(tmp_path / "glot.bin"))
+    texts = ["the dog", "собака здесь", ""]
+    as_it_is = scored(opened(tmp_path / "glot.bin"), texts)
+    renaming = Language(LanguageSettings(model="glot", labels={"eng_Latn": "en"}), {"glot": tmp_path / "glot.bin"})
+    renaming.open()
+    renamed = scored(renaming, texts)
+    assert [label for label, _ in as_it_is] == ["eng_Latn", "rus_Cyrl", None]
+    assert [label for label, _ in renamed] == ["en", "rus_Cyrl", None]
+    assert [score for _, score in renamed] == [score for _, score in as_it_is]
+
+
+def test_without_labels_the_fingerprint_is_as_it_was():
+    """The key leaves no trace where it is not used."""
+    assert LanguageSettings().model_dump().keys() == {"model", "max_chars"}
+
+
 def test_max_chars_reads_only_the_start(tiny_model: Path):
     """With max_chars the rest of the text makes no difference; code points are counted, not bytes."""
     stage = opened(tiny_model, max_chars=9)

@@ -1,0 +1,296 @@
+r"""Text out of pages against gold sets: how much of it is right, and at what speed, beside other extractors.
+
+    python -m venv peers && peers/bin/pip install resiliparse justext==3.0.2 "pydantic>=2.12" pyarrow numpy \
+        trafilatura readability-lxml boilerpy3 goose3 newspaper4k inscriptis
+    git clone https://github.com/scrapinghub/article-extraction-benchmark articles
+    git clone https://github.com/Murrough-Foley/web-content-extraction-benchmark wcxb
+    peers/bin/python benchmarks/extraction_f1.py --articles articles --wcxb wcxb/test [--save]
+
+Gold sets (nothing of them is kept here): 181 articles of 2019, annotated by hand (scrapinghub, MIT); and 511 pages of
+2026, half of them articles, the others of six kinds (WCXB's test split, CC BY 4.0; drafted by a model, reviewed
+by people; its author also writes rs-trafilatura, which is no entrant). Its development split is `--wcxb wcxb/dev`.
+
+Measure: precision, recall and F1 of the multiset of words (`\w+`, lower case), page by page as in WCXB's evaluate.py;
+mean with a 95 % interval (bootstrap over pages), and median. `shingle_f1` is that of the articles' evaluate.py:
+the harmonic mean of mean precision and mean recall by runs of four words. Extractors take turns page by page, in an
+order that shifts; MB of HTML per CPU second are over all pages. Bytes go to ours, decoded text to the others, which
+spares them finding the charset. Whoever is not installed is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import logging
+import random
+import re
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(REPOSITORY))  # so that the file runs from another environment
+
+from benchmarks.result_file import save  # noqa: E402 - after the path is set
+from stages._justext import JustextSettings  # noqa: E402
+from stages.html import HtmlSettings, Unusable, extract  # noqa: E402
+
+LIBRARIES = ["resiliparse", "justext", "lxml", "trafilatura", "readability-lxml", "boilerpy3", "goose3", "newspaper4k"]
+LIBRARIES += ["inscriptis"]
+Extractor = Callable[[bytes, str], str]
+"""(page as bytes, the same decoded) -> text."""
+
+
+class GoldPage(NamedTuple):
+    """A page and what people say is its content."""
+
+    kind: str
+    html: bytes
+    text: str
+
+
+class Score(NamedTuple):
+    """Of one page: shares of words, or of runs of them."""
+
+    precision: float
+    recall: float
+    f1: float
+
+
+def articles(folder: Path) -> Iterator[GoldPage]:
+    """scrapinghub/article-extraction-benchmark as it is checked out."""
+    for name, gold in json.loads((folder / "ground-truth.json").read_text(encoding="utf-8")).items():
+        yield GoldPage(
+            "article", gzip.decompress((folder / "html" / f"{name}.html.gz").read_bytes()), gold["articleBody"]
+        )
+
+
+def wcxb(folder: Path) -> Iterator[GoldPage]:
+    """One split of the Web Content eXtraction Benchmark."""
+    for path in sorted((folder / "ground-truth").glob("*.json")):
+        gold = json.loads(path.read_text(encoding="utf-8"))
+        kind = gold["_internal"]["page_type"]["primary"]
+        html = gzip.decompress((folder / "html" / f"{path.stem}.html.gz").read_bytes())
+        yield GoldPage("collection" if kind == "category" else kind, html, gold["ground_truth"]["main_content"] or "")
+
+
+def ours(settings: HtmlSettings) -> Extractor:
+    def run(body: bytes, _: str) -> str:
+        page = extract(body, "text/html; charset=utf-8", settings)
+        return "" if isinstance(page, Unusable) else page.text
+
+    return run
+
+
+def entrants() -> dict[str, Extractor]:
+    """Ours, and those of the others that are installed."""
+    found: dict[str, Extractor] = {
+        "plain": ours(HtmlSettings()),
+        "main content": ours(HtmlSettings(main_content=True)),
+        "justext (ours)": ours(HtmlSettings(justext=JustextSettings())),
+    }
+    return found | {name: make() for name, (module, make) in _PEERS.items() if find_spec(module)}
+
+
+def _justext() -> Extractor:
+    import justext
+
+    stop_words = justext.get_stoplist("English")
+    return lambda _, html: "\n".join(p.text for p in justext.justext(html, stop_words) if not p.is_boilerplate)
+
+
+def _trafilatura() -> Extractor:
+    import trafilatura
+
+    return lambda _, html: trafilatura.extract(html) or ""
+
+
+def _trafilatura_precise() -> Extractor:
+    import trafilatura
+
+    return lambda _, html: trafilatura.extract(html, favor_precision=True, include_comments=False) or ""
+
+
+def _readability() -> Extractor:
+    import lxml.html
+    from readability import Document
+
+    return lambda _, html: "\n".join(lxml.html.fromstring(Document(html).summary()).itertext())
+
+
+def _boilerpy3() -> Extractor:
+    from boilerpy3.extractors import ArticleExtractor
+
+    extractor = ArticleExtractor(raise_on_failure=False)
+    return lambda _, html: extractor.get_content(html)
+
+
+def _goose3() -> Extractor:
+    from goose3 import Goose
+
+    goose = Goose({"enable_image_fetching": False})
+    return lambda _, html: goose.extract(raw_html=html).cleaned_text
+
+
+def _newspaper() -> Extractor:
+    import newspaper
+
+    def run(_: bytes, html: str) -> str:
+        article = newspaper.Article("https://example.org/", language="en", fetch_images=False)
+        article.download(input_html=html)
+        article.parse()
+        return article.text
+
+    return run
+
+
+def _inscriptis() -> Extractor:
+    import inscriptis
+
+    return lambda _, html: inscriptis.get_text(html)
+
+
+_PEERS: Mapping[str, tuple[str, Callable[[], Extractor]]] = {
+    "jusText": ("justext", _justext),
+    "trafilatura": ("trafilatura", _trafilatura),
+    "trafilatura, precise": ("trafilatura", _trafilatura_precise),  # as FineWeb
+    "readability-lxml": ("readability", _readability),
+    "boilerpy3": ("boilerpy3", _boilerpy3),
+    "goose3": ("goose3", _goose3),
+    "newspaper4k": ("newspaper", _newspaper),
+    "inscriptis": ("inscriptis", _inscriptis),
+}
+
+
+def score(text: str, gold: str) -> Score:
+    """How many words of `text` are in `gold`, and the reverse.
+
+    >>> score("Home Flour and water", "flour and water")
+    Score(precision=0.75, recall=1.0, f1=0.8571428571428571)
+    """
+    return _score(_runs(text.lower(), 1), _runs(gold.lower(), 1))
+
+
+def shingle_f1(texts: Sequence[str], golds: Sequence[str]) -> float:
+    """The measure of the articles' evaluate.py; what has no word counts for neither precision nor recall."""
+    pairs = [(_runs(text, 4), _runs(gold, 4)) for text, gold in zip(texts, golds, strict=True)]
+    precision = statistics.fmean([_score(*pair).precision for pair in pairs if pair[0]] or [0.0])
+    recall = statistics.fmean([_score(*pair).recall for pair in pairs if pair[1]] or [0.0])
+    return 2 * precision * recall / (precision + recall or 1)
+
+
+def _score(found: Counter[tuple[str, ...]], wanted: Counter[tuple[str, ...]]) -> Score:
+    if not wanted or not found:
+        same = float(not wanted and not found)
+        return Score(same, same, same)
+    shared = (found & wanted).total()
+    precision, recall = shared / found.total(), shared / wanted.total()
+    return Score(precision, recall, 2 * precision * recall / (precision + recall) if shared else 0.0)
+
+
+def _runs(text: str, run_words: int) -> Counter[tuple[str, ...]]:
+    words = re.findall(r"\w+", text)
+    return Counter(zip(*(words[first:] for first in range(min(run_words, len(words)))), strict=False))
+
+
+def summarize(scores: Sequence[Score]) -> dict[str, Any]:
+    """Means with the interval in which 95 % of 1,000 resamples of the pages lie, and the median."""
+    rng = random.Random(0)
+    values = [each.f1 for each in scores]
+    means = sorted(statistics.fmean(rng.choices(values, k=len(values))) for _ in range(1000))
+    return {
+        "f1": round(statistics.fmean(values), 3),
+        "f1_95": [round(means[25], 3), round(means[974], 3)],
+        "f1_median": round(statistics.median(values), 3),
+        "precision": round(statistics.fmean(each.precision for each in scores), 3),
+        "recall": round(statistics.fmean(each.recall for each in scores), 3),
+    }
+
+
+def measure(pages: Sequence[GoldPage], extractors: Mapping[str, Extractor]) -> dict[str, Any]:
+    """Every extractor on every page, in turns."""
+    names = list(extractors)
+    seconds, errors = dict.fromkeys(names, 0.0), Counter[str]()
+    texts: dict[str, list[str]] = {name: [] for name in names}
+    for extractor in extractors.values():
+        _timed(extractor, pages[0], "")  # stop words, models and compiled patterns are loaded before the clock runs
+    for number, page in enumerate(pages):
+        decoded = page.html.decode("utf-8", "replace")
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            text, took = _timed(extractors[name], page, decoded)
+            seconds[name] += took
+            errors[name] += text is None
+            texts[name].append(text or "")
+    megabytes = sum(len(page.html) for page in pages) / 1e6
+    kinds, golds = [page.kind for page in pages], [page.text for page in pages]
+    figures: dict[str, dict[str, Any]] = {}
+    for name in names:
+        scores = [score(text, gold) for text, gold in zip(texts[name], golds, strict=True)]
+        by_kind = {kind: [s.f1 for s, its in zip(scores, kinds, strict=True) if its == kind] for kind in set(kinds)}
+        figures[name] = {
+            **summarize(scores),
+            "shingle_f1": round(shingle_f1(texts[name], golds), 3),
+            "f1_by_kind": {kind: round(statistics.fmean(values), 3) for kind, values in sorted(by_kind.items())},
+            "errors": errors[name],
+            "mb_per_cpu_s": round(megabytes / seconds[name], 2),
+        }
+    return {"pages": len(pages), "megabytes": round(megabytes, 1), "kinds": Counter(kinds), "extractors": figures}
+
+
+def _timed(extractor: Extractor, page: GoldPage, decoded: str) -> tuple[str | None, float]:
+    """The text, None where the extractor raises, and the CPU seconds that it took."""
+    began = time.process_time()
+    try:
+        text = extractor(page.html, decoded)
+    except Exception:  # noqa: BLE001 - each extractor has errors of its own; they are counted
+        text = None
+    return text, time.process_time() - began
+
+
+def main() -> None:
+    logging.disable()  # peers speak of every page that they do not like
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--articles", type=Path, help="the folder of article-extraction-benchmark")
+    parser.add_argument("--wcxb", type=Path, help="the folder of one split of WCXB")
+    parser.add_argument("--pages", type=int, help="at most about so many of each set, evenly spread")
+    parser.add_argument("--without", nargs="*", default=[], metavar="EXTRACTOR", help="leave these out")
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
+    args = parser.parse_args()
+    sets = {name: list(read(folder)) for name, read, folder in _given(args)}
+    if not sets:
+        parser.error("give --articles, --wcxb or both: the help says where they come from")
+    extractors = {name: each for name, each in entrants().items() if name not in args.without}
+    figures = {
+        name: measure(pages[:: round(len(pages) / min(len(pages), args.pages or len(pages)))], extractors)
+        for name, pages in sets.items()
+    }
+    for name, found in figures.items():
+        print(f"\n{name}: {found['pages']} pages, {found['megabytes']} MB of HTML")
+        print(
+            f"{'':22} {'F1':>6} {'95 %':>14} {'median':>7} {'prec.':>6} {'recall':>6} {'shingle':>8} {'MB/s':>7} errors"
+        )
+        for extractor, its in sorted(found["extractors"].items(), key=lambda item: -item[1]["f1"]):
+            low, high = its["f1_95"]
+            print(
+                f"{extractor:22} {its['f1']:6.3f} {low:6.3f} - {high:5.3f} {its['f1_median']:7.3f} "
+                f"{its['precision']:6.3f} {its['recall']:6.3f} {its['shingle_f1']:8.3f} {its['mb_per_cpu_s']:7.2f} "
+                f"{its['errors']}"
+            )
+    if args.save:
+        print(save("extraction_f1", figures, libraries=LIBRARIES))
+
+
+def _given(args: argparse.Namespace) -> Iterator[tuple[str, Callable[[Path], Iterator[GoldPage]], Path]]:
+    for name, read in (("articles", articles), ("wcxb", wcxb)):
+        if (folder := getattr(args, name)) is not None:
+            yield name, read, folder
+
+
+if __name__ == "__main__":
+    main()
