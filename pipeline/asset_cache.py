@@ -119,7 +119,7 @@ def obtain(asset: Asset, *, offline: bool | None = None, say: Say = say_on_stder
     """
     entry = _Entry(asset)
     if not entry.is_verified():
-        with _locked(entry.lock_file, asset.name, say):
+        with locked(entry.lock_file, asset.name, say):
             if not entry.is_verified():  # another process may have been first
                 entry.complete(is_offline() if offline is None else offline, say)
     return entry.path
@@ -181,7 +181,7 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 
 @contextlib.contextmanager
-def _locked(lock_file: Path, name: str, say: Say) -> Generator[None]:
+def locked(lock_file: Path, name: str, say: Say) -> Generator[None]:
     """One process at a time; the system lets go of the lock when its holder ends, however it ends."""
     lock_file.parent.mkdir(parents=True, exist_ok=True)
     with lock_file.open("w") as file:

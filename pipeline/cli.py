@@ -5,6 +5,7 @@ Parses and prints, decides nothing.
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
-DONE, FAILED, WRONG_USAGE, TOO_MUCH_QUARANTINED = 0, 1, 2, 3
+DONE, FAILED, WRONG_USAGE, TOO_MUCH_QUARANTINED, TERMINATED = 0, 1, 2, 3, 128 + signal.SIGTERM
 
 EXIT_CODES = """
 Exit codes: 0 done; 1 failed, what is done stays done; 2 wrong config or usage; 3 done, but more input was
@@ -55,7 +56,7 @@ def run(
 ) -> None:
     """Run a config from crawl to shards; what is done already is not done again."""
     from pipeline import ledger, report
-    from pipeline.engine import DATASET_LINK
+    from pipeline.engine import DATASET_LINK, check
     from pipeline.engine import run as run_plan
     from pipeline.plan import make_plan
     from pipeline.prepare import prepare
@@ -63,6 +64,7 @@ def run(
 
     started = time.monotonic()
     settings = _load(config, overrides, run_dir, engine)
+    check(settings)
     prepare(settings, _say)
     plan = make_plan(settings)
     if not plan.units:
@@ -298,6 +300,7 @@ def main() -> NoReturn:
     from pipeline.kenlm_tools import TrainingFailed
     from pipeline.ledger import RunNotFound
 
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         app(standalone_mode=True)
     except ConfigError as error:
@@ -308,9 +311,18 @@ def main() -> NoReturn:
         _fail(str(error), FAILED)
     except OSError as error:
         _fail(f"{type(error).__name__}: {error}", FAILED)
+    except SystemExit as end:
+        if end.code == TERMINATED:
+            _fail("stopped by SIGTERM; what is done stays done, run the same command again to go on", TERMINATED)
+        raise
     except KeyboardInterrupt:
         _fail("interrupted; what is done stays done, run the same command again to go on", 130)
     raise AssertionError("typer ends the process")
+
+
+def _terminate(*_: object) -> NoReturn:
+    """End as by an exception, so that what is open is closed: `ray job stop`, a pod that is taken away, `kill`."""
+    raise SystemExit(TERMINATED)
 
 
 def _load(config: str, overrides: list[str] | None, run_dir: str | None, engine: str | None) -> Any:

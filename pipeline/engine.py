@@ -16,9 +16,12 @@ import fcntl
 import json
 import logging
 import os
+import signal
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Self
 
 import pyarrow as pa
@@ -77,6 +80,20 @@ class RunAborted(Exception):
     """The run stopped; everything that was committed stays and is not done again."""
 
 
+def check(config: RunConfig) -> None:
+    """Refuse what could only fail later, before anything is made ready.
+
+    Raises:
+        RunAborted: on a cluster the run's folder is relative: to each machine's own working folder, which a job loses.
+    """
+    is_relative = "://" not in config.run_dir and not Path(config.run_dir).is_absolute()
+    if config.engine.kind == "ray" and "RAY_ADDRESS" in os.environ and is_relative:
+        raise RunAborted(
+            f"run_dir is {config.run_dir!r}; on a cluster (RAY_ADDRESS is set) it must be an absolute path on storage "
+            f"that all machines share, or a URL: --run-dir /shared/runs/ccnet"
+        )
+
+
 def run(plan: RunPlan, engine: Engine | None = None) -> Iterator[Event]:
     """Do what is left of a plan.
 
@@ -87,6 +104,7 @@ def run(plan: RunPlan, engine: Engine | None = None) -> Iterator[Event]:
     Raises:
         RunAborted: work failed (its phase was finished for all other work), or another process works on this run.
     """
+    check(plan.config)
     with _lock(plan), engine or engine_of(plan.config.engine) as workers:
         record_run(plan)
         append_to_log(plan.run_dir, {"event": "RunStarted"})
@@ -246,7 +264,7 @@ class _OnRay(Engine):
         flow = ray.data.from_items([{"work": work} for work in works], override_num_blocks=len(works))
         for request, steps in tasks:  # Ray fuses neighbours that ask for the same
             for name, step in steps:
-                flow = flow.map_batches(
+                flow = flow.map_batches_internal(  # `map_batches`, but for a rule: GPUs want batches of so many rows
                     _operator(name, step),
                     batch_size=None,  # whatever is there: a task sees one unit only
                     batch_format="pyarrow",
@@ -268,6 +286,7 @@ class _OnRay(Engine):
         import ray._private.worker as ray_worker
         from ray.data import DataContext
 
+        on_terminate = signal.getsignal(signal.SIGTERM)
         quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
         if "RAY_ADDRESS" in os.environ:
             ray.init(**quiet)
@@ -283,6 +302,8 @@ class _OnRay(Engine):
             # This machine has what it has: a default that is meant for larger ones does not keep it from working.
             memory_mb = int(ray.cluster_resources()["memory"] / 2**20)
             self.config = self.config.model_copy(update={"memory_mb": min(self.config.memory_mb, memory_mb)})
+        if callable(on_terminate) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, on_terminate)  # Ray has put its own in its place
         # What the raylet says of a worker that died is printed whatever log_to_driver is; the unit's failure says it.
         ray_worker._worker_logs_enabled = False  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - the only switch
         for name in ("ray.data", "ray"):

@@ -19,6 +19,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import socket
 import tempfile
 import time
 import zlib
@@ -196,12 +197,29 @@ def local_copy(file: InputFile, spool: Path | None = None) -> Generator[Path]:
         spool: folder for fetched files; default: the system's temporary folder.
 
     Raises:
-        OSError: it cannot be read, or not be fetched within the downloader's bound of retries.
+        OSError: it cannot be read, is another file than it was when the run was planned, or cannot be fetched within
+            the downloader's bound of retries.
     """
     if "://" not in file.location:
-        yield Path(file.location)
+        yield _as_planned(file)
         return
     with tempfile.TemporaryDirectory(dir=spool, prefix="corpusmill-") as folder:
         path = Path(folder) / file.name
         download(file.location, path)
         yield path
+
+
+def _as_planned(file: InputFile) -> Path:
+    """A local file that is what it was on the machine where the run was planned: units are named by its content."""
+    path = Path(file.location)
+    if not path.exists():
+        raise FileNotFoundError(
+            f"No such file on {socket.gethostname()}: {path}; on a cluster input lies on storage that all machines "
+            f"share, or is named by URL"
+        )
+    if (found := _sha256(path)) != file.digest:
+        raise OSError(
+            f"{path} on {socket.gethostname()} is not what it was when the run was planned: sha256 {found}, wanted "
+            f"{file.digest}; run the same command again to read it as it is"
+        )
+    return path

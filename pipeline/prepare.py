@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pipeline import assets
+from pipeline.asset_cache import locked
 from pipeline.config import RunConfig, SampleCrawl
 from pipeline.inputs import sample_crawl_folder
 from pipeline.plan import CHAIN, stages_of
@@ -30,7 +31,7 @@ def prepare(config: RunConfig, say: Say) -> None:
     for reference in references(config):
         assets.resolve(reference, say=say)
     if config.input.sample_crawl:
-        _make_sample_crawl(config.input.sample_crawl, say)
+        make_sample_crawl(config.input.sample_crawl, say)
 
 
 def references(config: RunConfig) -> list[str]:
@@ -45,13 +46,17 @@ def is_prepared(config: RunConfig) -> bool:
     return all(assets.digest(r) for r in references(config)) and (crawl is None or sample_crawl_folder(crawl).exists())
 
 
-def _make_sample_crawl(crawl: SampleCrawl, say: Say) -> None:
+def make_sample_crawl(crawl: SampleCrawl, say: Say) -> None:
+    """Make the sample crawl on this machine unless it is there; of several processes one does."""
     from pipeline.sample_crawl import generate
 
     folder = sample_crawl_folder(crawl)
-    if not folder.exists():
+    if folder.exists():
+        return
+    with locked(folder.with_name(f"{folder.name}.lock"), "the sample crawl", say):
+        if folder.exists():  # another process was first
+            return
         say(f"making a sample crawl of {crawl.documents:,} pages in {folder}")
-        folder.parent.mkdir(parents=True, exist_ok=True)
         generate(
             folder,
             num_documents=crawl.documents,

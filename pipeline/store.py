@@ -20,6 +20,7 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 import uuid
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -121,8 +122,18 @@ class PhaseFolder:
                 unfinished.unlink(missing_ok=True)
 
     def attempt(self, work: str) -> int:
-        """Count an attempt at a piece of work and return how many there were, this one included, since `begin`."""
-        (self.root / _ATTEMPTS).mkdir(parents=True, exist_ok=True)
+        """Count an attempt at a piece of work and return how many there were, this one included, since `begin`.
+
+        Raises:
+            FileNotFoundError: what `begin` made on the driver's machine is not on this one.
+        """
+        try:
+            (self.root / _ATTEMPTS).mkdir(exist_ok=True)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(
+                f"{self.root} is not on {socket.gethostname()}: the run's folder must lie on storage that all machines "
+                f"share, under one path"
+            ) from error
         with (self.root / _ATTEMPTS / work).open("ab") as file:
             file.write(b".")
             file.flush()

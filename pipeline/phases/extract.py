@@ -16,9 +16,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipeline.asset_cache import say_on_stderr
 from pipeline.inputs import local_copy
 from pipeline.phases.base import RowGroups, UnitPhase, UnitSink
 from pipeline.phases.buckets import write_buckets
+from pipeline.prepare import make_sample_crawl
 from pipeline.store import Task
 from stages.contract import DOCUMENT, Tally
 from stages.warc import WarcReader
@@ -33,6 +35,8 @@ class Extract(UnitPhase):
     def read(self, work: str) -> Generator[pa.Table, None, dict[str, Any]]:
         """Read the unit's files, one after another."""
         unit = self.unit(work)
+        if crawl := self.config.input.sample_crawl:
+            make_sample_crawl(crawl, say_on_stderr)  # on a cluster each machine may have a cache of its own
         tally, num_records = Tally(), 0
         quarantine: list[dict[str, Any]] = []
         for file in unit.files:

@@ -105,6 +105,15 @@ def test_a_run_killed_in_any_phase_goes_on_to_the_same_bytes(chain: Chain, refer
     assert complete == list(PHASES)[: list(PHASES).index(phase)]
 
 
+def test_a_run_that_is_told_to_stop_says_how_to_go_on(chain: Chain) -> None:
+    """SIGTERM, as of `ray job stop` or a pod that is taken away: its log is closed, its exit code is a shell's."""
+    out, code = _stop_when(chain, "told-to-stop", "extract", signal.SIGTERM)
+    assert code == 128 + signal.SIGTERM
+    assert "stopped by SIGTERM; what is done stays done, run the same command again to go on" in out
+    log = (chain.folder / "told-to-stop" / "log.jsonl").read_text().splitlines()
+    assert json.loads(log[-1])["event"] == "RunEnded"
+
+
 @pytest.mark.ray
 def test_a_run_on_ray_killed_twice_goes_on_to_the_same_bytes(chain: Chain, reference_run: Path) -> None:
     """Kill -9 of the driver, with workers at work, twice."""
@@ -147,6 +156,11 @@ def _answers(run_dir: Path) -> dict[str, str]:
 
 def _kill_when(chain: Chain, name: str, phase: str, *arguments: str) -> None:
     """Start a run and kill its whole process group when its log says that the phase has started."""
+    _stop_when(chain, name, phase, signal.SIGKILL, *arguments)
+
+
+def _stop_when(chain: Chain, name: str, phase: str, how: signal.Signals, *arguments: str) -> tuple[str, int]:
+    """The same by any signal; what the run said, and its exit code."""
     log = chain.folder / name / "log.jsonl"
     seen = log.stat().st_size if log.exists() else 0
     process = chain.command(name, *arguments)
@@ -158,8 +172,9 @@ def _kill_when(chain: Chain, name: str, phase: str, *arguments: str) -> None:
             time.sleep(0.02)
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+            os.killpg(process.pid, how)
+        out, _ = process.communicate()
+    return out, process.returncode
 
 
 def _has_started(log: Path, seen: int, phase: str) -> bool:

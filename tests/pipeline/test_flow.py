@@ -441,3 +441,18 @@ def test_a_file_that_is_edited_is_opened_again(tmp_path: Path) -> None:
     assert spec.opened() is first
     (tmp_path / "list").write_text("a.example\nb.example\n")
     assert spec.opened().apply(batch).kept.num_rows == 0
+
+
+def test_a_model_that_is_not_what_the_run_was_planned_with_is_refused(tmp_path: Path) -> None:
+    """On another machine under the same path: its unit fails, with both digests; the planned one is taken."""
+    from stages.url import Url, UrlSettings
+
+    (tmp_path / "list").write_text("a.example\n")
+    spec = StageSpec(Url, UrlSettings(domains=(str(tmp_path / "list"),)))
+    planned = spec.digests()
+    assert spec.opened(planned).name == "url"
+    (tmp_path / "list").write_text("b.example, longer\n")
+    with pytest.raises(
+        UnitFailed, match=r"is not what the run was planned with: sha256 \w{64}, wanted \w{64}; let all"
+    ):
+        spec.opened(planned)

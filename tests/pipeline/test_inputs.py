@@ -159,9 +159,21 @@ def test_a_broken_memory_of_digests_is_forgotten(crawl_files: Path, cache: Path)
 def test_a_local_file_is_its_own_copy(crawl_files: Path) -> None:
     """Nothing is copied, nothing removed."""
     path = crawl_files / "a.wet.gz"
-    with local_copy(InputFile(str(path), 8, "")) as copy:
+    with local_copy(InputFile(str(path), 8, hashlib.sha256(path.read_bytes()).hexdigest())) as copy:
         assert copy == path
     assert path.exists()
+
+
+def test_a_local_file_is_what_it_was_when_the_run_was_planned(crawl_files: Path) -> None:
+    """Another machine may have none under that path, or another one."""
+    path = crawl_files / "a.wet.gz"
+    planned = InputFile(str(path), 8, hashlib.sha256(path.read_bytes()).hexdigest())
+    path.write_bytes(b"another")
+    with pytest.raises(OSError, match="is not what it was when the run was planned"), local_copy(planned):
+        pass
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match=r"No such file on \S+: .*a\.wet\.gz"), local_copy(planned):
+        pass
 
 
 # ---- Common Crawl ----

@@ -10,6 +10,7 @@ import pytest
 
 from configs.reading import ConfigError
 from pipeline.config import EngineConfig, load
+from pipeline.engine import RunAborted, check
 from pipeline.flow import Handover
 from pipeline.plan import make_plan
 from pipeline.resources import request_of, requests_of, unmet
@@ -130,3 +131,17 @@ def test_a_unit_in_pieces_is_not_taken(pieces: pa.Table) -> None:
         list(Handover("language", lambda _: 1, 3, 10**6)(pieces))
     with pytest.raises(AssertionError, match="two units came as one"):
         list(Handover("language", lambda _: 1, 3, 10**6)(pa.concat_tables([unit("a", 1), unit("a", 1)])))
+
+
+# ---- on a cluster ----
+
+
+def test_a_clusters_run_lies_where_all_machines_find_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative folder would be another one on each machine; it is refused before anything is made ready."""
+    relative, absolute = (load("ccnet.yaml", [f"run_dir={run_dir}"]) for run_dir in ("runs/x", "/shared/runs/x"))
+    check(relative)
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    check(absolute)
+    check(load("ccnet.yaml", ["run_dir=runs/x", "engine.kind=inline"]))
+    with pytest.raises(RunAborted, match=r"run_dir is 'runs/x'; on a cluster \(RAY_ADDRESS is set\)"):
+        check(relative)

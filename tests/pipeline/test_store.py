@@ -107,3 +107,11 @@ def test_a_small_file_is_replaced_whole(tmp_path: Path) -> None:
 def test_done_of_a_folder_that_is_not_there_is_empty(tmp_path: Path) -> None:
     """A phase that has never begun has done nothing."""
     assert PhaseFolder(tmp_path / "nowhere").done() == frozenset()
+
+
+def test_a_folder_that_is_not_on_this_machine_is_told(tmp_path: Path) -> None:
+    """What the driver made on its own machine alone: the worker says so, and makes no folder of its own."""
+    elsewhere = PhaseFolder(tmp_path / "extract-00ff")
+    with pytest.raises(FileNotFoundError, match=r"extract-00ff is not on \S+: .* storage that all machines share"):
+        elsewhere.attempt("u0")
+    assert not elsewhere.root.exists()
