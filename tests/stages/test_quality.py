@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import lzma
 import math
+import re
 import string
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -66,7 +67,8 @@ def share(part: float, whole: float) -> float:
 
 def repeated(items: Sequence[Any], chars: Sequence[int]) -> tuple[float, float]:
     """Shares of the items, and of their characters, that are in items seen before."""
-    is_repeated = [item in items[:i] for i, item in enumerate(items)]
+    firsts = {item: i for i, item in reversed(list(enumerate(items)))}
+    is_repeated = [firsts[item] < i for i, item in enumerate(items)]
     return share(sum(is_repeated), len(items)), share(
         sum(n for n, again in zip(chars, is_repeated, strict=True) if again), sum(chars)
     )
@@ -95,16 +97,48 @@ def defined_word_signals(text: str) -> dict[str, float]:
     return {
         "rps_doc_word_count": len(words),
         "rps_doc_mean_word_length": share(sum(map(len, words)), len(words)),
-        "rps_doc_symbol_to_word_ratio": share(text.count("#") + num_ellipses, len(raw_words)),
         "hash_to_word_ratio": share(text.count("#"), len(raw_words)),
         "ellipsis_to_word_ratio": share(num_ellipses, len(raw_words)),
-        "rps_doc_frac_no_alph_words": share(sum(not any(map(str.isalpha, w)) for w in raw_words), len(raw_words)),
+        "frac_words_without_letter": share(sum(not any(map(str.isalpha, w)) for w in raw_words), len(raw_words)),
+        "rps_doc_lorem_ipsum": share(" ".join(words).count("lorem ipsum"), len(" ".join(words))),
         "rps_doc_frac_unique_words": share(len(counts), len(words)),
         "rps_doc_unigram_entropy": -sum(n / len(words) * math.log(n / len(words)) for n in counts.values()),
         "num_stop_words": len({"the", "be", "to", "of", "and", "that", "have", "with"} & set(words)),
         **{f"rps_doc_frac_chars_top_{n}gram": top_ngram(words, n) for n in range(2, 5)},
         **{f"rps_doc_frac_chars_dupe_{n}grams": dupe_ngrams(words, n) for n in range(5, 11)},
     }
+
+
+def pieces_of(text: str) -> list[str]:
+    """RedPajama-V2's raw words: nltk's WordPunctTokenizer."""
+    return re.findall(r"\w+|[^\w\s]+", text)
+
+
+def defined_piece_signals(text: str) -> dict[str, float]:
+    """The signals that are made of pieces, sentences and single characters."""
+    pieces = pieces_of(text)
+    num_symbols = text.count("#") + text.count("...") + text.count("…")
+    return {
+        "rps_doc_num_sentences": len(re.findall(r"\b[^.!?]+[.!?]*", text)),
+        "rps_doc_symbol_to_word_ratio": share(num_symbols, len(pieces)),
+        "rps_doc_frac_no_alph_words": share(sum(not re.search("[a-zA-Z]", p) for p in pieces), len(pieces)),
+        "rps_doc_frac_all_caps_words": share(sum(map(str.isupper, pieces)), len(pieces)),
+        "rps_doc_curly_bracket": share(text.count("{") + text.count("}"), len(text)),
+        "newline_to_word_ratio": share(text.count("\n"), len(pieces)),
+    }
+
+
+def normal(text: str) -> str:
+    """Words in normal form, one blank between them."""
+    return " ".join(lower(text.translate({ord(c): None for c in string.punctuation})).split())
+
+
+def mean(values: Sequence[float]) -> float:
+    """Added in order, so that the last bit is the kernel's."""
+    total = 0.0
+    for value in values:
+        total += value
+    return share(total, len(values))
 
 
 def defined_line_signals(text: str) -> dict[str, float]:
@@ -119,6 +153,14 @@ def defined_line_signals(text: str) -> dict[str, float]:
         "frac_lines_start_with_bulletpoint": share(sum(x[0] in "-–•‣▶◀◦■□▪▫" for x in lines), len(lines)),
         "frac_lines_end_with_terminal_punctuation": share(sum(x[-1] in '.!?"”' for x in lines), len(lines)),
         "frac_short_lines": share(sum(len(x) <= 30 for x in lines), len(lines)),
+        "rps_lines_ending_with_terminal_punctution_mark_mean": mean([x[-1] in ".!?”" for x in lines]),
+        "rps_lines_javascript_counts_mean": mean([normal(x).split().count("javascript") for x in lines]),
+        "rps_lines_num_words_mean": mean([len(normal(x).split()) for x in lines]),
+        "rps_lines_numerical_chars_fraction_mean": mean(
+            [share(sum(map(str.isnumeric, normal(x))), len(normal(x))) for x in lines]
+        ),
+        "rps_lines_start_with_bulletpoint_mean": mean([x[0] in "–•‣▶◀◦■□▪▫" for x in lines]),
+        "rps_lines_uppercase_letter_fraction_mean": mean([share(sum(map(str.isupper, x)), len(x)) for x in lines]),
         "frac_dupe_lines": dupe_lines,
         "frac_chars_dupe_lines": dupe_line_chars,
         "frac_dupe_paragraphs": dupe_paragraphs,
@@ -129,7 +171,7 @@ def defined_line_signals(text: str) -> dict[str, float]:
 def assert_as_defined(texts: Sequence[str]) -> None:
     """All signals agree exactly, but for the entropy, whose logarithm is rounded."""
     for text, signals in zip(texts, measured(texts), strict=True):
-        expected = defined_word_signals(text) | defined_line_signals(text)
+        expected = defined_word_signals(text) | defined_piece_signals(text) | defined_line_signals(text)
         entropy = expected.pop("rps_doc_unigram_entropy")
         assert signals.pop("rps_doc_unigram_entropy") == pytest.approx(entropy, abs=1.1e-8)
         assert signals == expected
@@ -138,9 +180,10 @@ def assert_as_defined(texts: Sequence[str]) -> None:
 # --- The signals ---
 
 PHRASES = ["the ", "The", "be", "WITH", "cat", "d'État", "a-b", "#", "...", "....", "…", "-", "• ", " ", '."', "”"]
-SCRIPTS = ["12", "½", "漢字", "ไทย", "😀", "İ", "ΣΑΣ"]
+SCRIPTS = ["12", "½", "漢字", "ไทย", "😀", "İ", "ΣΑΣ", "ǅ", "Ⓐ", "Ⅷ", "A_B", "Ab", "NATO"]
+RARE = ["lorem ", "ipsum", "Lorem, Ipsum!", "{", "}", "javascript ", "JavaScript", "?!", "3.14", "_"]
 BREAKS = ["\n", "\n\n", " \n\t\n", "\u00a0", "\u2028", "\x1c", "\u3000", "\U000e0041", "\U0010ffff"]
-phrases = st.sampled_from([*PHRASES, *SCRIPTS, *BREAKS])
+phrases = st.sampled_from([*PHRASES, *SCRIPTS, *RARE, *BREAKS])
 pages = st.lists(st.one_of(phrases, phrases, phrases, st.text(max_size=4)), max_size=60).map("".join)
 refrains = st.lists(st.sampled_from(["a ", "bb ", "ccc ", "a bb ", "bb a ccc\n", "a\n\n"]), max_size=60).map("".join)
 
@@ -154,15 +197,12 @@ def test_signals_are_as_defined(texts: list[str]):
 
 def test_every_character_is_classified_as_python_does():
     """White space, letters, lower case and punctuation are Python's, for every code point there is."""
-    known = [chr(p) for p in range(0x32000) if not 0xD800 <= p < 0xE000]
-    text = " ".join(known)
-    expected = defined_word_signals(text)
-    entropy, signals = expected.pop("rps_doc_unigram_entropy"), measured([text])[0]
-    assert signals["rps_doc_unigram_entropy"] == pytest.approx(entropy, abs=1.1e-8)
-    assert {name: signals[name] for name in expected} == expected
-    beyond = "".join(map(chr, range(0x32000, 0x110000)))
+    known = [chr(p) for p in range(0x34000) if not 0xD800 <= p < 0xE000]
+    for between in (" ", "a"):
+        assert_as_defined([between.join(known)])
+    beyond = "".join(map(chr, range(0x34000, 0x110000)))
     assert beyond.lower() == beyond
-    assert not any(c.isspace() or c.isalpha() for c in beyond)
+    assert not any(c.isspace() or c.isalnum() or c.isupper() or c.istitle() for c in beyond)
 
 
 def test_definitions_name_every_signal():
@@ -192,6 +232,66 @@ def test_signals_are_as_defined_on_wikipedia(shared_data: Path):
         with lzma.open(file, "rt", encoding="utf-8") as lines:
             texts = [lines.read(1500) for _ in range(5)]
         assert_as_defined([*texts, texts[0] + texts[1] + "\n\n" + texts[0]])
+
+
+# --- Lists of words ---
+
+BAD_WORDS = "quality.bad_words_too_many"
+
+
+def listed(
+    tmp_path: Path, texts: Sequence[str | None], languages: Sequence[str | None], **lists: Mapping[str, Sequence[str]]
+) -> pa.Table:
+    """Texts measured with lists of words: setting -> language -> entries."""
+    files: dict[str, Path] = {}
+    for kind, of_languages in lists.items():
+        for language, entries in of_languages.items():
+            path = files[f"{kind}-{language}.txt"] = tmp_path / f"{kind}-{language}.txt"
+            path.write_text("\n".join(entries), encoding="utf-8")
+    settings = {kind: {lang: f"{kind}-{lang}.txt" for lang in of} for kind, of in lists.items()}
+    stage = Quality(QualitySettings(**settings), files)
+    assert set(Quality.files_of(stage.settings)) == set(files)
+    stage.open()
+    batch = batch_of(texts).set_column(2, "language", pa.array(languages, pa.string()))
+    kept = stage.apply(batch).kept
+    assert kept.select(Quality.adds_of(stage.settings).names).schema == Quality.adds_of(stage.settings)
+    return kept
+
+
+ENTRIES = ["the", "a", "bb", "a bb", "bb a ccc", "漢字", "be", "cat the"]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(texts=st.lists(st.one_of(pages, refrains), min_size=1, max_size=4), entries=st.sets(st.sampled_from(ENTRIES)))
+def test_listed_words_are_counted_as_redpajama_does(tmp_path: Path, texts: list[str], entries: set[str]):
+    """Runs of words on a list are counted, overlaps too; stop words are the share of pieces that equal an entry."""
+    entries |= {"ccc"}
+    kept = listed(tmp_path, texts, ["en"] * len(texts), bad_words={"en": [*entries]}, stop_words={"en": [*entries]})
+    for text, row in zip(texts, kept.to_pylist(), strict=True):
+        words, pieces = normal(text).split(), pieces_of(text)
+        runs = (words[i:j] for i in range(len(words)) for j in range(i + 1, min(i + 4, len(words) + 1)))
+        assert row["rps_doc_ldnoobw_words"] == sum(" ".join(run) in entries for run in runs)
+        assert row["rps_doc_stop_word_fraction"] == share(sum(p in entries for p in pieces), len(pieces))
+
+
+def test_each_language_has_its_own_list(tmp_path: Path):
+    """A document is held against its language's list; where there is none, the signal is null, and no rule breaks."""
+    texts, languages = ["mist", "mist mist", "mist", None, "mist"], ["en", "de", "fr", "de", None]
+    kept = listed(tmp_path, texts, languages, bad_words={"de": ["", "Mist", "mist"], "en": ["rot"]})
+    assert kept["rps_doc_ldnoobw_words"].to_pylist() == [0, 2, None, 0, None]
+    judge = QualityFilter(QualityFilterSettings.model_validate(OFF | {"languages": None, "max_bad_words": 0}))
+    dropped = judge.apply(kept).dropped.to_pylist()
+    assert dropped == [{"doc_id": 1, "reason": BAD_WORDS, "value": 2, "limit": 0, "detail": None}]
+
+
+def test_a_list_without_words_is_refused(tmp_path: Path):
+    """An empty file, or one that is no text, stops the run before it starts, with its path."""
+    with pytest.raises(ValueError, match=r"bad_words-en\.txt: no word in this list; give one a line"):
+        listed(tmp_path, ["a"], ["en"], bad_words={"en": [" ", ""]})
+    (tmp_path / "latin").write_bytes(b"\xe9t\xe9")
+    stage = Quality(QualitySettings(stop_words={"fr": "latin"}), {"latin": tmp_path / "latin"})
+    with pytest.raises(ValueError, match=r"latin: a list of words must be UTF-8"):
+        stage.open()
 
 
 # --- The rules ---
@@ -249,6 +349,10 @@ NEAR_AND_PAST: list[tuple[str, float, str, str, str, float]] = [
     ),
     ("min_terminal_line_share", 0.5, "a.\nb", "a\nb", "terminal_lines_too_few", 0),
     ("max_short_line_share", 0.5, "a" * 30 + "\n" + "b" * 31, "a" * 30, "short_lines_too_many", 1),
+    ("max_newlines_per_word", 0.5, "a\nb", "a\n\nb", "newlines_too_many", 1),
+    ("min_sentences", 2, "Oh? Well", "Oh well...", "sentences_too_few", 1),
+    ("max_lorem_ipsum_share", 0, "lorem a ipsum", "Lorem ipsum", "lorem_ipsum_too_frequent", 1 / 11),
+    ("max_curly_bracket_share", 0.5, "{}ab", "{}", "curly_brackets_too_many", 1),
 ]
 
 
@@ -265,7 +369,7 @@ def test_a_rule_keeps_its_limit_and_drops_what_is_past(
 
 def test_every_reason_is_reached():
     """The cases above break every rule there is, and each reason is a sentence that names its setting."""
-    assert {f"quality.{case[4]}" for case in NEAR_AND_PAST} == set(QualityFilter.reasons)
+    assert {f"quality.{case[4]}" for case in NEAR_AND_PAST} == set(QualityFilter.reasons) - {BAD_WORDS}
     for name, _, _, _, reason, _ in NEAR_AND_PAST:
         sentence = QualityFilter.reasons[f"quality.{reason}"]
         assert name in sentence
@@ -291,7 +395,21 @@ def test_defaults_are_gophers():
     assert [limits[f"max_top_{n}gram_char_share"] for n in (2, 3, 4)] == [0.20, 0.18, 0.16]
     assert [limits[f"max_duplicate_{n}gram_char_share"] for n in range(5, 11)] == [0.15, 0.14, 0.13, 0.12, 0.11, 0.10]
     assert (limits["min_words"], limits["max_words"], limits["min_stop_words"]) == (50, 100_000, 2)
-    assert (limits["min_terminal_line_share"], limits["max_short_line_share"]) == (None, None)
+    assert [name for name, limit in limits.items() if limit is None] == [
+        "min_terminal_line_share",
+        "max_short_line_share",
+        "max_newlines_per_word",
+        "min_sentences",
+        "max_lorem_ipsum_share",
+        "max_curly_bracket_share",
+        "max_bad_words",
+    ]
+
+
+def test_only_signals_with_a_limit_are_needed():
+    """A filter asks for the columns that its rules speak of, so that scores stored without the others can be judged."""
+    few = QualityFilterSettings.model_validate(OFF | {"min_words": 3, "max_bad_words": 0})
+    assert QualityFilter.needs_of(few).names == ["doc_id", "language", "rps_doc_word_count", "rps_doc_ldnoobw_words"]
 
 
 def test_settings_that_keep_nothing_are_refused():
