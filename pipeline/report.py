@@ -27,6 +27,7 @@ from pipeline.config import RunConfig
 from pipeline.ledger import Run
 from pipeline.plan import CHAIN, PHASE_VERSIONS, RunPlan
 from stages.contract import AccountsDoNotBalance, Tally
+from stages.pii import KINDS
 from stages.warc import CAUSES
 
 
@@ -56,6 +57,8 @@ class Report:
     num_tokens: int
     num_shards: int
     seconds: Mapping[str, float]  # of workers, by phase and step
+    lines: Mapping[str, int]  # "removed" by line rules and "left", of the documents that annotate kept; empty: no rules
+    placeholders: Mapping[str, int]  # kind of personal data that is looked for -> how many, in kept documents
     overlaps: Mapping[str, Mapping[str, int]]  # evaluation set -> documents that share words with it, words, dropped
 
     @property
@@ -88,6 +91,8 @@ def make_report(run: Run) -> Report:
         num_tokens=tokens["tokens"],
         num_shards=_summary(run, "write_shards").get("works", 0),
         seconds=_seconds(run),
+        lines=_lines(run, tallies["annotate"].counts),
+        placeholders=_placeholders(run, tokens),
         overlaps=_overlaps(run, tallies),
     )
 
@@ -111,6 +116,18 @@ def _tally(run: Run, phase: str) -> Tally:
 
 def _with_prefix(counts: Mapping[str, int], prefix: str) -> dict[str, int]:
     return {name.removeprefix(prefix): n for name, n in counts.items() if name.startswith(prefix)}
+
+
+def _lines(run: Run, counts: Mapping[str, int]) -> dict[str, int]:
+    if run.config["annotate"].get("lines") is None:
+        return {}
+    return {"removed": counts.get("lines_removed", 0), "left": counts.get("paragraphs", 0)}
+
+
+def _placeholders(run: Run, counts: Mapping[str, int]) -> dict[str, int]:
+    """Of every kind that was looked for, found or not."""
+    settings = run.config["tokenize"].get("pii") or {}
+    return {kind: counts.get(f"pii_{kind}", 0) for kind in KINDS if settings.get(kind) is not None}
 
 
 def _overlaps(run: Run, tallies: Mapping[str, Tally]) -> dict[str, dict[str, int]]:
@@ -187,6 +204,12 @@ def print_report(report: Report, console: Console) -> None:
     if report.buckets:
         rows = [(bucket, f"{n:,}") for bucket, n in report.buckets.items()]
         console.print(as_table("Kept, by bucket", ("bucket", "documents"), rows))
+    if report.lines:
+        rows = [(name, f"{n:,}") for name, n in report.lines.items()]
+        console.print(as_table("Line rules", ("lines of documents with some left", "number"), rows))
+    if report.placeholders:
+        rows = [(kind, f"{n:,}") for kind, n in report.placeholders.items()]
+        console.print(as_table("Personal data", ("replaced in kept documents", "number"), rows))
     if report.overlaps:
         rows = [(name, *(f"{n:,}" for n in found.values())) for name, found in report.overlaps.items()]
         columns = ("evaluation set", "documents", "words", "dropped")
@@ -217,6 +240,8 @@ def to_html(report: Report) -> str:
         _bars("Why documents were dropped", _shares(report.reasons), reason_sentences()),
         _bars("Kept, by language", _shares(report.languages)),
         _bars("Kept, by perplexity bucket", _shares(report.buckets)),
+        _bars("Line rules: lines of documents with some left", _shares(report.lines)),
+        _bars("Personal data replaced in kept documents", _shares(report.placeholders)),
         _bars("Documents that share words with an evaluation set", _overlap_bars(report)),
         _bars("Quarantined records, by cause", _shares(report.quarantine), CAUSES),
         _bars(
@@ -271,7 +296,7 @@ def _overlap_bars(report: Report) -> list[Bar]:
 
 def _shares(counts: Mapping[str, int]) -> list[Bar]:
     largest, total = max(counts.values(), default=0), sum(counts.values())
-    return [(name, n, largest, f"{n:,} ({n / total:.1%})") for name, n in _top(counts)]
+    return [(name, n, largest, f"{n:,} ({n / max(1, total):.1%})") for name, n in _top(counts)]
 
 
 def _top(counts: Mapping[str, int], limit: int = 12, among: Mapping[str, int] | None = None) -> list[tuple[str, int]]:
@@ -320,6 +345,7 @@ _FIGURES = frozenset(
         "records",
         "seconds",
         "words",
+        "number",
         "dropped",
         "before",
         "after",

@@ -131,6 +131,8 @@ class _AnnotateSink(UnitSink):
         self._documents.add(kept)
         self.tally.add("chars", pc.sum(kept.column("num_chars")).as_py())
         self.tally.add("paragraphs", pc.sum(kept.column("num_lines")).as_py())
+        if "lines_removed" in kept.column_names:
+            self.tally.add("lines_removed", pc.sum(pc.list_value_length(kept.column("lines_removed"))).as_py() or 0)
         languages = kept.column("language")
         for count in pc.value_counts(languages.drop_null()).to_pylist():
             self.tally.add(f"language.{count['values']}", count["counts"])

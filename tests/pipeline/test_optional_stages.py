@@ -39,6 +39,13 @@ def said_in_shards(run: Run) -> dict[str, dict[str, Any]]:
         return {row["url"]: row for file in files if file is not None for row in json.load(file)}
 
 
+def on_terminal(run: Run) -> str:
+    """The report as it is printed."""
+    console = Console(width=120, record=True, file=StringIO())
+    print_report(make_report(run), console)
+    return console.export_text()
+
+
 def test_repaired_text_is_hashed_and_stored(small: Small, tmp_path: Path) -> None:
     """Mojibake is mended before deduplication, so a broken copy is a copy."""
     sound, broken = "The treaty was signed in the tÃ©nt of Ghent.", "The treaty was signed in the tént of Ghent."
@@ -63,6 +70,27 @@ def test_placeholders_are_in_the_shards_and_not_in_what_is_scored(small: Small, 
     with_pii, without = (r.folder("tokenize").record(r.units[0])["tally"]["counts"] for r in (run, bare))
     assert {name: n for name, n in with_pii.items() if name not in without} == {"pii_email": 1, "pii_phone": 1}
     assert with_pii["tokens"] < without["tokens"]
+    assert make_report(run).placeholders == {"email": 1, "ip": 0, "card": 0, "phone": 1}
+    for shown in (to_html(make_report(run)), on_terminal(run)):
+        assert "Personal data" in shown
+    assert make_report(bare).placeholders == {}
+    assert "Personal data" not in to_html(make_report(bare)) + on_terminal(bare)
+
+
+def test_lines_taken_out_are_counted_in_the_report(small: Small, tmp_path: Path) -> None:
+    """The report says how many lines went by line rules, and how many are left, of the documents that have some."""
+    texts = [
+        "Home\nThe treaty was signed in Ghent.\nMenu",
+        "The river rose again in spring.",
+        "All the pages of this site",
+    ]
+    run, _ = small.run(input=write_wet(tmp_path / "l.warc.wet", texts), annotate={"lines": {"min_sentences": 1}})
+    report = make_report(run)
+    assert report.reasons == {"lines.none_left": 1}
+    assert report.lines == {"removed": 2, "left": 2}
+    assert "Line rules: lines of documents with some left" in to_html(report)
+    assert "2 (50.0%)" in to_html(report)
+    assert "Line rules" in on_terminal(run)
 
 
 def test_other_limits_of_a_classifier_score_nothing_again(small: Small, tmp_path: Path) -> None:
@@ -123,9 +151,7 @@ def test_overlap_with_evaluation_sets_is_told_per_set(small: Small, tmp_path: Pa
         ("decontamination.share_too_high", 0.8, 0.0, "history"),
         ("kept", None, None, None),
     ]
-    console = Console(width=120, record=True, file=StringIO())
-    print_report(make_report(run), console)
-    assert "Words shared with evaluation sets" in console.export_text()
+    assert "Words shared with evaluation sets" in on_terminal(run)
     assert "1, of which dropped for it: 1" in to_html(make_report(run))
 
     lenient, _ = small.run("strict", **chain, select={"decontamination": {"max_share": {"history": 0.9}}})
