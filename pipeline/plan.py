@@ -41,7 +41,7 @@ from stages.unicode import Unicode
 from stages.url import Url
 
 PHASE_VERSIONS: Mapping[str, int] = {
-    "extract": 1,
+    "extract": 2,
     "deduplicate": 1,
     "annotate": 1,
     "near_deduplicate": 1,

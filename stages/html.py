@@ -1,8 +1,8 @@
 r"""A web page as a server sent it, bytes and content type, into a title and lines of text.
 
-Promises: never raises, whatever the bytes, and ends in the time that `max_tags` allows; broken HTML gives the text that
-can be had, and a page that gives none says why (`Unusable`, with a cause from `CAUSES`); every block element starts a
-line of its own.
+Promises: never raises, whatever the bytes, and ends in the time that `max_tags` and MAX_ATTRIBUTES allow; broken HTML
+gives the text that can be had, and a page that gives none says why (`Unusable`, with a cause from `CAUSES`); every
+block element starts a line of its own.
 Leaves to others: fetching, HTTP, and the cleaning of lines (white space at their ends, blank lines).
 
     page = extract(b"<title>Bread</title><h1>Bread</h1><p>Flour, water.", "text/html; charset=utf-8", HtmlSettings())
@@ -29,12 +29,24 @@ from stages.contract import Settings
 CAUSES: Mapping[str, str] = MappingProxyType(
     {
         "html.too_many_tags": "The page has more tags than max_tags: it would take too long to parse.",
+        "html.too_many_attributes": "A tag has more than 10,000 attributes: it would take too long to parse.",
         "html.not_text": "The share of control characters is above max_control_share: this is no text at all.",
         "html.not_decodable": "The share of undecodable characters is above max_undecodable_share in every charset.",
         "html.not_parsable": "The HTML parser gave up.",
     }
 )
 """Cause -> one sentence, for pages that give no text."""
+
+MAX_ATTRIBUTES = 10_000
+"""Of one tag. Real ones have some ten; the parser takes quadratic time for them (0.2 s for 10,000, 5 s for 40,000)."""
+
+_ATTRIBUTE = r"""[\s/]*+[^\s/>][^\s/>=]*+(?:\s*+=\s*+(?:"[^"]*+"|'[^']*+'|[^\s>]++))?+"""
+_FEW_ATTRIBUTES = re.compile(
+    rf"(?:[^<]++|<(?![a-z])|<[a-z][^\s/>]*+(?:{_ATTRIBUTE}){{0,{MAX_ATTRIBUTES}}}+(?!{_ATTRIBUTE}))*+",
+    re.ASCII | re.IGNORECASE,
+)
+"""A whole page, tag by tag as HTML's tokenizer reads them (sections 13.2.5.6 to 13.2.5.39); each byte is looked at once
+or twice, whatever the page. Scripts are read as if they were markup too."""
 
 
 class HtmlSettings(Settings):
@@ -128,6 +140,8 @@ def extract(body: bytes, content_type: str, settings: HtmlSettings) -> Page | Un
         )
     if is_plain:
         return Page("", decoded.text, decoded.charset, decoded.num_undecodable)
+    if len(decoded.text) > 2 * MAX_ATTRIBUTES and not _FEW_ATTRIBUTES.fullmatch(decoded.text):
+        return Unusable("html.too_many_attributes", f"a tag has more than {MAX_ATTRIBUTES} attributes")
     return _parse(decoded, settings)
 
 

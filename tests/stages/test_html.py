@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stages._justext import JustextSettings
-from stages.html import CAUSES, HtmlSettings, Page, Unusable, extract
+from stages.html import _FEW_ATTRIBUTES, CAUSES, MAX_ATTRIBUTES, HtmlSettings, Page, Unusable, extract
 
 DEFAULT = HtmlSettings()
 PAGE = """<html><head><title> My
@@ -118,6 +118,34 @@ def test_hostile_nesting_ends_in_time(tag: str) -> None:
     settings = HtmlSettings(max_tags=12_000)
     body = f"<{tag}>".encode() * (12_000 // (tag.count("<") + 1))
     assert isinstance(extract(body + b"x", "text/html", settings), Page)
+
+
+ATTRIBUTES = {
+    "apart": " x{}",
+    "with values": " x{}=1",
+    "in quotes, without blanks": "x{}='<b>'",
+    "by slashes": "/x{}",
+    "with blanks around =": '\nx{} = "a b c d"',
+}
+
+
+@pytest.mark.parametrize("charset", ["utf-8", "utf-16"])
+@pytest.mark.parametrize("form", ATTRIBUTES.values(), ids=ATTRIBUTES)
+def test_a_tag_with_more_attributes_than_the_parser_can_take_is_refused(form: str, charset: str) -> None:
+    """However they are written; a tag with as many as are allowed passes."""
+    settings = HtmlSettings(max_tags=10**9)
+    for num_more, is_read in ((0, True), (1, False)):
+        attributes = "".join(form.format(i) for i in range(MAX_ATTRIBUTES + num_more))
+        page = extract(f"<p>words<a {attributes}>more".encode(charset), f"text/html; charset={charset}", settings)
+        assert isinstance(page, Page) == is_read, page
+        assert is_read or (isinstance(page, Unusable) and page.cause == "html.too_many_attributes")
+
+
+@pytest.mark.parametrize("scrap", ["<a x='", '<a b="', "<a<", "<a =", "<a b=\"<c d='", "< ", "<" + "a" * 13_000 + " "])
+def test_looking_for_attributes_takes_linear_time(scrap: str) -> None:
+    """Eight million characters of what makes a careless pattern look again and again."""
+    text = scrap * (8_000_000 // len(scrap))
+    _FEW_ATTRIBUTES.fullmatch(text)  # quadratic, it would not end within the time that a test has
 
 
 @pytest.mark.parametrize("body", [b"", b"<", b"<!--", b"<title>", b"<p", b"</p></html>", b"\x00", b"<p>\x00x"])
