@@ -75,18 +75,23 @@ def write_crawl(folder: Path, num_documents: int) -> set[int]:
             file = (folder / f"{number // DOCUMENTS_PER_FILE:05d}.warc.wet").open("wb")
         if is_copy:
             copies.add(number)
-        body = text.encode()
-        digest = base64.b32encode(hashlib.sha1(body, usedforsecurity=False).digest()).decode()
         assert file is not None
-        file.write(
-            f"WARC/1.0\r\nWARC-Type: conversion\r\nWARC-Target-URI: https://example.org/{number}\r\n"
-            f"WARC-Date: 2026-11-01T00:00:00Z\r\nWARC-Record-ID: <urn:uuid:00000000-0000-0000-0000-{number:012d}>\r\n"
-            f"WARC-Block-Digest: sha1:{digest}\r\nContent-Type: text/plain\r\n"
-            f"Content-Length: {len(body)}\r\n\r\n{text}\r\n\r\n".encode()
-        )
+        file.write(wet_record(number, text))
     if file is not None:
         file.close()
     return copies
+
+
+def wet_record(number: int, text: str) -> bytes:
+    """A conversion record whose URL holds the number."""
+    body = text.encode()
+    digest = base64.b32encode(hashlib.sha1(body, usedforsecurity=False).digest()).decode()
+    head = (
+        f"WARC/1.0\r\nWARC-Type: conversion\r\nWARC-Target-URI: https://example.org/{number}\r\n"
+        f"WARC-Date: 2026-11-01T00:00:00Z\r\nWARC-Record-ID: <urn:uuid:00000000-0000-0000-0000-{number:012d}>\r\n"
+        f"WARC-Block-Digest: sha1:{digest}\r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body + b"\r\n\r\n"
 
 
 def measure(num_documents: int, folder: Path) -> dict[str, Any]:

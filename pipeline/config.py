@@ -115,6 +115,16 @@ class ExtractConfig(Settings):
     )
 
 
+class CopiesConfig(Settings):
+    """Exact copies of documents: of each content only the first one stays, whose paragraphs alone are compared then."""
+
+    by: Literal["text", "digest"] = Field(
+        default="text",
+        description="text: all lines are equal in CCNet's normal form; digest: the record's own WARC-Payload-Digest or "
+        "WARC-Block-Digest is.",
+    )
+
+
 class DeduplicateConfig(Settings):
     """Which copy of a repeated paragraph survives, and among which documents copies are looked for."""
 
@@ -286,8 +296,14 @@ class RunConfig(Settings):
     run_dir: str = Field(
         default="runs/{config}", description="Folder of the run; {config} is this file's name without .yaml."
     )
+    earlier_runs: tuple[str, ...] = Field(
+        default=(),
+        description="Folders of finished runs whose documents came before all of this run's: copies, paragraphs and "
+        "near-duplicates of theirs are dropped here. Nothing is computed or written there (docs/incremental.md).",
+    )
     input: InputConfig = Field(description="What is read.")
     extract: ExtractConfig = Field(default=ExtractConfig(), description="Records to documents.")
+    copies: CopiesConfig | None = Field(default=None, description="Exact copies of documents; null: they all stay.")
     deduplicate: DeduplicateConfig = Field(default=DeduplicateConfig(), description="Global paragraph deduplication.")
     annotate: AnnotateConfig = Field(default=AnnotateConfig(), description="Scores of every document.")
     near_deduplicate: NearDeduplicateConfig | None = Field(

@@ -30,21 +30,21 @@ import pyarrow.parquet as pq
 from configs.reading import ConfigError
 from pipeline.assets import AssetError
 from pipeline.config import RunConfig, change
+from pipeline.earlier_runs import EarlierRun, owner, units_of
 from pipeline.flow import StageSpec, UnitFailed
 from pipeline.inputs import Unit
-from pipeline.phases.annotate import documents_file
+from pipeline.phases.annotate import COPY_BY, documents_file
 from pipeline.phases.buckets import read_buckets
 from pipeline.phases.deduplicate import Deduplicate
-from pipeline.phases.extract import EXTRACTED
+from pipeline.phases.extract import EXTRACTED, hashes_file
 from pipeline.phases.select import REPRESENTATIVE, Select
 from pipeline.plan import RunPlan, plan_units
-from pipeline.store import PhaseFolder, to_json, write_atomically
+from pipeline.store import RUN_FILE, PhaseFolder, to_json, write_atomically
 from shardwriter.format import MANIFEST_FILE, Manifest, ShardIndex, sample_key
 from stages.contract import every_rule
 from stages.paragraphs import hash_paragraph
 from stages.perplexity import PerplexityFilterSettings
 
-RUN_FILE = "run.json"
 LOG_FILE = "log.jsonl"
 
 SCORES = ("language", "language_score", "perplexity", "reference_score")
@@ -68,6 +68,7 @@ class Run:
     config: Mapping[str, Any]
     folders: Mapping[str, str]  # phase -> name of its folder
     units: Sequence[str]
+    earlier: tuple[EarlierRun, ...] = ()  # those that it was deduplicated against
 
     def folder(self, phase: str) -> PhaseFolder:
         """Where the phase's outputs lie."""
@@ -88,10 +89,12 @@ class Run:
 
 def record_run(plan: RunPlan) -> None:
     """Write run.json: which folders belong together, and the config in full."""
-    description = {
+    description: dict[str, Any] = {
         "config": plan.config.model_dump(mode="json"),
         "folders": {phase.name: plan.folder(phase.name).root.name for phase in plan.phases},
         "units": [unit.key for unit in plan.units],
+        "stages": {phase.name: {spec.stage.name: spec.stage.version for spec in phase.stages} for phase in plan.phases},
+        "earlier_runs": [run.to_json() for run in plan.earlier],
     }
     write_atomically(plan.run_dir / RUN_FILE, to_json(description))
 
@@ -116,7 +119,8 @@ def open_run(run_dir: str | Path) -> Run:
         nearest = difflib.get_close_matches(str(run_dir), siblings, 1) or siblings[:1]
         hint = f"; did you mean {nearest[0]}?" if nearest else "; start one with `python -m pipeline run`"
         raise RunNotFound(f"{run_dir}: no run here ({RUN_FILE} is missing){hint}") from error
-    return Run(Path(run_dir), found["config"], found["folders"], found["units"])
+    earlier = tuple(EarlierRun(**one) for one in found.get("earlier_runs", ()))
+    return Run(Path(run_dir), found["config"], found["folders"], found["units"], earlier)
 
 
 @dataclass(frozen=True)
@@ -133,7 +137,7 @@ class _KnownUnit(Unit):
 def plan_of(run: Run, config: RunConfig) -> RunPlan:
     """A plan that reads what the run has stored, under a config that may differ in `select`. Needs no input."""
     config = config.model_copy(update={"run_dir": str(run.run_dir)})
-    plan = plan_units(config, [_KnownUnit(i, (), key) for i, key in enumerate(run.units)])
+    plan = plan_units(config, [_KnownUnit(i, (), key) for i, key in enumerate(run.units)], run.earlier)
     folders = {name: folder.removeprefix(f"{name}-") for name, folder in run.folders.items()}
     phases = (replace(phase, fingerprint=folders.get(phase.name, phase.fingerprint)) for phase in plan.phases)
     return replace(plan, phases=tuple(phases))
@@ -236,7 +240,7 @@ def _chapters(run: Run, doc_id: int, found: Mapping[tuple[str, str], dict[str, A
         yield from _removed(run, doc_id, read, scored)
         yield from _scores(scored)
         yield from _rules(run, doc_id, "annotate")
-    elif read and ("annotate", "fates") in found:
+    elif read and not fate.startswith("copies.") and ("annotate", "fates") in found:
         gone = _repeats(run, doc_id)
         lines = read["text"].split("\n")
         yield f"deduplicate  {len(gone)} paragraphs removed, {len(lines) - len(gone)} left"
@@ -246,7 +250,8 @@ def _chapters(run: Run, doc_id: int, found: Mapping[tuple[str, str], dict[str, A
         if decided and decided["fate"] != "kept":
             yield f"{phase:<12} dropped: {decided['fate']}{why(decided)}"
         if decided and decided.get("representative") is not None:
-            yield f"             near-duplicate of document {_named(run, decided['representative'])}"
+            what = "copy" if decided["fate"].startswith("copies.") else "near-duplicate"
+            yield f"             {what} of document {_named(run, decided['representative'])}"
         if phase == "select" and decided and decided["fate"] != "kept":
             yield from _rules(run, doc_id, phase, decided.get("representative"))
     if fate == "kept":
@@ -281,6 +286,7 @@ def _rules(run: Run, doc_id: int, phase: str, representative: int | None = None)
         rows = _rows(read, documents_file(run.units[doc_id >> 32]), "doc_id", doc_id)
         stages = Select(plan).stages() if phase == "select" else plan.phase(phase).stages
         rows = rows.append_column(REPRESENTATIVE, pa.array([representative], REPRESENTATIVE.type))
+        rows = rows.append_column(COPY_BY, pa.nulls(1, COPY_BY.type))  # what is stored is no copy
         with every_rule() as judgements:
             for spec in stages:
                 if spec.stage.reasons and (phase == "select" or _is_mere_rule(spec)):
@@ -314,12 +320,15 @@ def _first(values: Any) -> Any:
 
 
 def _named(run: Run, doc_id: int) -> str:
-    """Number, URL and fate of another document, for those who want to go on there."""
+    """Number, URL and fate of another document, and the earlier run that has it, for those who want to go on there."""
+    there = owner(doc_id, len(run.units), run.earlier)
+    home, doc_id = there or (run, doc_id)
+    where = f"{doc_id} of {home.run_dir}" if there else f"{doc_id}"
     for phase in ("select", "annotate", "extract"):
-        name = f"{run.units[doc_id >> 32]}.fates.parquet"
-        if row := row_of(run.folder(phase), name, doc_id, ["doc_id", "url", "fate"]):
-            return f"{doc_id}: {row['url']} ({'kept' if row['fate'] == 'kept' else 'dropped: ' + row['fate']})"
-    return str(doc_id)  # its unit has not got that far
+        name = f"{home.units[doc_id >> 32]}.fates.parquet"
+        if row := row_of(home.folder(phase), name, doc_id, ["doc_id", "url", "fate"]):
+            return f"{where}: {row['url']} ({'kept' if row['fate'] == 'kept' else 'dropped: ' + row['fate']})"
+    return where  # its unit has not got that far, or the earlier run is no longer there
 
 
 def _removed(run: Run, doc_id: int, read: Mapping[str, Any] | None, scored: Mapping[str, Any]) -> Iterator[str]:
@@ -350,8 +359,8 @@ def _with_copies(run: Run, doc_id: int, gone: Sequence[str]) -> Iterator[str]:
     copies = _copies(run, doc_id, gone[:NUM_LISTED])
     for shown, line in zip(_listed(gone), gone[:NUM_LISTED], strict=False):
         yield shown
-        where = f"also in document {_named(run, copies[line])}" if line in copies else "twice in this document"
-        yield f"               {where}"
+        elsewhere = f"also in document {_named(run, copies[line])}" if line in copies else "twice in this document"
+        yield f"               {elsewhere}{', or in an earlier run' if line not in copies and run.earlier else ''}"
     yield from list(_listed(gone))[NUM_LISTED:]
 
 
@@ -360,12 +369,15 @@ def _copies(run: Run, doc_id: int, lines: Sequence[str]) -> dict[str, int]:
     wanted = {line: hash_paragraph(line) for line in lines}
     size = run.config["deduplicate"]["group_units"] or len(run.units)
     first = (doc_id >> 32) // size * size
+    files = [(len(run.units) + i, unit.run.folder("extract"), unit.key) for i, unit in enumerate(units_of(run.earlier))]
+    files += [(i, run.folder("extract"), run.units[i]) for i in range(first, min(first + size, len(run.units)))]
     copies: dict[str, int] = {}
-    for index, unit in enumerate(run.units[first : first + size], first):
+    for index, folder, unit in files:
         for line, number in wanted.items():
-            if line not in copies:
-                hashes = run.folder("extract").open(f"{unit}.hashes.arrow")
-                (bucket,) = read_buckets(hashes, number >> 56, (number >> 56) + 1)
+            with contextlib.suppress(FileNotFoundError):  # the earlier run is no longer there
+                if line in copies:
+                    continue
+                (bucket,) = read_buckets(folder.open(hashes_file(unit)), number >> 56, (number >> 56) + 1)
                 records = bucket["record"].to_numpy()[bucket["hash"].to_numpy() == np.uint64(number)]
                 others = [index << 32 | int(record) for record in np.sort(records)]
                 copies.update((line, other) for other in [o for o in others if o != doc_id][:1])

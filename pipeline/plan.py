@@ -16,16 +16,19 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pipeline import assets
+from pipeline import assets, earlier_runs
 from pipeline.config import RunConfig
+from pipeline.earlier_runs import EarlierRun, EarlierUnit, units_of
 from pipeline.flow import StageSpec
 from pipeline.inputs import Unit, list_units
 from pipeline.store import PhaseFolder
 from stages.classifiers import Classifiers, ClassifiersFilter
 from stages.contract import Stage
+from stages.copies import CopiesFilter
 from stages.decontamination import Decontamination, DecontaminationFilter
 from stages.language import Language, LanguageFilter
 from stages.length import Length
@@ -42,6 +45,7 @@ from stages.url import Url
 
 PHASE_VERSIONS: Mapping[str, int] = {
     "extract": 2,
+    "copies": 1,
     "deduplicate": 1,
     "annotate": 1,
     "near_deduplicate": 1,
@@ -53,18 +57,20 @@ PHASE_VERSIONS: Mapping[str, int] = {
 
 PARENTS: Mapping[str, tuple[str, ...]] = {
     "extract": (),
-    "deduplicate": ("extract",),
-    "annotate": ("extract", "deduplicate"),
+    "copies": ("extract",),
+    "deduplicate": ("extract", "copies"),
+    "annotate": ("extract", "copies", "deduplicate"),
     "near_deduplicate": ("annotate",),
     "select": ("annotate", "near_deduplicate"),
     "tokenize": ("annotate", "select"),
     "write_shards": ("tokenize",),
 }
-"""Whose outputs a phase reads: near_deduplicate's only where it is on."""
+"""Whose outputs a phase reads: those of copies and near_deduplicate only where they are on."""
 
 CHAIN: Mapping[str, tuple[type[Stage[Any]], ...]] = {
     "extract": (Url, Unicode, Length, ParagraphHashes),
     "annotate": (
+        CopiesFilter,
         ParagraphRemoval,
         Lines,
         Length,
@@ -89,7 +95,10 @@ CHAIN: Mapping[str, tuple[type[Stage[Any]], ...]] = {
 }
 """The stages of every phase that has some, in the order they work; each has the config section of its own name."""
 
-ACROSS_UNITS = frozenset({"deduplicate", "near_deduplicate", "select", "write_shards"})
+DECIDED_BY: Mapping[type[Stage[Any]], str] = {CopiesFilter: "copies", MinHashFilter: "near_deduplicate"}
+"""Stages that drop what a phase has found, and are off where it is."""
+
+ACROSS_UNITS = frozenset({"copies", "deduplicate", "near_deduplicate", "select", "write_shards"})
 """Phases in which one unit's output depends on the others (select: through the percentiles of the run)."""
 
 
@@ -111,6 +120,12 @@ class RunPlan:
     config: RunConfig
     units: tuple[Unit, ...]
     phases: tuple[PhasePlan, ...]
+    earlier: tuple[EarlierRun, ...] = ()
+
+    @cached_property
+    def earlier_units(self) -> tuple[EarlierUnit, ...]:
+        """The units of the runs before this one, in order."""
+        return tuple(units_of(self.earlier))
 
     @property
     def run_dir(self) -> Path:
@@ -135,29 +150,28 @@ class RunPlan:
 
 
 def make_plan(config: RunConfig) -> RunPlan:
-    """Plan a run. Lists the input and looks for models on this machine; fetches and makes nothing.
+    """Plan a run. Lists the input, looks for models on this machine and for earlier runs; fetches and makes nothing.
 
     Raises:
-        ConfigError: the input cannot be listed.
+        ConfigError: the input cannot be listed, or an earlier run cannot be compared with.
         ValueError: a stage does not find the columns that it needs.
     """
-    return plan_units(config, list_units(config.input))
+    return plan_units(config, list_units(config.input), earlier_runs.find(config))
 
 
-def plan_units(config: RunConfig, units: Sequence[Unit]) -> RunPlan:
-    """The plan for units that are known already."""
+def plan_units(config: RunConfig, units: Sequence[Unit], earlier: tuple[EarlierRun, ...] = ()) -> RunPlan:
+    """The plan for units, and earlier runs, that are known already."""
     phases: dict[str, PhasePlan] = {}
     for name, version in PHASE_VERSIONS.items():
         specs = stages_of(name, config)
-        fingerprint = _fingerprint(name, specs, config, units, phases)
+        fingerprint = _fingerprint(name, specs, config, units, phases, earlier)
         phases[name] = PhasePlan(name, version, parents_of(name, config), specs, fingerprint)
-    return RunPlan(config, tuple(units), tuple(phases.values()))
+    return RunPlan(config, tuple(units), tuple(phases.values()), earlier)
 
 
 def parents_of(phase: str, config: RunConfig) -> tuple[str, ...]:
     """The phases whose outputs a phase reads under this config."""
-    is_off = config.near_deduplicate is None
-    return tuple(parent for parent in PARENTS[phase] if not (is_off and parent == "near_deduplicate"))
+    return tuple(parent for parent in PARENTS[phase] if getattr(config, parent) is not None)
 
 
 def stages_of(phase: str, config: RunConfig) -> tuple[StageSpec, ...]:
@@ -168,7 +182,7 @@ def stages_of(phase: str, config: RunConfig) -> tuple[StageSpec, ...]:
     section = getattr(config, phase)
     specs: list[StageSpec] = []
     for stage in CHAIN.get(phase, ()):
-        if stage is MinHashFilter and config.near_deduplicate is None:
+        if stage in DECIDED_BY and getattr(config, DECIDED_BY[stage]) is None:
             continue
         if stage.name == phase:
             specs.append(StageSpec(stage, section))
@@ -208,6 +222,7 @@ def _fingerprint(
     config: RunConfig,
     units: Sequence[Unit],
     before: Mapping[str, PhasePlan],
+    earlier: Sequence[EarlierRun],
 ) -> str | None:
     """The fingerprint of a phase, or None while one of its models has no content yet."""
     references = [reference for spec in specs for reference in spec.stage.files_of(spec.settings)]
@@ -223,6 +238,7 @@ def _fingerprint(
     section = getattr(config, name)
     if section is not None:
         section = section.model_dump(mode="python")  # so that sets are refused, not listed in any order
+    shared = [share for run in earlier if (share := earlier_runs.shares(config, name, run)) is not None]
     return fingerprint(
         {
             "phase": name,
@@ -234,5 +250,6 @@ def _fingerprint(
             "units": [unit.key for unit in units] if name in ACROSS_UNITS else None,
             "files_per_unit": config.input.files_per_unit if name == "extract" else None,
             "order_seed": config.write_shards.seed if name == "tokenize" else None,
+            **({"earlier_runs": shared} if shared else {}),
         }
     )

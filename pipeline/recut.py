@@ -171,7 +171,8 @@ def _changes(before: Any, after: Any, key: str = "") -> Iterator[tuple[str, tupl
 
 def _refuse_more_than_select(changes: Mapping[str, tuple[Any, Any]]) -> None:
     """Raise ConfigError with a line for each key that is not of select; what changes no byte may change."""
-    phase_of = {name: name for name in PHASE_VERSIONS} | {"input": "extract", "run_dir": "extract"}
+    phase_of = {name: name for name in PHASE_VERSIONS}
+    phase_of |= {"input": "extract", "run_dir": "extract", "earlier_runs": "deduplicate"}
     others = {key: phase_of[top] for key in changes if (top := key.split(".")[0]) not in ("select", "engine")}
     if others:
         raise ConfigError(
@@ -185,7 +186,7 @@ def _refuse_more_than_select(changes: Mapping[str, tuple[Any, Any]]) -> None:
 
 def _renewed(run: Run, stored: RunConfig) -> tuple[str, ...]:
     """Phases before select that this software would do anew: a stage has changed since, or a model has."""
-    plan = plan_units(stored, plan_of(run, stored).units)
+    plan = plan_units(stored, plan_of(run, stored).units, run.earlier)
     return tuple(
         phase.name
         for phase in plan.phases

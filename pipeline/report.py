@@ -25,7 +25,7 @@ from rich.table import Table
 
 from pipeline.config import RunConfig
 from pipeline.ledger import Run
-from pipeline.plan import CHAIN, PHASE_VERSIONS, RunPlan
+from pipeline.plan import CHAIN, DECIDED_BY, PHASE_VERSIONS, RunPlan
 from stages.contract import AccountsDoNotBalance, Tally
 from stages.pii import KINDS
 from stages.warc import CAUSES
@@ -369,6 +369,7 @@ def as_table(title: str, columns: Iterable[str], rows: Iterable[tuple[str, ...]]
 
 DISK_SHARE: Mapping[str, float] = {
     "extract": 1.2,
+    "copies": 0.01,
     "deduplicate": 0.15,
     "annotate": 0.5,
     "near_deduplicate": 0.01,
@@ -408,7 +409,8 @@ def print_plan(plan: RunPlan, console: Console) -> None:
 def _stages(config: RunConfig, phase: str) -> list[str]:
     """Names of the stages that are not turned off, also of those that are built only when the run is at them."""
     section = getattr(config, phase, None)
-    return [stage.name for stage in CHAIN.get(phase, ()) if getattr(section, stage.name, stage) is not None]
+    chain = [stage for stage in CHAIN.get(phase, ()) if getattr(config, DECIDED_BY.get(stage, ""), stage) is not None]
+    return [stage.name for stage in chain if getattr(section, stage.name, stage) is not None]
 
 
 def _state(plan: RunPlan, name: str) -> tuple[str, str, str]:

@@ -29,6 +29,9 @@ from typing import Any
 
 import pyarrow as pa
 
+RUN_FILE = "run.json"
+"""In a run folder: which folders of phases belong together, and of which units (ledger.py:record_run)."""
+
 _ASIDE = ".aside"
 _DONE = "done"
 _COMPLETE = "phase.json"

@@ -74,6 +74,50 @@ def signatures(
     return minima, num_words
 
 
+@compiled
+def ngram_hashes(
+    utf8: NDArray[np.uint8], offsets: NDArray[np.int64], table: CharacterTable, ngram_words: int
+) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+    """The hashes of every text's n-grams, each once, sorted: the first 8 bytes of the SHA-1, little-endian.
+
+    Args:
+        utf8: (bytes,) of all texts.
+        offsets: (n + 1,) where each text starts in `utf8`.
+        table: as `signatures` takes it.
+        ngram_words: words of an n-gram.
+
+    Returns:
+        starts: (n + 1,) where each text's hashes start.
+        hashes: (starts[n],).
+    """
+    num_texts = len(offsets) - 1
+    longest = 0
+    for t in range(num_texts):
+        longest = max(longest, offsets[t + 1] - offsets[t])
+    letters, starts = np.empty(2 * longest + 1, np.uint8), np.empty(longest + 2, np.int64)
+    message, schedule = np.empty(2 * longest + _PADDING, np.uint8), np.empty(80, np.uint32)
+    hashes = np.empty(offsets[-1] - offsets[0], np.uint64)  # no more n-grams than bytes
+    ends, num_hashes = np.zeros(num_texts + 1, np.int64), 0
+    for t in range(num_texts):
+        num_words = _split_words(utf8, offsets[t], offsets[t + 1], table, letters, starts)
+        span, begin = min(ngram_words, num_words), num_hashes
+        for first in range(num_words - span + 1 if num_words else 0):
+            num_bytes = starts[first + span] - 1 - starts[first]
+            for i in range(num_bytes):
+                message[i] = letters[starts[first] + i]
+            hashes[num_hashes] = sha1_prefix(message, num_bytes, schedule)
+            num_hashes += 1
+        hashes[begin:num_hashes].sort()
+        last = begin
+        for k in range(begin + 1, num_hashes):
+            if hashes[k] != hashes[last]:
+                last += 1
+                hashes[last] = hashes[k]
+        num_hashes = min(num_hashes, last + 1)
+        ends[t + 1] = num_hashes
+    return ends, hashes[:num_hashes].copy()
+
+
 @njit(nogil=True)
 def _split_words(
     utf8: NDArray[np.uint8],

@@ -23,6 +23,9 @@ from stages._sha1 import compiled
 Pairs = NDArray[np.uint64]
 """(n, 2): the ids, or the positions, of two documents that are near-duplicates."""
 
+Values = NDArray[np.uint32] | NDArray[np.uint64]
+"""What documents are compared by: the minima of a signature, or the hashes of n-grams."""
+
 
 def groups_of_equal(
     hashes: NDArray[np.uint64], documents: NDArray[np.uint64]
@@ -55,20 +58,36 @@ def stars(documents: NDArray[np.uint64], starts: NDArray[np.int64]) -> Pairs:
     return np.stack([firsts[is_other], documents[is_other]], axis=1)
 
 
+def groups_reaching(
+    documents: NDArray[np.uint64], starts: NDArray[np.int64], first: int
+) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    """Of groups as `groups_of_equal` gives them those whose last document is `first` or comes after it."""
+    reaches = documents[starts[1:] - 1] >= first
+    sizes = np.diff(starts)
+    return documents[np.repeat(reaches, sizes)], np.append(0, np.cumsum(sizes[reaches]))
+
+
 @compiled
 def similar_pairs(
-    documents: NDArray[np.uint64], starts: NDArray[np.int64], signatures: NDArray[np.uint32], min_equal: float
+    documents: NDArray[np.uint64],
+    starts: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    values: Values,
+    are_sets: bool,
+    min_similarity: float,
 ) -> Pairs:
-    """Pairs that join, within each group, whom a chain of similar signatures joins: a forest.
+    """Pairs that join, within each group, whom a chain of similar documents joins: a forest.
 
-    Two signatures are similar when at least `min_equal` of their values are equal. A group of k alike takes k
-    comparisons, one of k strangers k * k / 2.
+    A group of k alike takes k comparisons, one of k strangers k * k / 2.
 
     Args:
         documents: (m,) group by group.
         starts: (number of groups + 1,).
-        signatures: (m, num_permutations) of `documents`.
-        min_equal: similarity times num_permutations.
+        offsets: (m + 1,) where what is compared of each document starts in `values`.
+        values: signatures of equal length, whose similarity is the share of places where they are equal; or sets,
+            sorted, whose similarity is Jaccard's.
+        are_sets: which of the two.
+        min_similarity: from which on two documents are similar.
     """
     pairs = np.empty((len(documents), 2), np.uint64)
     num_pairs = 0
@@ -77,8 +96,11 @@ def similar_pairs(
         num_joined = 0
         for i in range(len(places)):
             num_joined = max(num_joined, i + 1)
+            one = values[offsets[places[i]] : offsets[places[i] + 1]]
             for j in range(num_joined, len(places)):
-                if _num_equal(signatures[places[i]], signatures[places[j]]) >= min_equal:
+                other = values[offsets[places[j]] : offsets[places[j] + 1]]
+                num_equal, out_of = _num_common(one, other) if are_sets else (_num_equal(one, other), len(one))
+                if num_equal >= min_similarity * out_of:
                     pairs[num_pairs, 0], pairs[num_pairs, 1] = documents[places[i]], documents[places[j]]
                     num_pairs += 1
                     places[j], places[num_joined] = places[num_joined], places[j]
@@ -87,11 +109,25 @@ def similar_pairs(
 
 
 @njit(nogil=True)
-def _num_equal(one: NDArray[np.uint32], other: NDArray[np.uint32]) -> int:
+def _num_equal(one: Values, other: Values) -> int:
     num_equal = 0
     for k in range(len(one)):
         num_equal += one[k] == other[k]
     return num_equal
+
+
+@njit(nogil=True)
+def _num_common(one: Values, other: Values) -> tuple[int, int]:
+    """Size of the intersection and of the union of two sets, each sorted."""
+    num_common, i, j = 0, 0, 0
+    while i < len(one) and j < len(other):
+        if one[i] == other[j]:
+            num_common, i, j = num_common + 1, i + 1, j + 1
+        elif one[i] < other[j]:
+            i += 1
+        else:
+            j += 1
+    return num_common, len(one) + len(other) - num_common
 
 
 def spanning_forest(pairs: Pairs) -> Pairs:

@@ -21,13 +21,13 @@ import string
 from collections.abc import Mapping
 from functools import cache
 from types import MappingProxyType
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from stages import _minhash, _sha1
 from stages.contract import Outcome, Settings, Stage, drop_where, keep_all
@@ -56,12 +56,18 @@ class MinHashSettings(Settings):
         description="Jaccard similarity of the n-grams from which on documents are near-duplicates (RefinedWeb: 0.8, "
         "FineWeb: 0.75). Bands and rows follow from it; with LSH it is the middle of a slope, not a step.",
     )
-    verify: bool = Field(
+    verify: bool | Literal["exact"] = Field(
         default=False,
-        description="Hold every candidate pair's signatures against the threshold as well: fewer pairs below it, "
-        "and fewer above; num_permutations * 4 bytes of disk per document.",
+        description="What every candidate pair is held against the threshold by as well. signatures (or true): their "
+        "likeness, fewer pairs below it, and fewer above; num_permutations * 4 bytes of disk per document. exact: the "
+        "Jaccard similarity itself, no pair below it; 8 bytes of disk per word.",
     )
     seed: int = Field(default=1, ge=0, lt=2**32, description="Of the permutations (datasketch's default is 1).")
+
+    @field_validator("verify", mode="before")
+    @classmethod
+    def _signatures_are_true(cls, found: Any) -> Any:
+        return True if found == "signatures" else found
 
     @model_validator(mode="after")
     def _has_bands(self) -> Self:
@@ -149,20 +155,35 @@ def signatures(
         signatures: (n, num_permutations) uint32.
         has_words: (n,) False where there is nothing to compare.
     """
-    filled = pc.fill_null(pc.cast(texts, pa.large_string()), "")
-    array = pa.concat_arrays(filled.chunks) if isinstance(filled, pa.ChunkedArray) and filled.num_chunks else filled
-    if len(array) == 0:
+    if len(texts) == 0:
         return np.empty((0, settings.num_permutations), np.uint32), np.empty(0, np.bool_)
-    _, offsets, utf8 = array.buffers()
     permutations = _permutations(settings.num_permutations, settings.seed)
-    minima, num_words = _minhash.signatures(
+    minima, num_words = _minhash.signatures(*_raw(texts), _characters(), settings.ngram_words, permutations)
+    return minima, num_words > 0
+
+
+def ngram_sets(texts: pa.Array | pa.ChunkedArray, settings: MinHashSettings) -> pa.LargeListArray:
+    """The hashes of every text's n-grams, each once, sorted: the first 8 bytes of the SHA-1, little-endian.
+
+    Args:
+        texts: (n,) string or large_string; a null counts as empty.
+        settings: how many words an n-gram has.
+    """
+    if len(texts) == 0:
+        return pa.array([], pa.large_list(pa.uint64()))
+    offsets, hashes = _minhash.ngram_hashes(*_raw(texts), _characters(), settings.ngram_words)
+    return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(hashes))
+
+
+def _raw(texts: pa.Array | pa.ChunkedArray) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """The bytes of one text or more, and where each starts in them, (n + 1,)."""
+    filled = pc.fill_null(pc.cast(texts, pa.large_string()), "")
+    array = pa.concat_arrays(filled.chunks) if isinstance(filled, pa.ChunkedArray) else filled
+    _, offsets, utf8 = array.buffers()
+    return (
         _read_only(np.frombuffer(utf8 or b"", np.uint8)),
         _read_only(np.frombuffer(offsets, np.int64, len(array) + 1, 8 * array.offset)),
-        _characters(),
-        settings.ngram_words,
-        permutations,
     )
-    return minima, num_words > 0
 
 
 def _read_only(values: np.ndarray) -> np.ndarray:
@@ -181,9 +202,15 @@ class MinHash(Stage[MinHashSettings]):
     adds: ClassVar[pa.Schema] = pa.schema(
         [
             pa.field("minhash", pa.list_(pa.uint64())),  # one per band; null where there are no words
-            pa.field("minhash_signature", pa.list_(pa.uint32())),  # null unless settings.verify
+            pa.field("minhash_signature", pa.list_(pa.uint32())),  # null unless pairs are verified by it
         ]
     )
+
+    @classmethod
+    def adds_of(cls, settings: MinHashSettings) -> pa.Schema:
+        """With the n-grams where pairs are verified by them."""
+        ngrams = pa.field("minhash_ngrams", pa.large_list(pa.uint64()))
+        return cls.adds.append(ngrams) if settings.verify == "exact" else cls.adds
 
     def open(self) -> None:
         """Ask datasketch for bands and permutations, and make the table of characters."""
@@ -198,9 +225,11 @@ class MinHash(Stage[MinHashSettings]):
         added: dict[str, pa.Array | pa.ChunkedArray] = {
             "minhash": _lists(hashes, has_words),
             "minhash_signature": _lists(minima, has_words)
-            if self.settings.verify
+            if self.settings.verify is True
             else pa.nulls(len(minima), pa.list_(pa.uint32())),
         }
+        if self.settings.verify == "exact":
+            added["minhash_ngrams"] = ngram_sets(batch.column("text"), self.settings)
         return keep_all(batch, added)
 
 

@@ -7,8 +7,10 @@ Leaves to others: which work is still to be done, where and how often it is trie
 The files of a phase, per unit or partition (all of them read back by range, none of them moved between machines):
 
     extract      <unit>.documents.parquet  <unit>.hashes.arrow  <unit>.fates.parquet  <unit>.quarantine.jsonl
+    copies       <unit>.contents.arrow  copies.arrow: per unit which records have to go, and who stays
     deduplicate  g000-p000of001.repeats.arrow   per unit of the group: which lines of which records have to go
-    annotate     <unit>.documents.parquet  <unit>.fates.parquet  <unit>.bands.arrow  <unit>.signatures.arrow (to verify)
+    annotate     <unit>.documents.parquet  <unit>.fates.parquet  <unit>.bands.arrow
+                 <unit>.signatures.arrow or <unit>.ngrams.arrow, to verify by
     near_deduplicate  p000of001.forest.npy      near_duplicates.arrow: per unit which records have to go, and who stays
     select       <unit>.fates.parquet      every document that got this far, kept or not
     tokenize     <unit>.tokens.bin  <unit>.documents.arrow      both in the order of the global shuffle
@@ -21,6 +23,7 @@ from collections.abc import Callable, Mapping
 
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.base import PartitionPhase, Phase, UnitPhase
+from pipeline.phases.copies import Copies
 from pipeline.phases.deduplicate import Deduplicate
 from pipeline.phases.extract import Extract
 from pipeline.phases.near_deduplicate import NearDeduplicate
@@ -31,7 +34,7 @@ from pipeline.plan import RunPlan
 
 PHASES: Mapping[str, Callable[[RunPlan], Phase]] = {
     phase.name: phase
-    for phase in (Extract, Deduplicate, Annotate, NearDeduplicate, Select, TokenizeDocuments, WriteShards)
+    for phase in (Extract, Copies, Deduplicate, Annotate, NearDeduplicate, Select, TokenizeDocuments, WriteShards)
 }
 """By name, in the order they run."""
 

@@ -1,31 +1,38 @@
-"""annotate: drop repeated paragraphs, then score what is left. Every score is stored.
+"""annotate: drop copies and repeated paragraphs, then score what is left. Every score is stored.
 
 Promises: each document that still has text is stored with it and with all its scores; the tally holds histograms of
 perplexity per language, from which select may take percentiles of the run. Hashes of MinHash bands go into a file of
-their own, which near_deduplicate reads by range, and signatures, where they are to be verified, into another.
+their own, which near_deduplicate reads by range, and what there is to verify by, signatures or runs of words, into
+another.
 Leaves to others: decisions (select).
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.phases.base import RowGroups, UnitPhase, UnitSink, flow_schema, row_groups
+from pipeline.phases.base import FATE, RowGroups, UnitPhase, UnitSink, flow_schema, row_groups
 from pipeline.phases.buckets import write_buckets
+from pipeline.phases.copies import Copies
 from pipeline.phases.deduplicate import Deduplicate
 from pipeline.phases.extract import EXTRACTED
 from pipeline.store import Task
 from stages import perplexity
+from stages.contract import with_columns
 from stages.decontamination import CONTAMINATION
 from stages.minhash import MinHashSettings
 
-NOT_WITH_DOCUMENTS = ("duplicate_lines", "minhash", "minhash_signature")
+NOT_WITH_DOCUMENTS = ("representative", "copy_by", "duplicate_lines", "minhash", "minhash_signature", "minhash_ngrams")
 """Columns of the flow that are not stored in the documents file."""
+
+COPY_BY = pa.field("copy_by", pa.string())
+"""In what a document is the copy of another (the config's copies.by); null: there is no other."""
 
 BANDS = pa.schema([pa.field("hash", pa.uint64()), pa.field("record", pa.uint32())])
 
@@ -45,11 +52,25 @@ def signatures_file(work: str) -> str:
     return f"{work}.signatures.arrow"
 
 
+def ngrams_file(work: str) -> str:
+    """One record batch of NGRAMS, in input order."""
+    return f"{work}.ngrams.arrow"
+
+
+NGRAMS = pa.schema([pa.field("record", pa.uint32()), pa.field("ngrams", pa.large_list(pa.uint64()))])
+"""The hashes of a document's runs of words, each once, sorted."""
+
+
 class Annotate(UnitPhase):
     """Drop repeated paragraphs, then score what is left. Every score is stored."""
 
     name = "annotate"
-    schema = pa.schema([*EXTRACTED, pa.field("duplicate_lines", pa.list_(pa.uint32()))])
+
+    @property
+    def schema(self) -> pa.Schema:  # type: ignore[override]
+        """What extract stored, which lines have to go, and where copies are looked for, whose copy the document is."""
+        of_copies = [] if self.config.copies is None else [FATE.field("representative"), COPY_BY]
+        return pa.schema([*EXTRACTED, pa.field("duplicate_lines", pa.list_(pa.uint32())), *of_copies])
 
     @property
     def stored(self) -> pa.Schema:
@@ -57,8 +78,9 @@ class Annotate(UnitPhase):
         return pa.schema([f for f in flow_schema(self) if f.name not in NOT_WITH_DOCUMENTS])
 
     def read(self, work: str) -> Generator[pa.Table, None, dict[str, Any]]:
-        """The unit's documents, with the lines that deduplicate found beside them."""
+        """The unit's documents, with what copies and deduplicate found beside them."""
         unit = self.unit(work)
+        copies = Copies(self.plan).copies_of(unit)
         repeats = Deduplicate(self.plan).repeats_of(unit)
         records, lines = repeats >> np.uint64(32), repeats.astype(np.uint32)
         documents = self.plan.folder("extract").open(f"{work}.documents.parquet")
@@ -66,7 +88,11 @@ class Annotate(UnitPhase):
             wanted = table.column("doc_id").to_numpy() & np.uint64(0xFFFF_FFFF)
             offsets = np.append(np.searchsorted(records, wanted), np.searchsorted(records, wanted[-1], side="right"))
             column = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(lines))
-            yield table.append_column(self.schema.field("duplicate_lines"), column)
+            place = pc.index_in(pa.array(wanted.astype(np.uint32)), value_set=copies["record"])
+            added = {"duplicate_lines": column, "representative": copies["representative"].take(place)}
+            if self.config.copies is not None:
+                added["copy_by"] = pc.if_else(pc.is_valid(place), pa.scalar(self.config.copies.by), None)
+            yield with_columns(table, {name: added[name] for name in self.schema.names if name in added})
         return {}
 
     def sink(self, work: str, task: Task) -> UnitSink:
@@ -76,12 +102,12 @@ class Annotate(UnitPhase):
 
 
 class _Bands:
-    """The band hashes, and signatures where they are wanted, of one unit."""
+    """The band hashes of one unit, and where it is wanted what pairs are verified by."""
 
     def __init__(self, settings: MinHashSettings) -> None:
         self._settings = settings
         self._hashes, self._records = [np.empty(0, np.uint64)], [np.empty(0, np.uint32)]
-        self._signatures: list[pa.RecordBatch] = []
+        self._verified_by: list[pa.RecordBatch] = []
 
     def add(self, kept: pa.Table) -> int:
         """Take the next documents; how many band hashes they have."""
@@ -90,22 +116,31 @@ class _Bands:
         hashes = pc.list_flatten(documents.column("minhash")).to_numpy()
         self._hashes.append(hashes)
         self._records.append(np.repeat(records, len(hashes) // max(1, len(records))))
-        if self._settings.verify:
+        if self._settings.verify == "exact":
+            lists = documents.column("minhash_ngrams").combine_chunks()
+            self._verified_by.append(pa.record_batch([pa.array(records), lists], schema=NGRAMS))
+        elif self._settings.verify:
             values = pc.list_flatten(documents.column("minhash_signature")).combine_chunks()
             lists = pa.FixedSizeListArray.from_arrays(values, self._settings.num_permutations)
-            self._signatures.append(pa.record_batch([pa.array(records), lists], names=["record", "signature"]))
+            self._verified_by.append(pa.record_batch([pa.array(records), lists], names=["record", "signature"]))
         return len(hashes)
 
     def write(self, task: Task, work: str) -> None:
         """Write the files of the unit."""
         rows = pa.record_batch([np.concatenate(self._hashes), np.concatenate(self._records)], schema=BANDS)
         write_buckets(task.path(bands_file(work)), rows)
-        if self._settings.verify:
+        if self._settings.verify == "exact":
+            _write_one_batch(task.path(ngrams_file(work)), NGRAMS, self._verified_by)
+        elif self._settings.verify:
             lists = pa.list_(pa.uint32(), self._settings.num_permutations)
             schema = pa.schema([pa.field("record", pa.uint32()), pa.field("signature", lists)])
-            with pa.ipc.new_file(task.path(signatures_file(work)), schema) as file:
-                table = pa.Table.from_batches(self._signatures, schema=schema).combine_chunks()
-                file.write_batch(pa.concat_batches(table.to_batches()) if table.num_rows else _empty(schema))
+            _write_one_batch(task.path(signatures_file(work)), schema, self._verified_by)
+
+
+def _write_one_batch(path: Path, schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> None:
+    with pa.ipc.new_file(path, schema) as file:
+        table = pa.Table.from_batches(batches, schema=schema).combine_chunks()
+        file.write_batch(pa.concat_batches(table.to_batches()) if table.num_rows else _empty(schema))
 
 
 def _empty(schema: pa.Schema) -> pa.RecordBatch:

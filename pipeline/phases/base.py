@@ -13,8 +13,10 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from pipeline.config import RunConfig
 from pipeline.flow import StageSpec
@@ -37,7 +39,7 @@ FATE = pa.schema(
         pa.field("num_chars", pa.int64()),  # of the text when the fate was decided
         pa.field("language", pa.string()),
         pa.field("bucket", pa.string()),
-        pa.field("representative", pa.uint64()),  # of a near-duplicate: the doc_id of the document in its place
+        pa.field("representative", pa.uint64()),  # of a copy or near-duplicate: the doc_id of the one in its place
     ]
 )
 
@@ -111,11 +113,32 @@ class UnitPhase(Phase):
 
 
 class PartitionPhase(Phase):
-    """A phase whose work is a range of a keyed space, over the whole crawl."""
+    """A phase whose work is a range of a keyed space, over the whole crawl.
+
+    Where it looks into earlier runs too, it puts their units before its own, in `places`: of what is equal the first
+    stays, and they were there first. Ids by place are what it works with; `doc_ids` makes of them what others read.
+    """
 
     @abstractmethod
     def run(self, work: str) -> None:
         """Do one piece of work and commit it."""
+
+    def sources(self, phase: str) -> list[tuple[PhaseFolder, str]]:
+        """A parent's folder and the unit's name, of all earlier units and then of all units."""
+        earlier = [(unit.run.folder(phase), unit.key) for unit in self.plan.earlier_units]
+        return earlier + [(self.plan.folder(phase), unit.key) for unit in self.plan.units]
+
+    def counts(self, phase: str, name: str) -> list[int]:
+        """What a parent has counted of each unit, in the same order."""
+        records = [record for run in self.plan.earlier for record in run.folder(phase).records(run.units)]
+        records += self.plan.folder(phase).records(unit.key for unit in self.plan.units)
+        return [record["tally"]["counts"].get(name, 0) for record in records]
+
+    def doc_ids(self, ids: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """Of ids by place: units of this run have their own numbers, those of earlier runs the numbers behind them."""
+        num_units = len(self.plan.units)
+        units = ((ids >> np.uint64(32)) + np.uint64(num_units)) % np.uint64(num_units + len(self.plan.earlier_units))
+        return units << np.uint64(32) | ids & np.uint64(0xFFFF_FFFF)
 
 
 class UnitSink(ABC):

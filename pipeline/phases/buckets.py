@@ -6,15 +6,18 @@ Leaves to others: what the rows are.
 
     write_buckets(path, pa.record_batch([hashes, records], schema))      # by the first column
     read_buckets(folder.open(name), *bucket_range("p000of004"))          # 64 record batches
+    gather([first of one unit's, first of another's, ...])               # the hashes of one bucket, and whose they are
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 NUM_BUCKETS = 256
 """Ranges of hash space in a file. A partition is a run of whole buckets, so this is the most there can be."""
@@ -51,3 +54,15 @@ def read_buckets(source: pa.NativeFile, first: int, end: int) -> list[pa.RecordB
     with source:
         file = pa.ipc.open_file(source)
         return [file.get_batch(bucket) for bucket in range(first, end)]
+
+
+def gather(bucket: Sequence[pa.RecordBatch]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """One bucket of several files, whose columns `hash` and `record` are laid end to end.
+
+    Returns:
+        hashes: (n,).
+        ids: (n,) place of the file << 32 | record: never decreasing where no file's records do.
+    """
+    places = np.repeat(np.arange(len(bucket), dtype=np.uint64) << np.uint64(32), [batch.num_rows for batch in bucket])
+    hashes = np.concatenate([batch["hash"].to_numpy() for batch in bucket])
+    return hashes, places | np.concatenate([batch["record"].to_numpy() for batch in bucket])

@@ -1,7 +1,8 @@
 """deduplicate: which lines of which records have to go, over the whole crawl.
 
 Promises: the answer depends on the paragraphs and the rule alone, not on the number of partitions; a partition's
-memory is bounded by `engine.memory_mb`.
+memory is bounded by `engine.memory_mb`. What earlier runs have read counts as read before all of this one, in each of
+its groups; the paragraphs of exact copies of documents do not count.
 Leaves to others: the rule (stages/paragraphs.py:duplicated), taking the lines out (annotate).
 """
 
@@ -12,10 +13,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipeline.inputs import Unit
 from pipeline.phases.base import PartitionPhase
-from pipeline.phases.buckets import bucket_range, partition_names, partitions_for, read_buckets
+from pipeline.phases.buckets import bucket_range, gather, partition_names, partitions_for, read_buckets
+from pipeline.phases.copies import Copies
+from pipeline.phases.extract import hashes_file
 from stages.contract import Tally
 from stages.paragraphs import duplicated
 
@@ -48,37 +52,42 @@ class Deduplicate(PartitionPhase):
         """So many that one fits into a task's memory, even in the largest group; once all is done, as many as were."""
         if self.folder.complete():
             return self.folder.summary()["works"] // len(self.groups)
-        extracted = self.plan.folder("extract")
-        records = extracted.records(unit.key for unit in self.plan.units)
-        counts = dict(zip(self.plan.units, (r["tally"]["counts"].get("paragraphs", 0) for r in records), strict=True))
-        largest = max((sum(counts[unit] for unit in group) for group in self.groups), default=0)
-        return partitions_for(largest, BYTES_PER_PARAGRAPH, self.config.engine.memory_mb)
+        counts, own = self.counts("extract", "paragraphs"), len(self.plan.earlier_units)
+        largest = max((sum(counts[own + unit.index] for unit in group) for group in self.groups), default=0)
+        return partitions_for(sum(counts[:own]) + largest, BYTES_PER_PARAGRAPH, self.config.engine.memory_mb)
 
     def run(self, work: str) -> None:
         """Read one range of every unit's hashes, find what is repeated, write it per unit."""
         keep = self.config.deduplicate.keep
         assert keep != "all"
         group, partition = work.split("-")
-        units = self.groups[int(group[1:])]
+        units, own = self.groups[int(group[1:])], len(self.plan.earlier_units)
         extracted, buckets = self.plan.folder("extract"), bucket_range(partition)
-        batches = [read_buckets(extracted.open(f"{unit.key}.hashes.arrow"), *buckets) for unit in units]
+        batches = [read_buckets(f.open(hashes_file(key)), *buckets) for f, key in self.sources("extract")[:own]]
+        for unit in units:
+            found = read_buckets(extracted.open(hashes_file(unit.key)), *buckets)
+            batches.append(self._without_copies(unit, found))
         repeats: list[list[pa.RecordBatch]] = [[] for _ in units]
         tally = Tally()
         for bucket in zip(*batches, strict=True):  # one range of hashes, from every unit
-            sizes = [batch.num_rows for batch in bucket]
-            documents = np.repeat(np.arange(len(units), dtype=np.uint64) << np.uint64(32), sizes)
-            documents |= np.concatenate([batch["record"].to_numpy() for batch in bucket])
-            hashes = np.concatenate([batch["hash"].to_numpy() for batch in bucket])
-            gone = duplicated(hashes, documents, keep)
-            tally.add("paragraphs", len(gone))
-            tally.add("paragraphs_repeated", int(gone.sum()))
-            for mine, batch, mask in zip(repeats, bucket, np.split(gone, np.cumsum(sizes)[:-1]), strict=True):
+            gone = duplicated(*gather(bucket), keep)
+            ends = np.cumsum([batch.num_rows for batch in bucket])[:-1]
+            for mine, batch, mask in zip(repeats, bucket[own:], np.split(gone, ends)[own:], strict=True):
+                tally.add("paragraphs", len(mask))
+                tally.add("paragraphs_repeated", int(mask.sum()))
                 mine.append(batch.filter(pa.array(mask)).select(REPEATS.names))
         with self.folder.commit(work) as task:
             with pa.ipc.new_file(task.path(f"{work}.repeats.arrow"), REPEATS) as file:
                 for mine in repeats:
                     file.write_batch(pa.concat_batches(mine))
             task.record = {"tally": tally.to_json()}
+
+    def _without_copies(self, unit: Unit, batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+        """The paragraphs of those documents that are there to stay."""
+        copies = Copies(self.plan).copies_of(unit)["record"]
+        if not len(copies):
+            return batches
+        return [batch.filter(pc.invert(pc.is_in(batch["record"], value_set=copies))) for batch in batches]
 
     def repeats_of(self, unit: Unit) -> np.ndarray[Any, np.dtype[np.uint64]]:
         """Record << 32 | line of every line of a unit that has to go, sorted."""

@@ -26,6 +26,11 @@ from stages.contract import DOCUMENT, Tally
 from stages.warc import WarcReader
 
 
+def hashes_file(work: str) -> str:
+    """Hash of each paragraph of each document, as HASHES, by range of hashes (buckets.py)."""
+    return f"{work}.hashes.arrow"
+
+
 class Extract(UnitPhase):
     """Records to documents, and the hash of every paragraph beside them."""
 
@@ -86,7 +91,7 @@ class _ExtractSink(UnitSink):
         hashes, places = np.concatenate(self._hashes or empty), np.concatenate(self._lines or empty)
         records, lines = (places >> np.uint64(32)).astype(np.uint32), places.astype(np.uint32)
         rows = pa.record_batch([hashes, records, lines], schema=HASHES)
-        write_buckets(self.task.path(f"{self.work}.hashes.arrow"), rows)
+        write_buckets(self.task.path(hashes_file(self.work)), rows)
         quarantine = b"".join(json.dumps(entry, sort_keys=True).encode() + b"\n" for entry in report["quarantine"])
         self.task.path(f"{self.work}.quarantine.jsonl").write_bytes(quarantine)
         self.tally += Tally.from_json(report["tally"])

@@ -1,7 +1,8 @@
 """near_deduplicate: which documents have to go because another says nearly the same, over the whole crawl.
 
 Promises: documents with a band hash in common, and whoever hangs on them, are one group, of which one document stays;
-the answer depends on the signatures and the rule alone, not on the number of partitions. A partition's memory is
+of a group with a document of an earlier run none of this run's does. The answer depends on the signatures and the rule
+alone, not on the number of partitions. A partition's memory is
 bounded by `engine.memory_mb`; the merge holds one partition's pairs at a time, and parents in a sparse file of 8 bytes
 per record of the input, of which only the pages with near-duplicates are ever written.
 Leaves to others: signatures and bands (stages/minhash.py), forests and components (stages/components.py), dropping
@@ -13,7 +14,8 @@ Leaves to others: signatures and bands (stages/minhash.py), forests and componen
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,19 +27,21 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pipeline.inputs import Unit
-from pipeline.phases.annotate import bands_file, documents_file, signatures_file
+from pipeline.phases.annotate import bands_file, documents_file, ngrams_file, signatures_file
 from pipeline.phases.base import PartitionPhase
-from pipeline.phases.buckets import bucket_range, partition_names, partitions_for, read_buckets
+from pipeline.phases.buckets import bucket_range, gather, partition_names, partitions_for, read_buckets
 from stages import components
 from stages.components import Pairs
 from stages.contract import Tally
+from stages.minhash import MinHashSettings
 
 BYTES_PER_BAND_HASH = 128
 """Memory of a partition per band hash where all are near-duplicates: 12 as read, 16 for its pair, six times that while
 the forest is made. Measured where one document in ten is: 23."""
 
-SIGNATURES_AT_A_TIME = 2**16
-"""Documents whose signatures `verify` holds at a time (512 bytes each by default), or one group if that is larger."""
+VALUES_AT_A_TIME = 2**23
+"""Of what is verified by, so much is held at a time, or that of one group if it is larger: 2**16 signatures by default
+(32 MB), or the n-grams of about as many documents of 128 words (64 MB)."""
 
 NEAR_DUPLICATES = pa.schema([pa.field("record", pa.uint32()), pa.field("representative", pa.uint64())])
 """Of a unit, sorted: the record number of a document that has to go, and the doc_id of the one that stays."""
@@ -59,24 +63,22 @@ class NearDeduplicate(PartitionPhase):
         """So many that one fits into a task's memory."""
         if self.config.near_deduplicate is None:
             return 0
-        annotated = self.plan.folder("annotate")
-        records = annotated.records(unit.key for unit in self.plan.units)
-        counts = [record["tally"]["counts"].get("band_hashes", 0) for record in records]
-        return partitions_for(sum(counts), BYTES_PER_BAND_HASH, self.config.engine.memory_mb)
+        return partitions_for(
+            sum(self.counts("annotate", "band_hashes")), BYTES_PER_BAND_HASH, self.config.engine.memory_mb
+        )
 
     def run(self, work: str) -> None:
         """Read one range of every unit's band hashes and write a forest of the pairs in it."""
-        annotated, buckets = self.plan.folder("annotate"), bucket_range(work)
-        batches = [read_buckets(annotated.open(bands_file(unit.key)), *buckets) for unit in self.plan.units]
+        own = len(self.plan.earlier_units)
+        buckets = bucket_range(work)
+        batches = [read_buckets(f.open(bands_file(key)), *buckets) for f, key in self.sources("annotate")]
         found: list[Pairs] = [np.empty((0, 2), np.uint64)]
         tally = Tally()
         for bucket in zip(*batches, strict=True):  # one range of hashes, from every unit
-            units = np.repeat(np.arange(len(bucket), dtype=np.uint64), [batch.num_rows for batch in bucket])
-            records = np.concatenate([batch["record"].to_numpy() for batch in bucket])
-            hashes = np.concatenate([batch["hash"].to_numpy() for batch in bucket])
-            groups = components.groups_of_equal(hashes, units << np.uint64(32) | records)
+            groups = components.groups_of_equal(*gather(bucket))
+            groups = components.groups_reaching(*groups, own << 32) if own else groups  # the others are settled
             found.append(self._pairs(*groups))
-            tally.add("band_hashes", len(hashes))
+            tally.add("band_hashes", sum(batch.num_rows for batch in bucket[own:]))
             tally.add("band_hashes_shared", len(groups[0]))
         forest = components.spanning_forest(np.concatenate(found))
         with self.folder.commit(work) as task:
@@ -85,36 +87,46 @@ class NearDeduplicate(PartitionPhase):
 
     def _pairs(self, documents: NDArray[np.uint64], starts: NDArray[np.int64]) -> Pairs:
         """The pairs of one bucket's groups that count."""
-        settings = self.config.annotate.minhash
-        assert settings is not None
-        if not settings.verify:
+        if not self._settings.verify or not len(documents):
             return components.stars(documents, starts)
-        min_equal = settings.threshold * settings.num_permutations
+        are_sets = self._settings.verify == "exact"
         return np.concatenate(
             [
-                np.empty((0, 2), np.uint64),
-                *(
-                    components.similar_pairs(some, begins, self._signatures(some), min_equal)
-                    for some, begins in _in_pieces(documents, starts, SIGNATURES_AT_A_TIME)
-                ),
+                components.similar_pairs(some, begins, *_flat(lists), are_sets, self._settings.threshold)
+                for some, begins, lists in self._in_pieces(documents, starts)
             ]
         )
 
-    def _signatures(self, documents: NDArray[np.uint64]) -> NDArray[np.uint32]:
-        """The signatures of documents, read where they lie."""
-        settings = self.config.annotate.minhash
-        assert settings is not None
-        signatures = np.empty((len(documents), settings.num_permutations), np.uint32)
-        units, records = documents >> np.uint64(32), documents.astype(np.uint32)
-        for index in np.unique(units):
-            name = signatures_file(self.plan.units[int(index)].key)
-            mine = np.flatnonzero(units == index)
-            with self.plan.folder("annotate").map(name) as source:
-                stored = pa.ipc.open_file(source).get_batch(0)
-                rows = np.searchsorted(stored["record"].to_numpy(), records[mine])
-                values = stored["signature"].flatten().to_numpy().reshape(-1, settings.num_permutations)
-                signatures[mine] = values[rows]
-        return signatures
+    def _in_pieces(
+        self, documents: NDArray[np.uint64], starts: NDArray[np.int64]
+    ) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.int64], pa.Array]]:
+        """Runs of whole groups with about so many values, each as documents, starts, and what they are compared by."""
+        sizes = self._verified_by(documents, lambda lists: pc.list_value_length(lists).cast(pa.int64())).to_numpy()
+        ends = np.append(0, np.cumsum(sizes))[starts]  # values before each group
+        begin = 0
+        while begin < len(starts) - 1:
+            end = max(begin + 1, int(np.searchsorted(ends, ends[begin] + VALUES_AT_A_TIME, side="right")) - 1)
+            some = documents[starts[begin] : starts[end]]
+            yield some, starts[begin : end + 1] - starts[begin], self._verified_by(some, lambda lists: lists)
+            begin = end
+
+    def _verified_by(self, documents: NDArray[np.uint64], take: Callable[[pa.Array], pa.Array]) -> pa.Array:
+        """Of each document what `take` makes of its signature, or n-grams, read where it lies."""
+        sources, name = self.sources("annotate"), ngrams_file if self._settings.verify == "exact" else signatures_file
+        places = documents >> np.uint64(32)
+        order = np.argsort(places, kind="stable")
+        found: list[pa.Array] = []
+        for place in np.unique(places):
+            folder, key = sources[int(place)]
+            stored = pa.ipc.open_file(folder.map(name(key))).get_batch(0)
+            rows = np.searchsorted(stored["record"].to_numpy(), documents[places == place].astype(np.uint32))
+            found.append(take(stored.column(1).take(pa.array(rows))))
+        return pa.concat_arrays(found).take(pa.array(np.argsort(order)))
+
+    @property
+    def _settings(self) -> MinHashSettings:
+        assert self.config.annotate.minhash is not None
+        return self.config.annotate.minhash
 
     def finish(self) -> None:
         """Merge the forests into components, and write for each unit who has to go, and who stays in its place."""
@@ -129,7 +141,9 @@ class NearDeduplicate(PartitionPhase):
                 components.unite(parents, self._positions(forest).astype(np.uint64))
             components.choose_roots(parents, chosen)
             for unit in self.plan.units if self.config.near_deduplicate.keep != "first" else ():
-                components.choose_best(parents, chosen, best.view(np.float64), *self._scores(unit))
+                positions, scores = self._scores(unit)
+                scores[components.roots(parents, positions) < self._own] = 0  # whoever came first has stayed there
+                components.choose_best(parents, chosen, best.view(np.float64), positions, scores)
             tally = self._write(task.path(f"{_MERGE}.arrow"), parents, chosen)
             task.record = {"tally": tally.to_json()}
             for file in files:
@@ -137,16 +151,18 @@ class NearDeduplicate(PartitionPhase):
 
     @cached_property
     def _starts(self) -> NDArray[np.int64]:
-        """(num_units + 1,) the position of each unit's first record among all records of the run."""
-        extracted = self.plan.folder("extract")
-        records = extracted.records(unit.key for unit in self.plan.units)
-        counts = [record["tally"]["counts"].get("num_records", 0) for record in records]
-        return np.append(0, np.cumsum(counts)).astype(np.int64)
+        """(num_units + 1,) the position of each unit's first record among all records, those of earlier runs first."""
+        return np.append(0, np.cumsum(self.counts("extract", "num_records"))).astype(np.int64)
 
-    def _positions(self, doc_ids: NDArray[np.uint64]) -> NDArray[np.int64]:
-        return self._starts[(doc_ids >> np.uint64(32)).astype(np.int64)] + doc_ids.astype(np.uint32)
+    @property
+    def _own(self) -> int:
+        """The position of the first record of this run."""
+        return int(self._starts[len(self.plan.earlier_units)])
 
-    def _doc_ids(self, positions: NDArray[np.int64]) -> NDArray[np.uint64]:
+    def _positions(self, ids: NDArray[np.uint64]) -> NDArray[np.int64]:
+        return self._starts[(ids >> np.uint64(32)).astype(np.int64)] + ids.astype(np.uint32)
+
+    def _ids(self, positions: NDArray[np.int64]) -> NDArray[np.uint64]:
         units = np.searchsorted(self._starts, positions, side="right") - 1
         return units.astype(np.uint64) << np.uint64(32) | (positions - self._starts[units]).astype(np.uint64)
 
@@ -161,20 +177,44 @@ class NearDeduplicate(PartitionPhase):
             scores = pc.fill_null(pc.divide(1.0, table.column("perplexity")), 0.0)
         else:
             scores = pa.nulls(table.num_rows, pa.float64()).fill_null(0.0)
-        return self._positions(table.column("doc_id").to_numpy()), scores.to_numpy().copy()
+        first = self._starts[len(self.plan.earlier_units) + unit.index]
+        return first + table.column("doc_id").to_numpy().astype(np.uint32), scores.to_numpy().copy()
+
+    def _kept_there(self, ids: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """For a document of an earlier run that its run dropped as a near-duplicate, the one that stayed in its place.
+
+        Where that one lies in a run before that one, the document itself: `explain` goes on from there.
+        """
+        kept = ids.copy()
+        for place in np.unique(ids >> np.uint64(32)):
+            if place >= len(self.plan.earlier_units):
+                continue
+            unit = self.plan.earlier_units[int(place)]
+            if unit.run.config["near_deduplicate"] is None:
+                continue
+            verdict = _batch(unit.open(self.name, f"{_MERGE}.arrow"), unit.index)
+            here = np.flatnonzero(ids >> np.uint64(32) == place)
+            found = pc.index_in(pa.array(ids[here].astype(np.uint32)), value_set=verdict["record"])
+            stays = verdict["representative"].take(found.drop_null()).to_numpy()
+            is_theirs = stays >> np.uint64(32) < len(unit.run.units)
+            first = np.uint64(int(place) - unit.index) << np.uint64(32)
+            kept[here[found.is_valid().to_numpy(zero_copy_only=False)][is_theirs]] = stays[is_theirs] + first
+        return kept
 
     def _write(self, path: Path, parents: NDArray[np.uint64], chosen: NDArray[np.uint64]) -> Tally:
         """One record batch per unit; how many documents go, and how many stay in their place."""
         tally = Tally()
         with pa.ipc.new_file(path, NEAR_DUPLICATES) as file:
-            for first, end in zip(self._starts[:-1], self._starts[1:], strict=True):
+            starts = self._starts[len(self.plan.earlier_units) :]
+            for first, end in itertools.pairwise(starts):
                 members = first + np.flatnonzero((parents[first:end] != 0) | (chosen[first:end] != 0))
                 stays = chosen[components.roots(parents, members)].astype(np.int64) - 1
                 goes = stays != members
                 tally.add("near_duplicates", int(goes.sum()))
                 tally.add("representatives", int((~goes).sum()))
                 records = (members[goes] - first).astype(np.uint32)
-                file.write_batch(pa.record_batch([records, self._doc_ids(stays[goes])], schema=NEAR_DUPLICATES))
+                representatives = self.doc_ids(self._kept_there(self._ids(stays[goes])))
+                file.write_batch(pa.record_batch([records, representatives], schema=NEAR_DUPLICATES))
         return tally
 
     def sum_of_records(self) -> Tally:
@@ -187,19 +227,18 @@ class NearDeduplicate(PartitionPhase):
         """The documents of a unit that have to go, as NEAR_DUPLICATES; none where the phase is off."""
         if self.config.near_deduplicate is None:
             return pa.record_batch([pa.nulls(0, f.type) for f in NEAR_DUPLICATES], schema=NEAR_DUPLICATES)
-        with self.folder.open(f"{_MERGE}.arrow") as source:
-            return pa.ipc.open_file(source).get_batch(unit.index)
+        return _batch(self.folder.open(f"{_MERGE}.arrow"), unit.index)
 
 
-def _in_pieces(
-    documents: NDArray[np.uint64], starts: NDArray[np.int64], num_documents: int
-) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.int64]]]:
-    """Runs of whole groups of about so many documents, each as documents and starts."""
-    begin = 0
-    while begin < len(starts) - 1:
-        end = max(begin + 1, int(np.searchsorted(starts, starts[begin] + num_documents, side="right")) - 1)
-        yield documents[starts[begin] : starts[end]], starts[begin : end + 1] - starts[begin]
-        begin = end
+def _batch(source: pa.NativeFile, index: int) -> pa.RecordBatch:
+    with source:
+        return pa.ipc.open_file(source).get_batch(index)
+
+
+def _flat(lists: pa.Array) -> tuple[NDArray[np.int64], NDArray[Any]]:
+    """(n + 1,) where each list starts in the values of all, and these."""
+    sizes = pc.list_value_length(lists).to_numpy()
+    return np.append(0, np.cumsum(sizes)).astype(np.int64), lists.flatten().to_numpy()
 
 
 def _zeros(path: Path, num_positions: int) -> NDArray[np.uint64]:

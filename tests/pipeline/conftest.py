@@ -29,17 +29,20 @@ class Small:
         """The config."""
         return self.folder / "small.yaml"
 
-    def config(self, run_name: str = "run", **sections: Mapping[str, Any]) -> RunConfig:
-        """The config with keys of its sections replaced; `run_name` is the name of the run's folder."""
-        changed = {name: {**self.tree.get(name, {}), **keys} for name, keys in sections.items()}
+    def config(self, run_name: str = "run", **sections: Any) -> RunConfig:
+        """The config with keys of its sections, or other values, replaced; `run_name` names the run's folder."""
+        changed = {
+            name: {**self.tree.get(name, {}), **keys} if isinstance(keys, Mapping) else keys
+            for name, keys in sections.items()
+        }
         self.path.write_text(yaml.safe_dump({**self.tree, **changed, "run_dir": str(self.folder / run_name)}))
         return load(str(self.path))
 
-    def plan(self, run_name: str = "run", **sections: Mapping[str, Any]) -> RunPlan:
+    def plan(self, run_name: str = "run", **sections: Any) -> RunPlan:
         """The plan of that config."""
         return make_plan(self.config(run_name, **sections))
 
-    def run(self, run_name: str = "run", **sections: Mapping[str, Any]) -> tuple[Run, list[Event]]:
+    def run(self, run_name: str = "run", **sections: Any) -> tuple[Run, list[Event]]:
         """Run it; the run folder as the ledger reads it, and what happened."""
         events = list(run(self.plan(run_name, **sections)))
         return open_run(self.folder / run_name), events

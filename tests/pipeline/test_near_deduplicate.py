@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,7 +17,7 @@ from pipeline.engine import run
 from pipeline.ledger import open_run
 from pipeline.phases import near_deduplicate
 from pipeline.plan import make_plan
-from stages.minhash import MinHash, MinHashSettings, signatures
+from stages.minhash import MinHash, MinHashSettings, ngrams, signatures
 from tests.conftest import wet_record
 
 NUM_FAMILIES = 24
@@ -70,11 +71,17 @@ def expected(pages: list[tuple[str, str]], settings: MinHashSettings, keep: str)
     ids = pa.array(range(len(pages)), pa.uint64())
     rows = MinHash(settings).apply(pa.table({"doc_id": ids, "text": texts})).kept.column("minhash").to_pylist()
     values, _ = signatures(texts, settings)
-    least = settings.threshold if settings.verify else 0.0
+    sets = [set(ngrams(text, settings.ngram_words)) for _, text in pages]
+
+    def is_verified(a: int, b: int) -> bool:
+        if settings.verify == "exact":
+            return len(sets[a] & sets[b]) >= settings.threshold * len(sets[a] | sets[b])
+        return not settings.verify or (values[a] == values[b]).mean() >= settings.threshold
+
     pairs = [
         (a, b)
         for a, b in itertools.combinations(range(len(pages)), 2)
-        if set(rows[a]) & set(rows[b]) and (values[a] == values[b]).mean() >= least
+        if set(rows[a]) & set(rows[b]) and is_verified(a, b)
     ]
     labels = list(range(len(pages)))
     for _, (a, b) in itertools.product(pages, pairs):
@@ -87,10 +94,10 @@ def expected(pages: list[tuple[str, str]], settings: MinHashSettings, keep: str)
     return verdict
 
 
-@pytest.mark.parametrize("verify", [False, True])
+@pytest.mark.parametrize("verify", [False, "signatures", "exact"])
 @pytest.mark.parametrize("keep", ["first", "longest", "best"])
 def test_groups_are_those_of_comparing_all_with_all(
-    config: str, pages: list[tuple[str, str]], keep: str, verify: bool
+    config: str, pages: list[tuple[str, str]], keep: str, verify: Any
 ) -> None:
     """Across files: who goes and who stays, by each rule, verified or not (without perplexities, best is first)."""
     settings = MinHashSettings(threshold=THRESHOLD, ngram_words=2, verify=verify)
@@ -105,7 +112,7 @@ def test_verifying_takes_away_pairs_and_pieces_change_nothing(config: str, monke
     without = verdicts(config)
     verified = verdicts(config, "annotate.minhash.verify=true", "run_dir=" + str(Path(config).parent / "verified"))
     assert sum(map(bool, verified.values())) < sum(map(bool, without.values()))
-    monkeypatch.setattr(near_deduplicate, "SIGNATURES_AT_A_TIME", 3)
+    monkeypatch.setattr(near_deduplicate, "VALUES_AT_A_TIME", 3 * 128)
     pieces = "run_dir=" + str(Path(config).parent / "pieces")
     assert verdicts(config, "annotate.minhash.verify=true", pieces) == verified
 

@@ -18,6 +18,7 @@ from tokenizers import models, pre_tokenizers
 
 from stages.classifiers import Classifiers, ClassifiersFilter, ClassifiersFilterSettings, ClassifiersSettings
 from stages.contract import DOC_ID, Settings, Stage
+from stages.copies import CopiesFilter, CopiesFilterSettings
 from stages.decontamination import (
     Decontamination,
     DecontaminationFilter,
@@ -221,6 +222,12 @@ EXAMPLES = (
         DecontaminationFilterSettings(max_share=0.1),
         {"contamination": [{"set": "test", "words": 13, "share": 0.1}]},
         {"share_too_high": {"contamination": [{"set": "test", "words": 13, "share": 0.2}]}},
+    ),
+    Example(
+        CopiesFilter,
+        CopiesFilterSettings(),
+        {"copy_by": None},
+        {"same_digest": {"copy_by": "digest"}, "same_text": {"copy_by": "text"}},
     ),
     Example(MinHash, MinHashSettings(verify=True), {"text": _TEXT}, {}),
     Example(

@@ -12,6 +12,7 @@ from stages.components import (
     choose_best,
     choose_roots,
     groups_of_equal,
+    groups_reaching,
     roots,
     similar_pairs,
     spanning_forest,
@@ -77,7 +78,8 @@ def test_similar_pairs_join_whom_a_chain_of_similar_signatures_joins(rows: list[
     """Within each of two groups, as comparing all with all would."""
     cut = min(cut, len(rows))
     signatures, documents = np.array(rows, np.uint32), np.arange(len(rows), dtype=np.uint64)
-    pairs = similar_pairs(documents, np.array([0, cut, len(rows)]), signatures, 3.0)
+    offsets = 4 * np.arange(len(rows) + 1)
+    pairs = similar_pairs(documents, np.array([0, cut, len(rows)]), offsets, signatures.ravel(), False, 0.75)
     expected = [
         (a, b)
         for a, b in itertools.combinations(range(len(rows)), 2)
@@ -85,6 +87,33 @@ def test_similar_pairs_join_whom_a_chain_of_similar_signatures_joins(rows: list[
     ]
     assert components_of([(int(a), int(b)) for a, b in pairs]) == components_of(expected)
     assert len(spanning_forest(pairs)) == len(pairs)
+
+
+@given(st.lists(st.sets(st.integers(0, 5)), min_size=2, max_size=12), st.sampled_from([0.2, 0.5, 0.8]))
+def test_similar_pairs_join_whom_a_chain_of_similar_sets_joins(sets: list[set[int]], least: float) -> None:
+    """By Jaccard's similarity, sets of any size, empty ones too (which are alike)."""
+    values = np.array([value for one in sets for value in sorted(one)], np.uint64)
+    offsets = np.append(0, np.cumsum([len(one) for one in sets])).astype(np.int64)
+    documents = np.arange(len(sets), dtype=np.uint64)
+    pairs = similar_pairs(documents, np.array([0, len(sets)]), offsets, values, True, least)
+    expected = [
+        (a, b)
+        for a, b in itertools.combinations(range(len(sets)), 2)
+        if len(sets[a] & sets[b]) >= least * len(sets[a] | sets[b])
+    ]
+    assert components_of([(int(a), int(b)) for a, b in pairs]) == components_of(expected)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9)), max_size=30), st.integers(0, 10))
+def test_groups_before_a_document_are_left_out(rows: list[tuple[int, int]], first: int) -> None:
+    """What is left are the groups with a document from there on, whole and in order."""
+    rows = sorted(rows, key=lambda row: row[1])
+    hashes, documents = np.array([r[0] for r in rows], np.uint64), np.array([r[1] for r in rows], np.uint64)
+    groups = groups_of_equal(hashes, documents)
+    some, starts = groups_reaching(*groups, first)
+    every = [part.tolist() for part in np.split(groups[0], groups[1][1:-1])] if len(groups[0]) else []
+    expected = [group for group in every if group[-1] >= first]
+    assert [some[a:b].tolist() for a, b in itertools.pairwise(starts)] == expected
 
 
 @given(PAIRS, st.lists(st.integers(0, 3), min_size=NUM_NODES, max_size=NUM_NODES), st.integers(0, NUM_NODES))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import datasketch
 import numpy as np
 import pyarrow as pa
@@ -10,7 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from stages.minhash import MinHash, MinHashFilter, MinHashFilterSettings, MinHashSettings, bands, ngrams, signatures
+from stages.minhash import (
+    MinHash,
+    MinHashFilter,
+    MinHashFilterSettings,
+    MinHashSettings,
+    bands,
+    ngram_sets,
+    ngrams,
+    signatures,
+)
 
 TEXT = st.text(
     st.sampled_from("aB .,\n\x1c\u00a0é漢かกİΣσȺ😀'-") | st.characters(exclude_categories=["Cs"]), max_size=60
@@ -34,6 +45,17 @@ def test_signatures_are_datasketchs(texts: list[str], ngram_words: int, seed: in
     found, has_words = signatures(pa.array(texts, pa.large_string()), settings)
     assert found.tolist() == [judged(text, settings).hashvalues.tolist() for text in texts]
     assert has_words.tolist() == [bool(ngrams(text, ngram_words)) for text in texts]
+
+
+@given(st.lists(TEXT, max_size=6), st.integers(1, 6))
+def test_ngram_sets_are_those_of_the_rule(texts: list[str], ngram_words: int) -> None:
+    """Of each text the n-grams of `ngrams`, each once, by the first 8 bytes of their SHA-1, sorted."""
+    found = ngram_sets(pa.array(texts, pa.large_string()), MinHashSettings(ngram_words=ngram_words)).to_pylist()
+    digests = [
+        {hashlib.sha1(gram.encode(), usedforsecurity=False).digest()[:8] for gram in ngrams(text, ngram_words)}
+        for text in texts
+    ]
+    assert found == [sorted(int.from_bytes(digest, "little") for digest in one) for one in digests]
 
 
 def test_a_signature_stays_what_it_is() -> None:

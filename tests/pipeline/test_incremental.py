@@ -1,0 +1,293 @@
+"""Runs against earlier runs: month after month they decide as one run over all months does."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from configs.reading import ConfigError
+from pipeline.config import RunConfig
+from pipeline.earlier_runs import owner
+from pipeline.engine import PhaseFinished, run
+from pipeline.ledger import Run, explain, open_run
+from pipeline.plan import make_plan
+from pipeline.recut import recut
+from tests.conftest import wet_record
+from tests.pipeline.conftest import Small
+
+LONG = " ".join(f"word{letter}" for letter in "abcdefghijklmnopqrstuvwxyz")
+LINES = (
+    *("The treaty was signed in the museum.", "Cookies are good for you.", "Third line of them all.", "A fourth."),
+    *(LONG, LONG.replace("wordq", "edited"), LONG.replace("wordd", "edited"), LONG.replace("worda wordb", "x y")),
+)
+"""What pages are made of: short lines, and long ones that are near-duplicates of each other."""
+
+PAGE = st.lists(st.sampled_from(range(len(LINES))), min_size=1, max_size=3)
+MONTHS = st.lists(st.lists(PAGE, min_size=1, max_size=5), min_size=3, max_size=3)
+
+
+@dataclass(frozen=True)
+class Crawl:
+    """A file of pages a month, and runs over some of them, up to near_deduplicate."""
+
+    folder: Path
+    months: Sequence[Sequence[Sequence[int]]]
+    tree: Mapping[str, Any]
+
+    def write(self) -> None:
+        """The files; a URL says month and page."""
+        for month, pages in enumerate(self.months):
+            texts = ["\n".join(["Title", *(LINES[i] for i in page)]) for page in pages]
+            records = [wet_record(f"https://example.org/{month}/{i}", text) for i, text in enumerate(texts)]
+            (self.folder / f"{month}.warc.wet").write_bytes(b"".join(records))
+
+    def run(self, name: str, months: Sequence[int], earlier: Sequence[str] = ()) -> Run:
+        """A run over these months, against earlier ones."""
+        files = [str(self.folder / f"{month}.warc.wet") for month in months]
+        places = {"run_dir": str(self.folder / name), "earlier_runs": [str(self.folder / run) for run in earlier]}
+        plan = make_plan(RunConfig.model_validate({**self.tree, **places, "input": {"files": files}}))
+        for event in run(plan):
+            if isinstance(event, PhaseFinished) and event.phase == "near_deduplicate":
+                break
+        return open_run(plan.run_dir)
+
+
+def texts_of(found: Run) -> dict[str, str]:
+    """URL -> what deduplication left of the documents that have text."""
+    rows = [row for unit in found.units for row in rows_of(found, "annotate", f"{unit}.documents.parquet")]
+    return {row["url"]: row["text"] for row in rows}
+
+
+def rows_of(found: Run, phase: str, name: str) -> list[dict[str, Any]]:
+    return pq.read_table(found.folder(phase).open(name)).to_pylist()
+
+
+def copies_of(found: Run) -> dict[str, str]:
+    """URL -> URL of the document of which it is a copy."""
+    rows = [row for unit in found.units for row in rows_of(found, "annotate", f"{unit}.fates.parquet")]
+    return {row["url"]: url_of(found, row["representative"]) for row in rows if row["fate"].startswith("copies.")}
+
+
+def near_duplicates_of(found: Run) -> dict[str, str]:
+    """URL -> URL of the document that stays in its place."""
+    verdicts: dict[str, str] = {}
+    for index in range(len(found.units)):
+        with found.folder("near_deduplicate").open("near_duplicates.arrow") as file:
+            for row in pa.ipc.open_file(file).get_batch(index).to_pylist():
+                verdicts[url_of(found, index << 32 | row["record"])] = url_of(found, row["representative"])
+    return verdicts
+
+
+def url_of(found: Run, doc_id: int) -> str:
+    home, doc_id = owner(doc_id, len(found.units), found.earlier) or (found, doc_id)
+    name = f"{home.units[doc_id >> 32]}.documents.parquet"
+    with home.folder("extract").open(name) as file:
+        rows = pq.read_table(file, columns=["doc_id", "url"]).to_pylist()
+    return next(row["url"] for row in rows if row["doc_id"] == doc_id)
+
+
+def of_month(verdicts: Mapping[str, str], month: int) -> dict[str, str]:
+    return {url: value for url, value in verdicts.items() if url.startswith(f"https://example.org/{month}/")}
+
+
+@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    MONTHS,
+    st.sampled_from(["none", "first", "all"]),
+    st.sampled_from([None, {"by": "text"}, {"by": "digest"}]),
+    st.sampled_from([False, True, "exact"]),
+)
+def test_month_after_month_decides_as_one_run(
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_tokenizer: Path,
+    lid_file: Path,
+    months: list[list[list[int]]],
+    keep: Literal["none", "first", "all"],
+    copies: dict[str, str] | None,
+    verify: bool | str,
+) -> None:
+    """Of the last month every copy, paragraph and near-duplicate goes that one run over all months would take.
+
+    The months before may keep more than they would in one run: a paragraph that a later month repeats (keep: none),
+    and two documents that only a later one joins.
+    """
+    crawl = Crawl(
+        tmp_path_factory.mktemp("months"),
+        months,
+        {
+            "extract": {"length": None},
+            "copies": copies,
+            "deduplicate": {"keep": keep},
+            "annotate": {
+                "language": {"model": str(lid_file)},
+                "minhash": {"threshold": 0.5, "ngram_words": 2, "num_permutations": 32, "verify": verify},
+            },
+            "near_deduplicate": {"keep": "first"},
+            "tokenize": {"tokenizer": str(tiny_tokenizer)},
+            "engine": {"kind": "inline"},
+        },
+    )
+    crawl.write()
+    whole = crawl.run("whole", (0, 1, 2))
+    first = crawl.run("first", (0,))
+    second = crawl.run("second", (1,), ["first"])
+    third = crawl.run("third", (2,), ["first", "second"])
+    assert of_month(texts_of(whole), 2) == texts_of(third)
+    assert of_month(copies_of(whole), 2) == copies_of(third)
+    for month, found in enumerate((first, second)):
+        assert of_month(copies_of(whole), month) == copies_of(found)
+        if keep != "none":
+            assert of_month(texts_of(whole), month) == texts_of(found)
+    if keep == "none":
+        return  # the first months' texts are others, and so are their bands
+    decided = near_duplicates_of(whole)
+    found = {**near_duplicates_of(first), **near_duplicates_of(second), **near_duplicates_of(third)}
+    assert of_month(decided, 2).keys() == near_duplicates_of(third).keys()
+    assert found.keys() <= decided.keys()
+    for url, stays in found.items():  # of one group in the one run, where the first of all stays
+        assert decided.get(stays, stays) == decided[url]
+        assert stays not in near_duplicates_of(first)
+
+
+@pytest.fixture
+def months(small: Small, lid_file: Path) -> Small:
+    """Two files: the second has a copy, a repeated paragraph and a near-duplicate of the first, and news."""
+    rng = random.Random(3)
+    story = [f"w{rng.randrange(10**6)}" for _ in range(60)]
+    edited = [*story[:30], "the", *story[31:]]
+    pages = {
+        "first": {
+            "copied": "The same page of the museum.\nAnd its end.",
+            "story": " ".join(story),
+            "line": "Shared line.\nOld.",
+        },
+        "second": {
+            "copy": "The same page of the museum.\nAnd its end.",
+            "retold": " ".join(edited),
+            "quoting": "Shared line.\nNew.",
+            "news": "Nobody has said this of the treaty.",
+        },
+    }
+    for month, texts in pages.items():
+        records = [wet_record(f"https://example.org/{name}", f"Title\n{text}") for name, text in texts.items()]
+        (small.folder / f"{month}.warc.wet").write_bytes(b"".join(records))
+    minhash = {"threshold": 0.5, "ngram_words": 2}
+    tree = {
+        **small.tree,
+        "copies": {"by": "text"},
+        "annotate": {"language": {"model": str(lid_file)}, "minhash": minhash},
+        "near_deduplicate": {"keep": "longest"},
+    }
+    return Small(small.folder, tree)
+
+
+def month(small: Small, name: str) -> dict[str, Any]:
+    return {"input": {"files": [str(small.folder / f"{name}.warc.wet")]}}
+
+
+def test_an_increment_keeps_what_is_new_and_says_where_the_rest_lies(months: Small) -> None:
+    """Copy, near-duplicate and paragraph name run and URL; the earlier run is as it was; recut still answers."""
+    first, _ = months.run("2026-10", **month(months, "first"))
+    before = contents(first.run_dir)
+    found, _ = months.run("2026-11", **month(months, "second"), earlier_runs=[str(first.run_dir)])
+    assert contents(first.run_dir) == before
+    stories = {name: explain(found, f"https://example.org/{name}")[0] for name in ("copy", "retold", "quoting", "news")}
+    assert {name: story.fate for name, story in stories.items()} == {
+        "copy": "copies.same_text",
+        "retold": "minhash.near_duplicate",
+        "quoting": "kept",
+        "news": "kept",
+    }
+    for name, told in (
+        ("copy", "copy of document 0 of {}: https://example.org/copied (kept)"),
+        ("retold", "near-duplicate of document 1 of {}: https://example.org/story (kept)"),
+        ("quoting", "also in document 2 of {}: https://example.org/line (kept)"),
+    ):
+        assert any(told.format(first.run_dir) in line for line in stories[name].lines), stories[name].lines
+    assert recut(found, ["select.language={min_score: 1.0}"]).before.num_docs == 2
+    shutil.rmtree(first.run_dir)
+    (story,) = explain(found, "https://example.org/retold")
+    assert f"             near-duplicate of document 1 of {first.run_dir}" in story.lines
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_fingerprints_hang_on_what_is_read_of_an_earlier_run(months: Small) -> None:
+    """Not on where it lies, nor on its thresholds; extract hangs on none of it."""
+    first, _ = months.run("2026-10", **month(months, "first"))
+
+    def fingerprints(*earlier: str, **sections: Any) -> dict[str, str | None]:
+        plan = months.plan("2026-11", **month(months, "second"), earlier_runs=earlier, **sections)
+        return {phase.name: phase.fingerprint for phase in plan.phases}
+
+    alone, against = fingerprints(), fingerprints(str(first.run_dir))
+    assert {name for name in alone if alone[name] == against[name]} == {"extract"}
+    shutil.move(first.run_dir, months.folder / "moved")
+    months.run("moved", **month(months, "first"), select={"language": {"min_score": 0.9}})
+    assert fingerprints(str(months.folder / "moved")) == against
+    off = {"copies": None, "near_deduplicate": None, "deduplicate": {"keep": "all"}}
+    assert fingerprints(str(months.folder / "moved"), **off) == fingerprints(**off)
+
+
+def test_a_run_that_cannot_be_compared_with_is_refused(months: Small) -> None:
+    """Before anything runs, with both values."""
+    first, _ = months.run("2026-10", **month(months, "first"))
+    described = json.loads((first.run_dir / "run.json").read_text())
+    minhash = described["config"]["annotate"]["minhash"]
+    for annotate, message in (
+        ({"minhash": None}, r"its annotate\.minhash is null"),
+        ({"minhash": {**minhash, "seed": 2}}, r"minhash\.seed is 2, ours 1"),
+        ({"minhash": {**minhash, "threshold": 0.8}}, r"threshold is 0\.8 \(bands and rows .* ours 0\.5"),
+        ({}, r"its copies are null, ours .*text"),
+    ):
+        config = {**described["config"], "annotate": {**described["config"]["annotate"], **annotate}}
+        config["copies"] = config["copies"] if annotate else None
+        (first.run_dir / "run.json").write_text(json.dumps({**described, "config": config}))
+        with pytest.raises(ConfigError, match=message):
+            months.plan("2026-11", **month(months, "second"), earlier_runs=[str(first.run_dir)])
+    (first.run_dir / "run.json").write_text(json.dumps(described))
+    exact = {"minhash": {**months.tree["annotate"]["minhash"], "verify": "exact"}}
+    with pytest.raises(ConfigError, match="verify is false, ours exact"):
+        months.plan("2026-11", **month(months, "second"), earlier_runs=[str(first.run_dir)], annotate=exact)
+
+
+def test_what_is_no_finished_earlier_run_is_refused(months: Small) -> None:
+    """No run, the run itself, one named twice, one that was stopped, one whose stages are others: all told at once."""
+    first, _ = months.run("2026-10", **month(months, "first"))
+    shutil.copytree(first.run_dir, months.folder / "stopped")
+    (months.folder / "stopped" / first.folders["near_deduplicate"] / "phase.json").unlink()
+    described = (first.run_dir / "run.json").read_text()
+    shutil.copytree(first.run_dir, months.folder / "old")
+    (months.folder / "old" / "run.json").write_text(described.replace('"minhash": 1', '"minhash": 0'))
+    names = ["2026-10", "2026-10", "2026-11", "nowhere", "stopped", "old"]
+    earlier = [str(months.folder / name) for name in names]
+    with pytest.raises(ConfigError) as error:
+        months.plan("2026-11", **month(months, "second"), earlier_runs=earlier)
+    told = "\n".join(error.value.faults)
+    for fault in (
+        "2026-10 is named twice",
+        "2026-11 is the run itself",
+        "nowhere: no run here",
+        "stopped: its near_deduplicate is not finished",
+        "old: its stage minhash is version 0, ours is 1",
+    ):
+        assert fault in told
+    assert len(error.value.faults) == 5
