@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import engine_overhead
+from benchmarks import engine_overhead, near_duplicate_truth
 from benchmarks.process_tree import ProcessTree
 from benchmarks.result_file import machine, save
 from tests.conftest import REPOSITORY
@@ -62,3 +62,13 @@ def test_a_result_says_where_it_comes_from(tmp_path: Path) -> None:
     assert result["figures"] == {"mb_per_s": 3}
     assert result["machine"] == machine()
     assert result.keys() >= {"benchmark", "date", "command", "commit", "versions"}
+
+
+@pytest.mark.models
+def test_near_duplicates_are_datasketchs_and_verified_ones_are_right() -> None:
+    """The small form of near_duplicate_truth: no pair and no document decided otherwise; exact lets none in below."""
+    figures = near_duplicate_truth.measure_texts(40, 0.8)
+    assert figures["candidates_as_datasketch"]["different"] == 0
+    assert figures["candidates_as_datasketch"]["equal"] > 0
+    assert [row["as_datasketch"]["different"] for row in figures["verify"].values()] == [0, 0, 0]
+    assert figures["verify"]["exact"]["precision"] == 1.0
