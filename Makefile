@@ -4,18 +4,29 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CONFIG ?= ccnet.yaml
+PROMETHEUS ?= 127.0.0.1:9490
 
 # uv does not read pip's settings: a folder of local wheels (a CPU build of torch, say) is handed on.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help demo test check bench clean
+.PHONY: help demo watch test check bench clean
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 demo: $(VENV)/demo.stamp ## Run the whole chain on a sample crawl: crawl -> shards
 	$(BIN)/python -m pipeline run $(CONFIG)
 	$(BIN)/python -m pipeline verify runs/$(basename $(notdir $(CONFIG)))
+
+watch: $(VENV)/demo.stamp ## Run the chain anew, into runs/watched, under a Prometheus that stays until Ctrl-C
+	@command -v prometheus >/dev/null || { echo "Prometheus is needed: apt-get install prometheus, or prometheus.io/download"; exit 2; }
+	@prometheus --config.file=configs/prometheus/prometheus.yaml --storage.tsdb.path=runs/prometheus \
+		--web.listen-address=$(PROMETHEUS) --log.level=warn & prometheus=$$!; trap 'kill $$prometheus 2>/dev/null' EXIT INT TERM; \
+	printf '%s\n' 'Prometheus: http://$(PROMETHEUS)/targets, /alerts, and' \
+		'  http://$(PROMETHEUS)/graph?g0.tab=0&g0.range_input=5m&g0.expr=sum+by+(phase)+(rate(ray_corpusmill_documents_total[30s]))' \
+		'Dashboards for Grafana: configs/grafana/; what there is to ask for: docs/watching.md'; \
+	rm -rf runs/watched && $(BIN)/python -m pipeline run $(CONFIG) --run-dir runs/watched --set engine.metrics_port=9464 && \
+	echo 'Prometheus goes on at http://$(PROMETHEUS); Ctrl-C ends it.' && wait $$prometheus
 
 test: $(VENV)/test.stamp ## Run all the tests
 	$(BIN)/python -m pytest

@@ -385,8 +385,8 @@ class TokenLoader:
     def stats(self) -> dict[str, Any]:
         """What this rank did since it was built, and where the stream stands.
 
-        rows, batches, tokens, tokens_per_s (since the first was asked for), wait_share (of that time, spent waiting for
-        reads), skipped_rows, cache_hits, cache_misses, cache_evictions, retries, refetches, fetched_bytes,
+        rows, batches, tokens, tokens_per_s (since the first was asked for), wait_s and wait_share (of that time, spent
+        waiting for reads), skipped_rows, cache_hits, cache_misses, cache_evictions, retries, refetches, fetched_bytes,
         damaged_samples, lost_shards, position, rows_left (that no step takes, once the stream has ended), epochs (of
         each source).
         """
@@ -425,6 +425,7 @@ class _Clock:
             "batches": self.batches,
             "tokens": tokens,
             "tokens_per_s": tokens / elapsed_s if elapsed_s else 0.0,
+            "wait_s": self.wait_s,
             "wait_share": self.wait_s / elapsed_s if elapsed_s else 0.0,
         }
 

@@ -58,6 +58,7 @@ def run(
     from pipeline import ledger, report
     from pipeline.engine import DATASET_LINK, check
     from pipeline.engine import run as run_plan
+    from pipeline.metrics import RunMetrics
     from pipeline.plan import make_plan
     from pipeline.prepare import prepare
     from pipeline.progress import RunProgress
@@ -69,9 +70,11 @@ def run(
     plan = make_plan(settings)
     if not plan.units:
         _fail(f"{config}: the input has no files", WRONG_USAGE)
+    metrics = RunMetrics(plan)
     with RunProgress(console) as progress:
         for event in run_plan(plan):
             progress.show(event)
+            metrics.note(event)
     found = ledger.open_run(plan.run_dir)
     account = report.make_report(found)
     (plan.run_dir / "report.html").write_text(report.to_html(account), encoding="utf-8")

@@ -288,6 +288,23 @@ class EngineConfig(Settings):
     phases: Mapping[str, PhaseResources] = Field(
         default={}, description="Phase -> what its tasks take of a machine, such as {annotate: {memory_mb: 6000}}."
     )
+    metrics_port: int | None = Field(
+        default=None,
+        ge=1,
+        le=65_535,
+        exclude_if=_is_off,
+        description="Port on which a Ray of this machine tells its metrics to Prometheus (docs/watching.md), the run's "
+        "among them; null: any free one. On a cluster the cluster's own is asked.",
+    )
+
+    @model_validator(mode="after")
+    def _ray_has_the_metrics(self) -> Self:
+        if self.metrics_port is not None and self.kind != "ray":
+            raise ValueError(
+                f"engine.metrics_port is {self.metrics_port}, but engine.kind is {self.kind}: the metrics are Ray's; "
+                f"set kind to ray, or metrics_port to null"
+            )
+        return self
 
 
 class RunConfig(Settings):

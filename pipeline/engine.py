@@ -17,7 +17,9 @@ import json
 import logging
 import os
 import signal
+import socket
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,6 +39,10 @@ from pipeline.store import point
 from stages.contract import Tally
 
 Step = Callable[[Any], Any]
+
+METRICS_STAY_S = 6.0
+"""A local Ray whose metrics are fetched stays so long behind the end of the run, that its last figures are fetched too:
+each second they reach the port, and configs/prometheus/ asks it each 5 s."""
 
 DATASET_LINK = "dataset"
 """In the run folder: leads to the dataset of the latest finished run, under a name that stays."""
@@ -297,6 +303,7 @@ class _OnRay(Engine):
                 num_cpus=self.config.workers or os.cpu_count(),
                 include_dashboard=False,
                 object_store_memory=None if hands_over else 200 * 2**20,  # else only done-records pass through it
+                **_metrics_settings(self.config.metrics_port),
                 **quiet,
             )
             # This machine has what it has: a default that is meant for larger ones does not keep it from working.
@@ -333,7 +340,27 @@ class _OnRay(Engine):
         if self._started:
             import ray
 
+            was_told_to_end = exc[0] is not None and not isinstance(exc[1], Exception)
+            if self.config.metrics_port is not None and "RAY_ADDRESS" not in os.environ and not was_told_to_end:
+                time.sleep(METRICS_STAY_S)
             ray.shutdown()
+
+
+def _metrics_settings(port: int | None) -> dict[str, Any]:
+    """What a local Ray has to know to tell its metrics on a port.
+
+    Raises:
+        RunAborted: the port is taken. Ray itself would wait for half a minute, and not say why.
+    """
+    if port is None:
+        return {}
+    try:
+        socket.create_server(("", port)).close()
+    except OSError as error:
+        raise RunAborted(
+            f"engine.metrics_port is {port}, which cannot be had: {error}; name another one, or null"
+        ) from error
+    return {"_metrics_export_port": port, "_system_config": {"metrics_report_interval_ms": 1_000}}
 
 
 def _machines() -> list[Amounts]:

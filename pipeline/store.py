@@ -142,6 +142,13 @@ class PhaseFolder:
             file.flush()
             return file.tell()
 
+    def attempts(self, work: str) -> int:
+        """How many attempts at a piece of work were counted since `begin`."""
+        try:
+            return (self.root / _ATTEMPTS / work).stat().st_size
+        except FileNotFoundError:
+            return 0
+
     @contextlib.contextmanager
     def commit(self, work: str) -> Generator[Task]:
         """Write outputs aside; when the block ends well, move them into place and record that the work is done.

@@ -229,12 +229,31 @@ class WandbConfig(Section):
     name: str | None = Field(default=None, description="Name of the run; null: run_dir.")
 
 
+class MetricsConfig(Section):
+    """An endpoint for Prometheus on every rank (docs/watching.md)."""
+
+    port: int = Field(
+        default=9465, ge=1, le=65_000, description="Of a machine's first rank; the others have the next ones."
+    )
+    host: str = Field(
+        default="127.0.0.1",
+        description="Address it answers on: this machine alone; 0.0.0.0 lets others ask, who need no password.",
+    )
+
+
 class WatchConfig(Section):
     """What is looked at while the run goes on."""
 
     every_steps: Positive = Field(default=10, description="A line in log.jsonl, TensorBoard and on the terminal.")
     tensorboard: bool = Field(default=True, description="Write run_dir/tensorboard.")
     wandb: WandbConfig | None = Field(default=None, description="Also log to Weights & Biases.")
+    metrics: MetricsConfig | None = Field(default=None, description="Also answer Prometheus; {} on the usual port.")
+    peak_tflops: float | None = Field(
+        default=None,
+        gt=0,
+        description="Dense TFLOP/s of a device in the precision of compute, which MFU is a share of; null: by the "
+        "device's name where NVIDIA's data sheet is known, else no MFU is told.",
+    )
     gc_every_steps: Positive | None = Field(
         default=50, description="Python's garbage is collected then, on all ranks at once; null: whenever Python likes."
     )

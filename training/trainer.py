@@ -79,12 +79,16 @@ class Trainer:
         self.step = 0
         self.log = watch.Log(self.run_dir, config.watch, config.model_dump(), writes=ranks.is_first)
         closing.callback(self.log.close)
+        closing.callback(
+            watch.answer_prometheus(config.watch, self.run_dir, self.ranks.rank, self.rows.stats, self.log)
+        )
         self.garbage = watch.Garbage(config.watch.gc_every_steps)
         closing.callback(self.garbage.close)
         self.validation = Validation(config, ranks) if config.validation else None
         self.flops_per_token = flops_per_token(config.model, self.vocab_size, config.data.seq_len)
         name = torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else "cpu"
-        self.peak_flops = watch.peak_flops(name)
+        told = config.watch.peak_tflops
+        self.peak_flops = told * 1e12 if told is not None else watch.peak_flops(name)
         stats = self.rows.stats()
         if stats.get("broken_lines"):
             self.log.say(f"{stats['broken_lines']} broken lines are left out; {'; '.join(stats['first_faults'])}")

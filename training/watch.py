@@ -1,4 +1,4 @@
-"""What a run tells of itself: log.jsonl, TensorBoard, Weights & Biases, the terminal; traces, memory, garbage.
+"""What a run tells of itself: log.jsonl, TensorBoard, Weights & Biases, Prometheus, terminal; traces, memory, garbage.
 
 Promises: figures are of the whole run (tokens/s, MFU, stall share) or of the rank that is worst off (memory); their
 formulas stand beside them. Nothing here changes what is trained.
@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import sys
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,8 @@ from typing import Any
 
 import torch
 
+import loader.metrics
+from loader.metrics import Figures, Metric
 from training.config import WatchConfig
 from training.ranks import DoesNotFit, Ranks
 
@@ -39,10 +42,35 @@ def peak_flops(device_name: str) -> float | None:
     return next((peak for part, peak in PEAK_FLOPS.items() if all(word in device_name for word in part.split())), None)
 
 
+METRICS = (
+    Metric("corpusmill_train_steps_total", "counter", "Steps done, those before a resume included.", "step"),
+    Metric("corpusmill_train_steps_planned", "gauge", "Steps of the run.", "steps_planned"),
+    Metric("corpusmill_train_last_report_timestamp_seconds", "gauge", "When figures were last reported.", "time"),
+    Metric("corpusmill_train_loss", "gauge", "Mean over the labels of the last step reported.", "loss"),
+    Metric("corpusmill_train_validation_loss", "gauge", "The last, over all documents held out.", "validation/loss"),
+    Metric("corpusmill_train_gradient_norm", "gauge", "Before it was clipped.", "grad_norm"),
+    Metric("corpusmill_train_learning_rate", "gauge", "Of the last step reported.", "learning_rate"),
+    Metric("corpusmill_train_bad_steps_total", "counter", "Steps that the guard refused.", "bad_steps"),
+    Metric("corpusmill_train_tokens_per_second", "gauge", "Over all ranks, since the report before.", "tokens_per_s"),
+    Metric("corpusmill_train_step_seconds", "gauge", "Mean over the steps since the report before.", "step_s"),
+    Metric("corpusmill_train_stall_ratio", "gauge", "Share of that time that waited for rows.", "stall_share"),
+    Metric("corpusmill_train_mfu_ratio", "gauge", "Model FLOP utilisation; of known devices.", "mfu"),
+    Metric(
+        "corpusmill_train_memory_active_peak_bytes", "gauge", "CUDA, first rank.", "memory_active_peak_gib", 2.0**30
+    ),
+    Metric(
+        "corpusmill_train_memory_reserved_peak_bytes", "gauge", "CUDA, first rank.", "memory_reserved_peak_gib", 2.0**30
+    ),
+    Metric("corpusmill_train_memory_retries_total", "counter", "CUDA's allocator began again.", "memory_retries"),
+)
+"""What the first rank tells Prometheus of the run, as of its last report (each rank's loader: loader/metrics.py)."""
+
+
 class Log:
     """Where figures go; only the first rank has one that writes."""
 
     def __init__(self, run_dir: Path, config: WatchConfig, settings: Mapping[str, Any], *, writes: bool) -> None:
+        self.latest: dict[str, Any] = {"steps_planned": settings["steps"]} if writes else {}
         self._sinks = ExitStack()
         self._file: Any = None
         self._board: Any = None
@@ -64,7 +92,9 @@ class Log:
         """One line of figures by name; numbers also go to the boards."""
         if self._file is None:
             return
-        self._file.write(json.dumps({"step": step, "time": round(time.time(), 3), **figures}) + "\n")
+        line = {"step": step, "time": round(time.time(), 3), **figures}
+        self.latest = {**self.latest, **line}
+        self._file.write(json.dumps(line) + "\n")
         self._file.flush()
         numbers = {name: value for name, value in figures.items() if isinstance(value, int | float)}
         if self._board is not None:
@@ -81,6 +111,29 @@ class Log:
     def close(self) -> None:
         """Write what is left."""
         self._sinks.close()
+
+
+def answer_prometheus(
+    config: WatchConfig, run_dir: Path, rank: int, loader_stats: Callable[[], Mapping[str, Any]], log: Log
+) -> Callable[[], None]:
+    """Where it is asked for; the function that is returned ends it.
+
+    Raises:
+        DoesNotFit: the port is taken.
+    """
+    if config.metrics is None:
+        return lambda: None
+    labels = {"run": run_dir.name}
+    of_loader = Figures(loader.metrics.METRICS, loader_stats, {**labels, "rank": str(rank)})
+    of_run = Figures(METRICS, lambda: log.latest, labels)
+    port = config.metrics.port + int(os.environ.get("LOCAL_RANK", "0"))
+    try:
+        return loader.metrics.serve(port, of_loader, of_run, host=config.metrics.host)
+    except OSError as error:
+        raise DoesNotFit(
+            f"rank {rank} cannot answer Prometheus on {config.metrics.host}:{port} (watch.metrics): {error}; "
+            f"name another port, or set watch.metrics to null"
+        ) from error
 
 
 def _open_wandb(config: WatchConfig, run_dir: Path, settings: Mapping[str, Any]) -> Any:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import gc
 import gzip
 import json
+import socket
 import time
 import weakref
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.prometheus import Watched, asking, free_port, needs_prometheus
 from tests.training.conftest import config_of, log_of
 from training import ranks, watch
 from training.config import WatchConfig
@@ -117,3 +120,42 @@ def test_a_log_of_another_rank_writes_nothing(tmp_path: Path) -> None:
     log.close()
     assert not (tmp_path / "run").exists()
     assert not torch.cuda.is_available() or watch.memory_figures(torch.device("cuda", 0))
+
+
+@needs_prometheus
+def test_every_panel_of_training_shows_a_real_run(
+    language: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """One rank on a processor: no panel is empty but the GPU's, the losses are those of the log, and no alert fires."""
+    request.addfinalizer(partial(torch.set_num_threads, torch.get_num_threads()))
+    torch.set_num_threads(1)  # steps this small cost more to share than to do
+    port = free_port()
+    config = config_of(
+        tmp_path / "tiny",
+        language,
+        steps=40,
+        data={"global_batch_rows": 2},
+        watch={"every_steps": 2, "tensorboard": False, "metrics": {"port": port}, "peak_tflops": 0.05},
+        validation={"manifest": str(language), "every_steps": 10, "documents": 5},
+    )
+    start = time.time()
+    with asking(port, tmp_path / "prometheus", every_s=0.2) as prometheus:
+        train(config, ranks.join(config.parallel, timeout_s=60, dump_dir=tmp_path))
+        seen = Watched(prometheus, "tiny", start, time.time())
+        assert {title for title, _ in seen.empty("training")} <= {"GPU, peak since the report before"}
+        (shown,) = seen.series('corpusmill_train_loss{run="$run"}').values()
+        prometheus.assert_healthy(firing=set())
+    losses = [line["loss"] for line in log_of(tmp_path / "tiny") if "loss" in line]
+    assert set(shown) <= set(losses)
+    assert len(set(shown)) > 1
+
+
+def test_a_rank_whose_port_is_taken_says_so(language: Path, tmp_path: Path) -> None:
+    """With the key that names another."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        config = config_of(tmp_path / "run", language, watch={"metrics": {"port": port}})
+        with pytest.raises(
+            ranks.DoesNotFit, match=rf"rank 0 cannot answer Prometheus on 127.0.0.1:{port} .*another port"
+        ):
+            train(config, ranks.join(config.parallel, timeout_s=60, dump_dir=tmp_path))

@@ -1,0 +1,160 @@
+"""What Prometheus is told of a run is what the run has stored, whoever did it and however often it was begun."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from configs.reading import ConfigError
+from pipeline import engine
+from pipeline.engine import Event, RunAborted, WorkFinished, engine_of
+from pipeline.metrics import MAX_VALUES, METRICS, RunMetrics
+from pipeline.plan import RunPlan
+from stages.contract import Tally
+from tests.conftest import REPOSITORY, wet_record
+from tests.pipeline.conftest import Small
+from tests.prometheus import Watched, asking, free_port, needs_prometheus, panels
+
+PAGES = ["the treaty was signed in the museum", "le chat et la souris"]
+
+
+def write_crawl(folder: Path) -> list[Path]:
+    """Four files of sound pages, short ones and repeated lines; the last file is cut off."""
+    paths = [folder / f"{name}.warc.wet" for name in "abcd"]
+    for path in paths:
+        words = [f"{path.stem}{letter}" for letter in "abcdefghijklmnopqrst"]
+        texts = [f"Title\n{PAGES[i % 2]}, {word}\nsaid in every page" for i, word in enumerate(words)]
+        texts += ["Title\nshort"] * 3
+        path.write_bytes(b"".join(wet_record(f"https://example.org/{path.stem}/{i}", t) for i, t in enumerate(texts)))
+    paths[-1].write_bytes(paths[-1].read_bytes()[:-40])
+    return paths
+
+
+@pytest.fixture
+def plan(small: Small) -> RunPlan:
+    """A plan for Ray; the tests here carry it out in this process."""
+    files = [str(path) for path in write_crawl(small.folder)]
+    return small.plan(input={"files": files}, engine={"kind": "ray"})
+
+
+def here(plan: RunPlan) -> Iterable[Event]:
+    return engine.run(plan, engine_of(plan.config.engine.model_copy(update={"kind": "inline"})))
+
+
+def noted(plan: RunPlan, events: Iterable[Event]) -> RunMetrics:
+    metrics = RunMetrics(plan)
+    for event in events:
+        metrics.note(event)
+    return metrics
+
+
+def stored(metrics: RunMetrics) -> dict[tuple[str, str, str], float]:
+    """The counters that come from done-records, which every driver of a run has to tell alike."""
+    names = {metric.name for metric in METRICS if metric.counts}
+    return {series: number for series, number in metrics.counters.items() if series[0] in names}
+
+
+def test_a_run_that_goes_on_begins_where_it_stood(plan: RunPlan) -> None:
+    """Whole, gone on with in the middle of any phase, or complete before: counters and progress end alike."""
+    whole = noted(plan, here(plan))
+    assert stored(whole)["corpusmill_documents_total", "extract", ""] == 91
+    complete = noted(plan, here(plan))
+    assert (stored(complete), progress(complete)) == (stored(whole), progress(whole))
+    for folder in (plan.folder(phase.name).root for phase in plan.phases):
+        (folder / "phase.json").unlink()
+        next((folder / "done").iterdir(), folder / "near_deduplicate is off").unlink(missing_ok=True)
+    resumed = noted(plan, here(plan))
+    assert (stored(resumed), progress(resumed)) == (stored(whole), progress(whole))
+
+
+def progress(metrics: RunMetrics) -> dict[tuple[str, str, str], float]:
+    return {series: number for series, number in metrics.gauges.items() if series[0].startswith("corpusmill_work_")}
+
+
+def test_failures_and_retries_are_counted(plan: RunPlan) -> None:
+    """Work that failed, and work that was tried twice since its worker died."""
+    Path(plan.units[1].files[0].location).unlink()
+    events: list[Event] = []
+    metrics = RunMetrics(plan)
+    with contextlib.suppress(RunAborted):
+        for event in here(plan):
+            if isinstance(event, WorkFinished) and event.work == plan.units[0].key:
+                plan.folder("extract").attempt(event.work)
+            metrics.note(event)
+            events.append(event)
+    assert metrics.gauges["corpusmill_work_failed", "extract", ""] == 1
+    assert metrics.gauges["corpusmill_work_done", "extract", ""] == 3
+    assert metrics.counters["corpusmill_retries_total", "extract", ""] == 1
+
+
+def test_labels_are_bounded(plan: RunPlan) -> None:
+    """A model of two thousand languages makes two hundred series, and one for all others."""
+    metrics = RunMetrics(plan)
+    tally = Tally()
+    for i in range(2000):
+        tally.add(f"language.l{i:04d}")
+    metrics.note(engine.PhaseStarted("select", 1, 0))
+    metrics._take("select", tally)
+    series = {s: n for s, n in metrics.counters.items() if s[0] == "corpusmill_language_documents_total"}
+    assert len(series) == MAX_VALUES + 1
+    assert sum(series.values()) == 2000
+
+
+def test_a_port_that_is_taken_is_named(small: Small) -> None:
+    """Before Ray is started, which would wait for half a minute and not say why."""
+    import socket
+
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(RunAborted, match=rf"engine.metrics_port is {port}, which cannot be had: .*in use"):
+            list(engine.run(small.plan(engine={"kind": "ray", "metrics_port": port})))
+
+
+def test_an_engine_without_ray_has_no_port(small: Small) -> None:
+    """Asking for one is a fault of the config, as nobody would ever answer."""
+    with pytest.raises(ConfigError, match=r"metrics_port is 9464, but engine.kind is inline: the metrics are Ray's"):
+        small.config(engine={"kind": "inline", "metrics_port": 9464})
+
+
+def test_a_config_without_a_port_has_no_trace_of_it(small: Small) -> None:
+    """run.json and the reports of a run that is not watched are what they were."""
+    assert "metrics_port" not in yaml.safe_dump(small.config().model_dump(mode="json"))
+
+
+@needs_prometheus
+@pytest.mark.ray
+def test_every_panel_of_the_pipeline_shows_a_real_run(small: Small) -> None:
+    """On Ray, by the command line: no panel is empty, the totals are those of the report, and no alert fires."""
+    files, port = [str(path) for path in write_crawl(small.folder)], free_port()
+    small.config(
+        input={"files": files, "max_quarantined_share": 0.5}, engine={"kind": "ray", "metrics_port": port, "workers": 2}
+    )
+    start = time.time()
+    command = [sys.executable, "-m", "pipeline", "run", str(small.path)]
+    with asking(port, small.folder / "prometheus", every_s=2) as prometheus:
+        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=250)
+        assert done.returncode == 0, done.stdout + done.stderr
+        (run,) = prometheus.ask("label/run/values", **{"match[]": "ray_corpusmill_work_planned"})
+        seen = Watched(prometheus, run, start, time.time())
+        assert run.startswith("run-")
+        assert not seen.empty("pipeline")
+        shown = {panel["title"]: seen.last(panel["targets"][0]["expr"]) for panel in panels("pipeline")}
+        prometheus.assert_healthy(firing={"CorpusmillQuarantine"})  # one of 93 records
+
+    report = json.loads((small.folder / "run" / "report.json").read_text())
+    assert {reason: n for (_, reason), n in shown["Dropped, by reason"].items()} == report["reasons"]
+    assert {lang: n for (lang,), n in shown["Documents kept, by language"].items()} == report["languages"]
+    assert {lang: n for (lang,), n in shown["Tokens, by language"].items()} == report["language_tokens"]
+    assert shown["Tokens"] == dict.fromkeys([("tokenize",), ("write_shards",)], report["num_tokens"])
+    assert {cause: n for (cause,), n in shown["Quarantined records, by cause"].items()} == report["quarantine"]
+    assert set(shown["Work done"].values()) == {1.0}
+    seconds = {": ".join(dict.fromkeys(step)): n for step, n in shown["Seconds of workers, by stage"].items()}
+    assert seconds == pytest.approx({step: report["seconds"][step] for step in seconds})
