@@ -10,9 +10,11 @@ Leaves to others: the files that the manifest names (`reader`).
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +23,12 @@ from typing import Any, Self
 import numpy as np
 
 from loader.order import Ints, count_rows
-from loader.storage import ReadSettings, open_store
+from loader.storage import ReadFailed, ReadSettings, open_store
 from shardwriter.format import MANIFEST_FILE, FormatError, Manifest, TokenizerEntry
 
 _COLUMNS = ("shard_bytes", "num_samples", "num_docs", "num_tokens")
 _SHARD_KEYS = {"index_file", *_COLUMNS}
+_LINK = re.compile(r"[\w.-]{1,255}")
 _DIGEST_BYTES = slice(14, 78)  # docs/data-format.md, "Manifest"
 
 
@@ -83,7 +86,24 @@ def read_catalogue(source: str | Path | Manifest, settings: ReadSettings) -> Cat
         return Catalogue.of(source)
     folder, name = split_address(source)
     store = open_store(folder, settings)
-    return _parse(store.read(name), store.where(name), folder)
+    try:
+        return _parse(store.read(name), store.where(name), folder)
+    except ReadFailed as error:
+        if (target := _linked(folder, settings)) is None:
+            raise error from None
+    store = open_store(target, settings)
+    return _parse(store.read(name), store.where(name), target)
+
+
+def _linked(folder: str, settings: ReadSettings) -> str | None:
+    """The neighbour whose name stands in an object, where there is one in the place of a folder: a bucket's link."""
+    parent, _, link = folder.rpartition("/")
+    if "://" not in parent:
+        return None
+    with contextlib.suppress(ReadFailed, UnicodeDecodeError):
+        target = open_store(parent, settings).read(link).decode("ascii").strip()
+        return f"{parent}/{target}" if _LINK.fullmatch(target) else None
+    return None
 
 
 def _parse(data: bytes, where: str, address: str) -> Catalogue:

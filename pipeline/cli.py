@@ -35,7 +35,9 @@ app.add_typer(models_app, name="models")
 models_app.add_typer(train_app, name="train")
 
 Config = Annotated[str, typer.Argument(help="A YAML file, or the name of one in configs/.", metavar="CONFIG")]
-RunFolder = Annotated[Path, typer.Argument(help="Folder of a run.", metavar="RUN")]
+RunFolder = Annotated[
+    str, typer.Argument(help="Folder of a run; s3://bucket/folder for one in a bucket.", metavar="RUN")
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. select.language.min_score=0.65."),
@@ -62,6 +64,7 @@ def run(
     from pipeline.plan import make_plan
     from pipeline.prepare import prepare
     from pipeline.progress import RunProgress
+    from pipeline.store import write_atomically
 
     started = time.monotonic()
     settings = _load(config, overrides, run_dir, engine)
@@ -77,13 +80,15 @@ def run(
             metrics.note(event)
     found = ledger.open_run(plan.run_dir)
     account = report.make_report(found)
-    (plan.run_dir / "report.html").write_text(report.to_html(account), encoding="utf-8")
-    (plan.run_dir / "report.json").write_text(report.to_json(account), encoding="utf-8")
+    write_atomically(plan.run_dir / "report.html", report.to_html(account).encode())
+    write_atomically(plan.run_dir / "report.json", report.to_json(account).encode())
     console.print()
     report.print_report(account, console)
+    # in a bucket the link is for our loader alone
+    dataset = plan.run_dir / DATASET_LINK if isinstance(plan.run_dir, Path) else found.dataset
     verb = "nothing was left to do" if progress.num_works == 0 else f"{progress.num_works} pieces of work done"
     console.print(
-        f"\n{verb}, in {time.monotonic() - started:.1f} s. The dataset: {plan.run_dir}/{DATASET_LINK}/manifest.json",
+        f"\n{verb}, in {time.monotonic() - started:.1f} s. The dataset: {dataset}/manifest.json",
         markup=False,
     )
     console.print(
@@ -119,12 +124,14 @@ def plan(config: Config, overrides: Overrides = None, run_dir: RunDir = None, en
 def report_(run: RunFolder, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Show the summary of a run again, and write its page anew."""
     from pipeline import ledger, report
+    from pipeline.store import write_atomically
 
-    account = report.make_report(ledger.open_run(run))
+    found = ledger.open_run(run)
+    account = report.make_report(found)
     if as_json:
         sys.stdout.write(report.to_json(account))
         return
-    (run / "report.html").write_text(report.to_html(account), encoding="utf-8")
+    write_atomically(found.run_dir / "report.html", report.to_html(account).encode())
     report.print_report(account, console)
     console.print(f"\nAs a page: {run}/report.html")
 
@@ -174,19 +181,25 @@ def recut(
 
 @app.command()
 def verify(
-    dataset: Annotated[Path, typer.Argument(help="Folder of a run, or of a dataset (with manifest.json).")],
+    dataset: Annotated[
+        str, typer.Argument(help="Folder of a run, or of a dataset (with manifest.json); s3://... too.")
+    ],
 ) -> None:
     """Rehash and recount a finished dataset, and read it as the world will: with plain webdataset.
 
     Exit code 1 and one line per fault if something is wrong.
     """
     from webdataset.compat import WebDataset
+    from webdataset.gopen import gopen_schemes
 
     from pipeline import ledger
+    from pipeline.store import place
     from shardwriter import verify as verify_dataset
     from shardwriter.format import MANIFEST_FILE, Manifest
 
-    folder = dataset if (dataset / MANIFEST_FILE).exists() else ledger.open_run(dataset).dataset
+    folder = place(dataset)
+    if not (folder / MANIFEST_FILE).exists():
+        folder = ledger.open_run(dataset).dataset
     findings = verify_dataset(folder)
     for finding in findings:
         console.print(str(finding), markup=False)
@@ -194,6 +207,7 @@ def verify(
         _fail(f"{folder}: {len(findings)} faults", FAILED)
     manifest = Manifest.loads((folder / MANIFEST_FILE).read_bytes(), str(folder / MANIFEST_FILE))
     shards = [str(folder / shard.file) for shard in manifest.shards]
+    gopen_schemes["s3"] = lambda url, mode, _: place(url).open(mode)
     num_samples = sum(1 for _ in WebDataset(shards, shardshuffle=False, empty_check=False)) if shards else 0
     if num_samples != manifest.totals.num_samples:
         _fail(
@@ -302,6 +316,7 @@ def main() -> NoReturn:
     from pipeline.engine import RunAborted
     from pipeline.kenlm_tools import TrainingFailed
     from pipeline.ledger import RunNotFound
+    from pipeline.s3 import StorageFailed
 
     signal.signal(signal.SIGTERM, _terminate)
     try:
@@ -310,7 +325,7 @@ def main() -> NoReturn:
         _fail("\n".join(error.faults), WRONG_USAGE)
     except RunNotFound as error:
         _fail(str(error), WRONG_USAGE)
-    except (AssetError, RunAborted, TrainingFailed) as error:
+    except (AssetError, RunAborted, StorageFailed, TrainingFailed) as error:
         _fail(str(error), FAILED)
     except OSError as error:
         _fail(f"{type(error).__name__}: {error}", FAILED)

@@ -21,6 +21,7 @@ from pydantic import Field, model_validator
 
 from configs.reading import KeyPath, read, reread
 from pipeline import assets
+from pipeline.s3 import BY_ENVIRONMENT, StorageSettings
 from stages.classifiers import ClassifiersFilterSettings, ClassifiersSettings
 from stages.contract import Settings
 from stages.decontamination import DecontaminationFilterSettings, DecontaminationSettings
@@ -311,7 +312,8 @@ class RunConfig(Settings):
     """A whole run, from crawl to shards."""
 
     run_dir: str = Field(
-        default="runs/{config}", description="Folder of the run; {config} is this file's name without .yaml."
+        default="runs/{config}",
+        description="Folder of the run, or s3://bucket/folder; {config} is this file's name without .yaml.",
     )
     earlier_runs: tuple[str, ...] = Field(
         default=(),
@@ -330,12 +332,17 @@ class RunConfig(Settings):
     tokenize: TokenizeConfig = Field(description="Text to token ids.")
     write_shards: WriteShardsConfig = Field(default=WriteShardsConfig(), description="The dataset on disk.")
     engine: EngineConfig = Field(default=EngineConfig(), description="How the work is carried out.")
+    storage: StorageSettings = Field(
+        default=BY_ENVIRONMENT,
+        exclude_if=lambda storage: storage == BY_ENVIRONMENT,
+        description="How object storage is reached, where the input or the run folder lies on one.",
+    )
 
     @model_validator(mode="after")
     def _resources_are_of_phases_and_stages(self) -> Self:
         faults: list[str] = []
         for phase, resources in self.engine.phases.items():
-            if phase not in (phases := type(self).model_fields.keys() - {"run_dir", "input", "engine"}):
+            if phase not in (phases := type(self).model_fields.keys() - {"run_dir", "input", "engine", "storage"}):
                 faults.append(f"engine.phases.{phase} is no phase; {_nearest(phase, phases)}")
                 continue
             stages = _stages_with_settings(type(self).model_fields[phase].annotation)

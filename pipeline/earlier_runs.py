@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from configs.reading import ConfigError
 from pipeline.config import RunConfig
-from pipeline.store import RUN_FILE, PhaseFolder
+from pipeline.store import RUN_FILE, PhaseFolder, place
 from stages.minhash import MinHash, MinHashSettings, bands
 from stages.paragraphs import ParagraphHashes
 
@@ -39,7 +39,7 @@ class EarlierRun:
 
     def folder(self, phase: str) -> PhaseFolder:
         """Where the phase's outputs lie."""
-        return PhaseFolder(Path(self.run_dir) / self.folders[phase])
+        return PhaseFolder(place(self.run_dir) / self.folders[phase])
 
     def to_json(self) -> dict[str, Any]:
         """For a later run's run.json, from which `EarlierRun(**found)` makes it again."""
@@ -79,15 +79,15 @@ def find(config: RunConfig) -> tuple[EarlierRun, ...]:
     Raises:
         ConfigError: with every fault there is.
     """
-    runs, faults, seen = list[EarlierRun](), list[str](), {Path(config.run_dir).resolve(): "the run itself"}
+    runs, faults, seen = list[EarlierRun](), list[str](), {_resolved(config.run_dir): "the run itself"}
     for name in config.earlier_runs:
-        where = Path(name).resolve()
+        where = _resolved(name)
         if where in seen:
             faults.append(f"earlier_runs: {name} is {seen[where]}; name other runs, each once")
             continue
         seen[where] = f"named twice, the first time as {name}"
         try:
-            found = json.loads((Path(name) / RUN_FILE).read_bytes())
+            found = json.loads((place(name) / RUN_FILE).read_bytes())
         except FileNotFoundError:
             faults.append(f"earlier_runs: {name}: no run here ({RUN_FILE} is missing)")
             continue
@@ -96,6 +96,12 @@ def find(config: RunConfig) -> tuple[EarlierRun, ...]:
     if faults:
         raise ConfigError(faults)
     return tuple(runs)
+
+
+def _resolved(run_dir: str) -> str:
+    """The same for two names of one folder."""
+    found = place(run_dir)
+    return str(found.resolve() if isinstance(found, Path) else found)
 
 
 def shares(config: RunConfig, phase: str, run: EarlierRun) -> Any:

@@ -12,7 +12,6 @@ Leaves to others: what the steps do (phases.py), and what a person sees of it (c
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -30,7 +29,9 @@ import pyarrow as pa
 
 from pipeline.config import EngineConfig, RunConfig
 from pipeline.flow import Handover, SinkStep, Source, StageStep, UnitFailed, finished, in_words, refuse_after
-from pipeline.ledger import append_to_log, record_run
+from pipeline.journal import keep
+from pipeline.lease import HeldByAnother, Lease, hold
+from pipeline.ledger import record_run
 from pipeline.meter import Stopwatch, forget_peak
 from pipeline.phases import PHASES, PartitionPhase, Phase, UnitPhase
 from pipeline.plan import RunPlan, fingerprint
@@ -111,14 +112,15 @@ def run(plan: RunPlan, engine: Engine | None = None) -> Iterator[Event]:
         RunAborted: work failed (its phase was finished for all other work), or another process works on this run.
     """
     check(plan.config)
-    with _lock(plan), engine or engine_of(plan.config.engine) as workers:
+    with _lease(plan) as lease, keep(plan.run_dir) as log, engine or engine_of(plan.config.engine) as workers:
         record_run(plan)
-        append_to_log(plan.run_dir, {"event": "RunStarted"})
+        log({"event": "RunStarted"})
         why = "its driver was stopped"
         try:
             for make_phase in PHASES.values():
                 for event in _run_phase(make_phase(plan), workers):
-                    append_to_log(plan.run_dir, _loggable(event))
+                    log(_loggable(event))
+                    lease.check()
                     yield event
             point(plan.run_dir / DATASET_LINK, plan.folder("write_shards").root.name)
             why = ""
@@ -126,7 +128,7 @@ def run(plan: RunPlan, engine: Engine | None = None) -> Iterator[Event]:
             why = str(error) if isinstance(error, RunAborted) else in_words(error)
             raise
         finally:
-            append_to_log(plan.run_dir, {"event": "RunEnded", "why": why})
+            log({"event": "RunEnded", "why": why})
 
 
 def _run_phase(phase: Phase, engine: Engine) -> Iterator[Event]:
@@ -184,23 +186,21 @@ def _loggable(event: Event) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _lock(plan: RunPlan) -> Generator[None]:
+def _lease(plan: RunPlan) -> Generator[Lease]:
     """One driver per run folder at a time."""
-    try:
-        plan.run_dir.mkdir(parents=True, exist_ok=True)
-        file = (plan.run_dir / ".lock").open("w", encoding="utf-8")
-    except OSError as error:
-        raise RunAborted(
-            f"the run folder {plan.run_dir} cannot be written: {error}; set run_dir or --run-dir"
-        ) from error
-    with file:
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+            lease = stack.enter_context(hold(plan.run_dir))
+        except OSError as error:
             raise RunAborted(
-                f"another process is working in {plan.run_dir}; wait for it, or choose another --run-dir"
+                f"the run folder {plan.run_dir} cannot be written: {error}; set run_dir or --run-dir"
             ) from error
-        yield
+        except HeldByAnother as error:
+            raise RunAborted(str(error)) from error
+        try:
+            yield lease
+        except HeldByAnother as error:
+            raise RunAborted(str(error)) from error
 
 
 class Engine(ABC):

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import http.client
 import importlib.util
-import os
 import shutil
 import subprocess
 import sys
@@ -30,6 +30,8 @@ from email.message import Message
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal, assert_never
 from urllib.parse import urlsplit
+
+from pipeline.s3 import BY_ENVIRONMENT, REQUEST_BYTES, StorageFailed, StorageSettings, connect
 
 Say = Callable[[str], None]
 
@@ -218,18 +220,25 @@ class _ConnectionCut(Exception):
     """The body ended before its announced length, or another attempt may go better for another reason."""
 
 
-def download(url: str, target: Path, *, patience: Patience = Patience(), say: Say = silent) -> None:
+def download(
+    url: str,
+    target: Path,
+    *,
+    patience: Patience = Patience(),
+    storage: StorageSettings = BY_ENVIRONMENT,
+    say: Say = silent,
+) -> None:
     """Write what lies at an https or s3 address to `target`, whole or not at all; its folder must exist.
 
     What a broken attempt brought stays in `<target>.partial`, and the next attempt, of this process or a later one,
     continues there: a Range request with If-Range (s3: If-Match), so that two versions of a file are never mixed (RFC
-    9110 sections 13 and 14). Plain http is allowed on this machine's own addresses alone. Of s3://bucket/key the
-    region, endpoint and credentials are those of the usual AWS_* environment; it needs the extra s3 (obstore).
+    9110 sections 13 and 14). Plain http is allowed on this machine's own addresses alone. `storage` says where
+    s3://bucket/key is reached; that needs the extra s3 (obstore).
 
     Raises:
         AssetError: the address is refused by us or by the server, or the bound of `patience` is reached.
     """
-    attempt = _attempt_at(url)
+    attempt = _attempt_at(url, storage)
     partial = target.with_name(target.name + ".partial")
     fruitless = 0
     while True:
@@ -259,7 +268,7 @@ _Attempt = Callable[[str, Path, float, Say], None]
 """(url, partial, timeout_s, say): append what is missing of the file; AssetError if no further attempt can help."""
 
 
-def _attempt_at(url: str) -> _Attempt:
+def _attempt_at(url: str, storage: StorageSettings) -> _Attempt:
     """How that address is read.
 
     Raises:
@@ -270,7 +279,7 @@ def _attempt_at(url: str) -> _Attempt:
         return _continue
     if importlib.util.find_spec("obstore") is None:
         raise AssetError(f"{url}: reading from S3 needs the extra s3: pip install 'corpusmill[s3]'")
-    return _continue_on_s3
+    return functools.partial(_continue_on_s3, storage)
 
 
 def _continue(url: str, partial: Path, timeout_s: float, say: Say) -> None:
@@ -319,11 +328,7 @@ def _copy_body(response: Any, file: IO[bytes], url: str, start: int, wanted: int
             say(f"  {file.tell() / 1e6:.1f} of {total}")
 
 
-_S3_RANGE_BYTES = 16 << 20
-"""Read by one request, and held in memory: bounded, because obstore's timeout is that of the whole request."""
-
-
-def _continue_on_s3(url: str, partial: Path, timeout_s: float, say: Say) -> None:
+def _continue_on_s3(storage: StorageSettings, url: str, partial: Path, timeout_s: float, say: Say) -> None:
     """One attempt, by ranges of one and the same version of the object."""
     import obstore
 
@@ -331,7 +336,7 @@ def _continue_on_s3(url: str, partial: Path, timeout_s: float, say: Say) -> None
     if not key:
         raise AssetError(f"{url} names no object; wanted s3://bucket/key")
     with _faults_of_s3(url):
-        store = _s3_store(bucket, timeout_s)
+        store = connect(bucket, storage, timeout_s=timeout_s)
         found = obstore.head(store, key)
     etag, wanted = found["e_tag"], found["size"]
     if etag is None:
@@ -341,8 +346,8 @@ def _continue_on_s3(url: str, partial: Path, timeout_s: float, say: Say) -> None
     _validator_file(partial).write_text(etag, encoding="latin-1")
     say(f"fetching {url}, {wanted / 1e6:.1f} MB" + (f", from byte {start:,}" if start else ""))
     with partial.open("ab" if start else "wb") as file:
-        for begin in range(start, wanted, _S3_RANGE_BYTES):
-            end = min(begin + _S3_RANGE_BYTES, wanted)
+        for begin in range(start, wanted, REQUEST_BYTES):
+            end = min(begin + REQUEST_BYTES, wanted)
             with _faults_of_s3(url):
                 body = obstore.get(store, key, options={"range": (begin, end), "if_match": etag}).bytes()
             if len(body) != end - begin:
@@ -360,29 +365,10 @@ def _faults_of_s3(url: str) -> Generator[None]:
         yield
     except (FileNotFoundError, PermissionDeniedError, UnauthenticatedError) as error:
         raise AssetError(f"{url}: the server says: {_first_line(error)}") from error
+    except StorageFailed as error:  # the endpoint is refused by us
+        raise AssetError(f"{url}: {error}") from error
     except BaseError as error:
         raise _ConnectionCut(_first_line(error)) from error
-
-
-def _s3_store(bucket: str, timeout_s: float) -> Any:
-    """The bucket as the AWS_* environment has it. obstore does not retry by itself: `download` does, and says so."""
-    from datetime import timedelta
-
-    from obstore.store import S3Store
-
-    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
-    if endpoint:
-        _refuse_unsafe(endpoint)
-    return S3Store(
-        bucket,
-        client_options={
-            "allow_http": endpoint.startswith("http:"),
-            "connect_timeout": timedelta(seconds=timeout_s),
-            "timeout": timedelta(seconds=timeout_s),
-            "user_agent": "corpusmill",
-        },
-        retry_config={"max_retries": 0},
-    )
 
 
 def _first_line(error: BaseException) -> str:

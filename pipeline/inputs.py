@@ -6,7 +6,7 @@ plan a run.
 Leaves to others: the records inside (stages/warc.py), making the sample crawl (sample_crawl.py).
 
     units = list_units(config.input)
-    with local_copy(units[0].files[0], spool) as path:
+    with local_copy(units[0].files[0], config.storage) as path:
         ...
 """
 
@@ -32,6 +32,7 @@ from configs.reading import ConfigError
 from pipeline import assets
 from pipeline.config import CommonCrawl, InputConfig, SampleCrawl
 from pipeline.fetching import download
+from pipeline.s3 import BY_ENVIRONMENT, StorageSettings
 from pipeline.store import to_json, write_atomically
 
 SETTLED_S = 2.0
@@ -75,13 +76,13 @@ class Unit:
         return sum(WET_BYTES if f.num_bytes is None else f.num_bytes for f in self.files)
 
 
-def list_units(config: InputConfig) -> tuple[Unit, ...]:
+def list_units(config: InputConfig, storage: StorageSettings = BY_ENVIRONMENT) -> tuple[Unit, ...]:
     """The units of a run, in input order.
 
     Raises:
         ConfigError: a pattern matches nothing, a list cannot be had, or S3 is asked for without its extra.
     """
-    files = _files(config)
+    files = _files(config, storage)
     size = config.files_per_unit
     return tuple(Unit(i // size, tuple(files[i : i + size])) for i in range(0, len(files), size))
 
@@ -94,9 +95,9 @@ def sample_crawl_folder(config: SampleCrawl) -> Path:
     return assets.cache_folder() / "sample-crawls" / key
 
 
-def _files(config: InputConfig) -> list[InputFile]:
+def _files(config: InputConfig, storage: StorageSettings) -> list[InputFile]:
     if config.common_crawl:
-        return _common_crawl(config.common_crawl)
+        return _common_crawl(config.common_crawl, storage)
     if config.sample_crawl:
         folder = sample_crawl_folder(config.sample_crawl)
         return _with_digests(sorted(folder.glob("*.warc*.gz")))
@@ -147,12 +148,12 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _common_crawl(config: CommonCrawl) -> list[InputFile]:
+def _common_crawl(config: CommonCrawl, storage: StorageSettings) -> list[InputFile]:
     _check_extra(config.base_url)
     base = config.base_url.rstrip("/") + "/"
     url = f"{base}crawl-data/{config.crawl}/{config.format}.paths.gz"
     kept = assets.cache_folder() / "crawls" / f"{config.crawl}-{hashlib.sha256(url.encode()).hexdigest()[:8]}.paths.gz"
-    names = _names(config.crawl, url, kept)
+    names = _names(config.crawl, url, kept, storage)
     end = len(names) if config.count is None else config.first + config.count
     if config.first >= len(names) or end > len(names):
         wanted = f"files {config.first} to {max(config.first, end - 1)} are asked for"
@@ -160,7 +161,7 @@ def _common_crawl(config: CommonCrawl) -> list[InputFile]:
     return [InputFile(base + n, None, hashlib.sha256(n.encode()).hexdigest()) for n in names[config.first : end]]
 
 
-def _names(crawl: str, url: str, kept: Path) -> list[str]:
+def _names(crawl: str, url: str, kept: Path, storage: StorageSettings) -> list[str]:
     """The names in a snapshot's list of files, which is fetched once.
 
     Raises:
@@ -169,7 +170,7 @@ def _names(crawl: str, url: str, kept: Path) -> list[str]:
     try:
         if not kept.exists():
             kept.parent.mkdir(parents=True, exist_ok=True)
-            download(url, kept)
+            download(url, kept, storage=storage)
     except OSError as error:
         raise ConfigError([f"input.common_crawl.crawl: the list of {crawl} cannot be had: {error}"]) from error
     try:
@@ -189,12 +190,12 @@ def _check_extra(url: str) -> None:
 
 
 @contextlib.contextmanager
-def local_copy(file: InputFile, spool: Path | None = None) -> Generator[Path]:
+def local_copy(file: InputFile, storage: StorageSettings = BY_ENVIRONMENT) -> Generator[Path]:
     """The file as a path on this machine: itself, or fetched into a folder that is removed afterwards.
 
     Args:
         file: where it lies.
-        spool: folder for fetched files; default: the system's temporary folder.
+        storage: how object storage is reached, and the folder for fetched files.
 
     Raises:
         OSError: it cannot be read, is another file than it was when the run was planned, or cannot be fetched within
@@ -203,9 +204,9 @@ def local_copy(file: InputFile, spool: Path | None = None) -> Generator[Path]:
     if "://" not in file.location:
         yield _as_planned(file)
         return
-    with tempfile.TemporaryDirectory(dir=spool, prefix="corpusmill-") as folder:
+    with tempfile.TemporaryDirectory(dir=storage.spool, prefix="corpusmill-") as folder:
         path = Path(folder) / file.name
-        download(file.location, path)
+        download(file.location, path, storage=storage)
         yield path
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import json
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from configs.reading import ConfigError
+from pipeline import journal
 from pipeline.assets import AssetError
 from pipeline.config import RunConfig, change
 from pipeline.earlier_runs import EarlierRun, owner, units_of
@@ -39,13 +39,12 @@ from pipeline.phases.deduplicate import Deduplicate
 from pipeline.phases.extract import EXTRACTED, hashes_file
 from pipeline.phases.select import REPRESENTATIVE, Select
 from pipeline.plan import RunPlan, plan_units
-from pipeline.store import RUN_FILE, PhaseFolder, to_json, write_atomically
+from pipeline.s3 import S3Path
+from pipeline.store import RUN_FILE, PhaseFolder, Place, place, to_json, write_atomically
 from shardwriter.format import MANIFEST_FILE, Manifest, ShardIndex, sample_key
 from stages.contract import every_rule
 from stages.paragraphs import hash_paragraph
 from stages.perplexity import PerplexityFilterSettings
-
-LOG_FILE = "log.jsonl"
 
 SCORES = ("language", "language_score", "perplexity", "reference_score")
 """What is told first of all that annotate has stored."""
@@ -64,7 +63,7 @@ class RunNotFound(Exception):
 class Run:
     """A run folder, as its run.json describes it."""
 
-    run_dir: Path
+    run_dir: Place
     config: Mapping[str, Any]
     folders: Mapping[str, str]  # phase -> name of its folder
     units: Sequence[str]
@@ -76,13 +75,10 @@ class Run:
 
     def events(self) -> Iterator[dict[str, Any]]:
         """What the drivers of this run have logged so far, oldest first: "time" (s since the epoch), "event", ..."""
-        with contextlib.suppress(FileNotFoundError), (self.run_dir / LOG_FILE).open(encoding="utf-8") as log:
-            for line in log:
-                if line.endswith("\n"):  # the last one may be half written
-                    yield json.loads(line)
+        return journal.events(self.run_dir)
 
     @property
-    def dataset(self) -> Path:
+    def dataset(self) -> Place:
         """Folder of shards, indexes and manifest.json."""
         return self.run_dir / self.folders["write_shards"]
 
@@ -99,28 +95,23 @@ def record_run(plan: RunPlan) -> None:
     write_atomically(plan.run_dir / RUN_FILE, to_json(description))
 
 
-def append_to_log(run_dir: Path, event: Mapping[str, Any]) -> None:
-    """Add an event to the run's log, with the time: the one file of a run that is not the same twice."""
-    with (run_dir / LOG_FILE).open("a", encoding="utf-8") as log:
-        log.write(json.dumps({"time": time.time(), **event}) + "\n")
-
-
-def open_run(run_dir: str | Path) -> Run:
-    """The run in a folder.
+def open_run(run_dir: str | Place) -> Run:
+    """The run in a folder, or at s3://bucket/folder: then it is reached as the usual AWS_* environment says.
 
     Raises:
         RunNotFound: it holds none.
+        StorageFailed: the bucket cannot be read.
     """
-    path = Path(run_dir) / RUN_FILE
+    root = place(run_dir) if isinstance(run_dir, str) else run_dir
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads((root / RUN_FILE).read_bytes())
     except FileNotFoundError as error:
-        siblings = [str(p.parent) for p in Path(run_dir).parent.glob(f"*/{RUN_FILE}")]
+        siblings = [str(p.parent) for p in root.parent.glob(f"*/{RUN_FILE}")] if isinstance(root, Path) else []
         nearest = difflib.get_close_matches(str(run_dir), siblings, 1) or siblings[:1]
         hint = f"; did you mean {nearest[0]}?" if nearest else "; start one with `python -m pipeline run`"
         raise RunNotFound(f"{run_dir}: no run here ({RUN_FILE} is missing){hint}") from error
     earlier = tuple(EarlierRun(**one) for one in found.get("earlier_runs", ()))
-    return Run(Path(run_dir), found["config"], found["folders"], found["units"], earlier)
+    return Run(root, found["config"], found["folders"], found["units"], earlier)
 
 
 @dataclass(frozen=True)
@@ -137,6 +128,8 @@ class _KnownUnit(Unit):
 def plan_of(run: Run, config: RunConfig) -> RunPlan:
     """A plan that reads what the run has stored, under a config that may differ in `select`. Needs no input."""
     config = config.model_copy(update={"run_dir": str(run.run_dir)})
+    if isinstance(run.run_dir, S3Path):  # reached from here, perhaps not as the run itself reached it
+        config = config.model_copy(update={"storage": run.run_dir.settings})
     plan = plan_units(config, [_KnownUnit(i, (), key) for i, key in enumerate(run.units)], run.earlier)
     folders = {name: folder.removeprefix(f"{name}-") for name, folder in run.folders.items()}
     phases = (replace(phase, fingerprint=folders.get(phase.name, phase.fingerprint)) for phase in plan.phases)
@@ -168,7 +161,7 @@ def explain(run: Run, key: str) -> list[Story]:
     return stories
 
 
-class Place(NamedTuple):
+class InShard(NamedTuple):
     """Where a document lies in a dataset."""
 
     shard: str  # the file
@@ -178,7 +171,7 @@ class Place(NamedTuple):
     num_tokens: int
 
 
-def find_in_shards(run: Run, doc_id: int) -> Place | None:
+def find_in_shards(run: Run, doc_id: int) -> InShard | None:
     """The place of a document that was kept and written."""
     path = run.dataset / MANIFEST_FILE
     if not path.exists():
@@ -188,7 +181,7 @@ def find_in_shards(run: Run, doc_id: int) -> Place | None:
         for row in np.flatnonzero(index.doc_ids == np.uint64(doc_id)):
             start, end = (int(token) for token in index.doc_starts[row : row + 2])
             sample = int(np.searchsorted(index.sample_starts, start, side="right")) - 1
-            return Place(entry.file, int(row), sample_key(entry.shard, sample), start, end - start)
+            return InShard(entry.file, int(row), sample_key(entry.shard, sample), start, end - start)
     return None
 
 

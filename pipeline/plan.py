@@ -17,7 +17,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from pipeline import assets, earlier_runs
@@ -25,7 +24,7 @@ from pipeline.config import RunConfig
 from pipeline.earlier_runs import EarlierRun, EarlierUnit, units_of
 from pipeline.flow import StageSpec
 from pipeline.inputs import Unit, list_units
-from pipeline.store import PhaseFolder
+from pipeline.store import PhaseFolder, Place, place
 from stages.classifiers import Classifiers, ClassifiersFilter
 from stages.contract import Stage
 from stages.copies import CopiesFilter
@@ -128,9 +127,9 @@ class RunPlan:
         return tuple(units_of(self.earlier))
 
     @property
-    def run_dir(self) -> Path:
+    def run_dir(self) -> Place:
         """Folder of the run."""
-        return Path(self.config.run_dir)
+        return place(self.config.run_dir, self.config.storage)
 
     def phase(self, name: str) -> PhasePlan:
         """The phase of that name."""
@@ -156,7 +155,7 @@ def make_plan(config: RunConfig) -> RunPlan:
         ConfigError: the input cannot be listed, or an earlier run cannot be compared with.
         ValueError: a stage does not find the columns that it needs.
     """
-    return plan_units(config, list_units(config.input), earlier_runs.find(config))
+    return plan_units(config, list_units(config.input, config.storage), earlier_runs.find(config))
 
 
 def plan_units(config: RunConfig, units: Sequence[Unit], earlier: tuple[EarlierRun, ...] = ()) -> RunPlan:

@@ -1,7 +1,8 @@
 """Fetches and makes what a run needs before it can be planned in full: models, texts, the sample crawl.
 
-Promises: afterwards every model of the config lies in the user's cache and the sample crawl is whole; what is there
-already costs nothing. Once it has run, a run needs no network (but for remote input).
+Promises: a bucket that cannot be reached is told before anything is made; afterwards every model of the config lies in
+the user's cache and the sample crawl is whole; what is there already costs nothing. Once it has run, a run needs no
+network (but for remote input, and a run folder in a bucket).
 Leaves to others: how a model is fetched or trained (assets.py), how the crawl is made (sample_crawl.py).
 
     prepare(config, say=print)
@@ -17,6 +18,8 @@ from pipeline.asset_cache import locked
 from pipeline.config import RunConfig, SampleCrawl
 from pipeline.inputs import sample_crawl_folder
 from pipeline.plan import CHAIN, stages_of
+from pipeline.s3 import S3Path
+from pipeline.store import place
 
 Say = Callable[[str], None]
 
@@ -27,7 +30,11 @@ def prepare(config: RunConfig, say: Say) -> None:
     Raises:
         AssetError: a model can neither be found nor fetched nor made.
         OSError: the cache cannot be written.
+        StorageFailed: the run folder lies in a bucket that cannot be listed.
     """
+    run_dir = place(config.run_dir, config.storage)
+    if isinstance(run_dir, S3Path):
+        run_dir.check()
     for reference in references(config):
         assets.resolve(reference, say=say)
     if config.input.sample_crawl:

@@ -173,7 +173,8 @@ def _refuse_more_than_select(changes: Mapping[str, tuple[Any, Any]]) -> None:
     """Raise ConfigError with a line for each key that is not of select; what changes no byte may change."""
     phase_of = {name: name for name in PHASE_VERSIONS}
     phase_of |= {"input": "extract", "run_dir": "extract", "earlier_runs": "deduplicate"}
-    others = {key: phase_of[top] for key in changes if (top := key.split(".")[0]) not in ("select", "engine")}
+    free = ("select", "engine", "storage")
+    others = {key: phase_of[top] for key in changes if (top := key.split(".")[0]) not in free}
     if others:
         raise ConfigError(
             [

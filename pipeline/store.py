@@ -1,11 +1,11 @@
-"""Folders of a run: atomic commits and done-records.
+"""Folders of a run, on a disk or in a bucket: atomic commits and done-records.
 
 Promises: a file under its final name is whole; a done-record exists only after all the outputs it names are whole and
-on disk; what an interrupted task left behind is never taken for a result. So resuming is a set difference: do what has
-no record.
-Leaves to others: what the outputs hold (phases/), and what is to be done (plan.py).
+stored; what an interrupted task left behind is never taken for a result. So resuming is a set difference: do what has
+no record. In a bucket the same names hold the same bytes, so that two tasks may do the same work there too.
+Leaves to others: what the outputs hold (phases/), what is to be done (plan.py), how objects are asked for (s3.py).
 
-    folder = PhaseFolder(run_dir / "extract-0f3a")
+    folder = PhaseFolder(place("s3://bucket/runs/ccnet") / "extract-0f3a")     # or place("runs/ccnet")
     with folder.commit("000007") as task:
         pq.write_table(table, task.path("000007.documents.parquet"))
         task.record = {"tally": tally.to_json()}
@@ -21,13 +21,16 @@ import json
 import os
 import shutil
 import socket
+import tempfile
 import uuid
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
+
+from pipeline.s3 import BY_ENVIRONMENT, SCHEME, S3Path, StorageSettings, fetch_each
 
 RUN_FILE = "run.json"
 """In a run folder: which folders of phases belong together, and of which units (ledger.py:record_run)."""
@@ -36,6 +39,22 @@ _ASIDE = ".aside"
 _DONE = "done"
 _COMPLETE = "phase.json"
 _ATTEMPTS = ".attempts"
+
+Place = Path | S3Path
+"""A file or a folder of a run: both kinds know /, name, parent, exists, read_bytes, iterdir and unlink."""
+
+K = TypeVar("K")
+T = TypeVar("T")
+
+
+def place(address: str | Path, settings: StorageSettings = BY_ENVIRONMENT) -> Place:
+    """The place at a path, or at s3://bucket/key.
+
+    Raises:
+        StorageFailed: the address names no bucket, or S3's extra is not installed.
+    """
+    text = str(address)
+    return S3Path.of(text, settings) if text.startswith(SCHEME) else Path(address)
 
 
 @dataclass
@@ -46,7 +65,7 @@ class Task:
     record: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def path(self, name: str) -> Path:
-        """Where to write the output of that name."""
+        """Where to write the output of that name: on this machine, wherever it goes from there."""
         return self.folder / name
 
 
@@ -54,9 +73,9 @@ class Task:
 class PhaseFolder:
     """The outputs of one phase under one fingerprint."""
 
-    root: Path
+    root: Place
 
-    def path(self, name: str) -> Path:
+    def path(self, name: str) -> Place:
         """Where a finished output lies."""
         return self.root / name
 
@@ -66,7 +85,7 @@ class PhaseFolder:
         Raises:
             FileNotFoundError: there is none of that name.
         """
-        return pa.OSFile(str(self.root / name))
+        return _open(self.root / name)
 
     def map(self, name: str) -> pa.NativeFile:
         """The same, for parts of it that are used where they lie: they are not copied, and read when they are touched.
@@ -74,12 +93,16 @@ class PhaseFolder:
         Raises:
             FileNotFoundError: there is none of that name.
         """
-        return pa.memory_map(str(self.root / name))
+        return _open(self.root / name) if isinstance(self.root, S3Path) else pa.memory_map(str(self.root / name))
+
+    def each(self, items: Iterable[K], read: Callable[[K], T]) -> list[T]:
+        """What `read` makes of each item, in their order, where it reads outputs: a bucket's, several at a time."""
+        return list(fetch_each(items, read)) if isinstance(self.root, S3Path) else [read(item) for item in items]
 
     def done(self) -> frozenset[str]:
         """Names of the work that has a record."""
         with contextlib.suppress(FileNotFoundError):
-            names = (entry.name for entry in os.scandir(self.root / _DONE))
+            names = (entry.name for entry in (self.root / _DONE).iterdir())
             return frozenset(name.removesuffix(".json") for name in names if not name.startswith("."))
         return frozenset()
 
@@ -89,7 +112,7 @@ class PhaseFolder:
         Raises:
             FileNotFoundError: it is not done.
         """
-        return json.loads((self.root / _DONE / f"{work}.json").read_text(encoding="utf-8"))
+        return json.loads((self.root / _DONE / f"{work}.json").read_bytes())
 
     def records(self, works: Iterable[str]) -> list[dict[str, Any]]:
         """The done-records of these pieces of work, in their order.
@@ -97,7 +120,7 @@ class PhaseFolder:
         Raises:
             FileNotFoundError: one of them is not done.
         """
-        return [self.record(work) for work in works]
+        return self.each(works, self.record)
 
     def complete(self) -> bool:
         """Whether all the phase's work is done and summed up."""
@@ -113,10 +136,13 @@ class PhaseFolder:
         Raises:
             FileNotFoundError: the phase is not complete.
         """
-        return json.loads((self.root / _COMPLETE).read_text(encoding="utf-8"))
+        return json.loads((self.root / _COMPLETE).read_bytes())
 
     def begin(self) -> None:
         """Make the folder and clear away what interrupted tasks left; by one process, before any task is started."""
+        if isinstance(self.root, S3Path):
+            (self.root / _ATTEMPTS).remove_tree()
+            return
         (self.root / _DONE).mkdir(parents=True, exist_ok=True)
         for leftover in (_ASIDE, _ATTEMPTS):
             shutil.rmtree(self.root / leftover, ignore_errors=True)
@@ -130,14 +156,20 @@ class PhaseFolder:
         Raises:
             FileNotFoundError: what `begin` made on the driver's machine is not on this one.
         """
+        attempts = self.root / _ATTEMPTS
+        if isinstance(attempts, S3Path):  # where nothing can be appended to: as many objects as attempts
+            count = 1
+            while (attempts / f"{work}.{count}").create(uuid.uuid4().bytes) is None:
+                count += 1
+            return count
         try:
-            (self.root / _ATTEMPTS).mkdir(exist_ok=True)
+            attempts.mkdir(exist_ok=True)
         except FileNotFoundError as error:
             raise FileNotFoundError(
                 f"{self.root} is not on {socket.gethostname()}: the run's folder must lie on storage that all machines "
                 f"share, under one path"
             ) from error
-        with (self.root / _ATTEMPTS / work).open("ab") as file:
+        with (attempts / work).open("ab") as file:
             file.write(b".")
             file.flush()
             return file.tell()
@@ -153,15 +185,16 @@ class PhaseFolder:
     def commit(self, work: str) -> Generator[Task]:
         """Write outputs aside; when the block ends well, move them into place and record that the work is done.
 
-        Two processes may do the same work at once: both write the same bytes, and each rename is whole.
+        Two processes may do the same work at once: both write the same bytes, and each rename, or upload, is whole.
         """
-        task = Task(self.root / _ASIDE / f"{work}-{uuid.uuid4().hex}")
+        aside = _spool(self.root.settings) if isinstance(self.root, S3Path) else self.root / _ASIDE
+        task = Task(aside / f"{work}-{os.getpid()}-{uuid.uuid4().hex}")
         task.folder.mkdir(parents=True)
         try:
             yield task
             outputs = {path.name: _describe(path) for path in sorted(task.folder.iterdir())}
             for name in outputs:
-                (task.folder / name).replace(self.root / name)
+                _move(task.folder / name, self.root / name)
             record = {"work": work, "outputs": outputs, **task.record}
             write_atomically(self.root / _DONE / f"{work}.json", to_json(record))
         finally:
@@ -173,24 +206,67 @@ def to_json(value: Any) -> bytes:
     return (json.dumps(value, sort_keys=True, ensure_ascii=False, indent=1) + "\n").encode()
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(target: Place, content: bytes) -> None:
     """Write a small file whole or not at all."""
-    aside = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
+    if isinstance(target, S3Path):
+        target.write_bytes(content)
+        return
+    aside = target.with_name(f".{target.name}-{uuid.uuid4().hex}")
     try:
         with aside.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        aside.replace(path)
+        aside.replace(target)
     finally:
         aside.unlink(missing_ok=True)
 
 
-def point(link: Path, target: str) -> None:
-    """Let a relative symbolic link lead to `target`, in one step for whoever follows it meanwhile."""
+def point(link: Place, target: str) -> None:
+    """Let a name lead to its neighbour `target`, in one step for whoever follows it meanwhile.
+
+    On a disk it is a relative symbolic link. A bucket has none: there it is an object that holds the neighbour's name,
+    which the loader follows (docs/data-format.md).
+    """
+    if isinstance(link, S3Path):
+        link.write_bytes(target.encode())
+        return
     aside = link.with_name(f".{link.name}-{uuid.uuid4().hex}")
     aside.symlink_to(target)
     aside.replace(link)
+
+
+def _open(source: Place) -> pa.NativeFile:
+    return pa.PythonFile(source.open(), mode="r") if isinstance(source, S3Path) else pa.OSFile(str(source))
+
+
+def _move(file: Path, target: Place) -> None:
+    if isinstance(target, S3Path):
+        target.upload(file)
+    else:
+        file.replace(target)
+
+
+def _spool(settings: StorageSettings) -> Path:
+    """Where this machine's tasks write before they upload, rid of what tasks left there that were killed."""
+    spool = Path(settings.spool or tempfile.gettempdir()) / f"corpusmill-spool-{os.getuid()}"
+    spool.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for leftover in spool.iterdir():
+        pid = leftover.name.split("-")[-2]
+        if not is_alive(int(pid)):
+            shutil.rmtree(leftover, ignore_errors=True)
+    return spool
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is a process of that number on this machine."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True
 
 
 def _describe(path: Path) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,36 +98,58 @@ class Finding:
         return f"{self.where}: found {self.found}, wanted {self.wanted}; {self.remedy}"
 
 
-def verify(dataset: Path | str) -> list[Finding]:
-    """Everything that is wrong with a dataset on a local disk; an empty list says that it is whole.
+class _File(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    def read_bytes(self) -> bytes: ...
+
+    def open(self, mode: Literal["rb"], /) -> Any: ...  # a seekable binary file
+
+
+class Folder(Protocol):
+    """What `verify` needs of a folder: as much of pathlib.Path's interface as a bucket can have too."""
+
+    def __truediv__(self, name: str, /) -> _File: ...
+
+    def iterdir(self) -> Iterable[_File]:
+        """What lies right below."""
+        ...
+
+
+def verify(dataset: Folder | str) -> list[Finding]:
+    """Everything that is wrong with a dataset; an empty list says that it is whole.
 
     Rehashes every file, walks every tar, recounts samples, documents and tokens, checks each sample's crc32 and offset,
     that ids are in the vocabulary and documents end with their end, that no doc_id occurs twice, and that no shard lies
     about that the manifest does not name.
 
     Args:
-        dataset: the folder, or the manifest in it.
+        dataset: the folder: a local path, or whatever else has files below it that can be opened and sought in.
+            Of a local one also the manifest in it.
     """
-    path = Path(dataset)
-    return list(_verify_dataset(path / MANIFEST_FILE if path.is_dir() else path))
+    folder = Path(dataset) if isinstance(dataset, str) else dataset
+    if isinstance(folder, Path) and not folder.is_dir():
+        return list(_verify_dataset(folder.parent, folder))
+    return list(_verify_dataset(folder, folder / MANIFEST_FILE))
 
 
-def _verify_dataset(path: Path) -> Iterator[Finding]:
+def _verify_dataset(folder: Folder, path: _File) -> Iterator[Finding]:
     manifest = yield from _verify_manifest(path)
     if manifest is None:
         return
-    yield from _unnamed_files(path.parent, manifest)
+    yield from _unnamed_files(folder, manifest)
     doc_ids = _DocIds()
     for entry in manifest.shards:
-        index = yield from _verify_index(path.parent / entry.index_file, entry, manifest.tokenizer)
-        if (yield from _verify_file(path.parent / entry.file, entry.shard_bytes, entry.sha256)):
-            yield from _verify_samples(path.parent / entry.file, entry, manifest.tokenizer, index)
+        index = yield from _verify_index(folder / entry.index_file, entry, manifest.tokenizer)
+        if (yield from _verify_file(folder / entry.file, entry.shard_bytes, entry.sha256)):
+            yield from _verify_samples(folder / entry.file, entry, manifest.tokenizer, index)
         if index is not None:
-            doc_ids.files.append((path.parent / entry.index_file, index.num_docs))
+            doc_ids.files.append((folder / entry.index_file, index.num_docs))
     yield from doc_ids.doubles()
 
 
-def _verify_manifest(path: Path) -> Generator[Finding, None, Manifest | None]:
+def _verify_manifest(path: _File) -> Generator[Finding, None, Manifest | None]:
     try:
         manifest, faults = Manifest.inspect(path.read_bytes(), path.name)
     except OSError as error:
@@ -140,15 +162,15 @@ def _verify_manifest(path: Path) -> Generator[Finding, None, Manifest | None]:
     return manifest
 
 
-def _unnamed_files(folder: Path, manifest: Manifest) -> Iterator[Finding]:
+def _unnamed_files(folder: Folder, manifest: Manifest) -> Iterator[Finding]:
     named = {name for entry in manifest.shards for name in (entry.file, entry.index_file)}
-    for path in sorted(folder.glob("shard-*")):
-        if path.name not in named:
+    for name in sorted(path.name for path in folder.iterdir()):
+        if name.startswith("shard-") and name not in named:
             remedy = "move the file away; a reader that takes every shard in the folder would read it"
-            yield Finding(path.name, "a file that the manifest does not name", "only files that it names", remedy)
+            yield Finding(name, "a file that the manifest does not name", "only files that it names", remedy)
 
 
-def _verify_file(path: Path, num_bytes: int, sha256: str) -> Generator[Finding, None, bool]:
+def _verify_file(path: _File, num_bytes: int, sha256: str) -> Generator[Finding, None, bool]:
     """Compare with size and sha256; returns whether there is a file to read."""
     try:
         with path.open("rb") as file:
@@ -176,7 +198,7 @@ def _finding(error: FormatError) -> Finding:
 
 
 def _verify_index(
-    path: Path, entry: ShardEntry, tokenizer: TokenizerEntry
+    path: _File, entry: ShardEntry, tokenizer: TokenizerEntry
 ) -> Generator[Finding, None, ShardIndex | None]:
     if not (yield from _verify_file(path, entry.index_bytes, entry.index_sha256)):
         return None
@@ -222,7 +244,7 @@ def _verify_order(where: str, index: ShardIndex) -> Iterator[Finding]:
 class _DocIds:
     """Which indexes there are, with their numbers of documents; no document id may occur twice in them."""
 
-    files: list[tuple[Path, int]] = field(default_factory=list[tuple[Path, int]])
+    files: list[tuple[_File, int]] = field(default_factory=list[tuple[_File, int]])
 
     def doubles(self) -> Iterator[Finding]:
         """One finding for each index that repeats ids, and each index that had them first."""
@@ -268,7 +290,7 @@ class _Recount:
 
 
 def _verify_samples(
-    path: Path, entry: ShardEntry, tokenizer: TokenizerEntry, index: ShardIndex | None
+    path: _File, entry: ShardEntry, tokenizer: TokenizerEntry, index: ShardIndex | None
 ) -> Iterator[Finding]:
     """Walk the tar; compare each sample with the index, where there is one, and their sums with the manifest."""
     recount = _Recount()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import http
+import json
 import os
 import shutil
 import socket
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +42,7 @@ class Seaweed:
         place = [f"-ip={address}", f"-ip.bind={address}", f"-dir={folder}", f"-bucket={BUCKET}"]
         self._command = [*prefix, found, "-logtostderr=true", "mini", *place, *flags]
         self._folder, self.address, self.port = folder, address, ports["s3.port"]
+        self._filer_port = ports["filer.port"]
         self.start()
 
     @property
@@ -81,6 +86,20 @@ class Seaweed:
                 time.sleep(0.1)
             else:
                 return
+
+    def open_uploads(self) -> list[str]:
+        """The uploads in parts that were begun and neither ended nor given up; hidden to who lists the bucket."""
+        url = f"http://{self.address}:{self._filer_port}/buckets/{BUCKET}/.uploads/"
+        request = urllib.request.Request(url, headers={"Accept": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310 - the address is http
+                entries = json.load(answer)["Entries"] or []
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code == http.HTTPStatus.NOT_FOUND:  # there never was one
+                return []
+            raise
+        return [entry["FullPath"] for entry in entries]
 
     def cpu_seconds(self) -> float:
         """User and system time so far."""

@@ -102,7 +102,8 @@ class Copies(PartitionPhase):
     def _merge(self, task: Task, name: str) -> Path:
         """The copies of one range of hashes, a batch per unit."""
         buckets = bucket_range(name)
-        batches = [read_buckets(f.open(contents_file(key)), *buckets) for f, key in self.sources("copies")]
+        sources = self.sources("copies")
+        batches = self.folder.each(sources, lambda of: read_buckets(of[0].open(contents_file(of[1])), *buckets))
         own = len(self.plan.earlier_units)
         found: list[components.Pairs] = [np.empty((0, 2), np.uint64)]
         for bucket in zip(*batches, strict=True):

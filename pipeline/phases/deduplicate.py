@@ -63,10 +63,13 @@ class Deduplicate(PartitionPhase):
         group, partition = work.split("-")
         units, own = self.groups[int(group[1:])], len(self.plan.earlier_units)
         extracted, buckets = self.plan.folder("extract"), bucket_range(partition)
-        batches = [read_buckets(f.open(hashes_file(key)), *buckets) for f, key in self.sources("extract")[:own]]
-        for unit in units:
-            found = read_buckets(extracted.open(hashes_file(unit.key)), *buckets)
-            batches.append(self._without_copies(unit, found))
+        sources = self.sources("extract")[:own]
+        batches = self.folder.each(sources, lambda of: read_buckets(of[0].open(hashes_file(of[1])), *buckets))
+
+        def of_unit(unit: Unit) -> list[pa.RecordBatch]:
+            return self._without_copies(unit, read_buckets(extracted.open(hashes_file(unit.key)), *buckets))
+
+        batches += extracted.each(units, of_unit)
         repeats: list[list[pa.RecordBatch]] = [[] for _ in units]
         tally = Tally()
         for bucket in zip(*batches, strict=True):  # one range of hashes, from every unit

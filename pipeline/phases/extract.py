@@ -45,7 +45,7 @@ class Extract(UnitPhase):
         tally, num_records = Tally(), 0
         quarantine: list[dict[str, Any]] = []
         for file in unit.files:
-            with local_copy(file) as path:
+            with local_copy(file, self.config.storage) as path:
                 reader = WarcReader(
                     path,
                     self.config.extract.warc,

@@ -70,8 +70,8 @@ class NearDeduplicate(PartitionPhase):
     def run(self, work: str) -> None:
         """Read one range of every unit's band hashes and write a forest of the pairs in it."""
         own = len(self.plan.earlier_units)
-        buckets = bucket_range(work)
-        batches = [read_buckets(f.open(bands_file(key)), *buckets) for f, key in self.sources("annotate")]
+        sources, buckets = self.sources("annotate"), bucket_range(work)
+        batches = self.folder.each(sources, lambda of: read_buckets(of[0].open(bands_file(of[1])), *buckets))
         found: list[Pairs] = [np.empty((0, 2), np.uint64)]
         tally = Tally()
         for bucket in zip(*batches, strict=True):  # one range of hashes, from every unit

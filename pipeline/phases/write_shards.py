@@ -42,7 +42,8 @@ class WriteShards(PartitionPhase):
         number = int(work.removeprefix("shard-"))
         first, end = (2**64 * k // self.num_shards for k in (number, number + 1))
         dtype = self._tokenizer.token_dtype
-        parts = [self._read(unit, first, end, dtype) for unit in self.plan.units]
+        tokenized = self.plan.folder("tokenize")
+        parts = tokenized.each(self.plan.units, lambda unit: self._read(unit, first, end, dtype))
         rows = pa.concat_tables([part[0] for part in parts])
         tokens = np.concatenate([part[1] for part in parts])
         order = np.argsort(rows.column("order_key").to_numpy())

@@ -62,7 +62,7 @@ class FaultProxy:
 
     cut_after: bytes after which a connection is reset, `cuts` times (-1: always); hang_after: bytes after which nothing
     comes any more; refuse: connections are reset at once; flip: one bit of the next answer over 4 KiB is turned;
-    rate: bytes per second.
+    rate: bytes per second; deaf_after: bytes of a connection's requests after which nothing more is handed on.
     """
 
     def __init__(self, port: int) -> None:
@@ -72,6 +72,7 @@ class FaultProxy:
         self.hang_after: int | None = None
         self.refuse = self.flip = False
         self.rate: float | None = None
+        self.deaf_after: int | None = None
         self._tasks: set[asyncio.Task[Any] | None] = set()  # asyncio itself holds them weakly
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -114,8 +115,12 @@ class FaultProxy:
             client.transport.abort()
 
     async def _pass(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        passed = 0
         with contextlib.suppress(ConnectionError):
             while data := await source.read(65536):
+                if self.deaf_after is not None and passed + len(data) > self.deaf_after:
+                    await asyncio.sleep(3600)
+                passed += len(data)
                 target.write(data)
                 await target.drain()
 

@@ -25,6 +25,7 @@ from pipeline.config import InputConfig
 from pipeline.engine import RunAborted, WorkFinished
 from pipeline.inputs import SETTLED_S, InputFile, Unit, list_units, local_copy
 from pipeline.ledger import Run, open_run
+from pipeline.s3 import StorageSettings
 from pipeline.sample_crawl import SampleCrawl
 from tests.conftest import REPOSITORY
 from tests.pipeline.conftest import Small
@@ -368,7 +369,7 @@ def test_a_fetched_copy_is_removed_after_use(server: Server, snapshot: SampleCra
     (unit,) = listed(server, count=1)
     spool = tmp_path / "spool"
     spool.mkdir()
-    with local_copy(unit.files[0], spool) as copy:
+    with local_copy(unit.files[0], StorageSettings(spool=str(spool))) as copy:
         assert copy.read_bytes() == snapshot.files[0].read_bytes()
         assert copy.name == snapshot.files[0].name
         assert spool in copy.parents

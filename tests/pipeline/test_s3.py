@@ -98,7 +98,7 @@ CONTENT = bytes(range(256)) * 1_200
 
 def test_an_object_is_fetched_whole(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In several ranges, nothing left beside it; also an empty one."""
-    monkeypatch.setattr(fetching, "_S3_RANGE_BYTES", 100_000)
+    monkeypatch.setattr(fetching, "REQUEST_BYTES", 100_000)
     download(put(bucket, "a/b.bin", CONTENT), tmp_path / "b.bin", patience=HASTY)
     assert (tmp_path / "b.bin").read_bytes() == CONTENT
     download(put(bucket, "empty", b""), tmp_path / "empty", patience=HASTY)
@@ -110,7 +110,7 @@ def test_a_cut_connection_is_resumed_where_it_broke(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The ranges that have come are not asked for again."""
-    monkeypatch.setattr(fetching, "_S3_RANGE_BYTES", 50_000)
+    monkeypatch.setattr(fetching, "REQUEST_BYTES", 50_000)
     url = put(bucket, "cut.bin", CONTENT)
     said: list[str] = []
     with proxy(bucket, cut_after=180_000) as port:
@@ -124,7 +124,7 @@ def test_two_versions_of_an_object_are_never_mixed(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What an earlier process left of another version is thrown away."""
-    monkeypatch.setattr(fetching, "_S3_RANGE_BYTES", 50_000)
+    monkeypatch.setattr(fetching, "REQUEST_BYTES", 50_000)
     url = put(bucket, "changing.bin", CONTENT)
     with proxy(bucket, cut_after=120_000) as port:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")

