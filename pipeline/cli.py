@@ -5,6 +5,7 @@ Parses and prints, decides nothing.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -329,17 +330,17 @@ def main() -> NoReturn:
         _fail(str(error), FAILED)
     except OSError as error:
         _fail(f"{type(error).__name__}: {error}", FAILED)
-    except SystemExit as end:
-        if end.code == TERMINATED:
-            _fail("stopped by SIGTERM; what is done stays done, run the same command again to go on", TERMINATED)
-        raise
     except KeyboardInterrupt:
         _fail("interrupted; what is done stays done, run the same command again to go on", 130)
     raise AssertionError("typer ends the process")
 
 
 def _terminate(*_: object) -> NoReturn:
-    """End as by an exception, so that what is open is closed: `ray job stop`, a pod that is taken away, `kill`."""
+    """End as by an exception, so that what is open is closed: `ray job stop`, a pod that is taken away, `kill`.
+
+    It speaks at once, past Python's buffers, since who stops a process may not wait for its end.
+    """
+    os.write(2, b"stopped by SIGTERM; what is done stays done, run the same command again to go on\n")
     raise SystemExit(TERMINATED)
 
 

@@ -151,13 +151,13 @@ class Cluster:
             f"--working-dir={self.working_dir}", *flags, "--", *command, **environment,
         )  # fmt: skip
 
-    def wait(self, num_nodes: int, timeout_s: float = 180) -> None:
+    def wait(self, num_nodes: int, timeout_s: float = 240) -> None:
         """Until so many machines are alive, by the head's own account."""
         deadline = time.monotonic() + timeout_s
         while (found := self.alive()) != num_nodes:
             if time.monotonic() > deadline:
-                logs = [f"{m.name}: {(m.folder / 'ray.log').read_text()[-2000:]}" for m in (self.head, self.worker)]
-                raise TimeoutError("\n".join([f"{found} machines are alive, wanted {num_nodes}", *logs]))
+                logs = [log.read_text()[-2000:] for m in (self.head, self.worker) for log in m.folder.glob("ray.log")]
+                raise TimeoutError("\n\n".join([f"{found} machines are alive, wanted {num_nodes}", *logs]))
             time.sleep(1)
 
     def alive(self) -> int:
@@ -194,10 +194,10 @@ def cluster(folder: Path, wheels: Path, own_cache: Path) -> Iterator[Cluster]:
         "RAY_AUTH_TOKEN": TOKEN,
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_raylet_start_wait_time_s": "120",  # on a machine that others use, too
+        "RAY_agent_register_timeout_ms": "120000",
         "CORPUSMILL_CACHE": str(cache),
         "PIP_NO_INDEX": "1",
         "PIP_FIND_LINKS": str(wheels),
-        "PYTHONPYCACHEPREFIX": str(folder / "pycache"),
         "COLUMNS": "140",
     }
     arguments: Sequence[Mapping[str, str]] = (

