@@ -176,8 +176,14 @@ class PhaseFolder:
 
     def attempts(self, work: str) -> int:
         """How many attempts at a piece of work were counted since `begin`."""
+        attempts = self.root / _ATTEMPTS
+        if isinstance(attempts, S3Path):
+            count = 0
+            while (attempts / f"{work}.{count + 1}").exists():
+                count += 1
+            return count
         try:
-            return (self.root / _ATTEMPTS / work).stat().st_size
+            return (attempts / work).stat().st_size
         except FileNotFoundError:
             return 0
 

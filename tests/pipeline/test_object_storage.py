@@ -150,6 +150,7 @@ def test_a_commit_uploads_outputs_and_then_records_them(bucket: S3Path) -> None:
     folder = PhaseFolder(bucket / "extract-00ff")
     folder.begin()
     assert [folder.attempt("u0"), folder.attempt("u0"), folder.attempt("u1")] == [1, 2, 1]
+    assert [folder.attempts(work) for work in ("u0", "u1", "u2")] == [2, 1, 0]
     with folder.commit("u0") as task:
         task.path("u0.txt").write_bytes(b"text")
         task.path("u0.empty").touch()
