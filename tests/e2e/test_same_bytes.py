@@ -94,7 +94,7 @@ def test_ray_gives_the_same_bytes_as_one_process(chain: Chain, reference_run: Pa
     assert digests(run_dir) == digests(reference_run)
 
 
-@pytest.mark.parametrize("phase", list(PHASES))
+@pytest.mark.parametrize("phase", [name for name in PHASES if name != "copies"])  # which is off in this chain
 def test_a_run_killed_in_any_phase_goes_on_to_the_same_bytes(chain: Chain, reference_run: Path, phase: str) -> None:
     """Kill -9 as soon as the phase has begun; the next run does only what is missing."""
     name = f"killed-in-{phase}"
