@@ -107,18 +107,57 @@ def run(
 
 
 @app.command()
-def plan(config: Config, overrides: Overrides = None, run_dir: RunDir = None, engine: Engine = None) -> None:
+def plan(
+    config: Config,
+    overrides: Overrides = None,
+    run_dir: RunDir = None,
+    engine: Engine = None,
+    files: Annotated[
+        int | None, typer.Option(min=1, help="What so many files would take: as if the input had them; lists nothing.")
+    ] = None,
+    nodes: Annotated[int, typer.Option(min=1, help="Machines.")] = 1,
+    cores: Annotated[int | None, typer.Option(min=1, help="Of each machine; default: as this one.")] = None,
+    memory_gb: Annotated[float | None, typer.Option(help="Of each machine (10^9 bytes); default: as this one.")] = None,
+    price_per_core_hour: Annotated[float | None, typer.Option(min=0, help="In whatever money.")] = None,
+    calibration: Annotated[
+        str | None, typer.Option(help="Rates: a finished run, or a .json file; default: those that are shipped.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what it will take as JSON.")] = False,
+) -> None:
     """Show what `run` would do, what is done already, and what it will take. Starts nothing, fetches nothing."""
-    from pipeline import report
+    from pipeline import cost, cost_report, report
+    from pipeline.ledger import open_run
     from pipeline.plan import make_plan
     from pipeline.prepare import is_prepared
 
     settings = _load(config, overrides, run_dir, engine)
-    if not is_prepared(settings):
-        console.print(
-            "Some models or the sample crawl are not here yet: `run` makes them first. What is unknown is shown as —.\n"
-        )
-    report.print_plan(make_plan(settings), console)
+    rates = shipped = cost.read_calibration()
+    if calibration is not None:
+        is_file = calibration.endswith(".json")
+        own = cost.read_calibration(Path(calibration)) if is_file else cost.fit([open_run(calibration)])
+        rates = own.filled_by(shipped)
+    input_bytes: float | None = None
+    if files is None:
+        if not is_prepared(settings) and not as_json:
+            console.print(
+                "Some models or the sample crawl are not here yet: `run` makes them first. "
+                "What is unknown is shown as —.\n"
+            )
+        planned = make_plan(settings)
+        if not as_json:
+            report.print_plan(planned, console)
+        files = sum(len(unit.files) for unit in planned.units)
+        input_bytes = float(sum(unit.num_bytes for unit in planned.units))
+        if not files:
+            return
+    is_snapshot = settings.input.common_crawl is not None
+    cluster = cost.this_machine(settings, nodes, cores, memory_gb, price_per_core_hour)
+    found = cost.estimate(settings, rates, cluster, num_files=files, input_bytes=None if is_snapshot else input_bytes)
+    if as_json:
+        sys.stdout.write(cost_report.to_json(found))
+        return
+    console.print()
+    cost_report.print_cost(found, console)
 
 
 @app.command(name="report")

@@ -82,8 +82,10 @@ class InputConfig(Settings):
         description="WET, WARC or ARC files: paths or patterns (**, *, ?), relative to where the command is run.",
     )
     common_crawl: CommonCrawl | None = Field(default=None, description="A slice of a Common Crawl snapshot.")
-    files_per_unit: int = Field(
-        default=1, ge=1, description="Files that one task reads: raise it when files are many and small."
+    files_per_unit: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        default="auto",
+        description="Files that one task reads: raise it when files are many and small. auto: one, and of more than "
+        "10,000 files so many that there are at most 10,000 units.",
     )
     max_quarantined_share: Share = Field(
         default=0.01, description="Above this share of broken records among all records the run ends with exit code 3."

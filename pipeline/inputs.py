@@ -18,6 +18,7 @@ import gzip
 import hashlib
 import importlib.util
 import json
+import math
 import os
 import socket
 import tempfile
@@ -41,6 +42,10 @@ in steps of two seconds. Its digest is not remembered (as git's "racy" entries a
 
 WET_BYTES = 75_000_000
 """A WET file of a recent snapshot, compressed, where its size is not known yet (CC-MAIN-2024 to 2026: 65 to 80 MB)."""
+
+
+MAX_UNITS = 10_000
+"""That `files_per_unit: auto` makes: what is written per unit, and opened per unit and partition, stays bounded so."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +88,15 @@ def list_units(config: InputConfig, storage: StorageSettings = BY_ENVIRONMENT) -
         ConfigError: a pattern matches nothing, a list cannot be had, or S3 is asked for without its extra.
     """
     files = _files(config, storage)
-    size = config.files_per_unit
+    size = files_per_unit(config, len(files))
     return tuple(Unit(i // size, tuple(files[i : i + size])) for i in range(0, len(files), size))
+
+
+def files_per_unit(config: InputConfig, num_files: int) -> int:
+    """How many files a unit of that input has."""
+    if config.files_per_unit == "auto":
+        return max(1, math.ceil(num_files / MAX_UNITS))
+    return config.files_per_unit
 
 
 def sample_crawl_folder(config: SampleCrawl) -> Path:
@@ -152,13 +164,17 @@ def _common_crawl(config: CommonCrawl, storage: StorageSettings) -> list[InputFi
     _check_extra(config.base_url)
     base = config.base_url.rstrip("/") + "/"
     url = f"{base}crawl-data/{config.crawl}/{config.format}.paths.gz"
-    kept = assets.cache_folder() / "crawls" / f"{config.crawl}-{hashlib.sha256(url.encode()).hexdigest()[:8]}.paths.gz"
-    names = _names(config.crawl, url, kept, storage)
+    names = _names(config.crawl, url, list_of_crawl(config.crawl, url), storage)
     end = len(names) if config.count is None else config.first + config.count
     if config.first >= len(names) or end > len(names):
         wanted = f"files {config.first} to {max(config.first, end - 1)} are asked for"
         raise ConfigError([f"input.common_crawl: {wanted}; {config.crawl} lists {len(names)} files, from 0"])
     return [InputFile(base + n, None, hashlib.sha256(n.encode()).hexdigest()) for n in names[config.first : end]]
+
+
+def list_of_crawl(crawl: str, url: str) -> Path:
+    """Where a snapshot's list of files lies in the user's cache once it is fetched."""
+    return assets.cache_folder() / "crawls" / f"{crawl}-{hashlib.sha256(url.encode()).hexdigest()[:8]}.paths.gz"
 
 
 def _names(crawl: str, url: str, kept: Path, storage: StorageSettings) -> list[str]:

@@ -23,7 +23,7 @@ from pipeline import assets, earlier_runs
 from pipeline.config import RunConfig
 from pipeline.earlier_runs import EarlierRun, EarlierUnit, units_of
 from pipeline.flow import StageSpec
-from pipeline.inputs import Unit, list_units
+from pipeline.inputs import Unit, files_per_unit, list_units
 from pipeline.store import PhaseFolder, Place, place
 from stages.classifiers import Classifiers, ClassifiersFilter
 from stages.contract import Stage
@@ -247,7 +247,9 @@ def _fingerprint(
             "files": files,
             "parents": parents,
             "units": [unit.key for unit in units] if name in ACROSS_UNITS else None,
-            "files_per_unit": config.input.files_per_unit if name == "extract" else None,
+            "files_per_unit": files_per_unit(config.input, sum(len(unit.files) for unit in units))
+            if name == "extract"
+            else None,
             "order_seed": config.write_shards.seed if name == "tokenize" else None,
             **({"earlier_runs": shared} if shared else {}),
         }

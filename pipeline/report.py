@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import html
 import json
-import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -367,43 +366,18 @@ def as_table(title: str, columns: Iterable[str], rows: Iterable[tuple[str, ...]]
 
 # --------------------------------------------------------------------------------------------------------------- plan
 
-DISK_SHARE: Mapping[str, float] = {
-    "extract": 1.2,
-    "copies": 0.01,
-    "deduplicate": 0.15,
-    "annotate": 0.5,
-    "near_deduplicate": 0.01,
-    "select": 0.01,
-    "tokenize": 0.35,
-    "write_shards": 0.4,
-}
-"""Bytes of a phase's folder per compressed byte of WET input: measured on the sample crawl, to be taken as an order of
-magnitude; real crawls repeat more, and so leave less from annotate on."""
-
 
 def print_plan(plan: RunPlan, console: Console) -> None:
-    """The plan as a table: phases, what they work on, fingerprints, what is done, what it takes."""
+    """The plan as a table: phases, what they work on, fingerprints, what is done (what it takes: cost.py)."""
     input_bytes = sum(unit.num_bytes for unit in plan.units)
     num_files = sum(len(unit.files) for unit in plan.units)
     console.print(
         f"{num_files:,} files, {input_bytes / 2**20:,.1f} MiB, in {len(plan.units):,} units; run folder {plan.run_dir}"
     )
-    engine = plan.config.engine
     rows = [
-        (
-            phase.name,
-            " ".join(_stages(plan.config, phase.name)),
-            *_state(plan, phase.name),
-            _size(input_bytes * DISK_SHARE[phase.name]),
-        )
-        for phase in plan.phases
+        (phase.name, " ".join(_stages(plan.config, phase.name)), *_state(plan, phase.name)) for phase in plan.phases
     ]
-    columns = ("phase", "stages", "fingerprint", "work", "done", "disk, about")
-    console.print(as_table("", columns, rows))
-    workers = engine.workers or os.cpu_count() or 1
-    memory = f"{workers} workers of up to {engine.memory_mb:,} MB ({workers * engine.memory_mb / 1000:,.0f} GB)"
-    disk = _size(input_bytes * sum(DISK_SHARE.values()))
-    console.print(f"Engine {engine.kind}: {memory}; about {disk} of disk in all.")
+    console.print(as_table("", ("phase", "stages", "fingerprint", "work", "done"), rows))
 
 
 def _stages(config: RunConfig, phase: str) -> list[str]:
@@ -426,7 +400,3 @@ def _state(plan: RunPlan, name: str) -> tuple[str, str, str]:
     done = folder.done() if name in across else folder.done() & {unit.key for unit in plan.units}
     is_complete = folder.complete() and (name in across or len(done) == len(plan.units))
     return fingerprint, works, "all" if is_complete else f"{len(done):,}, would go on" if done else "would run"
-
-
-def _size(num_bytes: float) -> str:
-    return f"{num_bytes / 2**30:,.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:,.0f} MiB"

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from configs.reading import ConfigError
 from pipeline.config import InputConfig
 from pipeline.engine import RunAborted, WorkFinished
-from pipeline.inputs import SETTLED_S, InputFile, Unit, list_units, local_copy
+from pipeline.inputs import SETTLED_S, InputFile, Unit, files_per_unit, list_units, local_copy
 from pipeline.ledger import Run, open_run
 from pipeline.s3 import StorageSettings
 from pipeline.sample_crawl import SampleCrawl
@@ -374,3 +374,20 @@ def test_a_fetched_copy_is_removed_after_use(server: Server, snapshot: SampleCra
         assert copy.name == snapshot.files[0].name
         assert spool in copy.parents
     assert list(spool.iterdir()) == []
+
+
+@pytest.mark.parametrize(("num_files", "size", "num_units"), [(1, 1, 1), (10_000, 1, 10_000), (90_000, 9, 10_000)])
+def test_auto_keeps_the_number_of_units_bounded(num_files: int, size: int, num_units: int) -> None:
+    """One file a unit up to 10,000 files; of more, as many as make no more units than that."""
+    config = InputConfig(files=("*.gz",))
+    assert files_per_unit(config, num_files) == size
+    assert -(-num_files // size) == num_units
+
+
+def test_auto_has_the_fingerprints_of_the_number_it_stands_for(small: Small) -> None:
+    """What was made with one file a unit is found again under `auto`."""
+    files = small.tree["input"]
+    plans = [small.plan(input={**files, "files_per_unit": size}) for size in ("auto", 1, 2)]
+    auto, one, two = ([phase.fingerprint for phase in plan.phases] for plan in plans)
+    assert auto == one
+    assert auto[0] != two[0]

@@ -1,0 +1,159 @@
+"""What does each stage take, on this machine? The rates that `python -m pipeline plan` reckons with.
+
+    python -m benchmarks.calibrate --save                        two runs of the demo's chain, fitted; minutes
+    python -m benchmarks.calibrate --runs runs/a runs/b          fitted from finished runs of one config
+    python -m benchmarks.calibrate --runs runs/a --check runs/c  and held against others: predicted, measured
+
+Units of two sizes tell what a piece of work costs from what is in it. The in-process engine is used: CPU seconds are
+then one process's, and the machine's other work disturbs them least. A partition of hashes is done twice, since the
+first in a process pays for loading. `--out` writes the file for `plan --calibration`; the one that is shipped is
+pipeline/calibration.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.demo_chain import BYTES_PER_DOCUMENT, demo_config
+from benchmarks.result_file import commit, machine, save
+from pipeline.config import change
+from pipeline.cost import ACROSS, Calibration, Cluster, estimate, fit
+from pipeline.engine import WorkFinished, do_here, run
+from pipeline.journal import keep
+from pipeline.ledger import Run, open_run, plan_of
+from pipeline.phases import PHASES
+from pipeline.plan import make_plan
+
+NUM_FILES = 8
+
+
+def measure(documents: Sequence[int], folder: Path) -> list[Run]:
+    """A run of the demo's chain of each size."""
+    runs: list[Run] = []
+    for count in documents:
+        run_dir = folder / str(count)
+        megabytes = count * BYTES_PER_DOCUMENT / 1e6
+        for _ in run(make_plan(demo_config(megabytes, run_dir, "engine.kind=inline", num_files=NUM_FILES))):
+            pass
+        runs.append(open_run(run_dir))
+        do_partitions_again(runs[-1])
+    return runs
+
+
+def do_partitions_again(found: Run) -> None:
+    """Once more what each process did first, into the same log; the outputs stay as they are, byte for byte."""
+    config = change(found.config, str(found.run_dir))
+    plan = plan_of(found, config)
+    with keep(found.run_dir) as add:
+        for name in ACROSS[:2]:
+            phase = PHASES[name](plan)
+            for work in [*phase.works()] * 2:
+                for result in do_here(phase, work, config.engine):
+                    event = WorkFinished(name, **{"failed": None, **result})
+                    add({"event": "WorkFinished", **asdict(event)})
+
+
+def calibrate(runs: Sequence[Run], source: str) -> Calibration:
+    """Fitted, with machine, commit and date."""
+    here = machine()
+    about = f"{here['cpu']}, {here['num_cpus']} cores, {here['memory_gb']} GB"
+    where = {"machine": about, "date": datetime.now(UTC).isoformat(timespec="seconds"), "commit": commit() or ""}
+    return fit(runs, source=source, **where)
+
+
+def check(calibration: Calibration, found: Run) -> list[dict[str, Any]]:
+    """Predicted and measured, phase by phase, of a run that the calibration has not seen."""
+    config = change(found.config, str(found.run_dir))
+    config = config.model_copy(update={"input": config.input.model_copy(update={"files_per_unit": 1})})
+    files = [found.folder("extract").record(unit)["tally"]["counts"]["file_bytes"] for unit in found.units]
+    cost = estimate(config, calibration, Cluster(1, 1, 64), num_files=len(files), input_bytes=float(sum(files)))
+    cpu_s: defaultdict[str, float] = defaultdict(float)
+    peak_mb: defaultdict[str, float] = defaultdict(float)
+    seen: set[tuple[str, str]] = set()
+    for event in found.events():
+        if event["event"] == "WorkFinished" and (key := (event["phase"], event["work"])) not in seen:
+            seen.add(key)
+            cpu_s[event["phase"]] += sum(event["cpu_seconds"].values())
+            peak_mb[event["phase"]] = max(peak_mb[event["phase"]], event["peak_mb"])
+    rows: list[dict[str, Any]] = []
+    for phase in cost.phases:
+        if not phase.works:
+            continue
+        folder = found.folder(phase.name)
+        works = [work for name, work in seen if name == phase.name]
+        records = [folder.record(work)["outputs"].values() for work in works]
+        measured = {
+            "works": len(works),
+            "files": sum(len(outputs) + 1 for outputs in records),
+            "bytes": sum(output["bytes"] for outputs in records for output in outputs),
+            "cpu_s": round(cpu_s[phase.name], 2),
+            "peak_mb": peak_mb[phase.name],
+        }
+        predicted = {
+            "works": phase.works,
+            "files": phase.num_files,
+            "bytes": round(phase.bytes_written),
+            "cpu_s": round(phase.cpu_hours * 3600, 2),
+            "peak_mb": round(phase.memory_mb, 1),
+        }
+        rows.append({"phase": phase.name, "predicted": predicted, "measured": measured})
+    return rows
+
+
+def print_check(documents: int, rows: Sequence[dict[str, Any]], console: Console) -> None:
+    """Predicted / measured of each figure."""
+    names = tuple(rows[0]["predicted"])
+    table = Table("phase", *names, title=f"{documents:,} documents: predicted / measured", box=None)
+    for row in [*rows, {"phase": "total", **{side: _sum(rows, side) for side in ("predicted", "measured")}}]:
+        pairs = [(row["predicted"][name], row["measured"][name]) for name in names]
+        table.add_row(row["phase"], *(f"{a:,.0f} / {b:,.0f} ({a / b - 1:+.0%})" if b else "" for a, b in pairs))
+    console.print(table)
+
+
+def _sum(rows: Sequence[dict[str, Any]], side: str) -> dict[str, float]:
+    return {name: (max if name == "peak_mb" else sum)(row[side][name] for row in rows) for name in rows[0]["predicted"]}
+
+
+def main() -> None:
+    """Read the command line, run, print, and save where asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--documents", type=int, nargs="+", default=[20_000, 1_000], help="of the runs to be made")
+    parser.add_argument("--runs", type=Path, nargs="*", default=[], help="finished runs instead")
+    parser.add_argument("--check", type=Path, nargs="*", default=[], help="finished runs to hold it against")
+    parser.add_argument("--out", type=Path, help="where to write the calibration")
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
+    args = parser.parse_args()
+    console = Console(width=140, highlight=False)
+    with tempfile.TemporaryDirectory(prefix="corpusmill-") as folder:
+        runs = [open_run(path) for path in args.runs] or measure(args.documents, Path(folder))
+        sizes = ", ".join(f"{n:,}" for n in (_num_documents(one) for one in runs))
+        calibration = calibrate(runs, f"the demo's chain over the sample crawl ({sizes} documents)")
+    if args.out:
+        args.out.write_text(calibration.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    result: dict[str, Any] = {"load": os.getloadavg()[0], "calibration": calibration.model_dump(), "checks": {}}
+    for path in args.check:
+        found = open_run(path)
+        rows = check(calibration, found)
+        print_check(_num_documents(found), rows, console)
+        result["checks"][str(_num_documents(found))] = rows
+    if args.save:
+        console.print(str(save("calibrate", result)))
+
+
+def _num_documents(found: Run) -> int:
+    return sum(found.folder("extract").record(unit)["tally"]["counts"]["documents"] for unit in found.units)
+
+
+if __name__ == "__main__":
+    main()
