@@ -19,8 +19,8 @@ QUICK_ARGUMENTS = {
     "engine_overhead": ["--megabytes", "4", "--rounds", "1"],
     "stages_table": ["--megabytes", "4", "--rounds", "1"],
     "memory": ["--megabytes", "4", "8"],
-    "calibrate": ["--documents", "1600", "800"],
-    "driver_scale": ["--units", "200"],
+    "calibrate": ["--documents", "400", "200"],
+    "driver_scale": ["--units", "60"],
     "paragraph_hashing": ["--megabytes", "0.2", "--rounds", "1"],
 }
 """By benchmark; without `--quick` each has its own defaults."""

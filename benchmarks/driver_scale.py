@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +100,8 @@ def _acts(phase: Phase, seeds: RunPlan) -> Iterator[tuple[str, Callable[[], Any]
         yield f"task of {name}: reading a millionth of the keys", lambda: _read_keys(phase)
         return  # the seeds' documents stand there many times, which no shard may hold
     elif len(phase.plan.units) <= MAX_UNITS_OF_TASKS:
-        (work,) = phase.works()
-        yield f"task of {name}", lambda: phase.run(work)
+        for work in phase.works():  # one, or none where the phase is off
+            yield f"task of {name}", partial(phase.run, work)
     elif isinstance(phase, NearDeduplicate):
         _join_all(phase)
     yield f"{name}: look for what is done", folder.done
