@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CONFIG ?= ccnet.yaml
+TEST_PROCESSES ?= 2
 PROMETHEUS ?= 127.0.0.1:9490
 
 # uv does not read pip's settings: a folder of local wheels (a CPU build of torch, say) is handed on.
@@ -29,7 +30,7 @@ watch: $(VENV)/demo.stamp ## Run the chain anew, into runs/watched, under a Prom
 	echo 'Prometheus goes on at http://$(PROMETHEUS); Ctrl-C ends it.' && wait $$prometheus
 
 test: $(VENV)/test.stamp ## Run all the tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile
 
 check: $(VENV)/test.stamp ## Lint, types, import rule, links: what CI runs beside the tests
 	$(BIN)/ruff check .

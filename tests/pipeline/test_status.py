@@ -59,7 +59,13 @@ def test_a_run_at_work_shows_its_rate_and_what_is_left(plan: RunPlan) -> None:
     with at_work(plan, 2, "annotate"):
         found = status_of(plan)
         assert (found.state, found.why) == ("running", "")
-        assert [phase.state for phase in found.phases] == ["done", "done", "running", "off", *["waiting"] * 3]
+        states = {phase.name: phase.state for phase in found.phases if phase.state != "off"}
+        assert states == {
+            "extract": "done",
+            "deduplicate": "done",
+            "annotate": "running",
+            **dict.fromkeys(("select", "tokenize", "write_shards"), "waiting"),
+        }
         assert phase_of(found, "extract").num_works == phase_of(found, "select").num_works == NUM_FILES
         assert phase_of(found, "write_shards").num_works is None
         working = phase_of(found, "annotate")
@@ -137,7 +143,7 @@ def test_it_is_shown_to_people_and_to_programs(plan: RunPlan) -> None:
     (line,) = (line for line in shown.splitlines() if line.startswith("annotate"))
     assert "2 of 3" in line
     assert "a minute" in line
-    assert json.loads(to_json(found))["phases"][2]["num_done"] == 2
+    assert {phase["name"]: phase["num_done"] for phase in json.loads(to_json(found))["phases"]}["annotate"] == 2
 
 
 def test_the_command_needs_no_ray(plan: RunPlan) -> None:
