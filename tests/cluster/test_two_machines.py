@@ -136,6 +136,7 @@ def test_a_wrong_token_is_refused(machines: Machines, token: str) -> None:
     assert "submitted successfully" not in done.stdout
 
 
+@pytest.mark.heavy
 def test_a_run_outlives_its_drivers_and_a_machine(machines: Machines) -> None:
     """Stopped, submitted again, killed -9, submitted again, and then a machine goes and comes back: the same bytes."""
     cluster = machines.cluster

@@ -94,6 +94,6 @@ def test_every_recipe_has_its_table() -> None:
     """docs/recipes.md has a section for each config that is a recipe, and a table in it."""
     page = (REPOSITORY / "docs" / "recipes.md").read_text(encoding="utf-8")
     sections = {section.split("\n")[0]: section for section in page.split("\n## ")[1:]}
-    assert {f"{name}.yaml" for name in RECIPES} == sections.keys() - {"What no recipe has yet"}
+    assert {f"{name}.yaml" for name in RECIPES} == {title for title in sections if title.endswith(".yaml")}
     for name in RECIPES:
         assert "| what | the paper | here |" in sections[f"{name}.yaml"]
