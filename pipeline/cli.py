@@ -58,14 +58,12 @@ def run(
     engine: Engine = None,
 ) -> None:
     """Run a config from crawl to shards; what is done already is not done again."""
-    from pipeline import ledger, report
-    from pipeline.engine import DATASET_LINK, check
+    from pipeline.engine import check
     from pipeline.engine import run as run_plan
     from pipeline.metrics import RunMetrics
     from pipeline.plan import make_plan
     from pipeline.prepare import prepare
     from pipeline.progress import RunProgress
-    from pipeline.store import write_atomically
 
     started = time.monotonic()
     settings = _load(config, overrides, run_dir, engine)
@@ -79,6 +77,16 @@ def run(
         for event in run_plan(plan):
             progress.show(event)
             metrics.note(event)
+    verb = "nothing was left to do" if progress.num_works == 0 else f"{progress.num_works} pieces of work done"
+    _close(plan, f"{verb}, in {time.monotonic() - started:.1f} s")
+
+
+def _close(plan: Any, what_was_done: str) -> None:
+    """Write the report of a run that has ended and print it, with where to look next; exit if too much was broken."""
+    from pipeline import ledger, report
+    from pipeline.engine import DATASET_LINK
+    from pipeline.store import write_atomically
+
     found = ledger.open_run(plan.run_dir)
     account = report.make_report(found)
     write_atomically(plan.run_dir / "report.html", report.to_html(account).encode())
@@ -87,21 +95,17 @@ def run(
     report.print_report(account, console)
     # in a bucket the link is for our loader alone
     dataset = plan.run_dir / DATASET_LINK if isinstance(plan.run_dir, Path) else found.dataset
-    verb = "nothing was left to do" if progress.num_works == 0 else f"{progress.num_works} pieces of work done"
-    console.print(
-        f"\n{verb}, in {time.monotonic() - started:.1f} s. The dataset: {dataset}/manifest.json",
-        markup=False,
-    )
+    console.print(f"\n{what_was_done}. The dataset: {dataset}/manifest.json", markup=False)
     console.print(
         f"Next:  python -m pipeline explain {plan.run_dir} URL    why a page is, or is not, in the dataset\n"
         f"       python -m pipeline verify {plan.run_dir}         rehash and recount every shard\n"
         f"       {plan.run_dir}/report.html                       this summary as a page",
         markup=False,
     )
-    if account.quarantined_share > settings.input.max_quarantined_share:
+    if account.quarantined_share > (allowed := plan.config.input.max_quarantined_share):
         _fail(
             f"{account.quarantined_share:.2%} of the records are quarantined, input.max_quarantined_share allows "
-            f"{settings.input.max_quarantined_share:.2%}; see {found.folder('extract').root}/*.quarantine.jsonl",
+            f"{allowed:.2%}; see {found.folder('extract').root}/*.quarantine.jsonl",
             TOO_MUCH_QUARANTINED,
         )
 

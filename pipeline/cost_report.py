@@ -23,6 +23,31 @@ def print_cost(cost: Cost, console: Console) -> None:
         f"{amounts['documents']:,.0f} documents, {_bytes(amounts['text'])} of text; on {machines}",
         markup=False,
     )
+    console.print(_table(cost))
+    steps = sorted(
+        ((f"{p.name}: {step}", s) for p in cost.phases for step, s in p.cpu_s.items()), key=lambda item: -item[1]
+    )
+    shown = ", ".join(f"{name} {_hours(seconds / 3600)}" for name, seconds in steps[:6])
+    console.print(f"CPU hours, most first: {shown}", markup=False)
+    console.print(
+        f"{amounts['kept']:,.0f} documents, {amounts['tokens']:,.0f} tokens are kept; {_bytes(cost.bytes_written)} on "
+        f"disk at the end; {_bytes(cost.network_bytes)} over the network where the run folder is shared storage; "
+        f"{OBJECT_STORE_MB} MB of object store a machine",
+        markup=False,
+    )
+    if cost.price is not None:
+        each = f"{cluster.nodes * cluster.cores:,} cores at {cluster.price_per_core_hour:g} an hour"
+        console.print(f"Price: {cost.price:,.2f} ({each}, for {_hours(cost.hours)} hours)", markup=False)
+    console.print(
+        f"Rates measured on {cost.calibration}; `make bench` measures yours, --calibration RUN takes a run's",
+        markup=False,
+    )
+    for warning in cost.warnings:
+        console.print(f"! {warning}", markup=False, style="yellow")
+
+
+def _table(cost: Cost) -> Table:
+    """A line for each phase that has work, and one for them all."""
     columns = (
         "phase",
         "work",
@@ -57,27 +82,7 @@ def print_cost(cost: Cost, console: Console) -> None:
     read = sum(phase.bytes_read for phase in cost.phases)
     whole = ("total", "", f"{num_files:,}", _bytes(read), _bytes(cost.bytes_written), _hours(cost.cpu_hours), "", "")
     table.add_row(*whole, _hours(cost.hours), "", style="bold")
-    console.print(table)
-    steps = sorted(
-        ((f"{p.name}: {step}", s) for p in cost.phases for step, s in p.cpu_s.items()), key=lambda item: -item[1]
-    )
-    shown = ", ".join(f"{name} {_hours(seconds / 3600)}" for name, seconds in steps[:6])
-    console.print(f"CPU hours, most first: {shown}", markup=False)
-    console.print(
-        f"{amounts['kept']:,.0f} documents, {amounts['tokens']:,.0f} tokens are kept; {_bytes(cost.bytes_written)} on "
-        f"disk at the end; {_bytes(cost.network_bytes)} over the network where the run folder is shared storage; "
-        f"{OBJECT_STORE_MB} MB of object store a machine",
-        markup=False,
-    )
-    if cost.price is not None:
-        each = f"{cluster.nodes * cluster.cores:,} cores at {cluster.price_per_core_hour:g} an hour"
-        console.print(f"Price: {cost.price:,.2f} ({each}, for {_hours(cost.hours)} hours)", markup=False)
-    console.print(
-        f"Rates measured on {cost.calibration}; `make bench` measures yours, --calibration RUN takes a run's",
-        markup=False,
-    )
-    for warning in cost.warnings:
-        console.print(f"! {warning}", markup=False, style="yellow")
+    return table
 
 
 def to_json(cost: Cost) -> str:

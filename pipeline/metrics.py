@@ -122,8 +122,10 @@ class RunMetrics:
         self._take(phase.name, Tally.from_json(phase.folder.record(event.work)["tally"]))
         for step, seconds in event.seconds.items():
             self._add("corpusmill_stage_seconds_total", phase.name, seconds, step)
-        # a stage with tasks of its own tries its part by itself
-        parts = [event.work, *(f"{event.work}.{step}" for step in event.seconds)]
+        # a stage with tasks of its own tries its part by itself; each look is a request where the run is in a bucket
+        resources = self._plan.config.engine.phases.get(phase.name)
+        handed_over = event.seconds if resources and resources.stages else ()
+        parts = [event.work, *(f"{event.work}.{step}" for step in handed_over)]
         retries = sum(max(0, phase.folder.attempts(part) - 1) for part in parts)
         self._add("corpusmill_retries_total", phase.name, retries)
 

@@ -94,6 +94,11 @@ def test_every_recipe_has_its_table() -> None:
     """docs/recipes.md has a section for each config that is a recipe, and a table in it."""
     page = (REPOSITORY / "docs" / "recipes.md").read_text(encoding="utf-8")
     sections = {section.split("\n")[0]: section for section in page.split("\n## ")[1:]}
-    assert {f"{name}.yaml" for name in RECIPES} == {title for title in sections if title.endswith(".yaml")}
+    others = {
+        "Toxic and adult pages, by a model of your own",
+        "Evaluation sets out of the training data",
+        "What no recipe has yet",
+    }
+    assert {f"{name}.yaml" for name in RECIPES} == sections.keys() - others
     for name in RECIPES:
         assert "| what | the paper | here |" in sections[f"{name}.yaml"]
