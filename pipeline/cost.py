@@ -32,7 +32,7 @@ from configs.reading import ConfigError
 from pipeline.config import RunConfig
 from pipeline.inputs import MAX_UNITS, WET_BYTES, files_per_unit
 from pipeline.ledger import Run
-from pipeline.phases.buckets import NUM_BUCKETS, partitions_for
+from pipeline.phases.buckets import MAX_PARTITIONS, MIN_BUCKETS, partitions_for, pieces_for
 from pipeline.phases.deduplicate import BYTES_PER_PARAGRAPH
 from pipeline.phases.near_deduplicate import BYTES_PER_BAND_HASH
 from pipeline.plan import CHAIN, PHASE_VERSIONS, stages_of
@@ -79,11 +79,17 @@ GROWS_WITH: Mapping[str, str] = {
 ACROSS = ("deduplicate", "near_deduplicate", "write_shards")
 """Phases whose pieces of work each open the files of every unit."""
 
+HASHED: Mapping[str, str] = {"deduplicate": "paragraphs", "near_deduplicate": "band_hashes"}
+"""Those of them whose pieces of work are ranges of hashes, and of what."""
+
 OPEN_S: Mapping[str, float] = {"deduplicate": 0.0006, "near_deduplicate": 0.0006, "write_shards": 0.0006}
 """Seconds of CPU for one unit's files in one partition: benchmarks/driver_scale.py, 2,000 units."""
 
-RANGE_S: Mapping[str, float] = {"deduplicate": 90e-6, "near_deduplicate": 30e-6}
-"""And for one of a unit's NUM_BUCKETS ranges of hashes, however little is in it."""
+PIECE_S: Mapping[str, float] = {"deduplicate": 90e-6, "near_deduplicate": 30e-6}
+"""And for one of a unit's pieces (buckets.py), however little is in it."""
+
+REPEATS_S = 0.0004
+"""Seconds of CPU in which annotate opens what one partition of deduplicate has to say of a unit, among 10,000 units."""
 
 HELD_BYTES: Mapping[str, float] = {
     "extract": 64,
@@ -283,7 +289,7 @@ def _kind(phase: str, name: str) -> str:
 def _rates(phase: str, works: Sequence[_Work]) -> PhaseRates:
     is_across = phase in ACROSS
     later = [work for work in works if not work.is_first] or works
-    opens = OPEN_S.get(phase, 0.0) + NUM_BUCKETS * RANGE_S.get(phase, 0.0)  # runs that are measured have one partition
+    opens = OPEN_S.get(phase, 0.0) + MIN_BUCKETS * PIECE_S.get(phase, 0.0)  # runs that are measured have one partition
     cpu: dict[str, Line] = {}
     for step in dict.fromkeys(step for work in works for step in work.cpu_s):
         seconds = [max(0.0, w.cpu_s.get(step, 0.0) - opens * w.num_units) for w in later]
@@ -302,7 +308,7 @@ def _rates(phase: str, works: Sequence[_Work]) -> PhaseRates:
         line = _line(
             [w.amounts.get(_grows_with(phase, kind), 0.0) for w in works], [w.bytes.get(kind, 0) for w in works]
         )
-        num_units = works[0].num_units if phase in ACROSS[:2] else 1
+        num_units = works[0].num_units if phase in HASHED else 1
         sizes[kind] = line.model_copy(update={"fixed": line.fixed / num_units})
     held = HELD_BYTES[phase] / 2**20
     base = max(w.peak_mb - held * w.amounts.get(HOLDS.get(phase, GROWS_WITH[phase]), 0.0) for w in works)
@@ -493,33 +499,36 @@ class _Model:
         memory_mb = self.config.engine.memory_mb
         if getattr(self.config, phase) is None:
             return 0
-        if phase == "deduplicate":
-            if self.config.deduplicate.keep == "all":
-                return 0
-            groups = math.ceil(self.num_units / self.group_units)
-            largest = self.amounts["paragraphs"] * self.group_units / self.num_units
-            return groups * partitions_for(math.ceil(largest), BYTES_PER_PARAGRAPH, memory_mb)
-        if phase == "near_deduplicate":
-            return partitions_for(math.ceil(self.amounts["band_hashes"]), BYTES_PER_BAND_HASH, memory_mb)
+        if phase == "deduplicate" and self.config.deduplicate.keep == "all":
+            return 0
+        if phase in HASHED:
+            groups = math.ceil(self.num_units / self.group_units(phase))
+            largest = self.amounts[HASHED[phase]] * self.group_units(phase) / self.num_units
+            return groups * partitions_for(math.ceil(largest), int(HELD_BYTES[phase]), memory_mb)
         if phase == "write_shards":
             return math.ceil(self.amounts["tokens"] / self.config.write_shards.shard_tokens)
         return self.num_units
 
-    @property
-    def group_units(self) -> int:
-        return min(self.num_units, self.config.deduplicate.group_units or self.num_units)
+    def group_units(self, phase: str) -> int:
+        """The units that a phase across units holds against each other."""
+        size = self.config.deduplicate.group_units if phase == "deduplicate" else None
+        return min(self.num_units, size or self.num_units)
 
     def openings(self, phase: str) -> int:
         """How often a unit's files are opened by a phase across units."""
-        units = self.group_units if phase == "deduplicate" else self.num_units
-        return self.works(phase) * units if phase in ACROSS else 0
+        return self.works(phase) * self.group_units(phase) if phase in ACROSS else 0
+
+    def pieces(self, phase: str) -> int:
+        """Pieces of all units' files that a phase goes through."""
+        partitions = math.ceil(self.openings(phase) / self.num_units)
+        return self.num_units * pieces_for(partitions, self.amounts[HASHED[phase]] / self.num_units)
 
     def written(self, phase: str) -> dict[str, float]:
         """Bytes by kind of file."""
         works = self.works(phase)
         if not works or phase not in self.calibration.phases:
             return {}
-        times = self.openings(phase) if phase in ACROSS[:2] else works
+        times = self.openings(phase) if phase in HASHED else works
         lines = self.calibration.phases[phase].bytes
         return {kind: line.at(self.amounts[_grows_with(phase, kind)], times) for kind, line in lines.items()}
 
@@ -550,7 +559,9 @@ class _Model:
             if step in steps or step not in _STAGES[name] or (name, step) == ("select", "perplexity")
         }
         if opened := self.openings(name):
-            cpu["open"] = opened * OPEN_S[name] + self.num_units * NUM_BUCKETS * RANGE_S.get(name, 0.0)
+            cpu["open"] = opened * OPEN_S[name] + (self.pieces(name) * PIECE_S[name] if name in HASHED else 0.0)
+        if name == "annotate":
+            cpu["repeats"] = self.openings("deduplicate") * REPEATS_S
         each_s, waves = sum(cpu.values()) / works, math.ceil(works / max(1, slots))
         cpu["start"] = rates.start_s * min(works, slots)
         held = HELD_BYTES[name] * self.amounts[HOLDS.get(name, GROWS_WITH[name])] / works
@@ -614,10 +625,10 @@ class _Model:
         told = f"{phase.name}: a task would take {phase.memory_mb:,.0f} MB, and asks for {phase.asked_mb:,}"
         room = max(1.0, phase.asked_mb - base) * 2**20
         share = (phase.memory_mb - base) / max(1.0, phase.asked_mb - base)
-        if phase.name in ACROSS[:2] and share > 1:
-            told += f" (hashes are cut into {NUM_BUCKETS} ranges at most)"
+        if phase.name in HASHED and share > 1:
+            told += f" (hashes are cut into {MAX_PARTITIONS:,} ranges at most)"
         if phase.name == "deduplicate" and share > 1:
-            units = room * NUM_BUCKETS / BYTES_PER_PARAGRAPH / (self.amounts["paragraphs"] / self.num_units)
+            units = room * MAX_PARTITIONS / BYTES_PER_PARAGRAPH / (self.amounts["paragraphs"] / self.num_units)
             told += f"; set deduplicate.group_units to {int(units):,} (CCNet looks among 3 % of a dump)"
             return f"{told}, or engine.memory_mb to {phase.memory_mb:,.0f}"
         if phase.name == "write_shards" and share > 1:

@@ -34,7 +34,7 @@ from pipeline.earlier_runs import EarlierRun, owner, units_of
 from pipeline.flow import StageSpec, UnitFailed
 from pipeline.inputs import Unit
 from pipeline.phases.annotate import COPY_BY, documents_file
-from pipeline.phases.buckets import read_buckets
+from pipeline.phases.buckets import read_around
 from pipeline.phases.deduplicate import Deduplicate
 from pipeline.phases.extract import EXTRACTED, hashes_file
 from pipeline.phases.select import REPRESENTATIVE, Select
@@ -370,8 +370,8 @@ def _copies(run: Run, doc_id: int, lines: Sequence[str]) -> dict[str, int]:
             with contextlib.suppress(FileNotFoundError):  # the earlier run is no longer there
                 if line in copies:
                     continue
-                (bucket,) = read_buckets(folder.open(hashes_file(unit)), number >> 56, (number >> 56) + 1)
-                records = bucket["record"].to_numpy()[bucket["hash"].to_numpy() == np.uint64(number)]
+                near = read_around(folder.open(hashes_file(unit)), number)
+                records = near["record"].to_numpy()[near["hash"].to_numpy() == np.uint64(number)]
                 others = [index << 32 | int(record) for record in np.sort(records)]
                 copies.update((line, other) for other in [o for o in others if o != doc_id][:1])
         if len(copies) == len(wanted):

@@ -19,12 +19,11 @@ import pyarrow.parquet as pq
 from pipeline.inputs import Unit
 from pipeline.phases.base import PartitionPhase
 from pipeline.phases.buckets import (
-    NUM_BUCKETS,
-    bucket_range,
     gather,
     partition_names,
     partitions_for,
-    read_buckets,
+    pieces,
+    read_partition,
     write_buckets,
 )
 from pipeline.phases.extract import hashes_file
@@ -67,7 +66,8 @@ class Copies(PartitionPhase):
             documents = pq.read_table(file, columns=["doc_id", "digest"])
         records = documents.column("doc_id").to_numpy().astype(np.uint32)  # the lower half
         if by_text:
-            lines = pa.Table.from_batches(read_buckets(extracted.open(hashes_file(work)), 0, NUM_BUCKETS))
+            with extracted.open(hashes_file(work)) as file:
+                lines = pa.ipc.open_file(file).read_all()
             columns = (lines.column(name).to_numpy() for name in ("hash", "record", "line"))
             hashes = text_hashes(*columns, num_records=int(records.max(initial=0)) + 1)[records]
         else:
@@ -101,13 +101,12 @@ class Copies(PartitionPhase):
 
     def _merge(self, task: Task, name: str) -> Path:
         """The copies of one range of hashes, a batch per unit."""
-        buckets = bucket_range(name)
         sources = self.sources("copies")
-        batches = self.folder.each(sources, lambda of: read_buckets(of[0].open(contents_file(of[1])), *buckets))
+        parts = self.folder.each(sources, lambda of: read_partition(of[0].open(contents_file(of[1])), name))
         own = len(self.plan.earlier_units)
         found: list[components.Pairs] = [np.empty((0, 2), np.uint64)]
-        for bucket in zip(*batches, strict=True):
-            pairs = components.stars(*components.groups_of_equal(*gather(bucket)))
+        for piece in pieces(parts, name):
+            pairs = components.stars(*components.groups_of_equal(*gather(piece)))
             found.append(pairs[pairs[:, 1] >> np.uint64(32) >= own])  # what lies in earlier runs stays there
         pairs = np.concatenate(found)
         stays, goes = self.doc_ids(pairs[:, 0]), self.doc_ids(pairs[:, 1])

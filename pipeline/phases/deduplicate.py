@@ -8,6 +8,7 @@ Leaves to others: the rule (stages/paragraphs.py:duplicated), taking the lines o
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -17,14 +18,14 @@ import pyarrow.compute as pc
 
 from pipeline.inputs import Unit
 from pipeline.phases.base import PartitionPhase
-from pipeline.phases.buckets import bucket_range, gather, partition_names, partitions_for, read_buckets
+from pipeline.phases.buckets import Part, gather, partition_names, partitions_for, pieces, read_partition
 from pipeline.phases.copies import Copies
 from pipeline.phases.extract import hashes_file
 from stages.contract import Tally
 from stages.paragraphs import duplicated
 
 BYTES_PER_PARAGRAPH = 32
-"""Memory of a partition per paragraph: 16 as read, up to 8 for what has to go, and its buckets' work in turn."""
+"""Memory of a partition per paragraph: 16 as read, up to 8 for what has to go, and its pieces' work in turn."""
 
 
 class Deduplicate(PartitionPhase):
@@ -62,20 +63,20 @@ class Deduplicate(PartitionPhase):
         assert keep != "all"
         group, partition = work.split("-")
         units, own = self.groups[int(group[1:])], len(self.plan.earlier_units)
-        extracted, buckets = self.plan.folder("extract"), bucket_range(partition)
+        extracted = self.plan.folder("extract")
         sources = self.sources("extract")[:own]
-        batches = self.folder.each(sources, lambda of: read_buckets(of[0].open(hashes_file(of[1])), *buckets))
+        parts = self.folder.each(sources, lambda of: read_partition(of[0].open(hashes_file(of[1])), partition))
 
-        def of_unit(unit: Unit) -> list[pa.RecordBatch]:
-            return self._without_copies(unit, read_buckets(extracted.open(hashes_file(unit.key)), *buckets))
+        def of_unit(unit: Unit) -> Part:
+            return self._without_copies(unit, read_partition(extracted.open(hashes_file(unit.key)), partition))
 
-        batches += extracted.each(units, of_unit)
+        parts += extracted.each(units, of_unit)
         repeats: list[list[pa.RecordBatch]] = [[] for _ in units]
         tally = Tally()
-        for bucket in zip(*batches, strict=True):  # one range of hashes, from every unit
-            gone = duplicated(*gather(bucket), keep)
-            ends = np.cumsum([batch.num_rows for batch in bucket])[:-1]
-            for mine, batch, mask in zip(repeats, bucket[own:], np.split(gone, ends)[own:], strict=True):
+        for piece in pieces(parts, partition):
+            gone = duplicated(*gather(piece), keep)
+            ends = np.cumsum([batch.num_rows for batch in piece])[:-1]
+            for mine, batch, mask in zip(repeats, piece[own:], np.split(gone, ends)[own:], strict=True):
                 tally.add("paragraphs", len(mask))
                 tally.add("paragraphs_repeated", int(mask.sum()))
                 mine.append(batch.filter(pa.array(mask)).select(REPEATS.names))
@@ -85,24 +86,27 @@ class Deduplicate(PartitionPhase):
                     file.write_batch(pa.concat_batches(mine))
             task.record = {"tally": tally.to_json()}
 
-    def _without_copies(self, unit: Unit, batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    def _without_copies(self, unit: Unit, part: Part) -> Part:
         """The paragraphs of those documents that are there to stay."""
         copies = Copies(self.plan).copies_of(unit)["record"]
         if not len(copies):
-            return batches
-        return [batch.filter(pc.invert(pc.is_in(batch["record"], value_set=copies))) for batch in batches]
+            return part
+        stay = [batch.filter(pc.invert(pc.is_in(batch["record"], value_set=copies))) for batch in part.buckets]
+        return replace(part, buckets=tuple(stay))
 
     def repeats_of(self, unit: Unit) -> np.ndarray[Any, np.dtype[np.uint64]]:
         """Record << 32 | line of every line of a unit that has to go, sorted."""
         if self.config.deduplicate.keep == "all":
             return np.empty(0, np.uint64)
         group = next(g for g, units in enumerate(self.groups) if units[0].index <= unit.index <= units[-1].index)
-        found: list[np.ndarray[Any, np.dtype[np.uint64]]] = []
-        for partition in partition_names(self.num_partitions):
+        index = unit.index - self.groups[group][0].index
+
+        def of_partition(partition: str) -> np.ndarray[Any, np.dtype[np.uint64]]:
             with self.folder.map(f"g{group:03d}-{partition}.repeats.arrow") as source:
-                batch = pa.ipc.open_file(source).get_batch(unit.index - self.groups[group][0].index)
-                found.append(batch["record"].to_numpy().astype(np.uint64) << np.uint64(32) | batch["line"].to_numpy())
-        return np.sort(np.concatenate(found))
+                batch = pa.ipc.open_file(source).get_batch(index)
+                return batch["record"].to_numpy().astype(np.uint64) << np.uint64(32) | batch["line"].to_numpy()
+
+        return np.sort(np.concatenate(self.folder.each(partition_names(self.num_partitions), of_partition)))
 
 
 REPEATS = pa.schema([pa.field("record", pa.uint32()), pa.field("line", pa.uint32())])

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from pipeline.inputs import Unit
 from pipeline.phases.annotate import bands_file, documents_file, ngrams_file, signatures_file
 from pipeline.phases.base import PartitionPhase
-from pipeline.phases.buckets import bucket_range, gather, partition_names, partitions_for, read_buckets
+from pipeline.phases.buckets import gather, partition_names, partitions_for, pieces, read_partition
 from stages import components
 from stages.components import Pairs
 from stages.contract import Tally
@@ -70,15 +70,15 @@ class NearDeduplicate(PartitionPhase):
     def run(self, work: str) -> None:
         """Read one range of every unit's band hashes and write a forest of the pairs in it."""
         own = len(self.plan.earlier_units)
-        sources, buckets = self.sources("annotate"), bucket_range(work)
-        batches = self.folder.each(sources, lambda of: read_buckets(of[0].open(bands_file(of[1])), *buckets))
+        sources = self.sources("annotate")
+        parts = self.folder.each(sources, lambda of: read_partition(of[0].open(bands_file(of[1])), work))
         found: list[Pairs] = [np.empty((0, 2), np.uint64)]
         tally = Tally()
-        for bucket in zip(*batches, strict=True):  # one range of hashes, from every unit
-            groups = components.groups_of_equal(*gather(bucket))
+        for piece in pieces(parts, work):
+            groups = components.groups_of_equal(*gather(piece))
             groups = components.groups_reaching(*groups, own << 32) if own else groups  # the others are settled
             found.append(self._pairs(*groups))
-            tally.add("band_hashes", sum(batch.num_rows for batch in bucket[own:]))
+            tally.add("band_hashes", sum(batch.num_rows for batch in piece[own:]))
             tally.add("band_hashes_shared", len(groups[0]))
         forest = components.spanning_forest(np.concatenate(found))
         with self.folder.commit(work) as task:
@@ -86,7 +86,7 @@ class NearDeduplicate(PartitionPhase):
             task.record = {"tally": tally.to_json()}
 
     def _pairs(self, documents: NDArray[np.uint64], starts: NDArray[np.int64]) -> Pairs:
-        """The pairs of one bucket's groups that count."""
+        """The pairs of one piece's groups that count."""
         if not self._settings.verify or not len(documents):
             return components.stars(documents, starts)
         are_sets = self._settings.verify == "exact"

@@ -89,7 +89,7 @@ def test_two_ranks_one_killed_then_three(larger: Dataset, tmp_path: Path) -> Non
     for batch in alone:
         expected[alone.state.position] = batch["input_ids"].tolist()
     first = start(larger, tmp_path, ranks=2, pause_s=0.05)
-    while not (log(tmp_path, 2, 1).exists() and len(steps(tmp_path, 2)) >= 6):
+    while not (all(log(tmp_path, 2, rank).exists() for rank in range(2)) and len(steps(tmp_path, 2)) >= 6):
         assert first[0].poll() is None, first[0].stderr and first[0].stderr.read().decode()
         time.sleep(0.02)
     os.kill(first[1].pid, signal.SIGKILL)

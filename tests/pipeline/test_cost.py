@@ -21,6 +21,7 @@ from tests.pipeline.conftest import Small
 
 RATES = read_calibration()
 HERE = Cluster(nodes=4, cores=8, memory_gb=64, price_per_core_hour=0.05)
+SMALL_TASKS = "engine.memory_mb=1500"
 
 
 def config_of(*overrides: str) -> RunConfig:
@@ -72,7 +73,8 @@ def test_files_are_gathered_into_at_most_ten_thousand_units() -> None:
 @pytest.mark.parametrize(
     ("num_files", "cluster", "overrides", "told"),
     [
-        (90_000, HERE, [], "set deduplicate.group_units to"),
+        (90_000, HERE, [SMALL_TASKS], "set deduplicate.group_units to"),
+        (90_000, HERE, [SMALL_TASKS], "near_deduplicate: a task would take"),
         (100, Cluster(1, 4, 2), [], "never start"),
         (100, Cluster(1, 16, 32), ["engine.memory_mb=4000"], "lets 7 tasks onto a machine of 16 cores"),
         (3, Cluster(1, 64, 512), [], "fewer cores are as fast"),
@@ -89,11 +91,17 @@ def test_what_will_not_fit_is_told_with_what_would(
     assert any(told in warning for warning in cost_of(num_files, cluster, *overrides).warnings)
 
 
+def test_a_whole_snapshot_fits_into_tasks_of_three_gigabytes() -> None:
+    """However much there is, ranges of hashes are cut until a task holds its own."""
+    told = cost_of(90_000, HERE, "engine.memory_mb=3000").warnings
+    assert not [warning for warning in told if "a task would take" in warning]
+
+
 def test_the_remedy_for_deduplication_is_one() -> None:
     """With the group that is proposed the warning is gone."""
-    (told,) = (w for w in cost_of(90_000).warnings if w.startswith("deduplicate: a task"))
+    (told,) = (w for w in cost_of(90_000, HERE, SMALL_TASKS).warnings if w.startswith("deduplicate: a task"))
     group = told.split("group_units to ")[1].split(" ")[0].replace(",", "")
-    after = cost_of(90_000, HERE, f"deduplicate.group_units={group}").warnings
+    after = cost_of(90_000, HERE, SMALL_TASKS, f"deduplicate.group_units={group}").warnings
     assert not any(warning.startswith("deduplicate: a task") for warning in after)
 
 

@@ -117,7 +117,7 @@ def test_verifying_takes_away_pairs_and_pieces_change_nothing(config: str, monke
     assert verdicts(config, "annotate.minhash.verify=true", pieces) == verified
 
 
-@pytest.mark.parametrize("num_partitions", [2, 5, 256])
+@pytest.mark.parametrize("num_partitions", [2, 5, 300])
 def test_the_number_of_partitions_changes_nothing(
     config: str, monkeypatch: pytest.MonkeyPatch, num_partitions: int
 ) -> None:

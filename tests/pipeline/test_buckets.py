@@ -1,0 +1,113 @@
+"""Files of hashes, cut by range: every row is in one piece, and what is equal comes together."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.phases import buckets
+from pipeline.phases.buckets import (
+    MAX_BUCKETS,
+    MAX_PARTITIONS,
+    buckets_for,
+    gather,
+    partition_names,
+    partitions_for,
+    pieces,
+    read_around,
+    read_partition,
+    write_buckets,
+)
+
+ROWS = pa.schema([pa.field("hash", pa.uint64()), pa.field("record", pa.uint32())])
+NUM_ROWS = st.lists(st.sampled_from([0, 1, 7, 300, 2_000]), min_size=1, max_size=3)
+
+
+def _files(folder: Path, sizes: list[int], seed: int) -> list[pa.RecordBatch]:
+    """Files whose hashes lie anywhere, many of them in several files, records in order."""
+    rng = np.random.default_rng(seed)
+    common = rng.integers(0, 2**64, 500, dtype=np.uint64)
+    common[:3] = 0, 2**64 - 1, 2**63
+    files: list[pa.RecordBatch] = []
+    for i, size in enumerate(sizes):
+        hashes = np.where(rng.random(size) < 0.5, rng.choice(common, size), rng.integers(0, 2**64, size, np.uint64))
+        records = np.sort(rng.integers(0, size + 1, size)).astype(np.uint32)
+        files.append(pa.record_batch([hashes, records], schema=ROWS))
+        write_buckets(folder / str(i), files[-1])
+    return files
+
+
+def _open(path: Path) -> pa.NativeFile:
+    return pa.OSFile(str(path))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    sizes=NUM_ROWS,
+    rows_per_bucket=st.sampled_from([2, 40, 4096]),  # files of 256 to 1,024 buckets
+    num_partitions=st.sampled_from([1, 3, 7, 300]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_every_row_is_in_one_piece_with_its_equals(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], rows_per_bucket: int, num_partitions: int, seed: int
+) -> None:
+    """However files and space are cut, pieces rise, and rows of a file keep their order in each."""
+    folder = tmp_path_factory.mktemp("files")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(buckets, "ROWS_PER_BUCKET", rows_per_bucket)
+        files = _files(folder, sizes, seed)
+    found: list[list[pa.RecordBatch]] = [[] for _ in files]
+    last = -1
+    for name in partition_names(num_partitions):
+        parts = [read_partition(_open(folder / str(i)), name) for i in range(len(files))]
+        held = sum(batch.num_rows for part in parts for batch in part.buckets)
+        for piece in pieces(parts, name):
+            hashes, ids = gather(piece)
+            assert (np.diff(ids.astype(np.int64)) >= 0).all()
+            if len(hashes):
+                assert int(hashes.min()) > last  # so no hash is in two pieces
+                last = int(hashes.max())
+            held -= len(hashes)
+            for mine, batch in zip(found, piece, strict=True):
+                mine.append(batch)
+        assert held == 0  # nothing is read that lies in another partition
+    for file, mine in zip(files, found, strict=True):
+        rows = pa.Table.from_batches(mine)
+        order = np.argsort(file["hash"].to_numpy(), kind="stable")
+        again = np.argsort(rows["hash"].to_numpy(), kind="stable")
+        assert rows.take(again).equals(pa.Table.from_batches([file.take(order)]))
+
+
+def test_rows_near_a_hash_hold_all_of_it(tmp_path: Path) -> None:
+    """And few others."""
+    (file,) = _files(tmp_path, [2_000], seed=1)
+    for number in {0, 2**64 - 1, *map(int, file["hash"].to_numpy()[:50])}:
+        near = read_around(_open(tmp_path / "0"), number)["hash"].to_numpy()
+        assert (near == number).sum() == (file["hash"].to_numpy() == np.uint64(number)).sum()
+        assert len(near) < 400
+
+
+def test_finer_cuts_for_more_rows() -> None:
+    """Small files have 256 buckets, buckets of larger ones about as many rows each; partitions fit into half a task."""
+    assert [buckets_for(n) for n in (0, 1, 2**20, 2**20 + 1, 30_600_000, 2**40)] == [256, 256, 256, 512, 8192, 65536]
+    assert {buckets_for(n) & (buckets_for(n) - 1) for n in range(0, 2**24, 99_991)} == {0}
+    for num_rows, memory_mb in [(10**6, 100), (10**9, 1000), (6 * 10**10, 1000)]:
+        in_each = num_rows / partitions_for(num_rows, 32, memory_mb)
+        assert in_each * 32 <= memory_mb * 2**19
+    assert partitions_for(10**13, 32, 1000) == MAX_PARTITIONS
+
+
+@pytest.mark.parametrize("num_partitions", [1, 3, MAX_PARTITIONS])
+def test_partitions_cover_hash_space_once(num_partitions: int) -> None:
+    """Each begins where the one before ends, and has room for its pieces."""
+    bounds = [buckets._range(name) for name in partition_names(num_partitions)]
+    assert bounds[0][0] == 0
+    assert bounds[-1][1] == MAX_BUCKETS
+    assert all(a[1] == b[0] for a, b in pairwise(bounds))
+    assert min(end - first for first, end in bounds) >= buckets.MIN_PIECES
