@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 
@@ -37,7 +38,7 @@ from pipeline.meter import forget_peak, peak_mb
 from pipeline.phases import PHASES, Phase, UnitPhase
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.deduplicate import Deduplicate
-from pipeline.phases.near_deduplicate import NearDeduplicate
+from pipeline.phases.near_deduplicate import FOREST, NearDeduplicate
 from pipeline.phases.select import Select
 from pipeline.phases.write_shards import WriteShards
 from pipeline.plan import RunPlan, make_plan
@@ -118,8 +119,10 @@ def _join_all(phase: NearDeduplicate) -> None:
     """The forest in which every document is the first one's near-duplicate: what the task finds where all are links."""
     units = np.arange(len(phase.plan.units), dtype=np.uint64) << np.uint64(32)
     documents = np.concatenate([units + 1, units + 2])
+    pairs = [np.ones_like(documents), documents, *np.random.default_rng(0).random((2, len(documents)))]
     with phase.folder.commit(phase.works()[0]) as task:
-        np.save(task.path(f"{phase.works()[0]}.forest.npy"), np.stack([np.ones_like(documents), documents], axis=1)[1:])
+        with pa.ipc.new_file(task.path(f"{phase.works()[0]}.forest.arrow"), FOREST) as file:
+            file.write_batch(pa.record_batch(pairs, schema=FOREST).slice(1))
         task.record = {"tally": Tally().to_json()}
 
 

@@ -85,8 +85,8 @@ HASHED: Mapping[str, str] = {"deduplicate": "paragraphs", "near_deduplicate": "b
 OPEN_S: Mapping[str, float] = {"deduplicate": 0.0006, "near_deduplicate": 0.0006, "write_shards": 0.0006}
 """Seconds of CPU for one unit's files in one partition: benchmarks/driver_scale.py, 2,000 units."""
 
-PIECE_S: Mapping[str, float] = {"deduplicate": 90e-6, "near_deduplicate": 30e-6}
-"""And for one of a unit's pieces (buckets.py), however little is in it."""
+PIECE_S = 15e-6
+"""And for one of a unit's pieces (buckets.py), however little is in it, where phases are HASHED."""
 
 REPEATS_S = 0.0004
 """Seconds of CPU in which annotate opens what one partition of deduplicate has to say of a unit, among 10,000 units."""
@@ -95,7 +95,7 @@ HELD_BYTES: Mapping[str, float] = {
     "extract": 64,
     "copies": 16,
     "deduplicate": BYTES_PER_PARAGRAPH,
-    "annotate": 48,
+    "annotate": 64,
     "near_deduplicate": BYTES_PER_BAND_HASH,
     "select": 100,
     "tokenize": 4,
@@ -289,7 +289,8 @@ def _kind(phase: str, name: str) -> str:
 def _rates(phase: str, works: Sequence[_Work]) -> PhaseRates:
     is_across = phase in ACROSS
     later = [work for work in works if not work.is_first] or works
-    opens = OPEN_S.get(phase, 0.0) + MIN_BUCKETS * PIECE_S.get(phase, 0.0)  # runs that are measured have one partition
+    pieces = MIN_BUCKETS if phase in HASHED else 0  # runs that are measured have one partition
+    opens = OPEN_S.get(phase, 0.0) + pieces * PIECE_S
     cpu: dict[str, Line] = {}
     for step in dict.fromkeys(step for work in works for step in work.cpu_s):
         seconds = [max(0.0, w.cpu_s.get(step, 0.0) - opens * w.num_units) for w in later]
@@ -559,7 +560,7 @@ class _Model:
             if step in steps or step not in _STAGES[name] or (name, step) == ("select", "perplexity")
         }
         if opened := self.openings(name):
-            cpu["open"] = opened * OPEN_S[name] + (self.pieces(name) * PIECE_S[name] if name in HASHED else 0.0)
+            cpu["open"] = opened * OPEN_S[name] + (self.pieces(name) * PIECE_S if name in HASHED else 0.0)
         if name == "annotate":
             cpu["repeats"] = self.openings("deduplicate") * REPEATS_S
         each_s, waves = sum(cpu.values()) / works, math.ceil(works / max(1, slots))

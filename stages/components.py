@@ -174,15 +174,6 @@ def roots(parents: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[
 
 
 @compiled
-def choose_roots(parents: NDArray[np.uint64], chosen: NDArray[np.uint64]) -> None:
-    """Write into `chosen`, at the root of each component of two or more, the root's position plus one."""
-    for position in range(len(parents)):
-        if parents[position] != 0:
-            root = _root(parents, np.int64(position))
-            chosen[root] = root + 1
-
-
-@compiled
 def choose_best(
     parents: NDArray[np.uint64],
     chosen: NDArray[np.uint64],
@@ -190,18 +181,22 @@ def choose_best(
     positions: NDArray[np.int64],
     scores: NDArray[np.float64],
 ) -> None:
-    """After `choose_roots`: choose the member with the highest score instead, of several equally good the first.
+    """Choose of each component the member with the highest score, of several equally good the first.
+
+    Members may be given in any order, over any number of calls, each once or more often.
 
     Args:
-        parents: as `unite` leaves it.
-        chosen: at each root, the position plus one of the member chosen so far.
+        parents: as `unite` leaves it, when all pairs are joined.
+        chosen: zeros at first; at each root, the position plus one of the member chosen so far.
         best: zeros at first; at each root, the score of that member.
-        positions: (n,) rising from call to call.
-        scores: (n,) of the documents there; one of 0 is chosen only where no member has more, and it is the first.
+        positions: (n,) of members of components of two or more.
+        scores: (n,) of them, not negative; where all are 0 the first member is chosen.
     """
     for i in range(len(positions)):
-        if parents[positions[i]] != 0 or chosen[positions[i]] != 0:
-            root = _root(parents, positions[i])
-            if scores[i] > best[root]:
-                best[root] = scores[i]
-                chosen[root] = positions[i] + 1
+        root = _root(parents, positions[i])
+        if chosen[root] == 0:
+            chosen[root] = root + 1  # no member comes before it
+        is_as_good = scores[i] == best[root] and scores[i] > 0
+        if scores[i] > best[root] or (is_as_good and np.uint64(positions[i]) < chosen[root]):
+            best[root] = scores[i]
+            chosen[root] = positions[i] + 1

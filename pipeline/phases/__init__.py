@@ -11,7 +11,7 @@ The files of a phase, per unit or partition (all of them read back by range, non
     deduplicate  g000-p000of001.repeats.arrow   per unit of the group: which lines of which records have to go
     annotate     <unit>.documents.parquet  <unit>.fates.parquet  <unit>.bands.arrow
                  <unit>.signatures.arrow or <unit>.ngrams.arrow, to verify by
-    near_deduplicate  p000of001.forest.npy      near_duplicates.arrow: per unit which records have to go, and who stays
+    near_deduplicate  p000of001.forest.arrow    near_duplicates.arrow: per unit which records have to go, and who stays
     select       <unit>.fates.parquet      every document that got this far, kept or not
     tokenize     <unit>.tokens.bin  <unit>.documents.arrow      both in the order of the global shuffle
     write_shards shard-000000.tar  shard-000000.idx  ...  manifest.json

@@ -34,7 +34,16 @@ NOT_WITH_DOCUMENTS = ("representative", "copy_by", "duplicate_lines", "minhash",
 COPY_BY = pa.field("copy_by", pa.string())
 """In what a document is the copy of another (the config's copies.by); null: there is no other."""
 
-BANDS = pa.schema([pa.field("hash", pa.uint64()), pa.field("record", pa.uint32())])
+BANDS = pa.schema(
+    [
+        pa.field("hash", pa.uint64()),
+        pa.field("record", pa.uint32()),
+        pa.field("num_chars", pa.uint32()),
+        pa.field("perplexity", pa.float32()),  # null without one
+    ]
+)
+"""By what near-duplicates are found, and beside each hash what decides which of them stays: so nobody has to look into
+the documents of every unit for the few that matter."""
 
 
 def documents_file(work: str) -> str:
@@ -106,7 +115,7 @@ class _Bands:
 
     def __init__(self, settings: MinHashSettings) -> None:
         self._settings = settings
-        self._hashes, self._records = [np.empty(0, np.uint64)], [np.empty(0, np.uint32)]
+        self._rows: list[pa.RecordBatch] = []
         self._verified_by: list[pa.RecordBatch] = []
 
     def add(self, kept: pa.Table) -> int:
@@ -114,8 +123,11 @@ class _Bands:
         documents = kept.filter(pc.is_valid(kept.column("minhash"))).combine_chunks()
         records = documents.column("doc_id").to_numpy().astype(np.uint32)  # the lower half
         hashes = pc.list_flatten(documents.column("minhash")).to_numpy()
-        self._hashes.append(hashes)
-        self._records.append(np.repeat(records, len(hashes) // max(1, len(records))))
+        of_document = pa.array(np.repeat(np.arange(len(records)), len(hashes) // max(1, len(records))))
+        columns = [pa.array(records), documents.column("num_chars"), _perplexity(documents)]
+        repeated = [column.take(of_document).cast(f.type) for column, f in zip(columns, list(BANDS)[1:], strict=True)]
+        rows = pa.table([pa.array(hashes), *repeated], schema=BANDS)
+        self._rows += rows.combine_chunks().to_batches()
         if self._settings.verify == "exact":
             lists = documents.column("minhash_ngrams").combine_chunks()
             self._verified_by.append(pa.record_batch([pa.array(records), lists], schema=NGRAMS))
@@ -127,8 +139,7 @@ class _Bands:
 
     def write(self, task: Task, work: str) -> None:
         """Write the files of the unit."""
-        rows = pa.record_batch([np.concatenate(self._hashes), np.concatenate(self._records)], schema=BANDS)
-        write_buckets(task.path(bands_file(work)), rows)
+        write_buckets(task.path(bands_file(work)), _one_batch(BANDS, self._rows))
         if self._settings.verify == "exact":
             _write_one_batch(task.path(ngrams_file(work)), NGRAMS, self._verified_by)
         elif self._settings.verify:
@@ -137,14 +148,19 @@ class _Bands:
             _write_one_batch(task.path(signatures_file(work)), schema, self._verified_by)
 
 
+def _perplexity(documents: pa.Table) -> pa.Array | pa.ChunkedArray:
+    has_it = "perplexity" in documents.column_names
+    return documents.column("perplexity") if has_it else pa.nulls(documents.num_rows, pa.float32())
+
+
 def _write_one_batch(path: Path, schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> None:
     with pa.ipc.new_file(path, schema) as file:
-        table = pa.Table.from_batches(batches, schema=schema).combine_chunks()
-        file.write_batch(pa.concat_batches(table.to_batches()) if table.num_rows else _empty(schema))
+        file.write_batch(_one_batch(schema, batches))
 
 
-def _empty(schema: pa.Schema) -> pa.RecordBatch:
-    return pa.record_batch([pa.nulls(0, f.type) for f in schema], schema=schema)
+def _one_batch(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    empty = pa.record_batch([pa.nulls(0, f.type) for f in schema], schema=schema)
+    return pa.concat_batches([empty, *batches])
 
 
 class _AnnotateSink(UnitSink):

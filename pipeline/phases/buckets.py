@@ -5,9 +5,9 @@ read without the rest; a task holds its partition and works on a small piece of 
 Leaves to others: what the rows are.
 
     write_buckets(path, pa.record_batch([hashes, records], schema))           # by the first column
-    parts = [read_partition(folder.open(name), "p000of004") for name in names]
-    for piece in pieces(parts, "p000of004"):                                  # one record batch of each file
-        gather(piece)                                                         # its hashes, and whose they are
+    partition = Partition([read_part(folder.open(name), "p000of004") for name in names], "p000of004")
+    for piece in partition.pieces():                                          # a slice of each file's rows
+        partition.gather(piece)                                               # their hashes, and whose they are
 
 How finely space is cut follows from how much there is: a file by its rows, so that a bucket is worth a read; a phase by
 its memory; a piece is at most as wide as any file's bucket, because only there rows are in the order they came.
@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -75,48 +75,77 @@ def write_buckets(path: Path, rows: pa.RecordBatch) -> None:
 
 @dataclass(frozen=True)
 class Part:
-    """What a partition has to read of one file: the buckets that it reaches into, without the rows that lie outside.
+    """What a partition has of one file, bucket by bucket.
 
-    A place in hash space is given by the top 16 bits, as are `first`, where the first bucket starts, and `width`, that
-    of every bucket.
+    A place in hash space is given by the top 16 bits.
+
+    Attributes:
+        rows: of all its buckets; those of the outer ones that lie outside of the partition are left out.
+        bounds: (number of buckets + 1,) where the rows of each begin, and the last end.
+        first: the place where the first bucket begins.
+        width: how many places a bucket has.
     """
 
-    buckets: tuple[pa.RecordBatch, ...]
+    rows: pa.RecordBatch
+    bounds: NDArray[np.int64]
     first: int
     width: int
 
+    def filter(self, stays: NDArray[np.bool_]) -> Part:
+        """The rows where it is true, in their buckets."""
+        before = np.append(0, np.cumsum(stays))
+        return replace(self, rows=self.rows.filter(pa.array(stays)), bounds=before[self.bounds])
 
-def read_partition(source: pa.NativeFile, partition: str) -> Part:
-    """A partition's buckets of one file."""
+
+class Partition:
+    """A partition's rows of several files, to be worked on piece by piece.
+
+    Attributes:
+        files: the rows of each; those of a piece lie together, in the order they came.
+    """
+
+    def __init__(self, parts: Sequence[Part], name: str) -> None:
+        first, end = _range(name)
+        width = min((part.width for part in parts), default=MAX_BUCKETS)
+        while width > 1 and end - first < MIN_PIECES * width:
+            width //= 2
+        edges = np.concatenate([[first], np.arange(first // width + 1, math.ceil(end / width)) * width, [end]])
+        cut = [_cut(part, edges) for part in parts]
+        self.files = [rows for rows, _ in cut]
+        self._bounds = np.array([bounds for _, bounds in cut]).reshape(len(parts), len(edges))
+        self._hashes = [rows["hash"].to_numpy() for rows in self.files]
+        self._records = [rows["record"].to_numpy() for rows in self.files]
+
+    def pieces(self) -> Iterator[list[slice]]:
+        """Which rows of each file are in a piece, piece by piece: what has equal hashes is in the same one."""
+        for index in range(self._bounds.shape[1] - 1):
+            yield [slice(start, end) for start, end in self._bounds[:, index : index + 2].tolist()]
+
+    def gather(self, piece: Sequence[slice]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+        """The columns `hash` and `record` of a piece, file after file.
+
+        Returns:
+            hashes: (n,).
+            ids: (n,) place of the file << 32 | record: never decreasing where no file's records do.
+        """
+        counts = [rows.stop - rows.start for rows in piece]
+        places = np.repeat(np.arange(len(piece), dtype=np.uint64) << np.uint64(32), counts)
+        return rows_of(self._hashes, piece), places | rows_of(self._records, piece)
+
+
+def rows_of(columns: Sequence[NDArray[Any]], piece: Sequence[slice]) -> NDArray[Any]:
+    """Of one column of each file the rows of a piece, file after file."""
+    return np.concatenate([column[rows] for column, rows in zip(columns, piece, strict=True)])
+
+
+def read_part(source: pa.NativeFile, partition: str) -> Part:
+    """What a partition has of one file."""
     return _read(source, *_range(partition))
 
 
 def read_around(source: pa.NativeFile, number: int) -> pa.RecordBatch:
     """The rows of a file among which those with a hash would be."""
-    return _read(source, number >> 48, (number >> 48) + 1).buckets[0]
-
-
-def pieces(parts: Sequence[Part], partition: str) -> Iterator[tuple[pa.RecordBatch, ...]]:
-    """Piece by piece of a partition the rows of each file, each in the order they came."""
-    first, end = _range(partition)
-    width = min((part.width for part in parts), default=MAX_BUCKETS)
-    while width > 1 and (end - first) < MIN_PIECES * width:
-        width //= 2
-    inner = np.arange(first // width + 1, math.ceil(end / width)) * width
-    edges = np.concatenate([[first], inner, [end]])
-    yield from zip(*(_pieces_of(part, edges) for part in parts), strict=True)
-
-
-def gather(piece: Sequence[pa.RecordBatch]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """One piece of several files, whose columns `hash` and `record` are laid end to end.
-
-    Returns:
-        hashes: (n,).
-        ids: (n,) place of the file << 32 | record: never decreasing where no file's records do.
-    """
-    places = np.repeat(np.arange(len(piece), dtype=np.uint64) << np.uint64(32), [batch.num_rows for batch in piece])
-    hashes = np.concatenate([batch["hash"].to_numpy() for batch in piece])
-    return hashes, places | np.concatenate([batch["record"].to_numpy() for batch in piece])
+    return _read(source, number >> 48, (number >> 48) + 1).rows
 
 
 def _range(partition: str) -> tuple[int, int]:
@@ -134,27 +163,23 @@ def _read(source: pa.NativeFile, first: int, end: int) -> Part:
         for outer in {0, len(batches) - 1} if first % width or end % width else ():
             places = _places(batches[outer])
             batches[outer] = batches[outer].filter(pa.array((places >= first) & (places < end)))
-        return Part(tuple(batches), buckets.start * width, width)
+        bounds = np.append(0, np.cumsum([batch.num_rows for batch in batches]))
+        return Part(pa.concat_batches(batches), bounds, buckets.start * width, width)
 
 
-def _pieces_of(part: Part, edges: NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
-    """A file's buckets cut at the edges, two of which at least lie in or around each."""
-    for index, bucket in enumerate(part.buckets):
-        start = part.first + index * part.width
-        mine = edges[np.searchsorted(edges, start) : np.searchsorted(edges, start + part.width, side="right")]
-        if len(mine) == 2:
-            yield bucket
-            continue
-        order, bounds = _sorted(np.searchsorted(mine, _places(bucket), side="right") - 1, len(mine) - 1)
-        rows = bucket.take(pa.array(order))
-        yield from (rows.slice(start, end - start) for start, end in pairwise(bounds))
+def _cut(part: Part, edges: NDArray[np.int64]) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
+    """A file's rows piece by piece, and where the rows of each begin, and the last end: pieces lie between edges."""
+    if len(edges) == len(part.bounds):  # each bucket is a piece
+        return part.rows, part.bounds
+    order, bounds = _sorted(np.searchsorted(edges, _places(part.rows), side="right") - 1, len(edges) - 1)
+    return part.rows.take(pa.array(order)), bounds
 
 
 def _places(rows: pa.RecordBatch) -> NDArray[np.uint16]:
     return (rows.column(0).to_numpy() >> np.uint64(48)).astype(np.uint16)
 
 
-def _sorted(keys: NDArray[Any], num_keys: int) -> tuple[NDArray[np.int64], list[int]]:
+def _sorted(keys: NDArray[Any], num_keys: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The order that brings equal keys together and leaves them in theirs, and where each key's rows begin and end."""
-    counts = np.bincount(keys, minlength=num_keys)
-    return np.argsort(keys.astype(np.uint16), kind="stable"), [0, *np.cumsum(counts).tolist()]  # by radix: 16 bits
+    bounds = np.append(0, np.cumsum(np.bincount(keys, minlength=num_keys)))
+    return np.argsort(keys.astype(np.uint16), kind="stable"), bounds  # by radix: 16 bits

@@ -10,6 +10,7 @@ Leaves to others: when contents are equal (stages/copies.py), dropping (annotate
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +20,10 @@ import pyarrow.parquet as pq
 from pipeline.inputs import Unit
 from pipeline.phases.base import PartitionPhase
 from pipeline.phases.buckets import (
-    gather,
+    Partition,
     partition_names,
     partitions_for,
-    pieces,
-    read_partition,
+    read_part,
     write_buckets,
 )
 from pipeline.phases.extract import hashes_file
@@ -102,19 +102,22 @@ class Copies(PartitionPhase):
     def _merge(self, task: Task, name: str) -> Path:
         """The copies of one range of hashes, a batch per unit."""
         sources = self.sources("copies")
-        parts = self.folder.each(sources, lambda of: read_partition(of[0].open(contents_file(of[1])), name))
+        parts = self.folder.each(sources, lambda of: read_part(of[0].open(contents_file(of[1])), name))
         own = len(self.plan.earlier_units)
         found: list[components.Pairs] = [np.empty((0, 2), np.uint64)]
-        for piece in pieces(parts, name):
-            pairs = components.stars(*components.groups_of_equal(*gather(piece)))
+        partition = Partition(parts, name)
+        for piece in partition.pieces():
+            pairs = components.stars(*components.groups_of_equal(*partition.gather(piece)))
             found.append(pairs[pairs[:, 1] >> np.uint64(32) >= own])  # what lies in earlier runs stays there
         pairs = np.concatenate(found)
         stays, goes = self.doc_ids(pairs[:, 0]), self.doc_ids(pairs[:, 1])
         path = task.path(name)
+        order = np.argsort(goes)
+        records, stays = goes[order].astype(np.uint32), stays[order]
+        units = np.arange(len(self.plan.units) + 1, dtype=np.uint64) << np.uint64(32)
         with pa.ipc.new_file(path, COPIES) as file:
-            for index in range(len(self.plan.units)):
-                is_here = goes >> np.uint64(32) == index
-                file.write_batch(pa.record_batch([goes[is_here].astype(np.uint32), stays[is_here]], schema=COPIES))
+            for start, end in pairwise(np.searchsorted(goes[order], units)):
+                file.write_batch(pa.record_batch([records[start:end], stays[start:end]], schema=COPIES))
         return path
 
     def sum_of_records(self) -> Tally:

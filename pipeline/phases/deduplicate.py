@@ -8,7 +8,6 @@ Leaves to others: the rule (stages/paragraphs.py:duplicated), taking the lines o
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -18,14 +17,15 @@ import pyarrow.compute as pc
 
 from pipeline.inputs import Unit
 from pipeline.phases.base import PartitionPhase
-from pipeline.phases.buckets import Part, gather, partition_names, partitions_for, pieces, read_partition
+from pipeline.phases.buckets import Part, Partition, partition_names, partitions_for, read_part
 from pipeline.phases.copies import Copies
 from pipeline.phases.extract import hashes_file
 from stages.contract import Tally
 from stages.paragraphs import duplicated
 
 BYTES_PER_PARAGRAPH = 32
-"""Memory of a partition per paragraph: 16 as read, up to 8 for what has to go, and its pieces' work in turn."""
+"""Memory of a partition per paragraph: 16 as read, as much again while its pieces are laid out. Later 1 for whether it
+has to go, and what a piece takes."""
 
 
 class Deduplicate(PartitionPhase):
@@ -61,29 +61,32 @@ class Deduplicate(PartitionPhase):
         """Read one range of every unit's hashes, find what is repeated, write it per unit."""
         keep = self.config.deduplicate.keep
         assert keep != "all"
-        group, partition = work.split("-")
+        group, name = work.split("-")
         units, own = self.groups[int(group[1:])], len(self.plan.earlier_units)
         extracted = self.plan.folder("extract")
         sources = self.sources("extract")[:own]
-        parts = self.folder.each(sources, lambda of: read_partition(of[0].open(hashes_file(of[1])), partition))
+        parts = self.folder.each(sources, lambda of: read_part(of[0].open(hashes_file(of[1])), name))
 
         def of_unit(unit: Unit) -> Part:
-            return self._without_copies(unit, read_partition(extracted.open(hashes_file(unit.key)), partition))
+            return self._without_copies(unit, read_part(extracted.open(hashes_file(unit.key)), name))
 
         parts += extracted.each(units, of_unit)
-        repeats: list[list[pa.RecordBatch]] = [[] for _ in units]
+        partition = Partition(parts, name)
+        del parts
+        files = partition.files[own:]
+        gone = [np.zeros(rows.num_rows, np.bool_) for rows in files]
+        for piece in partition.pieces():
+            found = duplicated(*partition.gather(piece), keep)
+            ends = np.cumsum([rows.stop - rows.start for rows in piece])[:-1]
+            for mine, rows, mask in zip(gone, piece[own:], np.split(found, ends)[own:], strict=True):
+                mine[rows] = mask
         tally = Tally()
-        for piece in pieces(parts, partition):
-            gone = duplicated(*gather(piece), keep)
-            ends = np.cumsum([batch.num_rows for batch in piece])[:-1]
-            for mine, batch, mask in zip(repeats, piece[own:], np.split(gone, ends)[own:], strict=True):
-                tally.add("paragraphs", len(mask))
-                tally.add("paragraphs_repeated", int(mask.sum()))
-                mine.append(batch.filter(pa.array(mask)).select(REPEATS.names))
+        tally.add("paragraphs", sum(rows.num_rows for rows in files))
+        tally.add("paragraphs_repeated", sum(int(mask.sum()) for mask in gone))
         with self.folder.commit(work) as task:
             with pa.ipc.new_file(task.path(f"{work}.repeats.arrow"), REPEATS) as file:
-                for mine in repeats:
-                    file.write_batch(pa.concat_batches(mine))
+                for rows, mask in zip(files, gone, strict=True):
+                    file.write_batch(rows.select(REPEATS.names).filter(pa.array(mask)))
             task.record = {"tally": tally.to_json()}
 
     def _without_copies(self, unit: Unit, part: Part) -> Part:
@@ -91,8 +94,7 @@ class Deduplicate(PartitionPhase):
         copies = Copies(self.plan).copies_of(unit)["record"]
         if not len(copies):
             return part
-        stay = [batch.filter(pc.invert(pc.is_in(batch["record"], value_set=copies))) for batch in part.buckets]
-        return replace(part, buckets=tuple(stay))
+        return part.filter(pc.invert(pc.is_in(part.rows["record"], value_set=copies)).to_numpy(zero_copy_only=False))
 
     def repeats_of(self, unit: Unit) -> np.ndarray[Any, np.dtype[np.uint64]]:
         """Record << 32 | line of every line of a unit that has to go, sorted."""

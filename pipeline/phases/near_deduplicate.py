@@ -2,14 +2,14 @@
 
 Promises: documents with a band hash in common, and whoever hangs on them, are one group, of which one document stays;
 of a group with a document of an earlier run none of this run's does. The answer depends on the signatures and the rule
-alone, not on the number of partitions. A partition's memory is
-bounded by `engine.memory_mb`; the merge holds one partition's pairs at a time, and parents in a sparse file of 8 bytes
-per record of the input, of which only the pages with near-duplicates are ever written.
+alone, not on the number of partitions. A partition's memory is bounded by `engine.memory_mb`; the merge opens no
+unit's files, holds one partition's pairs at a time, and parents in a sparse file of 8 bytes per record of the input, of
+which only the pages with near-duplicates are ever written.
 Leaves to others: signatures and bands (stages/minhash.py), forests and components (stages/components.py), dropping
 (select). Thresholds on scores have no say in who stays: docs/decisions/0006-near-duplicates-before-thresholds.md.
 
-    annotate: <unit>.bands.arrow ──▶ p000of002: pairs, a forest ──┐
-                                     p001of002: pairs, a forest ──┴▶ finish: near_duplicates.arrow, a batch per unit
+    annotate: <unit>.bands.arrow ──▶ p000of002: pairs, scores ──┐
+                                     p001of002: pairs, scores ──┴▶ finish: near_duplicates.arrow, a batch per unit
 """
 
 from __future__ import annotations
@@ -23,25 +23,35 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pipeline.inputs import Unit
-from pipeline.phases.annotate import bands_file, documents_file, ngrams_file, signatures_file
+from pipeline.phases.annotate import bands_file, ngrams_file, signatures_file
 from pipeline.phases.base import PartitionPhase
-from pipeline.phases.buckets import gather, partition_names, partitions_for, pieces, read_partition
+from pipeline.phases.buckets import Partition, partition_names, partitions_for, read_part, rows_of
 from stages import components
 from stages.components import Pairs
 from stages.contract import Tally
 from stages.minhash import MinHashSettings
 
-BYTES_PER_BAND_HASH = 128
-"""Memory of a partition per band hash where all are near-duplicates: 12 as read, 16 for its pair, six times that while
-the forest is made. Measured where one document in ten is: 23."""
+BYTES_PER_BAND_HASH = 160
+"""Memory of a partition per band hash where all are near-duplicates: 20 as read, as much again while its pieces are
+laid out. Later, when the rows are gone, 16 for its pair, 16 for its document and score, and six times the pair while
+the forest is made."""
 
 VALUES_AT_A_TIME = 2**23
 """Of what is verified by, so much is held at a time, or that of one group if it is larger: 2**16 signatures by default
 (32 MB), or the n-grams of about as many documents of 128 words (64 MB)."""
+
+FOREST = pa.schema(
+    [
+        pa.field("one", pa.uint64()),
+        pa.field("other", pa.uint64()),
+        pa.field("score_of_one", pa.float64()),
+        pa.field("score_of_other", pa.float64()),
+    ]
+)
+"""Pairs of documents, by their ids by place, and how much each is wanted to stay: 0 where nothing speaks for it."""
 
 NEAR_DUPLICATES = pa.schema([pa.field("record", pa.uint32()), pa.field("representative", pa.uint64())])
 """Of a unit, sorted: the record number of a document that has to go, and the doc_id of the one that stays."""
@@ -68,21 +78,33 @@ class NearDeduplicate(PartitionPhase):
         )
 
     def run(self, work: str) -> None:
-        """Read one range of every unit's band hashes and write a forest of the pairs in it."""
+        """Read one range of every unit's band hashes and write a forest of the pairs in it, with scores."""
         own = len(self.plan.earlier_units)
         sources = self.sources("annotate")
-        parts = self.folder.each(sources, lambda of: read_partition(of[0].open(bands_file(of[1])), work))
+        parts = self.folder.each(sources, lambda of: read_part(of[0].open(bands_file(of[1])), work))
         found: list[Pairs] = [np.empty((0, 2), np.uint64)]
+        documents: list[NDArray[np.uint64]] = [np.empty(0, np.uint64)]
+        scores: list[NDArray[np.float64]] = [np.empty(0)]
         tally = Tally()
-        for piece in pieces(parts, work):
-            groups = components.groups_of_equal(*gather(piece))
+        partition = Partition(parts, work)
+        del parts
+        wanted = [self._wanted(place, rows) for place, rows in enumerate(partition.files)]
+        for piece in partition.pieces():
+            hashes, ids = partition.gather(piece)
+            groups = components.groups_of_equal(hashes, ids)
             groups = components.groups_reaching(*groups, own << 32) if own else groups  # the others are settled
             found.append(self._pairs(*groups))
-            tally.add("band_hashes", sum(batch.num_rows for batch in piece[own:]))
+            documents.append(np.unique(found[-1]))
+            scores.append(self._scores(rows_of(wanted, piece)[np.searchsorted(ids, documents[-1])]))
             tally.add("band_hashes_shared", len(groups[0]))
+        tally.add("band_hashes", sum(rows.num_rows for rows in partition.files[own:]))
+        del partition, wanted
         forest = components.spanning_forest(np.concatenate(found))
+        ids, firsts = np.unique(np.concatenate(documents), return_index=True)
+        scored = np.concatenate(scores)[firsts][np.searchsorted(ids, forest)]
         with self.folder.commit(work) as task:
-            np.save(task.path(f"{work}.forest.npy"), forest)
+            with pa.ipc.new_file(task.path(f"{work}.forest.arrow"), FOREST) as file:
+                file.write_batch(pa.record_batch([*forest.T, *scored.T], schema=FOREST))
             task.record = {"tally": tally.to_json()}
 
     def _pairs(self, documents: NDArray[np.uint64], starts: NDArray[np.int64]) -> Pairs:
@@ -135,15 +157,11 @@ class NearDeduplicate(PartitionPhase):
         with self.folder.commit(_MERGE) as task:
             files = [task.path("parents"), task.path("chosen"), task.path("best")]
             parents, chosen, best = (_zeros(file, int(self._starts[-1])) for file in files)
-            for work in self.works():
-                with self.folder.open(f"{work}.forest.npy") as file:
-                    forest = np.load(file)
-                components.unite(parents, self._positions(forest).astype(np.uint64))
-            components.choose_roots(parents, chosen)
-            for unit in self.plan.units if self.config.near_deduplicate.keep != "first" else ():
-                positions, scores = self._scores(unit)
-                scores[components.roots(parents, positions) < self._own] = 0  # whoever came first has stayed there
-                components.choose_best(parents, chosen, best.view(np.float64), positions, scores)
+            for positions, _ in self._forests():
+                components.unite(parents, positions.astype(np.uint64))
+            for positions, scores in self._forests():
+                scores[components.roots(parents, positions.ravel()) < self._own] = 0  # whoever came first stays there
+                components.choose_best(parents, chosen, best.view(np.float64), positions.ravel(), scores)
             tally = self._write(task.path(f"{_MERGE}.arrow"), parents, chosen)
             task.record = {"tally": tally.to_json()}
             for file in files:
@@ -166,19 +184,28 @@ class NearDeduplicate(PartitionPhase):
         units = np.searchsorted(self._starts, positions, side="right") - 1
         return units.astype(np.uint64) << np.uint64(32) | (positions - self._starts[units]).astype(np.uint64)
 
-    def _scores(self, unit: Unit) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Positions of a unit's documents, and how much each is wanted to stay: 0 where nothing speaks for it."""
-        with self.plan.folder("annotate").open(documents_file(unit.key)) as source, pq.ParquetFile(source) as file:
-            names = [name for name in ("doc_id", "num_chars", "perplexity") if name in file.schema_arrow.names]
-            table = file.read(columns=names, use_threads=False)  # a third of read_table's time, for small units
-        if self.config.near_deduplicate is not None and self.config.near_deduplicate.keep == "longest":
-            scores = pc.cast(table.column("num_chars"), pa.float64())
-        elif "perplexity" in names:
-            scores = pc.fill_null(pc.divide(1.0, table.column("perplexity")), 0.0)
-        else:
-            scores = pa.nulls(table.num_rows, pa.float64()).fill_null(0.0)
-        first = self._starts[len(self.plan.earlier_units) + unit.index]
-        return first + table.column("doc_id").to_numpy().astype(np.uint32), scores.to_numpy().copy()
+    def _forests(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float64]]]:
+        """Of each partition the positions of its pairs, (n, 2), and the scores there, (2 * n,)."""
+        for work in self.works():
+            forest = _batch(self.folder.open(f"{work}.forest.arrow"), 0)
+            one, other, *scores = (column.to_numpy() for column in forest.columns)
+            yield self._positions(np.stack([one, other], axis=1)), np.stack(scores, axis=1).ravel()
+
+    def _wanted(self, place: int, rows: pa.RecordBatch) -> NDArray[Any]:
+        """(n,) of a file's rows what decides who stays; of earlier runs' 0, whoever came first stays there."""
+        assert self.config.near_deduplicate is not None
+        keep = self.config.near_deduplicate.keep
+        if keep == "first" or place < len(self.plan.earlier_units):
+            return np.broadcast_to(np.float32(0), rows.num_rows)
+        return rows["num_chars" if keep == "longest" else "perplexity"].to_numpy(zero_copy_only=False)
+
+    def _scores(self, wanted: NDArray[Any]) -> NDArray[np.float64]:
+        """How much documents are wanted to stay, by what decides it: the more characters, or the less perplexity."""
+        assert self.config.near_deduplicate is not None
+        values = wanted.astype(np.float64)
+        if self.config.near_deduplicate.keep != "best":
+            return values
+        return np.divide(1.0, values, out=np.zeros_like(values), where=values > 0)  # not a number: it has none
 
     def _kept_there(self, ids: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """For a document of an earlier run that its run dropped as a near-duplicate, the one that stayed in its place.

@@ -15,13 +15,12 @@ from pipeline.phases import buckets
 from pipeline.phases.buckets import (
     MAX_BUCKETS,
     MAX_PARTITIONS,
+    Partition,
     buckets_for,
-    gather,
     partition_names,
     partitions_for,
-    pieces,
     read_around,
-    read_partition,
+    read_part,
     write_buckets,
 )
 
@@ -65,17 +64,17 @@ def test_every_row_is_in_one_piece_with_its_equals(
     found: list[list[pa.RecordBatch]] = [[] for _ in files]
     last = -1
     for name in partition_names(num_partitions):
-        parts = [read_partition(_open(folder / str(i)), name) for i in range(len(files))]
-        held = sum(batch.num_rows for part in parts for batch in part.buckets)
-        for piece in pieces(parts, name):
-            hashes, ids = gather(piece)
+        partition = Partition([read_part(_open(folder / str(i)), name) for i in range(len(files))], name)
+        held = sum(rows.num_rows for rows in partition.files)
+        for piece in partition.pieces():
+            hashes, ids = partition.gather(piece)
             assert (np.diff(ids.astype(np.int64)) >= 0).all()
             if len(hashes):
                 assert int(hashes.min()) > last  # so no hash is in two pieces
                 last = int(hashes.max())
             held -= len(hashes)
-            for mine, batch in zip(found, piece, strict=True):
-                mine.append(batch)
+            for mine, rows, where in zip(found, partition.files, piece, strict=True):
+                mine.append(rows.slice(where.start, where.stop - where.start))
         assert held == 0  # nothing is read that lies in another partition
     for file, mine in zip(files, found, strict=True):
         rows = pa.Table.from_batches(mine)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import numpy as np
 from hypothesis import given
@@ -10,7 +11,6 @@ from hypothesis import strategies as st
 
 from stages.components import (
     choose_best,
-    choose_roots,
     groups_of_equal,
     groups_reaching,
     roots,
@@ -116,17 +116,17 @@ def test_groups_before_a_document_are_left_out(rows: list[tuple[int, int]], firs
     assert [some[a:b].tolist() for a, b in itertools.pairwise(starts)] == expected
 
 
-@given(PAIRS, st.lists(st.integers(0, 3), min_size=NUM_NODES, max_size=NUM_NODES), st.integers(0, NUM_NODES))
-def test_who_stays(pairs: list[tuple[int, int]], scores: list[int], cut: int) -> None:
-    """Of each component of two or more the first, or the first of those with the highest score, whatever the units."""
+@given(PAIRS, st.lists(st.integers(0, 3), min_size=NUM_NODES, max_size=NUM_NODES), st.integers(1, 5), st.randoms())
+def test_who_stays(pairs: list[tuple[int, int]], scores: list[int], num_parts: int, rng: random.Random) -> None:
+    """Of each component of two or more the first of those with the highest score, in whatever order they are told."""
     parents, chosen = np.zeros(NUM_NODES, np.uint64), np.zeros(NUM_NODES, np.uint64)
     best = np.zeros(NUM_NODES)
     unite(parents, array(pairs))
     labels = components_of(pairs)
     members = {label: [n for n in range(NUM_NODES) if labels[n] == label] for label in set(labels)}
-    choose_roots(parents, chosen)
-    assert {int(c) - 1 for c in chosen if c} == {label for label, nodes in members.items() if len(nodes) > 1}
-    for places in (np.arange(cut), np.arange(cut, NUM_NODES)):
+    told = [node for pair in pairs for node in pair if pair[0] != pair[1]]
+    rng.shuffle(told)
+    for places in (np.array(told[part::num_parts], np.int64) for part in range(num_parts)):
         choose_best(parents, chosen, best, places, np.array(scores, np.float64)[places])
     expected = {max(nodes, key=lambda n: scores[n]) for nodes in members.values() if len(nodes) > 1}
     assert {int(c) - 1 for c in chosen if c} == expected
