@@ -27,6 +27,7 @@ import zlib
 from collections import Counter
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from configs.reading import ConfigError
@@ -69,7 +70,7 @@ class Unit:
     index: int
     files: tuple[InputFile, ...]
 
-    @property
+    @cached_property
     def key(self) -> str:
         """The unit's name in folders: its index and its content, so that a changed file is never taken for the old."""
         content = hashlib.sha256("\n".join(f"{f.name} {f.digest}" for f in self.files).encode()).hexdigest()

@@ -18,6 +18,7 @@ import difflib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -120,7 +121,7 @@ class _KnownUnit(Unit):
 
     name: str
 
-    @property
+    @cached_property
     def key(self) -> str:
         return self.name
 

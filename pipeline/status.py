@@ -131,7 +131,7 @@ def _counts_of_extract(run: Run) -> Mapping[str, int]:
     folder = run.folder("extract")
     if folder.complete():
         return Tally.from_json(folder.summary()["tally"]).counts
-    return sum((Tally.from_json(record["tally"]) for record in folder.records(folder.done())), Tally()).counts
+    return folder.tally(folder.done()).counts
 
 
 def to_json(status: Status) -> str:

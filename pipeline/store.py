@@ -23,7 +23,7 @@ import shutil
 import socket
 import tempfile
 import uuid
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,6 +31,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from pipeline.s3 import BY_ENVIRONMENT, SCHEME, S3Path, StorageSettings, fetch_each
+from stages.contract import Tally
 
 RUN_FILE = "run.json"
 """In a run folder: which folders of phases belong together, and of which units (ledger.py:record_run)."""
@@ -114,13 +115,17 @@ class PhaseFolder:
         """
         return json.loads((self.root / _DONE / f"{work}.json").read_bytes())
 
-    def records(self, works: Iterable[str]) -> list[dict[str, Any]]:
-        """The done-records of these pieces of work, in their order.
+    def records(self, works: Iterable[str]) -> Iterator[dict[str, Any]]:
+        """The done-records of these pieces of work, in their order, one after another: tens of thousands, maybe.
 
         Raises:
             FileNotFoundError: one of them is not done.
         """
-        return self.each(works, self.record)
+        return fetch_each(works, self.record) if isinstance(self.root, S3Path) else map(self.record, works)
+
+    def tally(self, works: Iterable[str]) -> Tally:
+        """The sum of what these pieces of work have counted."""
+        return Tally.sum(Tally.from_json(record["tally"]) for record in self.records(works))
 
     def complete(self) -> bool:
         """Whether all the phase's work is done and summed up."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -265,6 +265,20 @@ class Tally:
             self.counts + other.counts,
             {name: self.histograms.get(name, none) + other.histograms.get(name, none) for name in names},
         )
+
+    def __iadd__(self, other: Tally) -> Self:
+        self.counts.update(other.counts)
+        for name, bins in other.histograms.items():
+            self.histograms.setdefault(name, Counter()).update(bins)
+        return self
+
+    @classmethod
+    def sum(cls, tallies: Iterable[Tally]) -> Self:
+        """Of any number of them; holds one at a time."""
+        total = cls()
+        for tally in tallies:
+            total += tally
+        return total
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object with sorted keys: equal tallies give equal text."""

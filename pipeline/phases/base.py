@@ -8,6 +8,7 @@ Leaves to others: what a phase reads and writes (the other files here), the fuse
 from __future__ import annotations
 
 import contextlib
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -68,7 +69,7 @@ class Phase(ABC):
 
     def sum_of_records(self) -> Tally:
         """The sum of the tallies of all done-records."""
-        return sum((Tally.from_json(record["tally"]) for record in self.folder.records(self.works())), Tally())
+        return self.folder.tally(self.works())
 
     def tally(self) -> Tally:
         """The same, of a phase that is complete."""
@@ -130,9 +131,9 @@ class PartitionPhase(Phase):
 
     def counts(self, phase: str, name: str) -> list[int]:
         """What a parent has counted of each unit, in the same order."""
-        records = [record for run in self.plan.earlier for record in run.folder(phase).records(run.units)]
-        records += self.plan.folder(phase).records(unit.key for unit in self.plan.units)
-        return [record["tally"]["counts"].get(name, 0) for record in records]
+        folders = [run.folder(phase).records(run.units) for run in self.plan.earlier]
+        folders.append(self.plan.folder(phase).records(unit.key for unit in self.plan.units))
+        return [record["tally"]["counts"].get(name, 0) for record in itertools.chain(*folders)]
 
     def doc_ids(self, ids: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """Of ids by place: units of this run have their own numbers, those of earlier runs the numbers behind them."""

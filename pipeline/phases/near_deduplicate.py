@@ -212,15 +212,13 @@ class NearDeduplicate(PartitionPhase):
 
         Where that one lies in a run before that one, the document itself: `explain` goes on from there.
         """
-        kept = ids.copy()
-        for place in np.unique(ids >> np.uint64(32)):
-            if place >= len(self.plan.earlier_units):
-                continue
+        kept, places = ids.copy(), ids >> np.uint64(32)
+        for place in np.unique(places[places < len(self.plan.earlier_units)]):
             unit = self.plan.earlier_units[int(place)]
             if unit.run.config["near_deduplicate"] is None:
                 continue
             verdict = _batch(unit.open(self.name, f"{_MERGE}.arrow"), unit.index)
-            here = np.flatnonzero(ids >> np.uint64(32) == place)
+            here = np.flatnonzero(places == place)
             found = pc.index_in(pa.array(ids[here].astype(np.uint32)), value_set=verdict["record"])
             stays = verdict["representative"].take(found.drop_null()).to_numpy()
             is_theirs = stays >> np.uint64(32) < len(unit.run.units)
