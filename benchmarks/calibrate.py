@@ -28,7 +28,7 @@ from rich.table import Table
 from benchmarks.demo_chain import BYTES_PER_DOCUMENT, demo_config
 from benchmarks.result_file import commit, machine, save
 from pipeline.config import change
-from pipeline.cost import ACROSS, Calibration, Cluster, estimate, fit
+from pipeline.cost import HASHED, Calibration, Cluster, estimate, fit
 from pipeline.engine import WorkFinished, do_here, run
 from pipeline.journal import keep
 from pipeline.ledger import Run, open_run, plan_of
@@ -56,7 +56,7 @@ def do_partitions_again(found: Run) -> None:
     config = change(found.config, str(found.run_dir))
     plan = plan_of(found, config)
     with keep(found.run_dir) as add:
-        for name in ACROSS[:2]:
+        for name in HASHED:
             phase = PHASES[name](plan)
             for work in [*phase.works()] * 2:
                 for result in do_here(phase, work, config.engine):
