@@ -13,10 +13,12 @@ pipeline/calibration.json.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,16 +41,19 @@ NUM_FILES = 8
 
 
 def measure(documents: Sequence[int], folder: Path) -> list[Run]:
-    """A run of the demo's chain of each size."""
-    runs: list[Run] = []
-    for count in documents:
-        run_dir = folder / str(count)
-        megabytes = count * BYTES_PER_DOCUMENT / 1e6
-        for _ in run(make_plan(demo_config(megabytes, run_dir, "engine.kind=inline", num_files=NUM_FILES))):
-            pass
-        runs.append(open_run(run_dir))
-        do_partitions_again(runs[-1])
-    return runs
+    """A run of the demo's chain of each size, each in a process of its own: its first work tells what starting is."""
+    run_dirs = [folder / str(count) for count in documents]
+    for count, run_dir in zip(documents, run_dirs, strict=True):
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as alone:
+            alone.submit(_run, count, run_dir).result()
+    return [open_run(run_dir) for run_dir in run_dirs]
+
+
+def _run(documents: int, run_dir: Path) -> None:
+    megabytes = documents * BYTES_PER_DOCUMENT / 1e6
+    for _ in run(make_plan(demo_config(megabytes, run_dir, "engine.kind=inline", num_files=NUM_FILES))):
+        pass
+    do_partitions_again(open_run(run_dir))
 
 
 def do_partitions_again(found: Run) -> None:
@@ -137,7 +142,7 @@ def main() -> None:
     console = Console(width=140, highlight=False)
     with tempfile.TemporaryDirectory(prefix="corpusmill-") as folder:
         runs = [open_run(path) for path in args.runs] or measure(args.documents, Path(folder))
-        sizes = ", ".join(f"{n:,}" for n in (_num_documents(one) for one in runs))
+        sizes = ", ".join(f"{n:,}" for n in dict.fromkeys(_num_documents(one) for one in runs))
         calibration = calibrate(runs, f"the demo's chain over the sample crawl ({sizes} documents)")
     if args.out:
         args.out.write_text(calibration.model_dump_json(indent=1) + "\n", encoding="utf-8")

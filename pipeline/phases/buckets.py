@@ -77,18 +77,14 @@ def write_buckets(path: Path, rows: pa.RecordBatch) -> None:
 class Part:
     """What a partition has of one file, bucket by bucket.
 
-    A place in hash space is given by the top 16 bits.
-
     Attributes:
         rows: of all its buckets; those of the outer ones that lie outside of the partition are left out.
         bounds: (number of buckets + 1,) where the rows of each begin, and the last end.
-        first: the place where the first bucket begins.
-        width: how many places a bucket has.
+        width: of a bucket, in MAX_BUCKETS-ths of hash space.
     """
 
     rows: pa.RecordBatch
     bounds: NDArray[np.int64]
-    first: int
     width: int
 
     def filter(self, stays: NDArray[np.bool_]) -> Part:
@@ -164,7 +160,7 @@ def _read(source: pa.NativeFile, first: int, end: int) -> Part:
             places = _places(batches[outer])
             batches[outer] = batches[outer].filter(pa.array((places >= first) & (places < end)))
         bounds = np.append(0, np.cumsum([batch.num_rows for batch in batches]))
-        return Part(pa.concat_batches(batches), bounds, buckets.start * width, width)
+        return Part(pa.concat_batches(batches), bounds, width)
 
 
 def _cut(part: Part, edges: NDArray[np.int64]) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
