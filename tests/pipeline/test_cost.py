@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 from configs.reading import ConfigError
 from pipeline.cli import app
 from pipeline.config import RunConfig, load
-from pipeline.cost import SHIPPED, Calibration, Cluster, Cost, Line, estimate, fit, read_calibration
+from pipeline.cost import HANDING_OUT_S, SHIPPED, Calibration, Cluster, Cost, Line, estimate, fit, read_calibration
+from pipeline.journal import keep
 from pipeline.phases.buckets import partitions_for
 from pipeline.phases.deduplicate import BYTES_PER_PARAGRAPH
 from tests.pipeline.conftest import Small
@@ -147,6 +148,24 @@ def test_a_runs_own_calibration_tells_its_bytes_again(pages: Small) -> None:
         assert phase.bytes_written == pytest.approx(written, rel=0.05, abs=2000)
         assert phase.num_files == sum(len(record["outputs"]) + 1 for record in records)
     assert cost.cpu_hours > 0
+
+
+def test_work_done_again_counts_in_time_but_not_in_memory(pages: Small) -> None:
+    """Its process has grown by then with all that came in between."""
+    run, _ = pages.run()
+    before = fit([run]).phases["deduplicate"]
+    (event,) = (e for e in run.events() if e["event"] == "WorkFinished" and e["phase"] == "deduplicate")
+    with keep(run.run_dir) as add:
+        add({**event, "peak_mb": 9e6, "cpu_seconds": {"deduplicate": 60.0}})
+    after = fit([run]).phases["deduplicate"]
+    assert after.base_mb == before.base_mb
+    assert after.cpu_s["deduplicate"].rate > before.cpu_s["deduplicate"].rate
+
+
+def test_a_phase_takes_no_less_than_handing_out_its_work() -> None:
+    """On ever so many cores."""
+    for phase in cost_of(90_000, Cluster(10_000, 64, 256)).phases:
+        assert phase.hours * 3600 >= phase.works * HANDING_OUT_S
 
 
 def test_a_calibration_is_read_as_it_was_written(tmp_path: Path) -> None:
