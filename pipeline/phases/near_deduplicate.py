@@ -36,8 +36,8 @@ from stages.minhash import MinHashSettings
 
 BYTES_PER_BAND_HASH = 160
 """Memory of a partition per band hash where all are near-duplicates: 20 as read, as much again while its pieces are
-laid out. Later, when the rows are gone, 16 for its pair, 16 for its document and score, and six times the pair while
-the forest is made."""
+laid out. Later, when the rows are gone, 24 for its group and score, 16 for its pair, and six times the pair while the
+forest is made."""
 
 VALUES_AT_A_TIME = 2**23
 """Of what is verified by, so much is held at a time, or that of one group if it is larger: 2**16 signatures by default
@@ -82,33 +82,30 @@ class NearDeduplicate(PartitionPhase):
         own = len(self.plan.earlier_units)
         sources = self.sources("annotate")
         parts = self.folder.each(sources, lambda of: read_part(of[0].open(bands_file(of[1])), work))
-        found: list[Pairs] = [np.empty((0, 2), np.uint64)]
-        documents: list[NDArray[np.uint64]] = [np.empty(0, np.uint64)]
-        scores: list[NDArray[np.float64]] = [np.empty(0)]
-        tally = Tally()
         partition = Partition(parts, work)
         del parts
         wanted = [self._wanted(place, rows) for place, rows in enumerate(partition.files)]
+        found: list[tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[Any]]] = []
         for piece in partition.pieces():
             hashes, ids = partition.gather(piece)
             groups = components.groups_of_equal(hashes, ids)
             groups = components.groups_reaching(*groups, own << 32) if own else groups  # the others are settled
-            found.append(self._pairs(*groups))
-            documents.append(np.unique(found[-1]))
-            scores.append(self._scores(rows_of(wanted, piece)[np.searchsorted(ids, documents[-1])]))
-            tally.add("band_hashes_shared", len(groups[0]))
+            found.append((groups[0], np.diff(groups[1]), rows_of(wanted, piece)[np.searchsorted(ids, groups[0])]))
+        tally = Tally()
         tally.add("band_hashes", sum(rows.num_rows for rows in partition.files[own:]))
         del partition, wanted
-        forest = components.spanning_forest(np.concatenate(found))
-        ids, firsts = np.unique(np.concatenate(documents), return_index=True)
-        scored = np.concatenate(scores)[firsts][np.searchsorted(ids, forest)]
+        documents, sizes, by = (np.concatenate(column) for column in zip(*found, strict=True))
+        tally.add("band_hashes_shared", len(documents))
+        forest = components.spanning_forest(self._pairs(documents, np.append(0, np.cumsum(sizes))))
+        ids, firsts = np.unique(documents, return_index=True)
+        scored = self._scores(by[firsts])[np.searchsorted(ids, forest)]
         with self.folder.commit(work) as task:
             with pa.ipc.new_file(task.path(f"{work}.forest.arrow"), FOREST) as file:
                 file.write_batch(pa.record_batch([*forest.T, *scored.T], schema=FOREST))
             task.record = {"tally": tally.to_json()}
 
     def _pairs(self, documents: NDArray[np.uint64], starts: NDArray[np.int64]) -> Pairs:
-        """The pairs of one piece's groups that count."""
+        """The pairs of groups that count."""
         if not self._settings.verify or not len(documents):
             return components.stars(documents, starts)
         are_sets = self._settings.verify == "exact"
