@@ -1,7 +1,8 @@
 """The log of a run: what its drivers did, event by event, with times. The one output that is not the same twice.
 
 Promises: an event that was added can be read from any machine, on a disk at once, in a bucket FLUSH_S later at the
-latest, while its driver lives; events of several drivers come in the order in which these were started.
+latest, while its driver lives; events of several drivers come in the order in which these were started. What a driver
+that was killed had half written is left out.
 Leaves to others: what the events are (engine.py).
 
     with keep(run_dir) as add:
@@ -32,6 +33,9 @@ FLUSH_S = 5.0
 PART_BYTES = 1 << 20
 """A bucket cannot append: the last part of the log is written anew until it has this size, then the next is begun."""
 
+LONGEST_LINE_BYTES = 1 << 20
+"""So far from its end a file is searched for the end of a line."""
+
 Add = Callable[[Mapping[str, Any]], None]
 
 
@@ -39,6 +43,7 @@ Add = Callable[[Mapping[str, Any]], None]
 def keep(run_dir: Place) -> Generator[Add]:
     """A function that adds an event, with the time, to the log of the run."""
     if isinstance(run_dir, Path):
+        _cut_half_a_line(run_dir / LOG)
         with (run_dir / LOG).open("a", encoding="utf-8") as file:
 
             def add(event: Mapping[str, Any]) -> None:
@@ -64,6 +69,14 @@ def events(run_dir: Place) -> Iterator[dict[str, Any]]:
         return
     for part in fetch_each((run_dir / LOG_PARTS).iterdir(), S3Path.read_bytes):
         yield from map(json.loads, part.splitlines())
+
+
+def _cut_half_a_line(path: Path) -> None:
+    """A driver that is killed, or finds the disk full, may leave a last line without an end: the next would join it."""
+    if path.exists():
+        with path.open("rb+") as file:
+            start = file.seek(max(0, path.stat().st_size - LONGEST_LINE_BYTES))
+            file.truncate(start + file.read().rfind(b"\n") + 1)
 
 
 def _line(event: Mapping[str, Any]) -> str:

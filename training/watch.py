@@ -78,7 +78,9 @@ class Log:
         if not writes:
             return
         run_dir.mkdir(parents=True, exist_ok=True)
-        self._file = self._sinks.enter_context((run_dir / "log.jsonl").open("a", encoding="utf-8"))
+        path = run_dir / "log.jsonl"
+        _cut_half_a_line(path)
+        self._file = self._sinks.enter_context(path.open("a", encoding="utf-8"))
         if config.tensorboard:
             from torch.utils.tensorboard.writer import SummaryWriter
 
@@ -111,6 +113,14 @@ class Log:
     def close(self) -> None:
         """Write what is left."""
         self._sinks.close()
+
+
+def _cut_half_a_line(path: Path) -> None:
+    """A rank that is killed, or finds the disk full, may leave a last line without an end: the next would join it."""
+    if path.exists():
+        with path.open("rb+") as file:
+            start = file.seek(max(0, path.stat().st_size - (1 << 20)))  # longer than any line
+            file.truncate(start + file.read().rfind(b"\n") + 1)
 
 
 def answer_prometheus(

@@ -6,7 +6,6 @@ its own network and cache; nothing of this repository is on them but what a job 
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -17,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -24,6 +24,7 @@ import yaml
 from pipeline.assets import cache_folder
 from pipeline.config import load
 from pipeline.engine import run
+from pipeline.journal import events
 from pipeline.plan import make_plan
 from pipeline.prepare import prepare
 from tests.cluster.machines import BIN, REPOSITORY, Cluster, cluster, why_not
@@ -54,10 +55,9 @@ class Machines:
         command = ["python", "-m", "pipeline", "run", CONFIG, "--run-dir", str(self.run_dir(name)), *more]
         return self.cluster.submit(*command, wait=wait)
 
-    def events(self, name: str) -> list[dict[str, object]]:
+    def events(self, name: str) -> list[dict[str, Any]]:
         """The run's own log."""
-        log = self.run_dir(name) / "log.jsonl"
-        return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+        return list(events(self.run_dir(name)))
 
     def finished(self, name: str, phase: str) -> int:
         """Pieces of work of a phase that the log tells of."""

@@ -162,7 +162,7 @@ def _kill_when(chain: Chain, name: str, phase: str, *arguments: str) -> None:
 def _stop_when(chain: Chain, name: str, phase: str, how: signal.Signals, *arguments: str) -> tuple[str, int]:
     """The same by any signal; what the run said, and its exit code."""
     log = chain.folder / name / "log.jsonl"
-    seen = log.stat().st_size if log.exists() else 0
+    seen = log.read_bytes().rfind(b"\n") + 1 if log.exists() else 0
     process = chain.command(name, *arguments)
     try:
         deadline = time.monotonic() + 120

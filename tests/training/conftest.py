@@ -87,8 +87,9 @@ def train_all(num_ranks: int, runs: Sequence[Mapping[str, Any]], folder: Path, t
 
 
 def log_of(run_dir: Path | str) -> list[dict[str, Any]]:
-    """The lines of a run's log."""
-    return [json.loads(line) for line in (Path(run_dir) / "log.jsonl").read_text().splitlines()]
+    """The lines of a run's log; the last may be half written while the run goes on."""
+    with (Path(run_dir) / "log.jsonl").open(encoding="utf-8") as log:
+        return [json.loads(line) for line in log if line.endswith("\n")]
 
 
 def losses(run_dir: Path | str) -> list[float]:

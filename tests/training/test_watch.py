@@ -41,6 +41,17 @@ def test_figures_are_in_the_log_on_the_board_and_on_the_terminal(
     assert "step       3/3  loss" in capsys.readouterr().err
 
 
+def test_half_a_line_of_a_killed_rank_is_left_out(tmp_path: Path) -> None:
+    """The next run adds to the same log, a line of its own."""
+    for step, half in ((1, '{"step": 2, "loss": 3.'), (2, "")):
+        log = watch.Log(tmp_path, WatchConfig(tensorboard=False), {"steps": 2}, writes=True)
+        log.write(step, {"loss": 0.5})
+        log.close()
+        with (tmp_path / "log.jsonl").open("a") as file:
+            file.write(half)
+    assert [line["step"] for line in log_of(tmp_path)] == [1, 2]
+
+
 def test_weights_and_biases_gets_the_figures_without_a_network(
     language: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
