@@ -30,7 +30,7 @@ watch: $(VENV)/demo.stamp ## Run the chain anew, into runs/watched, under a Prom
 	echo 'Prometheus goes on at http://$(PROMETHEUS); Ctrl-C ends it.' && wait $$prometheus
 
 test: $(VENV)/test.stamp ## Run all the tests
-	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile
 
 check: $(VENV)/test.stamp ## Lint, types, import rule, links: what CI runs beside the tests
 	$(BIN)/ruff check .

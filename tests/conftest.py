@@ -20,16 +20,6 @@ settings.register_profile("default", deadline=None)
 settings.load_profile("default")
 
 
-LONG = ("test_benchmarks", "test_two_machines", "test_same_bytes", "test_ray_launcher", "test_training_benchmarks")
-"""Files of a few tests that take a minute or more each."""
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files begin first, so that at the end no process is left alone with one."""
-    items.sort(key=lambda item: item.path.stem not in LONG)
-
-
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """Real crawl files that lie beside the repository, where there are any."""
