@@ -73,8 +73,8 @@ def _of_ray_train() -> tuple[int, int] | None:
     train: Any = sys.modules.get("ray.train")
     if train is None:
         return None
-    context = train.get_context()
     try:
+        context = train.get_context()
         world_size = context.get_world_size()
         return (context.get_world_rank(), world_size) if world_size else None
     except (RuntimeError, AttributeError):  # what Ray raises, by version, outside a training worker

@@ -115,6 +115,15 @@ def test_ray_train_says_which_rank_this_is(monkeypatch: pytest.MonkeyPatch) -> N
         assert resolve() == wanted
 
 
+def test_a_program_that_has_imported_ray_train_without_being_its_worker_is_alone() -> None:
+    """Ray's own library refuses to tell a rank there."""
+    alone = "import ray.train; from loader.world import resolve; print(resolve())"
+    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    command = [sys.executable, "-c", alone]
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "(0, 1)"
+
+
 class Mesh:
     """A mesh of 2 x 3 at a place."""
 
