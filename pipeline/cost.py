@@ -268,10 +268,9 @@ def _works(run: Run) -> Iterator[_Work]:
         phase, work = event["phase"], event["work"]
         is_first = (phase, event["worker"]) not in seen
         seen.add((phase, event["worker"]))
-        peak_mb = (
-            0.0 if (phase, work) in done else event["peak_mb"] or 0.0
-        )  # done again, maybe in a process grown since
+        is_again = (phase, work) in done  # maybe in a process that has grown since
         done.add((phase, work))
+        peak_mb = 0.0 if is_again else event["peak_mb"] or 0.0
         try:
             record = run.folder(phase).record(work)
         except FileNotFoundError:
