@@ -1,0 +1,85 @@
+"""The bytes of small datasets, and the order in which the loader reads them, are pinned by digest.
+
+A change of these digests is a change of format, order or decisions. It belongs in a commit of its own with a marked
+line in CHANGELOG.md. To record new digests: ``UPDATE_GOLDEN=1 python -m pytest tests/e2e/test_golden.py``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from loader import TokenLoader
+from pipeline.config import load
+from pipeline.engine import run
+from pipeline.plan import make_plan
+from pipeline.prepare import prepare
+from tests.conftest import REPOSITORY
+
+pytestmark = pytest.mark.models
+
+GOLDEN = REPOSITORY / "tests" / "golden" / "datasets.json"
+
+
+def _golden_config(folder: Path, format_: str) -> Path:
+    """ccnet.yaml on a crawl of 300 pages."""
+    tree = yaml.safe_load((REPOSITORY / "configs" / "ccnet.yaml").read_text())
+    crawl = {"documents": 300, "documents_per_file": 100, "seed": 5, "format": format_}
+    tree["input"] |= {"sample_crawl": crawl, "max_quarantined_share": 0.1}
+    tree["annotate"]["minhash"]["threshold"] = 0.5
+    tree["write_shards"]["shard_tokens"] = 30_000
+    tree["engine"] |= {"kind": "inline"}
+    tree["run_dir"] = str(folder / "run")
+    path = folder / "golden.yaml"
+    path.write_text(yaml.safe_dump(tree))
+    return path
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _digests(dataset: Path) -> dict[str, str]:
+    """SHA-256 of each shard and index, of the manifest, and of the manifest without the run's fingerprint."""
+    files = sorted(path for path in dataset.iterdir() if path.suffix in (".tar", ".idx"))
+    digests = {path.name: _sha256(path.read_bytes()) for path in files}
+    text = (dataset / "manifest.json").read_bytes()
+    manifest: dict[str, Any] = json.loads(text)
+    del manifest["fingerprint"]
+    digests["manifest.json"] = _sha256(text)
+    digests["manifest.json without fingerprint"] = _sha256(json.dumps(manifest, sort_keys=True).encode())
+    return digests
+
+
+def _row_order(dataset: Path) -> str:
+    """SHA-256 of every token of one epoch in the loader's order, as one rank of two and then the other."""
+    digest = hashlib.sha256()
+    for rank in range(2):
+        loader = TokenLoader(
+            dataset, seq_len=64, global_batch_rows=8, seed=7, rank=rank, world_size=2, tokens="stored", epochs=1
+        )
+        for batch in loader:
+            digest.update(np.asarray(batch["tokens"]).tobytes())
+    return digest.hexdigest()
+
+
+@pytest.mark.parametrize("format_", ["wet", "warc"])
+def test_a_dataset_has_the_bytes_it_always_had(format_: str, tmp_path: Path) -> None:
+    """Shards, indexes, manifest and the loader's row order equal the recorded digests."""
+    config = load(str(_golden_config(tmp_path, format_)))
+    prepare(config, say=lambda _: None)
+    list(run(make_plan(config)))
+    dataset = tmp_path / "run" / "dataset"
+    found = {**_digests(dataset), "row order": _row_order(dataset)}
+    recorded: dict[str, dict[str, str]] = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
+    if os.environ.get("UPDATE_GOLDEN"):
+        GOLDEN.write_text(json.dumps({**recorded, format_: found}, indent=1, sort_keys=True) + "\n")
+        recorded = json.loads(GOLDEN.read_text())
+    assert found == recorded[format_]
