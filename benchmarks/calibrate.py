@@ -29,13 +29,13 @@ from rich.table import Table
 
 from benchmarks.demo_chain import BYTES_PER_DOCUMENT, demo_config
 from benchmarks.result_file import commit, machine, save
+from pipeline.capacity.estimate import HASHED, Calibration, Cluster, estimate, fit
 from pipeline.config import change
-from pipeline.cost import HASHED, Calibration, Cluster, estimate, fit
-from pipeline.engine import WorkFinished, do_here, run
-from pipeline.journal import keep
-from pipeline.ledger import Run, open_run, plan_of
+from pipeline.execution.engine import WorkFinished, do_here, run
 from pipeline.phases import PHASES
-from pipeline.plan import make_plan
+from pipeline.planning.plan import make_plan
+from pipeline.reporting.explain import Run, open_run, plan_of
+from pipeline.runs.event_log import keep
 
 NUM_FILES = 8
 

@@ -23,9 +23,9 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeline.config import RunConfig
-from pipeline.inputs import sample_crawl_folder
-from pipeline.ledger import Run, open_run
-from stages.minhash import ngrams
+from pipeline.planning.input_splits import sample_crawl_folder
+from pipeline.reporting.explain import Run, open_run
+from stages.dedup.minhash import ngrams
 
 LABELLED = ("good", "foreign", "near_source", "near_copy", "partial_source", "partial_copy")
 """Kinds of page whose text is whole sentences of one known language."""

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from pipeline.config import RunConfig, load
-from pipeline.prepare import prepare
+from pipeline.planning.prepare import prepare
 
 BYTES_PER_DOCUMENT = 3_800
 """Of the sample crawl's WET files, uncompressed, records' headers included."""

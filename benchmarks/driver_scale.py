@@ -31,18 +31,20 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.result_file import save
-from pipeline import assets, ledger, report
 from pipeline.config import RunConfig, load
-from pipeline.engine import run
-from pipeline.meter import forget_peak, peak_mb
+from pipeline.execution.engine import run
+from pipeline.execution.task_stats import forget_peak, peak_mb
+from pipeline.models import registry as assets
 from pipeline.phases import PHASES, Phase, UnitPhase
 from pipeline.phases.annotate import Annotate
-from pipeline.phases.deduplicate import Deduplicate
-from pipeline.phases.near_deduplicate import FOREST, NearDeduplicate
+from pipeline.phases.fuzzy_dedup import FOREST, NearDeduplicate
+from pipeline.phases.paragraph_dedup import Deduplicate
 from pipeline.phases.select import Select
 from pipeline.phases.write_shards import WriteShards
-from pipeline.plan import RunPlan, make_plan
-from pipeline.prepare import prepare
+from pipeline.planning.plan import RunPlan, make_plan
+from pipeline.planning.prepare import prepare
+from pipeline.reporting import explain as ledger
+from pipeline.reporting import report
 from stages.contract import Tally
 
 CRAWL = "CC-MAIN-2026-17"
@@ -160,7 +162,7 @@ def _seeds(run_dir: Path) -> RunPlan:
 
 def _cache_with_list(cache: Path, num_units: int) -> Path:
     """A cache with this one's models, and the list of a snapshot of so many files."""
-    from pipeline.inputs import list_of_crawl
+    from pipeline.planning.input_splits import list_of_crawl
 
     cache.mkdir(parents=True)
     (cache / "assets").symlink_to(assets.cache_folder() / "assets")

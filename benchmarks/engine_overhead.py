@@ -37,11 +37,11 @@ from rich.table import Table
 from benchmarks.demo_chain import demo_config
 from benchmarks.process_tree import ProcessTree
 from benchmarks.result_file import REPOSITORY, save
-from pipeline.assets import cache_folder
 from pipeline.config import EngineConfig
-from pipeline.engine import Engine, PhaseFinished, do_here, engine_of, run
+from pipeline.execution.engine import Engine, PhaseFinished, do_here, engine_of, run
+from pipeline.models.registry import cache_folder
 from pipeline.phases import PHASES, Phase
-from pipeline.plan import make_plan
+from pipeline.planning.plan import make_plan
 
 ENTRANTS = ("bare pool", "ray")
 WORKERS = 2

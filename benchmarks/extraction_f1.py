@@ -38,8 +38,8 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))  # so that the file runs from another environment
 
 from benchmarks.result_file import save  # noqa: E402 - after the path is set
-from stages._justext import JustextSettings  # noqa: E402
-from stages.html import HtmlSettings, Unusable, extract  # noqa: E402
+from stages.html.extraction import HtmlSettings, Unusable, extract  # noqa: E402
+from stages.html.justext import JustextSettings  # noqa: E402
 
 LIBRARIES = ["resiliparse", "justext", "lxml", "trafilatura", "readability-lxml", "boilerpy3", "goose3", "newspaper4k"]
 LIBRARIES += ["inscriptis"]

@@ -22,9 +22,9 @@ from rich.table import Table
 
 from benchmarks.demo_chain import demo_config
 from benchmarks.result_file import save
-from pipeline.engine import PhaseFinished, WorkFinished, run
-from pipeline.meter import peak_mb
-from pipeline.plan import make_plan
+from pipeline.execution.engine import PhaseFinished, WorkFinished, run
+from pipeline.execution.task_stats import peak_mb
+from pipeline.planning.plan import make_plan
 
 CRAWL_FILE_MB = 12.5
 """Text per WARC file: the size of a unit is the crawl's affair; what grows is their number."""

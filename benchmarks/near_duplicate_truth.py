@@ -34,12 +34,12 @@ import pyarrow.parquet as pq
 from benchmarks.near_duplicates import wet_record
 from benchmarks.result_file import save
 from pipeline.config import load
-from pipeline.demo_texts import summaries
-from pipeline.engine import PhaseFinished, run
-from pipeline.phases.near_deduplicate import NearDeduplicate
-from pipeline.plan import RunPlan, make_plan
-from pipeline.sample_crawl import generate
-from stages.minhash import MinHash, MinHashSettings, bands, ngrams, signatures
+from pipeline.execution.engine import PhaseFinished, run
+from pipeline.models.demo_texts import summaries
+from pipeline.phases.fuzzy_dedup import NearDeduplicate
+from pipeline.planning.plan import RunPlan, make_plan
+from pipeline.sample_crawl.generator import generate
+from stages.dedup.minhash import MinHash, MinHashSettings, bands, ngrams, signatures
 
 LOWEST = 0.4
 """Pairs below it are not counted: with 9 bands of 13 rows one in 16,000 of them is a candidate."""

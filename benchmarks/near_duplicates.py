@@ -26,10 +26,10 @@ from typing import Any
 
 from benchmarks.result_file import save
 from pipeline.config import load
-from pipeline.engine import PhaseStarted, WorkFinished, run
-from pipeline.meter import peak_mb
-from pipeline.phases.near_deduplicate import NearDeduplicate
-from pipeline.plan import make_plan
+from pipeline.execution.engine import PhaseStarted, WorkFinished, run
+from pipeline.execution.task_stats import peak_mb
+from pipeline.phases.fuzzy_dedup import NearDeduplicate
+from pipeline.planning.plan import make_plan
 
 WORDS_PER_DOCUMENT = 100
 DOCUMENTS_PER_FILE = 25_000

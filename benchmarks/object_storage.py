@@ -21,9 +21,9 @@ from typing import Any
 
 from benchmarks.demo_chain import demo_config
 from benchmarks.result_file import LIBRARIES, save
-from pipeline import s3
-from pipeline.engine import PhaseFinished, run
-from pipeline.plan import make_plan
+from pipeline.execution.engine import PhaseFinished, run
+from pipeline.planning.plan import make_plan
+from storage import object_store as s3
 from tests.seaweed import BUCKET, KEYS, Seaweed
 
 Phases = dict[str, dict[str, Any]]

@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))  # so that the file also runs as a script
 
-from stages.paragraphs import hash_paragraph, hash_paragraphs  # noqa: E402 - after the path is set
+from stages.dedup.paragraphs import hash_paragraph, hash_paragraphs  # noqa: E402 - after the path is set
 
 LINES_PER_TEXT = 20
 ALPHABETS = {
@@ -117,7 +117,7 @@ def in_texts(lines: Sequence[str]) -> list[str]:
 def default_corpora() -> dict[str, list[str]]:
     """The demo's summaries in English and French; sentences of made-up words where there are none."""
     try:
-        demo_texts = importlib.import_module("pipeline.demo_texts")
+        demo_texts = importlib.import_module("pipeline.models.demo_texts")
     except ModuleNotFoundError:
         alphabets = {
             "latin": "etaoinshrdlu",

@@ -28,8 +28,8 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))  # so that the file runs from another environment
 
 from benchmarks.result_file import save  # noqa: E402 - after the path is set
-from stages.quality import Quality, QualityFilter, QualityFilterSettings, QualitySettings  # noqa: E402
-from stages.warc import WarcReader, WarcSettings  # noqa: E402
+from stages.filters.quality import Quality, QualityFilter, QualityFilterSettings, QualitySettings  # noqa: E402
+from stages.warc.reader import WarcReader, WarcSettings  # noqa: E402
 
 LIBRARIES = "datatrove", "spacy", "numpy", "numba", "pyarrow"
 BATCH_ROWS = 500

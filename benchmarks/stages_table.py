@@ -37,18 +37,18 @@ from rich.table import Table
 
 from benchmarks.demo_chain import demo_config
 from benchmarks.result_file import save
-from pipeline import assets
-from pipeline.engine import run, steps_of
-from pipeline.flow import FLOW, Source, StageSpec
+from pipeline.execution.engine import run, steps_of
+from pipeline.execution.task import FLOW, Source, StageSpec
+from pipeline.models import registry as assets
 from pipeline.phases import PHASES, PartitionPhase, Phase
 from pipeline.phases.annotate import Annotate
-from pipeline.plan import RunPlan, make_plan
+from pipeline.planning.plan import RunPlan, make_plan
 from shardwriter.format import TOKENS_MEMBER
-from stages.minhash import signatures
-from stages.paragraphs import duplicated, hash_paragraph, hash_paragraphs
-from stages.perplexity import normalize_for_lm
-from stages.reference import as_line
-from stages.tokenize import Tokenize
+from stages.dedup.minhash import signatures
+from stages.dedup.paragraphs import duplicated, hash_paragraph, hash_paragraphs
+from stages.filters.perplexity import normalize_for_lm
+from stages.filters.reference import as_line
+from stages.transform.tokenize import Tokenize
 
 Action = Callable[[], object]
 

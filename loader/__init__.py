@@ -7,7 +7,7 @@ addresses.
 from loader.dataset import TokenDataset
 from loader.loader import TokenLoader
 from loader.mixture import Mixture
-from loader.spans import shards_for_rank
+from loader.read_plan import shards_for_rank
 from loader.state import LoaderState
 
 __all__ = ["LoaderState", "Mixture", "TokenDataset", "TokenLoader", "shards_for_rank"]

@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from loader.catalogue import Catalogue, read_catalogue
-from loader.deal import Deal
 from loader.export import Document, documents, export_mds, export_megatron, export_parquet
 from loader.loader import TokenLoader
+from loader.manifest_columns import Catalogue, read_catalogue
 from loader.order import Ints
+from loader.rank_batches import Deal
 from loader.reader import Reader
 from loader.storage import ReadFailed, ReadSettings
 from loader.stream import RowStream, open_stream

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader.deal import Deal, Uneven
 from loader.loader import IGNORED_LABEL, RowReader
 from loader.mixture import Mixture
 from loader.order import DEFAULT_WINDOW_ROWS
+from loader.rank_batches import Deal, Uneven
+from loader.rank_discovery import Mesh, resolve
 from loader.state import LoaderState
 from loader.storage import ReadSettings
 from loader.stream import RowStream, Source, open_stream
-from loader.world import Mesh, resolve
 
 if TYPE_CHECKING:
     import torch

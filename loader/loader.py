@@ -25,15 +25,15 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from loader.deal import Deal, Step, Uneven
 from loader.mixture import Mixture
 from loader.order import DEFAULT_WINDOW_ROWS
 from loader.packing import Flags, document_ids, lengths, position_ids
+from loader.rank_batches import Deal, Step, Uneven
+from loader.rank_discovery import Mesh, resolve
 from loader.reader import Reader, Tokens
 from loader.state import LoaderState
 from loader.storage import Counters, ReadSettings
 from loader.stream import RowStream, Source, open_stream
-from loader.world import Mesh, resolve
 from shardwriter.format import TokenizerEntry
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ import numpy as np
 from isal.isal_zlib import crc32  # four times as fast as zlib's
 from numpy.typing import NDArray
 
-from loader.catalogue import Catalogue
+from loader.manifest_columns import Catalogue
 from loader.order import Ints
 from loader.packing import Flags, mark_starts
 from loader.storage import Buffer, Cache, Counters, ReadFailed, ReadSettings, Remote, open_store

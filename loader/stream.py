@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from loader.catalogue import Catalogue, read_catalogue
+from loader.manifest_columns import Catalogue, read_catalogue
 from loader.mixture import Interleaving, Mixture
 from loader.order import DEFAULT_WINDOW_ROWS, ORDER_VERSION, Ints, RowOrder, default_lanes
 from loader.state import LoaderState

@@ -58,12 +58,12 @@ def run(
     engine: Engine = None,
 ) -> None:
     """Run a config from crawl to shards; what is done already is not done again."""
-    from pipeline.engine import check
-    from pipeline.engine import run as run_plan
-    from pipeline.metrics import RunMetrics
-    from pipeline.plan import make_plan
-    from pipeline.prepare import prepare
-    from pipeline.progress import RunProgress
+    from pipeline.execution.engine import check
+    from pipeline.execution.engine import run as run_plan
+    from pipeline.planning.plan import make_plan
+    from pipeline.planning.prepare import prepare
+    from pipeline.reporting.progress import RunProgress
+    from pipeline.reporting.prometheus import RunMetrics
 
     started = time.monotonic()
     settings = _load(config, overrides, run_dir, engine)
@@ -83,9 +83,10 @@ def run(
 
 def _close(plan: Any, what_was_done: str) -> None:
     """Write the report of a run that has ended and print it, with where to look next; exit if too much was broken."""
-    from pipeline import ledger, report
-    from pipeline.engine import DATASET_LINK
-    from pipeline.store import write_atomically
+    from pipeline.execution.engine import DATASET_LINK
+    from pipeline.reporting import explain as ledger
+    from pipeline.reporting import report
+    from pipeline.runs.phase_folder import write_atomically
 
     found = ledger.open_run(plan.run_dir)
     account = report.make_report(found)
@@ -129,10 +130,12 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print what it will take as JSON.")] = False,
 ) -> None:
     """Show what `run` would do, what is done already, and what it will take. Starts nothing, fetches nothing."""
-    from pipeline import cost, cost_report, report
-    from pipeline.ledger import open_run
-    from pipeline.plan import make_plan
-    from pipeline.prepare import is_prepared
+    from pipeline.capacity import estimate as cost
+    from pipeline.capacity import estimate_report as cost_report
+    from pipeline.planning.plan import make_plan
+    from pipeline.planning.prepare import is_prepared
+    from pipeline.reporting import report
+    from pipeline.reporting.explain import open_run
 
     settings = _load(config, overrides, run_dir, engine)
     rates = shipped = cost.read_calibration()
@@ -167,8 +170,9 @@ def plan(
 @app.command(name="report")
 def report_(run: RunFolder, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Show the summary of a run again, and write its page anew."""
-    from pipeline import ledger, report
-    from pipeline.store import write_atomically
+    from pipeline.reporting import explain as ledger
+    from pipeline.reporting import report
+    from pipeline.runs.phase_folder import write_atomically
 
     found = ledger.open_run(run)
     account = report.make_report(found)
@@ -183,8 +187,8 @@ def report_(run: RunFolder, as_json: Annotated[bool, typer.Option("--json", help
 @app.command()
 def status(run: RunFolder, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Show how far a run is, with rates and an end estimate, from its folder alone: from any machine, without Ray."""
-    from pipeline import ledger
-    from pipeline import status as watching
+    from pipeline.reporting import explain as ledger
+    from pipeline.reporting import status as watching
 
     found = watching.read_status(ledger.open_run(run), now=time.time())
     if as_json:
@@ -196,7 +200,7 @@ def status(run: RunFolder, as_json: Annotated[bool, typer.Option("--json", help=
 @app.command()
 def explain(run: RunFolder, document: Annotated[str, typer.Argument(help="A URL or a doc_id.")]) -> None:
     """Tell a document's whole story: where it stood, what was taken from it, its scores, why it was kept or dropped."""
-    from pipeline import ledger
+    from pipeline.reporting import explain as ledger
 
     for story in ledger.explain(ledger.open_run(run), document):
         for line in story.lines:
@@ -211,8 +215,8 @@ def recut(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show what other thresholds of `select` would keep and drop, from stored scores, in seconds. Writes nothing."""
-    from pipeline import ledger
-    from pipeline import recut as recutting
+    from pipeline.reporting import explain as ledger
+    from pipeline.reporting import preview as recutting
 
     if not overrides:
         _fail("nothing to recut: name a threshold, such as --set select.language.min_score=0.65", WRONG_USAGE)
@@ -236,8 +240,8 @@ def verify(
     from webdataset.compat import WebDataset
     from webdataset.gopen import gopen_schemes
 
-    from pipeline import ledger
-    from pipeline.store import place
+    from pipeline.reporting import explain as ledger
+    from pipeline.runs.phase_folder import place
     from shardwriter import verify as verify_dataset
     from shardwriter.format import MANIFEST_FILE, Manifest
 
@@ -265,8 +269,8 @@ def verify(
 @app.command()
 def export(run: RunFolder, out: Annotated[Path, typer.Argument(help="Folder to make.")]) -> None:
     """Write the kept documents as CCNet does: JSON lines, one gzip file per language and bucket."""
-    from pipeline.export import export_ccnet
-    from pipeline.ledger import open_run
+    from pipeline.reporting.explain import open_run
+    from pipeline.reporting.export import export_ccnet
 
     written = export_ccnet(open_run(run), out)
     for name, num_docs in sorted(written.items()):
@@ -281,7 +285,7 @@ def sample_crawl(
     format: Annotated[str, typer.Option("--format", metavar="wet|warc", help="Extracted text, or HTML.")] = "wet",  # noqa: A002
 ) -> None:
     """Make a crawl from real texts, with a truth table that says what must happen to each page."""
-    from pipeline.sample_crawl import generate
+    from pipeline.sample_crawl.generator import generate
 
     if format not in ("wet", "warc"):
         _fail(f"--format is {format!r}, wanted wet or warc", WRONG_USAGE)
@@ -294,7 +298,7 @@ def models_list() -> None:
     """List the registry: what there is, where it comes from, under which licence, and what is cached here."""
     from rich.table import Table
 
-    from pipeline import assets
+    from pipeline.models import registry as assets
 
     table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
     for column in ("name", "here", "licence", "what it is"):
@@ -308,7 +312,7 @@ def models_list() -> None:
 @models_app.command("fetch")
 def models_fetch(names: Annotated[list[str], typer.Argument(help="Names of the registry.")]) -> None:
     """Fetch, or make, models into the cache, so that later runs need no network."""
-    from pipeline import assets
+    from pipeline.models import registry as assets
 
     for name in names:
         console.print(f"{name}: {assets.resolve(name, say=_say)}", markup=False)
@@ -329,7 +333,7 @@ def train_lm(
     ] = None,
 ) -> None:
     """Train CCNet's language model: SentencePiece pieces and a KenLM 5-gram over them, with percentile cutoffs."""
-    from pipeline import model_training
+    from pipeline.models import training as model_training
 
     record = model_training.train_lm(model_training.read_texts(text), lang, out, vocab_size=vocab_size, say=_say)
     head, middle = (record["cutoffs"][percent] for percent in ("30", "60"))
@@ -344,7 +348,7 @@ def train_reference(
     out: Annotated[Path, typer.Option(help="Folder to make; name it in annotate.reference.models.")],
 ) -> None:
     """Train LLaMA's is-reference classifier (fastText) and print how well it does on texts it has not seen."""
-    from pipeline import model_training
+    from pipeline.models import training as model_training
 
     record = model_training.train_reference(
         model_training.read_texts(positive), model_training.read_texts(negative), out, say=_say
@@ -355,12 +359,12 @@ def train_reference(
 
 def main() -> NoReturn:
     """Run the command line; every expected fault becomes a message and an exit code, not a traceback."""
-    from configs.reading import ConfigError
-    from pipeline.assets import AssetError
-    from pipeline.engine import RunAborted
-    from pipeline.kenlm_tools import TrainingFailed
-    from pipeline.ledger import RunNotFound
-    from pipeline.s3 import StorageFailed
+    from config_files.reader import ConfigError
+    from pipeline.execution.engine import RunAborted
+    from pipeline.models.kenlm_build import TrainingFailed
+    from pipeline.models.registry import AssetError
+    from pipeline.reporting.explain import RunNotFound
+    from storage.object_store import StorageFailed
 
     signal.signal(signal.SIGTERM, _terminate)
     try:

@@ -19,24 +19,24 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from configs.reading import KeyPath, read, reread
-from pipeline import assets
-from pipeline.s3 import BY_ENVIRONMENT, StorageSettings
-from stages.classifiers import ClassifiersFilterSettings, ClassifiersSettings
+from config_files.reader import KeyPath, read, reread
+from pipeline.models import registry as assets
 from stages.contract import Settings
-from stages.decontamination import DecontaminationFilterSettings, DecontaminationSettings
-from stages.language import LanguageFilterSettings, LanguageSettings
-from stages.length import LengthSettings
-from stages.lines import LinesSettings
-from stages.minhash import MinHashSettings
-from stages.perplexity import Bucket, PerplexitySettings
-from stages.pii import PiiSettings
-from stages.quality import QualityFilterSettings, QualitySettings
-from stages.reference import ReferenceFilterSettings, ReferenceSettings
-from stages.tokenize import TokenizeSettings
-from stages.unicode import UnicodeSettings
-from stages.url import Url, UrlSettings
-from stages.warc import WarcSettings
+from stages.dedup.minhash import MinHashSettings
+from stages.filters.classifiers import ClassifiersFilterSettings, ClassifiersSettings
+from stages.filters.decontamination import DecontaminationFilterSettings, DecontaminationSettings
+from stages.filters.language import LanguageFilterSettings, LanguageSettings
+from stages.filters.length import LengthSettings
+from stages.filters.lines import LinesSettings
+from stages.filters.perplexity import Bucket, PerplexitySettings
+from stages.filters.quality import QualityFilterSettings, QualitySettings
+from stages.filters.reference import ReferenceFilterSettings, ReferenceSettings
+from stages.filters.url import Url, UrlSettings
+from stages.transform.pii import PiiSettings
+from stages.transform.tokenize import TokenizeSettings
+from stages.transform.unicode import UnicodeSettings
+from stages.warc.reader import WarcSettings
+from storage.object_store import BY_ENVIRONMENT, StorageSettings
 
 Share = Annotated[float, Field(ge=0, le=1)]
 

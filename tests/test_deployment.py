@@ -18,7 +18,7 @@ import yaml
 
 from pipeline.cli import app
 from pipeline.config import load
-from pipeline.resources import requests_of, unmet
+from pipeline.execution.resources import requests_of, unmet
 from tests.conftest import REPOSITORY
 
 KUBERAY = REPOSITORY / "configs" / "kuberay"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-import training.reference
-from pipeline import reference
+import training.config_docs
+from pipeline.reporting import config_docs as reference
 from tests.conftest import REPOSITORY
 
 PAGES = sorted([*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md")])
@@ -32,8 +32,8 @@ def test_the_config_reference_is_what_the_code_says() -> None:
 
 
 def test_the_reference_of_training_configs_is_what_the_code_says() -> None:
-    """docs/training-config.md is generated too; run `python -m training.reference > docs/training-config.md`."""
-    assert (REPOSITORY / "docs" / "training-config.md").read_text(encoding="utf-8") == training.reference.page()
+    """docs/training-config.md is generated too; run `python -m training.config_docs > docs/training-config.md`."""
+    assert (REPOSITORY / "docs" / "training-config.md").read_text(encoding="utf-8") == training.config_docs.page()
 
 
 def test_the_readme_fits_on_a_screen_and_a_half() -> None:

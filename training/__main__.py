@@ -77,7 +77,7 @@ def run(
 
         ended = launch(loaded, num_workers=workers, max_failures=max_failures)
     else:
-        from training import ranks
+        from training import distributed as ranks
         from training.trainer import train
 
         process = loaded.process
@@ -147,7 +147,7 @@ def plan(
 
 def main() -> NoReturn:
     """Run the command line; every expected fault becomes a message and an exit code, not a traceback."""
-    from configs.reading import ConfigError
+    from config_files.reader import ConfigError
 
     try:
         app(standalone_mode=True)
@@ -156,7 +156,7 @@ def main() -> NoReturn:
         sys.exit(WRONG_USAGE)
     except ValueError as error:
         from loader.state import ResumeMismatch
-        from training.ranks import DoesNotFit
+        from training.distributed import DoesNotFit
 
         if not isinstance(error, DoesNotFit | ResumeMismatch):
             raise

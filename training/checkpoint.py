@@ -34,7 +34,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
 from training.config import CheckpointConfig
-from training.ranks import DoesNotFit, Ranks
+from training.distributed import DoesNotFit, Ranks
 
 MARKER = "complete.json"
 CHECKPOINT_VERSION = 1

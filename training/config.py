@@ -15,7 +15,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from configs.reading import read
+from config_files.reader import read
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(ge=1)]

@@ -20,8 +20,8 @@ from loader import Mixture, TokenLoader
 from loader.storage import ReadSettings
 from training.attention import Mask, document_mask
 from training.config import DataConfig, TrainConfig
+from training.distributed import DoesNotFit, Ranks
 from training.loss import IGNORED_LABEL
-from training.ranks import DoesNotFit, Ranks
 
 
 @dataclass(frozen=True)

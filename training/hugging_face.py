@@ -31,8 +31,8 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
 from training import checkpoint, lora
 from training.config import LoraConfig, ModelConfig
+from training.distributed import DoesNotFit
 from training.model import Decoder
-from training.ranks import DoesNotFit
 
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}

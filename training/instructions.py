@@ -37,11 +37,11 @@ from numpy.typing import NDArray
 
 from loader.order import Ints, keys_of, permute
 from loader.packing import Flags, document_ids, lengths, position_ids
+from loader.rank_discovery import resolve
 from loader.state import ResumeMismatch
-from loader.world import resolve
 from training.config import DataConfig
+from training.distributed import DoesNotFit, Ranks
 from training.loss import IGNORED_LABEL
-from training.ranks import DoesNotFit, Ranks
 
 STATE_VERSION = 1
 """Rises when a state of the version before would name other rows."""

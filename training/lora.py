@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from training.config import LoraConfig
+from training.distributed import DoesNotFit
 from training.model import Decoder, draw_normal
-from training.ranks import DoesNotFit
 
 A, B = "lora_a", "lora_b"
 

@@ -29,8 +29,8 @@ import torch
 
 from training import lora
 from training.config import TrainConfig
+from training.distributed import DoesNotFit, mesh_shape
 from training.model import Decoder
-from training.ranks import DoesNotFit, mesh_shape
 
 FP32 = 4
 GIB = 2**30

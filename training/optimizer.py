@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from training.config import OptimizerConfig, ParallelConfig
-from training.ranks import Ranks
+from training.distributed import Ranks
 
 
 class Optimizer:

@@ -35,9 +35,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from training.config import ParallelConfig, PrecisionConfig
+from training.distributed import DoesNotFit, Ranks
 from training.model import Block, Decoder
 from training.offload import ActivationOffload
-from training.ranks import DoesNotFit, Ranks
 
 COMPUTE_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 

@@ -20,13 +20,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from loader.catalogue import read_catalogue
+from loader.manifest_columns import read_catalogue
 from loader.storage import ReadFailed, ReadSettings
 from training.config import TrainConfig
+from training.distributed import DoesNotFit
 from training.memory import FP32, GIB, Footprint, compute_bytes, footprint
 from training.model import flops_per_token, num_parameters, vocab_size_of
-from training.ranks import DoesNotFit
-from training.watch import PEAK_FLOPS
+from training.observability import PEAK_FLOPS
 
 DEFAULT_MFU = 0.40
 """Llama-shaped models of 1 to 8 B on H100: torchtitan 33 to 39 %, llm-foundry 38 to 46 %, fms-fsdp 46 %, OLMo-core 40 %

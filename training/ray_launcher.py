@@ -60,7 +60,7 @@ def launch(config: TrainConfig, *, num_workers: int | None, max_failures: int) -
         DoesNotFit, ResumeMismatch, TrainingStopped: as `train`.
         ray.train.TrainingFailedError: workers failed once more than allowed, for the reasons in it.
     """
-    from training import ranks
+    from training import distributed as ranks
 
     settings = with_absolute_paths(config.model_dump(mode="json"))
     Path(settings["run_dir"]).mkdir(parents=True, exist_ok=True)
@@ -116,7 +116,7 @@ def work(settings: Mapping[str, Any], leaving: Any) -> Ended:
     Ray joined the ranks before, and parts them afterwards.
     """
     from loader.state import ResumeMismatch
-    from training import ranks
+    from training import distributed as ranks
     from training.trainer import DoesNotFit, TrainingStopped, train
 
     config = TrainConfig.model_validate(settings)
@@ -134,7 +134,7 @@ def work(settings: Mapping[str, Any], leaving: Any) -> Ended:
 
 def _refuse_missing(run_dir: str) -> None:
     """The driver made it, so it is missing where it is another disk's."""
-    from training.ranks import DoesNotFit
+    from training.distributed import DoesNotFit
 
     if not Path(run_dir).is_dir():
         raise DoesNotFit(

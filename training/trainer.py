@@ -19,11 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from training import checkpoint, data, hugging_face, lora, parallel, watch
+from training import checkpoint, data, hugging_face, lora, parallel
+from training import observability as watch
 from training.config import CheckpointConfig, GuardConfig, TrainConfig, ValidationConfig, WatchConfig
+from training.distributed import DoesNotFit, Ranks
 from training.model import Decoder, draw, flops_per_token, vocab_size_of
 from training.optimizer import Optimizer, learning_rate
-from training.ranks import DoesNotFit, Ranks
 from training.validation import Validation
 
 NORM_MEMORY = 0.98

@@ -26,14 +26,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from loader.catalogue import read_catalogue
+from loader.manifest_columns import read_catalogue
 from loader.metadata import metadata
 from loader.reader import Reader
 from loader.storage import ReadSettings
 from training.attention import Mask, document_mask
 from training.config import DataConfig, TrainConfig
+from training.distributed import DoesNotFit, Ranks
 from training.loss import IGNORED_LABEL
-from training.ranks import DoesNotFit, Ranks
 
 Ints = NDArray[np.int64]
 _FIELDS = ("language", "bucket")

@@ -29,18 +29,19 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline import assets, demo_texts
 from pipeline.config import RunConfig, load
-from pipeline.engine import run
-from pipeline.flow import StageSpec
-from pipeline.model_training import is_held_out
+from pipeline.execution.engine import run
+from pipeline.execution.task import StageSpec
+from pipeline.models import demo_texts
+from pipeline.models import registry as assets
+from pipeline.models.training import is_held_out
 from pipeline.phases.tokenize import order_keys, tokenizer_entry
-from pipeline.plan import make_plan
-from pipeline.prepare import prepare
+from pipeline.planning.plan import make_plan
+from pipeline.planning.prepare import prepare
 from shardwriter import Documents, join, write_shard
 from shardwriter.format import MANIFEST_FILE, index_file, shard_file
-from stages.tokenize import Tokenize
-from stages.warc import WarcReader
+from stages.transform.tokenize import Tokenize
+from stages.warc.reader import WarcReader
 
 Say = Callable[[str], None]
 

@@ -33,7 +33,7 @@ class Ours:
     """corpusmill's trainer, by a config made of the spec."""
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
-        from training import ranks
+        from training import distributed as ranks
         from training.trainer import Trainer
 
         self._closing = ExitStack()
@@ -51,7 +51,7 @@ class Ours:
 
     def run(self, steps: int, *, gc_every_steps: int | None = 50) -> dict[str, Any]:
         """The trainer's own figures of so many steps, one before them left out."""
-        from training.watch import Garbage
+        from training.observability import Garbage
 
         self.trainer.garbage.close()
         self.trainer.garbage = Garbage(gc_every_steps)

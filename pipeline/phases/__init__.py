@@ -22,15 +22,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from pipeline.phases.annotate import Annotate
-from pipeline.phases.base import PartitionPhase, Phase, UnitPhase
-from pipeline.phases.copies import Copies
-from pipeline.phases.deduplicate import Deduplicate
+from pipeline.phases.exact_dedup import Copies
 from pipeline.phases.extract import Extract
-from pipeline.phases.near_deduplicate import NearDeduplicate
+from pipeline.phases.fuzzy_dedup import NearDeduplicate
+from pipeline.phases.paragraph_dedup import Deduplicate
+from pipeline.phases.phase import PartitionPhase, Phase, UnitPhase
 from pipeline.phases.select import Select
 from pipeline.phases.tokenize import TokenizeDocuments
 from pipeline.phases.write_shards import WriteShards
-from pipeline.plan import RunPlan
+from pipeline.planning.plan import RunPlan
 
 PHASES: Mapping[str, Callable[[RunPlan], Phase]] = {
     phase.name: phase

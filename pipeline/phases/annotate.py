@@ -17,16 +17,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.phases.base import FATE, RowGroups, UnitPhase, UnitSink, flow_schema, row_groups
-from pipeline.phases.buckets import write_buckets
-from pipeline.phases.copies import Copies
-from pipeline.phases.deduplicate import Deduplicate
+from pipeline.phases.exact_dedup import Copies
 from pipeline.phases.extract import EXTRACTED
-from pipeline.store import Task
-from stages import perplexity
+from pipeline.phases.hash_partitions import write_buckets
+from pipeline.phases.paragraph_dedup import Deduplicate
+from pipeline.phases.phase import FATE, RowGroups, UnitPhase, UnitSink, flow_schema, row_groups
+from pipeline.runs.phase_folder import Task
 from stages.contract import with_columns
-from stages.decontamination import CONTAMINATION
-from stages.minhash import MinHashSettings
+from stages.dedup.minhash import MinHashSettings
+from stages.filters import perplexity
+from stages.filters.decontamination import CONTAMINATION
 
 NOT_WITH_DOCUMENTS = ("representative", "copy_by", "duplicate_lines", "minhash", "minhash_signature", "minhash_ngrams")
 """Columns of the flow that are not stored in the documents file."""

@@ -16,14 +16,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.asset_cache import say_on_stderr
-from pipeline.inputs import local_copy
-from pipeline.phases.base import RowGroups, UnitPhase, UnitSink
-from pipeline.phases.buckets import write_buckets
-from pipeline.prepare import make_sample_crawl
-from pipeline.store import Task
+from pipeline.models.cache import say_on_stderr
+from pipeline.phases.hash_partitions import write_buckets
+from pipeline.phases.phase import RowGroups, UnitPhase, UnitSink
+from pipeline.planning.input_splits import local_copy
+from pipeline.planning.prepare import make_sample_crawl
+from pipeline.runs.phase_folder import Task
 from stages.contract import DOCUMENT, Tally
-from stages.warc import WarcReader
+from stages.warc.reader import WarcReader
 
 
 def hashes_file(work: str) -> str:

@@ -15,14 +15,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline import assets
-from pipeline.flow import StageSpec, UnitFailed
+from pipeline.execution.task import StageSpec, UnitFailed
+from pipeline.models import registry as assets
 from pipeline.phases.annotate import Annotate, documents_file
-from pipeline.phases.base import FATE, UnitPhase, UnitSink, fates, row_groups
-from pipeline.phases.near_deduplicate import NearDeduplicate
-from pipeline.store import Task
-from stages import perplexity
-from stages.perplexity import PerplexityFilter, PerplexityFilterSettings
+from pipeline.phases.fuzzy_dedup import NearDeduplicate
+from pipeline.phases.phase import FATE, UnitPhase, UnitSink, fates, row_groups
+from pipeline.runs.phase_folder import Task
+from stages.filters import perplexity
+from stages.filters.perplexity import PerplexityFilter, PerplexityFilterSettings
 
 REPRESENTATIVE = FATE.field("representative")
 

@@ -17,14 +17,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.config import RunConfig
-from pipeline.flow import StageSpec, UnitFailed
+from pipeline.execution.task import StageSpec, UnitFailed
 from pipeline.phases.annotate import Annotate
-from pipeline.phases.base import UnitPhase, UnitSink, flow_schema, row_groups
-from pipeline.store import Task
+from pipeline.phases.phase import UnitPhase, UnitSink, flow_schema, row_groups
+from pipeline.runs.phase_folder import Task
 from shardwriter.format import TokenizerEntry
-from stages.classifiers import Classifiers
-from stages.pii import Pii
-from stages.tokenize import Tokenize
+from stages.filters.classifiers import Classifiers
+from stages.transform.pii import Pii
+from stages.transform.tokenize import Tokenize
 
 DOCUMENT_INDEX = pa.schema(
     [

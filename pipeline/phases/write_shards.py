@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.inputs import Unit
-from pipeline.phases.base import PartitionPhase
+from pipeline.phases.phase import PartitionPhase
 from pipeline.phases.tokenize import TokenizeDocuments, tokenizer_entry
-from pipeline.store import write_atomically
+from pipeline.planning.input_splits import Unit
+from pipeline.runs.phase_folder import write_atomically
 from shardwriter import Documents, join, write_shard
 from shardwriter.format import MANIFEST_FILE, ShardEntry, TokenizerEntry, index_file, shard_file
 from stages.contract import Tally

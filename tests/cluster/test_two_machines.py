@@ -21,12 +21,12 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.assets import cache_folder
 from pipeline.config import load
-from pipeline.engine import run
-from pipeline.journal import events
-from pipeline.plan import make_plan
-from pipeline.prepare import prepare
+from pipeline.execution.engine import run
+from pipeline.models.registry import cache_folder
+from pipeline.planning.plan import make_plan
+from pipeline.planning.prepare import prepare
+from pipeline.runs.event_log import events
 from tests.cluster.machines import BIN, REPOSITORY, Cluster, cluster, why_not
 from tests.e2e.conftest import digests
 

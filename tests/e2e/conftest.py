@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 from pipeline.config import RunConfig, load
-from pipeline.engine import Event, run
-from pipeline.ledger import open_run
-from pipeline.plan import make_plan
-from pipeline.prepare import prepare
+from pipeline.execution.engine import Event, run
+from pipeline.planning.plan import make_plan
+from pipeline.planning.prepare import prepare
+from pipeline.reporting.explain import open_run
 from tests.conftest import REPOSITORY
 
 LANGUAGES = ("en", "fr", "es")

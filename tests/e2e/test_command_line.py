@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import webdataset
 
-from pipeline.ledger import open_run
+from pipeline.reporting.explain import open_run
 from tests.conftest import REPOSITORY, wet_record
 from tests.e2e.conftest import Chain
 

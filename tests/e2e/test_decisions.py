@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.decisions import Measure, measure
-from pipeline.ledger import open_run
+from pipeline.reporting.explain import open_run
 
 pytestmark = pytest.mark.models
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.export import export_ccnet
-from pipeline.ledger import RunNotFound, open_run
-from pipeline.report import make_report
+from pipeline.reporting.explain import RunNotFound, open_run
+from pipeline.reporting.export import export_ccnet
+from pipeline.reporting.report import make_report
 
 pytestmark = pytest.mark.models
 

@@ -18,9 +18,9 @@ import yaml
 
 from loader import TokenLoader
 from pipeline.config import load
-from pipeline.engine import run
-from pipeline.plan import make_plan
-from pipeline.prepare import prepare
+from pipeline.execution.engine import run
+from pipeline.planning.plan import make_plan
+from pipeline.planning.prepare import prepare
 from tests.conftest import REPOSITORY
 
 pytestmark = pytest.mark.models

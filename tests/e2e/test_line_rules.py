@@ -9,8 +9,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.ledger import explain, open_run
-from pipeline.report import make_report
+from pipeline.reporting.explain import explain, open_run
+from pipeline.reporting.report import make_report
 from tests.e2e.conftest import Chain
 
 pytestmark = pytest.mark.models

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from pipeline.config import load
-from pipeline.engine import run
-from pipeline.ledger import open_run
-from pipeline.plan import make_plan
-from pipeline.prepare import prepare
-from pipeline.report import make_report
+from pipeline.execution.engine import run
+from pipeline.planning.plan import make_plan
+from pipeline.planning.prepare import prepare
+from pipeline.reporting.explain import open_run
+from pipeline.reporting.report import make_report
 from shardwriter import verify
 from tests.conftest import REPOSITORY
 

@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.config import change
-from pipeline.ledger import open_run
-from pipeline.recut import fates_with, recut
+from pipeline.reporting.explain import open_run
+from pipeline.reporting.preview import fates_with, recut
 from tests.e2e.conftest import Chain
 from tests.e2e.test_command_line import command
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.engine import RunAborted
-from pipeline.ledger import open_run
+from pipeline.execution.engine import RunAborted
+from pipeline.reporting.explain import open_run
 from tests.e2e.conftest import Chain, digests
 
 pytestmark = [pytest.mark.models, pytest.mark.ray]

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import engine
-from pipeline.engine import PhaseFinished, PhaseStarted, WorkFinished
-from pipeline.phases import PHASES, deduplicate, near_deduplicate
-from pipeline.plan import make_plan
+from pipeline.execution import engine
+from pipeline.execution.engine import PhaseFinished, PhaseStarted, WorkFinished
+from pipeline.phases import PHASES
+from pipeline.phases import fuzzy_dedup as near_deduplicate
+from pipeline.phases import paragraph_dedup as deduplicate
+from pipeline.planning.plan import make_plan
 from tests.e2e.conftest import Chain, digests
 
 pytestmark = pytest.mark.models

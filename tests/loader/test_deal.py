@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from loader.deal import Deal, Step
+from loader.rank_batches import Deal, Step
 
 
 def steps(deal: Deal, at: tuple[int, int] = (0, 0), num: int | None = None) -> list[Step]:

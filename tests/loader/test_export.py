@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loader.catalogue import read_catalogue
 from loader.export import documents, export_mds, export_megatron, export_parquet
+from loader.manifest_columns import read_catalogue
 from loader.reader import Reader
 from loader.storage import ReadSettings
 from tests.loader.conftest import Dataset, Make

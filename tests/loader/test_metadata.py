@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loader.catalogue import read_catalogue
+from loader.manifest_columns import read_catalogue
 from loader.metadata import metadata
 from loader.reader import Reader
 from loader.storage import ReadSettings

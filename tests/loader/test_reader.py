@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loader.catalogue import read_catalogue
+from loader.manifest_columns import read_catalogue
 from loader.reader import Reader
 from loader.storage import ReadFailed, ReadSettings
 from shardwriter.format import FormatError, Manifest, ShardCorrupt

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loader import TokenLoader, shards_for_rank
-from loader.world import resolve
+from loader.rank_discovery import resolve
 from shardwriter.format import Manifest
 from tests.conftest import REPOSITORY
 from tests.loader.conftest import Dataset, Make

@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from pipeline.config import RunConfig, load
-from pipeline.engine import Event, run
-from pipeline.ledger import Run, open_run
-from pipeline.plan import RunPlan, make_plan
+from pipeline.execution.engine import Event, run
+from pipeline.planning.plan import RunPlan, make_plan
+from pipeline.reporting.explain import Run, open_run
 from tests.stages.examples import tiny_lid
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pipeline import plan
+from pipeline.planning import plan
 from stages.contract import Outcome
-from stages.length import Length
+from stages.filters.length import Length
 
 FAULTS = {"raise value": ValueError("bad value"), "raise memory": MemoryError(), "raise other": KeyError("key")}
 LOG = "DEADLY_LOG"

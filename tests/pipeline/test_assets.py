@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import assets
-from pipeline.asset_cache import Asset, Folder, Part, Trained, folder_digest, obtain
-from pipeline.assets import AssetError
-from pipeline.fetching import FileOrigin, HttpsFile, LocalPath, PyPIFile, Say
+from pipeline.models import registry as assets
+from pipeline.models.cache import Asset, Folder, Part, Trained, folder_digest, obtain
+from pipeline.models.download import FileOrigin, HttpsFile, LocalPath, PyPIFile, Say
+from pipeline.models.registry import AssetError
 
 CONTENT = b"a model\n"
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -257,8 +257,8 @@ class SlowHandler(BaseHTTPRequestHandler):
 
 ONE_OF_MANY = """
 import sys
-from pipeline.asset_cache import Asset, obtain
-from pipeline.fetching import HttpsFile
+from pipeline.models.cache import Asset, obtain
+from pipeline.models.download import HttpsFile
 print(obtain(Asset("test-model", "lm", "1", HttpsFile(sys.argv[1]), "CC0", sys.argv[2], "for tests")).read_text())
 """
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.phases import buckets
-from pipeline.phases.buckets import (
+from pipeline.phases import hash_partitions as buckets
+from pipeline.phases.hash_partitions import (
     MAX_BUCKETS,
     MAX_PARTITIONS,
     Partition,

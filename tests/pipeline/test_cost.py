@@ -11,13 +11,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from configs.reading import ConfigError
+from config_files.reader import ConfigError
+from pipeline.capacity.estimate import (
+    HANDING_OUT_S,
+    SHIPPED,
+    Calibration,
+    Cluster,
+    Cost,
+    Line,
+    estimate,
+    fit,
+    read_calibration,
+)
 from pipeline.cli import app
 from pipeline.config import RunConfig, load
-from pipeline.cost import HANDING_OUT_S, SHIPPED, Calibration, Cluster, Cost, Line, estimate, fit, read_calibration
-from pipeline.journal import keep
-from pipeline.phases.buckets import partitions_for
-from pipeline.phases.deduplicate import BYTES_PER_PARAGRAPH
+from pipeline.phases.hash_partitions import partitions_for
+from pipeline.phases.paragraph_dedup import BYTES_PER_PARAGRAPH
+from pipeline.runs.event_log import keep
 from tests.pipeline.conftest import Small
 
 RATES = read_calibration()

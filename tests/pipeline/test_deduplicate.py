@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 import pytest
 
-from pipeline.ledger import explain
-from pipeline.report import make_report
+from pipeline.reporting.explain import explain
+from pipeline.reporting.report import make_report
 from tests.pipeline.conftest import Small
 from tests.pipeline.test_ledger import RULES, last_fates, write_pages
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline import demo_texts
-from pipeline.demo_texts import partition_of
+from pipeline.models import demo_texts
+from pipeline.models.demo_texts import partition_of
 
 
 @given(st.text())

@@ -15,11 +15,20 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline import plan as plan_module
-from pipeline.engine import Engine, PhaseFinished, PhaseStarted, RunAborted, WorkFinished, engine_of, run, steps_of
-from pipeline.ledger import open_run
+from pipeline.execution.engine import (
+    Engine,
+    PhaseFinished,
+    PhaseStarted,
+    RunAborted,
+    WorkFinished,
+    engine_of,
+    run,
+    steps_of,
+)
 from pipeline.phases import PHASES, Phase
-from pipeline.store import PhaseFolder
+from pipeline.planning import plan as plan_module
+from pipeline.reporting.explain import open_run
+from pipeline.runs.phase_folder import PhaseFolder
 from tests.conftest import REPOSITORY, wet_record
 from tests.pipeline.conftest import Small
 from tests.pipeline.deadly import CHAIN_OF_EXTRACT, LOG

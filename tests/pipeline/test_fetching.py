@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.fetching import AssetError, LocalPath, Patience, PyPIFile, download, fetch
+from pipeline.models.download import AssetError, LocalPath, Patience, PyPIFile, download, fetch
 
 HASTY = Patience(attempts=3, first_wait_s=0.01, timeout_s=5.0, progress_bytes=1_000)
 

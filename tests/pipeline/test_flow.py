@@ -20,8 +20,8 @@ from fastwarc.warc import ArchiveIterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.flow import FLOW, SinkStep, Source, StageSpec, StageStep, UnitFailed, apply, refuse_after
-from pipeline.store import PhaseFolder, Task
+from pipeline.execution.task import FLOW, SinkStep, Source, StageSpec, StageStep, UnitFailed, apply, refuse_after
+from pipeline.runs.phase_folder import PhaseFolder, Task
 from stages.contract import DOCUMENT, AccountsDoNotBalance, Outcome, Settings, Stage, drop_where, keep_all, with_columns
 
 WORK = "000000-00ff00ff"
@@ -431,7 +431,7 @@ def test_marks_are_json(folder: PhaseFolder) -> None:
 
 def test_a_file_that_is_edited_is_opened_again(tmp_path: Path) -> None:
     """Within one process too: a block list gains a line between two runs, and the second run knows it."""
-    from stages.url import Url, UrlSettings
+    from stages.filters.url import Url, UrlSettings
 
     (tmp_path / "list").write_text("a.example\n")
     spec = StageSpec(Url, UrlSettings(domains=(str(tmp_path / "list"),)))
@@ -445,7 +445,7 @@ def test_a_file_that_is_edited_is_opened_again(tmp_path: Path) -> None:
 
 def test_a_model_that_is_not_what_the_run_was_planned_with_is_refused(tmp_path: Path) -> None:
     """On another machine under the same path: its unit fails, with both digests; the planned one is taken."""
-    from stages.url import Url, UrlSettings
+    from stages.filters.url import Url, UrlSettings
 
     (tmp_path / "list").write_text("a.example\n")
     spec = StageSpec(Url, UrlSettings(domains=(str(tmp_path / "list"),)))

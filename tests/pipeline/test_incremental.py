@@ -17,13 +17,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from configs.reading import ConfigError
+from config_files.reader import ConfigError
 from pipeline.config import RunConfig
-from pipeline.earlier_runs import owner
-from pipeline.engine import PhaseFinished, run
-from pipeline.ledger import Run, explain, open_run
-from pipeline.plan import make_plan
-from pipeline.recut import recut
+from pipeline.execution.engine import PhaseFinished, run
+from pipeline.planning.plan import make_plan
+from pipeline.planning.previous_runs import owner
+from pipeline.reporting.explain import Run, explain, open_run
+from pipeline.reporting.preview import recut
 from tests.conftest import wet_record
 from tests.pipeline.conftest import Small
 

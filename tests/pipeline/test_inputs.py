@@ -20,13 +20,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.reading import ConfigError
+from config_files.reader import ConfigError
 from pipeline.config import InputConfig
-from pipeline.engine import RunAborted, WorkFinished
-from pipeline.inputs import SETTLED_S, InputFile, Unit, files_per_unit, list_units, local_copy
-from pipeline.ledger import Run, open_run
-from pipeline.s3 import StorageSettings
-from pipeline.sample_crawl import SampleCrawl
+from pipeline.execution.engine import RunAborted, WorkFinished
+from pipeline.planning.input_splits import SETTLED_S, InputFile, Unit, files_per_unit, list_units, local_copy
+from pipeline.reporting.explain import Run, open_run
+from pipeline.sample_crawl.generator import SampleCrawl
+from storage.object_store import StorageSettings
 from tests.conftest import REPOSITORY
 from tests.pipeline.conftest import Small
 from tests.pipeline.test_sample_crawl import make

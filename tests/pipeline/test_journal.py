@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.journal import LOG, events, keep
+from pipeline.runs.event_log import LOG, events, keep
 
 
 @pytest.mark.parametrize("half", ["", '{"time": 1, "event": "Wo', "no JSON at all"])

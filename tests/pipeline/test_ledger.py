@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.config import RunConfig
-from pipeline.engine import PhaseFinished, run
-from pipeline.ledger import Run, RunNotFound, explain, find_in_shards, open_run
-from pipeline.plan import make_plan
-from pipeline.report import make_report
+from pipeline.execution.engine import PhaseFinished, run
+from pipeline.planning.plan import make_plan
+from pipeline.reporting.explain import Run, RunNotFound, explain, find_in_shards, open_run
+from pipeline.reporting.report import make_report
 from shardwriter.format import ShardIndex
-from stages.quality import DEFINITIONS
+from stages.filters.quality import DEFINITIONS
 from tests.conftest import wet_record
 from tests.pipeline.conftest import Small
 

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from pipeline.meter import Stopwatch, forget_peak, peak_mb
+from pipeline.execution.task_stats import Stopwatch, forget_peak, peak_mb
 
 
 def test_waiting_takes_time_and_no_cpu() -> None:

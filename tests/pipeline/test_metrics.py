@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from configs.reading import ConfigError
-from pipeline import engine
-from pipeline.engine import Event, RunAborted, WorkFinished, engine_of
-from pipeline.metrics import MAX_VALUES, METRICS, RunMetrics
-from pipeline.plan import RunPlan
+from config_files.reader import ConfigError
+from pipeline.execution import engine
+from pipeline.execution.engine import Event, RunAborted, WorkFinished, engine_of
+from pipeline.planning.plan import RunPlan
+from pipeline.reporting.prometheus import MAX_VALUES, METRICS, RunMetrics
 from stages.contract import Tally
 from tests.conftest import REPOSITORY, wet_record
 from tests.pipeline.conftest import Small

@@ -17,9 +17,9 @@ import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.fetching import AssetError
-from pipeline.kenlm_tools import KenlmTools
-from pipeline.model_training import (
+from pipeline.models.download import AssetError
+from pipeline.models.kenlm_build import KenlmTools
+from pipeline.models.training import (
     DemoLm,
     DemoReference,
     TrainingFailed,
@@ -31,8 +31,8 @@ from pipeline.model_training import (
     train_lm,
     train_reference,
 )
-from stages import reference
-from stages.perplexity import normalize_for_lm
+from stages.filters import reference
+from stages.filters.perplexity import normalize_for_lm
 
 SCORES = st.lists(st.integers(0, 20).map(lambda n: n / 20), min_size=1, max_size=30)
 
@@ -195,7 +195,7 @@ def test_a_language_model_folder_is_whole(trained: tuple[Path, dict[str, Any]]) 
 @pytest.mark.models
 def test_the_model_prefers_its_own_language(trained: tuple[Path, dict[str, Any]]) -> None:
     """A document of the same grammar is likelier than the same words in no order."""
-    from stages.perplexity import LanguageModel
+    from stages.filters.perplexity import LanguageModel
 
     lm = LanguageModel(trained[0], "fr")
     text = documents(1, seed=77)[0]

@@ -11,13 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from configs.reading import ConfigError
+from config_files.reader import ConfigError
 from pipeline.config import load
-from pipeline.engine import run
-from pipeline.ledger import open_run
-from pipeline.phases import near_deduplicate
-from pipeline.plan import make_plan
-from stages.minhash import MinHash, MinHashSettings, ngrams, signatures
+from pipeline.execution.engine import run
+from pipeline.phases import fuzzy_dedup as near_deduplicate
+from pipeline.planning.plan import make_plan
+from pipeline.reporting.explain import open_run
+from stages.dedup.minhash import MinHash, MinHashSettings, ngrams, signatures
 from tests.conftest import wet_record
 
 NUM_FAMILIES = 24

@@ -22,18 +22,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from loader.catalogue import read_catalogue
+from loader.manifest_columns import read_catalogue
 from loader.storage import ReadFailed, ReadSettings
-from pipeline import cli, journal, lease, s3
+from pipeline import cli
 from pipeline.config import RunConfig
-from pipeline.engine import PhaseFinished, RunAborted, WorkFinished, run
-from pipeline.journal import events, keep
-from pipeline.lease import HeldByAnother, hold
-from pipeline.ledger import Run, RunNotFound, open_run
+from pipeline.execution.engine import PhaseFinished, RunAborted, WorkFinished, run
 from pipeline.phases import PHASES
-from pipeline.plan import make_plan
-from pipeline.s3 import S3Path, StorageFailed, StorageSettings
-from pipeline.store import PhaseFolder
+from pipeline.planning.plan import make_plan
+from pipeline.reporting.explain import Run, RunNotFound, open_run
+from pipeline.runs import event_log as journal
+from pipeline.runs import run_lock as lease
+from pipeline.runs.event_log import events, keep
+from pipeline.runs.phase_folder import PhaseFolder
+from pipeline.runs.run_lock import HeldByAnother, hold
+from storage import object_store as s3
+from storage.object_store import S3Path, StorageFailed, StorageSettings
 from tests.conftest import REPOSITORY
 from tests.loader.faults import FaultProxy
 from tests.pipeline.test_sample_crawl import make

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from rich.console import Console
 
-from pipeline.ledger import Run
-from pipeline.report import make_report, print_report, to_html
+from pipeline.reporting.explain import Run
+from pipeline.reporting.report import make_report, print_report, to_html
 from tests.conftest import wet_record
 from tests.pipeline.conftest import Small
 from tests.stages.examples import tiny_reference

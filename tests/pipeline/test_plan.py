@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.config import load
-from pipeline.plan import PARENTS, PHASE_VERSIONS, fingerprint, make_plan
+from pipeline.planning.plan import PARENTS, PHASE_VERSIONS, fingerprint, make_plan
 from tests.conftest import REPOSITORY
 
 JSON = st.recursive(

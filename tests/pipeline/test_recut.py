@@ -14,15 +14,15 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from configs.reading import ConfigError
-from pipeline import plan as planning
-from pipeline import recut as recutting
+from config_files.reader import ConfigError
 from pipeline.config import change, load
-from pipeline.engine import PhaseFinished, run
-from pipeline.ledger import Run, RunNotFound, open_run
-from pipeline.plan import make_plan
-from pipeline.recut import Recut, fates_with, print_recut, recut, to_json
-from pipeline.report import make_report
+from pipeline.execution.engine import PhaseFinished, run
+from pipeline.planning import plan as planning
+from pipeline.planning.plan import make_plan
+from pipeline.reporting import preview as recutting
+from pipeline.reporting.explain import Run, RunNotFound, open_run
+from pipeline.reporting.preview import Recut, fates_with, print_recut, recut, to_json
+from pipeline.reporting.report import make_report
 from tests.pipeline.conftest import Small
 from tests.pipeline.test_ledger import PAGES, write_pages
 

@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from pipeline.engine import PhaseFinished, run
-from pipeline.ledger import Run, open_run
-from pipeline.report import Report, make_report, print_report, reason_sentences, to_html, to_json
+from pipeline.execution.engine import PhaseFinished, run
+from pipeline.reporting.explain import Run, open_run
+from pipeline.reporting.report import Report, make_report, print_report, reason_sentences, to_html, to_json
 from stages.contract import AccountsDoNotBalance
 from tests.pipeline.conftest import Small
 from tests.pipeline.test_ledger import PAGES, RULES, last_fates, write_pages

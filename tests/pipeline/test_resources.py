@@ -8,12 +8,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from configs.reading import ConfigError
+from config_files.reader import ConfigError
 from pipeline.config import EngineConfig, load
-from pipeline.engine import RunAborted, check
-from pipeline.flow import Handover
-from pipeline.plan import make_plan
-from pipeline.resources import request_of, requests_of, unmet
+from pipeline.execution.engine import RunAborted, check
+from pipeline.execution.resources import request_of, requests_of, unmet
+from pipeline.execution.task import Handover
+from pipeline.planning.plan import make_plan
 
 GB = 2**30
 

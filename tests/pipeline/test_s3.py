@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from configs.reading import ConfigError
-from pipeline import fetching
+from config_files.reader import ConfigError
 from pipeline.config import InputConfig
-from pipeline.fetching import AssetError, Patience, download
-from pipeline.inputs import list_units
+from pipeline.models import download as fetching
+from pipeline.models.download import AssetError, Patience, download
+from pipeline.planning.input_splits import list_units
 from tests.pipeline.conftest import Small
 from tests.pipeline.test_sample_crawl import make
 from tests.seaweed import BUCKET, KEYS, Seaweed

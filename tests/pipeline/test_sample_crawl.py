@@ -24,9 +24,9 @@ from hypothesis import strategies as st
 from resiliparse.extract.html2text import extract_plain_text
 from warcio.archiveiterator import ArchiveIterator as WarcioIterator
 
-from pipeline import sample_crawl
-from pipeline.sample_crawl import KINDS, TAIL_KINDS, TRUTH, Format, SampleCrawl, generate
-from stages.paragraphs import hash_paragraph
+from pipeline.sample_crawl import generator as sample_crawl
+from pipeline.sample_crawl.generator import KINDS, TAIL_KINDS, TRUTH, Format, SampleCrawl, generate
+from stages.dedup.paragraphs import hash_paragraph
 
 FORMATS: tuple[Format, ...] = ("wet", "warc")
 Row = dict[str, Any]

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from pipeline.engine import Event, PhaseFinished, RunAborted, WorkFinished, run
-from pipeline.ledger import open_run
-from pipeline.plan import RunPlan
-from pipeline.status import SILENT_AFTER_S, PhaseStatus, Status, print_status, read_status, to_json
+from pipeline.execution.engine import Event, PhaseFinished, RunAborted, WorkFinished, run
+from pipeline.planning.plan import RunPlan
+from pipeline.reporting.explain import open_run
+from pipeline.reporting.status import SILENT_AFTER_S, PhaseStatus, Status, print_status, read_status, to_json
 from tests.conftest import REPOSITORY
 from tests.pipeline.conftest import Small
 from tests.pipeline.test_ledger import PAGES, RULES, write_pages

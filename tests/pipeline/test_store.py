@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.store import PhaseFolder, write_atomically
+from pipeline.runs.phase_folder import PhaseFolder, write_atomically
 from tests.conftest import REPOSITORY
 
 

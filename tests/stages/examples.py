@@ -16,24 +16,23 @@ import sentencepiece
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
-from stages.classifiers import Classifiers, ClassifiersFilter, ClassifiersFilterSettings, ClassifiersSettings
 from stages.contract import DOC_ID, Settings, Stage
-from stages.copies import CopiesFilter, CopiesFilterSettings
-from stages.decontamination import (
+from stages.dedup.exact import CopiesFilter, CopiesFilterSettings
+from stages.dedup.minhash import MinHash, MinHashFilter, MinHashFilterSettings, MinHashSettings
+from stages.dedup.paragraphs import ParagraphHashes, ParagraphHashesSettings, ParagraphRemoval, ParagraphRemovalSettings
+from stages.filters.classifiers import Classifiers, ClassifiersFilter, ClassifiersFilterSettings, ClassifiersSettings
+from stages.filters.decontamination import (
     Decontamination,
     DecontaminationFilter,
     DecontaminationFilterSettings,
     DecontaminationSettings,
 )
-from stages.language import Language, LanguageFilter, LanguageFilterSettings, LanguageSettings
-from stages.length import Length, LengthSettings
-from stages.lines import Lines, LinesSettings
-from stages.minhash import MinHash, MinHashFilter, MinHashFilterSettings, MinHashSettings
-from stages.paragraphs import ParagraphHashes, ParagraphHashesSettings, ParagraphRemoval, ParagraphRemovalSettings
-from stages.perplexity import Perplexity, PerplexityFilter, PerplexityFilterSettings, PerplexitySettings
-from stages.pii import Pii, PiiSettings
-from stages.quality import Quality, QualityFilter, QualityFilterSettings, QualitySettings
-from stages.reference import (
+from stages.filters.language import Language, LanguageFilter, LanguageFilterSettings, LanguageSettings
+from stages.filters.length import Length, LengthSettings
+from stages.filters.lines import Lines, LinesSettings
+from stages.filters.perplexity import Perplexity, PerplexityFilter, PerplexityFilterSettings, PerplexitySettings
+from stages.filters.quality import Quality, QualityFilter, QualityFilterSettings, QualitySettings
+from stages.filters.reference import (
     MODEL_FILE,
     NEGATIVE_LABEL,
     POSITIVE_LABEL,
@@ -42,9 +41,10 @@ from stages.reference import (
     ReferenceFilterSettings,
     ReferenceSettings,
 )
-from stages.tokenize import Tokenize, TokenizeSettings
-from stages.unicode import Unicode, UnicodeSettings
-from stages.url import Url, UrlSettings
+from stages.filters.url import Url, UrlSettings
+from stages.transform.pii import Pii, PiiSettings
+from stages.transform.tokenize import Tokenize, TokenizeSettings
+from stages.transform.unicode import Unicode, UnicodeSettings
 
 Row = Mapping[str, Any]
 

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from stages.classifiers import Classifiers, ClassifiersFilter, ClassifiersFilterSettings, ClassifiersSettings
-from stages.reference import as_line
+from stages.filters.classifiers import Classifiers, ClassifiersFilter, ClassifiersFilterSettings, ClassifiersSettings
+from stages.filters.reference import as_line
 from tests.stages.examples import tiny_lid, tiny_reference
 
 CITED = "the treaty was signed"

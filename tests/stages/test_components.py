@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.components import (
+from stages.dedup.connected_components import (
     choose_best,
     groups_of_equal,
     groups_reaching,

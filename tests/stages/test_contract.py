@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline import assets
 from pipeline.config import RunConfig
-from pipeline.flow import StageSpec
-from pipeline.plan import CHAIN
+from pipeline.execution.task import StageSpec
+from pipeline.models import registry as assets
+from pipeline.planning.plan import CHAIN
 from stages.contract import DOCUMENT, DROPPED, Outcome, Stage, drop_where, with_columns
-from stages.language import Language, LanguageSettings
-from stages.length import Length, LengthSettings
+from stages.filters.language import Language, LanguageSettings
+from stages.filters.length import Length, LengthSettings
 from tests.stages.examples import (
     EXAMPLES,
     HOSTILE,

@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stages import _overlap
-from stages.decontamination import (
+from stages.filters.decontamination import (
     CONTAMINATION,
     Decontamination,
     DecontaminationFilter,
@@ -24,6 +23,7 @@ from stages.decontamination import (
     _word_hashes,
     words,
 )
+from stages.kernels import overlap as _overlap
 from tests.stages.examples import HOSTILE
 
 few_words = st.lists(st.sampled_from(["a", "B", "c", "d-e", "\u4e2d\u6587", "f\u00ad", "..."]), max_size=14).map(

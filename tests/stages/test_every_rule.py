@@ -6,8 +6,8 @@ import pyarrow as pa
 import pytest
 
 from stages.contract import every_rule
-from stages.language import LanguageFilter, LanguageFilterSettings
-from stages.length import Length, LengthSettings
+from stages.filters.language import LanguageFilter, LanguageFilterSettings
+from stages.filters.length import Length, LengthSettings
 
 
 def test_every_rule_sees_every_row_and_drops_none() -> None:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages._justext import JustextSettings
-from stages.html import _FEW_ATTRIBUTES, CAUSES, MAX_ATTRIBUTES, HtmlSettings, Page, Unusable, extract
+from stages.html.extraction import _FEW_ATTRIBUTES, CAUSES, MAX_ATTRIBUTES, HtmlSettings, Page, Unusable, extract
+from stages.html.justext import JustextSettings
 
 DEFAULT = HtmlSettings()
 PAGE = """<html><head><title> My

@@ -12,8 +12,8 @@ from justext.core import MAX_HEADING_DISTANCE_DEFAULT, revise_paragraph_classifi
 from justext.paragraph import Paragraph
 from pydantic import ValidationError
 
-from stages._justext import JustextSettings, judge_in_context, main_text
-from stages.html import HtmlSettings, Page, extract
+from stages.html.extraction import HtmlSettings, Page, extract
+from stages.html.justext import JustextSettings, judge_in_context, main_text
 
 WITH_JUSTEXT = HtmlSettings(justext=JustextSettings())
 SENTENCE = "The bread of the valley is baked by the people of the village, and it is sold at the market on the square. "

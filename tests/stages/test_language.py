@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from stages.language import Language, LanguageFilter, LanguageFilterSettings, LanguageSettings
+from stages.filters.language import Language, LanguageFilter, LanguageFilterSettings, LanguageSettings
 
 HOSTILE = [
     "",

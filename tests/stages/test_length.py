@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from stages.length import Length, LengthSettings
+from stages.filters.length import Length, LengthSettings
 
 
 def batch_of(texts: Sequence[str | None]) -> pa.Table:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from stages.lines import POLICY_PHRASES, Lines, LinesSettings
+from stages.filters.lines import POLICY_PHRASES, Lines, LinesSettings
 
 NOTHING = LinesSettings(
     max_word_chars=None,

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from stages.minhash import (
+from stages.dedup.minhash import (
     MinHash,
     MinHashFilter,
     MinHashFilterSettings,

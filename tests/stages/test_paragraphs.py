@@ -15,9 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stages._sha1 import compiled
 from stages.contract import Outcome, Stage
-from stages.paragraphs import (
+from stages.dedup.paragraphs import (
     ParagraphHashes,
     ParagraphHashesSettings,
     ParagraphRemoval,
@@ -26,6 +25,7 @@ from stages.paragraphs import (
     hash_paragraph,
     hash_paragraphs,
 )
+from stages.kernels.sha1 import compiled
 
 Keep: TypeAlias = Literal["none", "first"]
 

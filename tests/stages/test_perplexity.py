@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from stages.perplexity import (
+from stages.filters.perplexity import (
     BIN_WIDTH,
     MAX_PERPLEXITY,
     SPACES,

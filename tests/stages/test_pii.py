@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stages.pii import KINDS, Pii, PiiSettings, replace
+from stages.transform.pii import KINDS, Pii, PiiSettings, replace
 
 DEFAULTS = PiiSettings().model_dump()
 

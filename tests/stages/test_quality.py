@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from stages.contract import Outcome
-from stages.quality import DEFINITIONS, Quality, QualityFilter, QualityFilterSettings, QualitySettings
+from stages.filters.quality import DEFINITIONS, Quality, QualityFilter, QualityFilterSettings, QualitySettings
 
 OFF: dict[str, Any] = {name: None for name in QualityFilterSettings.model_fields if name.startswith(("min", "max"))}
 

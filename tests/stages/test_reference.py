@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stages.reference import (
+from stages.filters.reference import (
     MODEL_FILE,
     NEGATIVE_LABEL,
     POSITIVE_LABEL,

@@ -24,9 +24,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from stages._tokenizer_files import MAX_VOCAB_SIZE, read_definition
 from stages.contract import Outcome
-from stages.tokenize import SLICE_BYTES, Gigatoken, Tokenize, TokenizeSettings
+from stages.transform.tokenize import SLICE_BYTES, Gigatoken, Tokenize, TokenizeSettings
+from stages.transform.tokenizer_files import MAX_VOCAB_SIZE, read_definition
 
 SENTENCES = [
     "The quick brown fox jumps over the lazy dog, and the dog did not mind at all.",

@@ -14,7 +14,7 @@ from ftfy.badness import is_bad
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stages.unicode import Unicode, UnicodeSettings
+from stages.transform.unicode import Unicode, UnicodeSettings
 
 GOOD = [
     'The treaty was signed at Q&A, "quoted", AT&T.\n\tTabs stay.',

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages import _url_keys
-from stages.url import MAX_CATEGORIES, BlockList, Url, UrlSettings, normal_form
+from stages.filters.url import MAX_CATEGORIES, BlockList, Url, UrlSettings, normal_form
+from stages.kernels import url_keys as _url_keys
 
 label = st.from_regex(r"[a-z0-9]([a-z0-9\-]{0,6}[a-z0-9])?", fullmatch=True)
 host = st.lists(label, min_size=1, max_size=4).map(".".join).filter(lambda h: not h.startswith("www"))
@@ -194,7 +194,7 @@ def test_a_line_may_lie_across_two_readings(tmp_path: Path, monkeypatch: pytest.
     """Where a list is cut for reading makes no difference."""
     whole = BlockList.read([blocked_file(tmp_path)])
     for num_bytes in (1, 7, 100):
-        monkeypatch.setattr("stages.url._CHUNK_BYTES", num_bytes)
+        monkeypatch.setattr("stages.filters.url._CHUNK_BYTES", num_bytes)
         assert np.array_equal(BlockList.read([tmp_path / "list.txt"]).entries, whole.entries)
     assert len(whole.entries) == 50
 

@@ -23,8 +23,8 @@ from warcio.archiveiterator import ArchiveIterator as Warcio
 from warcio.exceptions import ArchiveLoadFailed
 
 from stages.contract import DOCUMENT, AccountsDoNotBalance
-from stages.html import HtmlSettings
-from stages.warc import CAUSES, SKIPPED, ReadReport, WarcReader, WarcSettings, source_domain
+from stages.html.extraction import HtmlSettings
+from stages.warc.reader import CAUSES, SKIPPED, ReadReport, WarcReader, WarcSettings, source_domain
 
 MIB = 1 << 20
 DEFAULT = WarcSettings()

@@ -71,7 +71,7 @@ def config_of(run_dir: Path, manifest: Path | None, **changes: Any) -> TrainConf
 
 def train_each(runs: Sequence[Mapping[str, Any]]) -> None:
     """What a rank does: runs after one another in one world."""
-    from training import ranks
+    from training import distributed as ranks
     from training.trainer import train
 
     for settings in runs:

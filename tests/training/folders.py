@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from training import checkpoint, hugging_face, lora, ranks
+from training import checkpoint, hugging_face, lora
+from training import distributed as ranks
 from training.attention import Mask
 from training.config import LoraConfig, ModelConfig, ParallelConfig
 from training.model import Decoder

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.seaweed import BUCKET, Seaweed
 from tests.training.conftest import config_of, log_of, losses, settings_of, train_all
-from training import ranks
+from training import distributed as ranks
 from training.checkpoint import MARKER
 from training.trainer import train
 

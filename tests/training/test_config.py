@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from configs.reading import ConfigError
+from config_files.reader import ConfigError
 from tests.conftest import REPOSITORY
 from training.config import load
 

@@ -29,9 +29,9 @@ from tests.training.folders import (
 )
 from training.__main__ import app
 from training.config import LoraConfig, ModelConfig
+from training.distributed import DoesNotFit
 from training.hugging_face import export, load_into, model_settings
 from training.model import Decoder
-from training.ranks import DoesNotFit
 from training.trainer import train
 
 CLOSE: dict[str, float] = {"rtol": 1e-4, "atol": 1e-5}

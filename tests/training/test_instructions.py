@@ -30,6 +30,7 @@ from tests.training.folders import (
 )
 from training.checkpoint import read_progress
 from training.config import DataConfig
+from training.distributed import DoesNotFit
 from training.hugging_face import export, model_settings
 from training.instructions import (
     OPEN_ROWS,
@@ -43,7 +44,6 @@ from training.instructions import (
     read_conversations,
 )
 from training.loss import IGNORED_LABEL
-from training.ranks import DoesNotFit
 from training.trainer import train
 
 CHAT = [

@@ -12,9 +12,9 @@ from tests.training.folders import logits, tokens
 from training import lora
 from training.attention import Mask
 from training.config import LoraConfig, ModelConfig
+from training.distributed import DoesNotFit
 from training.model import Decoder
 from training.model import draw as draw_weight
-from training.ranks import DoesNotFit
 
 CONFIG = ModelConfig(dim=64, num_layers=2, num_heads=4, num_kv_heads=2, ffn_dim=128, init_std=0.1)
 ADAPTERS = LoraConfig(rank=4, alpha=6.0, targets=("q_proj", "v_proj", "down_proj"))

@@ -12,13 +12,14 @@ import torch
 
 from tests.training.live_memory import LiveMemory, local_bytes
 from tests.training.worlds import run_world
-from training import lora, parallel, ranks
+from training import distributed as ranks
+from training import lora, parallel
 from training.attention import Mask
 from training.config import TrainConfig
+from training.distributed import DoesNotFit
 from training.memory import GIB, footprint
 from training.model import Decoder, draw, num_parameters
 from training.optimizer import Optimizer
-from training.ranks import DoesNotFit
 
 VOCAB_SIZE = 384
 

@@ -11,7 +11,7 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from tests.training.conftest import config_of, log_of, losses, settings_of, train_all
-from training import ranks
+from training import distributed as ranks
 from training.config import ParallelConfig
 from training.trainer import train
 

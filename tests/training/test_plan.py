@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from configs.reading import ConfigError
+from config_files.reader import ConfigError
 from training.__main__ import main
 from training.config import TrainConfig, load
+from training.distributed import DoesNotFit
 from training.memory import GIB
 from training.model import flops_per_token
+from training.observability import PEAK_FLOPS
 from training.plan import GPUS, MAX_REMEDIES, Plan, gpu_of, make_plan, vocab_size_for
 from training.plan_report import picture
-from training.ranks import DoesNotFit
-from training.watch import PEAK_FLOPS
 
 VOCAB_SIZE = 50304
 LARGE = ("model.dim=4096", "model.num_layers=32", "model.ffn_dim=14336", "parallel.shard_degree=null")

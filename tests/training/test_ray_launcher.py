@@ -126,7 +126,7 @@ def test_workers_get_absolute_paths(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 def test_a_run_dir_on_another_disk_is_refused(tmp_path: Path) -> None:
     """A worker that does not see the driver's folder names its machine."""
-    from training.ranks import DoesNotFit
+    from training.distributed import DoesNotFit
     from training.ray_launcher import _refuse_missing
 
     _refuse_missing(str(tmp_path))

@@ -27,12 +27,12 @@ from tests.training.conftest import (
     write_language,
 )
 from tests.training.worlds import MESSAGES, start
-from training import ranks
+from training import distributed as ranks
 from training.checkpoint import MARKER, load_weights, whole_checkpoints
 from training.config import GuardConfig, OptimizerConfig, TrainConfig
+from training.distributed import DoesNotFit
 from training.model import Decoder
 from training.optimizer import learning_rate
-from training.ranks import DoesNotFit
 from training.trainer import Ended, Guard, TrainingStopped, train
 
 STEPS = 6

@@ -22,12 +22,12 @@ from shardwriter import Documents, join, write_shard
 from shardwriter.format import MANIFEST_FILE, TokenizerEntry, index_file, shard_file
 from tests.conftest import REPOSITORY
 from tests.training.conftest import VOCAB_SIZE, config_of, log_of, losses, settings_of, train_all
-from training import ranks
+from training import distributed as ranks
 from training.attention import Mask
 from training.config import TrainConfig
+from training.distributed import DoesNotFit, Ranks
 from training.model import Decoder, draw
 from training.parallel import decoder_of, parallelise
-from training.ranks import DoesNotFit, Ranks
 from training.validation import Validation
 
 SEQ_LEN = 16

@@ -17,7 +17,8 @@ import torch
 
 from tests.prometheus import Watched, asking, free_port, needs_prometheus
 from tests.training.conftest import config_of, log_of
-from training import ranks, watch
+from training import distributed as ranks
+from training import observability as watch
 from training.config import WatchConfig
 from training.trainer import train
 

@@ -1,0 +1,1 @@
+"""Reads YAML files into checked settings, and documents their keys."""

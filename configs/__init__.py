@@ -1,1 +1,0 @@
-"""Complete, commented configs, found here by name, and how a config file is read (reading.py)."""

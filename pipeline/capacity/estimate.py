@@ -1,0 +1,661 @@
+"""What a run of any size would take of any cluster: work, files, bytes, memory, CPU, hours, price. A pure model.
+
+Promises: `estimate` computes a value and starts nothing. Partitions are cut as the phases cut them; rates, bytes and
+survival are those of a run that was measured (`fit` reads its log and its done-records), in straight lines: so much per
+piece of work, and so much for what is in it. What will not fit is told with what would make it fit.
+Leaves to others: measuring (benchmarks/calibrate.py), how far the model is off (docs/planning.md says).
+
+    calibration = fit([open_run("runs/ten-files")])
+    cost = estimate(config, calibration, Cluster(nodes=10, cores=32, memory_gb=128), num_files=90_000)
+    cost.cpu_hours, cost.hours, cost.price, cost.warnings
+
+What is in a piece of work is counted in AMOUNTS. What it does not know: that a larger crawl repeats more (the share
+that deduplication leaves is that of the measured run, and so an upper bound), and waiting for disks and networks.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from config_files.reader import ConfigError
+from pipeline.config import RunConfig
+from pipeline.execution.resources import request_of
+from pipeline.phases.fuzzy_dedup import BYTES_PER_BAND_HASH
+from pipeline.phases.hash_partitions import MAX_PARTITIONS, MIN_BUCKETS, partitions_for, pieces_for
+from pipeline.phases.paragraph_dedup import BYTES_PER_PARAGRAPH
+from pipeline.planning.input_splits import MAX_UNITS, WET_BYTES, files_per_unit
+from pipeline.planning.plan import CHAIN, PHASE_VERSIONS, stages_of
+from pipeline.reporting.explain import Run
+
+VERSION = 1
+"""Of the calibration file."""
+
+SHIPPED = Path(__file__).with_name("calibration.json")
+"""Measured by benchmarks/calibrate.py; `make bench` writes another."""
+
+AMOUNTS = ("input", "documents", "text", "paragraphs", "left", "scored", "band_hashes", "kept", "tokens")
+"""Bytes of the input as it lies there, documents and bytes of text in it, paragraphs that are hashed; characters and
+documents that annotate stored; hashes of their MinHash bands; documents kept, and their tokens."""
+
+Amounts = Mapping[str, float]
+
+WET_FILE: Amounts = {"input": WET_BYTES, "documents": 26_000, "text": 172e6, "paragraphs": 3.4e6}
+"""Of a file of a real snapshot: 78 documents of CC-MAIN-2026-17 have 6,600 bytes and 130 lines each and are compressed
+to 0.41; so 75 MB are 26,000 documents, which makes 2.3 billion of 90,000 files."""
+
+GROWS_WITH: Mapping[str, str] = {
+    "extract": "text",
+    "copies": "documents",
+    "extract: hashes": "paragraphs",
+    "extract: fates": "documents",
+    "extract: quarantine": "documents",
+    "deduplicate": "paragraphs",
+    "annotate": "left",
+    "annotate: read": "text",
+    "annotate: paragraphs": "text",
+    "annotate: fates": "documents",
+    "annotate: bands": "band_hashes",
+    "near_deduplicate": "band_hashes",
+    "select": "scored",
+    "tokenize": "tokens",
+    "tokenize: read": "left",
+    "tokenize: documents": "kept",
+    "tokenize: fates": "kept",
+    "write_shards": "tokens",
+}
+"""What the time of a step, or the bytes of a kind of file, of a phase grows with; if not named, as its phase."""
+
+ACROSS = ("deduplicate", "near_deduplicate", "write_shards")
+"""Phases whose pieces of work each open the files of every unit."""
+
+HASHED: Mapping[str, str] = {"deduplicate": "paragraphs", "near_deduplicate": "band_hashes"}
+"""Those of them whose pieces of work are ranges of hashes, and of what."""
+
+OPEN_S: Mapping[str, float] = {"deduplicate": 0.0006, "near_deduplicate": 0.0006, "write_shards": 0.0006}
+"""Seconds of CPU for one unit's files in one partition: benchmarks/driver_scale.py, 2,000 units."""
+
+PIECE_S = 15e-6
+"""And for one of a unit's pieces (buckets.py), however little is in it, where phases are HASHED."""
+
+REPEATS_S = 0.0004
+"""Seconds of CPU in which annotate opens what one partition of deduplicate has to say of a unit, among 10,000 units."""
+
+HELD_BYTES: Mapping[str, float] = {
+    "extract": 64,
+    "copies": 16,
+    "deduplicate": BYTES_PER_PARAGRAPH,
+    "annotate": 64,
+    "near_deduplicate": BYTES_PER_BAND_HASH,
+    "select": 100,
+    "tokenize": 4,
+    "write_shards": 16,
+}
+"""Memory of a task for each of what its phase holds until its end (HOLDS), by what the code allocates."""
+
+HOLDS: Mapping[str, str] = {"extract": "paragraphs", "annotate": "band_hashes"}
+"""What that is, where it is not what the phase's time grows with."""
+
+READS: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "extract": (),
+    "copies": (),
+    "deduplicate": (("extract", "hashes"),),
+    "annotate": (("extract", "documents"), ("deduplicate", "repeats")),
+    "near_deduplicate": (("annotate", "bands"),),
+    "select": (("annotate", "documents"),),  # an upper bound: the texts in them are not read
+    "tokenize": (("annotate", "documents"), ("select", "fates")),
+    "write_shards": (("tokenize", "tokens"), ("tokenize", "documents")),
+}
+"""Which files of which phases a phase reads."""
+
+OBJECT_STORE_MB = 200
+"""Ray's, per machine: only names of work and results pass through it (engine.py)."""
+
+MERGE_BYTES = 24
+"""Of the driver's three sparse files, per record of the input, while near_deduplicate merges its forests."""
+
+HANDING_OUT_S = 0.016
+"""Of the driver's CPU for each task, by Ray Data: benchmarks/driver_scale.py --ray. One after another, so that a phase
+takes no less, on however many cores."""
+
+IDLE_SHARE = 0.2
+"""Of a phase's core-hours that its last tasks leave to nobody: above it, a word is said."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Line(_Strict):
+    """fixed + rate x amount."""
+
+    fixed: float = 0.0
+    rate: float = 0.0
+
+    def at(self, amount: float, works: float = 1.0) -> float:
+        """Of so many pieces of work that have so much in all."""
+        return self.fixed * works + self.rate * amount
+
+
+class PhaseRates(_Strict):
+    """What one phase took where it was measured."""
+
+    cpu_s: dict[str, Line] = Field(description="Seconds of CPU by step, per piece of work and per amount.")
+    start_s: float = Field(description="More of it in the first piece of work of a process: libraries, models.")
+    bytes: dict[str, Line] = Field(description="Bytes written by kind of file; in phases across units fixed: per unit.")
+    base_mb: float = Field(description="Memory of a task beside what it holds by HELD_BYTES.")
+
+
+class Calibration(_Strict):
+    """What was measured, and where."""
+
+    version: int = VERSION
+    source: str = Field(description="What was run.")
+    machine: str = ""
+    commit: str | None = None
+    date: str = ""
+    amounts: dict[str, float] = Field(description="Of all that was run: AMOUNTS.")
+    phases: dict[str, PhaseRates]
+
+    def filled_by(self, other: Calibration) -> Calibration:
+        """The same with the other's rates for steps and phases that were not on where this was measured."""
+        phases = dict(other.phases)
+        for name, mine in self.phases.items():
+            steps = {**(phases[name].cpu_s if name in phases else {}), **mine.cpu_s}
+            phases[name] = mine.model_copy(update={"cpu_s": steps})
+        return self.model_copy(update={"phases": phases})
+
+
+def read_calibration(path: Path = SHIPPED) -> Calibration:
+    """The calibration in a file.
+
+    Raises:
+        ConfigError: it is none, or of another version.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if found.get("version") != VERSION:
+            raise ConfigError(
+                [f"{path}: version is {found.get('version')!r}, wanted {VERSION}; measure anew: make bench"]
+            )
+        return Calibration.model_validate(found)
+    except (OSError, ValueError, ValidationError, AttributeError) as error:
+        raise ConfigError([f"{path} is no calibration: {error}; make one: python -m benchmarks.calibrate"]) from error
+
+
+# ------------------------------------------------------------------------------------------------------------- fitting
+
+
+@dataclass(frozen=True)
+class _Work:
+    phase: str
+    cpu_s: Mapping[str, float]
+    peak_mb: float
+    is_first: bool  # of its process in this phase
+    amounts: Amounts
+    num_units: int
+    bytes: Mapping[str, int]  # by kind of file
+
+
+def fit(runs: Sequence[Run], **where: str) -> Calibration:
+    """The calibration that finished runs of one config amount to.
+
+    Runs with units of other sizes tell what a piece of work costs from what is in it; of units that are all alike
+    everything counts as what is in them.
+
+    Raises:
+        ConfigError: a run is not finished, or its log has no CPU seconds.
+    """
+    works = [work for run in runs for work in _works(run)]
+    totals: defaultdict[str, float] = defaultdict(float)
+    for run in runs:
+        for unit in _amounts_of_units(run).values():
+            for name, amount in unit.items():
+                totals[name] += amount
+    phases = {
+        phase: _rates(phase, mine) for phase in PHASE_VERSIONS if (mine := [w for w in works if w.phase == phase])
+    }
+    return Calibration(
+        source=where.pop("source", ", ".join(str(run.run_dir) for run in runs)),
+        amounts=dict(totals),
+        phases=phases,
+        **where,  # pyright: ignore[reportArgumentType] - machine, commit, date
+    )
+
+
+def _amounts_of_units(run: Run) -> dict[str, dict[str, float]]:
+    counts: dict[str, dict[str, Mapping[str, int]]] = {
+        phase: {unit: run.folder(phase).record(unit)["tally"]["counts"] for unit in run.units}
+        for phase in ("extract", "annotate", "tokenize")
+    }
+    found: dict[str, dict[str, float]] = {}
+    for unit in run.units:
+        extract, annotate, tokenize = (counts[phase][unit] for phase in ("extract", "annotate", "tokenize"))
+        values = (
+            extract.get("file_bytes", 0),
+            extract.get("documents", 0),
+            extract.get("text_bytes", 0),
+            extract.get("paragraphs", 0),
+            annotate.get("chars", 0),
+            annotate.get("documents_kept", 0),
+            annotate.get("band_hashes", 0),
+            tokenize.get("documents_kept", 0),
+            tokenize.get("tokens", 0),
+        )
+        found[unit] = dict(zip(AMOUNTS, map(float, values), strict=True))
+    return found
+
+
+def _works(run: Run) -> Iterator[_Work]:
+    if not run.folder("write_shards").complete():
+        raise ConfigError([f"{run.run_dir}: the run is not finished; only a finished one can be a calibration"])
+    units = _amounts_of_units(run)
+    seen: set[tuple[str, str]] = set()
+    done: set[tuple[str, str]] = set()
+    for event in run.events():
+        if event["event"] != "WorkFinished" or event["failed"] or not event.get("cpu_seconds"):
+            continue
+        phase, work = event["phase"], event["work"]
+        is_first = (phase, event["worker"]) not in seen
+        seen.add((phase, event["worker"]))
+        is_again = (phase, work) in done  # maybe in a process that has grown since
+        done.add((phase, work))
+        peak_mb = 0.0 if is_again else event["peak_mb"] or 0.0
+        try:
+            record = run.folder(phase).record(work)
+        except FileNotFoundError:
+            continue  # of a config that was changed since
+        sizes: defaultdict[str, int] = defaultdict(int)
+        for name, output in record["outputs"].items():
+            sizes[_kind(phase, name)] += output["bytes"]
+        if work in units:
+            amounts = units[work]
+        else:
+            counts = record["tally"]["counts"]
+            amounts = {key: float(counts.get(key, 0)) for key in ("paragraphs", "band_hashes", "tokens")}
+        yield _Work(phase, event["cpu_seconds"], peak_mb, is_first, amounts, len(units), sizes)
+    if not seen:
+        raise ConfigError([f"{run.run_dir}: its log has no CPU seconds: it was made by an older version; run it anew"])
+
+
+def _kind(phase: str, name: str) -> str:
+    """`documents` of 000000-3fa9c1d2.documents.parquet, `tar` of shard-000000.tar."""
+    parts = name.split(".")
+    return parts[-1] if phase == "write_shards" else parts[-2]
+
+
+def _rates(phase: str, works: Sequence[_Work]) -> PhaseRates:
+    is_across = phase in ACROSS
+    later = [work for work in works if not work.is_first] or works
+    pieces = MIN_BUCKETS if phase in HASHED else 0  # runs that are measured have one partition
+    opens = OPEN_S.get(phase, 0.0) + pieces * PIECE_S
+    cpu: dict[str, Line] = {}
+    for step in dict.fromkeys(step for work in works for step in work.cpu_s):
+        seconds = [max(0.0, w.cpu_s.get(step, 0.0) - opens * w.num_units) for w in later]
+        amounts = [w.amounts.get(_grows_with(phase, step), 0.0) for w in later]
+        # across units what is fixed has been taken off already
+        cpu[step] = Line(rate=sum(seconds) / max(1.0, sum(amounts))) if is_across else _line(amounts, seconds)
+    firsts = [work for work in works if work.is_first]
+    dearer = [
+        sum(w.cpu_s.values())
+        - opens * w.num_units
+        - sum(line.at(w.amounts.get(_grows_with(phase, step), 0.0)) for step, line in cpu.items())
+        for w in firsts
+    ]
+    sizes: dict[str, Line] = {}
+    for kind in dict.fromkeys(kind for work in works for kind in work.bytes):
+        line = _line(
+            [w.amounts.get(_grows_with(phase, kind), 0.0) for w in works], [w.bytes.get(kind, 0) for w in works]
+        )
+        num_units = works[0].num_units if phase in HASHED else 1
+        sizes[kind] = line.model_copy(update={"fixed": line.fixed / num_units})
+    held = HELD_BYTES[phase] / 2**20
+    base = max(w.peak_mb - held * w.amounts.get(HOLDS.get(phase, GROWS_WITH[phase]), 0.0) for w in works)
+    return PhaseRates(
+        cpu_s=cpu,
+        start_s=max(0.0, min(dearer, default=0.0)),  # the first process ever on a machine compiles too: once, not each
+        bytes=sizes,
+        base_mb=max(0.0, round(base, 1)),
+    )
+
+
+def _grows_with(phase: str, part: str) -> str:
+    return GROWS_WITH.get(f"{phase}: {part}", GROWS_WITH[phase])
+
+
+def _line(amounts: Sequence[float], values: Sequence[float]) -> Line:
+    """The straight line nearest to the points, those with more in them allowed to be further off; nothing below 0."""
+    total = sum(amounts)
+    if not total:
+        return Line(fixed=sum(values) / max(1, len(values)))
+    through_zero = Line(rate=sum(values) / total)
+    if max(amounts) < 2 * min(amounts):
+        return through_zero  # all alike: what is fixed cannot be told from the rest
+    weights = [1 / max(amount, total / len(amounts) / 100) for amount in amounts]
+    whole = sum(weights)
+    mean_x = sum(w * x for w, x in zip(weights, amounts, strict=True)) / whole
+    mean_y = sum(w * y for w, y in zip(weights, values, strict=True)) / whole
+    spread = sum(w * (x - mean_x) ** 2 for w, x in zip(weights, amounts, strict=True))
+    rate = sum(w * (x - mean_x) * (y - mean_y) for w, x, y in zip(weights, amounts, values, strict=True)) / spread
+    fixed = mean_y - rate * mean_x
+    if rate < 0:
+        return Line(fixed=sum(values) / len(values))
+    return Line(fixed=fixed, rate=rate) if fixed > 0 else through_zero
+
+
+# ---------------------------------------------------------------------------------------------------------- estimating
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Machines that are alike. cores and memory_gb (of 10^9 bytes) are those of one of them."""
+
+    nodes: int
+    cores: int
+    memory_gb: float
+    price_per_core_hour: float | None = None
+    disk_gb: float | None = None  # where the run folder lies, for all of it; None: not known
+
+
+def this_machine(
+    config: RunConfig, nodes: int, cores: int | None, memory_gb: float | None, price_per_core_hour: float | None
+) -> Cluster:
+    """Machines like this one, where nothing else is said."""
+    folder = Path(config.run_dir).absolute()
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    is_this_disk = nodes == 1 and cores is None and "://" not in config.run_dir
+    return Cluster(
+        nodes,
+        cores or config.engine.workers or os.cpu_count() or 1,
+        memory_gb or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9,
+        price_per_core_hour,
+        shutil.disk_usage(existing).free / 1e9 if is_this_disk else None,
+    )
+
+
+@dataclass(frozen=True)
+class PhaseCost:
+    """What one phase would take."""
+
+    name: str
+    works: int
+    num_files: int
+    bytes_read: float
+    bytes_written: float
+    cpu_s: Mapping[str, float]  # by step; `start`: of every process; `open`: every unit's files in every partition
+    memory_mb: float  # of the largest task
+    asked_mb: int  # that the task asks the cluster for
+    slots: int  # tasks at a time
+    hours: float
+    idle_share: float  # of its core-hours, while its last tasks end
+
+    @property
+    def cpu_hours(self) -> float:
+        """Of all its tasks."""
+        return sum(self.cpu_s.values()) / 3600
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a run would take."""
+
+    calibration: str
+    cluster: Cluster
+    num_files: int
+    num_units: int
+    amounts: Amounts
+    phases: tuple[PhaseCost, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def cpu_hours(self) -> float:
+        """Of all tasks."""
+        return sum(phase.cpu_hours for phase in self.phases)
+
+    @property
+    def hours(self) -> float:
+        """From start to end."""
+        return sum(phase.hours for phase in self.phases)
+
+    @property
+    def price(self) -> float | None:
+        """Of all cores for all the hours, also those in which they wait."""
+        each = self.cluster.price_per_core_hour
+        return None if each is None else each * self.cluster.nodes * self.cluster.cores * self.hours
+
+    @property
+    def bytes_written(self) -> float:
+        """Of all phases; all of it is on disk at the end."""
+        return sum(phase.bytes_written for phase in self.phases)
+
+    @property
+    def network_bytes(self) -> float:
+        """Where the run folder is storage that all machines share: all that is fetched, read and written."""
+        return self.amounts["input"] + sum(phase.bytes_read + phase.bytes_written for phase in self.phases)
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs."""
+        derived = ("cpu_hours", "hours", "price", "bytes_written", "network_bytes")
+        found = asdict(self) | {name: getattr(self, name) for name in derived}
+        for phase, mine in zip(found["phases"], self.phases, strict=True):
+            phase["cpu_hours"] = mine.cpu_hours
+        return found | {"object_store_mb_per_node": OBJECT_STORE_MB}
+
+
+def estimate(
+    config: RunConfig,
+    calibration: Calibration,
+    cluster: Cluster,
+    *,
+    num_files: int,
+    input_bytes: float | None = None,
+) -> Cost:
+    """What a run of the config over so many files would take.
+
+    Args:
+        config: what would be run; its input is not looked at.
+        calibration: what was measured.
+        cluster: where it would run.
+        num_files: files of the input.
+        input_bytes: of all of them; None: they are of a snapshot, like WET_FILE.
+
+    Raises:
+        ConfigError: numbers out of range.
+    """
+    if num_files < 1 or cluster.nodes < 1 or cluster.cores < 1 or cluster.memory_gb <= 0:
+        raise ConfigError(["--files, --nodes and --cores must be at least 1, --memory-gb above 0"])
+    return _Model(config, calibration, cluster, num_files, input_bytes).cost()
+
+
+@dataclass(frozen=True)
+class _Model:
+    config: RunConfig
+    calibration: Calibration
+    cluster: Cluster
+    num_files: int
+    input_bytes: float | None
+
+    @cached_property
+    def num_units(self) -> int:
+        return math.ceil(self.num_files / files_per_unit(self.config.input, self.num_files))
+
+    @cached_property
+    def amounts(self) -> Amounts:
+        """Of the whole run: the input's own, and of what comes after it the shares that the measured run had."""
+        seen = self.calibration.amounts
+        if self.input_bytes is not None:
+            return {name: self.input_bytes * seen[name] / seen["input"] for name in AMOUNTS}
+        known = {name: amount * self.num_files for name, amount in WET_FILE.items()}
+        known["left"] = known["text"] * seen["left"] / seen["text"]
+        for name in ("scored", "kept"):
+            known[name] = known["documents"] * seen[name] / seen["documents"]
+        for name in ("band_hashes", "tokens"):
+            known[name] = known["left"] * seen[name] / seen["left"]
+        return known
+
+    def works(self, phase: str) -> int:
+        """As the phases count them."""
+        memory_mb = self.config.engine.memory_mb
+        if getattr(self.config, phase) is None:
+            return 0
+        if phase == "deduplicate" and self.config.deduplicate.keep == "all":
+            return 0
+        if phase in HASHED:
+            groups = math.ceil(self.num_units / self.group_units(phase))
+            largest = self.amounts[HASHED[phase]] * self.group_units(phase) / self.num_units
+            return groups * partitions_for(math.ceil(largest), int(HELD_BYTES[phase]), memory_mb)
+        if phase == "write_shards":
+            return math.ceil(self.amounts["tokens"] / self.config.write_shards.shard_tokens)
+        return self.num_units
+
+    def group_units(self, phase: str) -> int:
+        """The units that a phase across units holds against each other."""
+        size = self.config.deduplicate.group_units if phase == "deduplicate" else None
+        return min(self.num_units, size or self.num_units)
+
+    def openings(self, phase: str) -> int:
+        """How often a unit's files are opened by a phase across units."""
+        return self.works(phase) * self.group_units(phase) if phase in ACROSS else 0
+
+    def pieces(self, phase: str) -> int:
+        """Pieces of all units' files that a phase goes through."""
+        partitions = math.ceil(self.openings(phase) / self.num_units)
+        return self.num_units * pieces_for(partitions, self.amounts[HASHED[phase]] / self.num_units)
+
+    def written(self, phase: str) -> dict[str, float]:
+        """Bytes by kind of file."""
+        works = self.works(phase)
+        if not works or phase not in self.calibration.phases:
+            return {}
+        times = self.openings(phase) if phase in HASHED else works
+        lines = self.calibration.phases[phase].bytes
+        return {kind: line.at(self.amounts[_grows_with(phase, kind)], times) for kind, line in lines.items()}
+
+    def cost(self) -> Cost:
+        phases = tuple(self.phase(name) for name in PHASE_VERSIONS)
+        return Cost(
+            calibration=_origin(self.calibration),
+            cluster=self.cluster,
+            num_files=self.num_files,
+            num_units=self.num_units,
+            amounts=self.amounts,
+            phases=phases,
+            warnings=tuple(self.warnings(phases)),
+        )
+
+    def phase(self, name: str) -> PhaseCost:
+        works, request = self.works(name), request_of(self.config.engine, name)
+        by_cores = self.cluster.cores / request.num_cpus if request.num_cpus else math.inf
+        by_memory = self.cluster.memory_gb * 1e9 / (request.memory_mb * 2**20)
+        slots = self.cluster.nodes * int(min(by_cores, by_memory))
+        rates = self.calibration.phases.get(name)
+        if not works or rates is None:
+            return PhaseCost(name, 0, 0, 0.0, 0.0, {}, 0.0, request.memory_mb, slots, 0.0, 0.0)
+        steps = {spec.stage.name for spec in stages_of(name, self.config)}
+        cpu = {
+            step: line.at(self.amounts[_grows_with(name, step)], works)
+            for step, line in rates.cpu_s.items()
+            if step in steps or step not in _STAGES[name] or (name, step) == ("select", "perplexity")
+        }
+        if opened := self.openings(name):
+            cpu["open"] = opened * OPEN_S[name] + (self.pieces(name) * PIECE_S if name in HASHED else 0.0)
+        if name == "annotate":
+            cpu["repeats"] = self.openings("deduplicate") * REPEATS_S
+        each_s, waves = sum(cpu.values()) / works, math.ceil(works / max(1, slots))
+        cpu["start"] = rates.start_s * min(works, slots)
+        held = HELD_BYTES[name] * self.amounts[HOLDS.get(name, GROWS_WITH[name])] / works
+        written = self.written(name)
+        return PhaseCost(
+            name=name,
+            works=works,
+            num_files=works * (len(rates.bytes) + 1),
+            bytes_read=sum(self.written(parent).get(kind, 0.0) for parent, kind in READS[name]),
+            bytes_written=sum(written.values()),
+            cpu_s=cpu,
+            memory_mb=rates.base_mb + held / 2**20,
+            asked_mb=request.memory_mb,
+            slots=slots,
+            hours=max(waves * each_s + rates.start_s, works * HANDING_OUT_S) / 3600 if slots else math.inf,
+            idle_share=1 - works / (waves * slots) if slots else 0.0,
+        )
+
+    def warnings(self, phases: Iterable[PhaseCost]) -> Iterator[str]:
+        """What will not fit, or will not go well, and what would."""
+        cluster, engine = self.cluster, self.config.engine
+        total = sum(phase.hours for phase in phases)
+        for phase in phases:
+            if not phase.slots:
+                yield (
+                    f"{phase.name}: a task asks for {phase.asked_mb:,} MB, a machine has {cluster.memory_gb:g} GB: it "
+                    f"would never start; lower engine.memory_mb, or take larger machines"
+                )
+            elif phase.works and phase.memory_mb > phase.asked_mb:
+                yield self._too_large(phase)
+            if phase.slots and phase.idle_share > IDLE_SHARE and phase.hours > 0.05 * total:
+                yield (
+                    f"{phase.name}: {phase.works:,} tasks on {phase.slots:,} places leave {phase.idle_share:.0%} of "
+                    f"its core-hours to nobody"
+                    + ("; fewer cores are as fast" if phase.works <= phase.slots else " in the last wave")
+                )
+        if (fits := int(cluster.memory_gb * 1e9 / (engine.memory_mb * 2**20))) < cluster.cores:
+            yield (
+                f"engine.memory_mb {engine.memory_mb:,} lets {fits} tasks onto a machine of {cluster.cores} cores: the "
+                f"others idle; {int(cluster.memory_gb * 1e9 / 2**20 / cluster.cores):,} would use all"
+            )
+        if self.num_units > MAX_UNITS:
+            num_files = sum(phase.num_files for phase in phases)
+            yield (
+                f"{self.num_units:,} units make {num_files:,} files; input.files_per_unit: auto makes {MAX_UNITS:,} "
+                f"units at most"
+            )
+        if (disk := cluster.disk_gb) is not None and (needed := sum(p.bytes_written for p in phases) / 1e9) > disk:
+            yield f"the run folder takes {needed:,.0f} GB, {disk:,.0f} GB are free there; set run_dir to a larger disk"
+        merge_gb = MERGE_BYTES * self.amounts["documents"] / 1e9
+        if self.config.near_deduplicate is not None and merge_gb > cluster.memory_gb / 2:
+            yield (
+                f"near_deduplicate: the driver merges over {self.amounts['documents']:,.0f} records, up to "
+                f"{merge_gb:,.0f} GB of sparse files, of which only what fits into memory is fast"
+            )
+        if missing := [f"{name}.{stage}" for name in PHASE_VERSIONS for stage in self._unmeasured(name)]:
+            yield f"not measured, and counted as nothing: {', '.join(missing)}; calibrate by a run that has them"
+
+    def _too_large(self, phase: PhaseCost) -> str:
+        base = self.calibration.phases[phase.name].base_mb
+        told = f"{phase.name}: a task would take {phase.memory_mb:,.0f} MB, and asks for {phase.asked_mb:,}"
+        room = max(1.0, phase.asked_mb - base) * 2**20
+        share = (phase.memory_mb - base) / max(1.0, phase.asked_mb - base)
+        if phase.name in HASHED and share > 1:
+            told += f" (hashes are cut into {MAX_PARTITIONS:,} ranges at most)"
+        if phase.name == "deduplicate" and share > 1:
+            units = room * MAX_PARTITIONS / BYTES_PER_PARAGRAPH / (self.amounts["paragraphs"] / self.num_units)
+            told += f"; set deduplicate.group_units to {int(units):,} (CCNet looks among 3 % of a dump)"
+            return f"{told}, or engine.memory_mb to {phase.memory_mb:,.0f}"
+        if phase.name == "write_shards" and share > 1:
+            return f"{told}; set write_shards.shard_tokens to {int(room / HELD_BYTES['write_shards']):,}"
+        if phase.name not in ACROSS and share > 1 and self.num_units < self.num_files:
+            return f"{told}; lower input.files_per_unit, or raise engine.memory_mb to {phase.memory_mb:,.0f}"
+        return f"{told}; raise engine.memory_mb (or engine.phases.{phase.name}.memory_mb) to {phase.memory_mb:,.0f}"
+
+    def _unmeasured(self, name: str) -> list[str]:
+        if not self.works(name):
+            return []
+        rates = self.calibration.phases.get(name)
+        return [s.stage.name for s in stages_of(name, self.config) if rates is None or s.stage.name not in rates.cpu_s]
+
+
+_STAGES = {phase: {stage.name for stage in CHAIN.get(phase, ())} for phase in PHASE_VERSIONS}
+
+
+def _origin(calibration: Calibration) -> str:
+    about = [calibration.source, calibration.machine, calibration.date[:10], (calibration.commit or "")[:9]]
+    return "; ".join(part for part in about if part)

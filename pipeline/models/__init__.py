@@ -1,0 +1,1 @@
+"""Models and texts: the registry, downloads, the cache, and training."""

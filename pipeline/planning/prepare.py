@@ -1,0 +1,74 @@
+"""Fetches and makes what a run needs before it can be planned in full: models, texts, the sample crawl.
+
+Promises: a bucket that cannot be reached is told before anything is made; afterwards every model of the config lies in
+the user's cache and the sample crawl is whole; what is there already costs nothing. Once it has run, a run needs no
+network (but for remote input, and a run folder in a bucket).
+Leaves to others: how a model is fetched or trained (assets.py), how the crawl is made (sample_crawl.py).
+
+    prepare(config, say=print)
+    plan = make_plan(config)        # every fingerprint is known now
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pipeline.config import RunConfig, SampleCrawl
+from pipeline.models import registry as assets
+from pipeline.models.cache import locked
+from pipeline.planning.input_splits import sample_crawl_folder
+from pipeline.planning.plan import CHAIN, stages_of
+from pipeline.runs.phase_folder import place
+from storage.object_store import S3Path
+
+Say = Callable[[str], None]
+
+
+def prepare(config: RunConfig, say: Say) -> None:
+    """Make everything ready.
+
+    Raises:
+        AssetError: a model can neither be found nor fetched nor made.
+        OSError: the cache cannot be written.
+        StorageFailed: the run folder lies in a bucket that cannot be listed.
+    """
+    run_dir = place(config.run_dir, config.storage)
+    if isinstance(run_dir, S3Path):
+        run_dir.check()
+    for reference in references(config):
+        assets.resolve(reference, say=say)
+    if config.input.sample_crawl:
+        make_sample_crawl(config.input.sample_crawl, say)
+
+
+def references(config: RunConfig) -> list[str]:
+    """Every model and file that the config's stages load, each once, in the order of the chain."""
+    specs = [spec for phase in CHAIN for spec in stages_of(phase, config)]
+    return list(dict.fromkeys(reference for spec in specs for reference in spec.stage.files_of(spec.settings)))
+
+
+def is_prepared(config: RunConfig) -> bool:
+    """Whether `prepare` would have nothing to do."""
+    crawl = config.input.sample_crawl
+    return all(assets.digest(r) for r in references(config)) and (crawl is None or sample_crawl_folder(crawl).exists())
+
+
+def make_sample_crawl(crawl: SampleCrawl, say: Say) -> None:
+    """Make the sample crawl on this machine unless it is there; of several processes one does."""
+    from pipeline.sample_crawl.generator import generate
+
+    folder = sample_crawl_folder(crawl)
+    if folder.exists():
+        return
+    with locked(folder.with_name(f"{folder.name}.lock"), "the sample crawl", say):
+        if folder.exists():  # another process was first
+            return
+        say(f"making a sample crawl of {crawl.documents:,} pages in {folder}")
+        generate(
+            folder,
+            num_documents=crawl.documents,
+            seed=crawl.seed,
+            format=crawl.format,
+            documents_per_file=crawl.documents_per_file,
+            say=say,
+        )

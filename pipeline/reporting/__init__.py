@@ -1,0 +1,1 @@
+"""Everything that shows a run: progress, summary, status, explain, preview, metrics."""

@@ -1,0 +1,393 @@
+r"""Asks a finished run what became of its documents, from what the phases stored.
+
+Promises: every document that was read has exactly one last fate; `explain` tells its whole story (where it stood in
+the crawl, what deduplication took from it and who else has it, every score, every rule with its limit, also those
+behind the one that decided, the near-duplicate in its place, the shard and row that hold it), and reads nothing but
+the run folder, so it works long after, elsewhere, without the input.
+Leaves to others: sums over all documents (report.py).
+
+    run = open_run("runs/ccnet")
+    for story in explain(run, "https://example.org/page"):
+        print("\\n".join(story.lines))
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from config_files.reader import ConfigError
+from pipeline.config import RunConfig, change
+from pipeline.execution.task import StageSpec, UnitFailed
+from pipeline.models.registry import AssetError
+from pipeline.phases.annotate import COPY_BY, documents_file
+from pipeline.phases.extract import EXTRACTED, hashes_file
+from pipeline.phases.hash_partitions import read_around
+from pipeline.phases.paragraph_dedup import Deduplicate
+from pipeline.phases.select import REPRESENTATIVE, Select
+from pipeline.planning.input_splits import Unit
+from pipeline.planning.plan import RunPlan, plan_units
+from pipeline.planning.previous_runs import EarlierRun, owner, units_of
+from pipeline.runs import event_log as journal
+from pipeline.runs.phase_folder import RUN_FILE, PhaseFolder, Place, place, to_json, write_atomically
+from shardwriter.format import MANIFEST_FILE, Manifest, ShardIndex, sample_key
+from stages.contract import every_rule
+from stages.dedup.paragraphs import hash_paragraph
+from stages.filters.perplexity import PerplexityFilterSettings
+from storage.object_store import S3Path
+
+SCORES = ("language", "language_score", "perplexity", "reference_score")
+"""What is told first of all that annotate has stored."""
+
+NO_SCORES = {*EXTRACTED.names, "num_chars", "num_lines", "chars_removed"}
+
+NUM_LISTED = 5
+"""Lines shown of those that were taken out."""
+
+
+class RunNotFound(Exception):
+    """There is no run, or not as much of one as is asked for."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder, as its run.json describes it."""
+
+    run_dir: Place
+    config: Mapping[str, Any]
+    folders: Mapping[str, str]  # phase -> name of its folder
+    units: Sequence[str]
+    earlier: tuple[EarlierRun, ...] = ()  # those that it was deduplicated against
+
+    def folder(self, phase: str) -> PhaseFolder:
+        """Where the phase's outputs lie."""
+        return PhaseFolder(self.run_dir / self.folders[phase])
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """What the drivers of this run have logged so far, oldest first: "time" (s since the epoch), "event", ..."""
+        return journal.events(self.run_dir)
+
+    @property
+    def dataset(self) -> Place:
+        """Folder of shards, indexes and manifest.json."""
+        return self.run_dir / self.folders["write_shards"]
+
+
+def record_run(plan: RunPlan) -> None:
+    """Write run.json: which folders belong together, and the config in full."""
+    description: dict[str, Any] = {
+        "config": plan.config.model_dump(mode="json"),
+        "folders": {phase.name: plan.folder(phase.name).root.name for phase in plan.phases},
+        "units": [unit.key for unit in plan.units],
+        "stages": {phase.name: {spec.stage.name: spec.stage.version for spec in phase.stages} for phase in plan.phases},
+        "earlier_runs": [run.to_json() for run in plan.earlier],
+    }
+    write_atomically(plan.run_dir / RUN_FILE, to_json(description))
+
+
+def open_run(run_dir: str | Place) -> Run:
+    """The run in a folder, or at s3://bucket/folder: then it is reached as the usual AWS_* environment says.
+
+    Raises:
+        RunNotFound: it holds none.
+        StorageFailed: the bucket cannot be read.
+    """
+    root = place(run_dir) if isinstance(run_dir, str) else run_dir
+    try:
+        found = json.loads((root / RUN_FILE).read_bytes())
+    except FileNotFoundError as error:
+        siblings = [str(p.parent) for p in root.parent.glob(f"*/{RUN_FILE}")] if isinstance(root, Path) else []
+        nearest = difflib.get_close_matches(str(run_dir), siblings, 1) or siblings[:1]
+        hint = f"; did you mean {nearest[0]}?" if nearest else "; start one with `python -m pipeline run`"
+        raise RunNotFound(f"{run_dir}: no run here ({RUN_FILE} is missing){hint}") from error
+    earlier = tuple(EarlierRun(**one) for one in found.get("earlier_runs", ()))
+    return Run(root, found["config"], found["folders"], found["units"], earlier)
+
+
+@dataclass(frozen=True)
+class _KnownUnit(Unit):
+    """A unit of a run of which only its name is needed: its files may be gone."""
+
+    name: str
+
+    @cached_property
+    def key(self) -> str:
+        return self.name
+
+
+def plan_of(run: Run, config: RunConfig) -> RunPlan:
+    """A plan that reads what the run has stored, under a config that may differ in `select`. Needs no input."""
+    config = config.model_copy(update={"run_dir": str(run.run_dir)})
+    if isinstance(run.run_dir, S3Path):  # reached from here, perhaps not as the run itself reached it
+        config = config.model_copy(update={"storage": run.run_dir.settings})
+    plan = plan_units(config, [_KnownUnit(i, (), key) for i, key in enumerate(run.units)], run.earlier)
+    folders = {name: folder.removeprefix(f"{name}-") for name, folder in run.folders.items()}
+    phases = (replace(phase, fingerprint=folders.get(phase.name, phase.fingerprint)) for phase in plan.phases)
+    return replace(plan, phases=tuple(phases))
+
+
+@dataclass(frozen=True)
+class Story:
+    """What became of one document, as lines for people and as columns for programs."""
+
+    doc_id: int
+    fate: str
+    lines: tuple[str, ...]
+    columns: Mapping[str, Any]
+
+
+def explain(run: Run, key: str) -> list[Story]:
+    """The stories of the documents with that doc_id, or that URL (a crawl may hold a page more than once).
+
+    Raises:
+        RunNotFound: the run has not got as far as extract, or holds no such document.
+    """
+    doc_ids = [int(key)] if key.isdecimal() else list(_ids_of_url(run, key))
+    stories = [story for doc_id in doc_ids if (story := _story(run, doc_id))]
+    if not stories:
+        raise RunNotFound(
+            f"{run.run_dir}: no document {key!r} among what was read; its record may be in the quarantine"
+        )
+    return stories
+
+
+class InShard(NamedTuple):
+    """Where a document lies in a dataset."""
+
+    shard: str  # the file
+    row: int  # its position among the documents of the shard
+    sample: str  # the key of the sample, and so of the members of the tar
+    token_start: int  # counted in the shard's tokens
+    num_tokens: int
+
+
+def find_in_shards(run: Run, doc_id: int) -> InShard | None:
+    """The place of a document that was kept and written."""
+    path = run.dataset / MANIFEST_FILE
+    if not path.exists():
+        return None
+    for entry in Manifest.loads(path.read_bytes(), str(path)).shards:
+        index = ShardIndex.from_bytes((run.dataset / entry.index_file).read_bytes(), entry.index_file)
+        for row in np.flatnonzero(index.doc_ids == np.uint64(doc_id)):
+            start, end = (int(token) for token in index.doc_starts[row : row + 2])
+            sample = int(np.searchsorted(index.sample_starts, start, side="right")) - 1
+            return InShard(entry.file, int(row), sample_key(entry.shard, sample), start, end - start)
+    return None
+
+
+def _ids_of_url(run: Run, url: str) -> Iterator[int]:
+    for unit in run.units:
+        for name in (f"{unit}.documents.parquet", f"{unit}.fates.parquet"):
+            with contextlib.suppress(FileNotFoundError):  # not extracted yet
+                yield from _rows(run.folder("extract"), name, "url", url, ["doc_id"]).column("doc_id").to_pylist()
+
+
+def _rows(folder: PhaseFolder, name: str, column: str, value: Any, columns: Sequence[str] | None = None) -> pa.Table:
+    """The rows of a Parquet file with that value, found by its statistics where it is sorted."""
+    with folder.open(name) as file:
+        scalar = pa.scalar(value, pq.read_schema(file).field(column).type)
+        return pq.read_table(file, columns=columns, filters=pc.field(column) == scalar)
+
+
+def row_of(folder: PhaseFolder, name: str, doc_id: int, columns: Sequence[str] | None = None) -> dict[str, Any] | None:
+    """A document's row of a Parquet file; None where it has none, or is not there yet."""
+    with contextlib.suppress(FileNotFoundError):
+        return next(iter(_rows(folder, name, "doc_id", doc_id, columns).to_pylist()), None)
+    return None
+
+
+def _story(run: Run, doc_id: int) -> Story | None:
+    index = doc_id >> 32
+    if index >= len(run.units):
+        return None
+    unit = run.units[index]
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for phase in ("extract", "annotate", "select"):
+        for kind in ("documents", "fates"):
+            if row := row_of(run.folder(phase), f"{unit}.{kind}.parquet", doc_id):
+                found[phase, kind] = row
+    if not found:
+        return None
+    columns = {k: v for row in found.values() for k, v in row.items()}
+    fate = next((f"{row['fate']}" for (_, kind), row in reversed(found.items()) if kind == "fates"), "not decided yet")
+    lines = [f"document {doc_id}: {columns['url']}", *_chapters(run, doc_id, found, fate)]
+    return Story(doc_id, fate, tuple(lines), columns)
+
+
+def _chapters(run: Run, doc_id: int, found: Mapping[tuple[str, str], dict[str, Any]], fate: str) -> Iterator[str]:
+    if read := found.get(("extract", "documents")):
+        yield f"read         {read['warc_file']} at byte {read['warc_offset']}, {read['date']}, title {read['title']!r}"
+        yield f"             {read['original_num_chars']:,} characters in {read['original_num_lines']:,} paragraphs"
+        yield from _rules(run, doc_id, "extract")
+    if scored := found.get(("annotate", "documents")):
+        yield from _removed(run, doc_id, read, scored)
+        yield from _scores(scored)
+        yield from _rules(run, doc_id, "annotate")
+    elif read and not fate.startswith("copies.") and ("annotate", "fates") in found:
+        gone = _repeats(run, doc_id)
+        lines = read["text"].split("\n")
+        yield f"deduplicate  {len(gone)} paragraphs removed, {len(lines) - len(gone)} left"
+        yield from _with_copies(run, doc_id, [lines[i] for i in gone])
+    for phase in ("extract", "annotate", "select"):
+        decided = found.get((phase, "fates"))
+        if decided and decided["fate"] != "kept":
+            yield f"{phase:<12} dropped: {decided['fate']}{why(decided)}"
+        if decided and decided.get("representative") is not None:
+            what = "copy" if decided["fate"].startswith("copies.") else "near-duplicate"
+            yield f"             {what} of document {_named(run, decided['representative'])}"
+        if phase == "select" and decided and decided["fate"] != "kept":
+            yield from _rules(run, doc_id, phase, decided.get("representative"))
+    if fate == "kept":
+        bucket = found["select", "fates"].get("bucket")
+        yield f"select       kept{f', bucket {bucket}' if bucket else ''}"
+        yield from _rules(run, doc_id, "select")
+        if place := find_in_shards(run, doc_id):
+            yield f"shards       {place.shard}, document {place.row}, in sample {place.sample}"
+            yield f"             {place.num_tokens:,} tokens from the shard's token {place.token_start:,} on"
+        else:
+            yield "shards       not written yet"
+
+
+def _scores(scored: Mapping[str, Any]) -> Iterator[str]:
+    """All that annotate has stored of a document beside its text: what people ask for first, then the rest."""
+    found = {name: value for name, value in scored.items() if isinstance(value, str | int | float)}
+    first = {name: found[name] for name in SCORES if name in found}
+    yield f"annotate     {', '.join(f'{name} {value}' for name, value in first.items())}"
+    rest = sorted(found.keys() - first.keys() - NO_SCORES)
+    yield from (f"             {name} {_short(found[name])}" for name in rest)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _rules(run: Run, doc_id: int, phase: str, representative: int | None = None) -> Iterator[str]:
+    """What every rule of a phase makes of what is stored of a document, also those behind the one that decided."""
+    try:
+        plan = plan_of(run, change(run.config, str(run.run_dir)))
+        read = run.folder("annotate" if phase == "select" else phase)
+        rows = _rows(read, documents_file(run.units[doc_id >> 32]), "doc_id", doc_id)
+        stages = Select(plan).stages() if phase == "select" else plan.phase(phase).stages
+        rows = rows.append_column(REPRESENTATIVE, pa.array([representative], REPRESENTATIVE.type))
+        rows = rows.append_column(COPY_BY, pa.nulls(1, COPY_BY.type))  # what is stored is no copy
+        with every_rule() as judgements:
+            for spec in stages:
+                if spec.stage.reasons and (phase == "select" or _is_mere_rule(spec)):
+                    rows = spec.opened().apply(rows).kept
+        cutoffs = [line for spec in stages for line in _cutoffs(spec, rows)]
+    except (AssetError, ConfigError, OSError, UnitFailed, ValueError) as error:
+        yield f"             its rules cannot be told: {error}"
+        return
+    for judgement in judgements:
+        verdict = "breaks" if _first(judgement.is_broken) else "passes"
+        shown = {name: _first(getattr(judgement, name)) for name in ("value", "limit", "detail")}
+        yield f"             {verdict} {judgement.reason}{why(shown)}"
+    yield from cutoffs
+
+
+def _cutoffs(spec: StageSpec, rows: pa.Table) -> Iterator[str]:
+    """Where the buckets of the document's language end: the limits of those that no rule of theirs drops."""
+    if isinstance(spec.settings, PerplexityFilterSettings):
+        language = rows.column("language")[0].as_py()
+        if ends := spec.settings.cutoffs.get(language):
+            yield f"             buckets of {language}: head below {ends[0]:g}, middle below {ends[1]:g}"
+
+
+def _is_mere_rule(spec: StageSpec) -> bool:
+    """Whether a stage only judges: then what is stored is what it has judged, and no model is needed for it."""
+    return not spec.stage.adds.names and not spec.stage.files_of(spec.settings)
+
+
+def _first(values: Any) -> Any:
+    return values[0].as_py() if isinstance(values, pa.Array | pa.ChunkedArray) else values
+
+
+def _named(run: Run, doc_id: int) -> str:
+    """Number, URL and fate of another document, and the earlier run that has it, for those who want to go on there."""
+    there = owner(doc_id, len(run.units), run.earlier)
+    home, doc_id = there or (run, doc_id)
+    where = f"{doc_id} of {home.run_dir}" if there else f"{doc_id}"
+    for phase in ("select", "annotate", "extract"):
+        name = f"{home.units[doc_id >> 32]}.fates.parquet"
+        if row := row_of(home.folder(phase), name, doc_id, ["doc_id", "url", "fate"]):
+            return f"{where}: {row['url']} ({'kept' if row['fate'] == 'kept' else 'dropped: ' + row['fate']})"
+    return where  # its unit has not got that far, or the earlier run is no longer there
+
+
+def _removed(run: Run, doc_id: int, read: Mapping[str, Any] | None, scored: Mapping[str, Any]) -> Iterator[str]:
+    if read is None:
+        return
+    lines, by_rules = read["text"].split("\n"), scored.get("lines_removed")
+    after = {*scored["kept_lines"], *(by_rules or ())}
+    gone = [line for i, line in enumerate(lines) if i not in after]
+    num_chars = scored["num_chars"] + (scored.get("chars_removed") or 0)
+    yield f"deduplicate  {len(gone)} paragraphs removed, {len(after)} left ({num_chars:,} characters)"
+    yield from _with_copies(run, doc_id, gone)
+    if by_rules is not None:
+        left = f"{len(scored['kept_lines'])} left ({scored['num_chars']:,} characters)"
+        yield f"lines        {len(by_rules)} removed, {left}"
+        yield from _listed([lines[i] for i in by_rules])
+
+
+def _repeats(run: Run, doc_id: int) -> list[int]:
+    """The lines of a document that deduplicate took."""
+    plan = plan_of(run, change(run.config, str(run.run_dir)))
+    repeats = Deduplicate(plan).repeats_of(plan.units[doc_id >> 32])
+    return repeats[repeats >> np.uint64(32) == np.uint64(doc_id & 0xFFFF_FFFF)].astype(np.uint32).tolist()
+
+
+def _with_copies(run: Run, doc_id: int, gone: Sequence[str]) -> Iterator[str]:
+    """The longest of the paragraphs that were taken, and for each another document that has it."""
+    gone = sorted(gone, key=len, reverse=True)
+    copies = _copies(run, doc_id, gone[:NUM_LISTED])
+    for shown, line in zip(_listed(gone), gone[:NUM_LISTED], strict=False):
+        yield shown
+        elsewhere = f"also in document {_named(run, copies[line])}" if line in copies else "twice in this document"
+        yield f"               {elsewhere}{', or in an earlier run' if line not in copies and run.earlier else ''}"
+    yield from list(_listed(gone))[NUM_LISTED:]
+
+
+def _copies(run: Run, doc_id: int, lines: Sequence[str]) -> dict[str, int]:
+    """Of each line the first other document, in input order, among those that deduplicate compared this one with."""
+    wanted = {line: hash_paragraph(line) for line in lines}
+    size = run.config["deduplicate"]["group_units"] or len(run.units)
+    first = (doc_id >> 32) // size * size
+    files = [(len(run.units) + i, unit.run.folder("extract"), unit.key) for i, unit in enumerate(units_of(run.earlier))]
+    files += [(i, run.folder("extract"), run.units[i]) for i in range(first, min(first + size, len(run.units)))]
+    copies: dict[str, int] = {}
+    for index, folder, unit in files:
+        for line, number in wanted.items():
+            with contextlib.suppress(FileNotFoundError):  # the earlier run is no longer there
+                if line in copies:
+                    continue
+                near = read_around(folder.open(hashes_file(unit)), number)
+                records = near["record"].to_numpy()[near["hash"].to_numpy() == np.uint64(number)]
+                others = [index << 32 | int(record) for record in np.sort(records)]
+                copies.update((line, other) for other in [o for o in others if o != doc_id][:1])
+        if len(copies) == len(wanted):
+            break
+    return copies
+
+
+def _listed(gone: Sequence[str]) -> Iterator[str]:
+    yield from (f"             - {line[:100]!r}" for line in gone[:NUM_LISTED])
+    if len(gone) > NUM_LISTED:
+        yield f"             - and {len(gone) - NUM_LISTED} more"
+
+
+def why(decided: Mapping[str, Any]) -> str:
+    """The value that decided, the limit it was held against, and what is no number."""
+    parts = [f"{name} {decided[name]:g}" for name in ("value", "limit") if decided[name] is not None]
+    parts += [str(decided["detail"])] if decided["detail"] is not None else []
+    return f" ({', '.join(parts)})" if parts else ""

@@ -1,0 +1,84 @@
+"""Kept documents of a run as CCNet writes them: JSON lines, one gzip file per language and bucket.
+
+Promises: the fields, their names and their meaning are those of CCNet's own output (cc_net, `mined` folder), so that
+what was built on it reads ours; documents come in the order of the input; the same run gives the same bytes.
+Leaves to others: tokens and shards (shardwriter/), dropped documents (ledger.py).
+
+    export_ccnet(open_run("runs/ccnet"), Path("mined"))     # mined/en_head.json.gz, mined/en_middle.json.gz, ...
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pipeline.phases.phase import row_groups
+from pipeline.reporting.explain import Run, RunNotFound
+
+
+def export_ccnet(run: Run, out: Path) -> Counter[str]:
+    """Write the kept documents of a run into a new folder; returns documents per file.
+
+    Raises:
+        RunNotFound: the run has not got as far as select.
+        FileExistsError: the folder is there already.
+    """
+    if not run.folder("select").complete():
+        raise RunNotFound(f"{run.run_dir}: select is not done yet, so nothing is kept; run the config to its end first")
+    out.mkdir(parents=True)
+    written: Counter[str] = Counter()
+    with contextlib.ExitStack() as stack:
+        files: dict[str, gzip.GzipFile] = {}
+        for document in _kept(run):
+            name = f"{document['language'] or 'unknown'}_{document['bucket']}.json.gz"
+            if name not in files:
+                raw = stack.enter_context((out / name).open("wb"))
+                files[name] = stack.enter_context(gzip.GzipFile("", "wb", 6, raw, mtime=0))
+            files[name].write(json.dumps(document, ensure_ascii=False).encode() + b"\n")
+            written[name] += 1
+    return written
+
+
+def _kept(run: Run) -> Iterator[dict[str, Any]]:
+    for unit in run.units:
+        with run.folder("select").open(f"{unit}.fates.parquet") as file:
+            fates = pq.read_table(file, columns=["doc_id", "fate", "bucket"])
+        kept = fates.filter(pc.equal(fates.column("fate"), "kept"))
+        ids = kept.column("doc_id").combine_chunks()
+        for group in row_groups(run.folder("annotate").open(f"{unit}.documents.parquet")):
+            place = pc.index_in(group.column("doc_id"), value_set=ids)
+            rows = group.filter(pc.is_valid(place))
+            buckets = kept.column("bucket").take(place.drop_null()).fill_null("all")
+            yield from (_as_ccnet(row) for row in rows.append_column("bucket", buckets).to_pylist())
+
+
+def _as_ccnet(row: Mapping[str, Any]) -> dict[str, Any]:
+    """One document in CCNet's words; `cc_segment` is the file it was read from."""
+    document: dict[str, Any] = {
+        "url": row["url"],
+        "date_download": row["date"],
+        "digest": row["digest"],
+        "length": row["num_chars"],
+        "nlines": row["num_lines"],
+        "source_domain": row["source_domain"],
+        "title": row["title"],
+        "raw_content": row["text"],
+        "cc_segment": row["warc_file"],
+        "original_nlines": row["original_num_lines"],
+        "original_length": row["original_num_chars"],
+        "line_ids": row["kept_lines"],
+        "language": row["language"],
+        "language_score": row["language_score"],
+        "bucket": row["bucket"],
+    }
+    if row.get("perplexity") is not None:  # CCNet leaves it out where there is no model
+        document["perplexity"] = row["perplexity"]
+    return document

@@ -1,0 +1,1 @@
+"""A crawl made from real texts, with a truth table."""

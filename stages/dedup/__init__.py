@@ -1,0 +1,1 @@
+"""Exact, paragraph and fuzzy deduplication."""

@@ -1,0 +1,259 @@
+r"""Signatures of documents by MinHash, and the filter that drops near-duplicates.
+
+Promises: signatures are those of datasketch (2.0, its default scheme) for the n-grams of `ngrams`; bands and rows are
+those of `datasketch.MinHashLSH` for the wanted threshold, so two documents are candidates here if and only if they are
+there. Two documents whose sets of n-grams have the Jaccard similarity s share a band with probability
+1 - (1 - s^rows)^bands (Broder 1997; Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, section 3.4).
+Leaves to others: bringing equal bands together over the whole crawl, and choosing who stays (`near_deduplicate`).
+
+    stage = MinHash(MinHashSettings(threshold=0.8))          # 9 bands of 13 rows
+    stage.apply(batch).kept.column("minhash")[0]             # 9 hashes; null for a document without words
+
+What is compared: a *word* is a run of characters that are not white space, without its ASCII punctuation, in lower
+case, if anything is left (as in stages/quality.py); in scripts that put no blanks between words each character is one.
+An n-gram is n words in a row; a document of fewer words is one n-gram, so it has no near copies but equal ones.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Mapping
+from functools import cache
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pydantic import Field, field_validator, model_validator
+
+from stages.contract import Outcome, Settings, Stage, drop_where, keep_all
+from stages.kernels import minhash as _minhash
+from stages.kernels import sha1 as _sha1
+
+UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u2fdf\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|"
+    "[\U00020000-\U0003134f]"
+)
+"""Thai, Lao, Burmese, Khmer, Chinese and Japanese (Unicode, Blocks.txt); Korean puts blanks between words."""
+_PUNCTUATION = frozenset(string.punctuation)
+
+
+class MinHashSettings(Settings):
+    """What is compared, and from which similarity on documents count as near-duplicates."""
+
+    num_permutations: int = Field(
+        default=128, ge=2, le=4096, description="Length of a signature; longer ones tell similarities apart better."
+    )
+    ngram_words: int = Field(
+        default=5, ge=1, description="Words of an n-gram (RefinedWeb and FineWeb take 5); documents are sets of these."
+    )
+    threshold: float = Field(
+        default=0.8,
+        gt=0,
+        lt=1,
+        description="Jaccard similarity of the n-grams from which on documents are near-duplicates (RefinedWeb: 0.8, "
+        "FineWeb: 0.75). Bands and rows follow from it; with LSH it is the middle of a slope, not a step.",
+    )
+    verify: bool | Literal["exact"] = Field(
+        default=False,
+        description="What every candidate pair is held against the threshold by as well. signatures (or true): their "
+        "likeness, fewer pairs below it, and fewer above; num_permutations * 4 bytes of disk per document. exact: the "
+        "Jaccard similarity itself, no pair below it; 8 bytes of disk per word.",
+    )
+    seed: int = Field(default=1, ge=0, lt=2**32, description="Of the permutations (datasketch's default is 1).")
+
+    @field_validator("verify", mode="before")
+    @classmethod
+    def _signatures_are_true(cls, found: Any) -> Any:
+        return True if found == "signatures" else found
+
+    @model_validator(mode="after")
+    def _has_bands(self) -> Self:
+        try:
+            bands(self)
+        except ValueError as error:
+            raise ValueError(
+                f"threshold is {self.threshold}, too high for {self.num_permutations} permutations ({error}); lower "
+                f"it or raise num_permutations"
+            ) from error
+        return self
+
+
+def bands(settings: MinHashSettings) -> tuple[int, int]:
+    """Number of bands, and rows of a band: datasketch's, which weighs missed and false pairs alike.
+
+    Raises:
+        ValueError: the threshold leaves fewer than two bands.
+    """
+    return _bands(settings.threshold, settings.num_permutations)
+
+
+@cache
+def _bands(threshold: float, num_permutations: int) -> tuple[int, int]:
+    from datasketch import MinHashLSH
+
+    index = MinHashLSH(threshold=threshold, num_perm=num_permutations)
+    return index.b, index.r
+
+
+@cache
+def _permutations(num_permutations: int, seed: int) -> NDArray[np.uint32]:
+    """(2, num_permutations), as `_minhash.signatures` takes them."""
+    import datasketch
+
+    permutations = datasketch.MinHash(num_perm=num_permutations, seed=seed).permutations
+    return np.ascontiguousarray(permutations, np.uint32)
+
+
+def ngrams(text: str, ngram_words: int) -> list[str]:
+    """The n-grams of a text, in order, repeated ones too: the rule in plain Python, and the judge of the kernel."""
+    spaced = UNSPACED.sub(r" \g<0> ", text)
+    words = [word for raw in spaced.split() if (word := "".join(map(_normal_form, raw)))]
+    span = min(ngram_words, len(words))
+    return [" ".join(words[i : i + span]) for i in range(len(words) - span + 1)] if words else []
+
+
+def _normal_form(character: str) -> str:
+    if character in _PUNCTUATION:
+        return ""
+    return lower if len(lower := character.lower()) == 1 else character
+
+
+@cache
+def _characters() -> _sha1.CharacterTable:
+    """The rule of `ngrams` per character, asked of this Python's own Unicode (0.1 s, 60 kB)."""
+    return _sha1.character_table(_action, _is_plain)
+
+
+def _action(character: str) -> int:
+    if character.isspace():
+        return _sha1.KEEP_SPACE
+    if UNSPACED.match(character):
+        return _minhash.ALONE
+    becomes = _normal_form(character)
+    if not becomes:
+        return _sha1.DELETE
+    return _sha1.KEEP if becomes == character else _sha1.packed(becomes)
+
+
+def _is_plain(text: str) -> bool:
+    return text.split() == [text] and text.lower() == text and not UNSPACED.search(text) and text.isprintable()
+
+
+def signatures(
+    texts: pa.Array | pa.ChunkedArray, settings: MinHashSettings
+) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
+    """The signature of every text.
+
+    Args:
+        texts: (n,) string or large_string; a null counts as empty.
+        settings: how many permutations, and of what.
+
+    Returns:
+        signatures: (n, num_permutations) uint32.
+        has_words: (n,) False where there is nothing to compare.
+    """
+    if len(texts) == 0:
+        return np.empty((0, settings.num_permutations), np.uint32), np.empty(0, np.bool_)
+    permutations = _permutations(settings.num_permutations, settings.seed)
+    minima, num_words = _minhash.signatures(*_raw(texts), _characters(), settings.ngram_words, permutations)
+    return minima, num_words > 0
+
+
+def ngram_sets(texts: pa.Array | pa.ChunkedArray, settings: MinHashSettings) -> pa.LargeListArray:
+    """The hashes of every text's n-grams, each once, sorted: the first 8 bytes of the SHA-1, little-endian.
+
+    Args:
+        texts: (n,) string or large_string; a null counts as empty.
+        settings: how many words an n-gram has.
+    """
+    if len(texts) == 0:
+        return pa.array([], pa.large_list(pa.uint64()))
+    offsets, hashes = _minhash.ngram_hashes(*_raw(texts), _characters(), settings.ngram_words)
+    return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(hashes))
+
+
+def _raw(texts: pa.Array | pa.ChunkedArray) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """The bytes of one text or more, and where each starts in them, (n + 1,)."""
+    filled = pc.fill_null(pc.cast(texts, pa.large_string()), "")
+    array = pa.concat_arrays(filled.chunks) if isinstance(filled, pa.ChunkedArray) else filled
+    _, offsets, utf8 = array.buffers()
+    return (
+        _read_only(np.frombuffer(utf8 or b"", np.uint8)),
+        _read_only(np.frombuffer(offsets, np.int64, len(array) + 1, 8 * array.offset)),
+    )
+
+
+def _read_only(values: np.ndarray) -> np.ndarray:
+    """A read-only view: numba compiles anew for every kind of array, so there is one kind."""
+    view = values.view()
+    view.flags.writeable = False
+    return view
+
+
+class MinHash(Stage[MinHashSettings]):
+    """Adds the hashes of the bands of the document's signature. Drops nothing."""
+
+    name = "minhash"
+    version = 1
+    needs: ClassVar[pa.Schema] = pa.schema([pa.field("text", pa.large_string())])
+    adds: ClassVar[pa.Schema] = pa.schema(
+        [
+            pa.field("minhash", pa.list_(pa.uint64())),  # one per band; null where there are no words
+            pa.field("minhash_signature", pa.list_(pa.uint32())),  # null unless pairs are verified by it
+        ]
+    )
+
+    @classmethod
+    def adds_of(cls, settings: MinHashSettings) -> pa.Schema:
+        """With the n-grams where pairs are verified by them."""
+        ngrams = pa.field("minhash_ngrams", pa.large_list(pa.uint64()))
+        return cls.adds.append(ngrams) if settings.verify == "exact" else cls.adds
+
+    def open(self) -> None:
+        """Ask datasketch for bands and permutations, and make the table of characters."""
+        bands(self.settings)
+        _permutations(self.settings.num_permutations, self.settings.seed)
+        _characters()
+
+    def apply(self, batch: pa.Table) -> Outcome:
+        """Annotate: see the class."""
+        minima, has_words = signatures(batch.column("text"), self.settings)
+        hashes = _minhash.band_hashes(minima, *bands(self.settings))
+        added: dict[str, pa.Array | pa.ChunkedArray] = {
+            "minhash": _lists(hashes, has_words),
+            "minhash_signature": _lists(minima, has_words)
+            if self.settings.verify is True
+            else pa.nulls(len(minima), pa.list_(pa.uint32())),
+        }
+        if self.settings.verify == "exact":
+            added["minhash_ngrams"] = ngram_sets(batch.column("text"), self.settings)
+        return keep_all(batch, added)
+
+
+def _lists(rows: NDArray[np.uint64] | NDArray[np.uint32], is_valid: NDArray[np.bool_]) -> pa.ListArray:
+    """A list per row of a matrix, null where it is not valid."""
+    offsets = np.append(0, np.cumsum(is_valid * rows.shape[1])).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(rows[is_valid].reshape(-1)), mask=pa.array(~is_valid))
+
+
+class MinHashFilterSettings(Settings):
+    """Nothing to set: who has to go was decided by `near_deduplicate`."""
+
+
+class MinHashFilter(Stage[MinHashFilterSettings]):
+    """Drops the documents that have a `representative`: another document of their group stays in their place."""
+
+    name = "minhash"
+    version = 1
+    needs: ClassVar[pa.Schema] = pa.schema([pa.field("representative", pa.uint64())])
+    reasons: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"minhash.near_duplicate": "Another document says nearly the same; `explain` names it."}
+    )
+
+    def apply(self, batch: pa.Table) -> Outcome:
+        """Keep the documents without a representative."""
+        return drop_where(batch, pc.is_valid(batch.column("representative")), "minhash.near_duplicate")

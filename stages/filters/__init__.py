@@ -1,0 +1,1 @@
+"""Stages that score documents, and filters on the scores."""

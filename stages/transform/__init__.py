@@ -1,0 +1,1 @@
+"""Stages that change the text of documents or turn it into tokens."""

@@ -1,0 +1,1 @@
+"""Reads documents from WET, WARC and ARC files."""

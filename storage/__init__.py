@@ -1,0 +1,1 @@
+"""Access to files on disks and in object stores."""
