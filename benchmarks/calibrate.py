@@ -31,7 +31,7 @@ from benchmarks.demo_chain import BYTES_PER_DOCUMENT, demo_config
 from benchmarks.result_file import commit, machine, save
 from pipeline.capacity.estimate import HASHED, Calibration, Cluster, estimate, fit
 from pipeline.config import change
-from pipeline.execution.engine import WorkFinished, do_here, run
+from pipeline.execution.engine import TaskFinished, do_here, run
 from pipeline.phases import PHASES
 from pipeline.planning.plan import make_plan
 from pipeline.reporting.explain import Run, open_run, plan_of
@@ -63,10 +63,10 @@ def do_partitions_again(found: Run) -> None:
     with keep(found.run_dir) as add:
         for name in HASHED:
             phase = PHASES[name](plan)
-            for work in [*phase.works()] * 2:
-                for result in do_here(phase, work, config.engine):
-                    event = WorkFinished(name, **{"failed": None, **result})
-                    add({"event": "WorkFinished", **asdict(event)})
+            for task_id in [*phase.task_ids()] * 2:
+                for result in do_here(phase, task_id, config.engine):
+                    event = TaskFinished(name, **{"failed": None, **result})
+                    add({"event": "TaskFinished", **asdict(event)})
 
 
 def calibrate(runs: Sequence[Run], source: str) -> Calibration:
@@ -80,33 +80,33 @@ def calibrate(runs: Sequence[Run], source: str) -> Calibration:
 def check(calibration: Calibration, found: Run) -> list[dict[str, Any]]:
     """Predicted and measured, phase by phase, of a run that the calibration has not seen."""
     config = change(found.config, str(found.run_dir))
-    config = config.model_copy(update={"input": config.input.model_copy(update={"files_per_unit": 1})})
-    files = [found.folder("extract").record(unit)["tally"]["counts"]["file_bytes"] for unit in found.units]
+    config = config.model_copy(update={"input": config.input.model_copy(update={"files_per_split": 1})})
+    files = [found.folder("extract").record(split)["counters"]["counts"]["file_bytes"] for split in found.splits]
     cost = estimate(config, calibration, Cluster(1, 1, 64), num_files=len(files), input_bytes=float(sum(files)))
     cpu_s: defaultdict[str, float] = defaultdict(float)
     peak_mb: defaultdict[str, float] = defaultdict(float)
     seen: set[tuple[str, str]] = set()
     for event in found.events():
-        if event["event"] == "WorkFinished" and (key := (event["phase"], event["work"])) not in seen:
+        if event["event"] == "TaskFinished" and (key := (event["phase"], event["task_id"])) not in seen:
             seen.add(key)
             cpu_s[event["phase"]] += sum(event["cpu_seconds"].values())
             peak_mb[event["phase"]] = max(peak_mb[event["phase"]], event["peak_mb"])
     rows: list[dict[str, Any]] = []
     for phase in cost.phases:
-        if not phase.works:
+        if not phase.task_ids:
             continue
         folder = found.folder(phase.name)
-        works = [work for name, work in seen if name == phase.name]
-        records = [folder.record(work)["outputs"].values() for work in works]
+        task_ids = [task_id for name, task_id in seen if name == phase.name]
+        records = [folder.record(task_id)["outputs"].values() for task_id in task_ids]
         measured = {
-            "works": len(works),
+            "task_ids": len(task_ids),
             "files": sum(len(outputs) + 1 for outputs in records),
             "bytes": sum(output["bytes"] for outputs in records for output in outputs),
             "cpu_s": round(cpu_s[phase.name], 2),
             "peak_mb": peak_mb[phase.name],
         }
         predicted = {
-            "works": phase.works,
+            "task_ids": phase.task_ids,
             "files": phase.num_files,
             "bytes": round(phase.bytes_written),
             "cpu_s": round(phase.cpu_hours * 3600, 2),
@@ -157,7 +157,7 @@ def main() -> None:
 
 
 def _num_documents(found: Run) -> int:
-    return sum(found.folder("extract").record(unit)["tally"]["counts"]["documents"] for unit in found.units)
+    return sum(found.folder("extract").record(split)["counters"]["counts"]["documents"] for split in found.splits)
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def measure(run: Run) -> dict[str, Measure]:
         "languages": _languages(truth, pages),
         "low quality": _documents(truth, pages, "low_quality", QUALITY_REASONS),
     }
-    if config.near_deduplicate is not None:
+    if config.fuzzy_dedup is not None:
         measures["near-duplicates"] = _near_duplicates(run, pages)
     return measures
 
@@ -94,7 +94,7 @@ def _pages(run: Run) -> dict[str, dict[str, Any]]:
     """What the run stored of every page, by url; later phases overwrite earlier ones."""
     pages: dict[str, dict[str, Any]] = {}
     for phase in ("extract", "annotate", "select"):
-        for kind in ("documents", "fates"):
+        for kind in ("documents", "decisions"):
             for path in sorted(run.folder(phase).root.glob(f"*.{kind}.parquet")):
                 names = [n for n in pq.read_schema(path).names if n not in ("text", "paragraph_hashes")]
                 for row in pq.read_table(path, columns=names).to_pylist():
@@ -117,12 +117,12 @@ def _duplicate_lines(truth: list[dict[str, Any]], pages: Mapping[str, dict[str, 
 
 
 def _documents(
-    truth: list[dict[str, Any]], pages: Mapping[str, dict[str, Any]], fate: str, reasons: tuple[str, ...]
+    truth: list[dict[str, Any]], pages: Mapping[str, dict[str, Any]], decision: str, reasons: tuple[str, ...]
 ) -> Measure:
     """Documents that had to be dropped for one of these reasons; pages without a claim in the truth do not count."""
     claimed = [row for row in truth if row["expected_fate"] not in ("any", "quarantined") and row["url"] in pages]
-    wanted = {row["url"] for row in claimed if row["expected_fate"] == fate}
-    found = {row["url"] for row in claimed if pages[row["url"]].get("fate", "").startswith(reasons)}
+    wanted = {row["url"] for row in claimed if row["expected_fate"] == decision}
+    found = {row["url"] for row in claimed if pages[row["url"]].get("decision", "").startswith(reasons)}
     return Measure(len(wanted & found), len(wanted), len(found))
 
 
@@ -155,7 +155,7 @@ def main() -> None:
         )
     console = Console()
     console.print(table)
-    if run.config["near_deduplicate"] is not None:
+    if run.config["fuzzy_dedup"] is not None:
         exact = sorted(similarities(run).values())
         console.print(
             f"Exact Jaccard similarity of {len(exact):,} edited copies and their sources: least {exact[0]:.3f}, "

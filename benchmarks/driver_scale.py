@@ -33,19 +33,19 @@ from rich.table import Table
 from benchmarks.result_file import save
 from pipeline.config import RunConfig, load
 from pipeline.execution.engine import run
-from pipeline.execution.task_stats import forget_peak, peak_mb
+from pipeline.execution.task_stats import peak_mb, reset_peak_memory
 from pipeline.models import registry as assets
-from pipeline.phases import PHASES, Phase, UnitPhase
+from pipeline.phases import PHASES, Phase, SplitPhase
 from pipeline.phases.annotate import Annotate
-from pipeline.phases.fuzzy_dedup import FOREST, NearDeduplicate
-from pipeline.phases.paragraph_dedup import Deduplicate
+from pipeline.phases.fuzzy_dedup import FOREST, FuzzyDedup
+from pipeline.phases.paragraph_dedup import ParagraphDedup
 from pipeline.phases.select import Select
 from pipeline.phases.write_shards import WriteShards
 from pipeline.planning.plan import RunPlan, make_plan
 from pipeline.planning.prepare import prepare
 from pipeline.reporting import explain as ledger
 from pipeline.reporting import report
-from stages.contract import Tally
+from stages.contract import Counters
 
 CRAWL = "CC-MAIN-2026-17"
 BASE_URL = "http://127.0.0.1:1/"
@@ -60,12 +60,12 @@ MAX_UNITS_OF_TASKS = 2_000
 Measured = dict[str, dict[str, float]]
 
 
-def simulate(num_units: int, folder: Path) -> Measured:
+def simulate(num_splits: int, folder: Path) -> Measured:
     """Seconds, seconds of CPU and peak memory of each of the driver's acts."""
     found: Measured = {}
 
     def timed(name: str, act: Callable[[], Any]) -> Any:
-        forget_peak()
+        reset_peak_memory()
         started, cpu = time.perf_counter(), time.process_time()
         out = act()
         spent = {"seconds": time.perf_counter() - started, "cpu_seconds": time.process_time() - cpu}
@@ -73,9 +73,9 @@ def simulate(num_units: int, folder: Path) -> Measured:
         return out
 
     seeds = _seeds(folder / "seeds")
-    os.environ["CORPUSMILL_CACHE"] = str(_cache_with_list(folder / "cache", num_units))
-    keep = "none" if num_units <= MAX_UNITS_OF_TASKS else "all"
-    overrides = [f"run_dir={folder / 'run'}", f"input={json.dumps(_INPUT)}", f"deduplicate.keep={keep}"]
+    os.environ["CORPUSMILL_CACHE"] = str(_cache_with_list(folder / "cache", num_splits))
+    keep = "drop_all_copies" if num_splits <= MAX_UNITS_OF_TASKS else "keep_all"
+    overrides = [f"run_dir={folder / 'run'}", f"input={json.dumps(_INPUT)}", f"paragraph_dedup.keep={keep}"]
     config = load("ccnet", [*_SETTINGS, *overrides])
     plan: RunPlan = timed("plan", lambda: make_plan(config))
     plan.run_dir.mkdir()
@@ -93,60 +93,60 @@ def _acts(phase: Phase, seeds: RunPlan) -> Iterator[tuple[str, Callable[[], Any]
 
     def finish() -> None:
         phase.finish()
-        folder.finish({"works": len(phase.works()), "of": "", "tally": phase.sum_of_records().to_json()})
+        folder.finish({"task_ids": len(phase.task_ids()), "of": "", "counters": phase.sum_of_records().to_json()})
 
     yield f"{name}: begin", lambda: (folder.begin(), folder.done())
-    yield f"{name}: list work", phase.works
-    if isinstance(phase, UnitPhase):
+    yield f"{name}: list work", phase.task_ids
+    if isinstance(phase, SplitPhase):
         _fill(phase, seeds)
     elif isinstance(phase, WriteShards):
         yield f"task of {name}: reading a millionth of the keys", lambda: _read_keys(phase)
         return  # the seeds' documents stand there many times, which no shard may hold
-    elif len(phase.plan.units) <= MAX_UNITS_OF_TASKS:
-        for work in phase.works():  # one, or none where the phase is off
-            yield f"task of {name}", partial(phase.run, work)
-    elif isinstance(phase, NearDeduplicate):
+    elif len(phase.plan.splits) <= MAX_UNITS_OF_TASKS:
+        for task_id in phase.task_ids():  # one, or none where the phase is off
+            yield f"task of {name}", partial(phase.run, task_id)
+    elif isinstance(phase, FuzzyDedup):
         _join_all(phase)
     yield f"{name}: look for what is done", folder.done
     yield f"{name}: sum up, merge", finish
-    if isinstance(phase, Deduplicate) and phase.works():
-        yield "task of annotate: its part of the repeats", lambda: phase.repeats_of(phase.plan.units[-1])
-    if isinstance(phase, NearDeduplicate):
-        yield "task of select: its part", lambda: phase.near_duplicates_of(phase.plan.units[-1])
+    if isinstance(phase, ParagraphDedup) and phase.task_ids():
+        yield "task of annotate: its part of the repeats", lambda: phase.duplicate_lines_of(phase.plan.splits[-1])
+    if isinstance(phase, FuzzyDedup):
+        yield "task of select: its part", lambda: phase.near_duplicates_of(phase.plan.splits[-1])
     if isinstance(phase, Annotate):
         yield "select: percentiles", lambda: Select(phase.plan)._buckets  # noqa: SLF001
 
 
-def _join_all(phase: NearDeduplicate) -> None:
+def _join_all(phase: FuzzyDedup) -> None:
     """The forest in which every document is the first one's near-duplicate: what the task finds where all are links."""
-    units = np.arange(len(phase.plan.units), dtype=np.uint64) << np.uint64(32)
-    documents = np.concatenate([units + 1, units + 2])
+    splits = np.arange(len(phase.plan.splits), dtype=np.uint64) << np.uint64(32)
+    documents = np.concatenate([splits + 1, splits + 2])
     pairs = [np.ones_like(documents), documents, *np.random.default_rng(0).random((2, len(documents)))]
-    with phase.folder.commit(phase.works()[0]) as task:
-        with pa.ipc.new_file(task.path(f"{phase.works()[0]}.forest.arrow"), FOREST) as file:
+    with phase.folder.commit(phase.task_ids()[0]) as task:
+        with pa.ipc.new_file(task.path(f"{phase.task_ids()[0]}.forest.arrow"), FOREST) as file:
             file.write_batch(pa.record_batch(pairs, schema=FOREST).slice(1))
-        task.record = {"tally": Tally().to_json()}
+        task.record = {"counters": Counters().to_json()}
 
 
 def _read_keys(phase: WriteShards) -> None:
-    for unit in phase.plan.units:
-        phase._read(unit, 0, 2**44, np.dtype(np.uint16))  # noqa: SLF001 - what `run` does first
+    for split in phase.plan.splits:
+        phase._read(split, 0, 2**44, np.dtype(np.uint16))  # noqa: SLF001 - what `run` does first
 
 
-def _fill(phase: UnitPhase, seeds: RunPlan) -> None:
+def _fill(phase: SplitPhase, seeds: RunPlan) -> None:
     """Outputs and records of all units, from those of the seeds."""
     source, target = seeds.folder(phase.name), phase.folder
-    for i, work in enumerate(phase.works()):
-        seed = seeds.units[i % len(seeds.units)].key
+    for i, task_id in enumerate(phase.task_ids()):
+        seed = seeds.splits[i % len(seeds.splits)].key
         record = source.record(seed)
         for output in record["outputs"]:
-            os.link(source.path(output), target.path(output.replace(seed, work)))
-        text = json.dumps({**record, "work": work}).replace(seed, work)
-        (target.root / "done" / f"{work}.json").write_text(text, encoding="utf-8")
+            os.link(source.path(output), target.path(output.replace(seed, task_id)))
+        text = json.dumps({**record, "task_id": task_id}).replace(seed, task_id)
+        (target.root / "done" / f"{task_id}.json").write_text(text, encoding="utf-8")
 
 
 _SETTINGS = ("engine.kind=inline", "write_shards.shard_tokens=100000000")
-_INPUT = {"common_crawl": {"crawl": CRAWL, "base_url": BASE_URL}, "files_per_unit": 1}
+_INPUT = {"common_crawl": {"crawl": CRAWL, "base_url": BASE_URL}, "files_per_split": 1}
 
 
 def _seeds(run_dir: Path) -> RunPlan:
@@ -160,14 +160,14 @@ def _seeds(run_dir: Path) -> RunPlan:
     return plan
 
 
-def _cache_with_list(cache: Path, num_units: int) -> Path:
+def _cache_with_list(cache: Path, num_splits: int) -> Path:
     """A cache with this one's models, and the list of a snapshot of so many files."""
     from pipeline.planning.input_splits import list_of_crawl
 
     cache.mkdir(parents=True)
     (cache / "assets").symlink_to(assets.cache_folder() / "assets")
     segment, name = f"crawl-data/{CRAWL}/segments/1775805908305", "CC-MAIN-20260412001017-20260412031017"
-    names = (f"{segment}.{i % 100}/wet/{name}-{i:05d}.warc.wet.gz" for i in range(num_units))
+    names = (f"{segment}.{i % 100}/wet/{name}-{i:05d}.warc.wet.gz" for i in range(num_splits))
     before, os.environ["CORPUSMILL_CACHE"] = os.environ.get("CORPUSMILL_CACHE"), str(cache)
     path = list_of_crawl(CRAWL, f"{BASE_URL}crawl-data/{CRAWL}/wet.paths.gz")
     if before is None:
@@ -184,9 +184,9 @@ def ray_tasks(num_tasks: int) -> dict[str, float]:
 
     ray.init(num_cpus=2, include_dashboard=False, object_store_memory=200 * 2**20, log_to_driver=False)
     ray.data.DataContext.get_current().enable_progress_bars = False
-    forget_peak()
+    reset_peak_memory()
     started, cpu = time.perf_counter(), time.process_time()
-    flow = ray.data.from_items([{"work": f"{i:06d}"} for i in range(num_tasks)], override_num_blocks=num_tasks)
+    flow = ray.data.from_items([{"task_id": f"{i:06d}"} for i in range(num_tasks)], override_num_blocks=num_tasks)
     made = time.perf_counter() - started
     flow = flow.map_batches(lambda table: table, batch_size=None, batch_format="pyarrow", num_cpus=1)
     count = sum(batch.num_rows for batch in flow.iter_batches(batch_size=None, batch_format="pyarrow"))
@@ -206,10 +206,10 @@ def main() -> None:
     parser.add_argument("--child", metavar="FOLDER", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        print(json.dumps(simulate(options.units, Path(options.child))))
+        print(json.dumps(simulate(options.splits, Path(options.child))))
         return
     with tempfile.TemporaryDirectory(prefix="corpusmill-driver-") as folder:
-        command = [sys.executable, "-m", "benchmarks.driver_scale", "--units", str(options.units), "--child", folder]
+        command = [sys.executable, "-m", "benchmarks.driver_scale", "--units", str(options.splits), "--child", folder]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     acts: Measured = json.loads(done.stdout.splitlines()[-1])
     driver = [figures for name, figures in acts.items() if not name.startswith("task ")]
@@ -218,11 +218,11 @@ def main() -> None:
         "cpu_seconds": round(sum(figures["cpu_seconds"] for figures in driver), 1),
         "peak_mb": max(figures["peak_mb"] for figures in driver),
     }
-    table = Table("act", "s", "CPU s", "peak MB", title=f"{options.units:,} units", box=None)
+    table = Table("act", "s", "CPU s", "peak MB", title=f"{options.splits:,} units", box=None)
     for name, figures in {**acts, "the driver in all": whole}.items():
         table.add_row(name, *(f"{figures[key]:,.2f}" for key in ("seconds", "cpu_seconds", "peak_mb")))
     Console().print(table)
-    result: dict[str, Any] = {"units": options.units, "load": os.getloadavg()[0], "driver": whole, "acts": acts}
+    result: dict[str, Any] = {"splits": options.splits, "load": os.getloadavg()[0], "driver": whole, "acts": acts}
     if options.ray:
         result["ray"] = {"tasks": options.ray, **ray_tasks(options.ray)}
         print(result["ray"])

@@ -58,12 +58,12 @@ class BarePool(Engine):
 
     _pool: ProcessPoolExecutor | None = None
 
-    def results(self, phase: Phase, works: Sequence[str]) -> Iterator[dict[str, Any]]:
+    def results(self, phase: Phase, task_ids: Sequence[str]) -> Iterator[dict[str, Any]]:
         """Do the work in the pool's processes."""
         if self._pool is None:
             context = multiprocessing.get_context("fork")
             self._pool = ProcessPoolExecutor(self.config.workers, mp_context=context)
-        for done in as_completed([self._pool.submit(_work, phase, work, self.config) for work in works]):
+        for done in as_completed([self._pool.submit(_work, phase, task_id, self.config) for task_id in task_ids]):
             yield from done.result()
 
     def __exit__(self, *exc: object) -> None:
@@ -71,8 +71,8 @@ class BarePool(Engine):
             self._pool.shutdown()
 
 
-def _work(phase: Phase, work: str, config: EngineConfig) -> list[dict[str, Any]]:
-    return list(do_here(phase, work, config))
+def _work(phase: Phase, task_id: str, config: EngineConfig) -> list[dict[str, Any]]:
+    return list(do_here(phase, task_id, config))
 
 
 # ---- The program that is measured ----
@@ -116,7 +116,7 @@ def measure(entrant: str, megabytes: float) -> Figures:
         steps = dict(_steps(program, tree, began))
         if program.wait() != 0 or END not in steps:
             raise RuntimeError(f"the run of {entrant} ended with exit code {program.returncode}; see its words above")
-    return steps | {"whole": {unit: sum(step[unit] for step in steps.values()) for unit in ("cpu_s", "wall_s")}}
+    return steps | {"whole": {split: sum(step[split] for step in steps.values()) for split in ("cpu_s", "wall_s")}}
 
 
 def _environment() -> dict[str, str]:
@@ -158,18 +158,18 @@ def compare(megabytes: float, rounds: int) -> dict[str, Any]:
             print(f"round {i}: {entrant}, {size}: {figures['whole']['cpu_s']:.2f} CPU s", file=sys.stderr)
     named = {f"{entrant}, {size}": figures for (entrant, size), figures in runs.items()}
     figures = summarize({name: _median(of_rounds) for name, of_rounds in named.items()}, sizes)
-    for unit in ("cpu_s", "wall_s"):
+    for split in ("cpu_s", "wall_s"):
         each = [{name: of_rounds[i] for name, of_rounds in named.items()} for i in range(rounds)]
-        figures[unit]["ratio_per_mb_of_each_round"] = [round(_ratio_per_mb(one, sizes, unit), 3) for one in each]
-        figures[unit]["whole_of_each_round"] = {
-            name: [round(one["whole"][unit], 2) for one in of_rounds] for name, of_rounds in named.items()
+        figures[split]["ratio_per_mb_of_each_round"] = [round(_ratio_per_mb(one, sizes, split), 3) for one in each]
+        figures[split]["whole_of_each_round"] = {
+            name: [round(one["whole"][split], 2) for one in of_rounds] for name, of_rounds in named.items()
         }
     return figures
 
 
 def _median(runs: Sequence[Figures]) -> Figures:
     return {
-        step: {unit: round(statistics.median(run[step][unit] for run in runs), 2) for unit in runs[0][step]}
+        step: {split: round(statistics.median(run[step][split] for run in runs), 2) for split in runs[0][step]}
         for step in runs[0]
     }
 
@@ -177,14 +177,14 @@ def _median(runs: Sequence[Figures]) -> Figures:
 def summarize(medians: dict[str, Figures], sizes: dict[str, float]) -> dict[str, Any]:
     """Ratios with and without the fixed cost, and what the fixed cost is."""
     figures: dict[str, Any] = {"megabytes": sizes, "medians": medians}
-    for unit in ("cpu_s", "wall_s"):
-        whole = [medians[f"{entrant}, large"]["whole"][unit] for entrant in ENTRANTS]
-        lines = [_line(medians, sizes, entrant, "whole", unit) for entrant in ENTRANTS]
-        figures[unit] = {
+    for split in ("cpu_s", "wall_s"):
+        whole = [medians[f"{entrant}, large"]["whole"][split] for entrant in ENTRANTS]
+        lines = [_line(medians, sizes, entrant, "whole", split) for entrant in ENTRANTS]
+        figures[split] = {
             "fixed": {entrant: round(fixed, 2) for entrant, (fixed, _) in zip(ENTRANTS, lines, strict=True)},
-            "start_of_ray": medians["ray, large"]["start"][unit],
+            "start_of_ray": medians["ray, large"]["start"][split],
             "ratio_with_fixed": round(whole[1] / whole[0], 3),
-            "ratio_per_mb": round(_ratio_per_mb(medians, sizes, unit), 3),
+            "ratio_per_mb": round(_ratio_per_mb(medians, sizes, split), 3),
         }
     per_mb = {phase: [_line(medians, sizes, entrant, phase, "cpu_s")[1] for entrant in ENTRANTS] for phase in PHASES}
     figures["cpu_s"]["ratio_per_mb_by_phase"] = {
@@ -193,16 +193,16 @@ def summarize(medians: dict[str, Figures], sizes: dict[str, float]) -> dict[str,
     return figures
 
 
-def _ratio_per_mb(figures: dict[str, Figures], sizes: dict[str, float], unit: str) -> float:
-    pool, ray = (_line(figures, sizes, entrant, "whole", unit)[1] for entrant in ENTRANTS)
+def _ratio_per_mb(figures: dict[str, Figures], sizes: dict[str, float], split: str) -> float:
+    pool, ray = (_line(figures, sizes, entrant, "whole", split)[1] for entrant in ENTRANTS)
     return ray / pool
 
 
 def _line(
-    medians: dict[str, Figures], sizes: dict[str, float], entrant: str, step: str, unit: str
+    medians: dict[str, Figures], sizes: dict[str, float], entrant: str, step: str, split: str
 ) -> tuple[float, float]:
     """Fixed seconds and seconds per MB: the line through the small and the large crawl."""
-    small, large = (medians[f"{entrant}, {size}"][step][unit] for size in sizes)
+    small, large = (medians[f"{entrant}, {size}"][step][split] for size in sizes)
     per_mb = (large - small) / (sizes["large"] - sizes["small"])
     return large - per_mb * sizes["large"], per_mb
 
@@ -215,10 +215,10 @@ def print_summary(figures: dict[str, Any]) -> None:
         table.add_row(step, *(f"{cell['cpu_s']:.2f} ({cell['wall_s']:.2f})" for cell in cells))
     console = Console()
     console.print(table)
-    for unit in ("cpu_s", "wall_s"):
-        for name, value in figures[unit].items():
+    for split in ("cpu_s", "wall_s"):
+        for name, value in figures[split].items():
             if name != "whole_of_each_round":
-                console.print(f"{unit} {name.replace('_', ' ')}: {value}", highlight=False)
+                console.print(f"{split} {name.replace('_', ' ')}: {value}", highlight=False)
 
 
 def main() -> None:

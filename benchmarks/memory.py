@@ -22,7 +22,7 @@ from rich.table import Table
 
 from benchmarks.demo_chain import demo_config
 from benchmarks.result_file import save
-from pipeline.execution.engine import PhaseFinished, WorkFinished, run
+from pipeline.execution.engine import PhaseFinished, TaskFinished, run
 from pipeline.execution.task_stats import peak_mb
 from pipeline.planning.plan import make_plan
 
@@ -40,7 +40,7 @@ def peaks(megabytes: float, run_dir: Path) -> dict[str, float]:
     plan = make_plan(demo_config(megabytes, run_dir, *overrides, num_files=num_files))
     found: dict[str, float] = {}
     for event in run(plan):
-        if isinstance(event, WorkFinished):
+        if isinstance(event, TaskFinished):
             found[event.phase] = max(found.get(event.phase, 0.0), event.peak_mb or 0.0)
         elif isinstance(event, PhaseFinished):  # its last act, the merge of what the pieces of work have found
             found[event.phase] = max(found.get(event.phase, 0.0), peak_mb() or 0.0)

@@ -36,7 +36,7 @@ from benchmarks.result_file import save
 from pipeline.config import load
 from pipeline.execution.engine import PhaseFinished, run
 from pipeline.models.demo_texts import summaries
-from pipeline.phases.fuzzy_dedup import NearDeduplicate
+from pipeline.phases.fuzzy_dedup import FuzzyDedup
 from pipeline.planning.plan import RunPlan, make_plan
 from pipeline.sample_crawl.generator import generate
 from stages.dedup.minhash import MinHash, MinHashSettings, bands, ngrams, signatures
@@ -52,9 +52,9 @@ CONFIG = """
 run_dir: {folder}/run
 input: {{files: ["{files}"]}}
 extract: {{length: {{min_chars: {min_chars}}}}}
-deduplicate: {{keep: {keep}}}
+paragraph_dedup: {{keep: {keep}}}
 annotate: {{language: {{max_chars: 20}}, minhash: {{threshold: {threshold}, verify: {verify}}}}}
-near_deduplicate: {{keep: first}}
+fuzzy_dedup: {{keep: first}}
 tokenize: {{tokenizer: gpt2-bpe}}
 engine: {{kind: inline}}
 """
@@ -184,22 +184,22 @@ def _share(some: int, of: int) -> float | None:
 def verdicts(plan: RunPlan) -> dict[int, int]:
     """Of each document that the pipeline drops as a near-duplicate the one that stays, by their order in annotate."""
     for event in run(plan):
-        if isinstance(event, PhaseFinished) and event.phase == "near_deduplicate":
+        if isinstance(event, PhaseFinished) and event.phase == "fuzzy_dedup":
             break
     order = {doc_id: i for i, (doc_id, _) in enumerate(annotated(plan))}
-    phase = NearDeduplicate(plan)
+    phase = FuzzyDedup(plan)
     return {
-        order[unit.index << 32 | row["record"]]: order[row["representative"]]
-        for unit in plan.units
-        for row in phase.near_duplicates_of(unit).to_pylist()
+        order[split.index << 32 | row["record"]]: order[row["representative"]]
+        for split in plan.splits
+        for row in phase.near_duplicates_of(split).to_pylist()
     }
 
 
 def annotated(plan: RunPlan) -> list[tuple[int, str]]:
     """Id and text of the documents whose signatures were made."""
     rows: list[tuple[int, str]] = []
-    for unit in plan.units:
-        with plan.folder("annotate").open(f"{unit.key}.documents.parquet") as file:
+    for split in plan.splits:
+        with plan.folder("annotate").open(f"{split.key}.documents.parquet") as file:
             table = pq.read_table(file, columns=["doc_id", "text"])
         rows += zip(table.column("doc_id").to_pylist(), table.column("text").to_pylist(), strict=True)
     return rows
@@ -238,8 +238,8 @@ def _by_kind(truth: Path, plan: RunPlan, in_groups: set[int]) -> dict[str, dict[
     """How many pages of each kind there are among those annotated, and how many of them have a near-duplicate."""
     kinds = {row["url"]: row["kind"] for row in pq.read_table(truth, columns=["url", "kind"]).to_pylist()}
     urls: list[str] = []
-    for unit in plan.units:
-        with plan.folder("annotate").open(f"{unit.key}.documents.parquet") as file:
+    for split in plan.splits:
+        with plan.folder("annotate").open(f"{split.key}.documents.parquet") as file:
             urls += pq.read_table(file, columns=["url"]).column("url").to_pylist()
     pages = Counter(kinds[url] for url in urls)
     grouped = Counter(kinds[url] for i, url in enumerate(urls) if i in in_groups)
@@ -255,7 +255,7 @@ def _plan(place: Path, files: Path, threshold: float, verify: str, min_chars: in
             threshold=threshold,
             verify=verify,
             min_chars=min_chars,
-            keep="all",
+            keep="keep_all",
         )
     )
     return make_plan(load(str(place / "near.yaml")))

@@ -5,7 +5,7 @@
 
 Documents are 100 words drawn at random; one in ten is a copy of an earlier one, anywhere in the crawl, with one word
 edited: of its runs of five words at most 5 in 101 differ, a Jaccard similarity of 0.90 or more. Each size is a run of
-the pipeline in a process of its own, up to near_deduplicate; the peak of resident memory is that of each phase, and so
+the pipeline in a process of its own, up to fuzzy_dedup; the peak of resident memory is that of each phase, and so
 are CPU seconds, of which time per million documents is to stay the same.
 """
 
@@ -26,9 +26,9 @@ from typing import Any
 
 from benchmarks.result_file import save
 from pipeline.config import load
-from pipeline.execution.engine import PhaseStarted, WorkFinished, run
+from pipeline.execution.engine import PhaseStarted, TaskFinished, run
 from pipeline.execution.task_stats import peak_mb
-from pipeline.phases.fuzzy_dedup import NearDeduplicate
+from pipeline.phases.fuzzy_dedup import FuzzyDedup
 from pipeline.planning.plan import make_plan
 
 WORDS_PER_DOCUMENT = 100
@@ -40,9 +40,9 @@ CONFIG = """
 run_dir: {folder}/run
 input: {{files: ["{folder}/*.warc.wet"]}}
 extract: {{length: {{min_chars: 10}}, warc: {{first_line_is_title: false}}}}
-deduplicate: {{keep: all}}
+paragraph_dedup: {{keep: all}}
 annotate: {{language: {{max_chars: 20}}, minhash: {{threshold: 0.8}}}}
-near_deduplicate: {{keep: first}}
+fuzzy_dedup: {{keep: first}}
 tokenize: {{tokenizer: gpt2-bpe}}
 engine: {{kind: inline, memory_mb: {memory_mb}}}
 """
@@ -65,7 +65,7 @@ def texts(num_documents: int) -> Iterator[tuple[str, bool]]:
 
 
 def write_crawl(folder: Path, num_documents: int) -> set[int]:
-    """WET files of these texts; numbers of the copies."""
+    """WET files of these texts; numbers of the exact_dedup."""
     copies: set[int] = set()
     file = None
     for number, (text, is_copy) in enumerate(texts(num_documents)):
@@ -95,33 +95,33 @@ def wet_record(number: int, text: str) -> bytes:
 
 
 def measure(num_documents: int, folder: Path) -> dict[str, Any]:
-    """A run up to near_deduplicate."""
+    """A run up to fuzzy_dedup."""
     copies = write_crawl(folder, num_documents)
     (folder / "near.yaml").write_text(CONFIG.format(folder=folder, memory_mb=MEMORY_MB))
     config = load(str(folder / "near.yaml"))
     plan = make_plan(config)
-    found: dict[str, Any] = {"documents": num_documents, "copies": len(copies), "phases": {}}
+    found: dict[str, Any] = {"documents": num_documents, "exact_dedup": len(copies), "phases": {}}
     began, peak = 0.0, 0.0
     for event in run(plan):
         if isinstance(event, PhaseStarted):
             began, peak = time.process_time(), 0.0
-        elif isinstance(event, WorkFinished):
+        elif isinstance(event, TaskFinished):
             peak = max(peak, event.peak_mb or 0.0)
         else:  # its last act, the merge, is after the last piece of work
             cpu_s = time.process_time() - began
             found["phases"][event.phase] = {"cpu_s": round(cpu_s, 1), "peak_mb": max(peak, peak_mb() or 0.0)}
-            if event.phase == "near_deduplicate":
+            if event.phase == "fuzzy_dedup":
                 break
-    phase = NearDeduplicate(plan)
+    phase = FuzzyDedup(plan)
     found["partitions"] = phase.num_partitions
     dropped = {
-        unit.index * DOCUMENTS_PER_FILE + record
-        for unit in plan.units
-        for record in phase.near_duplicates_of(unit).column("record").to_pylist()
+        split.index * DOCUMENTS_PER_FILE + record
+        for split in plan.splits
+        for record in phase.near_duplicates_of(split).column("record").to_pylist()
     }
     found["recall"] = round(len(dropped & copies) / len(copies), 4)
     found["precision"] = round(len(dropped & copies) / max(1, len(dropped)), 4)
-    found["cpu_s_per_million"] = round(found["phases"]["near_deduplicate"]["cpu_s"] / num_documents * 1e6, 1)
+    found["cpu_s_per_million"] = round(found["phases"]["fuzzy_dedup"]["cpu_s"] / num_documents * 1e6, 1)
     return found
 
 

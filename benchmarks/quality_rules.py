@@ -40,7 +40,7 @@ def read(pattern: str, num_documents: int) -> Iterator[str]:
     """Texts of the files' first documents."""
     left = num_documents
     for number, path in enumerate(sorted(glob.glob(pattern))):
-        for batch in WarcReader(Path(path), WarcSettings(), unit=number, batch_bytes=1 << 22):
+        for batch in WarcReader(Path(path), WarcSettings(), split=number, batch_bytes=1 << 22):
             texts = [text for text in batch.column("text").to_pylist() if text][:left]
             yield from texts
             left -= len(texts)
@@ -88,7 +88,7 @@ def theirs() -> Judge:
     return judge
 
 
-def in_words(mine: str, other: str) -> str:
+def format_error(mine: str, other: str) -> str:
     """Of one document: whether both agree, and else who dropped it for what."""
     if bool(mine) == bool(other):
         return "both drop" if mine else "both keep"

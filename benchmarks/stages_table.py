@@ -86,13 +86,13 @@ def _drained(out: pa.Table | Iterator[Any]) -> None:
         deque(out, maxlen=0)
 
 
-def flow_of(phase: Phase, work: str) -> Flow:
+def flow_of(phase: Phase, task_id: str) -> Flow:
     """Run one unit of a phase and keep what passed between its steps."""
     (source, read), *others = steps_of(phase, phase.config.engine)
     assert isinstance(read, Source)
     read = replace(read, attempt=lambda _: 1)  # a unit is read more often here than a run would try it
     inputs: dict[str, list[pa.Table]] = {}
-    tables = list(read(work))
+    tables = list(read(task_id))
     for name, step in others:
         inputs[name] = tables
         tables = [out for table in tables for out in _outputs(step(table))]
@@ -160,22 +160,22 @@ def _sha256(path: Path) -> str:
 def rows_of(plan: RunPlan, folder: Path) -> Iterator[Row]:
     """All rows, for the only unit of a plan that has been run."""
     phases = {name: make_phase(plan) for name, make_phase in PHASES.items()}
-    unit = plan.units[0].key
-    yield from _extract_rows(plan, flow_of(phases["extract"], unit), unit, folder)
-    yield from _deduplicate_rows(plan, phases["deduplicate"], unit)
-    yield from _annotate_rows(plan, Annotate(plan), unit, folder)
-    yield from _tokenize_rows(plan, flow_of(phases["tokenize"], unit), unit, folder)
+    split = plan.splits[0].key
+    yield from _extract_rows(plan, flow_of(phases["extract"], split), split, folder)
+    yield from _deduplicate_rows(plan, phases["paragraph_dedup"], split)
+    yield from _annotate_rows(plan, Annotate(plan), split, folder)
+    yield from _tokenize_rows(plan, flow_of(phases["tokenize"], split), split, folder)
     yield from _shard_rows(plan, phases["write_shards"], folder)
 
 
-def _extract_rows(plan: RunPlan, flow: Flow, unit: str, folder: Path) -> Iterator[Row]:
-    path = Path(plan.units[0].files[0].location)
+def _extract_rows(plan: RunPlan, flow: Flow, split: str, folder: Path) -> Iterator[Row]:
+    path = Path(plan.splits[0].files[0].location)
     texts = flow.documents("length").column("text")
     yield Row(
         "extract.read",
         "FastWARC, payloads decoded",
         _bytes(texts),
-        _read_again(flow, unit),
+        _read_again(flow, split),
         partial(read_records, path),
     )
     texts = flow.documents("paragraphs").column("text")
@@ -194,28 +194,30 @@ def _extract_rows(plan: RunPlan, flow: Flow, unit: str, folder: Path) -> Iterato
     yield Row("extract.write", "Parquet of the documents", _bytes(rows.column("text")), flow.again("write"), bare)
 
 
-def _read_again(flow: Flow, unit: str) -> Action:
-    return lambda: _drained(flow.steps["read"](unit))
+def _read_again(flow: Flow, split: str) -> Action:
+    return lambda: _drained(flow.steps["read"](split))
 
 
-def _deduplicate_rows(plan: RunPlan, phase: Phase, unit: str) -> Iterator[Row]:
+def _deduplicate_rows(plan: RunPlan, phase: Phase, split: str) -> Iterator[Row]:
     assert isinstance(phase, PartitionPhase)
-    with pa.memory_map(str(plan.folder("extract").path(f"{unit}.hashes.arrow"))) as source:
+    with pa.memory_map(str(plan.folder("extract").path(f"{split}.hashes.arrow"))) as source:
         table = pa.ipc.open_file(source).read_all()
     hashes, documents = table.column("hash").to_numpy(), np.sort(table.column("record").to_numpy()).astype(np.uint64)
-    texts = pq.read_table(plan.folder("extract").path(f"{unit}.documents.parquet"), columns=["text"]).column("text")
-    works = phase.works()
-    again: Action = lambda: [phase.run(work) for work in works]  # noqa: E731
-    yield Row("deduplicate", "duplicated", _bytes(texts), again, lambda: duplicated(hashes, documents, "none"))
+    texts = pq.read_table(plan.folder("extract").path(f"{split}.documents.parquet"), columns=["text"]).column("text")
+    task_ids = phase.task_ids()
+    again: Action = lambda: [phase.run(task_id) for task_id in task_ids]  # noqa: E731
+    yield Row(
+        "paragraph_dedup", "duplicated", _bytes(texts), again, lambda: duplicated(hashes, documents, "drop_all_copies")
+    )
 
 
-def _annotate_rows(plan: RunPlan, phase: Annotate, unit: str, folder: Path) -> Iterator[Row]:
-    flow = flow_of(phase, unit)
-    stored = plan.folder("extract").path(f"{unit}.documents.parquet")
+def _annotate_rows(plan: RunPlan, phase: Annotate, split: str, folder: Path) -> Iterator[Row]:
+    flow = flow_of(phase, split)
+    stored = plan.folder("extract").path(f"{split}.documents.parquet")
     before = flow.documents("paragraphs")
     size = _bytes(before.column("text"))
     yield Row(
-        "annotate.read", "Parquet of the documents", size, _read_again(flow, unit), partial(pq.read_table, stored)
+        "annotate.read", "Parquet of the documents", size, _read_again(flow, split), partial(pq.read_table, stored)
     )
     texts, gone = before.column("text").to_pylist(), before.column("duplicate_lines").to_pylist()
     bare = partial(remove_lines, texts, gone)
@@ -260,15 +262,15 @@ def _model_rows(plan: RunPlan, flow: Flow) -> Iterator[Row]:
     yield Row("annotate.reference", "fastText predict", size, flow.again("reference"), bare)
 
 
-def _tokenize_rows(plan: RunPlan, flow: Flow, unit: str, folder: Path) -> Iterator[Row]:
+def _tokenize_rows(plan: RunPlan, flow: Flow, split: str, folder: Path) -> Iterator[Row]:
     import awkward
 
-    stored = plan.folder("annotate").path(f"{unit}.documents.parquet")
+    stored = plan.folder("annotate").path(f"{split}.documents.parquet")
     texts = flow.documents("tokenize").column("text").combine_chunks()
     size = _bytes(texts)
     columns = [name for name in pq.read_schema(stored).names if name not in ("kept_lines", "title", "warc_file")]
     bare: Action = lambda: pq.read_table(stored, columns=columns)  # noqa: E731
-    yield Row("tokenize.read", "Parquet of all documents", size, _read_again(flow, unit), bare)
+    yield Row("tokenize.read", "Parquet of all documents", size, _read_again(flow, split), bare)
     stage = StageSpec(Tokenize, plan.config.tokenize).opened()
     assert isinstance(stage, Tokenize)
     backend: Any = vars(vars(stage)["_encoder"])["_backend"]  # the library's own object, as the stage has loaded it
@@ -286,12 +288,12 @@ def _write_tokens(tokens: np.ndarray[Any, Any], path: Path) -> str:
 
 def _shard_rows(plan: RunPlan, phase: Phase, folder: Path) -> Iterator[Row]:
     assert isinstance(phase, PartitionPhase)
-    tokens = np.fromfile(plan.folder("tokenize").path(f"{plan.units[0].key}.tokens.bin"), np.uint16)
+    tokens = np.fromfile(plan.folder("tokenize").path(f"{plan.splits[0].key}.tokens.bin"), np.uint16)
     samples = np.array_split(tokens, max(1, len(tokens) // plan.config.write_shards.sample_tokens))
-    fates = pq.read_table(plan.folder("select").path(f"{plan.units[0].key}.fates.parquet"))
-    size = pc.sum(fates.filter(pc.equal(fates.column("fate"), "kept")).column("num_chars")).as_py()
-    works = phase.works()
-    again: Action = lambda: [phase.run(work) for work in works]  # noqa: E731
+    decisions = pq.read_table(plan.folder("select").path(f"{plan.splits[0].key}.decisions.parquet"))
+    size = pc.sum(decisions.filter(pc.equal(decisions.column("decision"), "kept")).column("num_chars")).as_py()
+    task_ids = phase.task_ids()
+    again: Action = lambda: [phase.run(task_id) for task_id in task_ids]  # noqa: E731
     yield Row("write_shards", "tarfile, SHA-256", size, again, partial(write_tar, samples, folder / "bare.tar"))
 
 

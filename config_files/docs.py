@@ -1,7 +1,7 @@
 """The keys of a config as tables of Markdown, made from its settings models.
 
 Promises: what the tables say is what the models say, in their order.
-Leaves to others: the page around them (pipeline/reference.py, training/reference.py).
+Leaves to others: the page around them (pipeline/reporting/config_docs.py, training/config_docs.py).
 """
 
 from __future__ import annotations

@@ -70,14 +70,14 @@ def run(
     check(settings)
     prepare(settings, _say)
     plan = make_plan(settings)
-    if not plan.units:
+    if not plan.splits:
         _fail(f"{config}: the input has no files", WRONG_USAGE)
     metrics = RunMetrics(plan)
     with RunProgress(console) as progress:
         for event in run_plan(plan):
             progress.show(event)
             metrics.note(event)
-    verb = "nothing was left to do" if progress.num_works == 0 else f"{progress.num_works} pieces of work done"
+    verb = "nothing was left to do" if progress.num_tasks == 0 else f"{progress.num_tasks} pieces of work done"
     _close(plan, f"{verb}, in {time.monotonic() - started:.1f} s")
 
 
@@ -153,8 +153,8 @@ def plan(
         planned = make_plan(settings)
         if not as_json:
             report.print_plan(planned, console)
-        files = sum(len(unit.files) for unit in planned.units)
-        input_bytes = float(sum(unit.num_bytes for unit in planned.units))
+        files = sum(len(split.files) for split in planned.splits)
+        input_bytes = float(sum(split.num_bytes for split in planned.splits))
         if not files:
             return
     is_snapshot = settings.input.common_crawl is not None
@@ -202,29 +202,29 @@ def explain(run: RunFolder, document: Annotated[str, typer.Argument(help="A URL 
     """Tell a document's whole story: where it stood, what was taken from it, its scores, why it was kept or dropped."""
     from pipeline.reporting import explain as ledger
 
-    for story in ledger.explain(ledger.open_run(run), document):
-        for line in story.lines:
+    for trace in ledger.explain(ledger.open_run(run), document):
+        for line in trace.lines:
             console.print(line, markup=False)
         console.print()
 
 
 @app.command()
-def recut(
+def preview(
     run: RunFolder,
     overrides: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show what other thresholds of `select` would keep and drop, from stored scores, in seconds. Writes nothing."""
     from pipeline.reporting import explain as ledger
-    from pipeline.reporting import preview as recutting
+    from pipeline.reporting import preview as previewing
 
     if not overrides:
         _fail("nothing to recut: name a threshold, such as --set select.language.min_score=0.65", WRONG_USAGE)
-    found = recutting.recut(ledger.open_run(run), overrides)
+    found = previewing.preview(ledger.open_run(run), overrides)
     if as_json:
-        sys.stdout.write(recutting.to_json(found))
+        sys.stdout.write(previewing.to_json(found))
         return
-    recutting.print_recut(found, console)
+    previewing.print_preview(found, console)
 
 
 @app.command()
@@ -241,11 +241,11 @@ def verify(
     from webdataset.gopen import gopen_schemes
 
     from pipeline.reporting import explain as ledger
-    from pipeline.runs.phase_folder import place
+    from pipeline.runs.phase_folder import parse_location
     from shardwriter import verify as verify_dataset
     from shardwriter.format import MANIFEST_FILE, Manifest
 
-    folder = place(dataset)
+    folder = parse_location(dataset)
     if not (folder / MANIFEST_FILE).exists():
         folder = ledger.open_run(dataset).dataset
     findings = verify_dataset(folder)
@@ -255,7 +255,7 @@ def verify(
         _fail(f"{folder}: {len(findings)} faults", FAILED)
     manifest = Manifest.loads((folder / MANIFEST_FILE).read_bytes(), str(folder / MANIFEST_FILE))
     shards = [str(folder / shard.file) for shard in manifest.shards]
-    gopen_schemes["s3"] = lambda url, mode, _: place(url).open(mode)
+    gopen_schemes["s3"] = lambda url, mode, _: parse_location(url).open(mode)
     num_samples = sum(1 for _ in WebDataset(shards, shardshuffle=False, empty_check=False)) if shards else 0
     if num_samples != manifest.totals.num_samples:
         _fail(
@@ -364,7 +364,7 @@ def main() -> NoReturn:
     from pipeline.models.kenlm_build import TrainingFailed
     from pipeline.models.registry import AssetError
     from pipeline.reporting.explain import RunNotFound
-    from storage.object_store import StorageFailed
+    from storage.object_store import StorageError
 
     signal.signal(signal.SIGTERM, _terminate)
     try:
@@ -373,7 +373,7 @@ def main() -> NoReturn:
         _fail("\n".join(error.faults), WRONG_USAGE)
     except RunNotFound as error:
         _fail(str(error), WRONG_USAGE)
-    except (AssetError, RunAborted, StorageFailed, TrainingFailed) as error:
+    except (AssetError, RunAborted, StorageError, TrainingFailed) as error:
         _fail(str(error), FAILED)
     except OSError as error:
         _fail(f"{type(error).__name__}: {error}", FAILED)

@@ -2,7 +2,7 @@
 
 Promises: one section per phase, and inside it one section per stage, named as the stage; a section is what its phase is
 fingerprinted by. `null` turns an optional stage off. Nothing here decides anything: logic in a config is a fault.
-Leaves to others: reading the file and saying all that is wrong with it (configs/reading.py), finding the input files
+Leaves to others: reading the file and saying all that is wrong with it (config_files/reader.py), finding the input files
 and the models (inputs.py, assets.py).
 
     config = load("configs/ccnet.yaml", ["select.language.min_score=0.65"])
@@ -82,7 +82,7 @@ class InputConfig(Settings):
         description="WET, WARC or ARC files: paths or patterns (**, *, ?), relative to where the command is run.",
     )
     common_crawl: CommonCrawl | None = Field(default=None, description="A slice of a Common Crawl snapshot.")
-    files_per_unit: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+    files_per_split: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         default="auto",
         description="Files that one task reads: raise it when files are many and small. auto: one, and of more than "
         "10,000 files so many that there are at most 10,000 units.",
@@ -118,7 +118,7 @@ class ExtractConfig(Settings):
     )
 
 
-class CopiesConfig(Settings):
+class ExactDedupConfig(Settings):
     """Exact copies of documents: of each content only the first one stays, whose paragraphs alone are compared then."""
 
     by: Literal["text", "digest"] = Field(
@@ -128,15 +128,15 @@ class CopiesConfig(Settings):
     )
 
 
-class DeduplicateConfig(Settings):
+class ParagraphDedupConfig(Settings):
     """Which copy of a repeated paragraph survives, and among which documents copies are looked for."""
 
-    keep: Literal["none", "first", "all"] = Field(
-        default="none",
-        description="none: a paragraph that two documents share loses every copy (CCNet); first: the first one stays; "
-        "all: no paragraph is looked for (RefinedWeb, FineWeb).",
+    keep: Literal["drop_all_copies", "keep_first", "keep_all"] = Field(
+        default="drop_all_copies",
+        description="drop_all_copies: remove every copy of a paragraph that occurs in two documents (CCNet); "
+        "keep_first: keep the first copy; keep_all: do not look for duplicate paragraphs (RefinedWeb, FineWeb).",
     )
-    group_units: int | None = Field(
+    group_splits: int | None = Field(
         default=None,
         ge=1,
         description="Look for copies among so many units at a time (CCNet: 50 of a dump's 1,600); null: the whole run.",
@@ -167,11 +167,11 @@ class AnnotateConfig(Settings):
         default=None, exclude_if=_is_off, description="Words shared with evaluation sets; null: none is looked for."
     )
     minhash: MinHashSettings | None = Field(
-        default=None, description="Signatures for near_deduplicate; null: none are made."
+        default=None, description="Signatures for fuzzy_dedup; null: none are made."
     )
 
 
-class NearDeduplicateConfig(Settings):
+class FuzzyDedupConfig(Settings):
     """Which of several documents that say nearly the same stays. What counts as nearly: `annotate.minhash`."""
 
     keep: Literal["best", "first", "longest"] = Field(
@@ -317,17 +317,21 @@ class RunConfig(Settings):
         default="runs/{config}",
         description="Folder of the run, or s3://bucket/folder; {config} is this file's name without .yaml.",
     )
-    earlier_runs: tuple[str, ...] = Field(
+    previous_runs: tuple[str, ...] = Field(
         default=(),
         description="Folders of finished runs whose documents came before all of this run's: copies, paragraphs and "
         "near-duplicates of theirs are dropped here. Nothing is computed or written there (docs/incremental.md).",
     )
     input: InputConfig = Field(description="What is read.")
     extract: ExtractConfig = Field(default=ExtractConfig(), description="Records to documents.")
-    copies: CopiesConfig | None = Field(default=None, description="Exact copies of documents; null: they all stay.")
-    deduplicate: DeduplicateConfig = Field(default=DeduplicateConfig(), description="Global paragraph deduplication.")
+    exact_dedup: ExactDedupConfig | None = Field(
+        default=None, description="Exact copies of documents; null: they all stay."
+    )
+    paragraph_dedup: ParagraphDedupConfig = Field(
+        default=ParagraphDedupConfig(), description="Global paragraph deduplication."
+    )
     annotate: AnnotateConfig = Field(default=AnnotateConfig(), description="Scores of every document.")
-    near_deduplicate: NearDeduplicateConfig | None = Field(
+    fuzzy_dedup: FuzzyDedupConfig | None = Field(
         default=None, description="Global near-deduplication of documents; null: they all stay."
     )
     select: SelectConfig = Field(default=SelectConfig(), description="Thresholds over the scores.")
@@ -367,10 +371,10 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _near_deduplicate_has_signatures(self) -> Self:
-        if self.near_deduplicate is not None and self.annotate.minhash is None:
+        if self.fuzzy_dedup is not None and self.annotate.minhash is None:
             raise ValueError(
-                "near_deduplicate is on, but annotate.minhash is null: there would be nothing to compare; "
-                "set annotate.minhash to {}, or near_deduplicate to null"
+                "fuzzy_dedup is on, but annotate.minhash is null: there would be nothing to compare; "
+                "set annotate.minhash to {}, or fuzzy_dedup to null"
             )
         return self
 

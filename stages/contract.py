@@ -239,7 +239,7 @@ def chain(first: Outcome, second: Outcome) -> Outcome:
 
 
 @dataclass
-class Tally:
+class Counters:
     """Counters and histograms with fixed bins: merging is addition, so order and grouping do not matter.
 
     `counts` maps a name to a number; `histograms` maps a name to {bin: count}. What a bin means is its owner's to say.
@@ -258,26 +258,26 @@ class Tally:
         if len(bins):
             self.histograms.setdefault(name, Counter()).update(int(b) for b in bins)
 
-    def __add__(self, other: Tally) -> Tally:
+    def __add__(self, other: Counters) -> Counters:
         names = self.histograms.keys() | other.histograms.keys()
         none: Counter[int] = Counter()
-        return Tally(
+        return Counters(
             self.counts + other.counts,
             {name: self.histograms.get(name, none) + other.histograms.get(name, none) for name in names},
         )
 
-    def __iadd__(self, other: Tally) -> Self:
+    def __iadd__(self, other: Counters) -> Self:
         self.counts.update(other.counts)
         for name, bins in other.histograms.items():
             self.histograms.setdefault(name, Counter()).update(bins)
         return self
 
     @classmethod
-    def sum(cls, tallies: Iterable[Tally]) -> Self:
+    def sum(cls, tallies: Iterable[Counters]) -> Self:
         """Of any number of them; holds one at a time."""
         total = cls()
-        for tally in tallies:
-            total += tally
+        for counters in tallies:
+            total += counters
         return total
 
     def to_json(self) -> dict[str, Any]:

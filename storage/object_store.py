@@ -61,7 +61,7 @@ K = TypeVar("K")
 T = TypeVar("T")
 
 
-class StorageFailed(OSError):
+class StorageError(OSError):
     """A storage cannot be reached, or refuses; the message says what was asked for, its answer and what to do."""
 
 
@@ -109,13 +109,13 @@ class S3Path:
         """The object or folder at s3://bucket/key.
 
         Raises:
-            StorageFailed: the address names no bucket, or obstore is not installed.
+            StorageError: the address names no bucket, or obstore is not installed.
         """
         bucket, _, key = url.removeprefix(SCHEME).partition("/")
         if not url.startswith(SCHEME) or not bucket:
-            raise StorageFailed(f"{url} names no bucket; wanted s3://bucket/folder")
+            raise StorageError(f"{url} names no bucket; wanted s3://bucket/folder")
         if importlib.util.find_spec("obstore") is None:
-            raise StorageFailed(f"{url}: S3 needs the extra s3: pip install 'corpusmill[s3]'")
+            raise StorageError(f"{url}: S3 needs the extra s3: pip install 'corpusmill[s3]'")
         return cls(bucket, re.sub("/+", "/", key).strip("/"), settings)
 
     def __str__(self) -> str:
@@ -138,7 +138,7 @@ class S3Path:
         """Ask once for what lies here, so that a wrong address or key is told before anything is done.
 
         Raises:
-            StorageFailed: it cannot be listed.
+            StorageError: it cannot be listed.
         """
         patient = self.settings.model_copy(update={"retry_timeout_s": min(5.0, self.settings.retry_timeout_s)})
         S3Path(self.bucket, self.key, patient).iterdir()
@@ -299,17 +299,17 @@ class S3Path:
             try:
                 return request(connect(self.bucket, self.settings, timeout_s=timeout_s, resends_parts=parts))
             except Exception as error:
-                if isinstance(error, StorageFailed):
+                if isinstance(error, StorageError):
                     raise
                 answer = _answer(error)
                 if isinstance(error, FileNotFoundError) and "NoSuchBucket" not in answer:
                     raise FileNotFoundError(f"{self}: there is no such object") from error
                 deadline = deadline or time.monotonic() + self.settings.retry_timeout_s
                 if _is_final(error):
-                    raise StorageFailed(f"{self} ({kind}): {answer}; {_remedy(error)}") from error
+                    raise StorageError(f"{self} ({kind}): {answer}; {_remedy(error)}") from error
                 if time.monotonic() + wait_s > deadline:
                     bound = f"tried again for {self.settings.retry_timeout_s:g} s (storage.retry_timeout_s)"
-                    raise StorageFailed(f"{self} ({kind}): {answer}; {bound}; {_remedy(error)}") from error
+                    raise StorageError(f"{self} ({kind}): {answer}; {bound}; {_remedy(error)}") from error
             requests["again"] += 1
             time.sleep(wait_s * random.uniform(0.5, 1.0))  # noqa: S311 - so that tasks do not all come back at once
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
@@ -398,7 +398,7 @@ def connect(bucket: str, settings: StorageSettings, *, timeout_s: float, resends
     It tries once only: who asks also knows when to try again. But the parts of an upload it sends again itself.
 
     Raises:
-        StorageFailed: the endpoint is http and not of this machine, or the profile has no keys.
+        StorageError: the endpoint is http and not of this machine, or the profile has no keys.
     """
     environment = tuple(sorted((name, value) for name, value in os.environ.items() if name.startswith("AWS_")))
     # frozen settings have a hash, which pydantic's types do not say
@@ -445,9 +445,9 @@ def _refuse_unsafe(endpoint: str, *, may_http: bool) -> None:
     parts = urlsplit(endpoint)
     is_local = parts.hostname in ("localhost", "127.0.0.1", "::1")
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise StorageFailed(f"storage.endpoint is {endpoint!r}; wanted https://host or https://host:port")
+        raise StorageError(f"storage.endpoint is {endpoint!r}; wanted https://host or https://host:port")
     if parts.scheme == "http" and not (is_local or may_http):
-        raise StorageFailed(
+        raise StorageError(
             f"{endpoint}: only https addresses are used (plain http: of this machine alone); within a network that is "
             f"yours set storage.allow_http, or AWS_ALLOW_HTTP=true"
         )
@@ -469,7 +469,7 @@ def _profile(given: Mapping[str, str]) -> dict[str, str]:
         found |= dict(file[section]) if section in file else {}
     if "aws_access_key_id" not in found:
         if "AWS_PROFILE" in given:
-            raise StorageFailed(
+            raise StorageError(
                 f"AWS_PROFILE is {name!r}, which has no aws_access_key_id in AWS's credentials file; for one that "
                 f"signs in elsewhere run  eval $(aws configure export-credentials --profile {name} --format env)"
             )

@@ -173,21 +173,21 @@ def test_the_image_is_of_the_tested_versions_and_holds_every_package() -> None:
     assert re.search(r"^USER 1000$", dockerfile, re.MULTILINE)
 
 
-@pytest.mark.parametrize("unit", ["ray-head.service", "ray-worker.service"])
-def test_a_units_command_is_one_of_rays(unit: str) -> None:
+@pytest.mark.parametrize("split", ["ray-head.service", "ray-worker.service"])
+def test_a_units_command_is_one_of_rays(split: str) -> None:
     """Every flag is one of `ray start`, and every port is fixed."""
     from ray.scripts.scripts import start
 
     from tests.cluster.machines import exec_start
 
-    words = shlex.split(exec_start(unit))
+    words = shlex.split(exec_start(split))
     assert words[1] == "start"
     known = {flag for parameter in start.params for flag in (*parameter.opts, *parameter.secondary_opts)}
     flags = [word.split("=")[0] for word in words[2:]]
     assert set(flags) <= known
     ports = {flag for flag in known if re.search(r"-port$", flag)} - {"--gcs-server-port"}
     only_on_head = {"--port", "--dashboard-port", "--ray-client-server-port"}
-    assert ports - set(flags) <= (set() if unit == "ray-head.service" else only_on_head)
+    assert ports - set(flags) <= (set() if split == "ray-head.service" else only_on_head)
 
 
 def _bytes(quantity: str) -> float:

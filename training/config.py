@@ -2,7 +2,7 @@
 
 Promises: a loaded config is consistent in itself; what depends on the number of ranks or on the dataset is checked when
 these are known (parallel.py, data.py), before anything is trained.
-Leaves to others: reading the file and telling all its faults (configs/reading.py).
+Leaves to others: reading the file and telling all its faults (config_files/reader.py).
 
     config = load("train-tiny.yaml", ["steps=20"])
     config.parallel.strategy             # "zero2"

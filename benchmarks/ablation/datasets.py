@@ -57,7 +57,7 @@ VARIANTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 COMMON = (
     f"select.language.keep=[{', '.join(demo_texts.LANGUAGES)}]",
-    "near_deduplicate=null",
+    "fuzzy_dedup=null",
     "annotate.minhash=null",
     "engine.kind=inline",
     "write_shards.shard_tokens=2000000",
@@ -213,11 +213,15 @@ def _ngrams(text: str) -> NDArray[np.uint64]:
 
 def _read(config: RunConfig) -> Iterator[pa.Table]:
     """Every document of the crawl."""
-    for unit in make_plan(config).units:
+    for split in make_plan(config).splits:
         num_records = 0
-        for file in unit.files:
+        for file in split.files:
             reader = WarcReader(
-                Path(file.location), config.extract.warc, unit=unit.index, first_record=num_records, batch_bytes=1 << 23
+                Path(file.location),
+                config.extract.warc,
+                split=split.index,
+                first_record=num_records,
+                batch_bytes=1 << 23,
             )
             yield from reader
             num_records += reader.report.num_records

@@ -34,7 +34,7 @@ from pipeline.execution.resources import request_of
 from pipeline.phases.fuzzy_dedup import BYTES_PER_BAND_HASH
 from pipeline.phases.hash_partitions import MAX_PARTITIONS, MIN_BUCKETS, partitions_for, pieces_for
 from pipeline.phases.paragraph_dedup import BYTES_PER_PARAGRAPH
-from pipeline.planning.input_splits import MAX_UNITS, WET_BYTES, files_per_unit
+from pipeline.planning.input_splits import MAX_SPLITS, WET_BYTES, files_per_split
 from pipeline.planning.plan import CHAIN, PHASE_VERSIONS, stages_of
 from pipeline.reporting.explain import Run
 
@@ -56,17 +56,17 @@ to 0.41; so 75 MB are 26,000 documents, which makes 2.3 billion of 90,000 files.
 
 GROWS_WITH: Mapping[str, str] = {
     "extract": "text",
-    "copies": "documents",
+    "exact_dedup": "documents",
     "extract: hashes": "paragraphs",
     "extract: fates": "documents",
     "extract: quarantine": "documents",
-    "deduplicate": "paragraphs",
+    "paragraph_dedup": "paragraphs",
     "annotate": "left",
     "annotate: read": "text",
     "annotate: paragraphs": "text",
     "annotate: fates": "documents",
     "annotate: bands": "band_hashes",
-    "near_deduplicate": "band_hashes",
+    "fuzzy_dedup": "band_hashes",
     "select": "scored",
     "tokenize": "tokens",
     "tokenize: read": "left",
@@ -76,13 +76,13 @@ GROWS_WITH: Mapping[str, str] = {
 }
 """What the time of a step, or the bytes of a kind of file, of a phase grows with; if not named, as its phase."""
 
-ACROSS = ("deduplicate", "near_deduplicate", "write_shards")
+ACROSS = ("paragraph_dedup", "fuzzy_dedup", "write_shards")
 """Phases whose pieces of work each open the files of every unit."""
 
-HASHED: Mapping[str, str] = {"deduplicate": "paragraphs", "near_deduplicate": "band_hashes"}
+HASHED: Mapping[str, str] = {"paragraph_dedup": "paragraphs", "fuzzy_dedup": "band_hashes"}
 """Those of them whose pieces of work are ranges of hashes, and of what."""
 
-OPEN_S: Mapping[str, float] = {"deduplicate": 0.0006, "near_deduplicate": 0.0006, "write_shards": 0.0006}
+OPEN_S: Mapping[str, float] = {"paragraph_dedup": 0.0006, "fuzzy_dedup": 0.0006, "write_shards": 0.0006}
 """Seconds of CPU for one unit's files in one partition: benchmarks/driver_scale.py, 2,000 units."""
 
 PIECE_S = 15e-6
@@ -93,10 +93,10 @@ REPEATS_S = 0.0004
 
 HELD_BYTES: Mapping[str, float] = {
     "extract": 64,
-    "copies": 16,
-    "deduplicate": BYTES_PER_PARAGRAPH,
+    "exact_dedup": 16,
+    "paragraph_dedup": BYTES_PER_PARAGRAPH,
     "annotate": 64,
-    "near_deduplicate": BYTES_PER_BAND_HASH,
+    "fuzzy_dedup": BYTES_PER_BAND_HASH,
     "select": 100,
     "tokenize": 4,
     "write_shards": 16,
@@ -108,12 +108,12 @@ HOLDS: Mapping[str, str] = {"extract": "paragraphs", "annotate": "band_hashes"}
 
 READS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "extract": (),
-    "copies": (),
-    "deduplicate": (("extract", "hashes"),),
-    "annotate": (("extract", "documents"), ("deduplicate", "repeats")),
-    "near_deduplicate": (("annotate", "bands"),),
+    "exact_dedup": (),
+    "paragraph_dedup": (("extract", "hashes"),),
+    "annotate": (("extract", "documents"), ("paragraph_dedup", "duplicate_lines")),
+    "fuzzy_dedup": (("annotate", "bands"),),
     "select": (("annotate", "documents"),),  # an upper bound: the texts in them are not read
-    "tokenize": (("annotate", "documents"), ("select", "fates")),
+    "tokenize": (("annotate", "documents"), ("select", "decisions")),
     "write_shards": (("tokenize", "tokens"), ("tokenize", "documents")),
 }
 """Which files of which phases a phase reads."""
@@ -122,7 +122,7 @@ OBJECT_STORE_MB = 200
 """Ray's, per machine: only names of work and results pass through it (engine.py)."""
 
 MERGE_BYTES = 24
-"""Of the driver's three sparse files, per record of the input, while near_deduplicate merges its forests."""
+"""Of the driver's three sparse files, per record of the input, while fuzzy_dedup merges its forests."""
 
 HANDING_OUT_S = 0.016
 """Of the driver's CPU for each task, by Ray Data: benchmarks/driver_scale.py --ray. One after another, so that a phase
@@ -142,9 +142,9 @@ class Line(_Strict):
     fixed: float = 0.0
     rate: float = 0.0
 
-    def at(self, amount: float, works: float = 1.0) -> float:
+    def at(self, amount: float, task_ids: float = 1.0) -> float:
         """Of so many pieces of work that have so much in all."""
-        return self.fixed * works + self.rate * amount
+        return self.fixed * task_ids + self.rate * amount
 
 
 class PhaseRates(_Strict):
@@ -203,7 +203,7 @@ class _Work:
     peak_mb: float
     is_first: bool  # of its process in this phase
     amounts: Amounts
-    num_units: int
+    num_splits: int
     bytes: Mapping[str, int]  # by kind of file
 
 
@@ -216,14 +216,14 @@ def fit(runs: Sequence[Run], **where: str) -> Calibration:
     Raises:
         ConfigError: a run is not finished, or its log has no CPU seconds.
     """
-    works = [work for run in runs for work in _works(run)]
+    task_ids = [task_id for run in runs for task_id in _works(run)]
     totals: defaultdict[str, float] = defaultdict(float)
     for run in runs:
-        for unit in _amounts_of_units(run).values():
-            for name, amount in unit.items():
+        for split in _amounts_of_splits(run).values():
+            for name, amount in split.items():
                 totals[name] += amount
     phases = {
-        phase: _rates(phase, mine) for phase in PHASE_VERSIONS if (mine := [w for w in works if w.phase == phase])
+        phase: _rates(phase, mine) for phase in PHASE_VERSIONS if (mine := [w for w in task_ids if w.phase == phase])
     }
     return Calibration(
         source=where.pop("source", ", ".join(str(run.run_dir) for run in runs)),
@@ -233,14 +233,14 @@ def fit(runs: Sequence[Run], **where: str) -> Calibration:
     )
 
 
-def _amounts_of_units(run: Run) -> dict[str, dict[str, float]]:
+def _amounts_of_splits(run: Run) -> dict[str, dict[str, float]]:
     counts: dict[str, dict[str, Mapping[str, int]]] = {
-        phase: {unit: run.folder(phase).record(unit)["tally"]["counts"] for unit in run.units}
+        phase: {split: run.folder(phase).record(split)["counters"]["counts"] for split in run.splits}
         for phase in ("extract", "annotate", "tokenize")
     }
     found: dict[str, dict[str, float]] = {}
-    for unit in run.units:
-        extract, annotate, tokenize = (counts[phase][unit] for phase in ("extract", "annotate", "tokenize"))
+    for split in run.splits:
+        extract, annotate, tokenize = (counts[phase][split] for phase in ("extract", "annotate", "tokenize"))
         values = (
             extract.get("file_bytes", 0),
             extract.get("documents", 0),
@@ -252,38 +252,38 @@ def _amounts_of_units(run: Run) -> dict[str, dict[str, float]]:
             tokenize.get("documents_kept", 0),
             tokenize.get("tokens", 0),
         )
-        found[unit] = dict(zip(AMOUNTS, map(float, values), strict=True))
+        found[split] = dict(zip(AMOUNTS, map(float, values), strict=True))
     return found
 
 
 def _works(run: Run) -> Iterator[_Work]:
     if not run.folder("write_shards").complete():
         raise ConfigError([f"{run.run_dir}: the run is not finished; only a finished one can be a calibration"])
-    units = _amounts_of_units(run)
+    splits = _amounts_of_splits(run)
     seen: set[tuple[str, str]] = set()
     done: set[tuple[str, str]] = set()
     for event in run.events():
-        if event["event"] != "WorkFinished" or event["failed"] or not event.get("cpu_seconds"):
+        if event["event"] != "TaskFinished" or event["failed"] or not event.get("cpu_seconds"):
             continue
-        phase, work = event["phase"], event["work"]
+        phase, task_id = event["phase"], event["task_id"]
         is_first = (phase, event["worker"]) not in seen
         seen.add((phase, event["worker"]))
-        is_again = (phase, work) in done  # maybe in a process that has grown since
-        done.add((phase, work))
+        is_again = (phase, task_id) in done  # maybe in a process that has grown since
+        done.add((phase, task_id))
         peak_mb = 0.0 if is_again else event["peak_mb"] or 0.0
         try:
-            record = run.folder(phase).record(work)
+            record = run.folder(phase).record(task_id)
         except FileNotFoundError:
             continue  # of a config that was changed since
         sizes: defaultdict[str, int] = defaultdict(int)
         for name, output in record["outputs"].items():
             sizes[_kind(phase, name)] += output["bytes"]
-        if work in units:
-            amounts = units[work]
+        if task_id in splits:
+            amounts = splits[task_id]
         else:
-            counts = record["tally"]["counts"]
+            counts = record["counters"]["counts"]
             amounts = {key: float(counts.get(key, 0)) for key in ("paragraphs", "band_hashes", "tokens")}
-        yield _Work(phase, event["cpu_seconds"], peak_mb, is_first, amounts, len(units), sizes)
+        yield _Work(phase, event["cpu_seconds"], peak_mb, is_first, amounts, len(splits), sizes)
     if not seen:
         raise ConfigError([f"{run.run_dir}: its log has no CPU seconds: it was made by an older version; run it anew"])
 
@@ -294,33 +294,33 @@ def _kind(phase: str, name: str) -> str:
     return parts[-1] if phase == "write_shards" else parts[-2]
 
 
-def _rates(phase: str, works: Sequence[_Work]) -> PhaseRates:
+def _rates(phase: str, task_ids: Sequence[_Work]) -> PhaseRates:
     is_across = phase in ACROSS
-    later = [work for work in works if not work.is_first] or works
+    later = [task_id for task_id in task_ids if not task_id.is_first] or task_ids
     pieces = MIN_BUCKETS if phase in HASHED else 0  # runs that are measured have one partition
     opens = OPEN_S.get(phase, 0.0) + pieces * PIECE_S
     cpu: dict[str, Line] = {}
-    for step in dict.fromkeys(step for work in works for step in work.cpu_s):
-        seconds = [max(0.0, w.cpu_s.get(step, 0.0) - opens * w.num_units) for w in later]
+    for step in dict.fromkeys(step for task_id in task_ids for step in task_id.cpu_s):
+        seconds = [max(0.0, w.cpu_s.get(step, 0.0) - opens * w.num_splits) for w in later]
         amounts = [w.amounts.get(_grows_with(phase, step), 0.0) for w in later]
         # across units what is fixed has been taken off already
         cpu[step] = Line(rate=sum(seconds) / max(1.0, sum(amounts))) if is_across else _line(amounts, seconds)
-    firsts = [work for work in works if work.is_first]
+    firsts = [task_id for task_id in task_ids if task_id.is_first]
     dearer = [
         sum(w.cpu_s.values())
-        - opens * w.num_units
+        - opens * w.num_splits
         - sum(line.at(w.amounts.get(_grows_with(phase, step), 0.0)) for step, line in cpu.items())
         for w in firsts
     ]
     sizes: dict[str, Line] = {}
-    for kind in dict.fromkeys(kind for work in works for kind in work.bytes):
+    for kind in dict.fromkeys(kind for task_id in task_ids for kind in task_id.bytes):
         line = _line(
-            [w.amounts.get(_grows_with(phase, kind), 0.0) for w in works], [w.bytes.get(kind, 0) for w in works]
+            [w.amounts.get(_grows_with(phase, kind), 0.0) for w in task_ids], [w.bytes.get(kind, 0) for w in task_ids]
         )
-        num_units = works[0].num_units if phase in HASHED else 1
-        sizes[kind] = line.model_copy(update={"fixed": line.fixed / num_units})
+        num_splits = task_ids[0].num_splits if phase in HASHED else 1
+        sizes[kind] = line.model_copy(update={"fixed": line.fixed / num_splits})
     held = HELD_BYTES[phase] / 2**20
-    base = max(w.peak_mb - held * w.amounts.get(HOLDS.get(phase, GROWS_WITH[phase]), 0.0) for w in works)
+    base = max(w.peak_mb - held * w.amounts.get(HOLDS.get(phase, GROWS_WITH[phase]), 0.0) for w in task_ids)
     return PhaseRates(
         cpu_s=cpu,
         start_s=max(0.0, min(dearer, default=0.0)),  # the first process ever on a machine compiles too: once, not each
@@ -388,7 +388,7 @@ class PhaseCost:
     """What one phase would take."""
 
     name: str
-    works: int
+    task_ids: int
     num_files: int
     bytes_read: float
     bytes_written: float
@@ -412,7 +412,7 @@ class Cost:
     calibration: str
     cluster: Cluster
     num_files: int
-    num_units: int
+    num_splits: int
     amounts: Amounts
     phases: tuple[PhaseCost, ...]
     warnings: tuple[str, ...]
@@ -486,8 +486,8 @@ class _Model:
     input_bytes: float | None
 
     @cached_property
-    def num_units(self) -> int:
-        return math.ceil(self.num_files / files_per_unit(self.config.input, self.num_files))
+    def num_splits(self) -> int:
+        return math.ceil(self.num_files / files_per_split(self.config.input, self.num_files))
 
     @cached_property
     def amounts(self) -> Amounts:
@@ -503,41 +503,41 @@ class _Model:
             known[name] = known["left"] * seen[name] / seen["left"]
         return known
 
-    def works(self, phase: str) -> int:
+    def task_ids(self, phase: str) -> int:
         """As the phases count them."""
         memory_mb = self.config.engine.memory_mb
         if getattr(self.config, phase) is None:
             return 0
-        if phase == "deduplicate" and self.config.deduplicate.keep == "all":
+        if phase == "paragraph_dedup" and self.config.paragraph_dedup.keep == "keep_all":
             return 0
         if phase in HASHED:
-            groups = math.ceil(self.num_units / self.group_units(phase))
-            largest = self.amounts[HASHED[phase]] * self.group_units(phase) / self.num_units
+            groups = math.ceil(self.num_splits / self.group_splits(phase))
+            largest = self.amounts[HASHED[phase]] * self.group_splits(phase) / self.num_splits
             return groups * partitions_for(math.ceil(largest), int(HELD_BYTES[phase]), memory_mb)
         if phase == "write_shards":
             return math.ceil(self.amounts["tokens"] / self.config.write_shards.shard_tokens)
-        return self.num_units
+        return self.num_splits
 
-    def group_units(self, phase: str) -> int:
+    def group_splits(self, phase: str) -> int:
         """The units that a phase across units holds against each other."""
-        size = self.config.deduplicate.group_units if phase == "deduplicate" else None
-        return min(self.num_units, size or self.num_units)
+        size = self.config.paragraph_dedup.group_splits if phase == "paragraph_dedup" else None
+        return min(self.num_splits, size or self.num_splits)
 
     def openings(self, phase: str) -> int:
         """How often a unit's files are opened by a phase across units."""
-        return self.works(phase) * self.group_units(phase) if phase in ACROSS else 0
+        return self.task_ids(phase) * self.group_splits(phase) if phase in ACROSS else 0
 
     def pieces(self, phase: str) -> int:
         """Pieces of all units' files that a phase goes through."""
-        partitions = math.ceil(self.openings(phase) / self.num_units)
-        return self.num_units * pieces_for(partitions, self.amounts[HASHED[phase]] / self.num_units)
+        partitions = math.ceil(self.openings(phase) / self.num_splits)
+        return self.num_splits * pieces_for(partitions, self.amounts[HASHED[phase]] / self.num_splits)
 
     def written(self, phase: str) -> dict[str, float]:
         """Bytes by kind of file."""
-        works = self.works(phase)
-        if not works or phase not in self.calibration.phases:
+        task_ids = self.task_ids(phase)
+        if not task_ids or phase not in self.calibration.phases:
             return {}
-        times = self.openings(phase) if phase in HASHED else works
+        times = self.openings(phase) if phase in HASHED else task_ids
         lines = self.calibration.phases[phase].bytes
         return {kind: line.at(self.amounts[_grows_with(phase, kind)], times) for kind, line in lines.items()}
 
@@ -547,46 +547,46 @@ class _Model:
             calibration=_origin(self.calibration),
             cluster=self.cluster,
             num_files=self.num_files,
-            num_units=self.num_units,
+            num_splits=self.num_splits,
             amounts=self.amounts,
             phases=phases,
             warnings=tuple(self.warnings(phases)),
         )
 
     def phase(self, name: str) -> PhaseCost:
-        works, request = self.works(name), request_of(self.config.engine, name)
+        task_ids, request = self.task_ids(name), request_of(self.config.engine, name)
         by_cores = self.cluster.cores / request.num_cpus if request.num_cpus else math.inf
         by_memory = self.cluster.memory_gb * 1e9 / (request.memory_mb * 2**20)
         slots = self.cluster.nodes * int(min(by_cores, by_memory))
         rates = self.calibration.phases.get(name)
-        if not works or rates is None:
+        if not task_ids or rates is None:
             return PhaseCost(name, 0, 0, 0.0, 0.0, {}, 0.0, request.memory_mb, slots, 0.0, 0.0)
         steps = {spec.stage.name for spec in stages_of(name, self.config)}
         cpu = {
-            step: line.at(self.amounts[_grows_with(name, step)], works)
+            step: line.at(self.amounts[_grows_with(name, step)], task_ids)
             for step, line in rates.cpu_s.items()
             if step in steps or step not in _STAGES[name] or (name, step) == ("select", "perplexity")
         }
         if opened := self.openings(name):
             cpu["open"] = opened * OPEN_S[name] + (self.pieces(name) * PIECE_S if name in HASHED else 0.0)
         if name == "annotate":
-            cpu["repeats"] = self.openings("deduplicate") * REPEATS_S
-        each_s, waves = sum(cpu.values()) / works, math.ceil(works / max(1, slots))
-        cpu["start"] = rates.start_s * min(works, slots)
-        held = HELD_BYTES[name] * self.amounts[HOLDS.get(name, GROWS_WITH[name])] / works
+            cpu["duplicate_lines"] = self.openings("paragraph_dedup") * REPEATS_S
+        each_s, waves = sum(cpu.values()) / task_ids, math.ceil(task_ids / max(1, slots))
+        cpu["start"] = rates.start_s * min(task_ids, slots)
+        held = HELD_BYTES[name] * self.amounts[HOLDS.get(name, GROWS_WITH[name])] / task_ids
         written = self.written(name)
         return PhaseCost(
             name=name,
-            works=works,
-            num_files=works * (len(rates.bytes) + 1),
+            task_ids=task_ids,
+            num_files=task_ids * (len(rates.bytes) + 1),
             bytes_read=sum(self.written(parent).get(kind, 0.0) for parent, kind in READS[name]),
             bytes_written=sum(written.values()),
             cpu_s=cpu,
             memory_mb=rates.base_mb + held / 2**20,
             asked_mb=request.memory_mb,
             slots=slots,
-            hours=max(waves * each_s + rates.start_s, works * HANDING_OUT_S) / 3600 if slots else math.inf,
-            idle_share=1 - works / (waves * slots) if slots else 0.0,
+            hours=max(waves * each_s + rates.start_s, task_ids * HANDING_OUT_S) / 3600 if slots else math.inf,
+            idle_share=1 - task_ids / (waves * slots) if slots else 0.0,
         )
 
     def warnings(self, phases: Iterable[PhaseCost]) -> Iterator[str]:
@@ -599,31 +599,31 @@ class _Model:
                     f"{phase.name}: a task asks for {phase.asked_mb:,} MB, a machine has {cluster.memory_gb:g} GB: it "
                     f"would never start; lower engine.memory_mb, or take larger machines"
                 )
-            elif phase.works and phase.memory_mb > phase.asked_mb:
+            elif phase.task_ids and phase.memory_mb > phase.asked_mb:
                 yield self._too_large(phase)
             if phase.slots and phase.idle_share > IDLE_SHARE and phase.hours > 0.05 * total:
                 yield (
-                    f"{phase.name}: {phase.works:,} tasks on {phase.slots:,} places leave {phase.idle_share:.0%} of "
+                    f"{phase.name}: {phase.task_ids:,} tasks on {phase.slots:,} places leave {phase.idle_share:.0%} of "
                     f"its core-hours to nobody"
-                    + ("; fewer cores are as fast" if phase.works <= phase.slots else " in the last wave")
+                    + ("; fewer cores are as fast" if phase.task_ids <= phase.slots else " in the last wave")
                 )
         if (fits := int(cluster.memory_gb * 1e9 / (engine.memory_mb * 2**20))) < cluster.cores:
             yield (
                 f"engine.memory_mb {engine.memory_mb:,} lets {fits} tasks onto a machine of {cluster.cores} cores: the "
                 f"others idle; {int(cluster.memory_gb * 1e9 / 2**20 / cluster.cores):,} would use all"
             )
-        if self.num_units > MAX_UNITS:
+        if self.num_splits > MAX_SPLITS:
             num_files = sum(phase.num_files for phase in phases)
             yield (
-                f"{self.num_units:,} units make {num_files:,} files; input.files_per_unit: auto makes {MAX_UNITS:,} "
+                f"{self.num_splits:,} units make {num_files:,} files; input.files_per_split: auto makes {MAX_SPLITS:,} "
                 f"units at most"
             )
         if (disk := cluster.disk_gb) is not None and (needed := sum(p.bytes_written for p in phases) / 1e9) > disk:
             yield f"the run folder takes {needed:,.0f} GB, {disk:,.0f} GB are free there; set run_dir to a larger disk"
         merge_gb = MERGE_BYTES * self.amounts["documents"] / 1e9
-        if self.config.near_deduplicate is not None and merge_gb > cluster.memory_gb / 2:
+        if self.config.fuzzy_dedup is not None and merge_gb > cluster.memory_gb / 2:
             yield (
-                f"near_deduplicate: the driver merges over {self.amounts['documents']:,.0f} records, up to "
+                f"fuzzy_dedup: the driver merges over {self.amounts['documents']:,.0f} records, up to "
                 f"{merge_gb:,.0f} GB of sparse files, of which only what fits into memory is fast"
             )
         if missing := [f"{name}.{stage}" for name in PHASE_VERSIONS for stage in self._unmeasured(name)]:
@@ -636,18 +636,18 @@ class _Model:
         share = (phase.memory_mb - base) / max(1.0, phase.asked_mb - base)
         if phase.name in HASHED and share > 1:
             told += f" (hashes are cut into {MAX_PARTITIONS:,} ranges at most)"
-        if phase.name == "deduplicate" and share > 1:
-            units = room * MAX_PARTITIONS / BYTES_PER_PARAGRAPH / (self.amounts["paragraphs"] / self.num_units)
-            told += f"; set deduplicate.group_units to {int(units):,} (CCNet looks among 3 % of a dump)"
+        if phase.name == "paragraph_dedup" and share > 1:
+            splits = room * MAX_PARTITIONS / BYTES_PER_PARAGRAPH / (self.amounts["paragraphs"] / self.num_splits)
+            told += f"; set paragraph_dedup.group_splits to {int(splits):,} (CCNet looks among 3 % of a dump)"
             return f"{told}, or engine.memory_mb to {phase.memory_mb:,.0f}"
         if phase.name == "write_shards" and share > 1:
             return f"{told}; set write_shards.shard_tokens to {int(room / HELD_BYTES['write_shards']):,}"
-        if phase.name not in ACROSS and share > 1 and self.num_units < self.num_files:
-            return f"{told}; lower input.files_per_unit, or raise engine.memory_mb to {phase.memory_mb:,.0f}"
+        if phase.name not in ACROSS and share > 1 and self.num_splits < self.num_files:
+            return f"{told}; lower input.files_per_split, or raise engine.memory_mb to {phase.memory_mb:,.0f}"
         return f"{told}; raise engine.memory_mb (or engine.phases.{phase.name}.memory_mb) to {phase.memory_mb:,.0f}"
 
     def _unmeasured(self, name: str) -> list[str]:
-        if not self.works(name):
+        if not self.task_ids(name):
             return []
         rates = self.calibration.phases.get(name)
         return [s.stage.name for s in stages_of(name, self.config) if rates is None or s.stage.name not in rates.cpu_s]

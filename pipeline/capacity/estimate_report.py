@@ -19,7 +19,7 @@ def print_cost(cost: Cost, console: Console) -> None:
     cluster, amounts = cost.cluster, cost.amounts
     machines = f"{cluster.nodes:,} x {cluster.cores} cores, {cluster.memory_gb:,.0f} GB"
     console.print(
-        f"{cost.num_files:,} files in {cost.num_units:,} units: {_bytes(amounts['input'])}, "
+        f"{cost.num_files:,} files in {cost.num_splits:,} units: {_bytes(amounts['input'])}, "
         f"{amounts['documents']:,.0f} documents, {_bytes(amounts['text'])} of text; on {machines}",
         markup=False,
     )
@@ -50,7 +50,7 @@ def _table(cost: Cost) -> Table:
     """A line for each phase that has work, and one for them all."""
     columns = (
         "phase",
-        "work",
+        "task_id",
         "files",
         "read",
         "written",
@@ -64,11 +64,11 @@ def _table(cost: Cost) -> Table:
     for name in columns:
         table.add_column(name, justify="left" if name == "phase" else "right", no_wrap=True)
     for phase in cost.phases:
-        if not phase.works:
+        if not phase.task_ids:
             continue
         table.add_row(
             phase.name,
-            f"{phase.works:,}",
+            f"{phase.task_ids:,}",
             f"{phase.num_files:,}",
             _bytes(phase.bytes_read),
             _bytes(phase.bytes_written),
@@ -91,9 +91,9 @@ def to_json(cost: Cost) -> str:
 
 
 def _bytes(number: float) -> str:
-    for unit in ("B", "kB", "MB", "GB", "TB"):
+    for split in ("B", "kB", "MB", "GB", "TB"):
         if number < 1000:
-            return f"{number:,.0f} {unit}" if unit in ("B", "kB", "MB") else f"{number:,.1f} {unit}"
+            return f"{number:,.0f} {split}" if split in ("B", "kB", "MB") else f"{number:,.1f} {split}"
         number /= 1000
     return f"{number:,.1f} PB"
 

@@ -29,15 +29,24 @@ import pyarrow as pa
 
 from pipeline.config import EngineConfig, RunConfig
 from pipeline.execution.resources import Amounts, Request, request_of, requests_of, unmet
-from pipeline.execution.task import Handover, SinkStep, Source, StageStep, UnitFailed, finished, in_words, refuse_after
-from pipeline.execution.task_stats import Stopwatch, forget_peak
-from pipeline.phases import PHASES, PartitionPhase, Phase, UnitPhase
+from pipeline.execution.task import (
+    Handover,
+    SinkStep,
+    Source,
+    StageStep,
+    TaskFailed,
+    check_attempts,
+    finished,
+    format_error,
+)
+from pipeline.execution.task_stats import Stopwatch, reset_peak_memory
+from pipeline.phases import PHASES, PartitionPhase, Phase, SplitPhase
 from pipeline.planning.plan import RunPlan, fingerprint
 from pipeline.reporting.explain import record_run
 from pipeline.runs.event_log import keep
-from pipeline.runs.phase_folder import point
-from pipeline.runs.run_lock import HeldByAnother, Lease, hold
-from stages.contract import Tally
+from pipeline.runs.phase_folder import set_latest_link
+from pipeline.runs.run_lock import HeldByAnother, RunLock, hold
+from stages.contract import Counters
 
 Step = Callable[[Any], Any]
 
@@ -54,16 +63,16 @@ class PhaseStarted:
     """A phase is about to run; `num_done` of its `num_works` pieces of work were done before."""
 
     phase: str
-    num_works: int
+    num_tasks: int
     num_done: int
 
 
 @dataclass(frozen=True)
-class WorkFinished:
+class TaskFinished:
     """One piece of work is committed, or has failed."""
 
     phase: str
-    work: str
+    task_id: str
     seconds: Mapping[str, float]  # by step
     failed: str | None
     cpu_seconds: Mapping[str, float] = field(default_factory=dict[str, float])  # by step, as it is in what follows
@@ -76,11 +85,11 @@ class PhaseFinished:
     """A phase is complete. `was_complete`: it was so before this run."""
 
     phase: str
-    tally: Tally
+    counters: Counters
     was_complete: bool
 
 
-Event = PhaseStarted | WorkFinished | PhaseFinished
+Event = PhaseStarted | TaskFinished | PhaseFinished
 
 
 class RunAborted(Exception):
@@ -112,7 +121,7 @@ def run(plan: RunPlan, engine: Engine | None = None) -> Iterator[Event]:
         RunAborted: work failed (its phase was finished for all other work), or another process works on this run.
     """
     check(plan.config)
-    with _lease(plan) as lease, keep(plan.run_dir) as log, engine or engine_of(plan.config.engine) as workers:
+    with _run_lock(plan) as run_lock, keep(plan.run_dir) as log, engine or engine_of(plan.config.engine) as workers:
         record_run(plan)
         log({"event": "RunStarted"})
         why = "its driver was stopped"
@@ -120,12 +129,12 @@ def run(plan: RunPlan, engine: Engine | None = None) -> Iterator[Event]:
             for make_phase in PHASES.values():
                 for event in _run_phase(make_phase(plan), workers):
                     log(_loggable(event))
-                    lease.check()
+                    run_lock.check()
                     yield event
-            point(plan.run_dir / DATASET_LINK, plan.folder("write_shards").root.name)
+            set_latest_link(plan.run_dir / DATASET_LINK, plan.folder("write_shards").root.name)
             why = ""
         except Exception as error:
-            why = str(error) if isinstance(error, RunAborted) else in_words(error)
+            why = str(error) if isinstance(error, RunAborted) else format_error(error)
             raise
         finally:
             log({"event": "RunEnded", "why": why})
@@ -134,44 +143,44 @@ def run(plan: RunPlan, engine: Engine | None = None) -> Iterator[Event]:
 def _run_phase(phase: Phase, engine: Engine) -> Iterator[Event]:
     folder = phase.folder
     # Extract's folder outlives a change of the input: complete is what is complete for these units.
-    units = fingerprint([unit.key for unit in phase.plan.units])
-    if folder.complete() and folder.summary().get("of") == units:
-        yield PhaseFinished(phase.name, phase.tally(), was_complete=True)
+    splits = fingerprint([split.key for split in phase.plan.splits])
+    if folder.complete() and folder.summary().get("of") == splits:
+        yield PhaseFinished(phase.name, phase.counters(), was_complete=True)
         return
     folder.begin()
-    works = phase.works()
+    task_ids = phase.task_ids()
     done = folder.done()
-    todo = [work for work in works if work not in done]
-    yield PhaseStarted(phase.name, len(works), len(works) - len(todo))
+    todo = [task_id for task_id in task_ids if task_id not in done]
+    yield PhaseStarted(phase.name, len(task_ids), len(task_ids) - len(todo))
     failures: dict[str, str] = {}
     for result in _results(phase, todo, engine):
         told: dict[str, Any] = {"seconds": {}, "failed": None, **result}
-        event = WorkFinished(phase.name, **told)
+        event = TaskFinished(phase.name, **told)
         if event.failed is not None:
-            failures[event.work] = event.failed
+            failures[event.task_id] = event.failed
         yield event
     if missing := set(todo) - failures.keys() - folder.done():
         failures |= dict.fromkeys(missing, "it was handed out, and neither a result nor a failure came back")
     if failures:
-        raise RunAborted(_abort_message(phase, failures, len(works)))
+        raise RunAborted(_abort_message(phase, failures, len(task_ids)))
     phase.finish()
-    folder.finish({"works": len(works), "of": units, "tally": phase.sum_of_records().to_json()})
-    yield PhaseFinished(phase.name, phase.tally(), was_complete=False)
+    folder.finish({"task_ids": len(task_ids), "of": splits, "counters": phase.sum_of_records().to_json()})
+    yield PhaseFinished(phase.name, phase.counters(), was_complete=False)
 
 
 def _results(phase: Phase, todo: Sequence[str], engine: Engine) -> Iterator[dict[str, Any]]:
     try:
         yield from engine.results(phase, todo)
-    except UnitFailed as error:  # of the phase as a whole: its steps cannot be built
+    except TaskFailed as error:  # of the phase as a whole: its steps cannot be built
         raise RunAborted(f"phase {phase.name} cannot begin: {error}") from error
 
 
-def _abort_message(phase: Phase, failures: Mapping[str, str], num_works: int) -> str:
-    shown = [f"  {work}: {why}" for work, why in sorted(failures.items())[:10]]
+def _abort_message(phase: Phase, failures: Mapping[str, str], num_tasks: int) -> str:
+    shown = [f"  {task_id}: {why}" for task_id, why in sorted(failures.items())[:10]]
     more = [f"  ... and {len(failures) - 10} more"] if len(failures) > 10 else []
     return "\n".join(
         [
-            f"phase {phase.name}: {len(failures)} of {num_works} pieces of work failed; the rest stays done",
+            f"phase {phase.name}: {len(failures)} of {num_tasks} pieces of work failed; the rest stays done",
             *shown,
             *more,
             "mend the cause and run the same command again: only what failed, and what follows, is done",
@@ -186,11 +195,11 @@ def _loggable(event: Event) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _lease(plan: RunPlan) -> Generator[Lease]:
+def _run_lock(plan: RunPlan) -> Generator[RunLock]:
     """One driver per run folder at a time."""
     with contextlib.ExitStack() as stack:
         try:
-            lease = stack.enter_context(hold(plan.run_dir))
+            run_lock = stack.enter_context(hold(plan.run_dir))
         except OSError as error:
             raise RunAborted(
                 f"the run folder {plan.run_dir} cannot be written: {error}; set run_dir or --run-dir"
@@ -198,7 +207,7 @@ def _lease(plan: RunPlan) -> Generator[Lease]:
         except HeldByAnother as error:
             raise RunAborted(str(error)) from error
         try:
-            yield lease
+            yield run_lock
         except HeldByAnother as error:
             raise RunAborted(str(error)) from error
 
@@ -219,21 +228,21 @@ class Engine(ABC):
         """Start what the work needs; `results` does so by itself once there is work."""
 
     @abstractmethod
-    def results(self, phase: Phase, works: Sequence[str]) -> Iterator[dict[str, Any]]:
+    def results(self, phase: Phase, task_ids: Sequence[str]) -> Iterator[dict[str, Any]]:
         """Do the work, in any order."""
 
 
 class _Inline(Engine):
     """In this process, one after another: the reference that Ray is tested against."""
 
-    def results(self, phase: Phase, works: Sequence[str]) -> Iterator[dict[str, Any]]:
-        for work in works:
-            yield from do_here(phase, work, self.config)
+    def results(self, phase: Phase, task_ids: Sequence[str]) -> Iterator[dict[str, Any]]:
+        for task_id in task_ids:
+            yield from do_here(phase, task_id, self.config)
 
 
-def do_here(phase: Phase, work: str, config: EngineConfig) -> Iterator[dict[str, Any]]:
+def do_here(phase: Phase, task_id: str, config: EngineConfig) -> Iterator[dict[str, Any]]:
     """One piece of work in this process: its steps, one into the next."""
-    flow: Iterator[Any] = iter([work])
+    flow: Iterator[Any] = iter([task_id])
     for _, step in steps_of(phase, config):
         flow = _through(step, flow)
     return flow
@@ -254,8 +263,8 @@ class _OnRay(Engine):
     _started = False
     _checked = False
 
-    def results(self, phase: Phase, works: Sequence[str]) -> Iterator[dict[str, Any]]:
-        if not works:
+    def results(self, phase: Phase, task_ids: Sequence[str]) -> Iterator[dict[str, Any]]:
+        if not task_ids:
             return
         self.start()
         import ray.data
@@ -267,7 +276,7 @@ class _OnRay(Engine):
         ray.data.DataContext.get_current().target_max_block_size = (
             None if is_handed_over else int(self.config.batch_mb * 2**20)
         )
-        flow = ray.data.from_items([{"work": work} for work in works], override_num_blocks=len(works))
+        flow = ray.data.from_items([{"task_id": task_id} for task_id in task_ids], override_num_blocks=len(task_ids))
         for request, steps in tasks:  # Ray fuses neighbours that ask for the same
             for name, step in steps:
                 flow = flow.map_batches_internal(  # `map_batches`, but for a rule: GPUs want batches of so many rows
@@ -399,7 +408,7 @@ def steps_of(phase: Phase, engine: EngineConfig) -> list[tuple[str, Step]]:
     """A phase as named functions, from a piece of work to results, by way of tables."""
     if isinstance(phase, PartitionPhase):
         return [(phase.name, _PartitionStep(phase, engine.max_attempts))]
-    assert isinstance(phase, UnitPhase)
+    assert isinstance(phase, SplitPhase)
     source = Source("read", phase.schema, phase.read, phase.folder.attempt, engine.max_attempts)
     schema, steps = source.flow_schema, list[tuple[str, Step]]()
     for spec in phase.stages():
@@ -415,24 +424,24 @@ class _PartitionStep:
     phase: PartitionPhase
     max_attempts: int
 
-    def __call__(self, work: str) -> Iterator[dict[str, Any]]:
+    def __call__(self, task_id: str) -> Iterator[dict[str, Any]]:
         watch = Stopwatch()
-        forget_peak()
+        reset_peak_memory()
         try:
             with watch:
-                refuse_after(self.max_attempts, self.phase.folder.attempt(work))
-                self.phase.run(work)
+                check_attempts(self.max_attempts, self.phase.folder.attempt(task_id))
+                self.phase.run(task_id)
         except Exception as error:  # noqa: BLE001 - one partition's fault, whatever it is, must not stop the others
-            yield {"work": work, "failed": in_words(error)}
+            yield {"task_id": task_id, "failed": format_error(error)}
             return
-        yield finished(work, {self.phase.name: watch.seconds}, {self.phase.name: watch.cpu_seconds})
+        yield finished(task_id, {self.phase.name: watch.seconds}, {self.phase.name: watch.cpu_seconds})
 
 
 def _operator(name: str, step: Step) -> Callable[[pa.Table], Iterator[pa.Table]]:
     """A step as Ray Data calls it: tables in, tables out, under the stage's own name."""
 
     def call(table: pa.Table) -> Iterator[pa.Table]:
-        inputs = table.column("work").to_pylist() if table.column_names == ["work"] else [table]
+        inputs = table.column("task_id").to_pylist() if table.column_names == ["task_id"] else [table]
         for out in _through(step, iter(inputs)):
             yield out if isinstance(out, pa.Table) else pa.table({"result": [json.dumps(out)]})
 

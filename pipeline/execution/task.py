@@ -31,7 +31,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.execution.task_stats import Stopwatch, forget_peak, peak_mb, worker
+from pipeline.execution.task_stats import Stopwatch, peak_mb, reset_peak_memory, worker
 from pipeline.models import registry as assets
 from stages.contract import DROPPED, AccountsDoNotBalance, Outcome, Settings, Stage
 
@@ -59,7 +59,7 @@ PANIC = "panic"
 """The kind of a bug in a library written in Rust, whose exception (pyo3's) is no `Exception`."""
 
 
-class UnitFailed(Exception):
+class TaskFailed(Exception):
     """One piece of work cannot be done; the others go on, and the run ends with exit code 1 after them."""
 
 
@@ -114,7 +114,7 @@ class StageSpec:
         here = self.digests()
         for reference, wanted in digests.items():
             if here[reference] != wanted:
-                raise UnitFailed(
+                raise TaskFailed(
                     f"{reference} on {socket.gethostname()} is not what the run was planned with: sha256 "
                     f"{here[reference]}, wanted {wanted}; let all machines use one cache ($CORPUSMILL_CACHE) or path"
                 )
@@ -161,15 +161,15 @@ class Source:
         """The columns that come out."""
         return pa.schema([*self.schema, *FLOW])
 
-    def __call__(self, work: str) -> Iterator[pa.Table]:
+    def __call__(self, task_id: str) -> Iterator[pa.Table]:
         """The documents of one unit as flow tables."""
         schema = self.flow_schema
         watch = Stopwatch()
-        forget_peak()
-        yield _mark(schema, {"open": work})
+        reset_peak_memory()
+        yield _mark(schema, {"open": task_id})
         try:
-            refuse_after(self.max_attempts, self.attempt(work))
-            documents = self.read(work)
+            check_attempts(self.max_attempts, self.attempt(task_id))
+            documents = self.read(task_id)
             while True:
                 try:
                     with watch:
@@ -181,10 +181,10 @@ class Source:
         except BaseException as error:
             if not _is_fault(error):
                 raise
-            yield _mark(schema, {"close": work, "failed": in_words(error)})
+            yield _mark(schema, {"close": task_id, "failed": format_error(error)})
             return
         spent = {"seconds": {self.name: watch.seconds}, "cpu_seconds": {self.name: watch.cpu_seconds}}
-        yield _mark(schema, {"close": work, "report": report, **spent})
+        yield _mark(schema, {"close": task_id, "report": report, **spent})
 
 
 @dataclass(frozen=True)
@@ -200,21 +200,21 @@ class Handover:
     max_attempts: int
     batch_bytes: int
 
-    def __call__(self, unit: pa.Table) -> Iterator[pa.Table]:
+    def __call__(self, split: pa.Table) -> Iterator[pa.Table]:
         """The same rows in the same order."""
-        mark = unit.column("mark")
+        mark = split.column("mark")
         opening, closing = json.loads(mark[0].as_py() or "{}"), json.loads(mark[-1].as_py() or "{}")
         assert opening.get("open") == closing.get("close") is not None, f"a unit came in pieces: {opening}, {closing}"
         assert mark.null_count == len(mark) - 2, "two units came as one"
         try:
-            refuse_after(self.max_attempts, self.attempt(f"{opening['open']}.{self.name}"))
-        except UnitFailed as error:
-            yield unit.slice(0, 1)
-            yield _mark(unit.schema, {"close": opening["open"], "failed": in_words(error)})
+            check_attempts(self.max_attempts, self.attempt(f"{opening['open']}.{self.name}"))
+        except TaskFailed as error:
+            yield split.slice(0, 1)
+            yield _mark(split.schema, {"close": opening["open"], "failed": format_error(error)})
             return
-        rows = max(1, int(unit.num_rows * self.batch_bytes / max(1, unit.nbytes)))
-        for start in range(0, unit.num_rows, rows):
-            yield unit.slice(start, rows)
+        rows = max(1, int(split.num_rows * self.batch_bytes / max(1, split.nbytes)))
+        for start in range(0, split.num_rows, rows):
+            yield split.slice(start, rows)
 
 
 @dataclass
@@ -250,11 +250,11 @@ class StageStep:
         try:
             with self._watch:
                 outcome = apply(self.spec.opened(self.digests), batch.drop_columns(FLOW.names))
-                return [_conform(outcome.kept, self.schema), _fates(batch, outcome.dropped, self.schema)]
+                return [_conform(outcome.kept, self.schema), _decisions(batch, outcome.dropped, self.schema)]
         except BaseException as error:
             if not _is_fault(error):
                 raise
-            self._failure = f"stage {self.name}: {in_words(error)}"
+            self._failure = f"stage {self.name}: {format_error(error)}"
             return []
 
     def _signed(self, rows: pa.Table) -> pa.Table:
@@ -300,14 +300,14 @@ class SinkStep:
             if "close" in mark:
                 yield self._end(mark)
 
-    def _begin(self, work: str) -> None:
+    def _begin(self, task_id: str) -> None:
         self._abandon()
         self._failure, self._watch = None, Stopwatch()
         self._rows.clear()
         self._first_error = None
 
         def enter() -> None:
-            self._open = self.write(work)
+            self._open = self.write(task_id)
             self._sink = self._open.__enter__()
 
         self._guarded(enter)
@@ -324,7 +324,7 @@ class SinkStep:
         self._sink.add(kept, dropped)
 
     def _end(self, mark: Mapping[str, Any]) -> dict[str, Any]:
-        work, failure = mark["close"], self._failure or mark.get("failed")
+        task_id, failure = mark["close"], self._failure or mark.get("failed")
         if failure is None and self._rows["errors"] > self.max_error_share * self._rows["rows"]:
             failure = (
                 f"{self._rows['errors']} of {self._rows['rows']} documents made a stage raise an error, more than "
@@ -335,10 +335,10 @@ class SinkStep:
                 self._guarded(lambda: self._commit(mark))
             failure = self._failure
         if failure is not None:
-            self._abandon(UnitFailed(failure))
-            return {"work": work, "failed": failure}
+            self._abandon(TaskFailed(failure))
+            return {"task_id": task_id, "failed": failure}
         seconds = {**mark["seconds"], self.name: self._watch.seconds}
-        return finished(work, seconds, {**mark["cpu_seconds"], self.name: self._watch.cpu_seconds})
+        return finished(task_id, seconds, {**mark["cpu_seconds"], self.name: self._watch.cpu_seconds})
 
     def _commit(self, mark: Mapping[str, Any]) -> None:
         assert self._sink is not None
@@ -351,10 +351,10 @@ class SinkStep:
         """Throw away what an unfinished unit has written."""
         if self._open is not None:
             opened, self._open, self._sink = self._open, None, None
-            cause = error or UnitFailed("the unit was begun again")
+            cause = error or TaskFailed("the unit was begun again")
             try:
                 opened.__exit__(type(cause), cause, None)
-            except UnitFailed:
+            except TaskFailed:
                 return
 
     def _guarded(self, act: Callable[[], None]) -> None:
@@ -363,7 +363,7 @@ class SinkStep:
         except BaseException as error:
             if not _is_fault(error):
                 raise
-            self._failure = in_words(error)
+            self._failure = format_error(error)
 
 
 def apply(stage: Stage[Any], batch: pa.Table) -> Outcome:
@@ -377,7 +377,7 @@ def apply(stage: Stage[Any], batch: pa.Table) -> Outcome:
             kind = next((kind for cls, kind in ERROR_KINDS.items() if isinstance(error, cls)), PANIC)
             gone: dict[str, list[Any]] = {name: [None] for name in DROPPED.names}
             gone |= {"doc_id": batch.column("doc_id").to_pylist()}
-            gone |= {"reason": [f"{stage.name}.error_{kind}"], "detail": [in_words(error)]}
+            gone |= {"reason": [f"{stage.name}.error_{kind}"], "detail": [format_error(error)]}
             return Outcome(_after(stage, batch.slice(0, 0)), pa.table(gone, schema=DROPPED))
         middle = batch.num_rows // 2
         halves = [apply(stage, batch.slice(0, middle)), apply(stage, batch.slice(middle))]
@@ -392,7 +392,7 @@ def _after(stage: Stage[Any], empty: pa.Table) -> pa.Table:
     return StageSpec(type(stage), stage.settings).output_schema(empty.schema).empty_table()
 
 
-def _fates(batch: pa.Table, dropped: pa.Table, schema: pa.Schema) -> pa.Table:
+def _decisions(batch: pa.Table, dropped: pa.Table, schema: pa.Schema) -> pa.Table:
     """The dropped rows of `batch` without what is large in them, with their reasons."""
     gone = batch.take(pc.index_in(dropped.column("doc_id"), value_set=batch.column("doc_id")))
     text = gone.column("text") if "text" in gone.column_names else None
@@ -428,10 +428,10 @@ def _mark(schema: pa.Schema, mark: Mapping[str, Any]) -> pa.Table:
     return _conform(row, schema)
 
 
-def finished(work: str, seconds: Mapping[str, float], cpu_seconds: Mapping[str, float]) -> dict[str, Any]:
+def finished(task_id: str, seconds: Mapping[str, float], cpu_seconds: Mapping[str, float]) -> dict[str, Any]:
     """The result of a piece of work, with what it took by step, and the most memory that this process held in it."""
     return {
-        "work": work,
+        "task_id": task_id,
         "seconds": seconds,
         "cpu_seconds": {step: round(spent, 6) for step, spent in cpu_seconds.items()},
         "peak_mb": peak_mb(),
@@ -439,10 +439,10 @@ def finished(work: str, seconds: Mapping[str, float], cpu_seconds: Mapping[str, 
     }
 
 
-def refuse_after(max_attempts: int, attempt: int) -> None:
+def check_attempts(max_attempts: int, attempt: int) -> None:
     """Raise `UnitFailed` when work is tried once too often: the tries before have each killed their process."""
     if attempt > max_attempts:
-        raise UnitFailed(f"the process that worked on it died {attempt - 1} times; is a document or a model at fault?")
+        raise TaskFailed(f"the process that worked on it died {attempt - 1} times; is a document or a model at fault?")
 
 
 def _is_fault(error: BaseException) -> bool:
@@ -454,6 +454,6 @@ def _is_fault(error: BaseException) -> bool:
     return isinstance(error, Exception) or type(error).__module__ == "pyo3_runtime"
 
 
-def in_words(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """What the reader of a report needs of an exception."""
-    return str(error) if isinstance(error, UnitFailed) else f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, TaskFailed) else f"{type(error).__name__}: {error}"

@@ -38,7 +38,7 @@ def worker() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
-def forget_peak() -> None:
+def reset_peak_memory() -> None:
     """Let the peak of resident memory begin again at what is resident now (proc(5), clear_refs)."""
     try:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")

@@ -31,7 +31,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal, assert_never
 from urllib.parse import urlsplit
 
-from storage.object_store import BY_ENVIRONMENT, REQUEST_BYTES, StorageFailed, StorageSettings, connect
+from storage.object_store import BY_ENVIRONMENT, REQUEST_BYTES, StorageError, StorageSettings, connect
 
 Say = Callable[[str], None]
 
@@ -365,7 +365,7 @@ def _faults_of_s3(url: str) -> Generator[None]:
         yield
     except (FileNotFoundError, PermissionDeniedError, UnauthenticatedError) as error:
         raise AssetError(f"{url}: the server says: {_first_line(error)}") from error
-    except StorageFailed as error:  # the endpoint is refused by us
+    except StorageError as error:  # the endpoint is refused by us
         raise AssetError(f"{url}: {error}") from error
     except BaseError as error:
         raise _ConnectionCut(_first_line(error)) from error

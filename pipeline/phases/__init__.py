@@ -6,13 +6,13 @@ Leaves to others: which work is still to be done, where and how often it is trie
 
 The files of a phase, per unit or partition (all of them read back by range, none of them moved between machines):
 
-    extract      <unit>.documents.parquet  <unit>.hashes.arrow  <unit>.fates.parquet  <unit>.quarantine.jsonl
-    copies       <unit>.contents.arrow  copies.arrow: per unit which records have to go, and who stays
-    deduplicate  g000-p000of001.repeats.arrow   per unit of the group: which lines of which records have to go
-    annotate     <unit>.documents.parquet  <unit>.fates.parquet  <unit>.bands.arrow
+    extract      <unit>.documents.parquet  <unit>.hashes.arrow  <unit>.decisions.parquet  <unit>.quarantine.jsonl
+    copies       <unit>.contents.arrow  exact_dedup.arrow: per unit which records have to go, and who stays
+    deduplicate  g000-p000of001.duplicate_lines.arrow   per unit of the group: which lines of which records have to go
+    annotate     <unit>.documents.parquet  <unit>.decisions.parquet  <unit>.bands.arrow
                  <unit>.signatures.arrow or <unit>.ngrams.arrow, to verify by
-    near_deduplicate  p000of001.forest.arrow    near_duplicates.arrow: per unit which records have to go, and who stays
-    select       <unit>.fates.parquet      every document that got this far, kept or not
+    fuzzy_dedup  p000of001.forest.arrow    near_duplicates.arrow: per unit which records have to go, and who stays
+    select       <unit>.decisions.parquet      every document that got this far, kept or not
     tokenize     <unit>.tokens.bin  <unit>.documents.arrow      both in the order of the global shuffle
     write_shards shard-000000.tar  shard-000000.idx  ...  manifest.json
 """
@@ -22,11 +22,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from pipeline.phases.annotate import Annotate
-from pipeline.phases.exact_dedup import Copies
+from pipeline.phases.exact_dedup import ExactDedup
 from pipeline.phases.extract import Extract
-from pipeline.phases.fuzzy_dedup import NearDeduplicate
-from pipeline.phases.paragraph_dedup import Deduplicate
-from pipeline.phases.phase import PartitionPhase, Phase, UnitPhase
+from pipeline.phases.fuzzy_dedup import FuzzyDedup
+from pipeline.phases.paragraph_dedup import ParagraphDedup
+from pipeline.phases.phase import PartitionPhase, Phase, SplitPhase
 from pipeline.phases.select import Select
 from pipeline.phases.tokenize import TokenizeDocuments
 from pipeline.phases.write_shards import WriteShards
@@ -34,8 +34,8 @@ from pipeline.planning.plan import RunPlan
 
 PHASES: Mapping[str, Callable[[RunPlan], Phase]] = {
     phase.name: phase
-    for phase in (Extract, Copies, Deduplicate, Annotate, NearDeduplicate, Select, TokenizeDocuments, WriteShards)
+    for phase in (Extract, ExactDedup, ParagraphDedup, Annotate, FuzzyDedup, Select, TokenizeDocuments, WriteShards)
 }
 """By name, in the order they run."""
 
-__all__ = ["PHASES", "PartitionPhase", "Phase", "UnitPhase"]
+__all__ = ["PHASES", "PartitionPhase", "Phase", "SplitPhase"]

@@ -2,7 +2,7 @@
 
 Promises: each document that still has text is stored with it and with all its scores; the tally holds histograms of
 perplexity per language, from which select may take percentiles of the run. Hashes of MinHash bands go into a file of
-their own, which near_deduplicate reads by range, and what there is to verify by, signatures or runs of words, into
+their own, which fuzzy_dedup reads by range, and what there is to verify by, signatures or runs of words, into
 another.
 Leaves to others: decisions (select).
 """
@@ -17,12 +17,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.phases.exact_dedup import Copies
+from pipeline.phases.exact_dedup import ExactDedup
 from pipeline.phases.extract import EXTRACTED
 from pipeline.phases.hash_partitions import write_buckets
-from pipeline.phases.paragraph_dedup import Deduplicate
-from pipeline.phases.phase import FATE, RowGroups, UnitPhase, UnitSink, flow_schema, row_groups
-from pipeline.runs.phase_folder import Task
+from pipeline.phases.paragraph_dedup import ParagraphDedup
+from pipeline.phases.phase import DECISION, RowGroups, SplitPhase, SplitSink, flow_schema, row_groups
+from pipeline.runs.phase_folder import PendingOutput
 from stages.contract import with_columns
 from stages.dedup.minhash import MinHashSettings
 from stages.filters import perplexity
@@ -32,7 +32,7 @@ NOT_WITH_DOCUMENTS = ("representative", "copy_by", "duplicate_lines", "minhash",
 """Columns of the flow that are not stored in the documents file."""
 
 COPY_BY = pa.field("copy_by", pa.string())
-"""In what a document is the copy of another (the config's copies.by); null: there is no other."""
+"""In what a document is the copy of another (the config's exact_dedup.by); null: there is no other."""
 
 BANDS = pa.schema(
     [
@@ -46,31 +46,31 @@ BANDS = pa.schema(
 the documents of every unit for the few that matter."""
 
 
-def documents_file(work: str) -> str:
+def documents_file(task_id: str) -> str:
     """Documents with their scores, in input order."""
-    return f"{work}.documents.parquet"
+    return f"{task_id}.documents.parquet"
 
 
-def bands_file(work: str) -> str:
+def bands_file(task_id: str) -> str:
     """Hash of each band of each document, as BANDS, by range of hashes (buckets.py)."""
-    return f"{work}.bands.arrow"
+    return f"{task_id}.bands.arrow"
 
 
-def signatures_file(work: str) -> str:
+def signatures_file(task_id: str) -> str:
     """One record batch: `record` uint32, `signature` fixed-size list of uint32, in input order."""
-    return f"{work}.signatures.arrow"
+    return f"{task_id}.signatures.arrow"
 
 
-def ngrams_file(work: str) -> str:
+def ngrams_file(task_id: str) -> str:
     """One record batch of NGRAMS, in input order."""
-    return f"{work}.ngrams.arrow"
+    return f"{task_id}.ngrams.arrow"
 
 
 NGRAMS = pa.schema([pa.field("record", pa.uint32()), pa.field("ngrams", pa.large_list(pa.uint64()))])
 """The hashes of a document's runs of words, each once, sorted."""
 
 
-class Annotate(UnitPhase):
+class Annotate(SplitPhase):
     """Drop repeated paragraphs, then score what is left. Every score is stored."""
 
     name = "annotate"
@@ -78,7 +78,7 @@ class Annotate(UnitPhase):
     @property
     def schema(self) -> pa.Schema:  # type: ignore[override]
         """What extract stored, which lines have to go, and where copies are looked for, whose copy the document is."""
-        of_copies = [] if self.config.copies is None else [FATE.field("representative"), COPY_BY]
+        of_copies = [] if self.config.exact_dedup is None else [DECISION.field("representative"), COPY_BY]
         return pa.schema([*EXTRACTED, pa.field("duplicate_lines", pa.list_(pa.uint32())), *of_copies])
 
     @property
@@ -86,28 +86,28 @@ class Annotate(UnitPhase):
         """The columns of the documents file."""
         return pa.schema([f for f in flow_schema(self) if f.name not in NOT_WITH_DOCUMENTS])
 
-    def read(self, work: str) -> Generator[pa.Table, None, dict[str, Any]]:
+    def read(self, task_id: str) -> Generator[pa.Table, None, dict[str, Any]]:
         """The unit's documents, with what copies and deduplicate found beside them."""
-        unit = self.unit(work)
-        copies = Copies(self.plan).copies_of(unit)
-        repeats = Deduplicate(self.plan).repeats_of(unit)
-        records, lines = repeats >> np.uint64(32), repeats.astype(np.uint32)
-        documents = self.plan.folder("extract").open(f"{work}.documents.parquet")
+        split = self.split(task_id)
+        copies = ExactDedup(self.plan).exact_copies_of(split)
+        duplicate_lines = ParagraphDedup(self.plan).duplicate_lines_of(split)
+        records, lines = duplicate_lines >> np.uint64(32), duplicate_lines.astype(np.uint32)
+        documents = self.plan.folder("extract").open(f"{task_id}.documents.parquet")
         for table in row_groups(documents, batch_mb=self.config.engine.batch_mb):
             wanted = table.column("doc_id").to_numpy() & np.uint64(0xFFFF_FFFF)
             offsets = np.append(np.searchsorted(records, wanted), np.searchsorted(records, wanted[-1], side="right"))
             column = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(lines))
             place = pc.index_in(pa.array(wanted.astype(np.uint32)), value_set=copies["record"])
             added = {"duplicate_lines": column, "representative": copies["representative"].take(place)}
-            if self.config.copies is not None:
-                added["copy_by"] = pc.if_else(pc.is_valid(place), pa.scalar(self.config.copies.by), None)
+            if self.config.exact_dedup is not None:
+                added["copy_by"] = pc.if_else(pc.is_valid(place), pa.scalar(self.config.exact_dedup.by), None)
             yield with_columns(table, {name: added[name] for name in self.schema.names if name in added})
         return {}
 
-    def sink(self, work: str, task: Task) -> UnitSink:
+    def sink(self, task_id: str, output: PendingOutput) -> SplitSink:
         """Documents with their scores, fates, histograms of perplexity, band hashes and signatures."""
         bands = None if self.config.annotate.minhash is None else _Bands(self.config.annotate.minhash)
-        return _AnnotateSink(task, work, self.stored, bands)
+        return _AnnotateSink(output, task_id, self.stored, bands)
 
 
 class _Bands:
@@ -137,15 +137,15 @@ class _Bands:
             self._verified_by.append(pa.record_batch([pa.array(records), lists], names=["record", "signature"]))
         return len(hashes)
 
-    def write(self, task: Task, work: str) -> None:
+    def write(self, output: PendingOutput, task_id: str) -> None:
         """Write the files of the unit."""
-        write_buckets(task.path(bands_file(work)), _one_batch(BANDS, self._rows))
+        write_buckets(output.path(bands_file(task_id)), _one_batch(BANDS, self._rows))
         if self._settings.verify == "exact":
-            _write_one_batch(task.path(ngrams_file(work)), NGRAMS, self._verified_by)
+            _write_one_batch(output.path(ngrams_file(task_id)), NGRAMS, self._verified_by)
         elif self._settings.verify:
             lists = pa.list_(pa.uint32(), self._settings.num_permutations)
             schema = pa.schema([pa.field("record", pa.uint32()), pa.field("signature", lists)])
-            _write_one_batch(task.path(signatures_file(work)), schema, self._verified_by)
+            _write_one_batch(output.path(signatures_file(task_id)), schema, self._verified_by)
 
 
 def _perplexity(documents: pa.Table) -> pa.Array | pa.ChunkedArray:
@@ -163,45 +163,45 @@ def _one_batch(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> pa.Recor
     return pa.concat_batches([empty, *batches])
 
 
-class _AnnotateSink(UnitSink):
-    def __init__(self, task: Task, work: str, schema: pa.Schema, bands: _Bands | None) -> None:
-        super().__init__(task, work)
+class _AnnotateSink(SplitSink):
+    def __init__(self, output: PendingOutput, task_id: str, schema: pa.Schema, bands: _Bands | None) -> None:
+        super().__init__(output, task_id)
         self._schema, self._bands = schema, bands
-        self._documents = RowGroups(task.path(documents_file(work)))
+        self._documents = RowGroups(output.path(documents_file(task_id)))
 
     def add(self, kept: pa.Table, dropped: pa.Table) -> None:
         super().add(kept, dropped)
         if "chars_removed" in kept.column_names:
             for rows in (kept, dropped):
-                self.tally.add("chars_removed", pc.sum(rows.column("chars_removed")).as_py() or 0)
+                self.counters.add("chars_removed", pc.sum(rows.column("chars_removed")).as_py() or 0)
 
     def take(self, kept: pa.Table) -> None:
         if self._bands is not None:
-            self.tally.add("band_hashes", self._bands.add(kept))
+            self.counters.add("band_hashes", self._bands.add(kept))
         kept = kept.select(self._schema.names)
         self._documents.add(kept)
-        self.tally.add("chars", pc.sum(kept.column("num_chars")).as_py())
-        self.tally.add("paragraphs", pc.sum(kept.column("num_lines")).as_py())
+        self.counters.add("chars", pc.sum(kept.column("num_chars")).as_py())
+        self.counters.add("paragraphs", pc.sum(kept.column("num_lines")).as_py())
         if "lines_removed" in kept.column_names:
-            self.tally.add("lines_removed", pc.sum(pc.list_value_length(kept.column("lines_removed"))).as_py() or 0)
+            self.counters.add("lines_removed", pc.sum(pc.list_value_length(kept.column("lines_removed"))).as_py() or 0)
         languages = kept.column("language")
         for count in pc.value_counts(languages.drop_null()).to_pylist():
-            self.tally.add(f"language.{count['values']}", count["counts"])
+            self.counters.add(f"language.{count['values']}", count["counts"])
         if CONTAMINATION.name in kept.column_names:
             found = pc.list_flatten(kept.column(CONTAMINATION.name))
             shared = pa.table({name: pc.struct_field(found, name) for name in ("set", "words")})
             sums = shared.group_by("set", use_threads=False).aggregate([("words", "count"), ("words", "sum")])
             for row in sums.to_pylist():
-                self.tally.add(f"contaminated.{row['set']}", row["words_count"])
-                self.tally.add(f"contaminated_words.{row['set']}", row["words_sum"])
+                self.counters.add(f"contaminated.{row['set']}", row["words_count"])
+                self.counters.add(f"contaminated_words.{row['set']}", row["words_sum"])
         if "perplexity" in kept.column_names:
             for language in pc.unique(languages.filter(pc.is_valid(kept.column("perplexity")))).to_pylist():
                 mine = kept.filter(pc.equal(languages, language)).column("perplexity").drop_null()
-                self.tally.observe(f"perplexity.{language}", perplexity.bins(mine.to_numpy()).tolist())
+                self.counters.observe(f"perplexity.{language}", perplexity.bins(mine.to_numpy()).tolist())
 
     def close(self, report: Mapping[str, Any]) -> None:
         super().close(report)
         self._documents.start(self._schema)
         self._documents.close()
         if self._bands is not None:
-            self._bands.write(self.task, self.work)
+            self._bands.write(self.output, self.task_id)

@@ -2,7 +2,7 @@
 
 Promises: a hashes file has one Arrow record batch per range of hash space (bucket), each in the order of the input,
 so that deduplicate reads any range of any unit without reading the rest.
-Leaves to others: records and their faults (stages/warc.py), hashing (stages/paragraphs.py).
+Leaves to others: records and their faults (stages/warc/reader.py), hashing (stages/dedup/paragraphs.py).
 """
 
 from __future__ import annotations
@@ -18,56 +18,56 @@ import pyarrow.compute as pc
 
 from pipeline.models.cache import say_on_stderr
 from pipeline.phases.hash_partitions import write_buckets
-from pipeline.phases.phase import RowGroups, UnitPhase, UnitSink
+from pipeline.phases.phase import RowGroups, SplitPhase, SplitSink
 from pipeline.planning.input_splits import local_copy
 from pipeline.planning.prepare import make_sample_crawl
-from pipeline.runs.phase_folder import Task
-from stages.contract import DOCUMENT, Tally
+from pipeline.runs.phase_folder import PendingOutput
+from stages.contract import DOCUMENT, Counters
 from stages.warc.reader import WarcReader
 
 
-def hashes_file(work: str) -> str:
+def hashes_file(task_id: str) -> str:
     """Hash of each paragraph of each document, as HASHES, by range of hashes (buckets.py)."""
-    return f"{work}.hashes.arrow"
+    return f"{task_id}.hashes.arrow"
 
 
-class Extract(UnitPhase):
+class Extract(SplitPhase):
     """Records to documents, and the hash of every paragraph beside them."""
 
     name = "extract"
     schema = DOCUMENT
 
-    def read(self, work: str) -> Generator[pa.Table, None, dict[str, Any]]:
+    def read(self, task_id: str) -> Generator[pa.Table, None, dict[str, Any]]:
         """Read the unit's files, one after another."""
-        unit = self.unit(work)
+        split = self.split(task_id)
         if crawl := self.config.input.sample_crawl:
             make_sample_crawl(crawl, say_on_stderr)  # on a cluster each machine may have a cache of its own
-        tally, num_records = Tally(), 0
+        counters, num_records = Counters(), 0
         quarantine: list[dict[str, Any]] = []
-        for file in unit.files:
+        for file in split.files:
             with local_copy(file, self.config.storage) as path:
                 reader = WarcReader(
                     path,
                     self.config.extract.warc,
-                    unit=unit.index,
+                    split=split.index,
                     first_record=num_records,
                     batch_bytes=int(self.config.engine.batch_mb * 2**20),
                 )
                 yield from reader
                 num_records += reader.report.num_records
-                tally += reader.report.tally()
+                counters += reader.report.counters()
                 quarantine += [asdict(entry) for entry in reader.report.quarantine]
-        return {"tally": tally.to_json(), "quarantine": quarantine}
+        return {"counters": counters.to_json(), "quarantine": quarantine}
 
-    def sink(self, work: str, task: Task) -> UnitSink:
+    def sink(self, task_id: str, output: PendingOutput) -> SplitSink:
         """Documents, hashes, fates, quarantine."""
-        return _ExtractSink(task, work)
+        return _ExtractSink(output, task_id)
 
 
-class _ExtractSink(UnitSink):
-    def __init__(self, task: Task, work: str) -> None:
-        super().__init__(task, work)
-        self._documents = RowGroups(task.path(f"{work}.documents.parquet"))
+class _ExtractSink(SplitSink):
+    def __init__(self, output: PendingOutput, task_id: str) -> None:
+        super().__init__(output, task_id)
+        self._documents = RowGroups(output.path(f"{task_id}.documents.parquet"))
         self._hashes: list[np.ndarray[Any, np.dtype[np.uint64]]] = []
         self._lines: list[np.ndarray[Any, np.dtype[np.uint64]]] = []
 
@@ -79,8 +79,8 @@ class _ExtractSink(UnitSink):
         lines = np.arange(len(first), dtype=np.uint64) - first.astype(np.uint64)
         self._hashes.append(hashes.flatten().to_numpy())
         self._lines.append(np.repeat(records << np.uint64(32), counts) | lines)
-        self.tally.add("paragraphs", len(lines))
-        self.tally.add("chars", pc.sum(kept.column("original_num_chars")).as_py())
+        self.counters.add("paragraphs", len(lines))
+        self.counters.add("chars", pc.sum(kept.column("original_num_chars")).as_py())
         self._documents.add(kept.drop_columns("paragraph_hashes"))
 
     def close(self, report: Mapping[str, Any]) -> None:
@@ -91,10 +91,10 @@ class _ExtractSink(UnitSink):
         hashes, places = np.concatenate(self._hashes or empty), np.concatenate(self._lines or empty)
         records, lines = (places >> np.uint64(32)).astype(np.uint32), places.astype(np.uint32)
         rows = pa.record_batch([hashes, records, lines], schema=HASHES)
-        write_buckets(self.task.path(hashes_file(self.work)), rows)
+        write_buckets(self.output.path(hashes_file(self.task_id)), rows)
         quarantine = b"".join(json.dumps(entry, sort_keys=True).encode() + b"\n" for entry in report["quarantine"])
-        self.task.path(f"{self.work}.quarantine.jsonl").write_bytes(quarantine)
-        self.tally += Tally.from_json(report["tally"])
+        self.output.path(f"{self.task_id}.quarantine.jsonl").write_bytes(quarantine)
+        self.counters += Counters.from_json(report["counters"])
 
 
 EXTRACTED = pa.schema(

@@ -1,11 +1,11 @@
-"""near_deduplicate: which documents have to go because another says nearly the same, over the whole crawl.
+"""fuzzy_dedup: which documents have to go because another says nearly the same, over the whole crawl.
 
 Promises: documents with a band hash in common, and whoever hangs on them, are one group, of which one document stays;
 of a group with a document of an earlier run none of this run's does. The answer depends on the signatures and the rule
 alone, not on the number of partitions. A partition's memory is bounded by `engine.memory_mb`; the merge opens no
 unit's files, holds one partition's pairs at a time, and parents in a sparse file of 8 bytes per record of the input, of
 which only the pages with near-duplicates are ever written.
-Leaves to others: signatures and bands (stages/minhash.py), forests and components (stages/components.py), dropping
+Leaves to others: signatures and bands (stages/dedup/minhash.py), forests and components (stages/dedup/connected_components.py), dropping
 (select). Thresholds on scores have no say in who stays: docs/decisions/0006-near-duplicates-before-thresholds.md.
 
     annotate: <unit>.bands.arrow ──▶ p000of002: pairs, scores ──┐
@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from pipeline.phases.annotate import bands_file, ngrams_file, signatures_file
 from pipeline.phases.hash_partitions import Partition, partition_names, partitions_for, read_part, rows_of
 from pipeline.phases.phase import PartitionPhase
-from pipeline.planning.input_splits import Unit
-from stages.contract import Tally
+from pipeline.planning.input_splits import InputSplit
+from stages.contract import Counters
 from stages.dedup import connected_components as components
 from stages.dedup.connected_components import Pairs
 from stages.dedup.minhash import MinHashSettings
@@ -59,30 +59,30 @@ NEAR_DUPLICATES = pa.schema([pa.field("record", pa.uint32()), pa.field("represen
 _MERGE = "near_duplicates"
 
 
-class NearDeduplicate(PartitionPhase):
+class FuzzyDedup(PartitionPhase):
     """Which documents have to go because another says nearly the same, by ranges of band hashes."""
 
-    name = "near_deduplicate"
+    name = "fuzzy_dedup"
 
-    def works(self) -> list[str]:
+    def task_ids(self) -> list[str]:
         """As many partitions as the band hashes, counted by annotate, need; none where the phase is off."""
         return partition_names(self.num_partitions)
 
     @cached_property
     def num_partitions(self) -> int:
         """So many that one fits into a task's memory."""
-        if self.config.near_deduplicate is None:
+        if self.config.fuzzy_dedup is None:
             return 0
         return partitions_for(
             sum(self.counts("annotate", "band_hashes")), BYTES_PER_BAND_HASH, self.config.engine.memory_mb
         )
 
-    def run(self, work: str) -> None:
+    def run(self, task_id: str) -> None:
         """Read one range of every unit's band hashes and write a forest of the pairs in it, with scores."""
-        own = len(self.plan.earlier_units)
+        own = len(self.plan.previous_splits)
         sources = self.sources("annotate")
-        parts = self.folder.each(sources, lambda of: read_part(of[0].open(bands_file(of[1])), work))
-        partition = Partition(parts, work)
+        parts = self.folder.each(sources, lambda of: read_part(of[0].open(bands_file(of[1])), task_id))
+        partition = Partition(parts, task_id)
         del parts
         wanted = [self._wanted(place, rows) for place, rows in enumerate(partition.files)]
         found: list[tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[Any]]] = []
@@ -91,18 +91,18 @@ class NearDeduplicate(PartitionPhase):
             groups = components.groups_of_equal(hashes, ids)
             groups = components.groups_reaching(*groups, own << 32) if own else groups  # the others are settled
             found.append((groups[0], np.diff(groups[1]), rows_of(wanted, piece)[np.searchsorted(ids, groups[0])]))
-        tally = Tally()
-        tally.add("band_hashes", sum(rows.num_rows for rows in partition.files[own:]))
+        counters = Counters()
+        counters.add("band_hashes", sum(rows.num_rows for rows in partition.files[own:]))
         del partition, wanted
         documents, sizes, by = (np.concatenate(column) for column in zip(*found, strict=True))
-        tally.add("band_hashes_shared", len(documents))
+        counters.add("band_hashes_shared", len(documents))
         forest = components.spanning_forest(self._pairs(documents, np.append(0, np.cumsum(sizes))))
         ids, firsts = np.unique(documents, return_index=True)
         scored = self._scores(by[firsts])[np.searchsorted(ids, forest)]
-        with self.folder.commit(work) as task:
-            with pa.ipc.new_file(task.path(f"{work}.forest.arrow"), FOREST) as file:
+        with self.folder.commit(task_id) as output:
+            with pa.ipc.new_file(output.path(f"{task_id}.forest.arrow"), FOREST) as file:
                 file.write_batch(pa.record_batch([*forest.T, *scored.T], schema=FOREST))
-            task.record = {"tally": tally.to_json()}
+            output.record = {"counters": counters.to_json()}
 
     def _pairs(self, documents: NDArray[np.uint64], starts: NDArray[np.int64]) -> Pairs:
         """The pairs of groups that count."""
@@ -149,18 +149,18 @@ class NearDeduplicate(PartitionPhase):
 
     def finish(self) -> None:
         """Merge the forests into components, and write for each unit who has to go, and who stays in its place."""
-        if self.config.near_deduplicate is None:
+        if self.config.fuzzy_dedup is None:
             return
-        with self.folder.commit(_MERGE) as task:
-            files = [task.path("parents"), task.path("chosen"), task.path("best")]
+        with self.folder.commit(_MERGE) as output:
+            files = [output.path("parents"), output.path("chosen"), output.path("best")]
             parents, chosen, best = (_zeros(file, int(self._starts[-1])) for file in files)
             for positions, _ in self._forests():
                 components.unite(parents, positions.astype(np.uint64))
             for positions, scores in self._forests():
                 scores[components.roots(parents, positions.ravel()) < self._own] = 0  # whoever came first stays there
                 components.choose_best(parents, chosen, best.view(np.float64), positions.ravel(), scores)
-            tally = self._write(task.path(f"{_MERGE}.arrow"), parents, chosen)
-            task.record = {"tally": tally.to_json()}
+            counters = self._write(output.path(f"{_MERGE}.arrow"), parents, chosen)
+            output.record = {"counters": counters.to_json()}
             for file in files:
                 file.unlink()
 
@@ -172,35 +172,35 @@ class NearDeduplicate(PartitionPhase):
     @property
     def _own(self) -> int:
         """The position of the first record of this run."""
-        return int(self._starts[len(self.plan.earlier_units)])
+        return int(self._starts[len(self.plan.previous_splits)])
 
     def _positions(self, ids: NDArray[np.uint64]) -> NDArray[np.int64]:
         return self._starts[(ids >> np.uint64(32)).astype(np.int64)] + ids.astype(np.uint32)
 
     def _ids(self, positions: NDArray[np.int64]) -> NDArray[np.uint64]:
-        units = np.searchsorted(self._starts, positions, side="right") - 1
-        return units.astype(np.uint64) << np.uint64(32) | (positions - self._starts[units]).astype(np.uint64)
+        splits = np.searchsorted(self._starts, positions, side="right") - 1
+        return splits.astype(np.uint64) << np.uint64(32) | (positions - self._starts[splits]).astype(np.uint64)
 
     def _forests(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float64]]]:
         """Of each partition the positions of its pairs, (n, 2), and the scores there, (2 * n,)."""
-        for work in self.works():
-            forest = _batch(self.folder.open(f"{work}.forest.arrow"), 0)
+        for task_id in self.task_ids():
+            forest = _batch(self.folder.open(f"{task_id}.forest.arrow"), 0)
             one, other, *scores = (column.to_numpy() for column in forest.columns)
             yield self._positions(np.stack([one, other], axis=1)), np.stack(scores, axis=1).ravel()
 
     def _wanted(self, place: int, rows: pa.RecordBatch) -> NDArray[Any]:
         """(n,) of a file's rows what decides who stays; of earlier runs' 0, whoever came first stays there."""
-        assert self.config.near_deduplicate is not None
-        keep = self.config.near_deduplicate.keep
-        if keep == "first" or place < len(self.plan.earlier_units):
+        assert self.config.fuzzy_dedup is not None
+        keep = self.config.fuzzy_dedup.keep
+        if keep == "first" or place < len(self.plan.previous_splits):
             return np.broadcast_to(np.float32(0), rows.num_rows)
         return rows["num_chars" if keep == "longest" else "perplexity"].to_numpy(zero_copy_only=False)
 
     def _scores(self, wanted: NDArray[Any]) -> NDArray[np.float64]:
         """How much documents are wanted to stay, by what decides it: the more characters, or the less perplexity."""
-        assert self.config.near_deduplicate is not None
+        assert self.config.fuzzy_dedup is not None
         values = wanted.astype(np.float64)
-        if self.config.near_deduplicate.keep != "best":
+        if self.config.fuzzy_dedup.keep != "best":
             return values
         return np.divide(1.0, values, out=np.zeros_like(values), where=values > 0)  # not a number: it has none
 
@@ -210,46 +210,46 @@ class NearDeduplicate(PartitionPhase):
         Where that one lies in a run before that one, the document itself: `explain` goes on from there.
         """
         kept, places = ids.copy(), ids >> np.uint64(32)
-        for place in np.unique(places[places < len(self.plan.earlier_units)]):
-            unit = self.plan.earlier_units[int(place)]
-            if unit.run.config["near_deduplicate"] is None:
+        for place in np.unique(places[places < len(self.plan.previous_splits)]):
+            split = self.plan.previous_splits[int(place)]
+            if split.run.config["fuzzy_dedup"] is None:
                 continue
-            verdict = _batch(unit.open(self.name, f"{_MERGE}.arrow"), unit.index)
+            verdict = _batch(split.open(self.name, f"{_MERGE}.arrow"), split.index)
             here = np.flatnonzero(places == place)
             found = pc.index_in(pa.array(ids[here].astype(np.uint32)), value_set=verdict["record"])
             stays = verdict["representative"].take(found.drop_null()).to_numpy()
-            is_theirs = stays >> np.uint64(32) < len(unit.run.units)
-            first = np.uint64(int(place) - unit.index) << np.uint64(32)
+            is_theirs = stays >> np.uint64(32) < len(split.run.splits)
+            first = np.uint64(int(place) - split.index) << np.uint64(32)
             kept[here[found.is_valid().to_numpy(zero_copy_only=False)][is_theirs]] = stays[is_theirs] + first
         return kept
 
-    def _write(self, path: Path, parents: NDArray[np.uint64], chosen: NDArray[np.uint64]) -> Tally:
+    def _write(self, path: Path, parents: NDArray[np.uint64], chosen: NDArray[np.uint64]) -> Counters:
         """One record batch per unit; how many documents go, and how many stay in their place."""
-        tally = Tally()
+        counters = Counters()
         with pa.ipc.new_file(path, NEAR_DUPLICATES) as file:
-            starts = self._starts[len(self.plan.earlier_units) :]
+            starts = self._starts[len(self.plan.previous_splits) :]
             for first, end in itertools.pairwise(starts):
                 members = first + np.flatnonzero((parents[first:end] != 0) | (chosen[first:end] != 0))
                 stays = chosen[components.roots(parents, members)].astype(np.int64) - 1
                 goes = stays != members
-                tally.add("near_duplicates", int(goes.sum()))
-                tally.add("representatives", int((~goes).sum()))
+                counters.add("near_duplicates", int(goes.sum()))
+                counters.add("representatives", int((~goes).sum()))
                 records = (members[goes] - first).astype(np.uint32)
                 representatives = self.doc_ids(self._kept_there(self._ids(stays[goes])))
                 file.write_batch(pa.record_batch([records, representatives], schema=NEAR_DUPLICATES))
-        return tally
+        return counters
 
-    def sum_of_records(self) -> Tally:
+    def sum_of_records(self) -> Counters:
         """The partitions' and the merge's."""
-        if self.config.near_deduplicate is None:
-            return Tally()
-        return super().sum_of_records() + Tally.from_json(self.folder.record(_MERGE)["tally"])
+        if self.config.fuzzy_dedup is None:
+            return Counters()
+        return super().sum_of_records() + Counters.from_json(self.folder.record(_MERGE)["counters"])
 
-    def near_duplicates_of(self, unit: Unit) -> pa.RecordBatch:
+    def near_duplicates_of(self, split: InputSplit) -> pa.RecordBatch:
         """The documents of a unit that have to go, as NEAR_DUPLICATES; none where the phase is off."""
-        if self.config.near_deduplicate is None:
+        if self.config.fuzzy_dedup is None:
             return pa.record_batch([pa.nulls(0, f.type) for f in NEAR_DUPLICATES], schema=NEAR_DUPLICATES)
-        return _batch(self.folder.open(f"{_MERGE}.arrow"), unit.index)
+        return _batch(self.folder.open(f"{_MERGE}.arrow"), split.index)
 
 
 def _batch(source: pa.NativeFile, index: int) -> pa.RecordBatch:

@@ -74,7 +74,7 @@ def write_buckets(path: Path, rows: pa.RecordBatch) -> None:
 
 
 @dataclass(frozen=True)
-class Part:
+class FileSlice:
     """What a partition has of one file, bucket by bucket.
 
     Attributes:
@@ -87,7 +87,7 @@ class Part:
     bounds: NDArray[np.int64]
     width: int
 
-    def filter(self, stays: NDArray[np.bool_]) -> Part:
+    def filter(self, stays: NDArray[np.bool_]) -> FileSlice:
         """The rows where it is true, in their buckets."""
         before = np.append(0, np.cumsum(stays))
         return replace(self, rows=self.rows.filter(pa.array(stays)), bounds=before[self.bounds])
@@ -100,7 +100,7 @@ class Partition:
         files: the rows of each; those of a piece lie together, in the order they came.
     """
 
-    def __init__(self, parts: Sequence[Part], name: str) -> None:
+    def __init__(self, parts: Sequence[FileSlice], name: str) -> None:
         first, end = _range(name)
         width = min((part.width for part in parts), default=MAX_BUCKETS)
         while width > 1 and end - first < MIN_PIECES * width:
@@ -134,7 +134,7 @@ def rows_of(columns: Sequence[NDArray[Any]], piece: Sequence[slice]) -> NDArray[
     return np.concatenate([column[rows] for column, rows in zip(columns, piece, strict=True)])
 
 
-def read_part(source: pa.NativeFile, partition: str) -> Part:
+def read_part(source: pa.NativeFile, partition: str) -> FileSlice:
     """What a partition has of one file."""
     return _read(source, *_range(partition))
 
@@ -150,7 +150,7 @@ def _range(partition: str) -> tuple[int, int]:
     return MAX_BUCKETS * index // num_partitions, MAX_BUCKETS * (index + 1) // num_partitions
 
 
-def _read(source: pa.NativeFile, first: int, end: int) -> Part:
+def _read(source: pa.NativeFile, first: int, end: int) -> FileSlice:
     with source:
         file = pa.ipc.open_file(source)
         width = MAX_BUCKETS // file.num_record_batches
@@ -160,10 +160,10 @@ def _read(source: pa.NativeFile, first: int, end: int) -> Part:
             places = _places(batches[outer])
             batches[outer] = batches[outer].filter(pa.array((places >= first) & (places < end)))
         bounds = np.append(0, np.cumsum([batch.num_rows for batch in batches]))
-        return Part(pa.concat_batches(batches), bounds, width)
+        return FileSlice(pa.concat_batches(batches), bounds, width)
 
 
-def _cut(part: Part, edges: NDArray[np.int64]) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
+def _cut(part: FileSlice, edges: NDArray[np.int64]) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
     """A file's rows piece by piece, and where the rows of each begin, and the last end: pieces lie between edges."""
     if len(edges) == len(part.bounds):  # each bucket is a piece
         return part.rows, part.bounds

@@ -21,19 +21,19 @@ from numpy.typing import NDArray
 
 from pipeline.config import RunConfig
 from pipeline.execution.task import StageSpec
-from pipeline.planning.input_splits import Unit
+from pipeline.planning.input_splits import InputSplit
 from pipeline.planning.plan import RunPlan
-from pipeline.runs.phase_folder import PhaseFolder, Task
-from stages.contract import Tally
+from pipeline.runs.phase_folder import PendingOutput, PhaseFolder
+from stages.contract import Counters
 
 ROWS_PER_GROUP = 512
 """Rows of a Parquet row group: fixed, so that files do not depend on how rows were batched on their way."""
 
-FATE = pa.schema(
+DECISION = pa.schema(
     [
         pa.field("doc_id", pa.uint64(), nullable=False),
         pa.field("url", pa.string()),
-        pa.field("fate", pa.string(), nullable=False),  # "kept", or the reason
+        pa.field("decision", pa.string(), nullable=False),  # "kept", or the reason
         pa.field("value", pa.float64()),
         pa.field("limit", pa.float64()),
         pa.field("detail", pa.string()),
@@ -64,53 +64,53 @@ class Phase(ABC):
         return self.plan.folder(self.name)
 
     @abstractmethod
-    def works(self) -> list[str]:
+    def task_ids(self) -> list[str]:
         """Names of all the pieces of work, in order. To be asked when the parents are done."""
 
-    def sum_of_records(self) -> Tally:
+    def sum_of_records(self) -> Counters:
         """The sum of the tallies of all done-records."""
-        return self.folder.tally(self.works())
+        return self.folder.counters(self.task_ids())
 
-    def tally(self) -> Tally:
+    def counters(self) -> Counters:
         """The same, of a phase that is complete."""
-        return Tally.from_json(self.folder.summary()["tally"])
+        return Counters.from_json(self.folder.summary()["counters"])
 
     def finish(self) -> None:
         """What is left to do, once, when all work is done."""
 
 
-class UnitPhase(Phase):
+class SplitPhase(Phase):
     """A phase whose work is a unit's documents, streamed through stages."""
 
     schema: ClassVar[pa.Schema]  # of the tables that `read` yields
 
-    def works(self) -> list[str]:
+    def task_ids(self) -> list[str]:
         """One per unit."""
-        return [unit.key for unit in self.plan.units]
+        return [split.key for split in self.plan.splits]
 
     def stages(self) -> tuple[StageSpec, ...]:
         """The stages between `read` and `write`."""
         return self.plan.phase(self.name).stages
 
-    def unit(self, work: str) -> Unit:
+    def split(self, task_id: str) -> InputSplit:
         """The unit behind a piece of work."""
-        return self.plan.units[int(work.split("-", maxsplit=1)[0])]
+        return self.plan.splits[int(task_id.split("-", maxsplit=1)[0])]
 
     @abstractmethod
-    def read(self, work: str) -> Generator[pa.Table, None, dict[str, Any]]:
+    def read(self, task_id: str) -> Generator[pa.Table, None, dict[str, Any]]:
         """The unit's documents in input order; returns what there is to report of the unit as a whole."""
 
     @abstractmethod
-    def sink(self, work: str, task: Task) -> UnitSink:
+    def sink(self, task_id: str, output: PendingOutput) -> SplitSink:
         """What takes the rows that have passed the stages."""
 
     @contextlib.contextmanager
-    def write(self, work: str) -> Generator[UnitSink]:
+    def write(self, task_id: str) -> Generator[SplitSink]:
         """The sink, within the commit that makes its outputs whole."""
-        with self.folder.commit(work) as task:
-            sink = self.sink(work, task)
+        with self.folder.commit(task_id) as output:
+            sink = self.sink(task_id, output)
             yield sink
-            task.record = {"tally": sink.tally.to_json()}
+            output.record = {"counters": sink.counters.to_json()}
 
 
 class PartitionPhase(Phase):
@@ -121,48 +121,50 @@ class PartitionPhase(Phase):
     """
 
     @abstractmethod
-    def run(self, work: str) -> None:
+    def run(self, task_id: str) -> None:
         """Do one piece of work and commit it."""
 
     def sources(self, phase: str) -> list[tuple[PhaseFolder, str]]:
         """A parent's folder and the unit's name, of all earlier units and then of all units."""
-        earlier = [(unit.run.folder(phase), unit.key) for unit in self.plan.earlier_units]
-        return earlier + [(self.plan.folder(phase), unit.key) for unit in self.plan.units]
+        previous = [(split.run.folder(phase), split.key) for split in self.plan.previous_splits]
+        return previous + [(self.plan.folder(phase), split.key) for split in self.plan.splits]
 
     def counts(self, phase: str, name: str) -> list[int]:
         """What a parent has counted of each unit, in the same order."""
-        folders = [run.folder(phase).records(run.units) for run in self.plan.earlier]
-        folders.append(self.plan.folder(phase).records(unit.key for unit in self.plan.units))
-        return [record["tally"]["counts"].get(name, 0) for record in itertools.chain(*folders)]
+        folders = [run.folder(phase).records(run.splits) for run in self.plan.previous]
+        folders.append(self.plan.folder(phase).records(split.key for split in self.plan.splits))
+        return [record["counters"]["counts"].get(name, 0) for record in itertools.chain(*folders)]
 
     def doc_ids(self, ids: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """Of ids by place: units of this run have their own numbers, those of earlier runs the numbers behind them."""
-        num_units = len(self.plan.units)
-        units = ((ids >> np.uint64(32)) + np.uint64(num_units)) % np.uint64(num_units + len(self.plan.earlier_units))
-        return units << np.uint64(32) | ids & np.uint64(0xFFFF_FFFF)
+        num_splits = len(self.plan.splits)
+        splits = ((ids >> np.uint64(32)) + np.uint64(num_splits)) % np.uint64(
+            num_splits + len(self.plan.previous_splits)
+        )
+        return splits << np.uint64(32) | ids & np.uint64(0xFFFF_FFFF)
 
 
-class UnitSink(ABC):
+class SplitSink(ABC):
     """Common to all sinks: counts every row that comes in, and keeps the fates of those that were dropped."""
 
-    def __init__(self, task: Task, work: str) -> None:
-        self.task = task
-        self.work = work
-        self.tally: Tally = Tally()
-        self._fates: list[pa.Table] = []
+    def __init__(self, output: PendingOutput, task_id: str) -> None:
+        self.output = output
+        self.task_id = task_id
+        self.counters: Counters = Counters()
+        self._decisions: list[pa.Table] = []
 
     def add(self, kept: pa.Table, dropped: pa.Table) -> None:
         """Take the next rows."""
-        self.tally.add("documents", kept.num_rows + dropped.num_rows)
-        self.tally.add("documents_kept", kept.num_rows)
+        self.counters.add("documents", kept.num_rows + dropped.num_rows)
+        self.counters.add("documents_kept", kept.num_rows)
         if dropped.num_rows:
             reasons = dropped.group_by("reason", use_threads=False).aggregate(
                 [("reason", "count"), ("dropped_chars", "sum")]
             )
             for row in reasons.to_pylist():
-                self.tally.add(f"dropped.{row['reason']}", row["reason_count"])
-                self.tally.add(f"dropped_chars.{row['reason']}", row["dropped_chars_sum"] or 0)
-            self._fates.append(fates(dropped, dropped.column("reason"), dropped.column("dropped_chars")))
+                self.counters.add(f"dropped.{row['reason']}", row["reason_count"])
+                self.counters.add(f"dropped_chars.{row['reason']}", row["dropped_chars_sum"] or 0)
+            self._decisions.append(decisions(dropped, dropped.column("reason"), dropped.column("dropped_chars")))
         if kept.num_rows:
             self.take(kept)
 
@@ -173,18 +175,18 @@ class UnitSink(ABC):
     def close(self, report: Mapping[str, Any]) -> None:
         """Finish the outputs."""
         del report
-        table = pa.concat_tables([FATE.empty_table(), *self._fates]).sort_by("doc_id")
-        write_parquet(table, self.task.path(f"{self.work}.fates.parquet"))
+        table = pa.concat_tables([DECISION.empty_table(), *self._decisions]).sort_by("doc_id")
+        write_parquet(table, self.output.path(f"{self.task_id}.decisions.parquet"))
 
 
-def fates(rows: pa.Table, fate: pa.ChunkedArray | pa.Array, num_chars: pa.ChunkedArray | pa.Array) -> pa.Table:
+def decisions(rows: pa.Table, decision: pa.ChunkedArray | pa.Array, num_chars: pa.ChunkedArray | pa.Array) -> pa.Table:
     """The ledger's rows for documents whose fate is known."""
-    given = {"fate": fate, "num_chars": num_chars}
+    given = {"decision": decision, "num_chars": num_chars}
     columns = [
         given.get(f.name, rows.column(f.name) if f.name in rows.column_names else pa.nulls(rows.num_rows, f.type))
-        for f in FATE
+        for f in DECISION
     ]
-    return pa.table(columns, schema=FATE)
+    return pa.table(columns, schema=DECISION)
 
 
 def write_parquet(table: pa.Table, path: Path) -> None:
@@ -247,7 +249,7 @@ def row_groups(source: pa.NativeFile, columns: Sequence[str] | None = None, batc
             yield pa.concat_tables(groups)
 
 
-def flow_schema(phase: UnitPhase) -> pa.Schema:
+def flow_schema(phase: SplitPhase) -> pa.Schema:
     """The columns of a phase's documents after its last stage.
 
     Raises:

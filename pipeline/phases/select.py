@@ -15,19 +15,19 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.execution.task import StageSpec, UnitFailed
+from pipeline.execution.task import StageSpec, TaskFailed
 from pipeline.models import registry as assets
 from pipeline.phases.annotate import Annotate, documents_file
-from pipeline.phases.fuzzy_dedup import NearDeduplicate
-from pipeline.phases.phase import FATE, UnitPhase, UnitSink, fates, row_groups
-from pipeline.runs.phase_folder import Task
+from pipeline.phases.fuzzy_dedup import FuzzyDedup
+from pipeline.phases.phase import DECISION, SplitPhase, SplitSink, decisions, row_groups
+from pipeline.runs.phase_folder import PendingOutput
 from stages.filters import perplexity
 from stages.filters.perplexity import PerplexityFilter, PerplexityFilterSettings
 
-REPRESENTATIVE = FATE.field("representative")
+REPRESENTATIVE = DECISION.field("representative")
 
 
-class Select(UnitPhase):
+class Select(SplitPhase):
     """Thresholds over stored scores: each document gets its fate."""
 
     name = "select"
@@ -59,7 +59,7 @@ class Select(UnitPhase):
             )
             return PerplexityFilterSettings(cutoffs=cutoffs, keep=wanted.keep)
         except ValueError as error:
-            raise UnitFailed(f"select.perplexity.cutoffs is {wanted.cutoffs!r}: {error}") from error
+            raise TaskFailed(f"select.perplexity.cutoffs is {wanted.cutoffs!r}: {error}") from error
 
     def _cutoffs_of_models(self, percentiles: tuple[int, int]) -> dict[str, tuple[float, float]]:
         assert self.config.annotate.perplexity is not None
@@ -69,7 +69,7 @@ class Select(UnitPhase):
         }
 
     def _cutoffs_of_run(self, percentiles: tuple[int, int]) -> dict[str, tuple[float, float]]:
-        histograms = Annotate(self.plan).tally().histograms
+        histograms = Annotate(self.plan).counters().histograms
         head, middle = percentiles
         return {
             name.removeprefix("perplexity."): (perplexity.percentile(bins, head), perplexity.percentile(bins, middle))
@@ -77,20 +77,20 @@ class Select(UnitPhase):
             if name.startswith("perplexity.")
         }
 
-    def read(self, work: str) -> Generator[pa.Table, None, dict[str, Any]]:
-        """The unit's scores, with the verdicts of near_deduplicate."""
-        found = NearDeduplicate(self.plan).near_duplicates_of(self.unit(work))
+    def read(self, task_id: str) -> Generator[pa.Table, None, dict[str, Any]]:
+        """The unit's scores, with the verdicts of fuzzy_dedup."""
+        found = FuzzyDedup(self.plan).near_duplicates_of(self.split(task_id))
         names = [name for name in self.schema.names if name != REPRESENTATIVE.name]
-        documents = self.plan.folder("annotate").open(documents_file(work))
+        documents = self.plan.folder("annotate").open(documents_file(task_id))
         for table in row_groups(documents, names, self.config.engine.batch_mb):
             records = pc.cast(pc.bit_wise_and(table.column("doc_id"), pa.scalar(0xFFFF_FFFF, pa.uint64())), pa.uint32())
             place = pc.index_in(records, value_set=found["record"])
             yield table.append_column(REPRESENTATIVE, found["representative"].take(place.combine_chunks()))
         return {}
 
-    def sink(self, work: str, task: Task) -> UnitSink:
+    def sink(self, task_id: str, output: PendingOutput) -> SplitSink:
         """The fate of every document that got this far."""
-        return _SelectSink(task, work)
+        return _SelectSink(output, task_id)
 
 
 def _recorded_cutoffs(folder: Path, percentiles: tuple[int, int]) -> tuple[float, float]:
@@ -103,24 +103,24 @@ def _recorded_cutoffs(folder: Path, percentiles: tuple[int, int]) -> tuple[float
         measured = json.loads((folder / "record.json").read_text(encoding="utf-8"))["cutoffs"]
         head, middle = (float(measured[str(percentile)]) for percentile in percentiles)
     except (FileNotFoundError, KeyError) as error:
-        raise UnitFailed(
+        raise TaskFailed(
             f"{folder} records no cutoffs for percentiles {percentiles}: {error!r}; set select.perplexity.cutoffs to "
             f"run, or to the path of a cutoff.csv (CCNet publishes one beside its models)"
         ) from error
     return head, middle
 
 
-class _SelectSink(UnitSink):
+class _SelectSink(SplitSink):
     def add(self, kept: pa.Table, dropped: pa.Table) -> None:
         super().add(kept, dropped)
         shares = dropped.filter(pc.starts_with(dropped.column("reason"), "decontamination.share"))
         for count in pc.value_counts(shares.column("detail")).to_pylist():
-            self.tally.add(f"decontaminated.{count['values']}", count["counts"])
+            self.counters.add(f"decontaminated.{count['values']}", count["counts"])
 
     def take(self, kept: pa.Table) -> None:
-        self.tally.add("chars", pc.sum(kept.column("num_chars")).as_py())
+        self.counters.add("chars", pc.sum(kept.column("num_chars")).as_py())
         for name in ("language", "bucket"):
             if name in kept.column_names:
                 for count in pc.value_counts(kept.column(name).drop_null()).to_pylist():
-                    self.tally.add(f"{name}.{count['values']}", count["counts"])
-        self._fates.append(fates(kept, pa.repeat("kept", kept.num_rows), kept.column("num_chars")))
+                    self.counters.add(f"{name}.{count['values']}", count["counts"])
+        self._decisions.append(decisions(kept, pa.repeat("kept", kept.num_rows), kept.column("num_chars")))

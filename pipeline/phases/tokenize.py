@@ -2,7 +2,7 @@
 
 Promises: a unit's tokens file and its index are sorted by order key, so that write_shards reads any range of keys
 with one read; the order is a function of document ids and the seed alone.
-Leaves to others: the encoders (stages/tokenize.py), cutting shards.
+Leaves to others: the encoders (stages/transform/tokenize.py), cutting shards.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.config import RunConfig
-from pipeline.execution.task import StageSpec, UnitFailed
+from pipeline.execution.task import StageSpec, TaskFailed
 from pipeline.phases.annotate import Annotate
-from pipeline.phases.phase import UnitPhase, UnitSink, flow_schema, row_groups
-from pipeline.runs.phase_folder import Task
+from pipeline.phases.phase import SplitPhase, SplitSink, flow_schema, row_groups
+from pipeline.runs.phase_folder import PendingOutput
 from shardwriter.format import TokenizerEntry
 from stages.filters.classifiers import Classifiers
 from stages.transform.pii import Pii
@@ -46,7 +46,7 @@ PII = pa.schema([field for field in Pii.adds if field.name != "text"])
 """What is counted where there are placeholders."""
 
 
-class TokenizeDocuments(UnitPhase):
+class TokenizeDocuments(SplitPhase):
     """Kept documents to token ids, in the order of the global shuffle."""
 
     name = "tokenize"
@@ -70,14 +70,14 @@ class TokenizeDocuments(UnitPhase):
         ]
         return pa.schema([*(stored.field(name) for name in names), pa.field("bucket", pa.string())])
 
-    def read(self, work: str) -> Generator[pa.Table, None, dict[str, Any]]:
+    def read(self, task_id: str) -> Generator[pa.Table, None, dict[str, Any]]:
         """The texts of the documents that select kept."""
-        with self.plan.folder("select").open(f"{work}.fates.parquet") as file:
-            table = pq.read_table(file, columns=["doc_id", "fate", "bucket"])
-        kept = table.filter(pc.equal(table.column("fate"), "kept"))
+        with self.plan.folder("select").open(f"{task_id}.decisions.parquet") as file:
+            table = pq.read_table(file, columns=["doc_id", "decision", "bucket"])
+        kept = table.filter(pc.equal(table.column("decision"), "kept"))
         ids = kept.column("doc_id").combine_chunks()
         for group in row_groups(
-            self.plan.folder("annotate").open(f"{work}.documents.parquet"),
+            self.plan.folder("annotate").open(f"{task_id}.documents.parquet"),
             [n for n in self.schema.names if n != "bucket"],
             self.config.engine.batch_mb,
         ):
@@ -88,19 +88,19 @@ class TokenizeDocuments(UnitPhase):
                 yield rows.append_column("bucket", kept.column("bucket").take(place.filter(found)))
         return {}
 
-    def sink(self, work: str, task: Task) -> UnitSink:
+    def sink(self, task_id: str, output: PendingOutput) -> SplitSink:
         """The tokens file and its index."""
         dtype = tokenizer_entry(self.config).token_dtype
-        return _TokenSink(task, work, dtype, self.config.write_shards.seed, self.index)
+        return _TokenSink(output, task_id, dtype, self.config.write_shards.seed, self.index)
 
 
-class _TokenSink(UnitSink):
+class _TokenSink(SplitSink):
     """Tokens are spooled in input order and permuted once, by way of the page cache, when the unit is whole."""
 
-    def __init__(self, task: Task, work: str, dtype: np.dtype[Any], seed: int, index: pa.Schema) -> None:
-        super().__init__(task, work)
+    def __init__(self, output: PendingOutput, task_id: str, dtype: np.dtype[Any], seed: int, index: pa.Schema) -> None:
+        super().__init__(output, task_id)
         self._dtype, self._seed, self._index = dtype, seed, index
-        self._spool = task.path(f"{work}.spool")
+        self._spool = output.path(f"{task_id}.spool")
         self._file = self._spool.open("wb")
         self._rows: list[pa.Table] = []
 
@@ -108,13 +108,13 @@ class _TokenSink(UnitSink):
         tokens = kept.column("tokens").combine_chunks()
         self._file.write(tokens.flatten().to_numpy().astype(self._dtype).tobytes())
         self._rows.append(kept.select([n for n in kept.column_names if n in self._index.names]))
-        self.tally.add("tokens", pc.sum(kept.column("num_tokens")).as_py())
+        self.counters.add("tokens", pc.sum(kept.column("num_tokens")).as_py())
         for name in set(PII.names) & set(self._index.names):
-            self.tally.add(name, pc.sum(kept.column(name)).as_py())
+            self.counters.add(name, pc.sum(kept.column(name)).as_py())
         for name in ("language", "bucket"):
             if name in kept.column_names:
                 for row in kept.group_by(name, use_threads=False).aggregate([("num_tokens", "sum")]).to_pylist():
-                    self.tally.add(f"{name}_tokens.{row[name]}", row["num_tokens_sum"])
+                    self.counters.add(f"{name}_tokens.{row[name]}", row["num_tokens_sum"])
 
     def close(self, report: Mapping[str, Any]) -> None:
         super().close(report)
@@ -124,7 +124,7 @@ class _TokenSink(UnitSink):
         keys = order_keys(doc_ids, self._seed)
         order = np.argsort(keys)
         starts = np.cumsum(lengths) - lengths
-        with self.task.path(f"{self.work}.tokens.bin").open("wb") as file:
+        with self.output.path(f"{self.task_id}.tokens.bin").open("wb") as file:
             if lengths.sum():
                 tokens = np.memmap(self._spool, self._dtype, "r").view(np.ndarray)  # the slices of a memmap cost more
                 for i in order:
@@ -137,7 +137,7 @@ class _TokenSink(UnitSink):
             **{name: index.column(name) for name in index.column_names if name not in ("order_key", "token_start")},
         }
         full = [columns.get(f.name, pa.nulls(len(order), f.type)) for f in self._index]
-        with pa.ipc.new_file(self.task.path(f"{self.work}.documents.arrow"), self._index) as out:
+        with pa.ipc.new_file(self.output.path(f"{self.task_id}.documents.arrow"), self._index) as out:
             out.write_table(pa.table(full, schema=self._index).combine_chunks())
 
 
@@ -151,7 +151,7 @@ def tokenizer_entry(config: RunConfig) -> TokenizerEntry:
     assert isinstance(stage, Tokenize)
     info = stage.describe()
     if info.end_of_document is None:
-        raise UnitFailed("tokenize.end_of_document is null, but shards need a token that ends each document; name one")
+        raise TaskFailed("tokenize.end_of_document is null, but shards need a token that ends each document; name one")
     return TokenizerEntry(info.name, info.sha256, info.vocab_size, info.end_of_document, dict(info.special_ids))
 
 

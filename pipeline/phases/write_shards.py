@@ -16,11 +16,11 @@ import pyarrow.compute as pc
 
 from pipeline.phases.phase import PartitionPhase
 from pipeline.phases.tokenize import TokenizeDocuments, tokenizer_entry
-from pipeline.planning.input_splits import Unit
+from pipeline.planning.input_splits import InputSplit
 from pipeline.runs.phase_folder import write_atomically
 from shardwriter import Documents, join, write_shard
 from shardwriter.format import MANIFEST_FILE, ShardEntry, TokenizerEntry, index_file, shard_file
-from stages.contract import Tally
+from stages.contract import Counters
 
 
 class WriteShards(PartitionPhase):
@@ -28,22 +28,24 @@ class WriteShards(PartitionPhase):
 
     name = "write_shards"
 
-    def works(self) -> list[str]:
+    def task_ids(self) -> list[str]:
         """One per shard, as many as the tokens need."""
         return [f"shard-{k:06d}" for k in range(self.num_shards)]
 
     @cached_property
     def num_shards(self) -> int:
         """Tokens of the run over tokens of a shard, rounded up."""
-        return math.ceil(TokenizeDocuments(self.plan).tally().counts["tokens"] / self.config.write_shards.shard_tokens)
+        return math.ceil(
+            TokenizeDocuments(self.plan).counters().counts["tokens"] / self.config.write_shards.shard_tokens
+        )
 
-    def run(self, work: str) -> None:
+    def run(self, task_id: str) -> None:
         """Collect the shard's range of keys from every unit, and write it in key order."""
-        number = int(work.removeprefix("shard-"))
+        number = int(task_id.removeprefix("shard-"))
         first, end = (2**64 * k // self.num_shards for k in (number, number + 1))
         dtype = self._tokenizer.token_dtype
         tokenized = self.plan.folder("tokenize")
-        parts = tokenized.each(self.plan.units, lambda unit: self._read(unit, first, end, dtype))
+        parts = tokenized.each(self.plan.splits, lambda split: self._read(split, first, end, dtype))
         rows = pa.concat_tables([part[0] for part in parts])
         tokens = np.concatenate([part[1] for part in parts])
         order = np.argsort(rows.column("order_key").to_numpy())
@@ -63,8 +65,8 @@ class WriteShards(PartitionPhase):
             if self.config.write_shards.documents_json
             else None,
         )
-        with self.folder.commit(work) as task:
-            with task.path(shard_file(number)).open("wb") as tar, task.path(index_file(number)).open("wb") as index:
+        with self.folder.commit(task_id) as output:
+            with output.path(shard_file(number)).open("wb") as tar, output.path(index_file(number)).open("wb") as index:
                 entry = write_shard(
                     tar,
                     index,
@@ -73,14 +75,16 @@ class WriteShards(PartitionPhase):
                     documents=shard,
                     sample_tokens=self.config.write_shards.sample_tokens,
                 )
-            tally = Tally()
-            tally.add("tokens", len(tokens))
-            tally.add("documents", len(lengths))
-            task.record = {"tally": tally.to_json(), "entry": entry.to_json()}
+            counters = Counters()
+            counters.add("tokens", len(tokens))
+            counters.add("documents", len(lengths))
+            output.record = {"counters": counters.to_json(), "entry": entry.to_json()}
 
-    def _read(self, unit: Unit, first: int, end: int, dtype: np.dtype[Any]) -> tuple[pa.Table, np.ndarray[Any, Any]]:
+    def _read(
+        self, split: InputSplit, first: int, end: int, dtype: np.dtype[Any]
+    ) -> tuple[pa.Table, np.ndarray[Any, Any]]:
         folder = self.plan.folder("tokenize")
-        with folder.map(f"{unit.key}.documents.arrow") as source:
+        with folder.map(f"{split.key}.documents.arrow") as source:
             index = pa.ipc.open_file(source).read_all()
             keys = index.column("order_key").to_numpy()
             low = int(np.searchsorted(keys, np.uint64(first)))
@@ -88,7 +92,7 @@ class WriteShards(PartitionPhase):
             rows = index.slice(low, high - low)
             start = rows.column("token_start")[0].as_py() if rows.num_rows else 0
             count = pc.sum(rows.column("num_tokens")).as_py() or 0
-        with folder.open(f"{unit.key}.tokens.bin") as file:
+        with folder.open(f"{split.key}.tokens.bin") as file:
             file.seek(start * dtype.itemsize)
             return rows, np.frombuffer(file.read(count * dtype.itemsize), dtype)
 
@@ -98,7 +102,7 @@ class WriteShards(PartitionPhase):
 
     def finish(self) -> None:
         """Join the shards' entries into manifest.json."""
-        entries = [ShardEntry.from_json(record["entry"]) for record in self.folder.records(self.works())]
+        entries = [ShardEntry.from_json(record["entry"]) for record in self.folder.records(self.task_ids())]
         fingerprint = self.plan.phase(self.name).fingerprint
         assert fingerprint is not None
         order = {"function": "splitmix64(doc_id + splitmix64(seed))", "seed": self.config.write_shards.seed}

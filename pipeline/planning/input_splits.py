@@ -3,7 +3,7 @@
 Promises: the same config and the same files give the same units in the same order, whatever the machine; a file is
 known by its content (local) or by its immutable URL (remote); nothing but lists of names is read over the network to
 plan a run.
-Leaves to others: the records inside (stages/warc.py), making the sample crawl (sample_crawl.py).
+Leaves to others: the records inside (stages/warc/reader.py), making the sample crawl (sample_crawl.py).
 
     units = list_units(config.input)
     with local_copy(units[0].files[0], config.storage) as path:
@@ -45,8 +45,8 @@ WET_BYTES = 75_000_000
 """A WET file of a recent snapshot, compressed, where its size is not known yet (CC-MAIN-2024 to 2026: 65 to 80 MB)."""
 
 
-MAX_UNITS = 10_000
-"""That `files_per_unit: auto` makes: what is written per unit, and opened per unit and partition, stays bounded so."""
+MAX_SPLITS = 10_000
+"""That `files_per_split: auto` makes: what is written per unit, and opened per unit and partition, stays bounded so."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class InputFile:
 
 
 @dataclass(frozen=True)
-class Unit:
+class InputSplit:
     """What one task reads and what resuming counts: one file, or several small ones."""
 
     index: int
@@ -82,22 +82,22 @@ class Unit:
         return sum(WET_BYTES if f.num_bytes is None else f.num_bytes for f in self.files)
 
 
-def list_units(config: InputConfig, storage: StorageSettings = BY_ENVIRONMENT) -> tuple[Unit, ...]:
+def list_input_splits(config: InputConfig, storage: StorageSettings = BY_ENVIRONMENT) -> tuple[InputSplit, ...]:
     """The units of a run, in input order.
 
     Raises:
         ConfigError: a pattern matches nothing, a list cannot be had, or S3 is asked for without its extra.
     """
     files = _files(config, storage)
-    size = files_per_unit(config, len(files))
-    return tuple(Unit(i // size, tuple(files[i : i + size])) for i in range(0, len(files), size))
+    size = files_per_split(config, len(files))
+    return tuple(InputSplit(i // size, tuple(files[i : i + size])) for i in range(0, len(files), size))
 
 
-def files_per_unit(config: InputConfig, num_files: int) -> int:
+def files_per_split(config: InputConfig, num_files: int) -> int:
     """How many files a unit of that input has."""
-    if config.files_per_unit == "auto":
-        return max(1, math.ceil(num_files / MAX_UNITS))
-    return config.files_per_unit
+    if config.files_per_split == "auto":
+        return max(1, math.ceil(num_files / MAX_SPLITS))
+    return config.files_per_split
 
 
 def sample_crawl_folder(config: SampleCrawl) -> Path:

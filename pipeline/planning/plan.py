@@ -22,12 +22,12 @@ from typing import Any
 from pipeline.config import RunConfig
 from pipeline.execution.task import StageSpec
 from pipeline.models import registry as assets
-from pipeline.planning import previous_runs as earlier_runs
-from pipeline.planning.input_splits import Unit, files_per_unit, list_units
-from pipeline.planning.previous_runs import EarlierRun, EarlierUnit, units_of
-from pipeline.runs.phase_folder import PhaseFolder, Place, place
+from pipeline.planning import previous_runs
+from pipeline.planning.input_splits import InputSplit, files_per_split, list_input_splits
+from pipeline.planning.previous_runs import PreviousRun, PreviousSplit, splits_of_runs
+from pipeline.runs.phase_folder import Location, PhaseFolder, parse_location
 from stages.contract import Stage
-from stages.dedup.exact import CopiesFilter
+from stages.dedup.exact_dedup import ExactDedupFilter
 from stages.dedup.minhash import MinHash, MinHashFilter
 from stages.dedup.paragraphs import ParagraphHashes, ParagraphRemoval
 from stages.filters.classifiers import Classifiers, ClassifiersFilter
@@ -45,10 +45,10 @@ from stages.transform.unicode import Unicode
 
 PHASE_VERSIONS: Mapping[str, int] = {
     "extract": 2,
-    "copies": 1,
-    "deduplicate": 1,
+    "exact_dedup": 1,
+    "paragraph_dedup": 1,
     "annotate": 2,
-    "near_deduplicate": 2,
+    "fuzzy_dedup": 2,
     "select": 1,
     "tokenize": 1,
     "write_shards": 1,
@@ -57,20 +57,20 @@ PHASE_VERSIONS: Mapping[str, int] = {
 
 PARENTS: Mapping[str, tuple[str, ...]] = {
     "extract": (),
-    "copies": ("extract",),
-    "deduplicate": ("extract", "copies"),
-    "annotate": ("extract", "copies", "deduplicate"),
-    "near_deduplicate": ("annotate",),
-    "select": ("annotate", "near_deduplicate"),
+    "exact_dedup": ("extract",),
+    "paragraph_dedup": ("extract", "exact_dedup"),
+    "annotate": ("extract", "exact_dedup", "paragraph_dedup"),
+    "fuzzy_dedup": ("annotate",),
+    "select": ("annotate", "fuzzy_dedup"),
     "tokenize": ("annotate", "select"),
     "write_shards": ("tokenize",),
 }
-"""Whose outputs a phase reads: those of copies and near_deduplicate only where they are on."""
+"""Whose outputs a phase reads: those of copies and fuzzy_dedup only where they are on."""
 
 CHAIN: Mapping[str, tuple[type[Stage[Any]], ...]] = {
     "extract": (Url, Unicode, Length, ParagraphHashes),
     "annotate": (
-        CopiesFilter,
+        ExactDedupFilter,
         ParagraphRemoval,
         Lines,
         Length,
@@ -95,10 +95,10 @@ CHAIN: Mapping[str, tuple[type[Stage[Any]], ...]] = {
 }
 """The stages of every phase that has some, in the order they work; each has the config section of its own name."""
 
-DECIDED_BY: Mapping[type[Stage[Any]], str] = {CopiesFilter: "copies", MinHashFilter: "near_deduplicate"}
+DECIDED_BY: Mapping[type[Stage[Any]], str] = {ExactDedupFilter: "exact_dedup", MinHashFilter: "fuzzy_dedup"}
 """Stages that drop what a phase has found, and are off where it is."""
 
-ACROSS_UNITS = frozenset({"copies", "deduplicate", "near_deduplicate", "select", "write_shards"})
+ACROSS_SPLITS = frozenset({"exact_dedup", "paragraph_dedup", "fuzzy_dedup", "select", "write_shards"})
 """Phases in which one unit's output depends on the others (select: through the percentiles of the run)."""
 
 
@@ -118,19 +118,19 @@ class RunPlan:
     """A whole run."""
 
     config: RunConfig
-    units: tuple[Unit, ...]
+    splits: tuple[InputSplit, ...]
     phases: tuple[PhasePlan, ...]
-    earlier: tuple[EarlierRun, ...] = ()
+    previous: tuple[PreviousRun, ...] = ()
 
     @cached_property
-    def earlier_units(self) -> tuple[EarlierUnit, ...]:
+    def previous_splits(self) -> tuple[PreviousSplit, ...]:
         """The units of the runs before this one, in order."""
-        return tuple(units_of(self.earlier))
+        return tuple(splits_of_runs(self.previous))
 
     @property
-    def run_dir(self) -> Place:
+    def run_dir(self) -> Location:
         """Folder of the run."""
-        return place(self.config.run_dir, self.config.storage)
+        return parse_location(self.config.run_dir, self.config.storage)
 
     def phase(self, name: str) -> PhasePlan:
         """The phase of that name."""
@@ -156,17 +156,17 @@ def make_plan(config: RunConfig) -> RunPlan:
         ConfigError: the input cannot be listed, or an earlier run cannot be compared with.
         ValueError: a stage does not find the columns that it needs.
     """
-    return plan_units(config, list_units(config.input, config.storage), earlier_runs.find(config))
+    return plan_splits(config, list_input_splits(config.input, config.storage), previous_runs.find(config))
 
 
-def plan_units(config: RunConfig, units: Sequence[Unit], earlier: tuple[EarlierRun, ...] = ()) -> RunPlan:
+def plan_splits(config: RunConfig, splits: Sequence[InputSplit], previous: tuple[PreviousRun, ...] = ()) -> RunPlan:
     """The plan for units, and earlier runs, that are known already."""
     phases: dict[str, PhasePlan] = {}
     for name, version in PHASE_VERSIONS.items():
         specs = stages_of(name, config)
-        fingerprint = _fingerprint(name, specs, config, units, phases, earlier)
+        fingerprint = _fingerprint(name, specs, config, splits, phases, previous)
         phases[name] = PhasePlan(name, version, parents_of(name, config), specs, fingerprint)
-    return RunPlan(config, tuple(units), tuple(phases.values()), earlier)
+    return RunPlan(config, tuple(splits), tuple(phases.values()), previous)
 
 
 def parents_of(phase: str, config: RunConfig) -> tuple[str, ...]:
@@ -220,9 +220,9 @@ def _fingerprint(
     name: str,
     specs: Sequence[StageSpec],
     config: RunConfig,
-    units: Sequence[Unit],
+    splits: Sequence[InputSplit],
     before: Mapping[str, PhasePlan],
-    earlier: Sequence[EarlierRun],
+    previous: Sequence[PreviousRun],
 ) -> str | None:
     """The fingerprint of a phase, or None while one of its models has no content yet."""
     references = [reference for spec in specs for reference in spec.stage.files_of(spec.settings)]
@@ -238,7 +238,7 @@ def _fingerprint(
     section = getattr(config, name)
     if section is not None:
         section = section.model_dump(mode="python")  # so that sets are refused, not listed in any order
-    shared = [share for run in earlier if (share := earlier_runs.shares(config, name, run)) is not None]
+    shared = [share for run in previous if (share := previous_runs.shares(config, name, run)) is not None]
     return fingerprint(
         {
             "phase": name,
@@ -247,11 +247,11 @@ def _fingerprint(
             "stages": [[spec.stage.name, spec.stage.version] for spec in specs],
             "files": files,
             "parents": parents,
-            "units": [unit.key for unit in units] if name in ACROSS_UNITS else None,
-            "files_per_unit": files_per_unit(config.input, sum(len(unit.files) for unit in units))
+            "splits": [split.key for split in splits] if name in ACROSS_SPLITS else None,
+            "files_per_split": files_per_split(config.input, sum(len(split.files) for split in splits))
             if name == "extract"
             else None,
             "order_seed": config.write_shards.seed if name == "tokenize" else None,
-            **({"earlier_runs": shared} if shared else {}),
+            **({"previous_runs": shared} if shared else {}),
         }
     )

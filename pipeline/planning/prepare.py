@@ -18,7 +18,7 @@ from pipeline.models import registry as assets
 from pipeline.models.cache import locked
 from pipeline.planning.input_splits import sample_crawl_folder
 from pipeline.planning.plan import CHAIN, stages_of
-from pipeline.runs.phase_folder import place
+from pipeline.runs.phase_folder import parse_location
 from storage.object_store import S3Path
 
 Say = Callable[[str], None]
@@ -30,9 +30,9 @@ def prepare(config: RunConfig, say: Say) -> None:
     Raises:
         AssetError: a model can neither be found nor fetched nor made.
         OSError: the cache cannot be written.
-        StorageFailed: the run folder lies in a bucket that cannot be listed.
+        StorageError: the run folder lies in a bucket that cannot be listed.
     """
-    run_dir = place(config.run_dir, config.storage)
+    run_dir = parse_location(config.run_dir, config.storage)
     if isinstance(run_dir, S3Path):
         run_dir.check()
     for reference in references(config):

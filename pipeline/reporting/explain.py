@@ -29,18 +29,18 @@ import pyarrow.parquet as pq
 
 from config_files.reader import ConfigError
 from pipeline.config import RunConfig, change
-from pipeline.execution.task import StageSpec, UnitFailed
+from pipeline.execution.task import StageSpec, TaskFailed
 from pipeline.models.registry import AssetError
 from pipeline.phases.annotate import COPY_BY, documents_file
 from pipeline.phases.extract import EXTRACTED, hashes_file
 from pipeline.phases.hash_partitions import read_around
-from pipeline.phases.paragraph_dedup import Deduplicate
+from pipeline.phases.paragraph_dedup import ParagraphDedup
 from pipeline.phases.select import REPRESENTATIVE, Select
-from pipeline.planning.input_splits import Unit
-from pipeline.planning.plan import RunPlan, plan_units
-from pipeline.planning.previous_runs import EarlierRun, owner, units_of
-from pipeline.runs import event_log as journal
-from pipeline.runs.phase_folder import RUN_FILE, PhaseFolder, Place, place, to_json, write_atomically
+from pipeline.planning.input_splits import InputSplit
+from pipeline.planning.plan import RunPlan, plan_splits
+from pipeline.planning.previous_runs import PreviousRun, owner, splits_of_runs
+from pipeline.runs import event_log
+from pipeline.runs.phase_folder import RUN_FILE, Location, PhaseFolder, parse_location, to_json, write_atomically
 from shardwriter.format import MANIFEST_FILE, Manifest, ShardIndex, sample_key
 from stages.contract import every_rule
 from stages.dedup.paragraphs import hash_paragraph
@@ -64,11 +64,11 @@ class RunNotFound(Exception):
 class Run:
     """A run folder, as its run.json describes it."""
 
-    run_dir: Place
+    run_dir: Location
     config: Mapping[str, Any]
     folders: Mapping[str, str]  # phase -> name of its folder
-    units: Sequence[str]
-    earlier: tuple[EarlierRun, ...] = ()  # those that it was deduplicated against
+    splits: Sequence[str]
+    previous: tuple[PreviousRun, ...] = ()  # those that it was deduplicated against
 
     def folder(self, phase: str) -> PhaseFolder:
         """Where the phase's outputs lie."""
@@ -76,10 +76,10 @@ class Run:
 
     def events(self) -> Iterator[dict[str, Any]]:
         """What the drivers of this run have logged so far, oldest first: "time" (s since the epoch), "event", ..."""
-        return journal.events(self.run_dir)
+        return event_log.events(self.run_dir)
 
     @property
-    def dataset(self) -> Place:
+    def dataset(self) -> Location:
         """Folder of shards, indexes and manifest.json."""
         return self.run_dir / self.folders["write_shards"]
 
@@ -89,21 +89,21 @@ def record_run(plan: RunPlan) -> None:
     description: dict[str, Any] = {
         "config": plan.config.model_dump(mode="json"),
         "folders": {phase.name: plan.folder(phase.name).root.name for phase in plan.phases},
-        "units": [unit.key for unit in plan.units],
+        "splits": [split.key for split in plan.splits],
         "stages": {phase.name: {spec.stage.name: spec.stage.version for spec in phase.stages} for phase in plan.phases},
-        "earlier_runs": [run.to_json() for run in plan.earlier],
+        "previous_runs": [run.to_json() for run in plan.previous],
     }
     write_atomically(plan.run_dir / RUN_FILE, to_json(description))
 
 
-def open_run(run_dir: str | Place) -> Run:
+def open_run(run_dir: str | Location) -> Run:
     """The run in a folder, or at s3://bucket/folder: then it is reached as the usual AWS_* environment says.
 
     Raises:
         RunNotFound: it holds none.
-        StorageFailed: the bucket cannot be read.
+        StorageError: the bucket cannot be read.
     """
-    root = place(run_dir) if isinstance(run_dir, str) else run_dir
+    root = parse_location(run_dir) if isinstance(run_dir, str) else run_dir
     try:
         found = json.loads((root / RUN_FILE).read_bytes())
     except FileNotFoundError as error:
@@ -111,12 +111,12 @@ def open_run(run_dir: str | Place) -> Run:
         nearest = difflib.get_close_matches(str(run_dir), siblings, 1) or siblings[:1]
         hint = f"; did you mean {nearest[0]}?" if nearest else "; start one with `python -m pipeline run`"
         raise RunNotFound(f"{run_dir}: no run here ({RUN_FILE} is missing){hint}") from error
-    earlier = tuple(EarlierRun(**one) for one in found.get("earlier_runs", ()))
-    return Run(root, found["config"], found["folders"], found["units"], earlier)
+    previous = tuple(PreviousRun(**one) for one in found.get("previous_runs", ()))
+    return Run(root, found["config"], found["folders"], found["splits"], previous)
 
 
 @dataclass(frozen=True)
-class _KnownUnit(Unit):
+class _KnownSplit(InputSplit):
     """A unit of a run of which only its name is needed: its files may be gone."""
 
     name: str
@@ -131,35 +131,35 @@ def plan_of(run: Run, config: RunConfig) -> RunPlan:
     config = config.model_copy(update={"run_dir": str(run.run_dir)})
     if isinstance(run.run_dir, S3Path):  # reached from here, perhaps not as the run itself reached it
         config = config.model_copy(update={"storage": run.run_dir.settings})
-    plan = plan_units(config, [_KnownUnit(i, (), key) for i, key in enumerate(run.units)], run.earlier)
+    plan = plan_splits(config, [_KnownSplit(i, (), key) for i, key in enumerate(run.splits)], run.previous)
     folders = {name: folder.removeprefix(f"{name}-") for name, folder in run.folders.items()}
     phases = (replace(phase, fingerprint=folders.get(phase.name, phase.fingerprint)) for phase in plan.phases)
     return replace(plan, phases=tuple(phases))
 
 
 @dataclass(frozen=True)
-class Story:
+class DocumentTrace:
     """What became of one document, as lines for people and as columns for programs."""
 
     doc_id: int
-    fate: str
+    decision: str
     lines: tuple[str, ...]
     columns: Mapping[str, Any]
 
 
-def explain(run: Run, key: str) -> list[Story]:
+def explain(run: Run, key: str) -> list[DocumentTrace]:
     """The stories of the documents with that doc_id, or that URL (a crawl may hold a page more than once).
 
     Raises:
         RunNotFound: the run has not got as far as extract, or holds no such document.
     """
     doc_ids = [int(key)] if key.isdecimal() else list(_ids_of_url(run, key))
-    stories = [story for doc_id in doc_ids if (story := _story(run, doc_id))]
-    if not stories:
+    traces = [trace for doc_id in doc_ids if (trace := _trace(run, doc_id))]
+    if not traces:
         raise RunNotFound(
             f"{run.run_dir}: no document {key!r} among what was read; its record may be in the quarantine"
         )
-    return stories
+    return traces
 
 
 class InShard(NamedTuple):
@@ -187,8 +187,8 @@ def find_in_shards(run: Run, doc_id: int) -> InShard | None:
 
 
 def _ids_of_url(run: Run, url: str) -> Iterator[int]:
-    for unit in run.units:
-        for name in (f"{unit}.documents.parquet", f"{unit}.fates.parquet"):
+    for split in run.splits:
+        for name in (f"{split}.documents.parquet", f"{split}.decisions.parquet"):
             with contextlib.suppress(FileNotFoundError):  # not extracted yet
                 yield from _rows(run.folder("extract"), name, "url", url, ["doc_id"]).column("doc_id").to_pylist()
 
@@ -207,25 +207,27 @@ def row_of(folder: PhaseFolder, name: str, doc_id: int, columns: Sequence[str] |
     return None
 
 
-def _story(run: Run, doc_id: int) -> Story | None:
+def _trace(run: Run, doc_id: int) -> DocumentTrace | None:
     index = doc_id >> 32
-    if index >= len(run.units):
+    if index >= len(run.splits):
         return None
-    unit = run.units[index]
+    split = run.splits[index]
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for phase in ("extract", "annotate", "select"):
-        for kind in ("documents", "fates"):
-            if row := row_of(run.folder(phase), f"{unit}.{kind}.parquet", doc_id):
+        for kind in ("documents", "decisions"):
+            if row := row_of(run.folder(phase), f"{split}.{kind}.parquet", doc_id):
                 found[phase, kind] = row
     if not found:
         return None
     columns = {k: v for row in found.values() for k, v in row.items()}
-    fate = next((f"{row['fate']}" for (_, kind), row in reversed(found.items()) if kind == "fates"), "not decided yet")
-    lines = [f"document {doc_id}: {columns['url']}", *_chapters(run, doc_id, found, fate)]
-    return Story(doc_id, fate, tuple(lines), columns)
+    decision = next(
+        (f"{row['decision']}" for (_, kind), row in reversed(found.items()) if kind == "decisions"), "not decided yet"
+    )
+    lines = [f"document {doc_id}: {columns['url']}", *_chapters(run, doc_id, found, decision)]
+    return DocumentTrace(doc_id, decision, tuple(lines), columns)
 
 
-def _chapters(run: Run, doc_id: int, found: Mapping[tuple[str, str], dict[str, Any]], fate: str) -> Iterator[str]:
+def _chapters(run: Run, doc_id: int, found: Mapping[tuple[str, str], dict[str, Any]], decision: str) -> Iterator[str]:
     if read := found.get(("extract", "documents")):
         yield f"read         {read['warc_file']} at byte {read['warc_offset']}, {read['date']}, title {read['title']!r}"
         yield f"             {read['original_num_chars']:,} characters in {read['original_num_lines']:,} paragraphs"
@@ -234,22 +236,22 @@ def _chapters(run: Run, doc_id: int, found: Mapping[tuple[str, str], dict[str, A
         yield from _removed(run, doc_id, read, scored)
         yield from _scores(scored)
         yield from _rules(run, doc_id, "annotate")
-    elif read and not fate.startswith("copies.") and ("annotate", "fates") in found:
-        gone = _repeats(run, doc_id)
+    elif read and not decision.startswith("exact_dedup.") and ("annotate", "decisions") in found:
+        gone = _duplicate_lines(run, doc_id)
         lines = read["text"].split("\n")
         yield f"deduplicate  {len(gone)} paragraphs removed, {len(lines) - len(gone)} left"
         yield from _with_copies(run, doc_id, [lines[i] for i in gone])
     for phase in ("extract", "annotate", "select"):
-        decided = found.get((phase, "fates"))
-        if decided and decided["fate"] != "kept":
-            yield f"{phase:<12} dropped: {decided['fate']}{why(decided)}"
+        decided = found.get((phase, "decisions"))
+        if decided and decided["decision"] != "kept":
+            yield f"{phase:<12} dropped: {decided['decision']}{why(decided)}"
         if decided and decided.get("representative") is not None:
-            what = "copy" if decided["fate"].startswith("copies.") else "near-duplicate"
+            what = "copy" if decided["decision"].startswith("exact_dedup.") else "near-duplicate"
             yield f"             {what} of document {_named(run, decided['representative'])}"
-        if phase == "select" and decided and decided["fate"] != "kept":
+        if phase == "select" and decided and decided["decision"] != "kept":
             yield from _rules(run, doc_id, phase, decided.get("representative"))
-    if fate == "kept":
-        bucket = found["select", "fates"].get("bucket")
+    if decision == "kept":
+        bucket = found["select", "decisions"].get("bucket")
         yield f"select       kept{f', bucket {bucket}' if bucket else ''}"
         yield from _rules(run, doc_id, "select")
         if place := find_in_shards(run, doc_id):
@@ -277,7 +279,7 @@ def _rules(run: Run, doc_id: int, phase: str, representative: int | None = None)
     try:
         plan = plan_of(run, change(run.config, str(run.run_dir)))
         read = run.folder("annotate" if phase == "select" else phase)
-        rows = _rows(read, documents_file(run.units[doc_id >> 32]), "doc_id", doc_id)
+        rows = _rows(read, documents_file(run.splits[doc_id >> 32]), "doc_id", doc_id)
         stages = Select(plan).stages() if phase == "select" else plan.phase(phase).stages
         rows = rows.append_column(REPRESENTATIVE, pa.array([representative], REPRESENTATIVE.type))
         rows = rows.append_column(COPY_BY, pa.nulls(1, COPY_BY.type))  # what is stored is no copy
@@ -286,7 +288,7 @@ def _rules(run: Run, doc_id: int, phase: str, representative: int | None = None)
                 if spec.stage.reasons and (phase == "select" or _is_mere_rule(spec)):
                     rows = spec.opened().apply(rows).kept
         cutoffs = [line for spec in stages for line in _cutoffs(spec, rows)]
-    except (AssetError, ConfigError, OSError, UnitFailed, ValueError) as error:
+    except (AssetError, ConfigError, OSError, TaskFailed, ValueError) as error:
         yield f"             its rules cannot be told: {error}"
         return
     for judgement in judgements:
@@ -315,13 +317,13 @@ def _first(values: Any) -> Any:
 
 def _named(run: Run, doc_id: int) -> str:
     """Number, URL and fate of another document, and the earlier run that has it, for those who want to go on there."""
-    there = owner(doc_id, len(run.units), run.earlier)
+    there = owner(doc_id, len(run.splits), run.previous)
     home, doc_id = there or (run, doc_id)
     where = f"{doc_id} of {home.run_dir}" if there else f"{doc_id}"
     for phase in ("select", "annotate", "extract"):
-        name = f"{home.units[doc_id >> 32]}.fates.parquet"
-        if row := row_of(home.folder(phase), name, doc_id, ["doc_id", "url", "fate"]):
-            return f"{where}: {row['url']} ({'kept' if row['fate'] == 'kept' else 'dropped: ' + row['fate']})"
+        name = f"{home.splits[doc_id >> 32]}.decisions.parquet"
+        if row := row_of(home.folder(phase), name, doc_id, ["doc_id", "url", "decision"]):
+            return f"{where}: {row['url']} ({'kept' if row['decision'] == 'kept' else 'dropped: ' + row['decision']})"
     return where  # its unit has not got that far, or the earlier run is no longer there
 
 
@@ -340,11 +342,13 @@ def _removed(run: Run, doc_id: int, read: Mapping[str, Any] | None, scored: Mapp
         yield from _listed([lines[i] for i in by_rules])
 
 
-def _repeats(run: Run, doc_id: int) -> list[int]:
+def _duplicate_lines(run: Run, doc_id: int) -> list[int]:
     """The lines of a document that deduplicate took."""
     plan = plan_of(run, change(run.config, str(run.run_dir)))
-    repeats = Deduplicate(plan).repeats_of(plan.units[doc_id >> 32])
-    return repeats[repeats >> np.uint64(32) == np.uint64(doc_id & 0xFFFF_FFFF)].astype(np.uint32).tolist()
+    duplicate_lines = ParagraphDedup(plan).duplicate_lines_of(plan.splits[doc_id >> 32])
+    return (
+        duplicate_lines[duplicate_lines >> np.uint64(32) == np.uint64(doc_id & 0xFFFF_FFFF)].astype(np.uint32).tolist()
+    )
 
 
 def _with_copies(run: Run, doc_id: int, gone: Sequence[str]) -> Iterator[str]:
@@ -354,24 +358,27 @@ def _with_copies(run: Run, doc_id: int, gone: Sequence[str]) -> Iterator[str]:
     for shown, line in zip(_listed(gone), gone[:NUM_LISTED], strict=False):
         yield shown
         elsewhere = f"also in document {_named(run, copies[line])}" if line in copies else "twice in this document"
-        yield f"               {elsewhere}{', or in an earlier run' if line not in copies and run.earlier else ''}"
+        yield f"               {elsewhere}{', or in an earlier run' if line not in copies and run.previous else ''}"
     yield from list(_listed(gone))[NUM_LISTED:]
 
 
 def _copies(run: Run, doc_id: int, lines: Sequence[str]) -> dict[str, int]:
     """Of each line the first other document, in input order, among those that deduplicate compared this one with."""
     wanted = {line: hash_paragraph(line) for line in lines}
-    size = run.config["deduplicate"]["group_units"] or len(run.units)
+    size = run.config["paragraph_dedup"]["group_splits"] or len(run.splits)
     first = (doc_id >> 32) // size * size
-    files = [(len(run.units) + i, unit.run.folder("extract"), unit.key) for i, unit in enumerate(units_of(run.earlier))]
-    files += [(i, run.folder("extract"), run.units[i]) for i in range(first, min(first + size, len(run.units)))]
+    files = [
+        (len(run.splits) + i, split.run.folder("extract"), split.key)
+        for i, split in enumerate(splits_of_runs(run.previous))
+    ]
+    files += [(i, run.folder("extract"), run.splits[i]) for i in range(first, min(first + size, len(run.splits)))]
     copies: dict[str, int] = {}
-    for index, folder, unit in files:
+    for index, folder, split in files:
         for line, number in wanted.items():
             with contextlib.suppress(FileNotFoundError):  # the earlier run is no longer there
                 if line in copies:
                     continue
-                near = read_around(folder.open(hashes_file(unit)), number)
+                near = read_around(folder.open(hashes_file(split)), number)
                 records = near["record"].to_numpy()[near["hash"].to_numpy() == np.uint64(number)]
                 others = [index << 32 | int(record) for record in np.sort(records)]
                 copies.update((line, other) for other in [o for o in others if o != doc_id][:1])

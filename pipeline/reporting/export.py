@@ -48,12 +48,12 @@ def export_ccnet(run: Run, out: Path) -> Counter[str]:
 
 
 def _kept(run: Run) -> Iterator[dict[str, Any]]:
-    for unit in run.units:
-        with run.folder("select").open(f"{unit}.fates.parquet") as file:
-            fates = pq.read_table(file, columns=["doc_id", "fate", "bucket"])
-        kept = fates.filter(pc.equal(fates.column("fate"), "kept"))
+    for split in run.splits:
+        with run.folder("select").open(f"{split}.decisions.parquet") as file:
+            decisions = pq.read_table(file, columns=["doc_id", "decision", "bucket"])
+        kept = decisions.filter(pc.equal(decisions.column("decision"), "kept"))
         ids = kept.column("doc_id").combine_chunks()
-        for group in row_groups(run.folder("annotate").open(f"{unit}.documents.parquet")):
+        for group in row_groups(run.folder("annotate").open(f"{split}.documents.parquet")):
             place = pc.index_in(group.column("doc_id"), value_set=ids)
             rows = group.filter(pc.is_valid(place))
             buckets = kept.column("bucket").take(place.drop_null()).fill_null("all")

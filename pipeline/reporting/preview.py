@@ -31,11 +31,11 @@ from config_files.reader import ConfigError
 from pipeline import config as configs
 from pipeline.config import RunConfig
 from pipeline.execution.engine import RunAborted, do_here
-from pipeline.execution.task import UnitFailed
+from pipeline.execution.task import TaskFailed
 from pipeline.phases.annotate import documents_file
 from pipeline.phases.select import Select
 from pipeline.phases.tokenize import order_keys
-from pipeline.planning.plan import PHASE_VERSIONS, RunPlan, plan_units
+from pipeline.planning.plan import PHASE_VERSIONS, RunPlan, plan_splits
 from pipeline.reporting.explain import Run, RunNotFound, plan_of, row_of, why
 from pipeline.reporting.report import as_table
 from pipeline.runs.phase_folder import PhaseFolder
@@ -74,7 +74,7 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Recut:
+class Preview:
     """What a change of thresholds does to a run. Drawn at random, but the same each time: which examples are shown."""
 
     run_dir: str
@@ -91,7 +91,7 @@ class Recut:
     examples_dropped: tuple[Example, ...]
 
 
-def recut(run: Run, overrides: Sequence[str]) -> Recut:
+def preview(run: Run, overrides: Sequence[str]) -> Preview:
     """What the run would keep if its config were changed like this.
 
     Args:
@@ -103,7 +103,7 @@ def recut(run: Run, overrides: Sequence[str]) -> Recut:
         RunNotFound: select is not done yet.
         RunAborted: a stage could not do it.
     """
-    for phase in ("annotate", "near_deduplicate", "select"):
+    for phase in ("annotate", "fuzzy_dedup", "select"):
         if phase not in run.folders or not run.folder(phase).complete():
             raise RunNotFound(f"{run.run_dir}: {phase} is not done yet; run the config to its end first")
     where = str(run.run_dir)
@@ -111,12 +111,12 @@ def recut(run: Run, overrides: Sequence[str]) -> Recut:
     changes = dict(_changes(stored.model_dump(mode="json"), changed.model_dump(mode="json")))
     _refuse_more_than_select(changes)
     totals = _Totals(run)
-    for unit, fates in zip(run.units, fates_with(run, changed), strict=True):
-        totals.add(unit, read_fates(run.folder("select"), unit), fates)
+    for split, decisions in zip(run.splits, decisions_with(run, changed), strict=True):
+        totals.add(split, read_decisions(run.folder("select"), split), decisions)
     return totals.sum(changes, _renewed(run, stored))
 
 
-def fates_with(run: Run, config: RunConfig) -> Iterator[pa.Table]:
+def decisions_with(run: Run, config: RunConfig) -> Iterator[pa.Table]:
     """The fates that select would write under this config: a table per unit, sorted by document.
 
     Raises:
@@ -126,20 +126,20 @@ def fates_with(run: Run, config: RunConfig) -> Iterator[pa.Table]:
     with tempfile.TemporaryDirectory(prefix="recut-") as folder:
         phase = _SelectElsewhere(plan_of(run, config), PhaseFolder(Path(folder)))
         phase.folder.begin()
-        for unit in run.units:
+        for split in run.splits:
             try:
-                results = list(do_here(phase, unit, config.engine))
-            except (ValueError, UnitFailed) as error:  # its steps cannot be built
+                results = list(do_here(phase, split, config.engine))
+            except (ValueError, TaskFailed) as error:  # its steps cannot be built
                 raise ConfigError([f"select: {error}; what it needs was not stored by this run"]) from error
             for failed in (result["failed"] for result in results if "failed" in result):
-                raise RunAborted(f"{run.run_dir}, unit {unit}: {failed}")
-            yield read_fates(phase.folder, unit)
-            phase.folder.path(f"{unit}.fates.parquet").unlink()
+                raise RunAborted(f"{run.run_dir}, unit {split}: {failed}")
+            yield read_decisions(phase.folder, split)
+            phase.folder.path(f"{split}.decisions.parquet").unlink()
 
 
-def read_fates(folder: PhaseFolder, unit: str) -> pa.Table:
+def read_decisions(folder: PhaseFolder, split: str) -> pa.Table:
     """A unit's fates, sorted by document."""
-    with folder.open(f"{unit}.fates.parquet") as file:
+    with folder.open(f"{split}.decisions.parquet") as file:
         return pq.read_table(file)
 
 
@@ -172,7 +172,7 @@ def _changes(before: Any, after: Any, key: str = "") -> Iterator[tuple[str, tupl
 def _refuse_more_than_select(changes: Mapping[str, tuple[Any, Any]]) -> None:
     """Raise ConfigError with a line for each key that is not of select; what changes no byte may change."""
     phase_of = {name: name for name in PHASE_VERSIONS}
-    phase_of |= {"input": "extract", "run_dir": "extract", "earlier_runs": "deduplicate"}
+    phase_of |= {"input": "extract", "run_dir": "extract", "previous_runs": "paragraph_dedup"}
     free = ("select", "engine", "storage")
     others = {key: phase_of[top] for key in changes if (top := key.split(".")[0]) not in free}
     if others:
@@ -187,7 +187,7 @@ def _refuse_more_than_select(changes: Mapping[str, tuple[Any, Any]]) -> None:
 
 def _renewed(run: Run, stored: RunConfig) -> tuple[str, ...]:
     """Phases before select that this software would do anew: a stage has changed since, or a model has."""
-    plan = plan_units(stored, plan_of(run, stored).units, run.earlier)
+    plan = plan_splits(stored, plan_of(run, stored).splits, run.previous)
     return tuple(
         phase.name
         for phase in plan.phases
@@ -206,20 +206,20 @@ class _Totals:
 
     run: Run
     _amounts: dict[tuple[str, bool, bool], Amount] = field(default_factory=dict[tuple[str, bool, bool], Amount])
-    _fates: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
+    _decisions: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
     _examples: dict[bool, list[tuple[int, dict[str, Any]]]] = field(default_factory=lambda: {True: [], False: []})
 
-    def add(self, unit: str, before: pa.Table, after: pa.Table) -> None:
+    def add(self, split: str, before: pa.Table, after: pa.Table) -> None:
         """Take a unit's fates before and after, sorted by document."""
-        assert before.column("doc_id").equals(after.column("doc_id")), f"{unit}: other documents than select had"
-        was_kept, is_kept = (pc.equal(fates.column("fate"), KEPT) for fates in (before, after))
+        assert before.column("doc_id").equals(after.column("doc_id")), f"{split}: other documents than select had"
+        was_kept, is_kept = (pc.equal(decisions.column("decision"), KEPT) for decisions in (before, after))
         rows = pa.table(
             {
                 "language": pc.fill_null(after.column("language"), "unknown"),
                 "before": was_kept,
                 "after": is_kept,
                 "num_chars": after.column("num_chars"),
-                "num_tokens": self._tokens(unit, before.column("doc_id")),
+                "num_tokens": self._tokens(split, before.column("doc_id")),
             }
         )
         sums = [("num_chars", "count"), ("num_chars", "sum"), ("num_tokens", "sum")]
@@ -227,17 +227,19 @@ class _Totals:
             key = row["language"], row["before"], row["after"]
             amount = Amount(row["num_chars_count"], row["num_chars_sum"], row["num_tokens_sum"] or 0)
             self._amounts[key] = self._amounts.get(key, Amount()) + amount
-        fates = pa.table({"before": before.column("fate"), "after": after.column("fate")})
-        for row in fates.group_by(fates.column_names, use_threads=False).aggregate([([], "count_all")]).to_pylist():
-            self._fates[row["before"], row["after"]] += row["count_all"]
+        decisions = pa.table({"before": before.column("decision"), "after": after.column("decision")})
+        for row in (
+            decisions.group_by(decisions.column_names, use_threads=False).aggregate([([], "count_all")]).to_pylist()
+        ):
+            self._decisions[row["before"], row["after"]] += row["count_all"]
         self._draw(after.filter(pc.and_not(was_kept, is_kept)), kept=False)
         self._draw(before.filter(pc.and_not(is_kept, was_kept)), kept=True)
 
-    def _tokens(self, unit: str, doc_ids: pa.ChunkedArray) -> pa.ChunkedArray:
+    def _tokens(self, split: str, doc_ids: pa.ChunkedArray) -> pa.ChunkedArray:
         """(n,) int64: the tokens of those that the run has tokenized, else null."""
         if not self.is_tokenized:
             return pa.chunked_array([pa.nulls(len(doc_ids), pa.int64())])
-        with self.run.folder("tokenize").map(f"{unit}.documents.arrow") as source:
+        with self.run.folder("tokenize").map(f"{split}.documents.arrow") as source:
             index = pa.ipc.open_file(source).read_all().select(["doc_id", "num_tokens"])
             place = pc.index_in(doc_ids, value_set=index.column("doc_id").combine_chunks())
             return index.column("num_tokens").take(place)
@@ -247,14 +249,14 @@ class _Totals:
         """Whether the run knows the tokens of what it has kept."""
         return self.run.folder("tokenize").complete()
 
-    def _draw(self, fates: pa.Table, kept: bool) -> None:
+    def _draw(self, decisions: pa.Table, kept: bool) -> None:
         """Let a unit's documents draw lots for a place among the examples; the rows tell why they are dropped."""
-        keys = order_keys(fates.column("doc_id").to_numpy(), 0)
+        keys = order_keys(decisions.column("doc_id").to_numpy(), 0)
         drawn = np.argsort(keys)[:NUM_EXAMPLES]
-        lots = zip(keys[drawn].tolist(), fates.take(pa.array(drawn)).to_pylist(), strict=True)
+        lots = zip(keys[drawn].tolist(), decisions.take(pa.array(drawn)).to_pylist(), strict=True)
         self._examples[kept] = heapq.nsmallest(NUM_EXAMPLES, [*self._examples[kept], *lots], key=lambda lot: lot[0])
 
-    def sum(self, changes: Mapping[str, tuple[Any, Any]], renewed: tuple[str, ...]) -> Recut:
+    def sum(self, changes: Mapping[str, tuple[Any, Any]], renewed: tuple[str, ...]) -> Preview:
         """The account."""
         amounts = {key: self._with_estimate(*key) for key in self._amounts}
         before, after = ({k: a for k, a in amounts.items() if k[side]} for side in (1, 2))
@@ -262,8 +264,8 @@ class _Totals:
             language: (_of_language(language, before), _of_language(language, after))
             for language in {key[0] for key in (*before, *after)}
         }
-        dropped = sorted({fate for pair in self._fates for fate in pair} - {KEPT})
-        return Recut(
+        dropped = sorted({decision for pair in self._decisions for decision in pair} - {KEPT})
+        return Preview(
             run_dir=str(self.run.run_dir),
             changes=changes,
             renewed=renewed,
@@ -274,11 +276,11 @@ class _Totals:
             newly_dropped=_total(a for (_, _, stays), a in before.items() if not stays),
             languages=dict(sorted(languages.items(), key=lambda item: (-item[1][0].num_docs, item[0]))),
             reasons={
-                fate: (
-                    sum(n for (was, _), n in self._fates.items() if was == fate),
-                    sum(n for (_, then), n in self._fates.items() if then == fate),
+                decision: (
+                    sum(n for (was, _), n in self._decisions.items() if was == decision),
+                    sum(n for (_, then), n in self._decisions.items() if then == decision),
                 )
-                for fate in dropped
+                for decision in dropped
             },
             examples_kept=tuple(self._example(row) for _, row in self._examples[True]),
             examples_dropped=tuple(self._example(row) for _, row in self._examples[False]),
@@ -295,18 +297,18 @@ class _Totals:
         num_tokens = round(amount.num_chars * known.num_tokens / max(1, known.num_chars))
         return Amount(amount.num_docs, amount.num_chars, num_tokens)
 
-    def _example(self, fate: Mapping[str, Any]) -> Example:
-        doc_id = int(fate["doc_id"])
-        name = documents_file(self.run.units[doc_id >> 32])
+    def _example(self, decision: Mapping[str, Any]) -> Example:
+        doc_id = int(decision["doc_id"])
+        name = documents_file(self.run.splits[doc_id >> 32])
         row = row_of(self.run.folder("annotate"), name, doc_id, ["doc_id", "text"])
         return Example(
             doc_id=doc_id,
-            url=fate["url"],
-            language=fate["language"] or "unknown",
-            reason=fate["fate"],
-            value=fate["value"],
-            limit=fate["limit"],
-            detail=fate["detail"],
+            url=decision["url"],
+            language=decision["language"] or "unknown",
+            reason=decision["decision"],
+            value=decision["value"],
+            limit=decision["limit"],
+            detail=decision["detail"],
             text=row["text"][:EXCERPT_CHARS] if row else "",
         )
 
@@ -322,12 +324,12 @@ def _total(amounts: Iterable[Amount]) -> Amount:
 # ------------------------------------------------------------------------------------------------------------- showing
 
 
-def to_json(found: Recut) -> str:
+def to_json(found: Preview) -> str:
     """The account for programs."""
     return json.dumps(asdict(found), indent=1, ensure_ascii=False) + "\n"
 
 
-def print_recut(found: Recut, console: Console) -> None:
+def print_preview(found: Preview, console: Console) -> None:
     """What changes, summed up, and examples both ways."""
     for key, (before, after) in found.changes.items():
         console.print(f"{key}: {_in_yaml(before)} -> {_in_yaml(after)}", markup=False)
@@ -358,7 +360,7 @@ def _moved(before: int, after: int) -> tuple[str, str, str]:
     return f"{before:,}", f"{after:,}", f"{after - before:+,}" if after != before else ""
 
 
-def _language_rows(found: Recut) -> Iterator[tuple[str, ...]]:
+def _language_rows(found: Preview) -> Iterator[tuple[str, ...]]:
     """The twelve largest, and the rest summed up."""
     pairs = list(found.languages.items())
     rest = [pair for _, pair in pairs[12:]]

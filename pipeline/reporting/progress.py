@@ -21,7 +21,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from pipeline.execution.engine import Event, PhaseFinished, PhaseStarted, WorkFinished
+from pipeline.execution.engine import Event, PhaseFinished, PhaseStarted, TaskFinished
 
 PLAIN_LINE_S = 10.0
 
@@ -30,7 +30,7 @@ class RunProgress:
     """Shows the events of a run."""
 
     def __init__(self, console: Console) -> None:
-        self.num_works = 0  # done by this run
+        self.num_tasks = 0  # done by this run
         self._console = console
         self._bars = Progress(
             TextColumn("{task.description:<13}"),
@@ -58,23 +58,23 @@ class RunProgress:
         """Take note of an event."""
         if isinstance(event, PhaseStarted):
             self._start(event)
-        elif isinstance(event, WorkFinished):
+        elif isinstance(event, TaskFinished):
             self._advance(event)
         else:
             self._finish(event)
 
     def _start(self, event: PhaseStarted) -> None:
         self._started_s = self._printed_s = time.monotonic()
-        self._total, self._before, self._now = event.num_works, event.num_done, event.num_done
-        self._task = self._bars.add_task(event.phase, total=event.num_works, completed=event.num_done, rate="")
+        self._total, self._before, self._now = event.num_tasks, event.num_done, event.num_done
+        self._task = self._bars.add_task(event.phase, total=event.num_tasks, completed=event.num_done, rate="")
         resumed = f", {event.num_done} done before" if event.num_done else ""
-        self._plain(f"{event.phase}: {event.num_works} pieces of work{resumed}")
+        self._plain(f"{event.phase}: {event.num_tasks} pieces of work{resumed}")
 
-    def _advance(self, event: WorkFinished) -> None:
+    def _advance(self, event: TaskFinished) -> None:
         if event.failed is not None:
-            self._bars.console.print(f"{event.phase} {event.work} failed: {event.failed}", markup=False, style="red")
+            self._bars.console.print(f"{event.phase} {event.task_id} failed: {event.failed}", markup=False, style="red")
             return
-        self.num_works += 1
+        self.num_tasks += 1
         self._now += 1
         elapsed = time.monotonic() - self._started_s
         rate = (self._now - self._before) / max(elapsed, 1e-9)

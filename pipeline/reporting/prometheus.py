@@ -19,10 +19,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pipeline.execution.engine import Event, PhaseStarted, WorkFinished
+from pipeline.execution.engine import Event, PhaseStarted, TaskFinished
 from pipeline.phases import PHASES, Phase
 from pipeline.planning.plan import RunPlan
-from stages.contract import Tally
+from stages.contract import Counters
 
 PREFIX = "ray_"
 """What Ray puts before every name: dashboards and alerts ask for `ray_corpusmill_...`."""
@@ -98,34 +98,34 @@ class RunMetrics:
             return
         phase = PHASES[event.phase](self._plan)
         if isinstance(event, PhaseStarted):
-            self._begin(phase, event.num_works, event.num_done)
-        elif isinstance(event, WorkFinished):
+            self._begin(phase, event.num_tasks, event.num_done)
+        elif isinstance(event, TaskFinished):
             self._finish(phase, event)
         elif event.was_complete:
-            num_works = phase.folder.summary()["works"]
-            self._set_works(phase.name, planned=num_works, done=num_works, failed=0)
-            self._take(phase.name, event.tally)
+            num_tasks = phase.folder.summary()["task_ids"]
+            self._set_works(phase.name, planned=num_tasks, done=num_tasks, failed=0)
+            self._take(phase.name, event.counters)
         self.gauges["corpusmill_last_event_timestamp_seconds", phase.name, ""] = time.time()
         self._tell()
 
-    def _begin(self, phase: Phase, num_works: int, num_done: int) -> None:
-        self._set_works(phase.name, planned=num_works, done=num_done, failed=0)
+    def _begin(self, phase: Phase, num_tasks: int, num_done: int) -> None:
+        self._set_works(phase.name, planned=num_tasks, done=num_done, failed=0)
         if num_done:
-            for record in phase.folder.records(sorted(phase.folder.done().intersection(phase.works()))):
-                self._take(phase.name, Tally.from_json(record["tally"]))
+            for record in phase.folder.records(sorted(phase.folder.done().intersection(phase.task_ids()))):
+                self._take(phase.name, Counters.from_json(record["counters"]))
 
-    def _finish(self, phase: Phase, event: WorkFinished) -> None:
+    def _finish(self, phase: Phase, event: TaskFinished) -> None:
         if event.failed is not None:
             self.gauges["corpusmill_work_failed", phase.name, ""] += 1
             return
         self.gauges["corpusmill_work_done", phase.name, ""] += 1
-        self._take(phase.name, Tally.from_json(phase.folder.record(event.work)["tally"]))
+        self._take(phase.name, Counters.from_json(phase.folder.record(event.task_id)["counters"]))
         for step, seconds in event.seconds.items():
             self._add("corpusmill_stage_seconds_total", phase.name, seconds, step)
         # a stage with tasks of its own tries its part by itself; each look is a request where the run is in a bucket
         resources = self._plan.config.engine.phases.get(phase.name)
         handed_over = event.seconds if resources and resources.stages else ()
-        parts = [event.work, *(f"{event.work}.{step}" for step in handed_over)]
+        parts = [event.task_id, *(f"{event.task_id}.{step}" for step in handed_over)]
         retries = sum(max(0, phase.folder.attempts(part) - 1) for part in parts)
         self._add("corpusmill_retries_total", phase.name, retries)
 
@@ -133,8 +133,8 @@ class RunMetrics:
         for name, number in numbers.items():
             self.gauges[f"corpusmill_work_{name}", phase, ""] = number
 
-    def _take(self, phase: str, tally: Tally) -> None:
-        for metric, value, number in amounts(tally):
+    def _take(self, phase: str, counters: Counters) -> None:
+        for metric, value, number in amounts(counters):
             self._add(metric.name, phase, number, value)
 
     def _add(self, name: str, phase: str, number: float, value: str = "") -> None:
@@ -169,9 +169,9 @@ class RunMetrics:
         return dict(zip(_BY_NAME[name].labels, ascii_values, strict=False))
 
 
-def amounts(tally: Tally) -> Iterator[tuple[Metric, str, int]]:
+def amounts(counters: Counters) -> Iterator[tuple[Metric, str, int]]:
     """What a tally adds to each counter, with the value of the counter's own label."""
-    for name, number in tally.counts.items():
+    for name, number in counters.counts.items():
         prefix, dot, rest = name.partition(".")
         if (metric := _BY_COUNT.get(prefix + dot)) is not None:
             yield metric, rest, number

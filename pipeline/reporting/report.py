@@ -25,7 +25,7 @@ from rich.table import Table
 from pipeline.config import RunConfig
 from pipeline.planning.plan import CHAIN, DECIDED_BY, PHASE_VERSIONS, RunPlan
 from pipeline.reporting.explain import Run
-from stages.contract import AccountsDoNotBalance, Tally
+from stages.contract import AccountsDoNotBalance, Counters
 from stages.transform.pii import KINDS
 from stages.warc.reader import CAUSES
 
@@ -88,7 +88,7 @@ def make_report(run: Run) -> Report:
         buckets=_with_prefix(tallies["select"].counts, "bucket."),
         language_tokens=_most_first(_with_prefix(tokens, "language_tokens.")),
         num_tokens=tokens["tokens"],
-        num_shards=_summary(run, "write_shards").get("works", 0),
+        num_shards=_summary(run, "write_shards").get("task_ids", 0),
         seconds=_seconds(run),
         lines=_lines(run, tallies["annotate"].counts),
         placeholders=_placeholders(run, tokens),
@@ -108,9 +108,9 @@ def _summary(run: Run, phase: str) -> dict[str, Any]:
     return folder.summary() if folder.complete() else {}
 
 
-def _tally(run: Run, phase: str) -> Tally:
+def _tally(run: Run, phase: str) -> Counters:
     summary = _summary(run, phase)
-    return Tally.from_json(summary["tally"]) if summary else Tally()
+    return Counters.from_json(summary["counters"]) if summary else Counters()
 
 
 def _with_prefix(counts: Mapping[str, int], prefix: str) -> dict[str, int]:
@@ -129,7 +129,7 @@ def _placeholders(run: Run, counts: Mapping[str, int]) -> dict[str, int]:
     return {kind: counts.get(f"pii_{kind}", 0) for kind in KINDS if settings.get(kind) is not None}
 
 
-def _overlaps(run: Run, tallies: Mapping[str, Tally]) -> dict[str, dict[str, int]]:
+def _overlaps(run: Run, tallies: Mapping[str, Counters]) -> dict[str, dict[str, int]]:
     """Of every evaluation set that was looked for, found or not."""
     settings = run.config["annotate"].get("decontamination")
     annotated, selected = tallies["annotate"].counts, tallies["select"].counts
@@ -147,7 +147,7 @@ def _most_first(counts: Mapping[str, int]) -> dict[str, int]:
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
-def _steps(tallies: Mapping[str, Tally], complete: Collection[str]) -> Iterator[Step]:
+def _steps(tallies: Mapping[str, Counters], complete: Collection[str]) -> Iterator[Step]:
     """The funnel: what is left after each stage that drops documents, and after deduplication."""
     extract = tallies["extract"].counts
     num_docs = extract["documents"]
@@ -369,15 +369,15 @@ def as_table(title: str, columns: Iterable[str], rows: Iterable[tuple[str, ...]]
 
 def print_plan(plan: RunPlan, console: Console) -> None:
     """The plan as a table: phases, what they work on, fingerprints, what is done (what it takes: cost.py)."""
-    input_bytes = sum(unit.num_bytes for unit in plan.units)
-    num_files = sum(len(unit.files) for unit in plan.units)
+    input_bytes = sum(split.num_bytes for split in plan.splits)
+    num_files = sum(len(split.files) for split in plan.splits)
     console.print(
-        f"{num_files:,} files, {input_bytes / 2**20:,.1f} MiB, in {len(plan.units):,} units; run folder {plan.run_dir}"
+        f"{num_files:,} files, {input_bytes / 2**20:,.1f} MiB, in {len(plan.splits):,} units; run folder {plan.run_dir}"
     )
     rows = [
         (phase.name, " ".join(_stages(plan.config, phase.name)), *_state(plan, phase.name)) for phase in plan.phases
     ]
-    console.print(as_table("", ("phase", "stages", "fingerprint", "work", "done"), rows))
+    console.print(as_table("", ("phase", "stages", "fingerprint", "task_id", "done"), rows))
 
 
 def _stages(config: RunConfig, phase: str) -> list[str]:
@@ -390,13 +390,13 @@ def _stages(config: RunConfig, phase: str) -> list[str]:
 def _state(plan: RunPlan, name: str) -> tuple[str, str, str]:
     """Fingerprint, pieces of work, and how many are done."""
     fingerprint = plan.phase(name).fingerprint
-    across = {"deduplicate": "partitions", "near_deduplicate": "partitions", "write_shards": "shards"}
-    works = across.get(name, f"{len(plan.units):,} units")
+    across = {"paragraph_dedup": "partitions", "fuzzy_dedup": "partitions", "write_shards": "shards"}
+    task_ids = across.get(name, f"{len(plan.splits):,} units")
     if getattr(plan.config, name) is None:
-        return fingerprint or "—", works, "off"
+        return fingerprint or "—", task_ids, "off"
     if fingerprint is None:
-        return "—", works, "would run"
+        return "—", task_ids, "would run"
     folder = plan.folder(name)
-    done = folder.done() if name in across else folder.done() & {unit.key for unit in plan.units}
-    is_complete = folder.complete() and (name in across or len(done) == len(plan.units))
-    return fingerprint, works, "all" if is_complete else f"{len(done):,}, would go on" if done else "would run"
+    done = folder.done() if name in across else folder.done() & {split.key for split in plan.splits}
+    is_complete = folder.complete() and (name in across or len(done) == len(plan.splits))
+    return fingerprint, task_ids, "all" if is_complete else f"{len(done):,}, would go on" if done else "would run"

@@ -19,10 +19,10 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from pipeline.phases import PHASES, UnitPhase
+from pipeline.phases import PHASES, SplitPhase
 from pipeline.reporting.explain import Run
 from pipeline.reporting.report import as_table
-from stages.contract import Tally
+from stages.contract import Counters
 
 RATE_WINDOW_S = 900.0
 """The rate is that of the last so many seconds: long enough for units of minutes, short enough to see workers leave."""
@@ -42,7 +42,7 @@ class PhaseStatus:
 
     name: str
     state: PhaseState
-    num_works: int | None  # None: known when the phases before it are done
+    num_tasks: int | None  # None: known when the phases before it are done
     num_done: int
     rate_per_s: float | None = None  # pieces of work, lately
     left_s: float | None = None
@@ -86,7 +86,7 @@ def read_status(run: Run, *, now: float) -> Status:
         silent_s=silent_s,
         why=last.get("why", ""),
         phases=phases,
-        failures={f"{e['phase']} {e['work']}": e["failed"] for e in events if e.get("failed")},
+        failures={f"{e['phase']} {e['task_id']}": e["failed"] for e in events if e.get("failed")},
         num_records=read.get("num_records", 0),
         quarantine={k.removeprefix("quarantined."): n for k, n in read.items() if k.startswith("quarantined.")},
     )
@@ -109,29 +109,29 @@ def _phase_status(run: Run, name: str, events: Sequence[Mapping[str, Any]], stat
     started = next((event for event in mine if event["event"] == "PhaseStarted"), None)
     folder = run.folder(name)
     if folder.complete() and not (started and mine[-1]["event"] != "PhaseFinished"):
-        num_works = folder.summary()["works"]
-        return PhaseStatus(name, "done", num_works, num_works)
+        num_tasks = folder.summary()["task_ids"]
+        return PhaseStatus(name, "done", num_tasks, num_tasks)
     num_done = len(folder.done())
     if started is None:
         make_phase = PHASES[name]
-        is_by_unit = isinstance(make_phase, type) and issubclass(make_phase, UnitPhase)
-        return PhaseStatus(name, "waiting", len(run.units) if is_by_unit else None, num_done)
-    num_works = started["num_works"]
+        is_by_unit = isinstance(make_phase, type) and issubclass(make_phase, SplitPhase)
+        return PhaseStatus(name, "waiting", len(run.splits) if is_by_unit else None, num_done)
+    num_tasks = started["num_tasks"]
     if state in ("stopped", "finished"):
-        return PhaseStatus(name, "stopped", num_works, num_done)
-    finished = [event for event in mine if event["event"] == "WorkFinished" and not event["failed"]]
+        return PhaseStatus(name, "stopped", num_tasks, num_done)
+    finished = [event for event in mine if event["event"] == "TaskFinished" and not event["failed"]]
     since = max(started["time"], now - RATE_WINDOW_S)
     rate = sum(event["time"] > since for event in finished) / max(1e-3, now - since)
-    left_s = (num_works - num_done) / rate if rate else None
-    return PhaseStatus(name, "running", num_works, num_done, rate, left_s)
+    left_s = (num_tasks - num_done) / rate if rate else None
+    return PhaseStatus(name, "running", num_tasks, num_done, rate, left_s)
 
 
 def _counts_of_extract(run: Run) -> Mapping[str, int]:
     """What was read so far, by the done-records where they are not summed up yet."""
     folder = run.folder("extract")
     if folder.complete():
-        return Tally.from_json(folder.summary()["tally"]).counts
-    return folder.tally(folder.done()).counts
+        return Counters.from_json(folder.summary()["counters"]).counts
+    return folder.counters(folder.done()).counts
 
 
 def to_json(status: Status) -> str:
@@ -145,7 +145,7 @@ def print_status(status: Status, console: Console) -> None:
         (
             phase.name,
             phase.state,
-            "" if phase.state == "off" else f"{phase.num_done:,} of {phase.num_works:,}" if phase.num_works else "",
+            "" if phase.state == "off" else f"{phase.num_done:,} of {phase.num_tasks:,}" if phase.num_tasks else "",
             "" if phase.rate_per_s is None else f"{phase.rate_per_s * 60:,.1f} a minute",
             "" if phase.left_s is None else _in_words(phase.left_s),
         )
@@ -156,8 +156,8 @@ def print_status(status: Status, console: Console) -> None:
     broken = sum(status.quarantine.values())
     causes = "".join(f", {n:,} {cause}" for cause, n in sorted(status.quarantine.items()))
     console.print(f"\nquarantined: {broken:,} of {status.num_records:,} records{causes}", markup=False)
-    for work, cause in list(status.failures.items())[:NUM_FAILURES_SHOWN]:
-        console.print(f"failed: {work}: {cause}", markup=False, style="red")
+    for task_id, cause in list(status.failures.items())[:NUM_FAILURES_SHOWN]:
+        console.print(f"failed: {task_id}: {cause}", markup=False, style="red")
     if len(status.failures) > NUM_FAILURES_SHOWN:
         console.print(f"... and {len(status.failures) - NUM_FAILURES_SHOWN} more failed; all of them are in the log")
     if status.state == "silent":

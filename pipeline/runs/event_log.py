@@ -22,7 +22,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.runs.phase_folder import Place
+from pipeline.runs.phase_folder import Location
 from storage.object_store import S3Path, fetch_each
 
 LOG, LOG_PARTS = "log.jsonl", "log"
@@ -40,7 +40,7 @@ Add = Callable[[Mapping[str, Any]], None]
 
 
 @contextlib.contextmanager
-def keep(run_dir: Place) -> Generator[Add]:
+def keep(run_dir: Location) -> Generator[Add]:
     """A function that adds an event, with the time, to the log of the run."""
     if isinstance(run_dir, Path):
         _cut_half_a_line(run_dir / LOG)
@@ -59,7 +59,7 @@ def keep(run_dir: Place) -> Generator[Add]:
         parts.close()
 
 
-def events(run_dir: Place) -> Iterator[dict[str, Any]]:
+def events(run_dir: Location) -> Iterator[dict[str, Any]]:
     """The events so far, oldest first; none where there is no log."""
     if isinstance(run_dir, Path):
         with contextlib.suppress(FileNotFoundError), (run_dir / LOG).open(encoding="utf-8") as log:

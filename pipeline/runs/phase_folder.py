@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from stages.contract import Tally
+from stages.contract import Counters
 from storage.object_store import BY_ENVIRONMENT, SCHEME, S3Path, StorageSettings, fetch_each
 
 RUN_FILE = "run.json"
@@ -41,25 +41,25 @@ _DONE = "done"
 _COMPLETE = "phase.json"
 _ATTEMPTS = ".attempts"
 
-Place = Path | S3Path
+Location = Path | S3Path
 """A file or a folder of a run: both kinds know /, name, parent, exists, read_bytes, iterdir and unlink."""
 
 K = TypeVar("K")
 T = TypeVar("T")
 
 
-def place(address: str | Path, settings: StorageSettings = BY_ENVIRONMENT) -> Place:
+def parse_location(address: str | Path, settings: StorageSettings = BY_ENVIRONMENT) -> Location:
     """The place at a path, or at s3://bucket/key.
 
     Raises:
-        StorageFailed: the address names no bucket, or S3's extra is not installed.
+        StorageError: the address names no bucket, or S3's extra is not installed.
     """
     text = str(address)
     return S3Path.of(text, settings) if text.startswith(SCHEME) else Path(address)
 
 
 @dataclass
-class Task:
+class PendingOutput:
     """The outputs of one piece of work while they are being written, aside."""
 
     folder: Path
@@ -74,9 +74,9 @@ class Task:
 class PhaseFolder:
     """The outputs of one phase under one fingerprint."""
 
-    root: Place
+    root: Location
 
-    def path(self, name: str) -> Place:
+    def path(self, name: str) -> Location:
         """Where a finished output lies."""
         return self.root / name
 
@@ -107,25 +107,25 @@ class PhaseFolder:
             return frozenset(name.removesuffix(".json") for name in names if not name.startswith("."))
         return frozenset()
 
-    def record(self, work: str) -> dict[str, Any]:
+    def record(self, task_id: str) -> dict[str, Any]:
         """The done-record of one piece of work.
 
         Raises:
             FileNotFoundError: it is not done.
         """
-        return json.loads((self.root / _DONE / f"{work}.json").read_bytes())
+        return json.loads((self.root / _DONE / f"{task_id}.json").read_bytes())
 
-    def records(self, works: Iterable[str]) -> Iterator[dict[str, Any]]:
+    def records(self, task_ids: Iterable[str]) -> Iterator[dict[str, Any]]:
         """The done-records of these pieces of work, in their order, one after another: tens of thousands, maybe.
 
         Raises:
             FileNotFoundError: one of them is not done.
         """
-        return fetch_each(works, self.record) if isinstance(self.root, S3Path) else map(self.record, works)
+        return fetch_each(task_ids, self.record) if isinstance(self.root, S3Path) else map(self.record, task_ids)
 
-    def tally(self, works: Iterable[str]) -> Tally:
+    def counters(self, task_ids: Iterable[str]) -> Counters:
         """The sum of what these pieces of work have counted."""
-        return Tally.sum(Tally.from_json(record["tally"]) for record in self.records(works))
+        return Counters.sum(Counters.from_json(record["counters"]) for record in self.records(task_ids))
 
     def complete(self) -> bool:
         """Whether all the phase's work is done and summed up."""
@@ -155,7 +155,7 @@ class PhaseFolder:
             for unfinished in folder.glob(".*"):  # of write_atomically, killed before its rename
                 unfinished.unlink(missing_ok=True)
 
-    def attempt(self, work: str) -> int:
+    def attempt(self, task_id: str) -> int:
         """Count an attempt at a piece of work and return how many there were, this one included, since `begin`.
 
         Raises:
@@ -164,7 +164,7 @@ class PhaseFolder:
         attempts = self.root / _ATTEMPTS
         if isinstance(attempts, S3Path):  # where nothing can be appended to: as many objects as attempts
             count = 1
-            while (attempts / f"{work}.{count}").create(uuid.uuid4().bytes) is None:
+            while (attempts / f"{task_id}.{count}").create(uuid.uuid4().bytes) is None:
                 count += 1
             return count
         try:
@@ -174,42 +174,42 @@ class PhaseFolder:
                 f"{self.root} is not on {socket.gethostname()}: the run's folder must lie on storage that all machines "
                 f"share, under one path"
             ) from error
-        with (attempts / work).open("ab") as file:
+        with (attempts / task_id).open("ab") as file:
             file.write(b".")
             file.flush()
             return file.tell()
 
-    def attempts(self, work: str) -> int:
+    def attempts(self, task_id: str) -> int:
         """How many attempts at a piece of work were counted since `begin`."""
         attempts = self.root / _ATTEMPTS
         if isinstance(attempts, S3Path):
             count = 0
-            while (attempts / f"{work}.{count + 1}").exists():
+            while (attempts / f"{task_id}.{count + 1}").exists():
                 count += 1
             return count
         try:
-            return (attempts / work).stat().st_size
+            return (attempts / task_id).stat().st_size
         except FileNotFoundError:
             return 0
 
     @contextlib.contextmanager
-    def commit(self, work: str) -> Generator[Task]:
+    def commit(self, task_id: str) -> Generator[PendingOutput]:
         """Write outputs aside; when the block ends well, move them into place and record that the work is done.
 
         Two processes may do the same work at once: both write the same bytes, and each rename, or upload, is whole.
         """
         aside = _spool(self.root.settings) if isinstance(self.root, S3Path) else self.root / _ASIDE
-        task = Task(aside / f"{work}-{os.getpid()}-{uuid.uuid4().hex}")
-        task.folder.mkdir(parents=True)
+        output = PendingOutput(aside / f"{task_id}-{os.getpid()}-{uuid.uuid4().hex}")
+        output.folder.mkdir(parents=True)
         try:
-            yield task
-            outputs = {path.name: _describe(path) for path in sorted(task.folder.iterdir())}
+            yield output
+            outputs = {path.name: _describe(path) for path in sorted(output.folder.iterdir())}
             for name in outputs:
-                _move(task.folder / name, self.root / name)
-            record = {"work": work, "outputs": outputs, **task.record}
-            write_atomically(self.root / _DONE / f"{work}.json", to_json(record))
+                _move(output.folder / name, self.root / name)
+            record = {"task_id": task_id, "outputs": outputs, **output.record}
+            write_atomically(self.root / _DONE / f"{task_id}.json", to_json(record))
         finally:
-            shutil.rmtree(task.folder, ignore_errors=True)
+            shutil.rmtree(output.folder, ignore_errors=True)
 
 
 def to_json(value: Any) -> bytes:
@@ -217,7 +217,7 @@ def to_json(value: Any) -> bytes:
     return (json.dumps(value, sort_keys=True, ensure_ascii=False, indent=1) + "\n").encode()
 
 
-def write_atomically(target: Place, content: bytes) -> None:
+def write_atomically(target: Location, content: bytes) -> None:
     """Write a small file whole or not at all."""
     if isinstance(target, S3Path):
         target.write_bytes(content)
@@ -233,7 +233,7 @@ def write_atomically(target: Place, content: bytes) -> None:
         aside.unlink(missing_ok=True)
 
 
-def point(link: Place, target: str) -> None:
+def set_latest_link(link: Location, target: str) -> None:
     """Let a name lead to its neighbour `target`, in one step for whoever follows it meanwhile.
 
     On a disk it is a relative symbolic link. A bucket has none: there it is an object that holds the neighbour's name,
@@ -247,11 +247,11 @@ def point(link: Place, target: str) -> None:
     aside.replace(link)
 
 
-def _open(source: Place) -> pa.NativeFile:
+def _open(source: Location) -> pa.NativeFile:
     return pa.PythonFile(source.open(), mode="r") if isinstance(source, S3Path) else pa.OSFile(str(source))
 
 
-def _move(file: Path, target: Place) -> None:
+def _move(file: Path, target: Location) -> None:
     if isinstance(target, S3Path):
         target.upload(file)
     else:

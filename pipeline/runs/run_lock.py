@@ -23,7 +23,7 @@ from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.runs.phase_folder import Place, is_alive, to_json
+from pipeline.runs.phase_folder import Location, is_alive, to_json
 from storage.object_store import S3Path
 
 RENEW_S, EXPIRE_S = 15.0, 60.0
@@ -35,7 +35,7 @@ class HeldByAnother(Exception):
     """Another process works in the folder."""
 
 
-class Lease:
+class RunLock:
     """What a holder has. On a disk it cannot be lost."""
 
     def check(self) -> None:
@@ -43,7 +43,7 @@ class Lease:
 
 
 @contextlib.contextmanager
-def hold(folder: Place) -> Generator[Lease]:
+def hold(folder: Location) -> Generator[RunLock]:
     """Hold a run folder, which is made if need be.
 
     Raises:
@@ -51,11 +51,11 @@ def hold(folder: Place) -> Generator[Lease]:
         OSError: the folder cannot be written.
     """
     if isinstance(folder, S3Path):
-        lease = _ObjectLease(folder / _LOCK, f"{folder}")
+        run_lock = _ObjectRunLock(folder / _LOCK, f"{folder}")
         try:
-            yield lease
+            yield run_lock
         finally:
-            lease.release()
+            run_lock.release()
         return
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / _LOCK).open("w", encoding="utf-8") as file:
@@ -65,10 +65,10 @@ def hold(folder: Place) -> Generator[Lease]:
             raise HeldByAnother(
                 f"another process is working in {folder}; wait for it, or choose another --run-dir"
             ) from error
-        yield Lease()
+        yield RunLock()
 
 
-class _ObjectLease(Lease):
+class _ObjectRunLock(RunLock):
     """An object that is ours as long as nobody has written another version of it."""
 
     def __init__(self, lock: S3Path, folder: str) -> None:

@@ -4,13 +4,13 @@ Promises: signatures are those of datasketch (2.0, its default scheme) for the n
 those of `datasketch.MinHashLSH` for the wanted threshold, so two documents are candidates here if and only if they are
 there. Two documents whose sets of n-grams have the Jaccard similarity s share a band with probability
 1 - (1 - s^rows)^bands (Broder 1997; Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, section 3.4).
-Leaves to others: bringing equal bands together over the whole crawl, and choosing who stays (`near_deduplicate`).
+Leaves to others: bringing equal bands together over the whole crawl, and choosing who stays (`fuzzy_dedup`).
 
     stage = MinHash(MinHashSettings(threshold=0.8))          # 9 bands of 13 rows
     stage.apply(batch).kept.column("minhash")[0]             # 9 hashes; null for a document without words
 
 What is compared: a *word* is a run of characters that are not white space, without its ASCII punctuation, in lower
-case, if anything is left (as in stages/quality.py); in scripts that put no blanks between words each character is one.
+case, if anything is left (as in stages/filters/quality.py); in scripts that put no blanks between words each character is one.
 An n-gram is n words in a row; a document of fewer words is one n-gram, so it has no near copies but equal ones.
 """
 
@@ -241,7 +241,7 @@ def _lists(rows: NDArray[np.uint64] | NDArray[np.uint32], is_valid: NDArray[np.b
 
 
 class MinHashFilterSettings(Settings):
-    """Nothing to set: who has to go was decided by `near_deduplicate`."""
+    """Nothing to set: who has to go was decided by `fuzzy_dedup`."""
 
 
 class MinHashFilter(Stage[MinHashFilterSettings]):

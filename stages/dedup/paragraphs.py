@@ -11,7 +11,7 @@ The work in three steps, where "Cookies?" stands on two pages:
     texts = pa.array(["Bread\nCookies?", "Cookies?\nWine\nWine"])
     offsets, hashes = hash_paragraphs(texts)                # [0, 2, 5] and five numbers
     documents = np.repeat([0, 1], np.diff(offsets))
-    duplicated(hashes, documents, keep="none")              # [False, True, True, False, True]
+    duplicated(hashes, documents, keep="drop_all_copies")              # [False, True, True, False, True]
 
 and `ParagraphRemoval` makes "Bread" and "Wine" of the two texts, given the lines [1] and [0, 2].
 """
@@ -137,12 +137,12 @@ def _action(character: str) -> int:
 def duplicated(
     hashes: NDArray[np.uint64],
     documents: NDArray[np.uint32] | NDArray[np.uint64],
-    keep: Literal["none", "first"],
+    keep: Literal["drop_all_copies", "keep_first"],
 ) -> NDArray[np.bool_]:
     """Which paragraphs must go.
 
-    `keep="none"` is CCNet's rule: a hash that occurs in two or more documents loses every copy; of one that occurs in a
-    single document the first copy stays (`cc_net.dedup.DuplicatesRemover`, `finalize_doc`). `keep="first"`: the first
+    `keep="drop_all_copies"` is CCNet's rule: a hash that occurs in two or more documents loses every copy; of one that occurs in a
+    single document the first copy stays (`cc_net.dedup.DuplicatesRemover`, `finalize_doc`). `keep="keep_first"`: the first
     copy of all stays. The hash 0 always goes: it is CCNet's mark of a line that was removed before.
 
     Memory: 17 bytes per hash, the answer counted, and a table of 12 bytes x 4/3 to 8/3 for each hash of the largest
@@ -159,8 +159,8 @@ def duplicated(
     Raises:
         ValueError: lengths differ, `documents` decreases, `keep` is unknown, or there are too many hashes.
     """
-    if keep not in ("none", "first"):
-        raise ValueError(f"keep is {keep!r}, must be 'none' (CCNet's rule) or 'first'")
+    if keep not in ("drop_all_copies", "keep_first"):
+        raise ValueError(f"keep is {keep!r}, must be 'drop_all_copies' (CCNet's rule) or 'keep_first'")
     if len(hashes) != len(documents):
         raise ValueError(f"{len(hashes)} hashes for {len(documents)} documents: there must be one document per hash")
     if len(hashes) >= _MAX_HASHES:
@@ -174,7 +174,7 @@ def duplicated(
             f"the order of the input, or the wrong copy survives; sort them by document"
         )
     must_go = np.ones(len(hashes), np.bool_)
-    (_mark_later if keep == "first" else _mark_shared)(records, starts, bits, must_go)
+    (_mark_later if keep == "keep_first" else _mark_shared)(records, starts, bits, must_go)
     return must_go
 
 
@@ -239,7 +239,7 @@ def _slot(keys: NDArray[np.uint64], h: np.uint64, bits: int) -> np.int64:
 
 @_sha1.compiled
 def _mark_later(records: NDArray[np.uint64], starts: NDArray[np.int64], bits: int, must_go: NDArray[np.bool_]) -> None:
-    """keep="first": write False where a hash occurs for the first time."""
+    """keep="keep_first": write False where a hash occurs for the first time."""
     table = np.empty(_num_slots(np.diff(starts).max()), np.uint64)
     for p in range(len(starts) - 1):
         keys = table[: _num_slots(starts[p + 1] - starts[p])]
@@ -253,7 +253,7 @@ def _mark_later(records: NDArray[np.uint64], starts: NDArray[np.int64], bits: in
 
 @_sha1.compiled
 def _mark_shared(records: NDArray[np.uint64], starts: NDArray[np.int64], bits: int, must_go: NDArray[np.bool_]) -> None:
-    """keep="none": write False where a hash that only one document has occurs for the first time."""
+    """keep="drop_all_copies": write False where a hash that only one document has occurs for the first time."""
     largest = _num_slots(np.diff(starts).max())
     table, table_ranks = np.empty(largest, np.uint64), np.empty(largest, np.uint32)
     for p in range(len(starts) - 1):

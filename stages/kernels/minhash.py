@@ -9,7 +9,7 @@ Leaves to others: what each character becomes (the `CharacterTable` is an argume
                         hash        the first 4 bytes of the SHA-1, little-endian, mixed
                         signature   for each permutation the least a * hash + b mod 2**32
 
-Everything that is compiled into `signatures` stands in this file, but for UTF-8 and SHA-1 (stages/_sha1.py).
+Everything that is compiled into `signatures` stands in this file, but for UTF-8 and SHA-1 (stages/kernels/sha1.py).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from stages.kernels.sha1 import (
 )
 
 ALONE = 5
-"""One action more than those of stages/_sha1.py: the character is a word by itself."""
+"""One action more than those of stages/kernels/sha1.py: the character is a word by itself."""
 
 _NO_MINIMUM = np.uint32(2**32 - 1)
 _BLANK = 32
@@ -53,7 +53,7 @@ def signatures(
     Args:
         utf8: (bytes,) of all texts.
         offsets: (n + 1,) where each text starts in `utf8`.
-        table: what becomes of each character: an action of stages/_sha1.py (but for `DELETE_SPACE`) or `ALONE`.
+        table: what becomes of each character: an action of stages/kernels/sha1.py (but for `DELETE_SPACE`) or `ALONE`.
         ngram_words: words of an n-gram.
         permutations: (2, num_permutations) the factors and the summands.
 

@@ -8,7 +8,7 @@ which sets there are and what is to be said of a text.
                                runs     w0-w2, w1-w3, ...        made of those of their words, looked up
                                share    1 1 1 1 0 0              words in a run that lies in the set: w0-w2 and w1-w3
 
-What is compiled stands in this file, but for UTF-8 (stages/_sha1.py).
+What is compiled stands in this file, but for UTF-8 (stages/kernels/sha1.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from stages.kernels.sha1 import KEEP, KEEP_SPACE, PAGE, PAGE_BITS, CharacterTable, compiled, decode, packed
 
 SEPARATE = KEEP_SPACE
-"""The character ends a word and belongs to none; DELETE, KEEP and replacements are those of stages/_sha1.py."""
+"""The character ends a word and belongs to none; DELETE, KEEP and replacements are those of stages/kernels/sha1.py."""
 ALONE = 5
 """One action more: the character is a word by itself."""
 

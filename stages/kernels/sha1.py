@@ -12,7 +12,7 @@ How a line is read, one step per character:
 
 Everything that is compiled into `hash_lines` stands in this file: numba's cache on disk looks for changes only in the
 file of the function that was compiled, and would go on using a stale copy of what came from another one. `decode` and
-`sha1_prefix` are compiled into stages/_minhash.py and stages/_overlap.py too: whoever changes them touches those.
+`sha1_prefix` are compiled into stages/kernels/minhash.py and stages/kernels/overlap.py too: whoever changes them touches those.
 """
 
 from __future__ import annotations

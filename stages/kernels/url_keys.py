@@ -6,7 +6,7 @@ keys of all its parent domains, and goes on along the path, so that the same pas
     a.b.example.com/x/y      com  example.com  b.example.com  a.b.example.com      each at a dot, from the right
                              a.b.example.com/x  a.b.example.com/x/y                each before a slash, from the left
 
-Leaves to others: bringing URLs into the normal form that is read here, "host/path?query" (stages/url.py).
+Leaves to others: bringing URLs into the normal form that is read here, "host/path?query" (stages/filters/url.py).
 """
 
 from __future__ import annotations

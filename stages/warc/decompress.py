@@ -151,7 +151,7 @@ class Tape:
         self.advance(self.available)
         return fault
 
-    def place(self) -> tuple[int | None, int]:
+    def parse_location(self) -> tuple[int | None, int]:
         """Where the position is: on disk the offset of its member (uncompressed: its own), and how far into that."""
         if not self._starts:
             return None, 0

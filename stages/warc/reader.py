@@ -35,7 +35,7 @@ from numba import njit
 from numpy.typing import NDArray
 from pydantic import Field
 
-from stages.contract import DOCUMENT, AccountsDoNotBalance, Settings, Tally
+from stages.contract import DOCUMENT, AccountsDoNotBalance, Counters, Settings
 from stages.html import extraction as html
 from stages.html.extraction import HtmlSettings, Unusable
 from stages.warc.http import TooLarge, parse_response
@@ -146,20 +146,20 @@ class ReadReport:
         if num_fates != self.num_records or self.record_types.total() != self.num_records:
             raise AccountsDoNotBalance(
                 f"{self.file}: {self.num_records} records, but {self.num_documents} documents, "
-                f"{self.skipped.total()} skipped and {len(self.quarantine)} quarantined: a bug in stages/warc.py"
+                f"{self.skipped.total()} skipped and {len(self.quarantine)} quarantined: a bug in stages/warc/reader.py"
             )
 
-    def tally(self) -> Tally:
+    def counters(self) -> Counters:
         """The same numbers as counters, to be added up over files."""
-        tally = Tally()
+        counters = Counters()
         for name in _COUNTED:
-            tally.add(name, getattr(self, name))
+            counters.add(name, getattr(self, name))
         for prefix, counts in (("type", self.record_types), ("skipped", self.skipped)):
             for name, number in counts.items():
-                tally.add(f"{prefix}.{name}", number)
+                counters.add(f"{prefix}.{name}", number)
         for entry in self.quarantine:
-            tally.add(f"quarantined.{entry.cause}")
-        return tally
+            counters.add(f"quarantined.{entry.cause}")
+        return counters
 
 
 _COUNTED = (
@@ -179,7 +179,7 @@ class WarcReader:
     """The documents of one file, in batches; `report` is complete when they have all been taken."""
 
     def __init__(
-        self, path: Path, settings: WarcSettings, *, unit: int, first_record: int = 0, batch_bytes: int
+        self, path: Path, settings: WarcSettings, *, split: int, first_record: int = 0, batch_bytes: int
     ) -> None:
         """Cheap: the file is opened when iteration begins, and anew each time it does.
 
@@ -193,7 +193,7 @@ class WarcReader:
         self.path = path
         self.settings = settings
         self.report = ReadReport(path.name)
-        self._unit = unit
+        self._unit = split
         self._first_record = first_record
         self._batch_bytes = batch_bytes
 
@@ -224,13 +224,13 @@ class WarcReader:
         number = self._first_record + self.report.num_records
         self.report.num_records += 1
         self.report.record_types[record.type] += 1
-        fate: _Row | _Skipped | Broken = record if isinstance(record, Broken) else self._document(record, number)
-        if isinstance(fate, Broken):
-            self._quarantine(number, fate)
-        elif isinstance(fate, _Skipped):
-            self.report.skipped[fate.reason] += 1
+        decision: _Row | _Skipped | Broken = record if isinstance(record, Broken) else self._document(record, number)
+        if isinstance(decision, Broken):
+            self._quarantine(number, decision)
+        elif isinstance(decision, _Skipped):
+            self.report.skipped[decision.reason] += 1
         else:
-            return fate
+            return decision
         return None
 
     def _document(self, record: Record, number: int) -> _Row | _Skipped | Broken:

@@ -108,7 +108,7 @@ def read_records(path: Path, max_record_bytes: int, max_faults: int) -> Iterator
         yield item
         num_items += 1
         if reader.num_faults > max_faults:
-            offset, _ = reader.tape.place()
+            offset, _ = reader.tape.parse_location()
             yield Broken(offset, "broken", "warc.too_many_faults", f"more than {max_faults} broken places", 0)
             return
     if num_items == 0:
@@ -157,7 +157,7 @@ class _Reader:
     def _foreign_bytes(self) -> Broken:
         """What stands where a record should begin, up to the next header."""
         tape = self.tape
-        offset, _ = tape.place()
+        offset, _ = tape.parse_location()
         if not tape.available and tape.fault is not None:
             offset = tape.fault.offset
         opening = bytes(tape.window[tape.position : tape.position + _SHOWN_BYTES])
@@ -214,7 +214,7 @@ class _Reader:
     def _header(self, head: re.Match[bytes]) -> _Header | Broken:
         """The header at the position; the position stays where it is."""
         tape = self.tape
-        offset, into_member = tape.place()
+        offset, into_member = tape.parse_location()
         terminator, search_from = head[1] * 2, head.start(1)
         limit = tape.position + _MAX_HEADER_BYTES
         while (end := tape.window.find(terminator, search_from, limit)) < 0:

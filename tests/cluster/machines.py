@@ -40,9 +40,9 @@ def why_not() -> str | None:
     return None
 
 
-def exec_start(unit: str) -> str:
+def exec_start(split: str) -> str:
     """The command of a unit, in one line."""
-    text = (REPOSITORY / "configs" / "systemd" / unit).read_text()
+    text = (REPOSITORY / "configs" / "systemd" / split).read_text()
     (command,) = re.findall(r"^ExecStart=((?:.*\\\n)*.*)", text, re.MULTILINE)
     return command.replace("\\\n", " ")
 
@@ -55,7 +55,7 @@ class Machine:
     address: str
     folder: Path  # of its own
     environment: Mapping[str, str]
-    unit: str
+    split: str
     arguments: Mapping[str, str]  # of the unit
     more: str  # arguments beside the unit's
     _process: subprocess.Popen[bytes] | None = field(default=None)
@@ -67,7 +67,7 @@ class Machine:
 
     def start(self) -> None:
         """Run the unit's command, again when it ends, in view of this machine's own folders only."""
-        command = exec_start(self.unit).replace("/opt/corpusmill/.venv/bin", str(BIN))
+        command = exec_start(self.split).replace("/opt/corpusmill/.venv/bin", str(BIN))
         for name, value in self.arguments.items():
             command = command.replace(f"${{{name}}}", shlex.quote(value))
         hide = [f"mount -t tmpfs none {folder}" for folder in _sources()]
@@ -206,11 +206,11 @@ def cluster(folder: Path, wheels: Path, own_cache: Path) -> Iterator[Cluster]:
     )
     machines: list[Machine] = []
     roles = zip(names, addresses, ("head", "worker"), arguments, ("", "--num-gpus=1"), strict=True)
-    for name, address, unit, given, more in roles:
-        own = folder / unit
+    for name, address, split, given, more in roles:
+        own = folder / split
         shutil.copytree(own_cache, own / "cache")
         machines.append(
-            Machine(name, address, own, environment, f"ray-{unit}.service", {**given, "NODE_IP": address}, more)
+            Machine(name, address, own, environment, f"ray-{split}.service", {**given, "NODE_IP": address}, more)
         )
     working_dir = folder / "working-dir"
     for package in PACKAGES:

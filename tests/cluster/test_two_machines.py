@@ -61,7 +61,7 @@ class Machines:
 
     def finished(self, name: str, phase: str) -> int:
         """Pieces of work of a phase that the log tells of."""
-        return sum(e["event"] == "WorkFinished" and e["phase"] == phase for e in self.events(name))
+        return sum(e["event"] == "TaskFinished" and e["phase"] == phase for e in self.events(name))
 
 
 @pytest.fixture(scope="module")

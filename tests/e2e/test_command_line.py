@@ -40,7 +40,7 @@ def small(tmp_path: Path, tiny_tokenizer: Path, wet_file: Path) -> Path:
     path = tmp_path / "small.yaml"
     path.write_text(
         f"run_dir: {tmp_path}/run\ninput:\n  files: ['{wet_file}']\nextract:\n  length: {{min_chars: 10}}\n"
-        f"deduplicate:\n  keep: first\nselect:\n  language: null\n"
+        f"paragraph_dedup:\n  keep: first\nselect:\n  language: null\n"
         f"tokenize:\n  tokenizer: {tiny_tokenizer}\nengine:\n  kind: inline\n"
     )
     return path
@@ -82,23 +82,25 @@ def test_the_shards_of_a_run_read_back_by_webdataset(reference_run: Path) -> Non
 def test_explain_tells_the_story_of_a_kept_and_of_a_dropped_page(reference_run: Path) -> None:
     """By URL and by id: where it stood, what was removed, its scores, its fate, its shard."""
     run = open_run(reference_run)
-    rows = [r for p in sorted(run.folder("select").root.glob("*.fates.parquet")) for r in pq.read_table(p).to_pylist()]
-    kept = next(row for row in rows if row["fate"] == "kept")
-    code, story = command("explain", reference_run, kept["url"])
+    rows = [
+        r for p in sorted(run.folder("select").root.glob("*.decisions.parquet")) for r in pq.read_table(p).to_pylist()
+    ]
+    kept = next(row for row in rows if row["decision"] == "kept")
+    code, trace = command("explain", reference_run, kept["url"])
     assert code == 0
-    assert re.search(r"deduplicate +\d+ paragraphs removed, \d+ left", story)
-    assert "language_score" in story
-    assert re.search(r"shards +shard-\d+\.tar, document \d+", story)
-    dropped = next(row for row in rows if row["fate"].startswith("perplexity."))
-    code, story = command("explain", reference_run, str(dropped["doc_id"]))
+    assert re.search(r"deduplicate +\d+ paragraphs removed, \d+ left", trace)
+    assert "language_score" in trace
+    assert re.search(r"shards +shard-\d+\.tar, document \d+", trace)
+    dropped = next(row for row in rows if row["decision"].startswith("perplexity."))
+    code, trace = command("explain", reference_run, str(dropped["doc_id"]))
     assert code == 0
-    assert re.search(r"select +dropped: perplexity\.bucket_not_wanted \(value [\d.]+, limit [\d.]+, tail\)", story)
-    copy = next(row for row in rows if row["fate"] == "minhash.near_duplicate")
+    assert re.search(r"select +dropped: perplexity\.bucket_not_wanted \(value [\d.]+, limit [\d.]+, tail\)", trace)
+    copy = next(row for row in rows if row["decision"] == "minhash.near_duplicate")
     stays = next(row for row in rows if row["doc_id"] == copy["representative"])
-    code, story = command("explain", reference_run, copy["url"])
+    code, trace = command("explain", reference_run, copy["url"])
     assert code == 0
-    assert "select       dropped: minhash.near_duplicate\n" in story
-    assert f"near-duplicate of document {stays['doc_id']}: {stays['url']} (" in story
+    assert "select       dropped: minhash.near_duplicate\n" in trace
+    assert f"near-duplicate of document {stays['doc_id']}: {stays['url']} (" in trace
     code, message = command("explain", reference_run, "https://nowhere.example/")
     assert code == 2
     assert "no document 'https://nowhere.example/'" in message

@@ -39,7 +39,7 @@ def test_of_near_duplicates_the_one_with_the_lowest_perplexity_stays(reference_r
     for path in run.folder("annotate").root.glob("*.documents.parquet"):
         table = pq.read_table(path, columns=["doc_id", "perplexity"])
         perplexities |= dict(zip(*(column.to_pylist() for column in table.columns), strict=True))
-    paths = run.folder("select").root.glob("*.fates.parquet")
+    paths = run.folder("select").root.glob("*.decisions.parquet")
     pairs = [(row["doc_id"], row["representative"]) for path in paths for row in pq.read_table(path).to_pylist()]
     gone = [(perplexities[doc_id], perplexities[stays]) for doc_id, stays in pairs if stays is not None]
     assert len(gone) > 10

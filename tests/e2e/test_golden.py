@@ -47,14 +47,14 @@ def _sha256(data: bytes) -> str:
 
 
 def _digests(dataset: Path) -> dict[str, str]:
-    """SHA-256 of each shard and index, of the manifest, and of the manifest without the run's fingerprint."""
+    """SHA-256 of each shard and index, of the manifest, and of the manifest without what the run's fingerprint changes."""
     files = sorted(path for path in dataset.iterdir() if path.suffix in (".tar", ".idx"))
     digests = {path.name: _sha256(path.read_bytes()) for path in files}
     text = (dataset / "manifest.json").read_bytes()
     manifest: dict[str, Any] = json.loads(text)
-    del manifest["fingerprint"]
+    del manifest["fingerprint"], manifest["digest"]
     digests["manifest.json"] = _sha256(text)
-    digests["manifest.json without fingerprint"] = _sha256(json.dumps(manifest, sort_keys=True).encode())
+    digests["manifest.json without fingerprint and digest"] = _sha256(json.dumps(manifest, sort_keys=True).encode())
     return digests
 
 

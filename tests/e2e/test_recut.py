@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.config import change
 from pipeline.reporting.explain import open_run
-from pipeline.reporting.preview import fates_with, recut
+from pipeline.reporting.preview import decisions_with, preview
 from tests.e2e.conftest import Chain
 from tests.e2e.test_command_line import command
 
@@ -27,27 +27,27 @@ pytestmark = pytest.mark.models
 )
 def test_recut_says_what_a_run_does(chain: Chain, overrides: list[str]) -> None:
     """Fate for fate, bucket for bucket; the run it was asked of is left as it was."""
-    run_dir, _ = chain.run("recut")
+    run_dir, _ = chain.run("preview")
     before = open_run(run_dir)
-    said = recut(before, overrides)
-    fates = pa.concat_tables(fates_with(before, change(before.config, "run", overrides)))
-    chain.run("recut", *overrides)
+    said = preview(before, overrides)
+    decisions = pa.concat_tables(decisions_with(before, change(before.config, "run", overrides)))
+    chain.run("preview", *overrides)
     after = open_run(run_dir)
-    paths = [after.folder("select").path(f"{unit}.fates.parquet") for unit in after.units]
+    paths = [after.folder("select").path(f"{split}.decisions.parquet") for split in after.splits]
     assert after.folders["select"] != before.folders["select"]
-    assert fates.equals(pa.concat_tables([pq.read_table(path) for path in paths]))
-    assert said.after.num_docs == fates["fate"].to_pylist().count("kept") != said.before.num_docs
+    assert decisions.equals(pa.concat_tables([pq.read_table(path) for path in paths]))
+    assert said.after.num_docs == decisions["decision"].to_pylist().count("kept") != said.before.num_docs
 
 
 def test_the_command_answers(chain: Chain) -> None:
     """As a table and as JSON; a change of another phase ends with code 2 and its name."""
     run_dir, _ = chain.run("recut-command")
-    code, out = command("recut", run_dir, "--set", "select.language.min_score=0.99")
+    code, out = command("preview", run_dir, "--set", "select.language.min_score=0.99")
     assert (code, "Newly dropped" in out, "language.score_too_low (value 0.9" in out) == (0, True, True), out
-    code, out = command("recut", run_dir, "--set", "select.language.min_score=0.99", "--json")
+    code, out = command("preview", run_dir, "--set", "select.language.min_score=0.99", "--json")
     figures = json.loads(out)
     assert figures["newly_dropped"]["num_docs"] == figures["before"]["num_docs"] - figures["after"]["num_docs"] > 0
-    code, out = command("recut", run_dir, "--set", "annotate.minhash.seed=2")
+    code, out = command("preview", run_dir, "--set", "annotate.minhash.seed=2")
     assert (code, "annotate would have to run again" in out) == (2, True), out
-    code, out = command("recut", run_dir)
+    code, out = command("preview", run_dir)
     assert (code, "nothing to recut" in out) == (2, True), out

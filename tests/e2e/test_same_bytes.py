@@ -13,16 +13,14 @@ from pathlib import Path
 import pytest
 
 from pipeline.execution import engine
-from pipeline.execution.engine import PhaseFinished, PhaseStarted, WorkFinished
-from pipeline.phases import PHASES
-from pipeline.phases import fuzzy_dedup as near_deduplicate
-from pipeline.phases import paragraph_dedup as deduplicate
+from pipeline.execution.engine import PhaseFinished, PhaseStarted, TaskFinished
+from pipeline.phases import PHASES, fuzzy_dedup, paragraph_dedup
 from pipeline.planning.plan import make_plan
 from tests.e2e.conftest import Chain, digests
 
 pytestmark = pytest.mark.models
 
-PARTITIONED = {"deduplicate": deduplicate, "near_deduplicate": near_deduplicate}
+PARTITIONED = {"paragraph_dedup": paragraph_dedup, "fuzzy_dedup": fuzzy_dedup}
 
 
 def test_batches_of_any_size_give_the_same_bytes(chain: Chain, reference_run: Path) -> None:
@@ -37,13 +35,13 @@ def test_the_order_in_which_work_is_done_does_not_matter(
     """Units, partitions and shards from last to first."""
     in_order = engine._Inline.results
 
-    def backwards(self: engine._Inline, phase: engine.Phase, works: Sequence[str]) -> object:
-        return in_order(self, phase, list(reversed(works)))
+    def backwards(self: engine._Inline, phase: engine.Phase, task_ids: Sequence[str]) -> object:
+        return in_order(self, phase, list(reversed(task_ids)))
 
     monkeypatch.setattr(engine._Inline, "results", backwards)
     run_dir, events = chain.run("backwards")
-    works = [event.work for event in events if isinstance(event, WorkFinished) and event.phase == "extract"]
-    assert works == sorted(works, reverse=True)
+    task_ids = [event.task_id for event in events if isinstance(event, TaskFinished) and event.phase == "extract"]
+    assert task_ids == sorted(task_ids, reverse=True)
     assert digests(run_dir) == digests(reference_run)
 
 
@@ -54,11 +52,11 @@ def test_partitions_change_nothing_in_the_dataset(
     """Deduplication by seven ranges of hashes finds what one range finds, of paragraphs and of documents."""
     _cut_into(7, monkeypatch)
     run_dir, events = chain.run("partitions", f"engine.memory_mb={partitions_mb}")
-    assert [e.num_works for e in events if isinstance(e, PhaseStarted) and e.phase in PARTITIONED] == [7, 7]
+    assert [e.num_tasks for e in events if isinstance(e, PhaseStarted) and e.phase in PARTITIONED] == [7, 7]
     assert _answers(run_dir) == _answers(reference_run)
 
 
-@pytest.mark.parametrize("phase", ["deduplicate", "near_deduplicate"])
+@pytest.mark.parametrize("phase", ["paragraph_dedup", "fuzzy_dedup"])
 def test_a_piece_of_another_cut_is_not_taken_for_done(
     chain: Chain, reference_run: Path, monkeypatch: pytest.MonkeyPatch, phase: str
 ) -> None:
@@ -66,7 +64,7 @@ def test_a_piece_of_another_cut_is_not_taken_for_done(
     name = f"recut-{phase}"
     _cut_into(3, monkeypatch)
     events = engine.run(make_plan(chain.config(name)))
-    assert any(isinstance(event, WorkFinished) and event.phase == phase for event in events)
+    assert any(isinstance(event, TaskFinished) and event.phase == phase for event in events)
     events.close()
     _cut_into(2, monkeypatch)
     run_dir, events = chain.run(name)
@@ -80,11 +78,11 @@ def test_what_was_cut_and_done_is_read_as_it_was_cut(
     """A phase that is complete stays so when engine.memory_mb changes, and the next reads its files."""
     _cut_into(3, monkeypatch)
     events = engine.run(make_plan(chain.config("cut-and-done")))
-    assert any(isinstance(event, PhaseFinished) and event.phase == "deduplicate" for event in events)
+    assert any(isinstance(event, PhaseFinished) and event.phase == "paragraph_dedup" for event in events)
     events.close()
     _cut_into(2, monkeypatch)
     run_dir, events = chain.run("cut-and-done")
-    assert "deduplicate" in [e.phase for e in events if isinstance(e, PhaseFinished) and e.was_complete]
+    assert "paragraph_dedup" in [e.phase for e in events if isinstance(e, PhaseFinished) and e.was_complete]
     assert _answers(run_dir) == _answers(reference_run)
 
 
@@ -96,7 +94,7 @@ def test_ray_gives_the_same_bytes_as_one_process(chain: Chain, reference_run: Pa
     assert digests(run_dir) == digests(reference_run)
 
 
-@pytest.mark.parametrize("phase", [name for name in PHASES if name != "copies"])  # which is off in this chain
+@pytest.mark.parametrize("phase", [name for name in PHASES if name != "exact_dedup"])  # which is off in this chain
 def test_a_run_killed_in_any_phase_goes_on_to_the_same_bytes(chain: Chain, reference_run: Path, phase: str) -> None:
     """Kill -9 as soon as the phase has begun; the next run does only what is missing."""
     name = f"killed-in-{phase}"

@@ -65,7 +65,7 @@ def small(
         {
             "input": {"files": [str(wet_file)]},
             "extract": {"length": {"min_chars": 10}},
-            "deduplicate": {"keep": "first"},
+            "paragraph_dedup": {"keep": "keep_first"},
             "annotate": {"language": {"model": str(lid_file)}},
             "select": {"language": None},
             "tokenize": {"tokenizer": str(tiny_tokenizer)},

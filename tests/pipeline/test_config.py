@@ -54,7 +54,7 @@ def test_the_default_config_names_every_key() -> None:
     """A reader of ccnet.yaml sees every key there is, but for those of the other kinds of input and of HTML."""
     written = yaml.safe_load((REPOSITORY / "configs" / "ccnet.yaml").read_text())
     default = load("ccnet.yaml").model_dump()
-    for section in ("deduplicate", "select", "write_shards", "engine", "tokenize"):
+    for section in ("paragraph_dedup", "select", "write_shards", "engine", "tokenize"):
         missing = default[section].keys() - written[section].keys()
         assert missing <= {"tiktoken_pattern"}, f"{section}: {missing}"
 
@@ -62,7 +62,7 @@ def test_the_default_config_names_every_key() -> None:
 def test_a_minimal_config_has_ccnets_defaults(tmp_path: Path) -> None:
     """Only input and tokenizer must be given; the rest is CCNet's."""
     config = load(write(tmp_path, MINIMAL))
-    assert config.deduplicate.keep == "none"
+    assert config.paragraph_dedup.keep == "drop_all_copies"
     assert config.extract.length is not None
     assert config.extract.length.min_chars == 300
     assert config.select.language is not None
@@ -71,12 +71,12 @@ def test_a_minimal_config_has_ccnets_defaults(tmp_path: Path) -> None:
 
 def test_all_faults_are_told_at_once_with_line_and_nearest_key(tmp_path: Path) -> None:
     """An unknown key, a value out of range and a wrong type are reported together, each with its place."""
-    text = MINIMAL + "select:\n  language:\n    min_scroe: 0.5\n    min_score: 1.7\ndeduplicate:\n  keep: some\n"
+    text = MINIMAL + "select:\n  language:\n    min_scroe: 0.5\n    min_score: 1.7\nparagraph_dedup:\n  keep: some\n"
     faults = faults_of(write(tmp_path, text))
     assert len(faults) == 3
     assert any("mine.yaml:7: select.language.min_scroe is no known key; did you mean min_score?" in f for f in faults)
     assert any("mine.yaml:8: select.language.min_score is 1.7" in f for f in faults)
-    assert any("mine.yaml:10: deduplicate.keep is 'some'" in f for f in faults)
+    assert any("mine.yaml:10: paragraph_dedup.keep is 'some'" in f for f in faults)
 
 
 def test_missing_models_and_files_are_told_at_once(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ SMALL_TASKS = "engine.memory_mb=1500"
 
 
 def config_of(*overrides: str) -> RunConfig:
-    return load("ccnet-common-crawl", ["annotate.minhash={}", "near_deduplicate={}", *overrides])
+    return load("ccnet-common-crawl", ["annotate.minhash={}", "fuzzy_dedup={}", *overrides])
 
 
 def cost_of(num_files: int = 1000, cluster: Cluster = HERE, *overrides: str) -> Cost:
@@ -51,7 +51,7 @@ def test_twice_the_files_are_twice_the_bytes_and_no_less_work(num_files: int) ->
     assert two.amounts["tokens"] == pytest.approx(2 * one.amounts["tokens"])
     assert two.bytes_written == pytest.approx(2 * one.bytes_written, rel=0.01)
     assert two.cpu_hours > one.cpu_hours
-    assert all(b.works >= a.works for a, b in zip(one.phases, two.phases, strict=True))
+    assert all(b.task_ids >= a.task_ids for a, b in zip(one.phases, two.phases, strict=True))
 
 
 @settings(max_examples=25, deadline=None)
@@ -66,26 +66,26 @@ def test_more_cores_are_never_slower(cores: int, more: int, num_files: int) -> N
 def test_partitions_are_those_that_the_phases_make() -> None:
     """Of a run that is done: as many as its phases had, and by the same function where it is larger."""
     cost = cost_of(500)
-    (deduplicate,) = (phase for phase in cost.phases if phase.name == "deduplicate")
+    (paragraph_dedup,) = (phase for phase in cost.phases if phase.name == "paragraph_dedup")
     memory_mb = config_of().engine.memory_mb
-    assert deduplicate.works == partitions_for(int(cost.amounts["paragraphs"]), BYTES_PER_PARAGRAPH, memory_mb)
-    assert next(p for p in cost_of(1).phases if p.name == "deduplicate").works == 1
+    assert paragraph_dedup.task_ids == partitions_for(int(cost.amounts["paragraphs"]), BYTES_PER_PARAGRAPH, memory_mb)
+    assert next(p for p in cost_of(1).phases if p.name == "paragraph_dedup").task_ids == 1
 
 
 def test_files_are_gathered_into_at_most_ten_thousand_units() -> None:
     """A whole snapshot keeps its number of small files bounded; asked for otherwise, it is told."""
-    assert cost_of(90_000).num_units == 10_000
-    assert cost_of(9_000).num_units == 9_000
-    many = cost_of(90_000, HERE, "input.files_per_unit=1")
-    assert many.num_units == 90_000
-    assert any("input.files_per_unit: auto" in warning for warning in many.warnings)
+    assert cost_of(90_000).num_splits == 10_000
+    assert cost_of(9_000).num_splits == 9_000
+    many = cost_of(90_000, HERE, "input.files_per_split=1")
+    assert many.num_splits == 90_000
+    assert any("input.files_per_split: auto" in warning for warning in many.warnings)
 
 
 @pytest.mark.parametrize(
     ("num_files", "cluster", "overrides", "told"),
     [
-        (90_000, HERE, [SMALL_TASKS], "set deduplicate.group_units to"),
-        (90_000, HERE, [SMALL_TASKS], "near_deduplicate: a task would take"),
+        (90_000, HERE, [SMALL_TASKS], "set paragraph_dedup.group_splits to"),
+        (90_000, HERE, [SMALL_TASKS], "fuzzy_dedup: a task would take"),
         (100, Cluster(1, 4, 2), [], "never start"),
         (100, Cluster(1, 16, 32), ["engine.memory_mb=4000"], "lets 7 tasks onto a machine of 16 cores"),
         (3, Cluster(1, 64, 512), [], "fewer cores are as fast"),
@@ -110,10 +110,10 @@ def test_a_whole_snapshot_fits_into_tasks_of_three_gigabytes() -> None:
 
 def test_the_remedy_for_deduplication_is_one() -> None:
     """With the group that is proposed the warning is gone."""
-    (told,) = (w for w in cost_of(90_000, HERE, SMALL_TASKS).warnings if w.startswith("deduplicate: a task"))
-    group = told.split("group_units to ")[1].split(" ")[0].replace(",", "")
-    after = cost_of(90_000, HERE, SMALL_TASKS, f"deduplicate.group_units={group}").warnings
-    assert not any(warning.startswith("deduplicate: a task") for warning in after)
+    (told,) = (w for w in cost_of(90_000, HERE, SMALL_TASKS).warnings if w.startswith("paragraph_dedup: a task"))
+    group = told.split("group_splits to ")[1].split(" ")[0].replace(",", "")
+    after = cost_of(90_000, HERE, SMALL_TASKS, f"paragraph_dedup.group_splits={group}").warnings
+    assert not any(warning.startswith("paragraph_dedup: a task") for warning in after)
 
 
 @given(fixed=st.floats(0, 10), rate=st.floats(0, 10), more=st.floats(0, 10))
@@ -152,8 +152,8 @@ def test_a_runs_own_calibration_tells_its_bytes_again(pages: Small) -> None:
     cost = estimate(config, calibration, HERE, num_files=2, input_bytes=float(size))
     for phase in cost.phases:
         folder = run.folder(phase.name)
-        records = [folder.record(work) for work in folder.done()]
-        assert phase.works == len(records)
+        records = [folder.record(task_id) for task_id in folder.done()]
+        assert phase.task_ids == len(records)
         written = sum(output["bytes"] for record in records for output in record["outputs"].values())
         assert phase.bytes_written == pytest.approx(written, rel=0.05, abs=2000)
         assert phase.num_files == sum(len(record["outputs"]) + 1 for record in records)
@@ -163,19 +163,19 @@ def test_a_runs_own_calibration_tells_its_bytes_again(pages: Small) -> None:
 def test_work_done_again_counts_in_time_but_not_in_memory(pages: Small) -> None:
     """Its process has grown by then with all that came in between."""
     run, _ = pages.run()
-    before = fit([run]).phases["deduplicate"]
-    (event,) = (e for e in run.events() if e["event"] == "WorkFinished" and e["phase"] == "deduplicate")
+    before = fit([run]).phases["paragraph_dedup"]
+    (event,) = (e for e in run.events() if e["event"] == "TaskFinished" and e["phase"] == "paragraph_dedup")
     with keep(run.run_dir) as add:
-        add({**event, "peak_mb": 9e6, "cpu_seconds": {"deduplicate": 60.0}})
-    after = fit([run]).phases["deduplicate"]
+        add({**event, "peak_mb": 9e6, "cpu_seconds": {"paragraph_dedup": 60.0}})
+    after = fit([run]).phases["paragraph_dedup"]
     assert after.base_mb == before.base_mb
-    assert after.cpu_s["deduplicate"].rate > before.cpu_s["deduplicate"].rate
+    assert after.cpu_s["paragraph_dedup"].rate > before.cpu_s["paragraph_dedup"].rate
 
 
 def test_a_phase_takes_no_less_than_handing_out_its_work() -> None:
     """On ever so many cores."""
     for phase in cost_of(90_000, Cluster(10_000, 64, 256)).phases:
-        assert phase.hours * 3600 >= phase.works * HANDING_OUT_S
+        assert phase.hours * 3600 >= phase.task_ids * HANDING_OUT_S
 
 
 def test_a_calibration_is_read_as_it_was_written(tmp_path: Path) -> None:

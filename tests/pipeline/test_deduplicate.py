@@ -12,14 +12,16 @@ from tests.pipeline.conftest import Small
 from tests.pipeline.test_ledger import RULES, last_fates, write_pages
 
 
-@pytest.mark.parametrize(("keep", "num_kept"), [("none", 1), ("first", 2), ("all", 3)])
-def test_which_copies_stay(small: Small, keep: Literal["none", "first", "all"], num_kept: int) -> None:
+@pytest.mark.parametrize(("keep", "num_kept"), [("drop_all_copies", 1), ("keep_first", 2), ("keep_all", 3)])
+def test_which_copies_stay(
+    small: Small, keep: Literal["drop_all_copies", "keep_first", "keep_all"], num_kept: int
+) -> None:
     """Of two equal pages both go, one stays, or both do; the books balance, and stories are told, all the same."""
     path = write_pages(small.folder / "first.warc.wet", ["good", "copy", "copy"])
-    config: dict[str, Any] = RULES | {"deduplicate": {"keep": keep}}
+    config: dict[str, Any] = RULES | {"paragraph_dedup": {"keep": keep}}
     found, _ = small.run(input={"files": [str(path)]}, **config)
     assert sorted(last_fates(found).values()).count("kept") == num_kept
     assert make_report(found).steps[-1].num_docs == num_kept
-    (story,) = explain(found, "2")
-    assert any(f"{0 if keep == 'all' else 2} paragraphs removed" in line for line in story.lines)
-    assert found.folder("deduplicate").summary()["works"] == (0 if keep == "all" else 1)
+    (trace,) = explain(found, "2")
+    assert any(f"{0 if keep == 'keep_all' else 2} paragraphs removed" in line for line in trace.lines)
+    assert found.folder("paragraph_dedup").summary()["task_ids"] == (0 if keep == "keep_all" else 1)

@@ -20,7 +20,7 @@ from pipeline.execution.engine import (
     PhaseFinished,
     PhaseStarted,
     RunAborted,
-    WorkFinished,
+    TaskFinished,
     engine_of,
     run,
     steps_of,
@@ -60,8 +60,8 @@ def deadly_chain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_module, "CHAIN", {**plan_module.CHAIN, "extract": CHAIN_OF_EXTRACT})
 
 
-def fates(folder: PhaseFolder, work: str) -> list[dict[str, Any]]:
-    return pq.read_table(folder.path(f"{work}.fates.parquet")).to_pylist()
+def decisions(folder: PhaseFolder, task_id: str) -> list[dict[str, Any]]:
+    return pq.read_table(folder.path(f"{task_id}.decisions.parquet")).to_pylist()
 
 
 def failures(error: pytest.ExceptionInfo[RunAborted]) -> list[str]:
@@ -73,7 +73,7 @@ def failures(error: pytest.ExceptionInfo[RunAborted]) -> list[str]:
 
 
 def worked_on(events: Sequence[object], phase: str = "extract") -> list[str]:
-    return [e.work for e in events if isinstance(e, WorkFinished) and e.phase == phase and e.failed is None]
+    return [e.task_id for e in events if isinstance(e, TaskFinished) and e.phase == phase and e.failed is None]
 
 
 # ---- documents ----
@@ -82,13 +82,13 @@ def worked_on(events: Sequence[object], phase: str = "extract") -> list[str]:
 def test_documents_on_which_a_stage_raises_are_dropped(small: Small, files: list[Path], deadly_chain: None) -> None:
     """Each costs itself alone, with a reason of its kind and the exception's words in the ledger."""
     found, _ = small.run(input={"files": [str(path) for path in files]}, engine={"max_error_share": 1})
-    dropped = fates(found.folder("extract"), found.units[0])
-    assert [(row["doc_id"] & 0xFFFFFFFF, row["fate"], row["detail"]) for row in dropped] == [
+    dropped = decisions(found.folder("extract"), found.splits[0])
+    assert [(row["doc_id"] & 0xFFFFFFFF, row["decision"], row["detail"]) for row in dropped] == [
         (1, "length.error_value", "ValueError: bad value"),
         (3, "length.error_memory", "MemoryError: "),
         (4, "length.error_other", "KeyError: 'key'"),
     ]
-    assert found.folder("extract").summary()["tally"]["counts"]["documents_kept"] == 5
+    assert found.folder("extract").summary()["counters"]["counts"]["documents_kept"] == 5
 
 
 def test_too_many_of_them_fail_the_unit(small: Small, files: list[Path], deadly_chain: None) -> None:
@@ -113,15 +113,15 @@ def test_what_fails_is_named_and_only_that_is_done_again(small: Small, files: li
     assert str(caught.value).startswith("phase extract: 2 of 3 pieces of work failed")
     lines = failures(caught)
     failed = [line.split(":")[0].strip() for line in lines]
-    assert failed == [plan.units[0].key, plan.units[2].key]
+    assert failed == [plan.splits[0].key, plan.splits[2].key]
     assert all("No such file" in line and str(path) in line for line, path in zip(lines, files[::2], strict=True))
     for path in (files[0], files[2]):
         path.with_suffix(".away").rename(path)
     events = list(run(plan))
-    assert worked_on(events) == [plan.units[0].key, plan.units[2].key]
+    assert worked_on(events) == [plan.splits[0].key, plan.splits[2].key]
     assert isinstance(events[-1], PhaseFinished)
     log = [json.loads(line) for line in (plan.run_dir / "log.jsonl").read_text().splitlines()]
-    assert [e["work"] for e in log if e["event"] == "WorkFinished" and e["failed"]] == failed
+    assert [e["task_id"] for e in log if e["event"] == "TaskFinished" and e["failed"]] == failed
 
 
 def test_many_failures_are_summed_up(small: Small, tmp_path: Path) -> None:
@@ -141,8 +141,8 @@ def test_a_partition_that_fails_is_named(small: Small) -> None:
     plan = small.plan()
     with contextlib.closing(run(plan)) as events:  # pyright: ignore[reportArgumentType] - it is a generator
         next(e for e in events if isinstance(e, PhaseFinished) and e.phase == "extract")
-    plan.folder("extract").path(f"{plan.units[0].key}.hashes.arrow").unlink()
-    message = r"phase deduplicate: 1 of 1 [^\n]+\n  g000-p000of001: FileNotFoundError: .*hashes"
+    plan.folder("extract").path(f"{plan.splits[0].key}.hashes.arrow").unlink()
+    message = r"phase paragraph_dedup: 1 of 1 [^\n]+\n  g000-p000of001: FileNotFoundError: .*hashes"
     with pytest.raises(RunAborted, match=message):
         list(run(plan))
 
@@ -151,7 +151,7 @@ def test_a_partition_whose_processes_die_is_given_up(small: Small) -> None:
     """After `max_attempts` tries it is not tried again."""
     plan = small.plan()
     list(run(plan))
-    phase = PHASES["deduplicate"](plan)
+    phase = PHASES["paragraph_dedup"](plan)
     ((_, step),) = steps_of(phase, plan.config.engine)
     results = [next(step("g000-p000of001")) for _ in range(3)]  # the run's own was the first attempt
     assert ["failed" in result for result in results] == [False, False, True]
@@ -178,8 +178,8 @@ def test_work_that_comes_to_nothing_is_a_failure(small: Small) -> None:
     in_one = engine_of(plan.config.engine)
 
     class Forgetful(Engine):
-        def results(self, phase: Phase, works: Sequence[str]) -> Iterator[dict[str, Any]]:
-            return in_one.results(phase, works[1:])
+        def results(self, phase: Phase, task_ids: Sequence[str]) -> Iterator[dict[str, Any]]:
+            return in_one.results(phase, task_ids[1:])
 
     with pytest.raises(RunAborted, match="handed out, and neither a result nor a failure came back"):
         list(run(plan, Forgetful(plan.config.engine)))
@@ -201,12 +201,12 @@ def test_more_input_is_done_in_the_same_folder(small: Small, files: list[Path]) 
     two = {"files": [str(path) for path in files[1:]]}
     small.run(input=two)
     found, events = small.run(input={"files": [*two["files"], str(files[0])]})
-    assert worked_on(events) == [found.units[2]]
-    counts = found.folder("extract").summary()["tally"]["counts"]
+    assert worked_on(events) == [found.splits[2]]
+    counts = found.folder("extract").summary()["counters"]["counts"]
     assert counts["documents"] == 8
     found, events = small.run(input=two)
     assert worked_on(events) == []
-    assert found.folder("extract").summary()["tally"]["counts"]["documents"] == 3
+    assert found.folder("extract").summary()["counters"]["counts"]["documents"] == 3
 
 
 # ---- Ray ----
@@ -235,8 +235,8 @@ def test_a_process_that_dies_costs_its_unit_alone_on_ray(small: Small, files: li
     assert done.returncode == 1, done.stdout + done.stderr
     found = open_run(tmp_path / "run")
     assert log.read_bytes() == b".."
-    assert found.folder("extract").done() == {found.units[0], found.units[2]}
-    why = f"{found.units[1]}: the process that worked on it died 2 times; is a document or a model at fault?"
+    assert found.folder("extract").done() == {found.splits[0], found.splits[2]}
+    why = f"{found.splits[1]}: the process that worked on it died 2 times; is a document or a model at fault?"
     first, *progress, last = done.stdout.splitlines()
     assert first == "extract: 3 pieces of work"
     assert [line for line in progress if not re.fullmatch(r"extract: \d of 3, [\d.]+/s, about \d+ s left", line)] == []
@@ -246,7 +246,7 @@ def test_a_process_that_dies_costs_its_unit_alone_on_ray(small: Small, files: li
         f"  {why}",
         "mend the cause and run the same command again: only what failed, and what follows, is done",
     ]
-    on_ray = fates(found.folder("extract"), found.units[0])
-    assert [row["fate"] for row in on_ray] == ["length.error_value", "length.error_memory", "length.error_other"]
+    on_ray = decisions(found.folder("extract"), found.splits[0])
+    assert [row["decision"] for row in on_ray] == ["length.error_value", "length.error_memory", "length.error_other"]
     found, events = small.run(**sections)
-    assert worked_on(events) == [found.units[1]]
+    assert worked_on(events) == [found.splits[1]]

@@ -20,8 +20,8 @@ from fastwarc.warc import ArchiveIterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.execution.task import FLOW, SinkStep, Source, StageSpec, StageStep, UnitFailed, apply, refuse_after
-from pipeline.runs.phase_folder import PhaseFolder, Task
+from pipeline.execution.task import FLOW, SinkStep, Source, StageSpec, StageStep, TaskFailed, apply, check_attempts
+from pipeline.runs.phase_folder import PendingOutput, PhaseFolder
 from stages.contract import DOCUMENT, AccountsDoNotBalance, Outcome, Settings, Stage, drop_where, keep_all, with_columns
 
 WORK = "000000-00ff00ff"
@@ -130,12 +130,12 @@ class Recorder:
     kept: list[pa.Table] = field(default_factory=list[pa.Table])
     dropped: list[pa.Table] = field(default_factory=list[pa.Table])
     report: Mapping[str, Any] | None = None
-    _task: Task | None = None
+    _task: PendingOutput | None = None
 
     @contextlib.contextmanager
-    def __call__(self, work: str) -> Generator[Recorder]:
+    def __call__(self, task_id: str) -> Generator[Recorder]:
         self._fail("enter")
-        with self.folder.commit(work) as self._task:
+        with self.folder.commit(task_id) as self._task:
             self._task.path("rows.txt").write_text("half")
             yield self
             self._fail("commit")
@@ -188,12 +188,12 @@ class Flow:
             steps.append(StageStep(spec, schema))
         return [*steps, SinkStep("write", self.recorder, self.max_error_share)]
 
-    def run(self, recut: Callable[[Iterator[pa.Table]], Iterable[pa.Table]] = iter) -> list[dict[str, Any]]:
+    def run(self, preview: Callable[[Iterator[pa.Table]], Iterable[pa.Table]] = iter) -> list[dict[str, Any]]:
         """The results of one unit; `recut` cuts and merges the tables between any two steps."""
         source, *others = self.steps()
         flow: Iterator[Any] = iter(source(WORK))
         for step in others:
-            flow = _through(step, recut(flow))
+            flow = _through(step, preview(flow))
         return list(flow)
 
 
@@ -292,7 +292,7 @@ def test_the_closing_row_collects_seconds_and_the_report(folder: PhaseFolder) ->
     """Every step's time stands under its name in the one result; the source's report reaches the sink."""
     flow = Flow(folder, [documents(["a"], first=i) for i in range(5)])
     (result,) = flow.run()
-    assert result["work"] == WORK
+    assert result["task_id"] == WORK
     assert list(result["seconds"]) == ["read", "touchy", "later", "write"]
     assert result["seconds"]["later"] >= 5 * 0.001
     assert result["cpu_seconds"].keys() == result["seconds"].keys()
@@ -319,14 +319,14 @@ def test_a_stage_that_loses_a_document_fails_its_unit(folder: PhaseFolder) -> No
 def test_a_stage_that_cannot_be_opened_fails_its_unit(folder: PhaseFolder) -> None:
     """The message names the stage and the cause."""
     (result,) = Flow(folder, [documents(["a"])], [Closed]).run()
-    assert result == {"work": WORK, "failed": "stage closed: ValueError: the model is of another make"}
+    assert result == {"task_id": WORK, "failed": "stage closed: ValueError: the model is of another make"}
 
 
 @pytest.mark.parametrize("batches", [0, 2])
 def test_a_source_that_fails_fails_its_unit(folder: PhaseFolder, batches: int) -> None:
     """At once or half-way: one result, nothing committed, nothing aside."""
     flow = Flow(folder, [documents(["a"], first=i) for i in range(batches)], source_fails=True)
-    assert flow.run() == [{"work": WORK, "failed": "OSError: the file ends here"}]
+    assert flow.run() == [{"task_id": WORK, "failed": "OSError: the file ends here"}]
     assert is_untouched(folder)
 
 
@@ -335,7 +335,7 @@ def test_a_sink_that_fails_fails_its_unit(folder: PhaseFolder, place: str) -> No
     """Wherever it fails: one result, nothing committed, nothing aside."""
     flow = Flow(folder, [documents(["a"]), documents(["b"], first=1)])
     flow.recorder.fails_at = place
-    assert flow.run() == [{"work": WORK, "failed": f"OSError: no room to {place}"}]
+    assert flow.run() == [{"task_id": WORK, "failed": f"OSError: no room to {place}"}]
     assert is_untouched(folder)
 
 
@@ -350,8 +350,8 @@ def test_a_failed_unit_leaves_no_trace_in_the_next(folder: PhaseFolder) -> None:
     flow = Flow(folder, [documents(["raise value", "a"])], max_error_share=0.1)
     source, *others = flow.steps()
 
-    def results(work: str) -> list[dict[str, Any]]:
-        tables: Iterator[Any] = iter(source(work))
+    def results(task_id: str) -> list[dict[str, Any]]:
+        tables: Iterator[Any] = iter(source(task_id))
         for step in others:
             tables = _through(step, tables)
         return list(tables)
@@ -379,9 +379,9 @@ def test_a_unit_is_refused_after_its_last_attempt(folder: PhaseFolder) -> None:
         folder.attempt(WORK)
     (result,) = Flow(folder, [documents(["a"])]).run()
     assert result["failed"].startswith("the process that worked on it died 3 times")
-    with pytest.raises(UnitFailed):
-        refuse_after(2, 3)
-    refuse_after(3, 3)
+    with pytest.raises(TaskFailed):
+        check_attempts(2, 3)
+    check_attempts(3, 3)
 
 
 # ---- however tables are cut ----
@@ -401,14 +401,14 @@ def test_cuts_between_steps_make_no_difference(
     firsts = itertools.accumulate((len(texts) for texts in batches), initial=0)
     tables = [documents(texts, first) for texts, first in zip(batches, firsts, strict=False)]
     chain = (Touchy, Losing) if lost else (Touchy, Later)
-    plain, recut = (Flow(PhaseFolder(tmp_path_factory.mktemp("flow")), tables, chain) for _ in range(2))
+    plain, preview = (Flow(PhaseFolder(tmp_path_factory.mktemp("flow")), tables, chain) for _ in range(2))
     turns = iter(cuts)
-    (one,), (other,) = plain.run(), recut.run(lambda flow: _recut(flow, next(turns)))
+    (one,), (other,) = plain.run(), preview.run(lambda flow: _recut(flow, next(turns)))
     assert ("failed" in one) == ("failed" in other)
     assert one.get("seconds", {}).keys() == other.get("seconds", {}).keys()
     if "failed" not in one:
-        assert plain.recorder.rows() == recut.recorder.rows()
-        assert plain.recorder.report == recut.recorder.report
+        assert plain.recorder.rows() == preview.recorder.rows()
+        assert plain.recorder.report == preview.recorder.report
 
 
 def _recut(flow: Iterator[pa.Table], cuts: Sequence[int]) -> Iterator[pa.Table]:
@@ -453,6 +453,6 @@ def test_a_model_that_is_not_what_the_run_was_planned_with_is_refused(tmp_path: 
     assert spec.opened(planned).name == "url"
     (tmp_path / "list").write_text("b.example, longer\n")
     with pytest.raises(
-        UnitFailed, match=r"is not what the run was planned with: sha256 \w{64}, wanted \w{64}; let all"
+        TaskFailed, match=r"is not what the run was planned with: sha256 \w{64}, wanted \w{64}; let all"
     ):
         spec.opened(planned)

@@ -23,7 +23,7 @@ from pipeline.execution.engine import PhaseFinished, run
 from pipeline.planning.plan import make_plan
 from pipeline.planning.previous_runs import owner
 from pipeline.reporting.explain import Run, explain, open_run
-from pipeline.reporting.preview import recut
+from pipeline.reporting.preview import preview
 from tests.conftest import wet_record
 from tests.pipeline.conftest import Small
 
@@ -40,7 +40,7 @@ MONTHS = st.lists(st.lists(PAGE, min_size=1, max_size=5), min_size=3, max_size=3
 
 @dataclass(frozen=True)
 class Crawl:
-    """A file of pages a month, and runs over some of them, up to near_deduplicate."""
+    """A file of pages a month, and runs over some of them, up to fuzzy_dedup."""
 
     folder: Path
     months: Sequence[Sequence[Sequence[int]]]
@@ -53,20 +53,20 @@ class Crawl:
             records = [wet_record(f"https://example.org/{month}/{i}", text) for i, text in enumerate(texts)]
             (self.folder / f"{month}.warc.wet").write_bytes(b"".join(records))
 
-    def run(self, name: str, months: Sequence[int], earlier: Sequence[str] = ()) -> Run:
+    def run(self, name: str, months: Sequence[int], previous: Sequence[str] = ()) -> Run:
         """A run over these months, against earlier ones."""
         files = [str(self.folder / f"{month}.warc.wet") for month in months]
-        places = {"run_dir": str(self.folder / name), "earlier_runs": [str(self.folder / run) for run in earlier]}
+        places = {"run_dir": str(self.folder / name), "previous_runs": [str(self.folder / run) for run in previous]}
         plan = make_plan(RunConfig.model_validate({**self.tree, **places, "input": {"files": files}}))
         for event in run(plan):
-            if isinstance(event, PhaseFinished) and event.phase == "near_deduplicate":
+            if isinstance(event, PhaseFinished) and event.phase == "fuzzy_dedup":
                 break
         return open_run(plan.run_dir)
 
 
 def texts_of(found: Run) -> dict[str, str]:
     """URL -> what deduplication left of the documents that have text."""
-    rows = [row for unit in found.units for row in rows_of(found, "annotate", f"{unit}.documents.parquet")]
+    rows = [row for split in found.splits for row in rows_of(found, "annotate", f"{split}.documents.parquet")]
     return {row["url"]: row["text"] for row in rows}
 
 
@@ -74,25 +74,27 @@ def rows_of(found: Run, phase: str, name: str) -> list[dict[str, Any]]:
     return pq.read_table(found.folder(phase).open(name)).to_pylist()
 
 
-def copies_of(found: Run) -> dict[str, str]:
+def exact_copies_of(found: Run) -> dict[str, str]:
     """URL -> URL of the document of which it is a copy."""
-    rows = [row for unit in found.units for row in rows_of(found, "annotate", f"{unit}.fates.parquet")]
-    return {row["url"]: url_of(found, row["representative"]) for row in rows if row["fate"].startswith("copies.")}
+    rows = [row for split in found.splits for row in rows_of(found, "annotate", f"{split}.decisions.parquet")]
+    return {
+        row["url"]: url_of(found, row["representative"]) for row in rows if row["decision"].startswith("exact_dedup.")
+    }
 
 
 def near_duplicates_of(found: Run) -> dict[str, str]:
     """URL -> URL of the document that stays in its place."""
     verdicts: dict[str, str] = {}
-    for index in range(len(found.units)):
-        with found.folder("near_deduplicate").open("near_duplicates.arrow") as file:
+    for index in range(len(found.splits)):
+        with found.folder("fuzzy_dedup").open("near_duplicates.arrow") as file:
             for row in pa.ipc.open_file(file).get_batch(index).to_pylist():
                 verdicts[url_of(found, index << 32 | row["record"])] = url_of(found, row["representative"])
     return verdicts
 
 
 def url_of(found: Run, doc_id: int) -> str:
-    home, doc_id = owner(doc_id, len(found.units), found.earlier) or (found, doc_id)
-    name = f"{home.units[doc_id >> 32]}.documents.parquet"
+    home, doc_id = owner(doc_id, len(found.splits), found.previous) or (found, doc_id)
+    name = f"{home.splits[doc_id >> 32]}.documents.parquet"
     with home.folder("extract").open(name) as file:
         rows = pq.read_table(file, columns=["doc_id", "url"]).to_pylist()
     return next(row["url"] for row in rows if row["doc_id"] == doc_id)
@@ -105,7 +107,7 @@ def of_month(verdicts: Mapping[str, str], month: int) -> dict[str, str]:
 @settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     MONTHS,
-    st.sampled_from(["none", "first", "all"]),
+    st.sampled_from(["drop_all_copies", "keep_first", "keep_all"]),
     st.sampled_from([None, {"by": "text"}, {"by": "digest"}]),
     st.sampled_from([False, True, "exact"]),
 )
@@ -114,7 +116,7 @@ def test_month_after_month_decides_as_one_run(
     tiny_tokenizer: Path,
     lid_file: Path,
     months: list[list[list[int]]],
-    keep: Literal["none", "first", "all"],
+    keep: Literal["drop_all_copies", "keep_first", "keep_all"],
     copies: dict[str, str] | None,
     verify: bool | str,
 ) -> None:
@@ -128,13 +130,13 @@ def test_month_after_month_decides_as_one_run(
         months,
         {
             "extract": {"length": None},
-            "copies": copies,
-            "deduplicate": {"keep": keep},
+            "exact_dedup": copies,
+            "paragraph_dedup": {"keep": keep},
             "annotate": {
                 "language": {"model": str(lid_file)},
                 "minhash": {"threshold": 0.5, "ngram_words": 2, "num_permutations": 32, "verify": verify},
             },
-            "near_deduplicate": {"keep": "first"},
+            "fuzzy_dedup": {"keep": "first"},
             "tokenize": {"tokenizer": str(tiny_tokenizer)},
             "engine": {"kind": "inline"},
         },
@@ -145,12 +147,12 @@ def test_month_after_month_decides_as_one_run(
     second = crawl.run("second", (1,), ["first"])
     third = crawl.run("third", (2,), ["first", "second"])
     assert of_month(texts_of(whole), 2) == texts_of(third)
-    assert of_month(copies_of(whole), 2) == copies_of(third)
+    assert of_month(exact_copies_of(whole), 2) == exact_copies_of(third)
     for month, found in enumerate((first, second)):
-        assert of_month(copies_of(whole), month) == copies_of(found)
-        if keep != "none":
+        assert of_month(exact_copies_of(whole), month) == exact_copies_of(found)
+        if keep != "drop_all_copies":
             assert of_month(texts_of(whole), month) == texts_of(found)
-    if keep == "none":
+    if keep == "drop_all_copies":
         return  # the first months' texts are others, and so are their bands
     decided = near_duplicates_of(whole)
     found = {**near_duplicates_of(first), **near_duplicates_of(second), **near_duplicates_of(third)}
@@ -165,12 +167,12 @@ def test_month_after_month_decides_as_one_run(
 def months(small: Small, lid_file: Path) -> Small:
     """Two files: the second has a copy, a repeated paragraph and a near-duplicate of the first, and news."""
     rng = random.Random(3)
-    story = [f"w{rng.randrange(10**6)}" for _ in range(60)]
-    edited = [*story[:30], "the", *story[31:]]
+    trace = [f"w{rng.randrange(10**6)}" for _ in range(60)]
+    edited = [*trace[:30], "the", *trace[31:]]
     pages = {
         "first": {
             "copied": "The same page of the museum.\nAnd its end.",
-            "story": " ".join(story),
+            "story": " ".join(trace),
             "line": "Shared line.\nOld.",
         },
         "second": {
@@ -186,9 +188,9 @@ def months(small: Small, lid_file: Path) -> Small:
     minhash = {"threshold": 0.5, "ngram_words": 2}
     tree = {
         **small.tree,
-        "copies": {"by": "text"},
+        "exact_dedup": {"by": "text"},
         "annotate": {"language": {"model": str(lid_file)}, "minhash": minhash},
-        "near_deduplicate": {"keep": "longest"},
+        "fuzzy_dedup": {"keep": "longest"},
     }
     return Small(small.folder, tree)
 
@@ -201,11 +203,11 @@ def test_an_increment_keeps_what_is_new_and_says_where_the_rest_lies(months: Sma
     """Copy, near-duplicate and paragraph name run and URL; the earlier run is as it was; recut still answers."""
     first, _ = months.run("2026-10", **month(months, "first"))
     before = contents(first.run_dir)
-    found, _ = months.run("2026-11", **month(months, "second"), earlier_runs=[str(first.run_dir)])
+    found, _ = months.run("2026-11", **month(months, "second"), previous_runs=[str(first.run_dir)])
     assert contents(first.run_dir) == before
-    stories = {name: explain(found, f"https://example.org/{name}")[0] for name in ("copy", "retold", "quoting", "news")}
-    assert {name: story.fate for name, story in stories.items()} == {
-        "copy": "copies.same_text",
+    traces = {name: explain(found, f"https://example.org/{name}")[0] for name in ("copy", "retold", "quoting", "news")}
+    assert {name: trace.decision for name, trace in traces.items()} == {
+        "copy": "exact_dedup.same_text",
         "retold": "minhash.near_duplicate",
         "quoting": "kept",
         "news": "kept",
@@ -215,11 +217,11 @@ def test_an_increment_keeps_what_is_new_and_says_where_the_rest_lies(months: Sma
         ("retold", "near-duplicate of document 1 of {}: https://example.org/story (kept)"),
         ("quoting", "also in document 2 of {}: https://example.org/line (kept)"),
     ):
-        assert any(told.format(first.run_dir) in line for line in stories[name].lines), stories[name].lines
-    assert recut(found, ["select.language={min_score: 1.0}"]).before.num_docs == 2
+        assert any(told.format(first.run_dir) in line for line in traces[name].lines), traces[name].lines
+    assert preview(found, ["select.language={min_score: 1.0}"]).before.num_docs == 2
     shutil.rmtree(first.run_dir)
-    (story,) = explain(found, "https://example.org/retold")
-    assert f"             near-duplicate of document 1 of {first.run_dir}" in story.lines
+    (trace,) = explain(found, "https://example.org/retold")
+    assert f"             near-duplicate of document 1 of {first.run_dir}" in trace.lines
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -234,8 +236,8 @@ def test_fingerprints_hang_on_what_is_read_of_an_earlier_run(months: Small) -> N
     """Not on where it lies, nor on its thresholds; extract hangs on none of it."""
     first, _ = months.run("2026-10", **month(months, "first"))
 
-    def fingerprints(*earlier: str, **sections: Any) -> dict[str, str | None]:
-        plan = months.plan("2026-11", **month(months, "second"), earlier_runs=earlier, **sections)
+    def fingerprints(*previous: str, **sections: Any) -> dict[str, str | None]:
+        plan = months.plan("2026-11", **month(months, "second"), previous_runs=previous, **sections)
         return {phase.name: phase.fingerprint for phase in plan.phases}
 
     alone, against = fingerprints(), fingerprints(str(first.run_dir))
@@ -243,7 +245,7 @@ def test_fingerprints_hang_on_what_is_read_of_an_earlier_run(months: Small) -> N
     shutil.move(first.run_dir, months.folder / "moved")
     months.run("moved", **month(months, "first"), select={"language": {"min_score": 0.9}})
     assert fingerprints(str(months.folder / "moved")) == against
-    off = {"copies": None, "near_deduplicate": None, "deduplicate": {"keep": "all"}}
+    off = {"exact_dedup": None, "fuzzy_dedup": None, "paragraph_dedup": {"keep": "keep_all"}}
     assert fingerprints(str(months.folder / "moved"), **off) == fingerprints(**off)
 
 
@@ -259,34 +261,34 @@ def test_a_run_that_cannot_be_compared_with_is_refused(months: Small) -> None:
         ({}, r"its copies are null, ours .*text"),
     ):
         config = {**described["config"], "annotate": {**described["config"]["annotate"], **annotate}}
-        config["copies"] = config["copies"] if annotate else None
+        config["exact_dedup"] = config["exact_dedup"] if annotate else None
         (first.run_dir / "run.json").write_text(json.dumps({**described, "config": config}))
         with pytest.raises(ConfigError, match=message):
-            months.plan("2026-11", **month(months, "second"), earlier_runs=[str(first.run_dir)])
+            months.plan("2026-11", **month(months, "second"), previous_runs=[str(first.run_dir)])
     (first.run_dir / "run.json").write_text(json.dumps(described))
     exact = {"minhash": {**months.tree["annotate"]["minhash"], "verify": "exact"}}
     with pytest.raises(ConfigError, match="verify is false, ours exact"):
-        months.plan("2026-11", **month(months, "second"), earlier_runs=[str(first.run_dir)], annotate=exact)
+        months.plan("2026-11", **month(months, "second"), previous_runs=[str(first.run_dir)], annotate=exact)
 
 
 def test_what_is_no_finished_earlier_run_is_refused(months: Small) -> None:
     """No run, the run itself, one named twice, one that was stopped, one whose stages are others: all told at once."""
     first, _ = months.run("2026-10", **month(months, "first"))
     shutil.copytree(first.run_dir, months.folder / "stopped")
-    (months.folder / "stopped" / first.folders["near_deduplicate"] / "phase.json").unlink()
+    (months.folder / "stopped" / first.folders["fuzzy_dedup"] / "phase.json").unlink()
     described = (first.run_dir / "run.json").read_text()
     shutil.copytree(first.run_dir, months.folder / "old")
     (months.folder / "old" / "run.json").write_text(described.replace('"minhash": 1', '"minhash": 0'))
     names = ["2026-10", "2026-10", "2026-11", "nowhere", "stopped", "old"]
-    earlier = [str(months.folder / name) for name in names]
+    previous = [str(months.folder / name) for name in names]
     with pytest.raises(ConfigError) as error:
-        months.plan("2026-11", **month(months, "second"), earlier_runs=earlier)
+        months.plan("2026-11", **month(months, "second"), previous_runs=previous)
     told = "\n".join(error.value.faults)
     for fault in (
         "2026-10 is named twice",
         "2026-11 is the run itself",
         "nowhere: no run here",
-        "stopped: its near_deduplicate is not finished",
+        "stopped: its fuzzy_dedup is not finished",
         "old: its stage minhash is version 0, ours is 1",
     ):
         assert fault in told

@@ -22,8 +22,15 @@ from hypothesis import strategies as st
 
 from config_files.reader import ConfigError
 from pipeline.config import InputConfig
-from pipeline.execution.engine import RunAborted, WorkFinished
-from pipeline.planning.input_splits import SETTLED_S, InputFile, Unit, files_per_unit, list_units, local_copy
+from pipeline.execution.engine import RunAborted, TaskFinished
+from pipeline.planning.input_splits import (
+    SETTLED_S,
+    InputFile,
+    InputSplit,
+    files_per_split,
+    list_input_splits,
+    local_copy,
+)
 from pipeline.reporting.explain import Run, open_run
 from pipeline.sample_crawl.generator import SampleCrawl
 from storage.object_store import StorageSettings
@@ -53,12 +60,12 @@ def crawl_files(tmp_path: Path) -> Path:
     return folder
 
 
-def names(units: tuple[Unit, ...]) -> list[list[str]]:
-    return [[file.name for file in unit.files] for unit in units]
+def names(splits: tuple[InputSplit, ...]) -> list[list[str]]:
+    return [[file.name for file in split.files] for split in splits]
 
 
-def units_of(*patterns: str | Path, **keys: Any) -> tuple[Unit, ...]:
-    return list_units(InputConfig(files=tuple(map(str, patterns)), **keys))
+def splits_of_runs(*patterns: str | Path, **keys: Any) -> tuple[InputSplit, ...]:
+    return list_input_splits(InputConfig(files=tuple(map(str, patterns)), **keys))
 
 
 # ---- local files ----
@@ -66,9 +73,9 @@ def units_of(*patterns: str | Path, **keys: Any) -> tuple[Unit, ...]:
 
 def test_patterns_give_files_in_order(crawl_files: Path) -> None:
     """Sorted within a pattern, patterns in the order given; folders are no files."""
-    assert names(units_of(crawl_files / "*.wet.gz")) == [["a.wet.gz"], ["b.wet.gz"]]
-    assert names(units_of(crawl_files / "**" / "*.wet.gz")) == [[f"{x}.wet.gz"] for x in "abcd"]
-    assert names(units_of(crawl_files / "deep" / "*", crawl_files / "[ab].wet.gz")) == [
+    assert names(splits_of_runs(crawl_files / "*.wet.gz")) == [["a.wet.gz"], ["b.wet.gz"]]
+    assert names(splits_of_runs(crawl_files / "**" / "*.wet.gz")) == [[f"{x}.wet.gz"] for x in "abcd"]
+    assert names(splits_of_runs(crawl_files / "deep" / "*", crawl_files / "[ab].wet.gz")) == [
         ["c.wet.gz"],
         ["a.wet.gz"],
         ["b.wet.gz"],
@@ -78,13 +85,13 @@ def test_patterns_give_files_in_order(crawl_files: Path) -> None:
 def test_home_is_expanded(crawl_files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """~ stands for the user's folder."""
     monkeypatch.setenv("HOME", str(crawl_files))
-    assert names(units_of("~/a.wet.gz")) == [["a.wet.gz"]]
+    assert names(splits_of_runs("~/a.wet.gz")) == [["a.wet.gz"]]
 
 
 def test_a_file_is_meant_itself_whatever_its_name(crawl_files: Path) -> None:
     """A name with brackets is no pattern where there is such a file."""
     (crawl_files / "page[1].wet").write_bytes(b"")
-    assert names(units_of(crawl_files / "page[1].wet")) == [["page[1].wet"]]
+    assert names(splits_of_runs(crawl_files / "page[1].wet")) == [["page[1].wet"]]
 
 
 def test_all_faults_of_patterns_are_told_at_once(crawl_files: Path) -> None:
@@ -92,38 +99,38 @@ def test_all_faults_of_patterns_are_told_at_once(crawl_files: Path) -> None:
     (crawl_files / "link.wet.gz").symlink_to(crawl_files / "b.wet.gz")
     patterns = ["no*.warc", crawl_files / "a.wet.gz", f"{crawl_files}/deep/../a.*", crawl_files / "[bl]*.gz"]
     with pytest.raises(ConfigError) as caught:
-        units_of(*patterns)
+        splits_of_runs(*patterns)
     nothing, first, second = caught.value.faults
     assert nothing == f"input.files: 'no*.warc' matches no file in {Path.cwd()}"
     assert first == f"input.files: {str(crawl_files / 'a.wet.gz')!r} is matched more than once"
     assert second == f"input.files: {str(crawl_files / 'b.wet.gz')!r} is matched more than once"
 
 
-@given(num_files=st.integers(1, 12), files_per_unit=st.integers(1, 13))
+@given(num_files=st.integers(1, 12), files_per_split=st.integers(1, 13))
 def test_units_hold_each_file_once_in_order(
-    tmp_path_factory: pytest.TempPathFactory, num_files: int, files_per_unit: int
+    tmp_path_factory: pytest.TempPathFactory, num_files: int, files_per_split: int
 ) -> None:
     """So many files to a unit, the last one with the rest; keys begin with the index."""
     folder = tmp_path_factory.mktemp("files")
     for i in range(num_files):
         (folder / f"{i:02d}.wet").write_bytes(bytes([i]) * i)
-    units = units_of(folder / "*", files_per_unit=files_per_unit)
-    assert [name for unit in names(units) for name in unit] == [f"{i:02d}.wet" for i in range(num_files)]
-    assert [len(unit.files) for unit in units[:-1]] == [files_per_unit] * (len(units) - 1)
-    assert [unit.key.split("-")[0] for unit in units] == [f"{i:06d}" for i in range(len(units))]
-    assert sum(unit.num_bytes for unit in units) == sum(range(num_files))
+    splits = splits_of_runs(folder / "*", files_per_split=files_per_split)
+    assert [name for split in names(splits) for name in split] == [f"{i:02d}.wet" for i in range(num_files)]
+    assert [len(split.files) for split in splits[:-1]] == [files_per_split] * (len(splits) - 1)
+    assert [split.key.split("-")[0] for split in splits] == [f"{i:06d}" for i in range(len(splits))]
+    assert sum(split.num_bytes for split in splits) == sum(range(num_files))
 
 
 def test_a_digest_is_remembered_while_size_and_time_stay(crawl_files: Path, cache: Path) -> None:
     """A file is not read again until its time of change says so; then its content decides."""
     path = crawl_files / "a.wet.gz"
-    (before,) = units_of(path)
+    (before,) = splits_of_runs(path)
     assert before.files[0].digest == hashlib.sha256(b"a.wet.gz").hexdigest()
     path.write_bytes(b"A.WET.GZ")
     os.utime(path, (1_000_000, 1_000_000))  # nothing tells of the change: what is remembered is believed
-    assert units_of(path) == (before,)
+    assert splits_of_runs(path) == (before,)
     os.utime(path, (2_000_000, 2_000_000))
-    (after,) = units_of(path)
+    (after,) = splits_of_runs(path)
     assert after.files[0].digest == hashlib.sha256(b"A.WET.GZ").hexdigest()
     assert after.key != before.key
 
@@ -131,9 +138,9 @@ def test_a_digest_is_remembered_while_size_and_time_stay(crawl_files: Path, cach
 def test_touching_a_file_changes_no_unit(crawl_files: Path) -> None:
     """It is read again, and found to be the same."""
     path = crawl_files / "a.wet.gz"
-    before = units_of(path)
+    before = splits_of_runs(path)
     os.utime(path, (3_000_000, 3_000_000))
-    assert units_of(path) == before
+    assert splits_of_runs(path) == before
 
 
 def test_a_file_that_has_just_changed_is_read_each_time(crawl_files: Path) -> None:
@@ -141,20 +148,20 @@ def test_a_file_that_has_just_changed_is_read_each_time(crawl_files: Path) -> No
     path = crawl_files / "a.wet.gz"
     path.touch()
     stat = path.stat()
-    before = units_of(path)
+    before = splits_of_runs(path)
     path.write_bytes(b"A.WET.GZ")
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    assert units_of(path) != before
+    assert splits_of_runs(path) != before
     assert SETTLED_S >= 2
 
 
 def test_a_broken_memory_of_digests_is_forgotten(crawl_files: Path, cache: Path) -> None:
     """It is a memory, no more: files are read again."""
-    before = units_of(crawl_files / "*.gz")
+    before = splits_of_runs(crawl_files / "*.gz")
     memory = cache / "input-digests.json"
     assert len(json.loads(memory.read_text())) == 2
     memory.write_text("{")
-    assert units_of(crawl_files / "*.gz") == before
+    assert splits_of_runs(crawl_files / "*.gz") == before
 
 
 def test_a_local_file_is_its_own_copy(crawl_files: Path) -> None:
@@ -250,8 +257,8 @@ def from_server(server: Server, **keys: Any) -> Mapping[str, Any]:
     return {"files": None, "common_crawl": {"crawl": SNAPSHOT, "base_url": server.url, **keys}}
 
 
-def listed(server: Server, **keys: Any) -> tuple[Unit, ...]:
-    return list_units(InputConfig.model_validate(from_server(server, **keys)))
+def listed(server: Server, **keys: Any) -> tuple[InputSplit, ...]:
+    return list_input_splits(InputConfig.model_validate(from_server(server, **keys)))
 
 
 def shards(run: Run) -> dict[str, str]:
@@ -264,7 +271,7 @@ def test_a_snapshot_gives_the_same_shards_as_its_files_on_disk(
 ) -> None:
     """The whole chain over http, and over the files themselves; the list is fetched once, each file once."""
     fetched, _ = small.run(input=from_server(server))
-    assert fetched.units == [unit.key for unit in listed(server)]
+    assert fetched.splits == [split.key for split in listed(server)]
     assert [path.rsplit("/", 1)[-1] for path, _ in server.requests] == [
         "wet.paths.gz",
         *(path.name for path in snapshot.files),
@@ -276,12 +283,12 @@ def test_a_snapshot_gives_the_same_shards_as_its_files_on_disk(
 
 def test_planning_reads_the_list_and_nothing_else(server: Server, snapshot: SampleCrawl) -> None:
     """Names, order and identity come from the list alone; it is not asked for again."""
-    units = listed(server)
-    assert listed(server) == units
+    splits = listed(server)
+    assert listed(server) == splits
     assert len(server.requests) == 1
-    assert names(units) == [[path.name] for path in snapshot.files]
-    assert {file.num_bytes for unit in units for file in unit.files} == {None}
-    assert all(unit.files[0].location.startswith(server.url + f"crawl-data/{SNAPSHOT}/segments/") for unit in units)
+    assert names(splits) == [[path.name] for path in snapshot.files]
+    assert {file.num_bytes for split in splits for file in split.files} == {None}
+    assert all(split.files[0].location.startswith(server.url + f"crawl-data/{SNAPSHOT}/segments/") for split in splits)
 
 
 def test_a_slice_is_part_of_the_list(server: Server, snapshot: SampleCrawl) -> None:
@@ -334,8 +341,8 @@ def test_a_transfer_that_is_cut_is_resumed(small: Small, server: Server, snapsho
     server.cut_after[cut.name] = 1_000
     run, _ = small.run(input=from_server(server))
     assert server.asked(cut.name) == [None, "bytes=1000-"]
-    record = run.folder("extract").record(run.units[1])
-    assert record["tally"]["counts"]["documents"] > 20
+    record = run.folder("extract").record(run.splits[1])
+    assert record["counters"]["counts"]["documents"] > 20
 
 
 def test_a_file_that_is_missing_fails_its_unit_alone(small: Small, server: Server, snapshot: SampleCrawl) -> None:
@@ -360,34 +367,34 @@ def test_a_file_that_is_missing_fails_its_unit_alone(small: Small, server: Serve
         small.run(input=from_server(server))
     server.missing.clear()
     _, events = small.run(input=from_server(server))
-    extracted = [event.work for event in events if isinstance(event, WorkFinished) and event.phase == "extract"]
-    assert [work.split("-")[0] for work in extracted] == ["000001"]
+    extracted = [event.task_id for event in events if isinstance(event, TaskFinished) and event.phase == "extract"]
+    assert [task_id.split("-")[0] for task_id in extracted] == ["000001"]
 
 
 def test_a_fetched_copy_is_removed_after_use(server: Server, snapshot: SampleCrawl, tmp_path: Path) -> None:
     """The file lies in the spool while it is read, under its own name, and not afterwards."""
-    (unit,) = listed(server, count=1)
+    (split,) = listed(server, count=1)
     spool = tmp_path / "spool"
     spool.mkdir()
-    with local_copy(unit.files[0], StorageSettings(spool=str(spool))) as copy:
+    with local_copy(split.files[0], StorageSettings(spool=str(spool))) as copy:
         assert copy.read_bytes() == snapshot.files[0].read_bytes()
         assert copy.name == snapshot.files[0].name
         assert spool in copy.parents
     assert list(spool.iterdir()) == []
 
 
-@pytest.mark.parametrize(("num_files", "size", "num_units"), [(1, 1, 1), (10_000, 1, 10_000), (90_000, 9, 10_000)])
-def test_auto_keeps_the_number_of_units_bounded(num_files: int, size: int, num_units: int) -> None:
+@pytest.mark.parametrize(("num_files", "size", "num_splits"), [(1, 1, 1), (10_000, 1, 10_000), (90_000, 9, 10_000)])
+def test_auto_keeps_the_number_of_units_bounded(num_files: int, size: int, num_splits: int) -> None:
     """One file a unit up to 10,000 files; of more, as many as make no more units than that."""
     config = InputConfig(files=("*.gz",))
-    assert files_per_unit(config, num_files) == size
-    assert -(-num_files // size) == num_units
+    assert files_per_split(config, num_files) == size
+    assert -(-num_files // size) == num_splits
 
 
 def test_auto_has_the_fingerprints_of_the_number_it_stands_for(small: Small) -> None:
     """What was made with one file a unit is found again under `auto`."""
     files = small.tree["input"]
-    plans = [small.plan(input={**files, "files_per_unit": size}) for size in ("auto", 1, 2)]
+    plans = [small.plan(input={**files, "files_per_split": size}) for size in ("auto", 1, 2)]
     auto, one, two = ([phase.fingerprint for phase in plan.phases] for plan in plans)
     assert auto == one
     assert auto[0] != two[0]

@@ -59,13 +59,13 @@ RULES: dict[str, Any] = {
 
 def last_fates(found: Run) -> dict[int, str]:
     """Document -> fate, from the ledger's files; a second fate of a document is an error."""
-    fates: dict[int, str] = {}
+    decisions: dict[int, str] = {}
     for phase in ("extract", "annotate", "select"):
-        for unit in found.units:
-            for row in pq.read_table(found.folder(phase).path(f"{unit}.fates.parquet")).to_pylist():
-                assert row["doc_id"] not in fates
-                fates[row["doc_id"]] = row["fate"]
-    return fates
+        for split in found.splits:
+            for row in pq.read_table(found.folder(phase).path(f"{split}.decisions.parquet")).to_pylist():
+                assert row["doc_id"] not in decisions
+                decisions[row["doc_id"]] = row["decision"]
+    return decisions
 
 
 @pytest.fixture
@@ -78,8 +78,8 @@ def mixed(small: Small) -> Run:
 
 def test_each_fault_of_a_page_has_its_reason(mixed: Run) -> None:
     """What was dropped early has no second fate; what is left is kept."""
-    fates = last_fates(mixed)
-    assert [fates[record] for record in range(8)] == [
+    decisions = last_fates(mixed)
+    assert [decisions[record] for record in range(8)] == [
         "kept",
         "language.not_wanted",
         "length.too_few_chars",
@@ -89,28 +89,28 @@ def test_each_fault_of_a_page_has_its_reason(mixed: Run) -> None:
         "kept",
         "paragraphs.none_left",
     ]
-    assert [fates[1 << 32 | record] for record in (3, 7)] == ["paragraphs.none_left"] * 2
+    assert [decisions[1 << 32 | record] for record in (3, 7)] == ["paragraphs.none_left"] * 2
 
 
 @settings(max_examples=6)
 @given(
     st.lists(st.lists(st.sampled_from([*PAGES]), max_size=6), min_size=1, max_size=3),
-    st.sampled_from(["none", "first"]),
+    st.sampled_from(["drop_all_copies", "keep_first"]),
 )
 def test_every_document_has_exactly_one_fate(
     tmp_path_factory: pytest.TempPathFactory,
     tiny_tokenizer: Path,
     lid_file: Path,
-    units: list[list[str]],
+    splits: list[list[str]],
     keep: str,
 ) -> None:
     """Documents of the input = kept + dropped, in the ledger, in the report and in the dataset."""
     folder = tmp_path_factory.mktemp("run")
-    files = [write_pages(folder / f"{'abc'[i]}.warc.wet", kinds) for i, kinds in enumerate(units)]
+    files = [write_pages(folder / f"{'abc'[i]}.warc.wet", kinds) for i, kinds in enumerate(splits)]
     tree: dict[str, Any] = {
         "run_dir": str(folder / "run"),
         "input": {"files": [str(path) for path in files]},
-        "deduplicate": {"keep": keep},
+        "paragraph_dedup": {"keep": keep},
         "annotate": {"language": {"model": str(lid_file)}},
         "tokenize": {"tokenizer": str(tiny_tokenizer)},
         "engine": {"kind": "inline"},
@@ -118,47 +118,49 @@ def test_every_document_has_exactly_one_fate(
     plan = make_plan(RunConfig.model_validate(tree | RULES))
     list(run(plan))
     found = open_run(plan.run_dir)
-    fates = last_fates(found)
-    assert set(fates) == {index << 32 | record for index, kinds in enumerate(units) for record in range(len(kinds))}
-    kept = {doc_id for doc_id, fate in fates.items() if fate == "kept"}
+    decisions = last_fates(found)
+    assert set(decisions) == {
+        index << 32 | record for index, kinds in enumerate(splits) for record in range(len(kinds))
+    }
+    kept = {doc_id for doc_id, decision in decisions.items() if decision == "kept"}
     report = make_report(found)
-    assert report.steps[0].num_docs == len(fates)
+    assert report.steps[0].num_docs == len(decisions)
     assert report.steps[-1].num_docs == len(kept)
-    assert report.reasons == Counter(fate for fate in fates.values() if fate != "kept")
+    assert report.reasons == Counter(decision for decision in decisions.values() if decision != "kept")
     indexes = [ShardIndex.from_bytes(path.read_bytes(), path.name) for path in found.dataset.glob("*.idx")]
     assert sorted(int(doc_id) for index in indexes for doc_id in index.doc_ids) == sorted(kept)
 
 
 def test_stories_agree_with_the_ledger(mixed: Run) -> None:
     """Told by URL or by id, every document has the fate that the ledger holds, and its place if it was kept."""
-    for doc_id, fate in last_fates(mixed).items():
+    for doc_id, decision in last_fates(mixed).items():
         url = f"https://example.org/{'fs'[doc_id >> 32]}/{doc_id & 0xFF}"
         (by_id,) = explain(mixed, str(doc_id))
         assert explain(mixed, url) == [by_id]
-        assert (by_id.doc_id, by_id.fate, by_id.columns["url"]) == (doc_id, fate, url)
+        assert (by_id.doc_id, by_id.decision, by_id.columns["url"]) == (doc_id, decision, url)
         text = "\n".join(by_id.lines)
         place = find_in_shards(mixed, doc_id)
-        if fate == "kept":
+        if decision == "kept":
             assert place is not None
             assert f"{place.shard}, document {place.row}" in text
         else:
             assert place is None
-            assert f"dropped: {fate}" in text
+            assert f"dropped: {decision}" in text
 
 
 def test_a_story_tells_what_deduplication_took(mixed: Run) -> None:
     """The lines that went are shown, and how much is left."""
-    (story,) = explain(mixed, str(1 << 32 | 4))
-    assert any("1 paragraphs removed, 1 left" in line for line in story.lines)
-    assert any(SHARED in line for line in story.lines)
+    (trace,) = explain(mixed, str(1 << 32 | 4))
+    assert any("1 paragraphs removed, 1 left" in line for line in trace.lines)
+    assert any(SHARED in line for line in trace.lines)
 
 
 def test_a_story_names_who_else_has_what_was_taken(mixed: Run) -> None:
     """Also of a page of which nothing is left: the first other document with the paragraph, and what became of it."""
     for doc_id in (1 << 32 | 4, 1 << 32 | 3):
-        (story,) = explain(mixed, str(doc_id))
-        assert any("also in document 3: https://example.org/f/3 (kept)" in line for line in story.lines)
-    assert "deduplicate  2 paragraphs removed, 0 left" in story.lines
+        (trace,) = explain(mixed, str(doc_id))
+        assert any("also in document 3: https://example.org/f/3 (kept)" in line for line in trace.lines)
+    assert "deduplicate  2 paragraphs removed, 0 left" in trace.lines
 
 
 def test_a_story_looks_for_copies_where_deduplication_did(small: Small) -> None:
@@ -166,7 +168,9 @@ def test_a_story_looks_for_copies_where_deduplication_did(small: Small) -> None:
     files = [write_pages(small.folder / f"{name}.warc.wet", ["copy", "half"]) for name in ("first", "second")]
     twice = wet_record("https://example.org/twice", "Title\nthe same of the museum.\nthe same of the museum.")
     files[1].write_bytes(files[1].read_bytes() + twice)
-    found, _ = small.run(input={"files": [str(f) for f in files]}, deduplicate={"keep": "first", "group_units": 1})
+    found, _ = small.run(
+        input={"files": [str(f) for f in files]}, paragraph_dedup={"keep": "keep_first", "group_splits": 1}
+    )
     text = "\n".join(explain(found, str(1 << 32 | 1))[0].lines)
     assert f"also in document {1 << 32}: https://example.org/s/0 (kept)" in text
     assert "twice in this document" in "\n".join(explain(found, str(1 << 32 | 2))[0].lines)
@@ -183,9 +187,9 @@ def test_a_story_tells_every_score_and_every_rule_with_its_limit(small: Small, l
             "quality": {"languages": None, "min_words": 100, "min_stop_words": None},
         },
     )
-    (story,) = explain(found, "0")
-    lines = [line.strip() for line in story.lines]
-    num_words = story.columns["rps_doc_word_count"]
+    (trace,) = explain(found, "0")
+    lines = [line.strip() for line in trace.lines]
+    num_words = trace.columns["rps_doc_word_count"]
     assert "passes length.too_few_chars" in "\n".join(lines)
     assert "passes language.score_too_low (value 1, limit 0)" in lines
     assert "breaks language.not_wanted (fr)" in lines
@@ -203,14 +207,14 @@ def test_a_story_without_its_rules_is_still_told(mixed: Run) -> None:
     described = json.loads(path.read_text())
     described["config"]["select"]["astrology"] = {}
     path.write_text(json.dumps(described))
-    (story,) = explain(open_run(mixed.run_dir), "0")
-    assert story.fate == "kept"
-    assert any("its rules cannot be told: " in line and "astrology" in line for line in story.lines)
+    (trace,) = explain(open_run(mixed.run_dir), "0")
+    assert trace.decision == "kept"
+    assert any("its rules cannot be told: " in line and "astrology" in line for line in trace.lines)
 
 
 def test_a_place_is_where_the_tokens_lie(mixed: Run) -> None:
     """Shard, row, sample and span are those of the index, and of the sample's own JSON."""
-    for doc_id in (doc_id for doc_id, fate in last_fates(mixed).items() if fate == "kept"):
+    for doc_id in (doc_id for doc_id, decision in last_fates(mixed).items() if decision == "kept"):
         place = find_in_shards(mixed, doc_id)
         assert place is not None
         shard = mixed.dataset / place.shard
@@ -231,7 +235,7 @@ def test_a_page_that_was_crawled_twice_has_two_stories(small: Small) -> None:
     path = small.folder / "twice.warc.wet"
     path.write_bytes(page + other)
     found, _ = small.run(input={"files": [str(path)]})
-    assert [story.doc_id for story in explain(found, "https://example.org/again")] == [0, 1]
+    assert [trace.doc_id for trace in explain(found, "https://example.org/again")] == [0, 1]
 
 
 def test_a_story_needs_the_run_folder_alone(mixed: Run, tmp_path: Path) -> None:
@@ -251,10 +255,10 @@ def test_a_story_goes_as_far_as_the_run_has_got(small: Small) -> None:
         if isinstance(event, PhaseFinished):
             break
     found = open_run(small.folder / "run")
-    (story,) = explain(found, "0")
-    assert story.fate == "not decided yet"
-    assert "in 2 paragraphs" in "\n".join(story.lines)
-    assert explain(found, "2")[0].fate == "length.too_few_chars"
+    (trace,) = explain(found, "0")
+    assert trace.decision == "not decided yet"
+    assert "in 2 paragraphs" in "\n".join(trace.lines)
+    assert explain(found, "2")[0].decision == "length.too_few_chars"
     assert find_in_shards(found, 0) is None
 
 
@@ -279,4 +283,4 @@ def test_run_json_describes_the_run(mixed: Run) -> None:
     assert described["config"]["extract"]["length"]["min_chars"] == 5
     assert described["folders"] == dict(mixed.folders)
     assert mixed.folder("select").root.is_dir()
-    assert mixed.units == described["units"]
+    assert mixed.splits == described["splits"]

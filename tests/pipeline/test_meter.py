@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from pipeline.execution.task_stats import Stopwatch, forget_peak, peak_mb
+from pipeline.execution.task_stats import Stopwatch, peak_mb, reset_peak_memory
 
 
 def test_waiting_takes_time_and_no_cpu() -> None:
@@ -21,7 +21,7 @@ def test_waiting_takes_time_and_no_cpu() -> None:
 
 def test_the_peak_outlives_what_made_it_until_it_is_forgotten() -> None:
     """200 MB that were held for a moment are the peak of what went on meanwhile, not of what comes after."""
-    forget_peak()
+    reset_peak_memory()
     before = peak_mb()
     assert before is not None
     held = np.ones(25_000_000)
@@ -29,7 +29,7 @@ def test_the_peak_outlives_what_made_it_until_it_is_forgotten() -> None:
     peak = peak_mb()
     assert peak is not None
     assert peak - before > 150
-    forget_peak()
+    reset_peak_memory()
     after = peak_mb()
     assert after is not None
     assert after < peak - 100

@@ -15,10 +15,10 @@ import yaml
 
 from config_files.reader import ConfigError
 from pipeline.execution import engine
-from pipeline.execution.engine import Event, RunAborted, WorkFinished, engine_of
+from pipeline.execution.engine import Event, RunAborted, TaskFinished, engine_of
 from pipeline.planning.plan import RunPlan
 from pipeline.reporting.prometheus import MAX_VALUES, METRICS, RunMetrics
-from stages.contract import Tally
+from stages.contract import Counters
 from tests.conftest import REPOSITORY, wet_record
 from tests.pipeline.conftest import Small
 from tests.prometheus import Watched, asking, free_port, needs_prometheus, panels
@@ -70,7 +70,7 @@ def test_a_run_that_goes_on_begins_where_it_stood(plan: RunPlan) -> None:
     assert (stored(complete), progress(complete)) == (stored(whole), progress(whole))
     for folder in (plan.folder(phase.name).root for phase in plan.phases):
         (folder / "phase.json").unlink()
-        next((folder / "done").iterdir(), folder / "near_deduplicate is off").unlink(missing_ok=True)
+        next((folder / "done").iterdir(), folder / "fuzzy_dedup is off").unlink(missing_ok=True)
     resumed = noted(plan, here(plan))
     assert (stored(resumed), progress(resumed)) == (stored(whole), progress(whole))
 
@@ -81,13 +81,13 @@ def progress(metrics: RunMetrics) -> dict[tuple[str, str, str], float]:
 
 def test_failures_and_retries_are_counted(plan: RunPlan) -> None:
     """Work that failed, and work that was tried twice since its worker died."""
-    Path(plan.units[1].files[0].location).unlink()
+    Path(plan.splits[1].files[0].location).unlink()
     events: list[Event] = []
     metrics = RunMetrics(plan)
     with contextlib.suppress(RunAborted):
         for event in here(plan):
-            if isinstance(event, WorkFinished) and event.work == plan.units[0].key:
-                plan.folder("extract").attempt(event.work)
+            if isinstance(event, TaskFinished) and event.task_id == plan.splits[0].key:
+                plan.folder("extract").attempt(event.task_id)
             metrics.note(event)
             events.append(event)
     assert metrics.gauges["corpusmill_work_failed", "extract", ""] == 1
@@ -98,11 +98,11 @@ def test_failures_and_retries_are_counted(plan: RunPlan) -> None:
 def test_labels_are_bounded(plan: RunPlan) -> None:
     """A model of two thousand languages makes two hundred series, and one for all others."""
     metrics = RunMetrics(plan)
-    tally = Tally()
+    counters = Counters()
     for i in range(2000):
-        tally.add(f"language.l{i:04d}")
+        counters.add(f"language.l{i:04d}")
     metrics.note(engine.PhaseStarted("select", 1, 0))
-    metrics._take("select", tally)
+    metrics._take("select", counters)
     series = {s: n for s, n in metrics.counters.items() if s[0] == "corpusmill_language_documents_total"}
     assert len(series) == MAX_VALUES + 1
     assert sum(series.values()) == 2000

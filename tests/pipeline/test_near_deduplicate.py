@@ -1,4 +1,4 @@
-"""near_deduplicate over whole crawls: who goes, who stays, and that nothing but signatures and the rule decides."""
+"""fuzzy_dedup over whole crawls: who goes, who stays, and that nothing but signatures and the rule decides."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from config_files.reader import ConfigError
 from pipeline.config import load
 from pipeline.execution.engine import run
-from pipeline.phases import fuzzy_dedup as near_deduplicate
+from pipeline.phases import fuzzy_dedup
 from pipeline.planning.plan import make_plan
 from pipeline.reporting.explain import open_run
 from stages.dedup.minhash import MinHash, MinHashSettings, ngrams, signatures
@@ -48,7 +48,7 @@ def config(tmp_path: Path, tiny_tokenizer: Path, pages: list[tuple[str, str]]) -
     path = tmp_path / "near.yaml"
     path.write_text(
         f"run_dir: {tmp_path}/run\ninput:\n  files: ['{tmp_path}/*.warc.wet']\nextract:\n  length: {{min_chars: 10}}\n"
-        f"annotate:\n  minhash: {{threshold: {THRESHOLD}, ngram_words: 2}}\nnear_deduplicate: {{}}\n"
+        f"annotate:\n  minhash: {{threshold: {THRESHOLD}, ngram_words: 2}}\nfuzzy_dedup: {{}}\n"
         f"select:\n  language: null\ntokenize:\n  tokenizer: {tiny_tokenizer}\nengine:\n  kind: inline\n"
     )
     return str(path)
@@ -59,9 +59,9 @@ def verdicts(config: str, *overrides: str) -> dict[str, str | None]:
     plan = make_plan(load(config, overrides))
     list(run(plan))
     select = open_run(plan.run_dir).folder("select").root
-    rows = [row for path in sorted(select.glob("*.fates.parquet")) for row in pq.read_table(path).to_pylist()]
+    rows = [row for path in sorted(select.glob("*.decisions.parquet")) for row in pq.read_table(path).to_pylist()]
     urls = {row["doc_id"]: row["url"] for row in rows} | {None: None}
-    assert all((row["fate"] == "minhash.near_duplicate") == (row["representative"] is not None) for row in rows)
+    assert all((row["decision"] == "minhash.near_duplicate") == (row["representative"] is not None) for row in rows)
     return {row["url"]: urls[row["representative"]] for row in rows}
 
 
@@ -101,7 +101,7 @@ def test_groups_are_those_of_comparing_all_with_all(
 ) -> None:
     """Across files: who goes and who stays, by each rule, verified or not (without perplexities, best is first)."""
     settings = MinHashSettings(threshold=THRESHOLD, ngram_words=2, verify=verify)
-    overrides = [f"near_deduplicate.keep={keep}", f"annotate.minhash.verify={str(verify).lower()}"]
+    overrides = [f"fuzzy_dedup.keep={keep}", f"annotate.minhash.verify={str(verify).lower()}"]
     found = verdicts(config, *overrides)
     assert found == expected(pages, settings, keep)
     assert 5 < sum(stays is not None for stays in found.values()) < len(pages) - NUM_FAMILIES
@@ -112,7 +112,7 @@ def test_verifying_takes_away_pairs_and_pieces_change_nothing(config: str, monke
     without = verdicts(config)
     verified = verdicts(config, "annotate.minhash.verify=true", "run_dir=" + str(Path(config).parent / "verified"))
     assert sum(map(bool, verified.values())) < sum(map(bool, without.values()))
-    monkeypatch.setattr(near_deduplicate, "VALUES_AT_A_TIME", 3 * 128)
+    monkeypatch.setattr(fuzzy_dedup, "VALUES_AT_A_TIME", 3 * 128)
     pieces = "run_dir=" + str(Path(config).parent / "pieces")
     assert verdicts(config, "annotate.minhash.verify=true", pieces) == verified
 
@@ -123,18 +123,18 @@ def test_the_number_of_partitions_changes_nothing(
 ) -> None:
     """Forests of more ranges merge to the same groups."""
     one = verdicts(config)
-    monkeypatch.setattr(near_deduplicate, "partitions_for", lambda *_: num_partitions)
+    monkeypatch.setattr(fuzzy_dedup, "partitions_for", lambda *_: num_partitions)
     assert verdicts(config, "run_dir=" + str(Path(config).parent / "more")) == one
 
 
 def test_switched_off_it_has_no_work_and_select_does_not_hang_on_it(config: str, tmp_path: Path) -> None:
     """Everyone stays, and turning it off and on renews itself, select and what follows, nothing else."""
-    on, off = make_plan(load(config)), make_plan(load(config, ["near_deduplicate=null"]))
+    on, off = make_plan(load(config)), make_plan(load(config, ["fuzzy_dedup=null"]))
     changed = {a.name for a, b in zip(on.phases, off.phases, strict=True) if a.fingerprint != b.fingerprint}
-    assert changed == {"near_deduplicate", "select", "tokenize", "write_shards"}
+    assert changed == {"fuzzy_dedup", "select", "tokenize", "write_shards"}
     assert off.phase("select").parents == ("annotate",)
-    assert set(verdicts(config, "near_deduplicate=null").values()) == {None}
-    assert not list(off.folder("near_deduplicate").root.glob("done/*"))
+    assert set(verdicts(config, "fuzzy_dedup=null").values()) == {None}
+    assert not list(off.folder("fuzzy_dedup").root.glob("done/*"))
 
 
 def test_near_deduplication_without_signatures_is_refused(config: str) -> None:

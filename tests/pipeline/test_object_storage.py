@@ -26,17 +26,16 @@ from loader.manifest_columns import read_catalogue
 from loader.storage import ReadFailed, ReadSettings
 from pipeline import cli
 from pipeline.config import RunConfig
-from pipeline.execution.engine import PhaseFinished, RunAborted, WorkFinished, run
+from pipeline.execution.engine import PhaseFinished, RunAborted, TaskFinished, run
 from pipeline.phases import PHASES
 from pipeline.planning.plan import make_plan
 from pipeline.reporting.explain import Run, RunNotFound, open_run
-from pipeline.runs import event_log as journal
-from pipeline.runs import run_lock as lease
+from pipeline.runs import event_log, run_lock
 from pipeline.runs.event_log import events, keep
 from pipeline.runs.phase_folder import PhaseFolder
 from pipeline.runs.run_lock import HeldByAnother, hold
 from storage import object_store as s3
-from storage.object_store import S3Path, StorageFailed, StorageSettings
+from storage.object_store import S3Path, StorageError, StorageSettings
 from tests.conftest import REPOSITORY
 from tests.loader.faults import FaultProxy
 from tests.pipeline.test_sample_crawl import make
@@ -153,7 +152,7 @@ def test_a_commit_uploads_outputs_and_then_records_them(bucket: S3Path) -> None:
     folder = PhaseFolder(bucket / "extract-00ff")
     folder.begin()
     assert [folder.attempt("u0"), folder.attempt("u0"), folder.attempt("u1")] == [1, 2, 1]
-    assert [folder.attempts(work) for work in ("u0", "u1", "u2")] == [2, 1, 0]
+    assert [folder.attempts(task_id) for task_id in ("u0", "u1", "u2")] == [2, 1, 0]
     with folder.commit("u0") as task:
         task.path("u0.txt").write_bytes(b"text")
         task.path("u0.empty").touch()
@@ -162,9 +161,9 @@ def test_a_commit_uploads_outputs_and_then_records_them(bucket: S3Path) -> None:
         assert (file.read(), file.size()) == (b"text", 4)
     assert folder.record("u0")["outputs"].keys() == {"u0.txt", "u0.empty"}
     assert (folder.done(), folder.complete()) == ({"u0"}, False)
-    folder.finish({"works": 1})
+    folder.finish({"task_ids": 1})
     folder.begin()
-    assert (folder.attempt("u0"), folder.summary(), folder.complete()) == (1, {"works": 1}, True)
+    assert (folder.attempt("u0"), folder.summary(), folder.complete()) == (1, {"task_ids": 1}, True)
 
 
 def test_a_task_that_raises_leaves_nothing(bucket: S3Path, tmp_path: Path) -> None:
@@ -172,13 +171,13 @@ def test_a_task_that_raises_leaves_nothing(bucket: S3Path, tmp_path: Path) -> No
     spooled = S3Path(BUCKET, bucket.key, StorageSettings(spool=str(tmp_path)))
     folder = PhaseFolder(spooled / "extract-00ff")
 
-    def work() -> None:
+    def task_id() -> None:
         with folder.commit("u0") as task:
             task.path("u0.txt").write_bytes(b"half")
             raise KeyError
 
     with pytest.raises(KeyError):
-        work()
+        task_id()
     assert (folder.done(), folder.root.iterdir()) == (frozenset(), [])
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
@@ -194,10 +193,10 @@ def test_an_upload_that_dies_leaves_no_object(
     num_open, proxy = len(seaweed.open_uploads()), FaultProxy(seaweed.port)
     proxy.deaf_after = 8 << 20
     code = (
-        "import sys; from pipeline import s3; from pipeline.store import PhaseFolder, place\n"
+        "import sys; from storage import object_store as s3; from pipeline.runs.phase_folder import PhaseFolder, parse_location\n"
         f"s3.WHOLE_BYTES, s3.PART_BYTES = {whole_bytes}, 5 << 20\n"
         f"settings = s3.StorageSettings(endpoint='http://127.0.0.1:{proxy.port}', spool={str(tmp_path)!r})\n"
-        f"with PhaseFolder(place('{bucket}', settings)).commit('u0') as task:\n"
+        f"with PhaseFolder(parse_location('{bucket}', settings)).commit('u0') as task:\n"
         "    task.path('u0.bin').write_bytes(bytes(24 << 20)); print('ready', flush=True)\n"
     )
     try:
@@ -236,7 +235,7 @@ def test_a_server_that_stays_away_is_given_up(bucket: S3Path, tmp_path: Path) ->
     away = S3Path(BUCKET, bucket.key, HASTY.model_copy(update={"endpoint": f"http://127.0.0.1:{proxy.port}"}))
     (tmp_path / "file").write_bytes(CONTENT)
     try:
-        with pytest.raises(StorageFailed, match=rf"{bucket}/x \(put\): .*tried again for 0\.5 s \(storage\.retry"):
+        with pytest.raises(StorageError, match=rf"{bucket}/x \(put\): .*tried again for 0\.5 s \(storage\.retry"):
             (away / "x").upload(tmp_path / "file")
     finally:
         proxy.close()
@@ -261,8 +260,8 @@ def test_a_dead_drivers_lock_lapses_and_a_driver_that_lost_it_is_told(
     bucket: S3Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first sleeps longer than a lock lives; the second takes it over; the first is told, and leaves the lock."""
-    monkeypatch.setattr(lease, "EXPIRE_S", 1.0)
-    monkeypatch.setattr(lease, "RENEW_S", 3.0)
+    monkeypatch.setattr(run_lock, "EXPIRE_S", 1.0)
+    monkeypatch.setattr(run_lock, "RENEW_S", 3.0)
     with hold(bucket) as sleeper:
         time.sleep(2.1)  # the server's clock counts in seconds
         with hold(bucket) as second:
@@ -272,7 +271,7 @@ def test_a_dead_drivers_lock_lapses_and_a_driver_that_lost_it_is_told(
         sleeper.check()
 
 
-def lost(held: lease.Lease) -> bool:
+def lost(held: run_lock.RunLock) -> bool:
     try:
         held.check()
     except HeldByAnother:
@@ -289,8 +288,8 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 60) -> None:
 
 def test_the_log_can_be_read_while_its_driver_lives(bucket: S3Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within FLUSH_S, in order, over as many objects as it takes and over several drivers."""
-    monkeypatch.setattr(journal, "FLUSH_S", 0.05)
-    monkeypatch.setattr(journal, "PART_BYTES", 300)
+    monkeypatch.setattr(event_log, "FLUSH_S", 0.05)
+    monkeypatch.setattr(event_log, "PART_BYTES", 300)
     for driver in range(2):
         with keep(bucket) as add:
             for number in range(20):
@@ -319,13 +318,13 @@ def tree(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Path, lid_fil
     crawl = make(tmp_path_factory.mktemp("crawl"), 200, documents_per_file=50)
     return {
         "input": {"files": [str(path) for path in crawl.files], "max_quarantined_share": 1.0},
-        "deduplicate": {"keep": "first"},
+        "paragraph_dedup": {"keep": "keep_first"},
         "annotate": {
             "language": {"model": str(lid_file)},
             "quality": {},
             "minhash": {"verify": True, "threshold": 0.5},
         },
-        "near_deduplicate": {"keep": "longest"},
+        "fuzzy_dedup": {"keep": "longest"},
         "select": {"language": None},
         "tokenize": {"tokenizer": str(tiny_tokenizer)},
         "write_shards": {"shard_tokens": 100_000},
@@ -412,10 +411,10 @@ def test_so_has_one_that_was_killed(
     path = tmp_path / "killed.yaml"
     path.write_text(yaml.safe_dump(config(bucket).model_dump(mode="json")))
     code = (
-        "import sys, time; from pipeline.config import load; from pipeline.engine import *\n"
-        "from pipeline.plan import make_plan\n"
+        "import sys, time; from pipeline.config import load; from pipeline.execution.engine import *\n"
+        "from pipeline.planning.plan import make_plan\n"
         "for event in run(make_plan(load(sys.argv[1]))):\n"
-        "    if isinstance(event, WorkFinished) and event.phase == 'annotate':\n"
+        "    if isinstance(event, TaskFinished) and event.phase == 'annotate':\n"
         "        print('annotating', flush=True); time.sleep(60)\n"
     )
     command = [sys.executable, "-c", code, str(path)]
@@ -426,21 +425,21 @@ def test_so_has_one_that_was_killed(
             list(run(make_plan(config(bucket))))
         killed.send_signal(signal.SIGKILL)
     happened = list(run(make_plan(config(bucket))))
-    done = [event.work for event in happened if isinstance(event, WorkFinished) and event.phase == "annotate"]
+    done = [event.task_id for event in happened if isinstance(event, TaskFinished) and event.phase == "annotate"]
     complete = [event.phase for event in happened if isinstance(event, PhaseFinished) and event.was_complete]
     assert (complete, len(done)) == (list(PHASES)[: list(PHASES).index("annotate")], 3)
     assert outputs(open_run(str(bucket))) == outputs(on_disk)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # webdataset leaves shards open
-@pytest.mark.parametrize("verb", ["report", "status", "explain", "recut", "verify", "export"])
+@pytest.mark.parametrize("verb", ["report", "status", "explain", "preview", "verify", "export"])
 def test_every_reader_of_a_run_reads_it_in_a_bucket(in_bucket: Run, on_disk: Run, tmp_path: Path, verb: str) -> None:
     """By nothing but its address, with the words it has for a folder on a disk."""
     rest = {
         "report": ["--json"],
         "status": [],
         "explain": [str(1 << 32 | 3)],
-        "recut": ["--set", "select.quality.min_words=300"],
+        "preview": ["--set", "select.quality.min_words=300"],
         "verify": [],
         "export": [str(tmp_path / "out")],
     }[verb]

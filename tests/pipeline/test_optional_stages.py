@@ -29,7 +29,7 @@ def write_wet(path: Path, texts: Sequence[str]) -> dict[str, Any]:
 
 def stored(run: Run, phase: str) -> pa.Table:
     """The documents of the first unit, as a phase stored them."""
-    return pq.read_table(run.folder(phase).path(f"{run.units[0]}.documents.parquet"))
+    return pq.read_table(run.folder(phase).path(f"{run.splits[0]}.documents.parquet"))
 
 
 def said_in_shards(run: Run) -> dict[str, dict[str, Any]]:
@@ -67,7 +67,7 @@ def test_placeholders_are_in_the_shards_and_not_in_what_is_scored(small: Small, 
     found = {url[-1]: [row[f"pii_{kind}"] for kind in ("email", "ip", "phone", "card")] for url, row in said.items()}
     assert found == {"0": [1, 0, 1, 0], "1": [0, 0, 0, 0]}
     assert not [name for row in said_in_shards(bare).values() for name in row if name.startswith("pii_")]
-    with_pii, without = (r.folder("tokenize").record(r.units[0])["tally"]["counts"] for r in (run, bare))
+    with_pii, without = (r.folder("tokenize").record(r.splits[0])["counters"]["counts"] for r in (run, bare))
     assert {name: n for name, n in with_pii.items() if name not in without} == {"pii_email": 1, "pii_phone": 1}
     assert with_pii["tokens"] < without["tokens"]
     assert make_report(run).placeholders == {"email": 1, "ip": 0, "card": 0, "phone": 1}
@@ -102,8 +102,8 @@ def test_other_limits_of_a_classifier_score_nothing_again(small: Small, tmp_path
     run, _ = small.run(**chain, select={"classifiers": {"hq": {"min": 0.4}}})
     good, bad = stored(run, "annotate")["classifier_hq"].to_pylist()
     assert good > 0.4 > bad
-    fates = pq.read_table(run.folder("select").path(f"{run.units[0]}.fates.parquet")).to_pylist()
-    assert [(row["fate"], row["value"], row["limit"], row["detail"]) for row in fates] == [
+    decisions = pq.read_table(run.folder("select").path(f"{run.splits[0]}.decisions.parquet")).to_pylist()
+    assert [(row["decision"], row["value"], row["limit"], row["detail"]) for row in decisions] == [
         ("kept", None, None, None),
         ("classifiers.score_too_low", bad, 0.4, "hq"),
     ]
@@ -121,8 +121,8 @@ def test_listed_urls_end_at_the_first_stage(small: Small, tmp_path: Path) -> Non
     files = write_wet(tmp_path / "u.warc.wet", ["The treaty was signed in Ghent.", "The treaty was signed in Bruges."])
     run, _ = small.run(input=files, extract={"url": {"domains": [str(tmp_path / "list.txt")]}})
     assert stored(run, "extract")["url"].to_pylist() == ["https://example.org/0"]
-    fates = pq.read_table(run.folder("extract").path(f"{run.units[0]}.fates.parquet")).to_pylist()
-    assert [(row["fate"], row["detail"]) for row in fates] == [("url.domain_blocked", "list: example.org/1")]
+    decisions = pq.read_table(run.folder("extract").path(f"{run.splits[0]}.decisions.parquet")).to_pylist()
+    assert [(row["decision"], row["detail"]) for row in decisions] == [("url.domain_blocked", "list: example.org/1")]
     before = small.plan(input=files, extract={"url": {"domains": [str(tmp_path / "list.txt")]}})
     (tmp_path / "list.txt").write_text("example.net\n")
     after = small.plan(input=files, extract={"url": {"domains": [str(tmp_path / "list.txt")]}})
@@ -146,8 +146,8 @@ def test_overlap_with_evaluation_sets_is_told_per_set(small: Small, tmp_path: Pa
         "history": {"documents": 1, "words": 16, "dropped": 1},
         "other": {"documents": 0, "words": 0, "dropped": 0},
     }
-    fates = pq.read_table(run.folder("select").path(f"{run.units[0]}.fates.parquet")).to_pylist()
-    assert [(row["fate"], row["value"], row["limit"], row["detail"]) for row in fates] == [
+    decisions = pq.read_table(run.folder("select").path(f"{run.splits[0]}.decisions.parquet")).to_pylist()
+    assert [(row["decision"], row["value"], row["limit"], row["detail"]) for row in decisions] == [
         ("decontamination.share_too_high", 0.8, 0.0, "history"),
         ("kept", None, None, None),
     ]

@@ -45,8 +45,8 @@ def changed(before: dict[str, str | None], after: dict[str, str | None]) -> set[
         ("select.language.min_score=0.65", {"select", "tokenize", "write_shards"}),
         ("write_shards.sample_tokens=1000", {"write_shards"}),
         ("write_shards.seed=7", {"tokenize", "write_shards"}),
-        ("deduplicate.keep=first", set(PHASE_VERSIONS) - {"extract", "copies"}),
-        ("copies={by: digest}", set(PHASE_VERSIONS) - {"extract"}),
+        ("paragraph_dedup.keep=keep_first", set(PHASE_VERSIONS) - {"extract", "exact_dedup"}),
+        ("exact_dedup={by: digest}", set(PHASE_VERSIONS) - {"extract"}),
         ("extract.length.min_chars=200", set(PHASE_VERSIONS)),
         ("engine.kind=inline", set()),
         ("engine.memory_mb=512", set()),
@@ -66,29 +66,29 @@ def test_other_input_renews_the_phases_across_units_but_no_other_units_extract(c
     copy.write_bytes(wet_file.read_bytes() + b"\r\n")
     after = make_plan(load(config, [f"input.files=['{wet_file}', '{copy}']"]))
     assert after.phase("extract").fingerprint == before.phase("extract").fingerprint
-    assert after.units[0].key == before.units[0].key
-    assert after.phase("deduplicate").fingerprint != before.phase("deduplicate").fingerprint
+    assert after.splits[0].key == before.splits[0].key
+    assert after.phase("paragraph_dedup").fingerprint != before.phase("paragraph_dedup").fingerprint
 
 
 def test_a_changed_file_is_another_unit_and_a_moved_one_is_not(config: str, wet_file: Path, tmp_path: Path) -> None:
     """Units are known by name and content, not by folder or time of change."""
-    (before,) = make_plan(load(config)).units
+    (before,) = make_plan(load(config)).splits
     moved = tmp_path / "moved" / wet_file.name
     moved.parent.mkdir()
     moved.write_bytes(wet_file.read_bytes())
-    (same,) = make_plan(load(config, [f"input.files=['{moved}']"])).units
+    (same,) = make_plan(load(config, [f"input.files=['{moved}']"])).splits
     assert same.key == before.key
     content = bytearray(moved.read_bytes())
     content[-20] ^= 1
     moved.write_bytes(bytes(content))
-    (other,) = make_plan(load(config, [f"input.files=['{moved}']"])).units
+    (other,) = make_plan(load(config, [f"input.files=['{moved}']"])).splits
     assert other.key != before.key
 
 
 def test_fingerprints_do_not_depend_on_the_process(config: str) -> None:
     """Another process with another hash seed plans the same."""
     code = (
-        "from pipeline.config import load; from pipeline.plan import make_plan\n"
+        "from pipeline.config import load; from pipeline.planning.plan import make_plan\n"
         f"print(' '.join(p.fingerprint or '-' for p in make_plan(load({config!r})).phases))"
     )
     seen = {
@@ -132,7 +132,7 @@ def test_a_model_that_is_not_made_yet_leaves_fingerprints_open(
     """Phases before it are known; it and what follows are not, and asking for their folder says what to do."""
     monkeypatch.setenv("CORPUSMILL_CACHE", str(tmp_path / "empty"))
     plan = make_plan(load(config, ["annotate.perplexity.models.en=demo-lm-en"]))
-    assert plan.phase("deduplicate").fingerprint is not None
+    assert plan.phase("paragraph_dedup").fingerprint is not None
     assert plan.phase("annotate").fingerprint is None
     assert plan.phase("write_shards").fingerprint is None
     with pytest.raises(ValueError, match="models fetch"):

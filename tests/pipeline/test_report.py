@@ -37,16 +37,16 @@ def mixed(small: Small) -> Run:
 
 
 def rows(found: Run, phase: str, kind: str) -> list[dict[str, Any]]:
-    paths = [found.folder(phase).path(f"{unit}.{kind}.parquet") for unit in found.units]
+    paths = [found.folder(phase).path(f"{split}.{kind}.parquet") for split in found.splits]
     return [row for path in paths for row in pq.read_table(path).to_pylist()]
 
 
 def test_figures_equal_what_is_counted_again(mixed: Run) -> None:
     """From the ledger, the stored texts, the quarantine and the manifest."""
     report = make_report(mixed)
-    fates = last_fates(mixed)
-    documents, early = rows(mixed, "extract", "documents"), rows(mixed, "extract", "fates")
-    kept = [row for row in rows(mixed, "select", "fates") if row["fate"] == "kept"]
+    decisions = last_fates(mixed)
+    documents, early = rows(mixed, "extract", "documents"), rows(mixed, "extract", "decisions")
+    kept = [row for row in rows(mixed, "select", "decisions") if row["decision"] == "kept"]
     manifest = json.loads((mixed.dataset / "manifest.json").read_text())
     assert report.steps[0].num_docs == len(documents) + len(early) == 16
     num_chars = sum(len(row["text"]) for row in documents) + sum(row["num_chars"] for row in early)
@@ -54,7 +54,7 @@ def test_figures_equal_what_is_counted_again(mixed: Run) -> None:
     assert report.steps[-1].num_docs == len(kept) == manifest["totals"]["num_docs"]
     texts = {row["doc_id"]: row["text"] for row in rows(mixed, "annotate", "documents")}
     assert report.steps[-1].num_chars == sum(len(texts[row["doc_id"]]) for row in kept)
-    assert report.reasons == Counter(fate for fate in fates.values() if fate != "kept")
+    assert report.reasons == Counter(decision for decision in decisions.values() if decision != "kept")
     assert list(report.reasons.values()) == sorted(report.reasons.values(), reverse=True)
     assert report.languages == Counter(row["language"] for row in kept)
     assert report.num_tokens == manifest["totals"]["num_tokens"] == sum(report.language_tokens.values())
@@ -80,8 +80,8 @@ def test_quarantine_is_counted_by_cause(mixed: Run) -> None:
     report = make_report(mixed)
     lines = [
         json.loads(line)
-        for unit in mixed.units
-        for line in mixed.folder("extract").path(f"{unit}.quarantine.jsonl").read_text().splitlines()
+        for split in mixed.splits
+        for line in mixed.folder("extract").path(f"{split}.quarantine.jsonl").read_text().splitlines()
     ]
     assert lines
     assert sum(report.quarantine.values()) == len(lines)
@@ -92,7 +92,13 @@ def test_quarantine_is_counted_by_cause(mixed: Run) -> None:
 def test_seconds_are_those_of_the_log(mixed: Run) -> None:
     """Summed by phase and step; a step that is the whole phase stands under the phase's name."""
     seconds = make_report(mixed).seconds
-    assert {"extract: read", "extract: length", "annotate: language", "deduplicate", "write_shards"} <= seconds.keys()
+    assert {
+        "extract: read",
+        "extract: length",
+        "annotate: language",
+        "paragraph_dedup",
+        "write_shards",
+    } <= seconds.keys()
     logged = [json.loads(line) for line in (mixed.run_dir / "log.jsonl").read_text().splitlines()]
     assert sum(seconds.values()) == pytest.approx(sum(s for e in logged for s in e.get("seconds", {}).values()))
 
@@ -101,7 +107,7 @@ def tamper(found: Run, phase: str, change: Callable[[dict[str, int]], None]) -> 
     """Change the counts of a complete phase."""
     path = found.folder(phase).path("phase.json")
     summary = json.loads(path.read_text())
-    change(summary["tally"]["counts"])
+    change(summary["counters"]["counts"])
     path.write_text(json.dumps(summary))
 
 

@@ -68,8 +68,8 @@ def test_stages_that_are_off_ask_for_nothing() -> None:
         ),
         ("{extract: {stages: {warc: {}}}}", "stages.warc is no stage of extract; known here: length, unicode, url"),
         (
-            "{deduplicate: {stages: {length: {}}}}",
-            "engine.phases.deduplicate.stages.length is no stage of deduplicate; it works across units, without stages",
+            "{paragraph_dedup: {stages: {length: {}}}}",
+            "engine.phases.paragraph_dedup.stages.length is no stage of paragraph_dedup; it works across units, without stages",
         ),
         ("{annotate: {num_cpu: 2}}", "engine.phases.annotate.num_cpu is no known key; did you mean num_cpus?"),
     ],
@@ -95,7 +95,7 @@ def test_resources_leave_fingerprints_alone(tmp_path: Path) -> None:
 SCHEMA = pa.schema([pa.field("text", pa.string()), pa.field("mark", pa.string())])
 
 
-def unit(name: str, num_rows: int) -> pa.Table:
+def split(name: str, num_rows: int) -> pa.Table:
     marks = [json.dumps({"open": name}), *[None] * num_rows, json.dumps({"close": name, "report": {}})]
     return pa.table({"text": [f"row {i}" for i in range(num_rows + 2)], "mark": marks}, schema=SCHEMA)
 
@@ -103,7 +103,7 @@ def unit(name: str, num_rows: int) -> pa.Table:
 @pytest.mark.parametrize("batch_bytes", [1, 40, 10**6])
 def test_a_unit_goes_on_in_batches_of_the_same_rows(batch_bytes: int) -> None:
     """In their order, none twice, none left out."""
-    whole = unit("a", 20)
+    whole = split("a", 20)
     batches = list(Handover("language", lambda _: 1, 3, batch_bytes)(whole))
     assert pa.concat_tables(batches).equals(whole)
     assert (len(batches) == 1) == (batch_bytes >= whole.nbytes)
@@ -117,20 +117,20 @@ def test_a_unit_whose_second_task_dies_too_often_is_given_up() -> None:
         asked.append(name)
         return 4
 
-    opening, closing = Handover("language", attempt, 3, 10**6)(unit("a", 20))
+    opening, closing = Handover("language", attempt, 3, 10**6)(split("a", 20))
     assert asked == ["a.language"]
     assert opening.column("mark").to_pylist() == ['{"open": "a"}']
     (mark,) = closing.column("mark").to_pylist()
     assert "died 3 times" in json.loads(mark)["failed"]
 
 
-@pytest.mark.parametrize("pieces", [unit("a", 3).slice(1), unit("a", 3).slice(0, 4)])
+@pytest.mark.parametrize("pieces", [split("a", 3).slice(1), split("a", 3).slice(0, 4)])
 def test_a_unit_in_pieces_is_not_taken(pieces: pa.Table) -> None:
     """Rather than that rows go astray in silence."""
     with pytest.raises(AssertionError, match="a unit came in pieces"):
         list(Handover("language", lambda _: 1, 3, 10**6)(pieces))
     with pytest.raises(AssertionError, match="two units came as one"):
-        list(Handover("language", lambda _: 1, 3, 10**6)(pa.concat_tables([unit("a", 1), unit("a", 1)])))
+        list(Handover("language", lambda _: 1, 3, 10**6)(pa.concat_tables([split("a", 1), split("a", 1)])))
 
 
 # ---- on a cluster ----

@@ -17,7 +17,7 @@ from config_files.reader import ConfigError
 from pipeline.config import InputConfig
 from pipeline.models import download as fetching
 from pipeline.models.download import AssetError, Patience, download
-from pipeline.planning.input_splits import list_units
+from pipeline.planning.input_splits import list_input_splits
 from tests.pipeline.conftest import Small
 from tests.pipeline.test_sample_crawl import make
 from tests.seaweed import BUCKET, KEYS, Seaweed
@@ -185,4 +185,4 @@ def test_a_snapshot_on_s3_gives_the_same_shards_as_its_files_on_disk(
         assert (fetched.dataset / name).read_bytes() == (on_disk.dataset / name).read_bytes()
     shutil.rmtree(tmp_path / "cache" / "crawls")
     with pytest.raises(ConfigError, match=r"the list of CC-MAIN-1999-01 cannot be had: s3://bucket/mirror/.*404"):
-        list_units(InputConfig.model_validate({"common_crawl": {**source, "crawl": "CC-MAIN-1999-01"}}))
+        list_input_splits(InputConfig.model_validate({"common_crawl": {**source, "crawl": "CC-MAIN-1999-01"}}))

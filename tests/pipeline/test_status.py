@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from pipeline.execution.engine import Event, PhaseFinished, RunAborted, WorkFinished, run
+from pipeline.execution.engine import Event, PhaseFinished, RunAborted, TaskFinished, run
 from pipeline.planning.plan import RunPlan
 from pipeline.reporting.explain import open_run
 from pipeline.reporting.status import SILENT_AFTER_S, PhaseStatus, Status, print_status, read_status, to_json
@@ -41,12 +41,12 @@ def phase_of(status: Status, name: str) -> PhaseStatus:
 
 
 @contextlib.contextmanager
-def at_work(plan: RunPlan, num_works: int, phase: str) -> Iterator[None]:
+def at_work(plan: RunPlan, num_tasks: int, phase: str) -> Iterator[None]:
     """The run, until so many pieces of that phase are done; on leaving, its driver is stopped."""
     with contextlib.closing(run(plan)) as events:  # pyright: ignore[reportArgumentType] - it is a generator
-        is_work = (isinstance(event, WorkFinished) and event.phase == phase for event in _alive(events))
-        while num_works:
-            num_works -= next(is_work)
+        is_work = (isinstance(event, TaskFinished) and event.phase == phase for event in _alive(events))
+        while num_tasks:
+            num_tasks -= next(is_work)
         yield
 
 
@@ -62,14 +62,14 @@ def test_a_run_at_work_shows_its_rate_and_what_is_left(plan: RunPlan) -> None:
         states = {phase.name: phase.state for phase in found.phases if phase.state != "off"}
         assert states == {
             "extract": "done",
-            "deduplicate": "done",
+            "paragraph_dedup": "done",
             "annotate": "running",
             **dict.fromkeys(("select", "tokenize", "write_shards"), "waiting"),
         }
-        assert phase_of(found, "extract").num_works == phase_of(found, "select").num_works == NUM_FILES
-        assert phase_of(found, "write_shards").num_works is None
+        assert phase_of(found, "extract").num_tasks == phase_of(found, "select").num_tasks == NUM_FILES
+        assert phase_of(found, "write_shards").num_tasks is None
         working = phase_of(found, "annotate")
-        assert (working.num_done, working.num_works) == (2, NUM_FILES)
+        assert (working.num_done, working.num_tasks) == (2, NUM_FILES)
         assert working.rate_per_s
         assert working.left_s == pytest.approx((NUM_FILES - 2) / working.rate_per_s)
 
@@ -106,16 +106,16 @@ def test_a_stopped_run_keeps_its_count_and_goes_on(plan: RunPlan) -> None:
 
 def test_failures_are_told_until_they_are_mended(plan: RunPlan) -> None:
     """Work and cause of the latest start; none once the run went through."""
-    path = Path(plan.units[1].files[0].location)
+    path = Path(plan.splits[1].files[0].location)
     away = path.rename(path.with_suffix(".away"))
     with pytest.raises(RunAborted):
         list(run(plan))
     found = status_of(plan)
     assert found.state == "stopped"
     assert found.why.startswith("phase extract: 1 of 3 pieces of work failed")
-    (work,) = found.failures
-    assert work == f"extract {plan.units[1].key}"
-    assert "No such file" in found.failures[work]
+    (task_id,) = found.failures
+    assert task_id == f"extract {plan.splits[1].key}"
+    assert "No such file" in found.failures[task_id]
     away.rename(path)
     list(run(plan))
     assert status_of(plan).failures == {}

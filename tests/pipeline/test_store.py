@@ -26,14 +26,14 @@ def test_a_commit_moves_outputs_into_place_and_records_them(folder: PhaseFolder)
     """The record holds size and digest of every output, and what the task had to say."""
     with folder.commit("u0") as task:
         task.path("u0.txt").write_bytes(b"text")
-        task.record = {"tally": {"documents": 1}}
+        task.record = {"counters": {"documents": 1}}
         assert not folder.path("u0.txt").exists()
     assert folder.path("u0.txt").read_bytes() == b"text"
     assert folder.done() == {"u0"}
     assert folder.record("u0") == {
-        "work": "u0",
+        "task_id": "u0",
         "outputs": {"u0.txt": {"bytes": 4, "sha256": hashlib.sha256(b"text").hexdigest()}},
-        "tally": {"documents": 1},
+        "counters": {"documents": 1},
     }
 
 
@@ -43,13 +43,13 @@ def test_a_task_that_raises_leaves_nothing(folder: PhaseFolder) -> None:
     class Interrupted(Exception):
         pass
 
-    def work() -> None:
+    def task_id() -> None:
         with folder.commit("u0") as task:
             task.path("u0.txt").write_bytes(b"half")
             raise Interrupted
 
     with pytest.raises(Interrupted):
-        work()
+        task_id()
     assert folder.done() == frozenset()
     assert not [path for path in folder.root.rglob("*") if path.is_file()]
 
@@ -57,7 +57,7 @@ def test_a_task_that_raises_leaves_nothing(folder: PhaseFolder) -> None:
 def test_what_a_killed_task_left_is_cleared_and_never_taken_for_done(folder: PhaseFolder) -> None:
     """Kill -9 in the middle of writing: no record, and the next `begin` removes the remains."""
     code = (
-        "import sys, time; from pathlib import Path; from pipeline.store import PhaseFolder\n"
+        "import sys, time; from pathlib import Path; from pipeline.runs.phase_folder import PhaseFolder\n"
         f"with PhaseFolder(Path({str(folder.root)!r})).commit('u0') as task:\n"
         "    task.path('u0.txt').write_bytes(b'half'); print('ready', flush=True); time.sleep(60)\n"
     )

@@ -17,7 +17,7 @@ import tokenizers
 from tokenizers import models, pre_tokenizers
 
 from stages.contract import DOC_ID, Settings, Stage
-from stages.dedup.exact import CopiesFilter, CopiesFilterSettings
+from stages.dedup.exact_dedup import CopiesFilterSettings, ExactDedupFilter
 from stages.dedup.minhash import MinHash, MinHashFilter, MinHashFilterSettings, MinHashSettings
 from stages.dedup.paragraphs import ParagraphHashes, ParagraphHashesSettings, ParagraphRemoval, ParagraphRemovalSettings
 from stages.filters.classifiers import Classifiers, ClassifiersFilter, ClassifiersFilterSettings, ClassifiersSettings
@@ -224,7 +224,7 @@ EXAMPLES = (
         {"share_too_high": {"contamination": [{"set": "test", "words": 13, "share": 0.2}]}},
     ),
     Example(
-        CopiesFilter,
+        ExactDedupFilter,
         CopiesFilterSettings(),
         {"copy_by": None},
         {"same_digest": {"copy_by": "digest"}, "same_text": {"copy_by": "text"}},

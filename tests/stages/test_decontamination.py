@@ -235,10 +235,10 @@ def test_each_set_may_have_its_limit() -> None:
 def test_a_row_is_dropped_if_one_set_is_above(rows: list[dict[str, int]], limit: int) -> None:
     """And by the worst of them."""
     column = [{name: share / 4 for name, share in row.items()} for row in rows]
-    for row, fate in zip(column, decided(column, max_share=limit / 4), strict=True):
+    for row, decision in zip(column, decided(column, max_share=limit / 4), strict=True):
         worst = max(row.values(), default=0)
-        assert (fate and fate[:2]) == ((worst, limit / 4) if worst > limit / 4 else None)
-        assert fate is None or row[fate[2]] == worst
+        assert (decision and decision[:2]) == ((worst, limit / 4) if worst > limit / 4 else None)
+        assert decision is None or row[decision[2]] == worst
 
 
 def test_every_key_is_in_the_sieve() -> None:

@@ -46,7 +46,7 @@ def batch_of(texts: Sequence[str | None], kept_lines: Sequence[Sequence[int] | N
     )
 
 
-def fates(stage: Lines, texts: Sequence[str | None]) -> list[str]:
+def decisions(stage: Lines, texts: Sequence[str | None]) -> list[str]:
     """Of each text what is left of it, or the reason why it went."""
     batch = batch_of(texts)
     outcome = stage.apply(batch)
@@ -69,8 +69,8 @@ def fates(stage: Lines, texts: Sequence[str | None]) -> list[str]:
 )
 def test_each_rule_takes_its_lines(rule: dict[str, Any], text: str, left: str) -> None:
     """A rule alone takes out the lines that it names and no others; all rules off leave them all."""
-    assert fates(only(**rule), [text]) == [left]
-    assert fates(Lines(NOTHING), ["to enter\n\nto exit"]) == ["to enter\n\nto exit"]
+    assert decisions(only(**rule), [text]) == [left]
+    assert decisions(Lines(NOTHING), ["to enter\n\nto exit"]) == ["to enter\n\nto exit"]
 
 
 @pytest.mark.parametrize(
@@ -84,15 +84,15 @@ def test_each_rule_takes_its_lines(rule: dict[str, Any], text: str, left: str) -
 )
 def test_each_rule_drops_its_documents(rule: dict[str, Any], text: str, reason: str) -> None:
     """A rule alone drops what it names; without it the text stays."""
-    assert fates(only(**rule), [text, f"{GOOD} {GOOD} {GOOD}"]) == [reason, f"{GOOD} {GOOD} {GOOD}"]
-    assert fates(Lines(NOTHING), [text]) == [text]
+    assert decisions(only(**rule), [text, f"{GOOD} {GOOD} {GOOD}"]) == [reason, f"{GOOD} {GOOD} {GOOD}"]
+    assert decisions(Lines(NOTHING), [text]) == [text]
 
 
 def test_brackets_in_lines_that_go_anyway_do_no_harm() -> None:
     """As in C4's code: "{" counts after javascript was taken out, "lorem ipsum" before, both after short lines."""
     text = f"{GOOD}\nvar javascript = {{ a few more words }}.\nlorem ipsum"
-    assert fates(Lines(LinesSettings(min_sentences=1)), [text]) == [GOOD]
-    assert fates(Lines(LinesSettings()), [f"{GOOD}\nlorem ipsum javascript a b c."]) == ["lines.lorem_ipsum"]
+    assert decisions(Lines(LinesSettings(min_sentences=1)), [text]) == [GOOD]
+    assert decisions(Lines(LinesSettings()), [f"{GOOD}\nlorem ipsum javascript a b c."]) == ["lines.lorem_ipsum"]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_brackets_in_lines_that_go_anyway_do_no_harm() -> None:
 )
 def test_sentences_are_ends_inside_and_one_more(line: str, sentences: int) -> None:
     """A line of n sentences passes a minimum of n and not of n + 1."""
-    assert fates(only(min_sentences=sentences), [line]) == [line]
+    assert decisions(only(min_sentences=sentences), [line]) == [line]
     dropped = only(min_sentences=sentences + 1).apply(batch_of([line])).dropped
     assert dropped.select(["value", "limit"]).to_pylist() == [{"value": sentences, "limit": sentences + 1}]
 
@@ -188,8 +188,8 @@ def test_equals_c4_line_by_line(texts: list[str | None]) -> None:
     """In any batch, one by one or together, what is left is what C4's loop leaves."""
     stage = Lines(LinesSettings(min_sentences=0))
     wanted = [c4(text or "") for text in texts]
-    assert [None if fate.startswith("lines.") else fate for fate in fates(stage, texts)] == wanted
-    assert [fate for text in texts for fate in fates(stage, [text])] == fates(stage, texts)
+    assert [None if decision.startswith("lines.") else decision for decision in decisions(stage, texts)] == wanted
+    assert [decision for text in texts for decision in decisions(stage, [text])] == decisions(stage, texts)
 
 
 @settings(deadline=None)

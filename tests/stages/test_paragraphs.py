@@ -27,7 +27,7 @@ from stages.dedup.paragraphs import (
 )
 from stages.kernels.sha1 import compiled
 
-Keep: TypeAlias = Literal["none", "first"]
+Keep: TypeAlias = Literal["drop_all_copies", "keep_first"]
 
 # Made by CCNet's own code (facebookresearch/cc_net at bda555b, its normalize_for_dedup and its hash) on Python 3.11.
 GOLDEN = [
@@ -167,7 +167,7 @@ def must_go_by_reading(corpus: list[list[int]], keep: Keep) -> list[bool]:
     must_go: list[bool] = []
     for index, document in enumerate(corpus):
         for line, h in enumerate(document):
-            others = corpus[:index] if keep == "first" else corpus[:index] + corpus[index + 1 :]
+            others = corpus[:index] if keep == "keep_first" else corpus[:index] + corpus[index + 1 :]
             is_elsewhere = any(h in other for other in others)
             must_go.append(h == 0 or h in document[:line] or is_elsewhere)
     return must_go
@@ -176,7 +176,7 @@ def must_go_by_reading(corpus: list[list[int]], keep: Keep) -> list[bool]:
 HASHES = st.one_of(st.integers(0, 4), st.integers(0, 4).map(lambda k: k << 61), st.integers(0, 2**64 - 1))
 
 
-@given(st.lists(st.lists(HASHES, max_size=8), max_size=8), st.sampled_from(["none", "first"]), st.booleans())
+@given(st.lists(st.lists(HASHES, max_size=8), max_size=8), st.sampled_from(["drop_all_copies", "keep_first"]), st.booleans())
 @settings(deadline=None)
 def test_the_copies_that_go_are_those_that_the_rule_names(corpus: list[list[int]], keep: Keep, is_wide: bool) -> None:
     """Both rules equal their reading by brute force, whichever bits of the hashes differ."""
@@ -186,7 +186,7 @@ def test_the_copies_that_go_are_those_that_the_rule_names(corpus: list[list[int]
     assert duplicated(hashes, sized, keep).tolist() == must_go_by_reading(corpus, keep)
 
 
-@pytest.mark.parametrize("keep", ["none", "first"])
+@pytest.mark.parametrize("keep", ["drop_all_copies", "keep_first"])
 def test_many_hashes_of_one_hash_range(keep: Keep) -> None:
     """Over many partitions, one of them swollen by a single frequent hash, and with the top 16 bits all equal."""
     rng = np.random.default_rng(1)
@@ -197,7 +197,7 @@ def test_many_hashes_of_one_hash_range(keep: Keep) -> None:
     seen: set[int] = set()
     expected = []
     for h in hashes.tolist():
-        expected.append(h in seen or (keep == "none" and num_documents_of[h] > 1))
+        expected.append(h in seen or (keep == "drop_all_copies" and num_documents_of[h] > 1))
         seen.add(h)
     assert duplicated(hashes, documents, keep).tolist() == expected
 
@@ -214,9 +214,9 @@ def test_duplicated_says_what_is_wrong_with_its_input() -> None:
     """Lengths that differ, documents out of order and an unknown rule are refused with what was found."""
     hashes = np.array([1, 2, 3], np.uint64)
     with pytest.raises(ValueError, match="3 hashes for 2 documents"):
-        duplicated(hashes, np.array([0, 1], np.uint64), "none")
+        duplicated(hashes, np.array([0, 1], np.uint64), "drop_all_copies")
     with pytest.raises(ValueError, match=r"documents\[2\] is 4 after 5"):
-        duplicated(hashes, np.array([0, 5, 4], np.uint64), "none")
+        duplicated(hashes, np.array([0, 5, 4], np.uint64), "drop_all_copies")
     with pytest.raises(ValueError, match="keep is 'last'"):
         duplicated(hashes, np.array([0, 1, 1], np.uint64), "last")  # pyright: ignore[reportArgumentType]
 
@@ -306,7 +306,7 @@ def test_the_three_steps_together() -> None:
     batch = documents_table(["Bread\nCookies?", "COOKIES?\nWine\n \nWine\n", "cookies?…"])
     hashed = apply(HASHING, batch).kept.column("paragraph_hashes").combine_chunks()
     documents = np.repeat(np.arange(3, dtype=np.uint32), np.diff(hashed.offsets.to_numpy()))
-    gone = duplicated(hashed.values.to_numpy(), documents, keep="none")
+    gone = duplicated(hashed.values.to_numpy(), documents, keep="drop_all_copies")
     removed = [np.flatnonzero(gone[start:end]).tolist() for start, end in pairwise(hashed.offsets.to_pylist())]
     assert removed == [[1], [0, 3, 4], [0]]
     outcome = apply(REMOVAL, documents_table(batch.column("text").to_pylist(), removed))

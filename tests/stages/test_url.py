@@ -33,7 +33,7 @@ def opened(files: dict[str, Path] | None = None, **settings: Any) -> Url:
     return stage
 
 
-def fates(stage: Url, *urls: str | None) -> list[Any]:
+def decisions(stage: Url, *urls: str | None) -> list[Any]:
     """For each URL None, or (reason, value, limit, detail)."""
     batch = pa.table({"doc_id": pa.array(range(len(urls)), pa.uint64()), "url": pa.array(urls, pa.string())})
     outcome = stage.apply(batch)
@@ -135,7 +135,7 @@ def test_a_domain_stands_for_what_lies_in_it(tmp_path: Path) -> None:
     """Subdomains are blocked by it; a name that merely ends the same, a parent, an address of like ending are not."""
     stage = blocked(tmp_path, "example.com", "0.1", "10.0.0.1", "site.org/bad")
     reason = "url.domain_blocked"
-    assert fates(
+    assert decisions(
         stage,
         "http://a.b.example.com/x",
         "http://badexample.com/",
@@ -179,7 +179,7 @@ def test_lists_lie_as_ut1_unpacks_them(tmp_path: Path) -> None:
     files = {name: tmp_path / name for name in references}
     stage = opened(files, domains=references)
     urls = ["bad.com", "worse.com", "site.com/bad", "ignored.com", "game.com", "ads.com", "packed.com"]
-    assert [fate and fate[-1] for fate in fates(stage, *urls)] == [
+    assert [decision and decision[-1] for decision in decisions(stage, *urls)] == [
         "adult: bad.com",
         "adult: worse.com",  # of two categories the first
         "adult: site.com/bad",
@@ -242,7 +242,7 @@ def test_too_many_categories_and_empty_folders_are_refused(tmp_path: Path) -> No
 def test_words_are_whole_and_subwords_are_not() -> None:
     """RefinedWeb's three kinds: anywhere once punctuation is gone, as a word, and two of a kind."""
     stage = opened(subwords=("subword",), hard_words=("Hard",), soft_words=("one", "two", "three"))
-    assert fates(
+    assert decisions(
         stage,
         "http://foobann.edsub-wo.rdbar.com/any/bar",
         "http://example.com/a-HARD-page",
@@ -270,14 +270,16 @@ def test_lists_of_words_may_be_files(tmp_path: Path) -> None:
     settings = UrlSettings(hard_words="hard.txt", curated="curated.txt", soft_words=("a",))
     assert Url.files_of(settings) == ("hard.txt", "curated.txt")
     stage = opened(files, hard_words="hard.txt", curated="curated.txt")
-    assert [fate and fate[0] for fate in fates(stage, "x.com/worse", "en.wikipedia.org/wiki/X", "x.com")] == [
+    assert [
+        decision and decision[0] for decision in decisions(stage, "x.com/worse", "en.wikipedia.org/wiki/X", "x.com")
+    ] == [
         "url.hard_word",
         "url.curated",
         None,
     ]
     (tmp_path / "hard.txt").write_text("two words\n", encoding="utf-8")
     stage = opened(files, hard_words="hard.txt")
-    assert fates(stage, "x.com/words", "x.com/two") == [("url.hard_word", None, None, "words"), None]
+    assert decisions(stage, "x.com/words", "x.com/two") == [("url.hard_word", None, None, "words"), None]
     (tmp_path / "hard.txt").write_text("two-words\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"hard\.txt: 'two-words' is no single word"):
         opened(files, hard_words="hard.txt")
@@ -290,8 +292,8 @@ def test_patterns_and_sources(tmp_path: Path) -> None:
     """The pattern that is found is told; curated sources go last, by domain or by path."""
     stage = opened(patterns=(r"/wp-login\b", r"\.(xyz|top)(/|$)"), curated=("arxiv.org", "x.com/wiki"))
     assert [
-        fate and (fate[0], fate[-1])
-        for fate in fates(
+        decision and (decision[0], decision[-1])
+        for decision in decisions(
             stage,
             "a.com/wp-login?x",
             "http://A.XYZ",

@@ -99,7 +99,7 @@ class Reading:
     def __init__(self, folder: Path, data: bytes, settings: WarcSettings = DEFAULT, batch_bytes: int = MIB) -> None:
         self.path = folder / f"{next(_COUNT)}.warc"
         self.path.write_bytes(data)
-        self.reader = WarcReader(self.path, settings, unit=0, batch_bytes=batch_bytes)
+        self.reader = WarcReader(self.path, settings, split=0, batch_bytes=batch_bytes)
         self.tables = list(self.reader)
         self.report = self.reader.report
         self.path.unlink()
@@ -132,7 +132,7 @@ def test_a_wet_record_becomes_a_row_of_the_document_schema(folder: Path) -> None
     path = folder / "crawl.warc.wet.gz"
     info = member(record(b"x", kind="warcinfo"))
     path.write_bytes(info + member(record(b"Title\nfirst \n\tsecond\n\n", WARC_Target_URI="<https://u@B.org:81/?q>")))
-    (table,) = WarcReader(path, WarcSettings(), unit=7, first_record=100, batch_bytes=MIB)
+    (table,) = WarcReader(path, WarcSettings(), split=7, first_record=100, batch_bytes=MIB)
     assert table.schema == DOCUMENT
     assert table.to_pylist() == [
         {
@@ -211,7 +211,7 @@ def test_batch_bytes_changes_nothing_but_the_batches(folder: Path, batch_bytes: 
     whole, cut = Reading(folder, data, batch_bytes=64 * MIB), Reading(folder, data, batch_bytes=batch_bytes)
     assert [{**row, "warc_file": ""} for row in whole.rows] == [{**row, "warc_file": ""} for row in cut.rows]
     assert [entry.cause for entry in cut.report.quarantine] == ["warc.not_utf8", "warc.garbage"]
-    assert whole.report.tally() == cut.report.tally()
+    assert whole.report.counters() == cut.report.counters()
     assert all(table.num_rows for table in cut.tables)
 
 
@@ -219,7 +219,7 @@ def test_reading_twice_gives_the_same_twice(folder: Path) -> None:
     """A reader may be iterated again: the report begins anew."""
     path = folder / "twice"
     path.write_bytes(A + B)
-    reader = WarcReader(path, WarcSettings(), unit=0, batch_bytes=1)
+    reader = WarcReader(path, WarcSettings(), split=0, batch_bytes=1)
     first = pa.concat_tables(reader)
     assert first.equals(pa.concat_tables(reader))
     assert reader.report.num_documents == 2
@@ -403,7 +403,7 @@ def test_a_document_of_an_arc_file_is_what_a_response_is(folder: Path, pack: Cal
 
 
 @pytest.mark.parametrize(
-    ("data", "fate"),
+    ("data", "decision"),
     [
         (arc_record(b"20260102030405\nexample.org. 192.0.2.1", url="dns:example.org"), "not_http"),
         (arc_record(page(b"x", status="404 Not Found")), "http_status"),
@@ -414,11 +414,14 @@ def test_a_document_of_an_arc_file_is_what_a_response_is(folder: Path, pack: Cal
         (arc_record(page(bytes(range(32)) * 9)), "html.not_text"),
     ],
 )
-def test_the_rules_for_responses_hold_in_arc_files(folder: Path, data: bytes, fate: str) -> None:
+def test_the_rules_for_responses_hold_in_arc_files(folder: Path, data: bytes, decision: str) -> None:
     """The same reasons and causes as for WARC, and the record after it is read."""
     reading = Reading(folder, ARC_START + data + ARC_A, WarcSettings(max_record_bytes=2 * MIB))
     assert reading.names == "A"
-    assert [*reading.report.skipped, *(entry.cause for entry in reading.report.quarantine)] == ["type_warcinfo", fate]
+    assert [*reading.report.skipped, *(entry.cause for entry in reading.report.quarantine)] == [
+        "type_warcinfo",
+        decision,
+    ]
 
 
 def test_what_an_arc_header_says_is_kept(folder: Path) -> None:
@@ -439,7 +442,7 @@ def test_batch_bytes_changes_nothing_in_arc_files(folder: Path, batch_bytes: int
     data = ARC_START + ARC_A + ARC_SHORT + ARC_B + b"garbage\n" + ARC_C
     whole, cut = Reading(folder, data, batch_bytes=64 * MIB), Reading(folder, data, batch_bytes=batch_bytes)
     assert [{**row, "warc_file": ""} for row in whole.rows] == [{**row, "warc_file": ""} for row in cut.rows]
-    assert whole.report.tally() == cut.report.tally()
+    assert whole.report.counters() == cut.report.counters()
 
 
 def test_neither_a_large_arc_record_nor_an_endless_line_is_held(folder: Path) -> None:
@@ -449,7 +452,7 @@ def test_neither_a_large_arc_record_nor_an_endless_line_is_held(folder: Path) ->
     path.write_bytes(b"".join(map(member, [ARC_START, ARC_A, huge, ARC_B, line, ARC_C])))
     del huge, line
     tracemalloc.start()
-    reader = WarcReader(path, WarcSettings(max_record_bytes=MIB), unit=0, batch_bytes=MIB)
+    reader = WarcReader(path, WarcSettings(max_record_bytes=MIB), split=0, batch_bytes=MIB)
     num_docs = sum(table.num_rows for table in reader)
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -572,7 +575,7 @@ def test_a_bomb_is_passed_over_without_being_held(folder: Path, pack: Callable[[
     path = folder / "bomb"
     path.write_bytes(pack(A) + pack(record(bytes(num_bytes))) + pack(C))
     tracemalloc.start()
-    reader = WarcReader(path, WarcSettings(max_record_bytes=MIB), unit=0, batch_bytes=MIB)
+    reader = WarcReader(path, WarcSettings(max_record_bytes=MIB), split=0, batch_bytes=MIB)
     num_docs = sum(table.num_rows for table in reader)
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -608,7 +611,7 @@ def test_a_file_of_lying_lengths_takes_no_quadratic_time(folder: Path) -> None:
 def test_only_a_file_that_cannot_be_opened_raises(folder: Path) -> None:
     """What is missing is the caller's mistake, not a fault of the crawl."""
     with pytest.raises(FileNotFoundError):
-        next(iter(WarcReader(folder / "missing", WarcSettings(), unit=0, batch_bytes=1)))
+        next(iter(WarcReader(folder / "missing", WarcSettings(), split=0, batch_bytes=1)))
 
 
 def test_accounts_that_do_not_balance_are_a_bug() -> None:
@@ -619,10 +622,10 @@ def test_accounts_that_do_not_balance_are_a_bug() -> None:
 
 def test_the_tally_holds_every_count(folder: Path) -> None:
     """Records, types, skips and causes, so that files add up."""
-    tally = Reading(folder, record(b"x", kind="warcinfo") + A + b"garbage").report.tally()
-    assert tally.counts["num_documents"] == tally.counts["skipped.type_warcinfo"] == 1
-    assert tally.counts["quarantined.warc.garbage"] == tally.counts["type.broken"] == 1
-    assert (tally + tally).counts["num_records"] == 6
+    counters = Reading(folder, record(b"x", kind="warcinfo") + A + b"garbage").report.counters()
+    assert counters.counts["num_documents"] == counters.counts["skipped.type_warcinfo"] == 1
+    assert counters.counts["quarantined.warc.garbage"] == counters.counts["type.broken"] == 1
+    assert (counters + counters).counts["num_records"] == 6
 
 
 # Any damage at all
@@ -728,7 +731,7 @@ GOOD = {
 def test_real_files_give_what_warcio_and_fastwarc_give(shared_data: Path, name: str) -> None:
     """The same records of each type, and of WET files the same texts, as two other readers find."""
     path = shared_data / name
-    reader = WarcReader(path, WarcSettings(), unit=0, batch_bytes=MIB)
+    reader = WarcReader(path, WarcSettings(), split=0, batch_bytes=MIB)
     rows = [row for table in reader for row in table.to_pylist()]
     records = by_warcio(path)
     assert len(rows) == GOOD[name]
@@ -770,7 +773,7 @@ def arc_by_warcio(path: Path) -> list[tuple[str, str, int]]:
 def test_real_arc_files_give_what_warcio_gives(shared_data: Path, name: str) -> None:
     """As many records as warcio finds, and each document's URL, date and offset are warcio's."""
     path = shared_data / name
-    reader = WarcReader(path, WarcSettings(), unit=0, batch_bytes=MIB)
+    reader = WarcReader(path, WarcSettings(), split=0, batch_bytes=MIB)
     rows = [row for table in reader for row in table.to_pylist()]
     num_docs, causes = ARC_FILES[name]
     found = arc_by_warcio(path)
@@ -787,7 +790,7 @@ def test_every_real_file_is_read_and_accounted_for(shared_data: Path, part: str)
     paths = [path for path in sorted((shared_data / part).rglob("*")) if path.is_file()]
     assert paths
     for path in paths:
-        reader = WarcReader(path, WarcSettings(), unit=0, batch_bytes=MIB)
+        reader = WarcReader(path, WarcSettings(), split=0, batch_bytes=MIB)
         num_rows = sum(table.num_rows for table in reader)
         report = reader.report
         assert report.num_records == num_rows + report.skipped.total() + len(report.quarantine) > 0, path

@@ -1,9 +1,9 @@
 """Exact copies of documents: numbers that are equal where content is, and the filter that drops all but the first.
 
 Promises: two documents have the same number by text if and only if their lines have the same hashes in the same order
-(stages/paragraphs.py: CCNet's normal form, so case, digits and some punctuation do not count), and by digest if the
+(stages/dedup/paragraphs.py: CCNet's normal form, so case, digits and some punctuation do not count), and by digest if the
 record's own digests are equal; but for collisions of 64 bits, of which a billion documents have 0.03.
-Leaves to others: bringing equal numbers together over the whole crawl (pipeline/phases/copies.py).
+Leaves to others: bringing equal numbers together over the whole crawl (pipeline/phases/exact_dedup.py).
 
     text_hashes(hashes, records, lines, num_records=2)      # (2,) uint64, from what extract has stored
     digest_hashes(pa.array(["sha1:AAAA", None]))            # the same from digests, and which documents have one
@@ -62,23 +62,23 @@ class CopiesFilterSettings(Settings):
     """Nothing to set: who has to go was decided by the phase `copies`."""
 
 
-class CopiesFilter(Stage[CopiesFilterSettings]):
+class ExactDedupFilter(Stage[CopiesFilterSettings]):
     """Drops the documents of which an earlier one is a copy: `copy_by` says in what, null that there is none."""
 
-    name = "copies"
+    name = "exact_dedup"
     version = 1
     needs: ClassVar[pa.Schema] = pa.schema([pa.field("copy_by", pa.string())])
     reasons: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
-            "copies.same_digest": "An earlier record has the same digest; `explain` names it.",
-            "copies.same_text": "An earlier document has the same lines, in CCNet's normal form; `explain` names it.",
+            "exact_dedup.same_digest": "An earlier record has the same digest; `explain` names it.",
+            "exact_dedup.same_text": "An earlier document has the same lines, in CCNet's normal form; `explain` names it.",
         }
     )
 
     def apply(self, batch: pa.Table) -> Outcome:
         """Keep the documents without an earlier copy."""
-        outcome = drop_where(batch, _is(batch, "digest"), "copies.same_digest")
-        return chain(outcome, drop_where(outcome.kept, _is(outcome.kept, "text"), "copies.same_text"))
+        outcome = drop_where(batch, _is(batch, "digest"), "exact_dedup.same_digest")
+        return chain(outcome, drop_where(outcome.kept, _is(outcome.kept, "text"), "exact_dedup.same_text"))
 
 
 def _is(batch: pa.Table, by: str) -> pa.ChunkedArray:
