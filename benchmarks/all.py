@@ -28,7 +28,9 @@ QUICK_ARGUMENTS = {
 
 def main() -> None:
     """Run them all; the exit code is 1 if one of them failed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="little text, one round")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
     args = parser.parse_args()
@@ -36,7 +38,9 @@ def main() -> None:
     for name, quick_arguments in QUICK_ARGUMENTS.items():
         print(f"\n{name}", flush=True)
         arguments = [*(quick_arguments if args.quick else []), *(["--save"] if args.save else [])]
-        done = subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *arguments], cwd=REPOSITORY, check=False)
+        done = subprocess.run(
+            [sys.executable, "-m", f"benchmarks.{name}", *arguments], cwd=REPOSITORY, check=False
+        )
         if done.returncode != 0:
             failed.append(name)
     if failed:

@@ -51,7 +51,9 @@ def measure(documents: Sequence[int], folder: Path) -> list[Run]:
 
 def _run(documents: int, run_dir: Path) -> None:
     megabytes = documents * BYTES_PER_DOCUMENT / 1e6
-    for _ in run(make_plan(demo_config(megabytes, run_dir, "engine.kind=inline", num_files=NUM_FILES))):
+    for _ in run(
+        make_plan(demo_config(megabytes, run_dir, "engine.kind=inline", num_files=NUM_FILES))
+    ):
         pass
     do_partitions_again(open_run(run_dir))
 
@@ -73,21 +75,35 @@ def calibrate(runs: Sequence[Run], source: str) -> Calibration:
     """Fitted, with machine, commit and date."""
     here = machine()
     about = f"{here['cpu']}, {here['num_cpus']} cores, {here['memory_gb']} GB"
-    where = {"machine": about, "date": datetime.now(UTC).isoformat(timespec="seconds"), "commit": commit() or ""}
+    where = {
+        "machine": about,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit() or "",
+    }
     return fit(runs, source=source, **where)
 
 
 def check(calibration: Calibration, found: Run) -> list[dict[str, Any]]:
     """Predicted and measured, phase by phase, of a run that the calibration has not seen."""
     config = change(found.config, str(found.run_dir))
-    config = config.model_copy(update={"input": config.input.model_copy(update={"files_per_split": 1})})
-    files = [found.folder("extract").record(split)["counters"]["counts"]["file_bytes"] for split in found.splits]
-    cost = estimate(config, calibration, Cluster(1, 1, 64), num_files=len(files), input_bytes=float(sum(files)))
+    config = config.model_copy(
+        update={"input": config.input.model_copy(update={"files_per_split": 1})}
+    )
+    files = [
+        found.folder("extract").record(split)["counters"]["counts"]["file_bytes"]
+        for split in found.splits
+    ]
+    cost = estimate(
+        config, calibration, Cluster(1, 1, 64), num_files=len(files), input_bytes=float(sum(files))
+    )
     cpu_s: defaultdict[str, float] = defaultdict(float)
     peak_mb: defaultdict[str, float] = defaultdict(float)
     seen: set[tuple[str, str]] = set()
     for event in found.events():
-        if event["event"] == "TaskFinished" and (key := (event["phase"], event["task_id"])) not in seen:
+        if (
+            event["event"] == "TaskFinished"
+            and (key := (event["phase"], event["task_id"])) not in seen
+        ):
             seen.add(key)
             cpu_s[event["phase"]] += sum(event["cpu_seconds"].values())
             peak_mb[event["phase"]] = max(peak_mb[event["phase"]], event["peak_mb"])
@@ -120,22 +136,37 @@ def print_check(documents: int, rows: Sequence[dict[str, Any]], console: Console
     """Predicted / measured of each figure."""
     names = tuple(rows[0]["predicted"])
     table = Table("phase", *names, title=f"{documents:,} documents: predicted / measured", box=None)
-    for row in [*rows, {"phase": "total", **{side: _sum(rows, side) for side in ("predicted", "measured")}}]:
+    for row in [
+        *rows,
+        {"phase": "total", **{side: _sum(rows, side) for side in ("predicted", "measured")}},
+    ]:
         pairs = [(row["predicted"][name], row["measured"][name]) for name in names]
-        table.add_row(row["phase"], *(f"{a:,.0f} / {b:,.0f} ({a / b - 1:+.0%})" if b else "" for a, b in pairs))
+        table.add_row(
+            row["phase"],
+            *(f"{a:,.0f} / {b:,.0f} ({a / b - 1:+.0%})" if b else "" for a, b in pairs),
+        )
     console.print(table)
 
 
 def _sum(rows: Sequence[dict[str, Any]], side: str) -> dict[str, float]:
-    return {name: (max if name == "peak_mb" else sum)(row[side][name] for row in rows) for name in rows[0]["predicted"]}
+    return {
+        name: (max if name == "peak_mb" else sum)(row[side][name] for row in rows)
+        for name in rows[0]["predicted"]
+    }
 
 
 def main() -> None:
     """Read the command line, run, print, and save where asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--documents", type=int, nargs="+", default=[20_000, 1_000], help="of the runs to be made")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--documents", type=int, nargs="+", default=[20_000, 1_000], help="of the runs to be made"
+    )
     parser.add_argument("--runs", type=Path, nargs="*", default=[], help="finished runs instead")
-    parser.add_argument("--check", type=Path, nargs="*", default=[], help="finished runs to hold it against")
+    parser.add_argument(
+        "--check", type=Path, nargs="*", default=[], help="finished runs to hold it against"
+    )
     parser.add_argument("--out", type=Path, help="where to write the calibration")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
     args = parser.parse_args()
@@ -146,7 +177,11 @@ def main() -> None:
         calibration = calibrate(runs, f"the demo's chain over the sample crawl ({sizes} documents)")
     if args.out:
         args.out.write_text(calibration.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    result: dict[str, Any] = {"load": os.getloadavg()[0], "calibration": calibration.model_dump(), "checks": {}}
+    result: dict[str, Any] = {
+        "load": os.getloadavg()[0],
+        "calibration": calibration.model_dump(),
+        "checks": {},
+    }
     for path in args.check:
         found = open_run(path)
         rows = check(calibration, found)
@@ -157,7 +192,10 @@ def main() -> None:
 
 
 def _num_documents(found: Run) -> int:
-    return sum(found.folder("extract").record(split)["counters"]["counts"]["documents"] for split in found.splits)
+    return sum(
+        found.folder("extract").record(split)["counters"]["counts"]["documents"]
+        for split in found.splits
+    )
 
 
 if __name__ == "__main__":

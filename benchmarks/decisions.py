@@ -56,7 +56,9 @@ def measure(run: Run) -> dict[str, Measure]:
     """Every kind of decision of a finished run on a sample crawl."""
     config = RunConfig.model_validate(run.config)
     assert config.input.sample_crawl is not None, "only a sample crawl comes with its truth"
-    truth = pq.read_table(sample_crawl_folder(config.input.sample_crawl) / "truth.parquet").to_pylist()
+    truth = pq.read_table(
+        sample_crawl_folder(config.input.sample_crawl) / "truth.parquet"
+    ).to_pylist()
     pages = _pages(run)
     measures = {
         "duplicate lines": _duplicate_lines(truth, pages),
@@ -74,9 +76,15 @@ def similarities(run: Run) -> dict[frozenset[str], float]:
     """Exact Jaccard similarity of every edited copy and its source, by their urls, where both have text left."""
     config = RunConfig.model_validate(run.config)
     assert config.input.sample_crawl is not None, "only a sample crawl comes with its truth"
-    assert config.annotate.minhash is not None, "without MinHash there is no rule of what is compared"
-    truth = pq.read_table(sample_crawl_folder(config.input.sample_crawl) / "truth.parquet").to_pylist()
-    pairs = [frozenset((row["url"], row["source_url"])) for row in truth if row["kind"] == "near_copy"]
+    assert config.annotate.minhash is not None, (
+        "without MinHash there is no rule of what is compared"
+    )
+    truth = pq.read_table(
+        sample_crawl_folder(config.input.sample_crawl) / "truth.parquet"
+    ).to_pylist()
+    pairs = [
+        frozenset((row["url"], row["source_url"])) for row in truth if row["kind"] == "near_copy"
+    ]
     urls = frozenset[str]().union(*pairs)
     grams: dict[str, set[str]] = {}
     for path in sorted(run.folder("annotate").root.glob("*.documents.parquet")):
@@ -96,7 +104,9 @@ def _pages(run: Run) -> dict[str, dict[str, Any]]:
     for phase in ("extract", "annotate", "select"):
         for kind in ("documents", "decisions"):
             for path in sorted(run.folder(phase).root.glob(f"*.{kind}.parquet")):
-                names = [n for n in pq.read_schema(path).names if n not in ("text", "paragraph_hashes")]
+                names = [
+                    n for n in pq.read_schema(path).names if n not in ("text", "paragraph_hashes")
+                ]
                 for row in pq.read_table(path, columns=names).to_pylist():
                     known = {k: v for k, v in row.items() if v is not None}
                     pages.setdefault(row["url"], {}).update(known)
@@ -117,27 +127,48 @@ def _duplicate_lines(truth: list[dict[str, Any]], pages: Mapping[str, dict[str, 
 
 
 def _documents(
-    truth: list[dict[str, Any]], pages: Mapping[str, dict[str, Any]], decision: str, reasons: tuple[str, ...]
+    truth: list[dict[str, Any]],
+    pages: Mapping[str, dict[str, Any]],
+    decision: str,
+    reasons: tuple[str, ...],
 ) -> Measure:
     """Documents that had to be dropped for one of these reasons; pages without a claim in the truth do not count."""
-    claimed = [row for row in truth if row["expected_fate"] not in ("any", "quarantined") and row["url"] in pages]
+    claimed = [
+        row
+        for row in truth
+        if row["expected_fate"] not in ("any", "quarantined") and row["url"] in pages
+    ]
     wanted = {row["url"] for row in claimed if row["expected_fate"] == decision}
-    found = {row["url"] for row in claimed if pages[row["url"]].get("decision", "").startswith(reasons)}
+    found = {
+        row["url"] for row in claimed if pages[row["url"]].get("decision", "").startswith(reasons)
+    }
     return Measure(len(wanted & found), len(wanted), len(found))
 
 
 def _near_duplicates(run: Run, pages: Mapping[str, dict[str, Any]]) -> Measure:
     config = RunConfig.model_validate(run.config)
     assert config.annotate.minhash is not None
-    edited = similarities(run)  # a pair below the threshold counts neither for nor against: MinHash leaves it to chance
-    wanted = {pair for pair, similarity in edited.items() if similarity >= config.annotate.minhash.threshold}
+    edited = similarities(
+        run
+    )  # a pair below the threshold counts neither for nor against: MinHash leaves it to chance
+    wanted = {
+        pair
+        for pair, similarity in edited.items()
+        if similarity >= config.annotate.minhash.threshold
+    }
     urls = {page["doc_id"]: url for url, page in pages.items()}
-    found = {frozenset((url, urls[p["representative"]])) for url, p in pages.items() if "representative" in p}
+    found = {
+        frozenset((url, urls[p["representative"]]))
+        for url, p in pages.items()
+        if "representative" in p
+    }
     return Measure(len(wanted & found), len(wanted), len(found - (edited.keys() - wanted)))
 
 
 def _languages(truth: list[dict[str, Any]], pages: Mapping[str, dict[str, Any]]) -> Measure:
-    scored = [row for row in truth if row["kind"] in LABELLED and "language" in pages.get(row["url"], {})]
+    scored = [
+        row for row in truth if row["kind"] in LABELLED and "language" in pages.get(row["url"], {})
+    ]
     right = sum(pages[row["url"]]["language"] == row["language"] for row in scored)
     wanted = sum(row["kind"] in LABELLED and row["url"] in pages for row in truth)
     return Measure(right, wanted, len(scored))
@@ -145,13 +176,20 @@ def _languages(truth: list[dict[str, Any]], pages: Mapping[str, dict[str, Any]])
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("run", type=Path, help="folder of a finished run on a sample crawl")
     run = open_run(parser.parse_args().run)
     table = Table("decision", "wanted", "found", "right", "recall", "precision", box=None)
     for name, m in measure(run).items():
         table.add_row(
-            name, f"{m.num_wanted:,}", f"{m.num_found:,}", f"{m.num_right:,}", f"{m.recall:.4f}", f"{m.precision:.4f}"
+            name,
+            f"{m.num_wanted:,}",
+            f"{m.num_found:,}",
+            f"{m.num_right:,}",
+            f"{m.recall:.4f}",
+            f"{m.precision:.4f}",
         )
     console = Console()
     console.print(table)

@@ -75,7 +75,11 @@ def simulate(num_splits: int, folder: Path) -> Measured:
     seeds = _seeds(folder / "seeds")
     os.environ["CORPUSMILL_CACHE"] = str(_cache_with_list(folder / "cache", num_splits))
     keep = "drop_all_copies" if num_splits <= MAX_UNITS_OF_TASKS else "keep_all"
-    overrides = [f"run_dir={folder / 'run'}", f"input={json.dumps(_INPUT)}", f"paragraph_dedup.keep={keep}"]
+    overrides = [
+        f"run_dir={folder / 'run'}",
+        f"input={json.dumps(_INPUT)}",
+        f"paragraph_dedup.keep={keep}",
+    ]
     config = load("ccnet", [*_SETTINGS, *overrides])
     plan: RunPlan = timed("plan", lambda: make_plan(config))
     plan.run_dir.mkdir()
@@ -93,7 +97,13 @@ def _acts(phase: Phase, seeds: RunPlan) -> Iterator[tuple[str, Callable[[], Any]
 
     def finish() -> None:
         phase.finish()
-        folder.finish({"task_ids": len(phase.task_ids()), "of": "", "counters": phase.sum_of_records().to_json()})
+        folder.finish(
+            {
+                "task_ids": len(phase.task_ids()),
+                "of": "",
+                "counters": phase.sum_of_records().to_json(),
+            }
+        )
 
     yield f"{name}: begin", lambda: (folder.begin(), folder.done())
     yield f"{name}: list work", phase.task_ids
@@ -110,7 +120,10 @@ def _acts(phase: Phase, seeds: RunPlan) -> Iterator[tuple[str, Callable[[], Any]
     yield f"{name}: look for what is done", folder.done
     yield f"{name}: sum up, merge", finish
     if isinstance(phase, ParagraphDedup) and phase.task_ids():
-        yield "task of annotate: its part of the repeats", lambda: phase.duplicate_lines_of(phase.plan.splits[-1])
+        yield (
+            "task of annotate: its part of the repeats",
+            lambda: phase.duplicate_lines_of(phase.plan.splits[-1]),
+        )
     if isinstance(phase, FuzzyDedup):
         yield "task of select: its part", lambda: phase.near_duplicates_of(phase.plan.splits[-1])
     if isinstance(phase, Annotate):
@@ -121,7 +134,11 @@ def _join_all(phase: FuzzyDedup) -> None:
     """The forest in which every document is the first one's near-duplicate: what the task finds where all are links."""
     splits = np.arange(len(phase.plan.splits), dtype=np.uint64) << np.uint64(32)
     documents = np.concatenate([splits + 1, splits + 2])
-    pairs = [np.ones_like(documents), documents, *np.random.default_rng(0).random((2, len(documents)))]
+    pairs = [
+        np.ones_like(documents),
+        documents,
+        *np.random.default_rng(0).random((2, len(documents))),
+    ]
     with phase.folder.commit(phase.task_ids()[0]) as task:
         with pa.ipc.new_file(task.path(f"{phase.task_ids()[0]}.forest.arrow"), FOREST) as file:
             file.write_batch(pa.record_batch(pairs, schema=FOREST).slice(1))
@@ -151,8 +168,13 @@ _INPUT = {"common_crawl": {"crawl": CRAWL, "base_url": BASE_URL}, "files_per_spl
 
 def _seeds(run_dir: Path) -> RunPlan:
     """A real run over NUM_SEEDS units of two pages."""
-    crawl = {"sample_crawl": {"documents": 2 * NUM_SEEDS, "documents_per_file": 2}, "max_quarantined_share": 1}
-    config: RunConfig = load("ccnet", [*_SETTINGS, f"run_dir={run_dir}", f"input={json.dumps(crawl)}"])
+    crawl = {
+        "sample_crawl": {"documents": 2 * NUM_SEEDS, "documents_per_file": 2},
+        "max_quarantined_share": 1,
+    }
+    config: RunConfig = load(
+        "ccnet", [*_SETTINGS, f"run_dir={run_dir}", f"input={json.dumps(crawl)}"]
+    )
     prepare(config, say=lambda line: print(line, file=sys.stderr))
     plan = make_plan(config)
     for _ in run(plan):
@@ -166,7 +188,10 @@ def _cache_with_list(cache: Path, num_splits: int) -> Path:
 
     cache.mkdir(parents=True)
     (cache / "assets").symlink_to(assets.cache_folder() / "assets")
-    segment, name = f"crawl-data/{CRAWL}/segments/1775805908305", "CC-MAIN-20260412001017-20260412031017"
+    segment, name = (
+        f"crawl-data/{CRAWL}/segments/1775805908305",
+        "CC-MAIN-20260412001017-20260412031017",
+    )
     names = (f"{segment}.{i % 100}/wet/{name}-{i:05d}.warc.wet.gz" for i in range(num_splits))
     before, os.environ["CORPUSMILL_CACHE"] = os.environ.get("CORPUSMILL_CACHE"), str(cache)
     path = list_of_crawl(CRAWL, f"{BASE_URL}crawl-data/{CRAWL}/wet.paths.gz")
@@ -182,14 +207,22 @@ def ray_tasks(num_tasks: int) -> dict[str, float]:
     import ray
     import ray.data
 
-    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=200 * 2**20, log_to_driver=False)
+    ray.init(
+        num_cpus=2, include_dashboard=False, object_store_memory=200 * 2**20, log_to_driver=False
+    )
     ray.data.DataContext.get_current().enable_progress_bars = False
     reset_peak_memory()
     started, cpu = time.perf_counter(), time.process_time()
-    flow = ray.data.from_items([{"task_id": f"{i:06d}"} for i in range(num_tasks)], override_num_blocks=num_tasks)
+    flow = ray.data.from_items(
+        [{"task_id": f"{i:06d}"} for i in range(num_tasks)], override_num_blocks=num_tasks
+    )
     made = time.perf_counter() - started
-    flow = flow.map_batches(lambda table: table, batch_size=None, batch_format="pyarrow", num_cpus=1)
-    count = sum(batch.num_rows for batch in flow.iter_batches(batch_size=None, batch_format="pyarrow"))
+    flow = flow.map_batches(
+        lambda table: table, batch_size=None, batch_format="pyarrow", num_cpus=1
+    )
+    count = sum(
+        batch.num_rows for batch in flow.iter_batches(batch_size=None, batch_format="pyarrow")
+    )
     assert count == num_tasks
     figures = {"seconds": time.perf_counter() - started, "of these to make blocks": made}
     figures |= {"cpu_seconds": time.process_time() - cpu, "peak_mb": peak_mb() or 0.0}
@@ -199,17 +232,35 @@ def ray_tasks(num_tasks: int) -> dict[str, float]:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--units", type=int, default=90_000)
-    parser.add_argument("--ray", type=int, default=0, metavar="TASKS", help="measure Ray Data with so many tasks too")
-    parser.add_argument("--save", action="store_true", help="keep the figures in benchmarks/results")
+    parser.add_argument(
+        "--ray",
+        type=int,
+        default=0,
+        metavar="TASKS",
+        help="measure Ray Data with so many tasks too",
+    )
+    parser.add_argument(
+        "--save", action="store_true", help="keep the figures in benchmarks/results"
+    )
     parser.add_argument("--child", metavar="FOLDER", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         print(json.dumps(simulate(options.splits, Path(options.child))))
         return
     with tempfile.TemporaryDirectory(prefix="corpusmill-driver-") as folder:
-        command = [sys.executable, "-m", "benchmarks.driver_scale", "--units", str(options.splits), "--child", folder]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.driver_scale",
+            "--units",
+            str(options.splits),
+            "--child",
+            folder,
+        ]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     acts: Measured = json.loads(done.stdout.splitlines()[-1])
     driver = [figures for name, figures in acts.items() if not name.startswith("task ")]
@@ -220,9 +271,16 @@ def main() -> None:
     }
     table = Table("act", "s", "CPU s", "peak MB", title=f"{options.splits:,} units", box=None)
     for name, figures in {**acts, "the driver in all": whole}.items():
-        table.add_row(name, *(f"{figures[key]:,.2f}" for key in ("seconds", "cpu_seconds", "peak_mb")))
+        table.add_row(
+            name, *(f"{figures[key]:,.2f}" for key in ("seconds", "cpu_seconds", "peak_mb"))
+        )
     Console().print(table)
-    result: dict[str, Any] = {"splits": options.splits, "load": os.getloadavg()[0], "driver": whole, "acts": acts}
+    result: dict[str, Any] = {
+        "splits": options.splits,
+        "load": os.getloadavg()[0],
+        "driver": whole,
+        "acts": acts,
+    }
     if options.ray:
         result["ray"] = {"tasks": options.ray, **ray_tasks(options.ray)}
         print(result["ray"])

@@ -63,7 +63,9 @@ class BarePool(Engine):
         if self._pool is None:
             context = multiprocessing.get_context("fork")
             self._pool = ProcessPoolExecutor(self.config.workers, mp_context=context)
-        for done in as_completed([self._pool.submit(_work, phase, task_id, self.config) for task_id in task_ids]):
+        for done in as_completed(
+            [self._pool.submit(_work, phase, task_id, self.config) for task_id in task_ids]
+        ):
             yield from done.result()
 
     def __exit__(self, *exc: object) -> None:
@@ -80,8 +82,12 @@ def _work(phase: Phase, task_id: str, config: EngineConfig) -> list[dict[str, An
 
 def run_entrant(entrant: str, megabytes: float, run_dir: Path) -> None:
     """Run the chain; at the end of each step say so and wait, so that the meter is read while nothing moves."""
-    plan = make_plan(demo_config(megabytes, run_dir, f"engine.workers={WORKERS}", "engine.kind=ray"))
-    engine = BarePool(plan.config.engine) if entrant == "bare pool" else engine_of(plan.config.engine)
+    plan = make_plan(
+        demo_config(megabytes, run_dir, f"engine.workers={WORKERS}", "engine.kind=ray")
+    )
+    engine = (
+        BarePool(plan.config.engine) if entrant == "bare pool" else engine_of(plan.config.engine)
+    )
     _say_and_wait("imports and plan")
     engine.start()
     _say_and_wait("start")
@@ -102,7 +108,14 @@ def _say_and_wait(step: str) -> None:
 def measure(entrant: str, megabytes: float) -> Figures:
     """CPU and wall seconds of each step of one run, and the sum of all of them, `whole`."""
     with tempfile.TemporaryDirectory(prefix="corpusmill-") as folder, ProcessTree() as tree:
-        arguments = ["--entrant", entrant, "--megabytes", str(megabytes), "--run-dir", f"{folder}/run"]
+        arguments = [
+            "--entrant",
+            entrant,
+            "--megabytes",
+            str(megabytes),
+            "--run-dir",
+            f"{folder}/run",
+        ]
         began = time.perf_counter()
         program = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.engine_overhead", *arguments],
@@ -115,13 +128,22 @@ def measure(entrant: str, megabytes: float) -> Figures:
         )
         steps = dict(_steps(program, tree, began))
         if program.wait() != 0 or END not in steps:
-            raise RuntimeError(f"the run of {entrant} ended with exit code {program.returncode}; see its words above")
-    return steps | {"whole": {split: sum(step[split] for step in steps.values()) for split in ("cpu_s", "wall_s")}}
+            raise RuntimeError(
+                f"the run of {entrant} ended with exit code {program.returncode}; see its words above"
+            )
+    return steps | {
+        "whole": {
+            split: sum(step[split] for step in steps.values()) for split in ("cpu_s", "wall_s")
+        }
+    }
 
 
 def _environment() -> dict[str, str]:
     rest = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    return rest | {"PYTHONPYCACHEPREFIX": str(cache_folder() / "pycache"), "RAY_worker_niceness": "0"}
+    return rest | {
+        "PYTHONPYCACHEPREFIX": str(cache_folder() / "pycache"),
+        "RAY_worker_niceness": "0",
+    }
 
 
 def _steps(
@@ -138,7 +160,10 @@ def _steps(
             return
         if line.startswith("step "):
             cpu, wall = tree.cpu_seconds(), time.perf_counter()
-            yield line.removeprefix("step ").strip(), {"cpu_s": cpu - cpu_before, "wall_s": wall - wall_before}
+            yield (
+                line.removeprefix("step ").strip(),
+                {"cpu_s": cpu - cpu_before, "wall_s": wall - wall_before},
+            )
             cpu_before, wall_before = cpu, wall
             program.stdin.write("\n")
 
@@ -155,21 +180,30 @@ def compare(megabytes: float, rounds: int) -> dict[str, Any]:
     for i in range(rounds):
         for entrant, size in runs if i % 2 == 0 else reversed(runs):
             runs[entrant, size].append(figures := measure(entrant, sizes[size]))
-            print(f"round {i}: {entrant}, {size}: {figures['whole']['cpu_s']:.2f} CPU s", file=sys.stderr)
+            print(
+                f"round {i}: {entrant}, {size}: {figures['whole']['cpu_s']:.2f} CPU s",
+                file=sys.stderr,
+            )
     named = {f"{entrant}, {size}": figures for (entrant, size), figures in runs.items()}
     figures = summarize({name: _median(of_rounds) for name, of_rounds in named.items()}, sizes)
     for split in ("cpu_s", "wall_s"):
         each = [{name: of_rounds[i] for name, of_rounds in named.items()} for i in range(rounds)]
-        figures[split]["ratio_per_mb_of_each_round"] = [round(_ratio_per_mb(one, sizes, split), 3) for one in each]
+        figures[split]["ratio_per_mb_of_each_round"] = [
+            round(_ratio_per_mb(one, sizes, split), 3) for one in each
+        ]
         figures[split]["whole_of_each_round"] = {
-            name: [round(one["whole"][split], 2) for one in of_rounds] for name, of_rounds in named.items()
+            name: [round(one["whole"][split], 2) for one in of_rounds]
+            for name, of_rounds in named.items()
         }
     return figures
 
 
 def _median(runs: Sequence[Figures]) -> Figures:
     return {
-        step: {split: round(statistics.median(run[step][split] for run in runs), 2) for split in runs[0][step]}
+        step: {
+            split: round(statistics.median(run[step][split] for run in runs), 2)
+            for split in runs[0][step]
+        }
         for step in runs[0]
     }
 
@@ -181,14 +215,22 @@ def summarize(medians: dict[str, Figures], sizes: dict[str, float]) -> dict[str,
         whole = [medians[f"{entrant}, large"]["whole"][split] for entrant in ENTRANTS]
         lines = [_line(medians, sizes, entrant, "whole", split) for entrant in ENTRANTS]
         figures[split] = {
-            "fixed": {entrant: round(fixed, 2) for entrant, (fixed, _) in zip(ENTRANTS, lines, strict=True)},
+            "fixed": {
+                entrant: round(fixed, 2)
+                for entrant, (fixed, _) in zip(ENTRANTS, lines, strict=True)
+            },
             "start_of_ray": medians["ray, large"]["start"][split],
             "ratio_with_fixed": round(whole[1] / whole[0], 3),
             "ratio_per_mb": round(_ratio_per_mb(medians, sizes, split), 3),
         }
-    per_mb = {phase: [_line(medians, sizes, entrant, phase, "cpu_s")[1] for entrant in ENTRANTS] for phase in PHASES}
+    per_mb = {
+        phase: [_line(medians, sizes, entrant, phase, "cpu_s")[1] for entrant in ENTRANTS]
+        for phase in PHASES
+    }
     figures["cpu_s"]["ratio_per_mb_by_phase"] = {
-        phase: round(ray / pool, 3) for phase, (pool, ray) in per_mb.items() if pool * sizes["large"] > MIN_PHASE_CPU_S
+        phase: round(ray / pool, 3)
+        for phase, (pool, ray) in per_mb.items()
+        if pool * sizes["large"] > MIN_PHASE_CPU_S
     }
     return figures
 
@@ -223,11 +265,17 @@ def print_summary(figures: dict[str, Any]) -> None:
 
 def main() -> None:
     """Read the command line, run, print, and save where asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--megabytes", type=float, default=100, help="of WET text, uncompressed, of the large crawl")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--megabytes", type=float, default=100, help="of WET text, uncompressed, of the large crawl"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
-    parser.add_argument("--entrant", choices=ENTRANTS, help=argparse.SUPPRESS)  # the program that is measured
+    parser.add_argument(
+        "--entrant", choices=ENTRANTS, help=argparse.SUPPRESS
+    )  # the program that is measured
     parser.add_argument("--run-dir", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.entrant is not None:

@@ -41,7 +41,16 @@ from benchmarks.result_file import save  # noqa: E402 - after the path is set
 from stages.html.extraction import HtmlSettings, Unusable, extract  # noqa: E402
 from stages.html.justext import JustextSettings  # noqa: E402
 
-LIBRARIES = ["resiliparse", "justext", "lxml", "trafilatura", "readability-lxml", "boilerpy3", "goose3", "newspaper4k"]
+LIBRARIES = [
+    "resiliparse",
+    "justext",
+    "lxml",
+    "trafilatura",
+    "readability-lxml",
+    "boilerpy3",
+    "goose3",
+    "newspaper4k",
+]
 LIBRARIES += ["inscriptis"]
 Extractor = Callable[[bytes, str], str]
 """(page as bytes, the same decoded) -> text."""
@@ -65,9 +74,13 @@ class Score(NamedTuple):
 
 def articles(folder: Path) -> Iterator[GoldPage]:
     """scrapinghub/article-extraction-benchmark as it is checked out."""
-    for name, gold in json.loads((folder / "ground-truth.json").read_text(encoding="utf-8")).items():
+    for name, gold in json.loads(
+        (folder / "ground-truth.json").read_text(encoding="utf-8")
+    ).items():
         yield GoldPage(
-            "article", gzip.decompress((folder / "html" / f"{name}.html.gz").read_bytes()), gold["articleBody"]
+            "article",
+            gzip.decompress((folder / "html" / f"{name}.html.gz").read_bytes()),
+            gold["articleBody"],
         )
 
 
@@ -77,7 +90,11 @@ def wcxb(folder: Path) -> Iterator[GoldPage]:
         gold = json.loads(path.read_text(encoding="utf-8"))
         kind = gold["_internal"]["page_type"]["primary"]
         html = gzip.decompress((folder / "html" / f"{path.stem}.html.gz").read_bytes())
-        yield GoldPage("collection" if kind == "category" else kind, html, gold["ground_truth"]["main_content"] or "")
+        yield GoldPage(
+            "collection" if kind == "category" else kind,
+            html,
+            gold["ground_truth"]["main_content"] or "",
+        )
 
 
 def ours(settings: HtmlSettings) -> Extractor:
@@ -102,7 +119,9 @@ def _justext() -> Extractor:
     import justext
 
     stop_words = justext.get_stoplist("English")
-    return lambda _, html: "\n".join(p.text for p in justext.justext(html, stop_words) if not p.is_boilerplate)
+    return lambda _, html: "\n".join(
+        p.text for p in justext.justext(html, stop_words) if not p.is_boilerplate
+    )
 
 
 def _trafilatura() -> Extractor:
@@ -114,7 +133,9 @@ def _trafilatura() -> Extractor:
 def _trafilatura_precise() -> Extractor:
     import trafilatura
 
-    return lambda _, html: trafilatura.extract(html, favor_precision=True, include_comments=False) or ""
+    return lambda _, html: (
+        trafilatura.extract(html, favor_precision=True, include_comments=False) or ""
+    )
 
 
 def _readability() -> Extractor:
@@ -191,12 +212,16 @@ def _score(found: Counter[tuple[str, ...]], wanted: Counter[tuple[str, ...]]) ->
         return Score(same, same, same)
     shared = (found & wanted).total()
     precision, recall = shared / found.total(), shared / wanted.total()
-    return Score(precision, recall, 2 * precision * recall / (precision + recall) if shared else 0.0)
+    return Score(
+        precision, recall, 2 * precision * recall / (precision + recall) if shared else 0.0
+    )
 
 
 def _runs(text: str, run_words: int) -> Counter[tuple[str, ...]]:
     words = re.findall(r"\w+", text)
-    return Counter(zip(*(words[first:] for first in range(min(run_words, len(words)))), strict=False))
+    return Counter(
+        zip(*(words[first:] for first in range(min(run_words, len(words)))), strict=False)
+    )
 
 
 def summarize(scores: Sequence[Score]) -> dict[str, Any]:
@@ -219,7 +244,9 @@ def measure(pages: Sequence[GoldPage], extractors: Mapping[str, Extractor]) -> d
     seconds, errors = dict.fromkeys(names, 0.0), Counter[str]()
     texts: dict[str, list[str]] = {name: [] for name in names}
     for extractor in extractors.values():
-        _timed(extractor, pages[0], "")  # stop words, models and compiled patterns are loaded before the clock runs
+        _timed(
+            extractor, pages[0], ""
+        )  # stop words, models and compiled patterns are loaded before the clock runs
     for number, page in enumerate(pages):
         decoded = page.html.decode("utf-8", "replace")
         for name in names[number % len(names) :] + names[: number % len(names)]:
@@ -232,15 +259,25 @@ def measure(pages: Sequence[GoldPage], extractors: Mapping[str, Extractor]) -> d
     figures: dict[str, dict[str, Any]] = {}
     for name in names:
         scores = [score(text, gold) for text, gold in zip(texts[name], golds, strict=True)]
-        by_kind = {kind: [s.f1 for s, its in zip(scores, kinds, strict=True) if its == kind] for kind in set(kinds)}
+        by_kind = {
+            kind: [s.f1 for s, its in zip(scores, kinds, strict=True) if its == kind]
+            for kind in set(kinds)
+        }
         figures[name] = {
             **summarize(scores),
             "shingle_f1": round(shingle_f1(texts[name], golds), 3),
-            "f1_by_kind": {kind: round(statistics.fmean(values), 3) for kind, values in sorted(by_kind.items())},
+            "f1_by_kind": {
+                kind: round(statistics.fmean(values), 3) for kind, values in sorted(by_kind.items())
+            },
             "errors": errors[name],
             "mb_per_cpu_s": round(megabytes / seconds[name], 2),
         }
-    return {"pages": len(pages), "megabytes": round(megabytes, 1), "kinds": Counter(kinds), "extractors": figures}
+    return {
+        "pages": len(pages),
+        "megabytes": round(megabytes, 1),
+        "kinds": Counter(kinds),
+        "extractors": figures,
+    }
 
 
 def _timed(extractor: Extractor, page: GoldPage, decoded: str) -> tuple[str | None, float]:
@@ -255,11 +292,17 @@ def _timed(extractor: Extractor, page: GoldPage, decoded: str) -> tuple[str | No
 
 def main() -> None:
     logging.disable()  # peers speak of every page that they do not like
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--articles", type=Path, help="the folder of article-extraction-benchmark")
     parser.add_argument("--wcxb", type=Path, help="the folder of one split of WCXB")
-    parser.add_argument("--pages", type=int, help="at most about so many of each set, evenly spread")
-    parser.add_argument("--without", nargs="*", default=[], metavar="EXTRACTOR", help="leave these out")
+    parser.add_argument(
+        "--pages", type=int, help="at most about so many of each set, evenly spread"
+    )
+    parser.add_argument(
+        "--without", nargs="*", default=[], metavar="EXTRACTOR", help="leave these out"
+    )
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
     args = parser.parse_args()
     sets = {name: list(read(folder)) for name, read, folder in _given(args)}
@@ -267,7 +310,9 @@ def main() -> None:
         parser.error("give --articles, --wcxb or both: the help says where they come from")
     extractors = {name: each for name, each in entrants().items() if name not in args.without}
     figures = {
-        name: measure(pages[:: round(len(pages) / min(len(pages), args.pages or len(pages)))], extractors)
+        name: measure(
+            pages[:: round(len(pages) / min(len(pages), args.pages or len(pages)))], extractors
+        )
         for name, pages in sets.items()
     }
     for name, found in figures.items():
@@ -286,7 +331,9 @@ def main() -> None:
         print(save("extraction_f1", figures, libraries=LIBRARIES))
 
 
-def _given(args: argparse.Namespace) -> Iterator[tuple[str, Callable[[Path], Iterator[GoldPage]], Path]]:
+def _given(
+    args: argparse.Namespace,
+) -> Iterator[tuple[str, Callable[[Path], Iterator[GoldPage]], Path]]:
     for name, read in (("articles", articles), ("wcxb", wcxb)):
         if (folder := getattr(args, name)) is not None:
             yield name, read, folder

@@ -42,7 +42,9 @@ def peaks(megabytes: float, run_dir: Path) -> dict[str, float]:
     for event in run(plan):
         if isinstance(event, TaskFinished):
             found[event.phase] = max(found.get(event.phase, 0.0), event.peak_mb or 0.0)
-        elif isinstance(event, PhaseFinished):  # its last act, the merge of what the pieces of work have found
+        elif isinstance(
+            event, PhaseFinished
+        ):  # its last act, the merge of what the pieces of work have found
             found[event.phase] = max(found.get(event.phase, 0.0), peak_mb() or 0.0)
     return found
 
@@ -51,16 +53,25 @@ def _in_a_process_of_its_own(megabytes: float) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         arguments = ["--child", str(megabytes), folder]
         done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.memory", *arguments], stdout=subprocess.PIPE, text=True, check=True
+            [sys.executable, "-m", "benchmarks.memory", *arguments],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
         )
         return json.loads(done.stdout.splitlines()[-1])
 
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--megabytes", type=float, nargs=2, default=(100, 1000), help="a small and a large crawl")
-    parser.add_argument("--save", action="store_true", help="keep the figures in benchmarks/results")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--megabytes", type=float, nargs=2, default=(100, 1000), help="a small and a large crawl"
+    )
+    parser.add_argument(
+        "--save", action="store_true", help="keep the figures in benchmarks/results"
+    )
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -68,10 +79,18 @@ def main() -> None:
         return
     small, large = options.megabytes
     by_size = {f"{size:g} MB": _in_a_process_of_its_own(size) for size in (small, large)}
-    table = Table("phase", *by_size, "ratio", title=f"Peak resident MB; engine.memory_mb is {MEMORY_MB}", box=None)
+    table = Table(
+        "phase",
+        *by_size,
+        "ratio",
+        title=f"Peak resident MB; engine.memory_mb is {MEMORY_MB}",
+        box=None,
+    )
     for phase in by_size[f"{small:g} MB"]:
         figures = [found[phase] for found in by_size.values()]
-        table.add_row(phase, *(f"{figure:,.0f}" for figure in figures), f"{figures[1] / figures[0]:.2f}")
+        table.add_row(
+            phase, *(f"{figure:,.0f}" for figure in figures), f"{figures[1] / figures[0]:.2f}"
+        )
     Console().print(table)
     if options.save:
         print(save("memory", {"memory_mb": MEMORY_MB, "peak_mb": by_size}))

@@ -70,7 +70,9 @@ def edited_texts(num_texts: int, seed: int = 1) -> list[str]:
         # Of n words a share p is replaced: a run of 5 stays as it is with (1 - p)^5, and s = x / (2 - x) for a share x.
         wanted = rng.uniform(LOWEST, 1.0)
         share = 1 - (2 * wanted / (1 + wanted)) ** (1 / MinHashSettings().ngram_words)
-        texts.append(" ".join(rng.choice(words) if rng.random() < share else word for word in text.split()))
+        texts.append(
+            " ".join(rng.choice(words) if rng.random() < share else word for word in text.split())
+        )
     rng.shuffle(texts)
     return texts
 
@@ -82,14 +84,21 @@ def similarities(texts: Sequence[str], settings: MinHashSettings) -> dict[Pair, 
     for i, one in enumerate(sets):
         for gram in one:
             holders[gram].append(i)
-    shared = Counter((a, b) for found in holders.values() for k, b in enumerate(found) for a in found[:k])
+    shared = Counter(
+        (a, b) for found in holders.values() for k, b in enumerate(found) for a in found[:k]
+    )
     jaccard = {(a, b): n / (len(sets[a]) + len(sets[b]) - n) for (a, b), n in shared.items()}
     return {pair: s for pair, s in jaccard.items() if s >= LOWEST}
 
 
 def found_pairs(texts: Sequence[str], settings: MinHashSettings) -> set[Pair]:
     """Pairs of texts with a band in common, by the project's own stage."""
-    batch = pa.table({"doc_id": pa.array(range(len(texts)), pa.uint64()), "text": pa.array(texts, pa.large_string())})
+    batch = pa.table(
+        {
+            "doc_id": pa.array(range(len(texts)), pa.uint64()),
+            "text": pa.array(texts, pa.large_string()),
+        }
+    )
     holders: dict[int, list[int]] = defaultdict(list)
     for i, row in enumerate(MinHash(settings).apply(batch).kept.column("minhash").to_pylist()):
         for number in row or ():
@@ -111,7 +120,11 @@ def datasketch_pairs(texts: Sequence[str], settings: MinHashSettings) -> set[Pai
 
 
 def verified(
-    pairs: Iterable[Pair], texts: Sequence[str], jaccard: dict[Pair, float], settings: MinHashSettings, verify: Verify
+    pairs: Iterable[Pair],
+    texts: Sequence[str],
+    jaccard: dict[Pair, float],
+    settings: MinHashSettings,
+    verify: Verify,
 ) -> set[Pair]:
     """The candidates that pass."""
     if verify == "off":
@@ -138,7 +151,9 @@ def groups(pairs: Iterable[Pair], num_texts: int) -> dict[int, int]:
     return {i: root(i) for i in range(num_texts) if root(i) != i}
 
 
-def figures_of(texts: Sequence[str], settings: MinHashSettings, folder: Path, plan_of: Any) -> dict[str, Any]:
+def figures_of(
+    texts: Sequence[str], settings: MinHashSettings, folder: Path, plan_of: Any
+) -> dict[str, Any]:
     """Recall, precision, the table by similarity, and what datasketch and plain Python decide otherwise."""
     jaccard = similarities(texts, settings)
     near = {pair for pair, s in jaccard.items() if s >= settings.threshold}
@@ -150,7 +165,10 @@ def figures_of(texts: Sequence[str], settings: MinHashSettings, folder: Path, pl
         "threshold": settings.threshold,
         "bands": [num_bands, num_rows],
         "pairs_at_threshold": len(near),
-        "candidates_as_datasketch": {"equal": len(candidates & theirs), "different": len(candidates ^ theirs)},
+        "candidates_as_datasketch": {
+            "equal": len(candidates & theirs),
+            "different": len(candidates ^ theirs),
+        },
         "by_similarity": [],
         "verify": {},
     }
@@ -158,8 +176,17 @@ def figures_of(texts: Sequence[str], settings: MinHashSettings, folder: Path, pl
         here = [pair for pair, s in jaccard.items() if low <= s < high or s == high == 1.0]
         if here:
             expected = np.mean([1 - (1 - jaccard[pair] ** num_rows) ** num_bands for pair in here])
-            shares = {verify: round(len(found[verify].intersection(here)) / len(here), 3) for verify in VERIFY}
-            row = {"from": low, "to": high, "pairs": len(here), "expected": round(float(expected), 3), **shares}
+            shares = {
+                verify: round(len(found[verify].intersection(here)) / len(here), 3)
+                for verify in VERIFY
+            }
+            row = {
+                "from": low,
+                "to": high,
+                "pairs": len(here),
+                "expected": round(float(expected), 3),
+                **shares,
+            }
             figures["by_similarity"].append(row)
     for verify in VERIFY:
         plan: RunPlan = plan_of(folder / verify, {"off": "false"}.get(verify, verify))
@@ -201,7 +228,9 @@ def annotated(plan: RunPlan) -> list[tuple[int, str]]:
     for split in plan.splits:
         with plan.folder("annotate").open(f"{split.key}.documents.parquet") as file:
             table = pq.read_table(file, columns=["doc_id", "text"])
-        rows += zip(table.column("doc_id").to_pylist(), table.column("text").to_pylist(), strict=True)
+        rows += zip(
+            table.column("doc_id").to_pylist(), table.column("text").to_pylist(), strict=True
+        )
     return rows
 
 
@@ -213,7 +242,12 @@ def measure_texts(num_texts: int, threshold: float) -> dict[str, Any]:
         folder = Path(name)
         content = b"".join(wet_record(i, f"Title\n{text}") for i, text in enumerate(texts))
         (folder / "0.warc.wet").write_bytes(content)
-        return figures_of(texts, settings, folder, lambda place, verify: _plan(place, folder, threshold, verify, 10))
+        return figures_of(
+            texts,
+            settings,
+            folder,
+            lambda place, verify: _plan(place, folder, threshold, verify, 10),
+        )
 
 
 def measure_crawl(num_pages: int, threshold: float) -> dict[str, Any]:
@@ -236,14 +270,19 @@ def measure_crawl(num_pages: int, threshold: float) -> dict[str, Any]:
 
 def _by_kind(truth: Path, plan: RunPlan, in_groups: set[int]) -> dict[str, dict[str, int]]:
     """How many pages of each kind there are among those annotated, and how many of them have a near-duplicate."""
-    kinds = {row["url"]: row["kind"] for row in pq.read_table(truth, columns=["url", "kind"]).to_pylist()}
+    kinds = {
+        row["url"]: row["kind"] for row in pq.read_table(truth, columns=["url", "kind"]).to_pylist()
+    }
     urls: list[str] = []
     for split in plan.splits:
         with plan.folder("annotate").open(f"{split.key}.documents.parquet") as file:
             urls += pq.read_table(file, columns=["url"]).column("url").to_pylist()
     pages = Counter(kinds[url] for url in urls)
     grouped = Counter(kinds[url] for i, url in enumerate(urls) if i in in_groups)
-    return {kind: {"pages": num_pages, "with_near_duplicate": grouped[kind]} for kind, num_pages in pages.items()}
+    return {
+        kind: {"pages": num_pages, "with_near_duplicate": grouped[kind]}
+        for kind, num_pages in pages.items()
+    }
 
 
 def _plan(place: Path, files: Path, threshold: float, verify: str, min_chars: int) -> RunPlan:
@@ -264,12 +303,18 @@ def _plan(place: Path, files: Path, threshold: float, verify: str, min_chars: in
 def show(name: str, figures: dict[str, Any]) -> None:
     """As tables."""
     equal, num_near = figures["candidates_as_datasketch"], figures["pairs_at_threshold"]
-    print(f"\n{name}: {figures['texts']:,} texts, {num_near:,} pairs of {figures['threshold']} and more")
-    print(f"pairs as datasketch.MinHashLSH has them: {equal['equal']:,} equal, {equal['different']:,} different")
+    print(
+        f"\n{name}: {figures['texts']:,} texts, {num_near:,} pairs of {figures['threshold']} and more"
+    )
+    print(
+        f"pairs as datasketch.MinHashLSH has them: {equal['equal']:,} equal, {equal['different']:,} different"
+    )
     print("similarity     pairs  expected     off  signatures  exact")
     for row in figures["by_similarity"]:
         shares = f"{row['off']:7.3f} {row['signatures']:11.3f} {row['exact']:6.3f}"
-        print(f"{row['from']:.2f}-{row['to']:.2f}  {row['pairs']:9,} {row['expected']:9.3f} {shares}")
+        print(
+            f"{row['from']:.2f}-{row['to']:.2f}  {row['pairs']:9,} {row['expected']:9.3f} {shares}"
+        )
     for verify, row in figures["verify"].items():
         same = row["as_datasketch"]
         print(
@@ -278,15 +323,21 @@ def show(name: str, figures: dict[str, Any]) -> None:
         )
     if "truth_table" in figures:
         for kind, row in figures["truth_table"].items():
-            print(f"{kind:<15} {row['pages']:>7,} pages, {row['with_near_duplicate']:,} with a near-duplicate")
+            print(
+                f"{kind:<15} {row['pages']:>7,} pages, {row['with_near_duplicate']:,} with a near-duplicate"
+            )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--texts", type=int, default=4_000, help="texts, each with an edited copy")
     parser.add_argument("--pages", type=int, default=5_000, help="pages of the sample crawl")
     parser.add_argument("--threshold", type=float, default=0.8)
-    parser.add_argument("--save", action="store_true", help="keep the figures in benchmarks/results")
+    parser.add_argument(
+        "--save", action="store_true", help="keep the figures in benchmarks/results"
+    )
     args = parser.parse_args()
     figures = {
         "edited_texts": measure_texts(args.texts, args.threshold),
@@ -295,7 +346,13 @@ def main() -> None:
     for name, one in figures.items():
         show(name.replace("_", " "), one)
     if args.save:
-        print(save("near_duplicate_truth", figures, libraries=("datasketch", "numpy", "numba", "pyarrow")))
+        print(
+            save(
+                "near_duplicate_truth",
+                figures,
+                libraries=("datasketch", "numpy", "numba", "pyarrow"),
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -109,7 +109,10 @@ def measure(num_documents: int, folder: Path) -> dict[str, Any]:
             peak = max(peak, event.peak_mb or 0.0)
         else:  # its last act, the merge, is after the last piece of work
             cpu_s = time.process_time() - began
-            found["phases"][event.phase] = {"cpu_s": round(cpu_s, 1), "peak_mb": max(peak, peak_mb() or 0.0)}
+            found["phases"][event.phase] = {
+                "cpu_s": round(cpu_s, 1),
+                "peak_mb": max(peak, peak_mb() or 0.0),
+            }
             if event.phase == "fuzzy_dedup":
                 break
     phase = FuzzyDedup(plan)
@@ -121,14 +124,20 @@ def measure(num_documents: int, folder: Path) -> dict[str, Any]:
     }
     found["recall"] = round(len(dropped & copies) / len(copies), 4)
     found["precision"] = round(len(dropped & copies) / max(1, len(dropped)), 4)
-    found["cpu_s_per_million"] = round(found["phases"]["fuzzy_dedup"]["cpu_s"] / num_documents * 1e6, 1)
+    found["cpu_s_per_million"] = round(
+        found["phases"]["fuzzy_dedup"]["cpu_s"] / num_documents * 1e6, 1
+    )
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--documents", type=int, nargs="+", default=(100_000, 1_000_000))
-    parser.add_argument("--save", action="store_true", help="keep the figures in benchmarks/results")
+    parser.add_argument(
+        "--save", action="store_true", help="keep the figures in benchmarks/results"
+    )
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
@@ -137,7 +146,14 @@ def main() -> None:
     sizes: list[dict[str, Any]] = []
     for num_documents in args.documents:
         with tempfile.TemporaryDirectory() as folder:
-            command = [sys.executable, "-m", "benchmarks.near_duplicates", "--child", str(num_documents), folder]
+            command = [
+                sys.executable,
+                "-m",
+                "benchmarks.near_duplicates",
+                "--child",
+                str(num_documents),
+                folder,
+            ]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
             sizes.append(json.loads(done.stdout.splitlines()[-1]))
             print(sizes[-1], flush=True)

@@ -31,7 +31,9 @@ Phases = dict[str, dict[str, Any]]
 
 def measure(megabytes: float, run_dir: object) -> Phases:
     """Wall seconds, CPU seconds and requests of each phase of one run; "whole" is their sum."""
-    plan = make_plan(demo_config(megabytes, Path("unused"), f"run_dir={run_dir}", "engine.kind=inline"))
+    plan = make_plan(
+        demo_config(megabytes, Path("unused"), f"run_dir={run_dir}", "engine.kind=inline")
+    )
     found: Phases = {}
 
     def now() -> tuple[float, float, Counter[str]]:
@@ -46,7 +48,9 @@ def measure(megabytes: float, run_dir: object) -> Phases:
     return found
 
 
-def _difference(before: tuple[float, float, Counter[str]], after: tuple[float, float, Counter[str]]) -> dict[str, Any]:
+def _difference(
+    before: tuple[float, float, Counter[str]], after: tuple[float, float, Counter[str]]
+) -> dict[str, Any]:
     return {
         "wall_s": round(after[0] - before[0], 3),
         "cpu_s": round(after[1] - before[1], 3),
@@ -57,14 +61,19 @@ def _difference(before: tuple[float, float, Counter[str]], after: tuple[float, f
 def median(runs: list[Phases]) -> Phases:
     """Medians of times; the requests of the last run."""
     return {
-        phase: {name: statistics.median(found[phase][name] for found in runs) for name in ("wall_s", "cpu_s")}
+        phase: {
+            name: statistics.median(found[phase][name] for found in runs)
+            for name in ("wall_s", "cpu_s")
+        }
         | {"requests": runs[-1][phase]["requests"]}
         for phase in runs[-1]
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--megabytes", type=float, default=16)
     parser.add_argument("--runs", type=int, default=5)
     args = parser.parse_args()

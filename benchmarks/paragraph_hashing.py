@@ -51,11 +51,17 @@ Entrant = Callable[[Sequence[str]], NDArray[np.uint64]]
 
 def main() -> None:
     """Read the command line, run, print, and save where asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--megabytes", type=float, default=4, help="of UTF-8 per corpus, at most")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--cc-net", type=Path, help="a checkout of facebookresearch/cc_net: its own code takes part")
-    parser.add_argument("--text", type=Path, nargs="*", default=[], help="text files, .gz or .xz allowed")
+    parser.add_argument(
+        "--cc-net", type=Path, help="a checkout of facebookresearch/cc_net: its own code takes part"
+    )
+    parser.add_argument(
+        "--text", type=Path, nargs="*", default=[], help="text files, .gz or .xz allowed"
+    )
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
     args = parser.parse_args()
     entrants = entrants_with(args.cc_net)
@@ -78,7 +84,9 @@ def entrants_with(cc_net: Path | None) -> dict[str, Entrant]:
 
 
 def plain(texts: Sequence[str]) -> NDArray[np.uint64]:
-    return np.array([hash_paragraph(line) for text in texts for line in text.split("\n")], np.uint64)
+    return np.array(
+        [hash_paragraph(line) for text in texts for line in text.split("\n")], np.uint64
+    )
 
 
 def ours(texts: Sequence[str]) -> NDArray[np.uint64]:
@@ -91,12 +99,15 @@ def ccnet_entrant(checkout: Path) -> Entrant:
     try:
         compute_hashes = importlib.import_module("cc_net.dedup").compute_hashes
     except ImportError as error:
-        print(f"cc_net.dedup cannot be imported ({error}): its normaliser is measured in a loop of ours")
+        print(
+            f"cc_net.dedup cannot be imported ({error}): its normaliser is measured in a loop of ours"
+        )
         normalize = importlib.import_module("cc_net.text_normalizer").normalize_for_dedup
 
         def compute_hashes(text: str) -> NDArray[np.uint64]:
             digests = (
-                hashlib.sha1(normalize(line).encode(), usedforsecurity=False).digest() for line in text.split("\n")
+                hashlib.sha1(normalize(line).encode(), usedforsecurity=False).digest()
+                for line in text.split("\n")
             )
             return np.frombuffer(b"".join(digest[:8] for digest in digests), "<u8")
 
@@ -127,15 +138,26 @@ def default_corpora() -> dict[str, list[str]]:
         }
         return {name: made_up(letters) for name, letters in alphabets.items()}
     return {
-        language: in_texts([text for _, text in demo_texts.summaries(language, "pages")]) for language in ("en", "fr")
+        language: in_texts([text for _, text in demo_texts.summaries(language, "pages")])
+        for language in ("en", "fr")
     }
 
 
 def made_up(letters: str, num_lines: int = 20_000) -> list[str]:
     """Lines of 1 to 40 words in the given letters, capitals first, with digits and punctuation."""
     rng = random.Random(0)
-    words = ["".join(rng.choices(letters, k=rng.randint(1, 9))) for _ in range(2_000)] + ["1987", "–", "«", "12."]
-    return in_texts([" ".join(rng.choices(words, k=rng.randint(1, 40))).capitalize() + "." for _ in range(num_lines)])
+    words = ["".join(rng.choices(letters, k=rng.randint(1, 9))) for _ in range(2_000)] + [
+        "1987",
+        "–",
+        "«",
+        "12.",
+    ]
+    return in_texts(
+        [
+            " ".join(rng.choices(words, k=rng.randint(1, 40))).capitalize() + "."
+            for _ in range(num_lines)
+        ]
+    )
 
 
 def cut_to(texts: Sequence[str], max_bytes: int) -> list[str]:
@@ -148,7 +170,9 @@ def measure(entrants: dict[str, Entrant], texts: Sequence[str], rounds: int) -> 
     answers = [entrant(texts) for entrant in entrants.values()]
     for name, answer in zip(entrants, answers, strict=True):
         if not np.array_equal(answer, answers[-1]):
-            raise AssertionError(f"{name} and hash_paragraphs differ in {np.sum(answer != answers[-1])} hashes")
+            raise AssertionError(
+                f"{name} and hash_paragraphs differ in {np.sum(answer != answers[-1])} hashes"
+            )
     seconds: dict[str, list[float]] = {name: [] for name in entrants}
     for _ in range(rounds):
         for name, entrant in entrants.items():
@@ -156,12 +180,16 @@ def measure(entrants: dict[str, Entrant], texts: Sequence[str], rounds: int) -> 
             entrant(texts)
             seconds[name].append(time.perf_counter() - start)
     megabytes = sum(len(text.encode()) for text in texts) / 1e6
-    speeds = {name: round(megabytes / statistics.median(taken), 1) for name, taken in seconds.items()}
+    speeds = {
+        name: round(megabytes / statistics.median(taken), 1) for name, taken in seconds.items()
+    }
     *_, reference, mine = speeds.values()
     return {
         "megabytes": round(megabytes, 2),
         "num_lines": len(answers[-1]),
-        "ascii_share": round(sum(c < "\x80" for text in texts for c in text) / sum(map(len, texts)), 3),
+        "ascii_share": round(
+            sum(c < "\x80" for text in texts for c in text) / sum(map(len, texts)), 3
+        ),
         "mb_per_s": speeds,
         "ratio": round(mine / reference, 2),
     }
@@ -170,15 +198,26 @@ def measure(entrants: dict[str, Entrant], texts: Sequence[str], rounds: int) -> 
 def save(figures: dict[str, Any]) -> Path:
     """Write the figures with all that is needed to judge them; the path of the file."""
     now = datetime.now(UTC)
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    versions = {name: importlib.import_module(name).__version__ for name in ("numba", "numpy", "pyarrow")}
-    cpu = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    versions = {
+        name: importlib.import_module(name).__version__ for name in ("numba", "numpy", "pyarrow")
+    }
+    cpu = [
+        line
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
     result = {
         "benchmark": "paragraph_hashing",
         "date": now.isoformat(timespec="seconds"),
         "command": " ".join([Path(sys.executable).name, *sys.argv]),
         "commit": commit.stdout.strip() if commit.returncode == 0 else None,
-        "machine": {"cpu": cpu[0].partition(": ")[2] if cpu else platform.machine(), "num_cpus": os.cpu_count()},
+        "machine": {
+            "cpu": cpu[0].partition(": ")[2] if cpu else platform.machine(),
+            "num_cpus": os.cpu_count(),
+        },
         "versions": {"python": platform.python_version(), **versions},
         "figures": figures,
     }

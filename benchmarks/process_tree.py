@@ -62,7 +62,9 @@ class ProcessTree:
 
 def _set_subreaper(on: bool) -> None:
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, int(on), 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed: Linux 3.4 or later is needed")
+        raise OSError(
+            ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed: Linux 3.4 or later is needed"
+        )
 
 
 def _descendants(root: int) -> Iterator[tuple[_Process, str, int]]:
@@ -76,7 +78,11 @@ def _descendants(root: int) -> Iterator[tuple[_Process, str, int]]:
                 fields = tail.split()  # proc_pid_stat(5), from the third field on
                 pid = int(entry.name)
                 children.setdefault(int(fields[1]), []).append(pid)
-                stats[pid] = (pid, int(fields[19])), head.partition("(")[2], int(fields[11]) + int(fields[12])
+                stats[pid] = (
+                    (pid, int(fields[19])),
+                    head.partition("(")[2],
+                    int(fields[11]) + int(fields[12]),
+                )
     found = list(children.get(root, ()))
     while found:
         pid = found.pop()

@@ -50,7 +50,10 @@ def read(pattern: str, num_documents: int) -> Iterator[str]:
 
 def ours(texts: Sequence[str]) -> list[str]:
     """The reason of each text, "" where it is kept."""
-    measure, judge = Quality(QualitySettings()), QualityFilter(QualityFilterSettings(languages=None))
+    measure, judge = (
+        Quality(QualitySettings()),
+        QualityFilter(QualityFilterSettings(languages=None)),
+    )
     found = [""] * len(texts)
     for first in range(0, len(texts), BATCH_ROWS):
         part = texts[first : first + BATCH_ROWS]
@@ -62,7 +65,9 @@ def ours(texts: Sequence[str]) -> list[str]:
             }
         )
         dropped = judge.apply(measure.apply(batch).kept).dropped
-        for document, reason in zip(*(dropped.column(name).to_pylist() for name in ("doc_id", "reason")), strict=True):
+        for document, reason in zip(
+            *(dropped.column(name).to_pylist() for name in ("doc_id", "reason")), strict=True
+        ):
             found[document] = reason
     return found
 
@@ -96,7 +101,9 @@ def format_error(mine: str, other: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--files", required=True, help="a pattern of WET files")
     parser.add_argument("--documents", type=int, default=1500)
     parser.add_argument("--rounds", type=int, default=3)
@@ -105,7 +112,9 @@ def main() -> None:
     texts = list(read(args.files, args.documents))
     megabytes = pc.sum(pc.binary_length(pa.array(texts, pa.large_string()))).as_py() / 1e6
     judges: dict[str, Judge] = {"ours": ours, "datatrove": theirs()}
-    decisions = {name: judge(texts) for name, judge in judges.items()}  # also warms: compiling, loading a tokenizer
+    decisions = {
+        name: judge(texts) for name, judge in judges.items()
+    }  # also warms: compiling, loading a tokenizer
     seconds: dict[str, list[float]] = {name: [] for name in judges}
     for _ in range(args.rounds):
         for name, judge in judges.items():
@@ -126,7 +135,9 @@ def main() -> None:
         "megabytes": round(megabytes, 2),
         "mb_per_cpu_s": {name: round(megabytes / each, 3) for name, each in median.items()},
         "ratio": round(median["datatrove"] / median["ours"], 1),
-        "ratio_by_round": [round(t / o, 1) for t, o in zip(seconds["datatrove"], seconds["ours"], strict=True)],
+        "ratio_by_round": [
+            round(t / o, 1) for t, o in zip(seconds["datatrove"], seconds["ours"], strict=True)
+        ],
         "decisions": dict(pairs.most_common()),
     }
     print(figures)

@@ -34,7 +34,9 @@ LIBRARIES = (
 )
 
 
-def save(name: str, figures: dict[str, Any], folder: Path = FOLDER, libraries: Iterable[str] = LIBRARIES) -> Path:
+def save(
+    name: str, figures: dict[str, Any], folder: Path = FOLDER, libraries: Iterable[str] = LIBRARIES
+) -> Path:
     """Write a benchmark's figures; the path of the file. A later result of the same day replaces the earlier one.
 
     `libraries` are those whose versions matter; null stands for one that is not installed.
@@ -46,7 +48,10 @@ def save(name: str, figures: dict[str, Any], folder: Path = FOLDER, libraries: I
         "command": command(),
         "commit": commit(),
         "machine": machine(),
-        "versions": {"python": platform.python_version(), **{library: _version(library) for library in libraries}},
+        "versions": {
+            "python": platform.python_version(),
+            **{library: _version(library) for library in libraries},
+        },
         "figures": figures,
     }
     path = folder / f"{now:%Y-%m-%d}-{name}.json"
@@ -57,7 +62,11 @@ def save(name: str, figures: dict[str, Any], folder: Path = FOLDER, libraries: I
 
 def machine() -> dict[str, Any]:
     """CPU model, cores, memory."""
-    cpu = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    cpu = [
+        line
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
     return {
         "cpu": cpu[0].partition(": ")[2] if cpu else platform.machine(),
         "num_cpus": os.cpu_count(),
@@ -75,11 +84,17 @@ def _version(library: str) -> str | None:
 def commit() -> str | None:
     """The commit that is checked out, with a `+` where files have changed since; None outside of a checkout."""
     head = _git("rev-parse", "HEAD")
-    return None if head is None else head + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
+    return (
+        None
+        if head is None
+        else head + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
+    )
 
 
 def _git(*arguments: str) -> str | None:
-    done = subprocess.run(["git", *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["git", *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
     return done.stdout.strip() if done.returncode == 0 else None
 
 

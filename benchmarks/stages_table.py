@@ -74,7 +74,9 @@ class Flow:
     def documents(self, step: str) -> pa.Table:
         """The living documents that reach a step."""
         table = pa.concat_tables(self.inputs[step])
-        return table.filter(pc.and_(pc.is_null(table.column("reason")), pc.is_null(table.column("mark"))))
+        return table.filter(
+            pc.and_(pc.is_null(table.column("reason")), pc.is_null(table.column("mark")))
+        )
 
     def again(self, step: str) -> Action:
         """The step over all that reached it."""
@@ -90,7 +92,9 @@ def flow_of(phase: Phase, task_id: str) -> Flow:
     """Run one unit of a phase and keep what passed between its steps."""
     (source, read), *others = steps_of(phase, phase.config.engine)
     assert isinstance(read, Source)
-    read = replace(read, attempt=lambda _: 1)  # a unit is read more often here than a run would try it
+    read = replace(
+        read, attempt=lambda _: 1
+    )  # a unit is read more often here than a run would try it
     inputs: dict[str, list[pa.Table]] = {}
     tables = list(read(task_id))
     for name, step in others:
@@ -180,7 +184,13 @@ def _extract_rows(plan: RunPlan, flow: Flow, split: str, folder: Path) -> Iterat
     )
     texts = flow.documents("paragraphs").column("text")
     again = flow.again("paragraphs")
-    yield Row("extract.paragraphs", "hash_paragraphs", _bytes(texts), again, lambda: hash_paragraphs(texts))
+    yield Row(
+        "extract.paragraphs",
+        "hash_paragraphs",
+        _bytes(texts),
+        again,
+        lambda: hash_paragraphs(texts),
+    )
     lines = [line for text in texts.to_pylist() for line in text.split("\n")]
     yield Row(
         "extract.paragraphs",
@@ -191,7 +201,13 @@ def _extract_rows(plan: RunPlan, flow: Flow, split: str, folder: Path) -> Iterat
     )
     rows = flow.documents("write").drop_columns([*FLOW.names, "paragraph_hashes"])
     bare = partial(write_parquet, rows, folder / "bare.parquet")
-    yield Row("extract.write", "Parquet of the documents", _bytes(rows.column("text")), flow.again("write"), bare)
+    yield Row(
+        "extract.write",
+        "Parquet of the documents",
+        _bytes(rows.column("text")),
+        flow.again("write"),
+        bare,
+    )
 
 
 def _read_again(flow: Flow, split: str) -> Action:
@@ -202,12 +218,21 @@ def _deduplicate_rows(plan: RunPlan, phase: Phase, split: str) -> Iterator[Row]:
     assert isinstance(phase, PartitionPhase)
     with pa.memory_map(str(plan.folder("extract").path(f"{split}.hashes.arrow"))) as source:
         table = pa.ipc.open_file(source).read_all()
-    hashes, documents = table.column("hash").to_numpy(), np.sort(table.column("record").to_numpy()).astype(np.uint64)
-    texts = pq.read_table(plan.folder("extract").path(f"{split}.documents.parquet"), columns=["text"]).column("text")
+    hashes, documents = (
+        table.column("hash").to_numpy(),
+        np.sort(table.column("record").to_numpy()).astype(np.uint64),
+    )
+    texts = pq.read_table(
+        plan.folder("extract").path(f"{split}.documents.parquet"), columns=["text"]
+    ).column("text")
     task_ids = phase.task_ids()
     again: Action = lambda: [phase.run(task_id) for task_id in task_ids]  # noqa: E731
     yield Row(
-        "paragraph_dedup", "duplicated", _bytes(texts), again, lambda: duplicated(hashes, documents, "drop_all_copies")
+        "paragraph_dedup",
+        "duplicated",
+        _bytes(texts),
+        again,
+        lambda: duplicated(hashes, documents, "drop_all_copies"),
     )
 
 
@@ -217,7 +242,11 @@ def _annotate_rows(plan: RunPlan, phase: Annotate, split: str, folder: Path) -> 
     before = flow.documents("paragraphs")
     size = _bytes(before.column("text"))
     yield Row(
-        "annotate.read", "Parquet of the documents", size, _read_again(flow, split), partial(pq.read_table, stored)
+        "annotate.read",
+        "Parquet of the documents",
+        size,
+        _read_again(flow, split),
+        partial(pq.read_table, stored),
     )
     texts, gone = before.column("text").to_pylist(), before.column("duplicate_lines").to_pylist()
     bare = partial(remove_lines, texts, gone)
@@ -229,7 +258,13 @@ def _annotate_rows(plan: RunPlan, phase: Annotate, split: str, folder: Path) -> 
         yield Row("annotate.minhash", "signatures", _bytes(texts), flow.again("minhash"), bare)
     rows = flow.documents("write").select(phase.stored.names)
     bare = partial(write_parquet, rows, folder / "bare.parquet")
-    yield Row("annotate.write", "Parquet of the documents", _bytes(rows.column("text")), flow.again("write"), bare)
+    yield Row(
+        "annotate.write",
+        "Parquet of the documents",
+        _bytes(rows.column("text")),
+        flow.again("write"),
+        bare,
+    )
 
 
 def _model_rows(plan: RunPlan, flow: Flow) -> Iterator[Row]:
@@ -241,10 +276,18 @@ def _model_rows(plan: RunPlan, flow: Flow) -> Iterator[Row]:
     size = _bytes(documents.column("text"))
     lines = [text.replace("\n", "") for text in documents.column("text").to_pylist()]
     model = fasttext.load_model(str(assets.resolve(annotate.language.model)))
-    yield Row("annotate.language", "fastText predict", size, flow.again("language"), lambda: predict(model, lines, 1))
+    yield Row(
+        "annotate.language",
+        "fastText predict",
+        size,
+        flow.again("language"),
+        lambda: predict(model, lines, 1),
+    )
     documents = flow.documents("perplexity")
     by_language = {
-        language: documents.filter(pc.equal(documents.column("language"), language)).column("text").to_pylist()
+        language: documents.filter(pc.equal(documents.column("language"), language))
+        .column("text")
+        .to_pylist()
         for language in annotate.perplexity.models
     }
     scorers: list[tuple[Any, Any, list[str]]] = []
@@ -252,12 +295,20 @@ def _model_rows(plan: RunPlan, flow: Flow) -> Iterator[Row]:
     for language, texts in by_language.items():
         lm = assets.resolve(annotate.perplexity.models[language])
         pieces = sentencepiece.SentencePieceProcessor(model_file=str(lm / f"{language}.sp.model"))
-        scorers.append((pieces, kenlm.Model(str(lm / f"{language}.arpa.bin")), [*map(normalize_for_lm, texts)]))
+        scorers.append(
+            (pieces, kenlm.Model(str(lm / f"{language}.arpa.bin")), [*map(normalize_for_lm, texts)])
+        )
         classifier = assets.resolve(annotate.reference.models[language]) / "model.bin"
         classifiers.append((fasttext.load_model(str(classifier)), [*map(as_line, texts)]))
     size = sum(len(text.encode()) for texts in by_language.values() for text in texts)
     bare: Action = lambda: [score(*scorer) for scorer in scorers]  # noqa: E731
-    yield Row("annotate.perplexity", "SentencePiece encode, KenLM score", size, flow.again("perplexity"), bare)
+    yield Row(
+        "annotate.perplexity",
+        "SentencePiece encode, KenLM score",
+        size,
+        flow.again("perplexity"),
+        bare,
+    )
     bare = lambda: [predict(*classifier, 2) for classifier in classifiers]  # noqa: E731
     yield Row("annotate.reference", "fastText predict", size, flow.again("reference"), bare)
 
@@ -268,12 +319,18 @@ def _tokenize_rows(plan: RunPlan, flow: Flow, split: str, folder: Path) -> Itera
     stored = plan.folder("annotate").path(f"{split}.documents.parquet")
     texts = flow.documents("tokenize").column("text").combine_chunks()
     size = _bytes(texts)
-    columns = [name for name in pq.read_schema(stored).names if name not in ("kept_lines", "title", "warc_file")]
+    columns = [
+        name
+        for name in pq.read_schema(stored).names
+        if name not in ("kept_lines", "title", "warc_file")
+    ]
     bare: Action = lambda: pq.read_table(stored, columns=columns)  # noqa: E731
     yield Row("tokenize.read", "Parquet of all documents", size, _read_again(flow, split), bare)
     stage = StageSpec(Tokenize, plan.config.tokenize).opened()
     assert isinstance(stage, Tokenize)
-    backend: Any = vars(vars(stage)["_encoder"])["_backend"]  # the library's own object, as the stage has loaded it
+    backend: Any = vars(vars(stage)["_encoder"])[
+        "_backend"
+    ]  # the library's own object, as the stage has loaded it
     bare = lambda: backend.encode_batch(awkward.from_arrow(texts), parallel=False)  # noqa: E731
     yield Row("tokenize.tokenize", "gigatoken encode_batch", size, flow.again("tokenize"), bare)
     tokens = flow.documents("write").column("tokens").combine_chunks().flatten().to_numpy()
@@ -288,13 +345,23 @@ def _write_tokens(tokens: np.ndarray[Any, Any], path: Path) -> str:
 
 def _shard_rows(plan: RunPlan, phase: Phase, folder: Path) -> Iterator[Row]:
     assert isinstance(phase, PartitionPhase)
-    tokens = np.fromfile(plan.folder("tokenize").path(f"{plan.splits[0].key}.tokens.bin"), np.uint16)
+    tokens = np.fromfile(
+        plan.folder("tokenize").path(f"{plan.splits[0].key}.tokens.bin"), np.uint16
+    )
     samples = np.array_split(tokens, max(1, len(tokens) // plan.config.write_shards.sample_tokens))
     decisions = pq.read_table(plan.folder("select").path(f"{plan.splits[0].key}.decisions.parquet"))
-    size = pc.sum(decisions.filter(pc.equal(decisions.column("decision"), "kept")).column("num_chars")).as_py()
+    size = pc.sum(
+        decisions.filter(pc.equal(decisions.column("decision"), "kept")).column("num_chars")
+    ).as_py()
     task_ids = phase.task_ids()
     again: Action = lambda: [phase.run(task_id) for task_id in task_ids]  # noqa: E731
-    yield Row("write_shards", "tarfile, SHA-256", size, again, partial(write_tar, samples, folder / "bare.tar"))
+    yield Row(
+        "write_shards",
+        "tarfile, SHA-256",
+        size,
+        again,
+        partial(write_tar, samples, folder / "bare.tar"),
+    )
 
 
 def _bytes(texts: pa.ChunkedArray | pa.Array) -> int:
@@ -345,7 +412,9 @@ def print_table(figures: list[dict[str, Any]]) -> None:
     for row in figures:
         speeds = f"{row['mb_per_s']:,}", row["bare_calls"], f"{row['bare_mb_per_s']:,}"
         table.add_row(row["step"], *speeds, f"{row['ratio']:.2f}", f"{row['share']:.1%}")
-    ours = {row["step"]: row for row in figures}.values()  # a step that stands against two loops counts once
+    ours = {
+        row["step"]: row for row in figures
+    }.values()  # a step that stands against two loops counts once
     whole = 1 / sum(row["share"] / row["ratio"] for row in ours)
     console = Console(width=120)
     console.print(table)
@@ -354,7 +423,9 @@ def print_table(figures: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     """Read the command line, run, print, and save where asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--megabytes", type=float, default=12, help="of WET text")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/")

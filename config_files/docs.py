@@ -18,7 +18,11 @@ from pydantic_core import PydanticUndefined
 
 def sections(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """Lines of Markdown: the table of one section, its keys called by `prefix`, then those inside it."""
-    nested = {name: inner for name, info in model.model_fields.items() if (inner := _model_in(info.annotation))}
+    nested = {
+        name: inner
+        for name, info in model.model_fields.items()
+        if (inner := _model_in(info.annotation))
+    }
     yield from ("", f"### {prefix.rstrip('.') or 'top level'}", "", _first_line(model), "")
     yield from ("| key | default | means |", "|-|-|-|")
     for name, info in model.model_fields.items():

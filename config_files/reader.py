@@ -66,10 +66,14 @@ def read(
         raise ConfigError([f"{where}: cannot be read as YAML: {error}"]) from error
     if not isinstance(tree, dict):
         sections = ", ".join(f"{name}:" for name in list(model.model_fields)[1:3])
-        raise ConfigError([f"{where}: found {type(tree).__name__}, wanted sections such as {sections}"])
+        raise ConfigError(
+            [f"{where}: found {type(tree).__name__}, wanted sections such as {sections}"]
+        )
     config = _checked(model, tree, overrides, check, where, lines)
     if "run_dir" in model.model_fields:
-        return config.model_copy(update={"run_dir": _value_at(config, ("run_dir",)).format(config=path.stem)})
+        return config.model_copy(
+            update={"run_dir": _value_at(config, ("run_dir",)).format(config=path.stem)}
+        )
     return config
 
 
@@ -124,7 +128,9 @@ def find(path_or_name: str) -> Path:
         return found
     nearest = difflib.get_close_matches(path_or_name, shipped, 1)
     hint = f"; did you mean {nearest[0]}?" if nearest else ""
-    raise ConfigError([f"{path_or_name}: no such file, and configs/ has only {', '.join(sorted(shipped))}{hint}"])
+    raise ConfigError(
+        [f"{path_or_name}: no such file, and configs/ has only {', '.join(sorted(shipped))}{hint}"]
+    )
 
 
 class _UniqueKeys(yaml.SafeLoader):
@@ -134,7 +140,9 @@ class _UniqueKeys(yaml.SafeLoader):
         keys = [key.value for key, _ in node.value]
         for key, _ in node.value:
             if keys.count(key.value) > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} is given twice", key.start_mark)
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key.value!r} is given twice", key.start_mark
+                )
         return super().construct_mapping(node, deep)
 
 
@@ -150,7 +158,9 @@ def _line_numbers(node: yaml.Node | None, prefix: KeyPath = ()) -> Iterator[tupl
 def _override(tree: dict[str, Any], override: str, lines: dict[KeyPath, str]) -> None:
     dotted, equals, value = override.partition("=")
     if not equals or not re.fullmatch(r"\w+(\.[\w-]+)*", dotted):
-        raise ConfigError([f"--set {override}: wanted key.of.key=value, such as select.language.min_score=0.65"])
+        raise ConfigError(
+            [f"--set {override}: wanted key.of.key=value, such as select.language.min_score=0.65"]
+        )
     *sections, last = keys = dotted.split(".")
     for section in sections:
         if not isinstance(tree.get(section), dict):
@@ -163,7 +173,9 @@ def _override(tree: dict[str, Any], override: str, lines: dict[KeyPath, str]) ->
     lines[tuple(keys)] = f"--set {dotted}"
 
 
-def _fault(model: type[BaseModel], error: Mapping[str, Any], where: str, lines: Mapping[KeyPath, str]) -> str:
+def _fault(
+    model: type[BaseModel], error: Mapping[str, Any], where: str, lines: Mapping[KeyPath, str]
+) -> str:
     """One line: place, key, found, wanted, and the nearest valid key where a key is unknown."""
     location = tuple(str(part) for part in error["loc"])
     key = ".".join(location) or "the file"

@@ -45,7 +45,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m loader", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m loader",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     verbs = parser.add_subparsers(required=True, metavar="VERB")
 
@@ -56,12 +58,18 @@ def _parser() -> argparse.ArgumentParser:
 
     inspect = verb("inspect", _inspect, "show the dataset: counts, languages, some documents")
     inspect.add_argument("manifest")
-    inspect.add_argument("--tokenizer", type=Path, help="the tokenizer.json that made it, to show text")
+    inspect.add_argument(
+        "--tokenizer", type=Path, help="the tokenizer.json that made it, to show text"
+    )
     inspect.add_argument("--documents", type=int, default=3)
-    check = verb("check", _check, "prove that each row of an epoch comes exactly once over the ranks")
+    check = verb(
+        "check", _check, "prove that each row of an epoch comes exactly once over the ranks"
+    )
     check.add_argument("manifest")
     check.add_argument("--worlds", type=int, nargs="+", default=[1, 2, 3, 8])
-    check.add_argument("--global-batch-rows", type=int, default=0, help="64 rows, or one per rank if that is more")
+    check.add_argument(
+        "--global-batch-rows", type=int, default=0, help="64 rows, or one per rank if that is more"
+    )
     check.add_argument("--epoch", type=int, default=0)
     check.add_argument("--read", action="store_true", help="also read every row, with checksums")
     bench = verb("bench", _bench, "time the loader on this machine")
@@ -85,11 +93,17 @@ def _inspect(args: argparse.Namespace) -> int:
     catalogue = read_catalogue(args.manifest, ReadSettings())
     totals, tokenizer = catalogue.totals, catalogue.tokenizer
     print(f"dataset    {catalogue.address}\ndigest     {catalogue.digest}")
-    print(f"tokenizer  {tokenizer.name}, {tokenizer.vocab_size:,} ids, {tokenizer.token_dtype.name}")
-    print(f"shards     {totals['num_shards']:,}, {totals['shard_bytes']:,} bytes, {totals['num_samples']:,} samples")
+    print(
+        f"tokenizer  {tokenizer.name}, {tokenizer.vocab_size:,} ids, {tokenizer.token_dtype.name}"
+    )
+    print(
+        f"shards     {totals['num_shards']:,}, {totals['shard_bytes']:,} bytes, {totals['num_samples']:,} samples"
+    )
     print(f"documents  {totals['num_docs']:,}\ntokens     {totals['num_tokens']:,}")
     if len(catalogue.num_tokens):
-        low, middle, high = np.percentile(catalogue.num_tokens, [0, 50, 100]).astype(np.int64).tolist()
+        low, middle, high = (
+            np.percentile(catalogue.num_tokens, [0, 50, 100]).astype(np.int64).tolist()
+        )
         print(f"           {low:,} / {middle:,} / {high:,} per shard (least, median, most)")
     for title, labels in (("language", totals["languages"]), ("bucket", totals["buckets"])):
         for label, count in sorted(labels.items(), key=lambda item: -item[1]["num_tokens"]):
@@ -99,7 +113,9 @@ def _inspect(args: argparse.Namespace) -> int:
     decode = _decoder(args.tokenizer, catalogue)
     for document in _some_documents(catalogue, args.documents):
         shown = document.tokens[:SHOWN_TOKENS]
-        more = f" ... ({len(document.tokens):,} tokens)" if len(document.tokens) > len(shown) else ""
+        more = (
+            f" ... ({len(document.tokens):,} tokens)" if len(document.tokens) > len(shown) else ""
+        )
         print(f"\ndocument {document.doc_id}\n  {decode(shown)}{more}")
     return 0
 
@@ -112,7 +128,9 @@ def _decoder(tokenizer: Path | None, catalogue: Catalogue) -> Any:
     found = hashlib.sha256(tokenizer.read_bytes()).hexdigest()
     if found != catalogue.tokenizer.sha256:
         wanted = f"{catalogue.tokenizer.sha256} of {catalogue.tokenizer.name!r}"
-        raise FormatError(str(tokenizer), f"sha256 {found}", wanted, "give the tokenizer that made the dataset")
+        raise FormatError(
+            str(tokenizer), f"sha256 {found}", wanted, "give the tokenizer that made the dataset"
+        )
     made = Tokenizer.from_file(str(tokenizer))
     return lambda tokens: made.decode(tokens.tolist())
 
@@ -131,15 +149,23 @@ def _some_documents(catalogue: Catalogue, num: int) -> list[Document]:
 
 
 def _check(args: argparse.Namespace) -> int:
-    stream = open_stream(args.manifest, seq_len=args.seq_len, seed=args.seed, settings=ReadSettings())
+    stream = open_stream(
+        args.manifest, seq_len=args.seq_len, seed=args.seed, settings=ReadSettings()
+    )
     order = stream.orders[0]
-    print(f"{order.num_rows:,} rows of {args.seq_len} tokens, {order.lanes} lanes, epoch {args.epoch}: ", end="")
+    print(
+        f"{order.num_rows:,} rows of {args.seq_len} tokens, {order.lanes} lanes, epoch {args.epoch}: ",
+        end="",
+    )
     print(f"{order.epoch_rows:,} positions, {order.num_rows - order.epoch_rows} rows left over")
     failed = False
     for world_size in args.worlds:
         batch = max(args.global_batch_rows or 64, world_size)
         counts, per_rank, left = _count_rows(stream, world_size, batch, args.epoch)
-        twice, never = int((counts > 1).sum()), int((counts == 0).sum()) - (order.num_rows - order.epoch_rows) - left
+        twice, never = (
+            int((counts > 1).sum()),
+            int((counts == 0).sum()) - (order.num_rows - order.epoch_rows) - left,
+        )
         is_fine = twice == 0 and never == 0 and len(set(per_rank)) == 1
         failed |= not is_fine
         print(
@@ -151,7 +177,9 @@ def _check(args: argparse.Namespace) -> int:
     return int(failed)
 
 
-def _count_rows(stream: RowStream, world_size: int, batch: int, epoch: int) -> tuple[Ints, list[int], int]:
+def _count_rows(
+    stream: RowStream, world_size: int, batch: int, epoch: int
+) -> tuple[Ints, list[int], int]:
     """(rows,) how often each row of the dataset comes; rows per rank; rows that no step takes."""
     order = stream.orders[0]
     firsts = np.cumsum(order.shard_rows) - order.shard_rows
@@ -189,7 +217,9 @@ def _read_all(stream: RowStream) -> bool:
 
 
 def _bench(args: argparse.Namespace) -> int:
-    TokenLoader(args.manifest, seq_len=args.seq_len, global_batch_rows=1).close()  # imports torch, which is not timed
+    TokenLoader(
+        args.manifest, seq_len=args.seq_len, global_batch_rows=1
+    ).close()  # imports torch, which is not timed
     for tokens in ("int64", "stored"):
         began = time.perf_counter()
         loader = TokenLoader(
@@ -217,7 +247,9 @@ _EXPORTERS = {"megatron": export_megatron, "mds": export_mds, "parquet": export_
 
 def _export(args: argparse.Namespace) -> int:
     catalogue = read_catalogue(args.manifest, ReadSettings())
-    num_docs = _EXPORTERS[args.format](Reader(catalogue, seq_len=1, settings=ReadSettings()), args.out)
+    num_docs = _EXPORTERS[args.format](
+        Reader(catalogue, seq_len=1, settings=ReadSettings()), args.out
+    )
     print(f"{num_docs:,} documents, {int(catalogue.num_tokens.sum()):,} tokens: {args.out}")
     return 0
 

@@ -48,7 +48,12 @@ class TokenDataset:
         """As TokenLoader's. `len` is the rows of `epochs` epochs; of a mixture, of its first source alone."""
         self._settings = settings or ReadSettings()
         self.stream = open_stream(
-            source, seq_len=seq_len, seed=seed, settings=self._settings, lanes=lanes, window_rows=window_rows
+            source,
+            seq_len=seq_len,
+            seed=seed,
+            settings=self._settings,
+            lanes=lanes,
+            window_rows=window_rows,
         )
         self._num_rows = epochs * self.stream.orders[0].epoch_rows
         self._rows: RowReader | None = None
@@ -64,7 +69,9 @@ class TokenDataset:
         import torch
 
         if positions and not 0 <= min(positions) <= max(positions) < len(self):
-            raise IndexError(f"positions {min(positions)}..{max(positions)}, must lie in 0..{len(self) - 1}")
+            raise IndexError(
+                f"positions {min(positions)}..{max(positions)}, must lie in 0..{len(self) - 1}"
+            )
         if self._rows is None:
             self._rows = RowReader(self.stream, self._settings)
         tokens = np.empty((len(positions), self.stream.seq_len + 1), self._rows.token_dtype)
@@ -91,7 +98,9 @@ class TokenDataset:
         allow_mismatch: bool = False,
     ) -> PositionSampler:
         """The batches of positions of this rank, for DataLoader's `batch_sampler`; arguments are TokenLoader's."""
-        deal = Deal(global_batch_rows, *resolve(rank, world_size, mesh), uneven, len(self), drop_last)
+        deal = Deal(
+            global_batch_rows, *resolve(rank, world_size, mesh), uneven, len(self), drop_last
+        )
         return PositionSampler(self.stream, deal, allow_mismatch=allow_mismatch)
 
 
@@ -110,7 +119,11 @@ class PositionSampler:
 
     def __len__(self) -> int:
         at, steps = self._first, 0
-        if at[1] == 0 and self._deal.global_batch_rows % self._deal.world_size == 0 and self._deal.end is not None:
+        if (
+            at[1] == 0
+            and self._deal.global_batch_rows % self._deal.world_size == 0
+            and self._deal.end is not None
+        ):
             whole, rest = divmod(self._deal.end - at[0], self._deal.global_batch_rows)
             return whole + (not self._deal.drop_last and rest >= self._deal.world_size)
         while step := self._deal.step(*at):
@@ -125,7 +138,9 @@ class PositionSampler:
             for _ in range(batches):
                 step = self._deal.step(position, carried_rows)
                 if step is None:
-                    raise ValueError(f"batches is {batches}, but the stream ends at position {position}")
+                    raise ValueError(
+                        f"batches is {batches}, but the stream ends at position {position}"
+                    )
                 position, carried_rows = step.position, step.carried_rows
         rows = {"global_batch_rows": self._deal.global_batch_rows, "carried_rows": carried_rows}
         return self._stream.state(position, **rows).to_dict()

@@ -42,7 +42,9 @@ def documents(reader: Reader, shard: int) -> Iterator[Document]:
     for sample in range(index.num_samples):
         tokens = reader.sample(shard, sample)
         docs = slice(int(firsts[sample]), int(firsts[sample + 1]))
-        starts = (index.doc_starts[docs.start : docs.stop + 1] - index.sample_starts[sample]).tolist()
+        starts = (
+            index.doc_starts[docs.start : docs.stop + 1] - index.sample_starts[sample]
+        ).tolist()
         for place, doc_id in enumerate(index.doc_ids[docs].tolist()):
             yield Document(doc_id, tokens[starts[place] : starts[place + 1]])
 
@@ -73,7 +75,9 @@ def export_megatron(reader: Reader, prefix: Path) -> int:
         ValueError: a vocabulary above 2**31, which its int32 cannot hold.
     """
     if reader.catalogue.tokenizer.vocab_size > 2**31:
-        raise ValueError(f"vocab_size is {reader.catalogue.tokenizer.vocab_size}; Megatron's int32 holds 2**31 ids")
+        raise ValueError(
+            f"vocab_size is {reader.catalogue.tokenizer.vocab_size}; Megatron's int32 holds 2**31 ids"
+        )
     code, dtype = _MEGATRON_DTYPES[reader.token_dtype.itemsize]
     lengths: list[Ints] = []
     with _whole(prefix.with_name(f"{prefix.name}.bin")) as tokens:
@@ -140,7 +144,9 @@ def export_mds(reader: Reader, folder: Path) -> int:
 def _mds_sample(document: Document) -> bytes:
     """Size of tokens (doc_id has a fixed one), then doc_id; dimensions and type of the shape, shape, values."""
     num = len(document.tokens)
-    width = next(code for code in range(4) if num < 1 << 8 * 2**code)  # uint8, uint16, uint32, uint64
+    width = next(
+        code for code in range(4) if num < 1 << 8 * 2**code
+    )  # uint8, uint16, uint32, uint64
     shape = bytes([1 << 2 | width]) + num.to_bytes(2**width, "little")
     tokens = shape + document.tokens.tobytes()
     return struct.pack("<IQ", len(tokens), document.doc_id) + tokens
@@ -150,7 +156,9 @@ def _mds_shard(samples: list[bytes], config: dict[str, Any]) -> bytes:
     text = json.dumps(config, sort_keys=True).encode()
     sizes = np.array([0, *map(len, samples)], np.int64)
     offsets = np.cumsum(sizes) + 4 + 4 * len(sizes) + len(text)
-    return b"".join([struct.pack("<I", len(samples)), offsets.astype("<u4").tobytes(), text, *samples])
+    return b"".join(
+        [struct.pack("<I", len(samples)), offsets.astype("<u4").tobytes(), text, *samples]
+    )
 
 
 # -------------------------------------------------------------------------------------------------------- Hugging Face
@@ -164,7 +172,9 @@ def export_parquet(reader: Reader, folder: Path) -> int:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    filled = np.flatnonzero(reader.catalogue.num_docs).tolist()  # datasets refuses files without a row group
+    filled = np.flatnonzero(
+        reader.catalogue.num_docs
+    ).tolist()  # datasets refuses files without a row group
     values = pa.uint16() if reader.token_dtype.itemsize == 2 else pa.uint32()
     schema = pa.schema([("doc_id", pa.uint64()), ("tokens", pa.large_list(values))])
     num_docs = 0
@@ -172,12 +182,17 @@ def export_parquet(reader: Reader, folder: Path) -> int:
         index = reader.index(shard)
         firsts = np.searchsorted(index.doc_starts, index.sample_starts).tolist()
         name = f"train-{number:05d}-of-{len(filled):05d}.parquet"
-        with _whole(folder / name) as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
+        with (
+            _whole(folder / name) as file,
+            pq.ParquetWriter(file, schema, compression="zstd") as writer,
+        ):
             for sample in range(index.num_samples):
                 docs = slice(firsts[sample], firsts[sample + 1])
                 offsets = index.doc_starts[docs.start : docs.stop + 1] - index.sample_starts[sample]
                 tokens = pa.array(reader.sample(shard, sample), values)
                 lists = pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), tokens)
-                writer.write_table(pa.Table.from_arrays([pa.array(index.doc_ids[docs]), lists], schema=schema))
+                writer.write_table(
+                    pa.Table.from_arrays([pa.array(index.doc_ids[docs]), lists], schema=schema)
+                )
         num_docs += index.num_docs
     return num_docs

@@ -170,21 +170,34 @@ class TokenLoader:
         if tokens not in ("int64", "stored"):
             raise ValueError(f"tokens is {tokens!r}, must be 'int64' or 'stored'")
         if unknown := set(documents) - {"position_ids", "document_ids", "cu_seqlens"}:
-            raise ValueError(f"documents has {sorted(unknown)}; there are position_ids, document_ids and cu_seqlens")
+            raise ValueError(
+                f"documents has {sorted(unknown)}; there are position_ids, document_ids and cu_seqlens"
+            )
         self.rank, self.world_size = resolve(rank, world_size, mesh)
         self._settings = settings or ReadSettings()
         self._stream = open_stream(
-            source, seq_len=seq_len, seed=seed, settings=self._settings, lanes=lanes, window_rows=window_rows
+            source,
+            seq_len=seq_len,
+            seed=seed,
+            settings=self._settings,
+            lanes=lanes,
+            window_rows=window_rows,
         )
         end = self._stream.end(epochs)
         self._deal = Deal(global_batch_rows, self.rank, self.world_size, uneven, end, drop_last)
         self._rows = RowReader(self._stream, self._settings)
-        self._tokens, self._documents, self._allow_mismatch = tokens, frozenset(documents), allow_mismatch
+        self._tokens, self._documents, self._allow_mismatch = (
+            tokens,
+            frozenset(documents),
+            allow_mismatch,
+        )
         self._device, self._copies = _cuda(device)
         self._prefetch_chunks = prefetch_chunks
         self._ahead_rows = 0
         if self._rows.is_remote:
-            self._ahead_rows = self._settings.ahead_bytes // ((seq_len + 1) * self._rows.token_dtype.itemsize)
+            self._ahead_rows = self._settings.ahead_bytes // (
+                (seq_len + 1) * self._rows.token_dtype.itemsize
+            )
         self._clock = _Clock()
         self._pool: ThreadPoolExecutor | None = None
         self._go_to(self._stream.state(0, global_batch_rows=global_batch_rows))
@@ -224,7 +237,11 @@ class TokenLoader:
         self._go_to(state)
 
     def _go_to(self, state: LoaderState) -> None:
-        self._position, self._carried_rows, self._skipped_rows = state.position, state.carried_rows, state.skipped_rows
+        self._position, self._carried_rows, self._skipped_rows = (
+            state.position,
+            state.carried_rows,
+            state.skipped_rows,
+        )
         self._forget_reading()
 
     def _forget_reading(self) -> None:
@@ -232,7 +249,9 @@ class TokenLoader:
         self._planned = self._fetched = self._position, self._carried_rows
         self._ahead: deque[Future[Chunk]] = deque()
         self._chunk: Chunk | None = None
-        self._chunk_steps = 1  # the first batch is not kept waiting for others; then twice as many each time
+        self._chunk_steps = (
+            1  # the first batch is not kept waiting for others; then twice as many each time
+        )
 
     # --------------------------------------------------------------------------------------------------------- batches
 
@@ -249,7 +268,9 @@ class TokenLoader:
         chunk.taken_steps, chunk.taken_rows = chunk.taken_steps + 1, stop
         self._position, self._carried_rows = step.position, step.carried_rows
         if chunk.num_damaged:
-            self._skipped_rows += step.rows_per_rank - int(np.count_nonzero(chunk.is_whole[start:stop]))
+            self._skipped_rows += step.rows_per_rank - int(
+                np.count_nonzero(chunk.is_whole[start:stop])
+            )
         self._clock.rows += step.rows_per_rank
         self._clock.batches += 1
         return batch
@@ -332,7 +353,9 @@ class TokenLoader:
         if self._fetched[0] - self._planned[0] > self._ahead_rows * 3 // 4:
             return
         positions: list[NDArray[np.int64]] = []
-        while self._fetched[0] < self._planned[0] + self._ahead_rows and (step := self._deal.step(*self._fetched)):
+        while self._fetched[0] < self._planned[0] + self._ahead_rows and (
+            step := self._deal.step(*self._fetched)
+        ):
             positions.append(step.positions)
             self._fetched = step.position, step.carried_rows
         if positions:
@@ -348,8 +371,14 @@ class TokenLoader:
     def _plan(self) -> list[Step]:
         """The steps of the next chunk; none at the end."""
         steps: list[Step] = []
-        rows_left = max(1, CHUNK_BYTES // ((self._stream.seq_len + 1) * self._rows.token_dtype.itemsize))
-        while rows_left > 0 and len(steps) < self._chunk_steps and (step := self._deal.step(*self._planned)):
+        rows_left = max(
+            1, CHUNK_BYTES // ((self._stream.seq_len + 1) * self._rows.token_dtype.itemsize)
+        )
+        while (
+            rows_left > 0
+            and len(steps) < self._chunk_steps
+            and (step := self._deal.step(*self._planned))
+        ):
             steps.append(step)
             self._planned = step.position, step.carried_rows
             rows_left -= step.rows_per_rank
@@ -364,7 +393,9 @@ class TokenLoader:
         else:
             tokens, pinned = _pinned(shape, self._rows.token_dtype)
         is_whole, marks = self._rows.read(positions, tokens, with_marks=bool(self._documents))
-        chunk = Chunk(steps, tokens, is_whole, marks, len(is_whole) - int(np.count_nonzero(is_whole)))
+        chunk = Chunk(
+            steps, tokens, is_whole, marks, len(is_whole) - int(np.count_nonzero(is_whole))
+        )
         if pinned is not None:
             with self._torch.cuda.stream(self._copies):
                 chunk.on_device = pinned.to(self._device, non_blocking=True)
@@ -391,7 +422,14 @@ class TokenLoader:
         each source).
         """
         counters = self._rows.counters
-        names = "cache_hits", "cache_misses", "cache_evictions", "retries", "refetches", "fetched_bytes"
+        names = (
+            "cache_hits",
+            "cache_misses",
+            "cache_evictions",
+            "retries",
+            "refetches",
+            "fetched_bytes",
+        )
         ended = self._deal.step(self._position, self._carried_rows) is None
         return {
             **self._clock.stats(self._stream.seq_len),
@@ -440,7 +478,9 @@ def _cuda(device: str | torch.device | None) -> tuple[torch.device | None, Any]:
     if found.type == "cpu":
         return None, None
     if found.type != "cuda":
-        raise ValueError(f"device is {device!r}, must be a CUDA device or the CPU; move batches yourself to others")
+        raise ValueError(
+            f"device is {device!r}, must be a CUDA device or the CPU; move batches yourself to others"
+        )
     return found, torch.cuda.Stream(found)
 
 
@@ -448,5 +488,7 @@ def _pinned(shape: tuple[int, int], dtype: np.dtype[Any]) -> tuple[Tokens, torch
     """One page-locked buffer, as an array and as a tensor."""
     import torch
 
-    tensor = torch.empty(shape, dtype={2: torch.uint16, 4: torch.uint32}[dtype.itemsize], pin_memory=True)
+    tensor = torch.empty(
+        shape, dtype={2: torch.uint16, 4: torch.uint32}[dtype.itemsize], pin_memory=True
+    )
     return tensor.numpy(), tensor

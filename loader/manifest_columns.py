@@ -48,7 +48,10 @@ class Catalogue:
     @classmethod
     def of(cls, manifest: Manifest) -> Self:
         """Of a manifest in memory, which has no address."""
-        columns = {name: np.array([getattr(entry, name) for entry in manifest.shards], np.int64) for name in _COLUMNS}
+        columns = {
+            name: np.array([getattr(entry, name) for entry in manifest.shards], np.int64)
+            for name in _COLUMNS
+        }
         return cls("", manifest.digest, manifest.tokenizer, manifest.to_json()["totals"], **columns)
 
     def shard_rows(self, seq_len: int) -> Ints:
@@ -58,7 +61,11 @@ class Catalogue:
         rows = count_rows(self.num_tokens, seq_len)
         if not rows.sum():
             longest = int(self.num_tokens.max(initial=0))
-            found = f"{len(rows)} shards, the longest with {longest} tokens" if len(rows) else "no shards at all"
+            found = (
+                f"{len(rows)} shards, the longest with {longest} tokens"
+                if len(rows)
+                else "no shards at all"
+            )
             raise ValueError(
                 f"{self.address or 'manifest'}: {found}; a row of seq_len={seq_len} takes {seq_len + 1} tokens "
                 f"of one shard: lower seq_len, or make fewer, longer shards"
@@ -127,7 +134,10 @@ def _parse(data: bytes, where: str, address: str) -> Catalogue:
         raise
     except (KeyError, TypeError, ValueError) as error:
         raise FormatError(
-            where, f"a manifest of another layout ({error!r})", "the keys of version 1", "restore it"
+            where,
+            f"a manifest of another layout ({error!r})",
+            "the keys of version 1",
+            "restore it",
         ) from error
     finally:
         if was_enabled:

@@ -54,7 +54,9 @@ def metadata(reader: Reader, shard: int, settings: ReadSettings) -> Iterator[Abo
             assert isinstance(store, Remote)
             data = store.fetch(name, start, tokens_member)
         where = f"{store.where(name)}, bytes {start}..{tokens_member - 1}"
-        yield _parse(data, f"{sample_key(shard, sample)}.{METADATA_MEMBER}", num_docs[sample], where)
+        yield _parse(
+            data, f"{sample_key(shard, sample)}.{METADATA_MEMBER}", num_docs[sample], where
+        )
         start = tokens_member + TAR_BLOCK_BYTES + _blocks(NPY_HEADER_BYTES + num_bytes[sample])
 
 
@@ -70,13 +72,17 @@ def _parse(data: memoryview, member: str, num_docs: int, where: str) -> About | 
                 about = json.loads(bytes(data[content : content + num_bytes]))
                 found = len(about) if isinstance(about, list) else type(about).__name__
                 if found != num_docs:
-                    raise ShardCorrupt(f"{where}, {member}", f"{found}", f"a list of {num_docs} objects", REFETCH)
+                    raise ShardCorrupt(
+                        f"{where}, {member}", f"{found}", f"a list of {num_docs} objects", REFETCH
+                    )
                 return about
             at = content + _blocks(num_bytes)
     except ValueError as error:
         if isinstance(error, ShardCorrupt):
             raise
-        raise ShardCorrupt(f"{where}, {member}", f"{error}", "headers of a tar, and JSON", REFETCH) from error
+        raise ShardCorrupt(
+            f"{where}, {member}", f"{error}", "headers of a tar, and JSON", REFETCH
+        ) from error
     return None
 
 

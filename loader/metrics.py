@@ -27,18 +27,65 @@ class Metric:
 
 
 METRICS = (
-    Metric("corpusmill_loader_position_rows", "gauge", "Rows of the global order dealt out so far.", "position"),
+    Metric(
+        "corpusmill_loader_position_rows",
+        "gauge",
+        "Rows of the global order dealt out so far.",
+        "position",
+    ),
     Metric("corpusmill_loader_rows_total", "counter", "Rows handed out by this rank.", "rows"),
     Metric("corpusmill_loader_tokens_total", "counter", "Tokens in them.", "tokens"),
-    Metric("corpusmill_loader_wait_seconds_total", "counter", "Time that batches waited for reads: stalls.", "wait_s"),
-    Metric("corpusmill_loader_skipped_rows_total", "counter", "Rows left out of the loss: damaged.", "skipped_rows"),
-    Metric("corpusmill_loader_damaged_samples_total", "counter", "Samples that are not as written.", "damaged_samples"),
-    Metric("corpusmill_loader_retries_total", "counter", "Requests that had to be repeated.", "retries"),
-    Metric("corpusmill_loader_refetches_total", "counter", "Blocks fetched anew: a checksum was wrong.", "refetches"),
-    Metric("corpusmill_loader_fetched_bytes_total", "counter", "Bytes fetched over the network.", "fetched_bytes"),
-    Metric("corpusmill_loader_cache_hits_total", "counter", "Reads that the cache answered.", "cache_hits"),
-    Metric("corpusmill_loader_cache_misses_total", "counter", "Reads that it could not answer.", "cache_misses"),
-    Metric("corpusmill_loader_broken_lines", "gauge", "Lines of instructions left out: broken.", "broken_lines"),
+    Metric(
+        "corpusmill_loader_wait_seconds_total",
+        "counter",
+        "Time that batches waited for reads: stalls.",
+        "wait_s",
+    ),
+    Metric(
+        "corpusmill_loader_skipped_rows_total",
+        "counter",
+        "Rows left out of the loss: damaged.",
+        "skipped_rows",
+    ),
+    Metric(
+        "corpusmill_loader_damaged_samples_total",
+        "counter",
+        "Samples that are not as written.",
+        "damaged_samples",
+    ),
+    Metric(
+        "corpusmill_loader_retries_total", "counter", "Requests that had to be repeated.", "retries"
+    ),
+    Metric(
+        "corpusmill_loader_refetches_total",
+        "counter",
+        "Blocks fetched anew: a checksum was wrong.",
+        "refetches",
+    ),
+    Metric(
+        "corpusmill_loader_fetched_bytes_total",
+        "counter",
+        "Bytes fetched over the network.",
+        "fetched_bytes",
+    ),
+    Metric(
+        "corpusmill_loader_cache_hits_total",
+        "counter",
+        "Reads that the cache answered.",
+        "cache_hits",
+    ),
+    Metric(
+        "corpusmill_loader_cache_misses_total",
+        "counter",
+        "Reads that it could not answer.",
+        "cache_misses",
+    ),
+    Metric(
+        "corpusmill_loader_broken_lines",
+        "gauge",
+        "Lines of instructions left out: broken.",
+        "broken_lines",
+    ),
 )
 
 
@@ -46,7 +93,10 @@ class Figures:
     """Figures under their metrics' names, as prometheus_client collects them; what has no figure now is left out."""
 
     def __init__(
-        self, metrics: tuple[Metric, ...], read: Callable[[], Mapping[str, Any]], labels: Mapping[str, str]
+        self,
+        metrics: tuple[Metric, ...],
+        read: Callable[[], Mapping[str, Any]],
+        labels: Mapping[str, str],
     ) -> None:
         self._metrics, self._read, self._labels = metrics, read, labels
 
@@ -59,7 +109,9 @@ class Figures:
             if metric.figure in figures:
                 made = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
                 family = made(metric.name, metric.help, labels=list(self._labels))
-                family.add_metric(list(self._labels.values()), figures[metric.figure] * metric.scale)
+                family.add_metric(
+                    list(self._labels.values()), figures[metric.figure] * metric.scale
+                )
                 yield family
 
 

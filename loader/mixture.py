@@ -41,13 +41,17 @@ class Mixture:
 
     sources: Mapping[str, str | Path]
     weights: Mapping[str, float]
-    schedule: Mapping[int, Mapping[str, float]] = field(default_factory=dict[int, Mapping[str, float]])
+    schedule: Mapping[int, Mapping[str, float]] = field(
+        default_factory=dict[int, Mapping[str, float]]
+    )
 
     def __post_init__(self) -> None:
         if not self.sources:
             raise ValueError("mixture: no sources; give at least one name and manifest")
         if self.schedule and min(self.schedule) <= 0:
-            raise ValueError(f"mixture: schedule begins at {min(self.schedule)}, must lie above 0; 0 is `weights`")
+            raise ValueError(
+                f"mixture: schedule begins at {min(self.schedule)}, must lie above 0; 0 is `weights`"
+            )
         for first, weights in self.segments.items():
             _check_weights(first, weights, self.sources)
 
@@ -56,21 +60,26 @@ class Mixture:
         """Weights of the sources, in their order, by first position."""
         by_start = {0: self.weights, **dict(sorted(self.schedule.items()))}
         return {
-            first: tuple(float(weights.get(name, 0)) for name in self.sources) + _unknown(weights, self.sources)
+            first: tuple(float(weights.get(name, 0)) for name in self.sources)
+            + _unknown(weights, self.sources)
             for first, weights in by_start.items()
         }
 
 
 def _unknown(weights: Mapping[str, float], sources: Mapping[str, str | Path]) -> tuple[float, ...]:
     if unknown := sorted(weights.keys() - sources.keys()):
-        raise ValueError(f"mixture: weights for {unknown}, which are no sources; there are {sorted(sources)}")
+        raise ValueError(
+            f"mixture: weights for {unknown}, which are no sources; there are {sorted(sources)}"
+        )
     return ()
 
 
 def _check_weights(first: int, weights: tuple[float, ...], names: Mapping[str, str | Path]) -> None:
     for name, weight in zip(names, weights, strict=True):
         if not (math.isfinite(weight) and weight >= 0):
-            raise ValueError(f"mixture: weight of {name!r} from position {first} is {weight}, must be at least 0")
+            raise ValueError(
+                f"mixture: weight of {name!r} from position {first} is {weight}, must be at least 0"
+            )
     for name, weight in zip(names, weights, strict=True):
         if 0 < weight < sum(weights) / BLOCK_ROWS:
             raise ValueError(
@@ -78,7 +87,9 @@ def _check_weights(first: int, weights: tuple[float, ...], names: Mapping[str, s
                 f"must be 0 or at least 1/{BLOCK_ROWS}"
             )
     if sum(weights) == 0:
-        raise ValueError(f"mixture: all weights from position {first} are 0; give one source a weight")
+        raise ValueError(
+            f"mixture: all weights from position {first} are 0; give one source a weight"
+        )
 
 
 def apportion(weights: tuple[float, ...], num: int) -> Ints:
@@ -105,7 +116,9 @@ class Interleaving:
         self._counts = [apportion(segments[first], BLOCK_ROWS) for first in self._starts.tolist()]
         self._seed = seed
         self._blocks: dict[tuple[int, int], _Block] = {}
-        self._before = [np.zeros_like(self._counts[0])]  # rows that each source gave before each segment
+        self._before = [
+            np.zeros_like(self._counts[0])
+        ]  # rows that each source gave before each segment
         for segment in range(len(self._starts) - 1):
             self._before.append(self._given(segment, int(self._starts[segment + 1])))
 
@@ -129,7 +142,11 @@ class Interleaving:
     def _given(self, segment: int, position: int) -> Ints:
         counts = self._counts[segment]
         number, places = divmod(position - int(self._starts[segment]), BLOCK_ROWS)
-        part = np.bincount(self._block(segment, number).sources[:places], minlength=len(counts)) if places else 0
+        part = (
+            np.bincount(self._block(segment, number).sources[:places], minlength=len(counts))
+            if places
+            else 0
+        )
         return self._before[segment] + counts * number + part
 
     def _block(self, segment: int, number: int) -> _Block:

@@ -66,7 +66,9 @@ def keys_of(*parts: int | Ints | _Words) -> _Words:
     """(n,) one 64-bit key for each tuple of numbers; scalars are broadcast, and all scalars give (1,)."""
     key = np.zeros(1, np.uint64)
     for part in parts:
-        words = np.array([part & _MASK], np.uint64) if isinstance(part, int) else part.astype(np.uint64)
+        words = (
+            np.array([part & _MASK], np.uint64) if isinstance(part, int) else part.astype(np.uint64)
+        )
         key = _mixed(key + words + np.uint64(_GOLDEN))
     return key
 
@@ -131,14 +133,18 @@ class RowOrder:
     seed: int
     lanes: int
     window_rows: int = DEFAULT_WINDOW_ROWS
-    _layouts: dict[int, EpochLayout] = field(default_factory=dict[int, EpochLayout], init=False, repr=False)
+    _layouts: dict[int, EpochLayout] = field(
+        default_factory=dict[int, EpochLayout], init=False, repr=False
+    )
 
     def __post_init__(self) -> None:
         for name, least in (("seed", 0), ("lanes", 1), ("window_rows", 1)):
             if not least <= getattr(self, name) < 2**63:
                 raise ValueError(f"{name} is {getattr(self, name)}, must lie in {least}..2**63 - 1")
         if self.lanes > self.num_rows:
-            raise ValueError(f"lanes is {self.lanes} for {self.num_rows} rows; give at most as many lanes as rows")
+            raise ValueError(
+                f"lanes is {self.lanes} for {self.num_rows} rows; give at most as many lanes as rows"
+            )
 
     @property
     def num_rows(self) -> int:

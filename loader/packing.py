@@ -39,7 +39,11 @@ def mark_starts(doc_starts: Ints, row_starts: Ints, seq_len: int) -> Flags:
     counts = lasts - firsts
     # (documents that begin in some row,) the row of each, then its place in doc_starts
     rows = np.repeat(np.arange(len(row_starts)), counts)
-    docs = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts) + np.repeat(firsts, counts)
+    docs = (
+        np.arange(counts.sum())
+        - np.repeat(np.cumsum(counts) - counts, counts)
+        + np.repeat(firsts, counts)
+    )
     marks[rows, doc_starts[docs] - row_starts[rows]] = True
     return marks
 

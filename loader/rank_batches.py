@@ -48,21 +48,30 @@ class Deal:
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:
-            raise ValueError(f"rank is {self.rank}, must lie in 0..{self.world_size - 1} for {self.world_size} ranks")
+            raise ValueError(
+                f"rank is {self.rank}, must lie in 0..{self.world_size - 1} for {self.world_size} ranks"
+            )
         if self.uneven not in ("refuse", "carry"):
             raise ValueError(f"uneven is {self.uneven!r}, must be 'refuse' or 'carry'")
         if self.global_batch_rows < self.world_size:
             found = f"global_batch_rows is {self.global_batch_rows} for {self.world_size} ranks"
-            raise ValueError(f"{found}; each rank needs a row in each step: give at least {self.world_size}")
+            raise ValueError(
+                f"{found}; each rank needs a row in each step: give at least {self.world_size}"
+            )
         if self.uneven == "refuse" and (rest := self.global_batch_rows % self.world_size):
-            below, above = self.global_batch_rows - rest, self.global_batch_rows - rest + self.world_size
+            below, above = (
+                self.global_batch_rows - rest,
+                self.global_batch_rows - rest + self.world_size,
+            )
             raise ValueError(
                 f"global_batch_rows is {self.global_batch_rows}, which {self.world_size} ranks cannot share equally; "
                 f"give {below} or {above}, or uneven='carry' to let steps differ by {self.world_size} rows"
             )
         if self.end is not None and self.end < self.world_size:
             found = f"{self.end} rows in the whole stream for {self.world_size} ranks"
-            raise ValueError(f"{found}; give at most {self.end} ranks, a smaller seq_len or more epochs")
+            raise ValueError(
+                f"{found}; give at most {self.end} ranks, a smaller seq_len or more epochs"
+            )
 
     def step(self, position: int, carried_rows: int = 0) -> Step | None:
         """The step that comes at `position`, or None at the end of the stream."""

@@ -29,7 +29,9 @@ class Mesh(Protocol):
         ...
 
 
-def resolve(rank: int | None = None, world_size: int | None = None, mesh: Mesh | None = None) -> tuple[int, int]:
+def resolve(
+    rank: int | None = None, world_size: int | None = None, mesh: Mesh | None = None
+) -> tuple[int, int]:
     """(rank, world_size), explicit ones first.
 
     Args:
@@ -41,7 +43,9 @@ def resolve(rank: int | None = None, world_size: int | None = None, mesh: Mesh |
         ValueError: one without the other, both a mesh and a rank, or a rank outside the world or the mesh.
     """
     if (rank is None) != (world_size is None) or (mesh is not None and rank is not None):
-        found = f"rank={rank}, world_size={world_size}, mesh={'given' if mesh is not None else None}"
+        found = (
+            f"rank={rank}, world_size={world_size}, mesh={'given' if mesh is not None else None}"
+        )
         raise ValueError(f"{found}; give rank and world_size together, or a mesh, or none of them")
     if rank is None or world_size is None:
         rank, world_size = _of_mesh(mesh) if mesh is not None else _of_launcher()
@@ -53,7 +57,9 @@ def resolve(rank: int | None = None, world_size: int | None = None, mesh: Mesh |
 def _of_mesh(mesh: Mesh) -> tuple[int, int]:
     coordinate = mesh.get_coordinate()
     if coordinate is None:
-        raise ValueError("this rank is outside the mesh; build the loader on the ranks of the mesh only")
+        raise ValueError(
+            "this rank is outside the mesh; build the loader on the ranks of the mesh only"
+        )
     rank, world_size = 0, 1
     for place, ranks in zip(coordinate, mesh.shape, strict=True):
         rank, world_size = rank * ranks + place, world_size * ranks

@@ -68,14 +68,19 @@ def shards_for_rank(
     order = RowOrder(shard_rows, seed, lanes or default_lanes(int(shard_rows.sum())))
     rows_per_rank = order.epoch_rows // world_size
     if not rows_per_rank:
-        raise ValueError(f"{order.epoch_rows} rows for {world_size} ranks; give at most {order.epoch_rows} ranks")
+        raise ValueError(
+            f"{order.epoch_rows} rows for {world_size} ranks; give at most {order.epoch_rows} ranks"
+        )
     layout = order.layout(epoch)
     start, stop = rank * rows_per_rank, (rank + 1) * rows_per_rank
     first, last = np.searchsorted(layout.row_starts, [start, stop - 1], side="right") - 1
     spans: list[Span] = []
     for slot in range(int(first), int(last) + 1):
         shard, begin = int(layout.shards[slot]), int(layout.row_starts[slot])
-        first_row, stop_row = max(start, begin) - begin, min(stop, int(layout.row_starts[slot + 1])) - begin
+        first_row, stop_row = (
+            max(start, begin) - begin,
+            min(stop, int(layout.row_starts[slot + 1])) - begin,
+        )
         if stop_row > first_row:
             tokens = first_row * seq_len, stop_row * seq_len
             spans.append(Span(shard, shard_file(shard), first_row, stop_row - first_row, *tokens))

@@ -29,7 +29,15 @@ from loader.manifest_columns import Catalogue
 from loader.order import Ints
 from loader.packing import Flags, mark_starts
 from loader.storage import Buffer, Cache, Counters, ReadFailed, ReadSettings, Remote, open_store
-from shardwriter.format import REFETCH, FormatError, ShardCorrupt, ShardIndex, index_file, sample_key, shard_file
+from shardwriter.format import (
+    REFETCH,
+    FormatError,
+    ShardCorrupt,
+    ShardIndex,
+    index_file,
+    sample_key,
+    shard_file,
+)
 
 MAX_OPEN_SHARDS = 192
 """Each holds two memory maps, and with them two file descriptors, of which 1,024 is a usual limit."""
@@ -49,7 +57,12 @@ class Reader:
     """Reads rows of one dataset. `counters` tells of cache_hits, cache_misses, retries, refetches, damaged_samples."""
 
     def __init__(
-        self, catalogue: Catalogue, *, seq_len: int, settings: ReadSettings, counters: Counters | None = None
+        self,
+        catalogue: Catalogue,
+        *,
+        seq_len: int,
+        settings: ReadSettings,
+        counters: Counters | None = None,
     ) -> None:
         """Looks at the shards' sizes where they are local and not too many.
 
@@ -67,8 +80,13 @@ class Reader:
         self._cache, self._pool = None, None
         if isinstance(self._store, Remote):
             self._cache = Cache(settings, self.counters)
-            self._pool = ThreadPoolExecutor(settings.fetch_threads, thread_name_prefix="loader-fetch")
-        elif len(catalogue.num_tokens) <= MAX_SHARDS_LOOKED_AT_FIRST and settings.on_corrupt == "stop":
+            self._pool = ThreadPoolExecutor(
+                settings.fetch_threads, thread_name_prefix="loader-fetch"
+            )
+        elif (
+            len(catalogue.num_tokens) <= MAX_SHARDS_LOOKED_AT_FIRST
+            and settings.on_corrupt == "stop"
+        ):
             for shard in np.flatnonzero(catalogue.num_tokens).tolist():
                 self._check_size(shard)
                 self._store.size(index_file(shard))
@@ -100,7 +118,9 @@ class Reader:
             parts.append(_Part(number, members, rows[members] * self.seq_len))
         self._each(self._locate, parts)
         found = [
-            (part.number, part.shard, _ranges(part.firsts, part.lasts)) for part in parts if part.shard is not None
+            (part.number, part.shard, _ranges(part.firsts, part.lasts))
+            for part in parts
+            if part.shard is not None
         ]
         self._have(found)
         for part in parts:
@@ -136,7 +156,9 @@ class Reader:
         for number, members in _groups(shards):
             shard = self._open(number)
             if shard is not None:
-                marks[members] = mark_starts(shard.index.doc_starts, rows[members] * self.seq_len, self.seq_len)
+                marks[members] = mark_starts(
+                    shard.index.doc_starts, rows[members] * self.seq_len, self.seq_len
+                )
         return marks
 
     def index(self, number: int) -> ShardIndex:
@@ -204,16 +226,28 @@ class Reader:
             index = ShardIndex.from_bytes(self._store.map(name), self._store.where(name))
         else:
             index = self._fetch_index(self._store, number)
-        found = {"shard": index.shard, "shard_bytes": index.shard_bytes, "num_samples": index.num_samples}
+        found = {
+            "shard": index.shard,
+            "shard_bytes": index.shard_bytes,
+            "num_samples": index.num_samples,
+        }
         found |= {"num_docs": index.num_docs, "num_tokens": index.num_tokens}
         for field_name, value in found.items():
-            wanted = number if field_name == "shard" else int(getattr(self.catalogue, field_name)[number])
+            wanted = (
+                number
+                if field_name == "shard"
+                else int(getattr(self.catalogue, field_name)[number])
+            )
             if value != wanted:
                 where = f"{self._store.where(name)}: {field_name}"
-                raise FormatError(where, f"{value}", f"{wanted} as the manifest says", _OTHER_DATASET)
+                raise FormatError(
+                    where, f"{value}", f"{wanted} as the manifest says", _OTHER_DATASET
+                )
         if index.token_dtype != self.token_dtype:
             wanted = f"{self.token_dtype.name}, as the manifest's {self.catalogue.tokenizer.vocab_size} ids need"
-            raise FormatError(f"{self._store.where(name)}: tokens", index.token_dtype.name, wanted, _OTHER_DATASET)
+            raise FormatError(
+                f"{self._store.where(name)}: tokens", index.token_dtype.name, wanted, _OTHER_DATASET
+            )
         return index
 
     def _fetch_index(self, store: Remote, number: int) -> ShardIndex:
@@ -230,9 +264,14 @@ class Reader:
             return ShardIndex.from_bytes(store.fetch(name, 0, num_bytes), store.where(name))
 
     def _check_size(self, number: int) -> None:
-        found, wanted = self._store.size(shard_file(number)), int(self.catalogue.shard_bytes[number])
+        found, wanted = (
+            self._store.size(shard_file(number)),
+            int(self.catalogue.shard_bytes[number]),
+        )
         if found != wanted:
-            raise ShardCorrupt(self._store.where(shard_file(number)), f"{found} bytes", f"{wanted} bytes", REFETCH)
+            raise ShardCorrupt(
+                self._store.where(shard_file(number)), f"{found} bytes", f"{wanted} bytes", REFETCH
+            )
 
     def _keep_checks(self, number: int, shard: _Shard) -> None:
         if shard.tar is not None:  # what came over a network is checked again when it comes again
@@ -249,7 +288,11 @@ class Reader:
                     self._check(number, shard, sample)
             else:
                 found = np.unique(shard.blocks[samples]).tolist()
-                blocks += [(number, shard, block) for block in found if not self._blocks.has((number, block))]
+                blocks += [
+                    (number, shard, block)
+                    for block in found
+                    if not self._blocks.has((number, block))
+                ]
         self._each(lambda block: self._block(*block), blocks)
 
     def _check(self, number: int, shard: _Shard, sample: int) -> None:
@@ -265,10 +308,10 @@ class Reader:
 
     def _corrupt(self, number: int, index: ShardIndex, sample: int) -> ShardCorrupt:
         start, stop = _sample_bytes(index, sample, sample)
-        where = (
-            f"{self._store.where(shard_file(number))}, sample {sample_key(number, sample)}, bytes {start}..{stop - 1}"
+        where = f"{self._store.where(shard_file(number))}, sample {sample_key(number, sample)}, bytes {start}..{stop - 1}"
+        return ShardCorrupt(
+            where, "tokens with another crc32", f"{index.sample_crcs[sample]:08x}", REFETCH
         )
-        return ShardCorrupt(where, "tokens with another crc32", f"{index.sample_crcs[sample]:08x}", REFETCH)
 
     def _block(self, number: int, shard: _Shard, block: int) -> Tokens:
         """The tokens of a remote shard's block, fetched, checked, and once more fetched where the check fails."""
@@ -280,7 +323,10 @@ class Reader:
             first, last = shard.block_samples(block)
             start, stop = _sample_bytes(shard.index, first, last)
             key = f"{self.catalogue.digest[:16]}-{name}-{start}-{stop}"
-            tokens = _as_tokens(self._cache.get(key, stop - start, lambda: store.fetch(name, start, stop)), shard.index)
+            tokens = _as_tokens(
+                self._cache.get(key, stop - start, lambda: store.fetch(name, start, stop)),
+                shard.index,
+            )
             bad = _damaged(tokens, shard.index, first, last)
             if bad:
                 self.counters.add("refetches")
@@ -298,9 +344,15 @@ class Reader:
             base, offset = shard.tar, 0
         else:
             block = int(shard.blocks[sample])
-            base, offset = self._block(number, shard, block), int(shard.offsets[shard.block_samples(block)[0]])
+            base, offset = (
+                self._block(number, shard, block),
+                int(shard.offsets[shard.block_samples(block)[0]]),
+            )
         start = int(shard.offsets[sample]) - offset
-        return base[start : start + int(shard.index.sample_starts[sample + 1] - shard.index.sample_starts[sample])]
+        return base[
+            start : start
+            + int(shard.index.sample_starts[sample + 1] - shard.index.sample_starts[sample])
+        ]
 
     # ------------------------------------------------------------------------------------------------------------ rows
 
@@ -320,7 +372,12 @@ class Reader:
         for base, offset, chosen in self._bases(part.number, shard, part.firsts, is_within):
             # (bytes, row_bytes), a row from each byte on, since what came over a network may lie at odd addresses.
             # One indexing for all rows gives the interpreter up meanwhile; copies row by row would hold it.
-            windows = np.ndarray((max(0, base.nbytes - row_bytes + 1), row_bytes), np.uint8, base.data, strides=(1, 1))
+            windows = np.ndarray(
+                (max(0, base.nbytes - row_bytes + 1), row_bytes),
+                np.uint8,
+                base.data,
+                strides=(1, 1),
+            )
             filled[part.members[chosen]] = windows[(places[chosen] - offset) * out.itemsize]
         for row in np.flatnonzero(is_whole & ~is_within).tolist():
             self._copy_across(part, row, out[int(part.members[row])])
@@ -336,7 +393,11 @@ class Reader:
         blocks = shard.blocks[firsts]
         for block in np.unique(blocks[is_within]).tolist():
             offset = int(shard.offsets[shard.block_samples(block)[0]])
-            yield self._block(number, shard, block), offset, np.flatnonzero((blocks == block) & is_within)
+            yield (
+                self._block(number, shard, block),
+                offset,
+                np.flatnonzero((blocks == block) & is_within),
+            )
 
     def _copy_across(self, part: _Part, row: int, out: Tokens) -> None:
         """One row that lies in more than one sample."""
@@ -344,7 +405,9 @@ class Reader:
         start, sample_starts, filled = int(part.starts[row]), part.shard.index.sample_starts, 0
         for sample in range(int(part.firsts[row]), int(part.lasts[row]) + 1):
             skipped = max(0, start - int(sample_starts[sample]))
-            piece = self._tokens(part.number, part.shard, sample)[skipped : skipped + len(out) - filled]
+            piece = self._tokens(part.number, part.shard, sample)[
+                skipped : skipped + len(out) - filled
+            ]
             out[filled : filled + len(piece)] = piece
             filled += len(piece)
 
@@ -419,7 +482,9 @@ class _Latest(Generic[_K, _V]):
             with self._lock:
                 self._things[key] = made
                 self._making.pop(key, None)
-                old = [self._things.popitem(last=False) for _ in range(len(self._things) - self._num)]
+                old = [
+                    self._things.popitem(last=False) for _ in range(len(self._things) - self._num)
+                ]
         for dropped in old:
             if self._on_drop is not None:
                 self._on_drop(*dropped)
@@ -446,7 +511,9 @@ def _ranges(firsts: Ints, lasts: Ints) -> Ints:
 def _sample_bytes(index: ShardIndex, first: int, last: int) -> tuple[int, int]:
     """Byte of the tar where the tokens of the first sample begin, and the one behind those of the last."""
     num_tokens = int(index.sample_starts[last + 1] - index.sample_starts[last])
-    return int(index.sample_offsets[first]), int(index.sample_offsets[last]) + num_tokens * index.token_dtype.itemsize
+    return int(index.sample_offsets[first]), int(
+        index.sample_offsets[last]
+    ) + num_tokens * index.token_dtype.itemsize
 
 
 def _as_tokens(data: Buffer, index: ShardIndex) -> Tokens:

@@ -18,7 +18,16 @@ from typing import Any, Self
 STATE_VERSION = 1
 """Rises when a state of the version before would be read wrongly."""
 
-_IDENTITY = ("version", "order_version", "sources", "seq_len", "seed", "lanes", "window_rows", "weights")
+_IDENTITY = (
+    "version",
+    "order_version",
+    "sources",
+    "seq_len",
+    "seed",
+    "lanes",
+    "window_rows",
+    "weights",
+)
 OVERRIDE = "allow_mismatch=True"
 
 
@@ -30,7 +39,10 @@ class ResumeMismatch(ValueError):
         self.differences = dict(differences)
 
     def __str__(self) -> str:
-        lines = [f"{name} is {saved!r} in the state, {here!r} here" for name, (saved, here) in self.differences.items()]
+        lines = [
+            f"{name} is {saved!r} in the state, {here!r} here"
+            for name, (saved, here) in self.differences.items()
+        ]
         return (
             f"the state does not fit this loader: {'; '.join(lines)}. Build the loader as the state says, or give it "
             f"{OVERRIDE} to go on at the same position of this other stream"
@@ -79,7 +91,9 @@ class LoaderState:
         if set(value) != wanted:
             missing, unknown = sorted(wanted - value.keys()), sorted(value.keys() - wanted)
             raise ValueError(f"no state of a loader: keys missing {missing}, unknown {unknown}")
-        weights = tuple((int(first), tuple(map(float, weights))) for first, weights in value["weights"])
+        weights = tuple(
+            (int(first), tuple(map(float, weights))) for first, weights in value["weights"]
+        )
         tuples: dict[str, Any] = {
             "sources": tuple(value["sources"]),
             "lanes": tuple(value["lanes"]),

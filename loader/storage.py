@@ -58,8 +58,16 @@ class ReadSettings:
 
     def __post_init__(self) -> None:
         if self.on_corrupt not in ("stop", "skip_and_count"):
-            raise ValueError(f"on_corrupt is {self.on_corrupt!r}, must be 'stop' or 'skip_and_count'")
-        for name in ("cache_bytes", "block_bytes", "fetch_threads", "stall_timeout_s", "request_timeout_s"):
+            raise ValueError(
+                f"on_corrupt is {self.on_corrupt!r}, must be 'stop' or 'skip_and_count'"
+            )
+        for name in (
+            "cache_bytes",
+            "block_bytes",
+            "fetch_threads",
+            "stall_timeout_s",
+            "request_timeout_s",
+        ):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, must be above 0")
 
@@ -91,7 +99,9 @@ class Counters:
         return self._counts.get(name, 0)
 
 
-def open_store(address: str | Path, settings: ReadSettings, counters: Counters | None = None) -> Folder | Remote:
+def open_store(
+    address: str | Path, settings: ReadSettings, counters: Counters | None = None
+) -> Folder | Remote:
     """What reads the files below a path, a file:// address, or one that obstore knows (https, s3, gs, az)."""
     text = str(address).rstrip("/")
     if text.startswith("file://"):
@@ -141,9 +151,13 @@ def _named(where: str) -> Generator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise ReadFailed(where, "there is no such file", "copy the dataset whole, or correct the address") from error
+        raise ReadFailed(
+            where, "there is no such file", "copy the dataset whole, or correct the address"
+        ) from error
     except OSError as error:
-        raise ReadFailed(where, error.strerror or str(error), "look at the disk and at the file's rights") from error
+        raise ReadFailed(
+            where, error.strerror or str(error), "look at the disk and at the file's rights"
+        ) from error
 
 
 # -------------------------------------------------------------------------------------------------------------- remote
@@ -168,7 +182,9 @@ class Remote:
         """Bytes of a file."""
         import obstore
 
-        return self._persist(self.where(name), lambda: int(obstore.head(self._store, name)["size"]), lambda: 0)
+        return self._persist(
+            self.where(name), lambda: int(obstore.head(self._store, name)["size"]), lambda: 0
+        )
 
     def fetch(self, name: str, start: int, stop: int) -> memoryview:
         """Bytes start .. stop - 1; what came before a connection broke is kept. Raises ReadFailed."""
@@ -182,7 +198,9 @@ class Remote:
             self._receive(name, start, stop, received)
             return memoryview(received)
 
-        return self._persist(f"{self.where(name)}, bytes {start}..{stop - 1}", request, lambda: len(received))
+        return self._persist(
+            f"{self.where(name)}, bytes {start}..{stop - 1}", request, lambda: len(received)
+        )
 
     def _receive_whole(self, name: str, start: int, stop: int) -> memoryview:
         """In one call: three times as fast as piece by piece, but what came is lost when the connection breaks."""
@@ -222,7 +240,11 @@ class Remote:
                     remedy = "correct the address or the credentials, or copy the dataset whole"
                     raise ReadFailed(where, cause, remedy) from error
                 if progress() > seen:
-                    deadline, seen, pause_s = time.monotonic() + self._settings.stall_timeout_s, progress(), 0.1
+                    deadline, seen, pause_s = (
+                        time.monotonic() + self._settings.stall_timeout_s,
+                        progress(),
+                        0.1,
+                    )
                 # a request that could outlast the bound is not begun
                 if time.monotonic() + pause_s + self._settings.request_timeout_s > deadline:
                     remedy = f"no byte came for {self._settings.stall_timeout_s:g} s (stall_timeout_s): see the storage"
@@ -236,14 +258,17 @@ def _connect(address: str, settings: ReadSettings) -> Any:
     try:
         from obstore.store import from_url
     except ImportError as error:
-        raise ReadFailed(address, "remote addresses need obstore", "pip install 'corpusmill[s3]'") from error
+        raise ReadFailed(
+            address, "remote addresses need obstore", "pip install 'corpusmill[s3]'"
+        ) from error
     options = dict(settings.store_options)
     endpoint = str(options.get("endpoint") or os.environ.get("AWS_ENDPOINT_URL", ""))
     request = timedelta(seconds=settings.request_timeout_s)
     client: dict[str, Any] = {
         "connect_timeout": request,
         "read_timeout": request,
-        "timeout": request * 20,  # of a whole request: a link that crawls gets a new connection now and then
+        "timeout": request
+        * 20,  # of a whole request: a link that crawls gets a new connection now and then
         "allow_http": address.startswith("http://") or endpoint.startswith("http://"),
         **options.pop("client_options", {}),
     }
@@ -267,7 +292,11 @@ def _is_final(error: Exception) -> bool:
 
 def _cause(error: Exception) -> str:
     """The first line that says something: obstore adds a dump of the error to its message."""
-    lines = [line.strip() for line in str(error).split("\n\nDebug source:")[0].splitlines() if line.strip()]
+    lines = [
+        line.strip()
+        for line in str(error).split("\n\nDebug source:")[0].splitlines()
+        if line.strip()
+    ]
     return " ".join(lines)[:500] or type(error).__name__
 
 
@@ -282,7 +311,9 @@ class Cache:
         self._folder = settings.cache_dir or home / "corpusmill" / "loader"
         self._folder.mkdir(parents=True, exist_ok=True)
         self._settings, self._counters = settings, counters
-        self._added_bytes = settings.cache_bytes  # so that the first addition looks at what is there
+        self._added_bytes = (
+            settings.cache_bytes
+        )  # so that the first addition looks at what is there
 
     def get(self, key: str, num_bytes: int, fetch: Callable[[], Buffer]) -> Buffer:
         """The file of this key; `fetch` makes it where no rank has. Raises what fetch raises."""
@@ -305,7 +336,9 @@ class Cache:
             os.utime(path)  # used just now: goes last
         except FileNotFoundError:
             return None
-        if len(data) != num_bytes:  # of a dataset that stood at this address before, or a disk that was full
+        if (
+            len(data) != num_bytes
+        ):  # of a dataset that stood at this address before, or a disk that was full
             return None
         self._counters.add("cache_hits")
         return data
@@ -334,7 +367,9 @@ class Cache:
                     with contextlib.suppress(FileNotFoundError):  # another rank evicts too
                         status = entry.stat()
                         files.append((status.st_mtime, status.st_size, entry.path))
-        excess = sum(num_bytes for _, num_bytes, _ in files) + coming_bytes - self._settings.cache_bytes
+        excess = (
+            sum(num_bytes for _, num_bytes, _ in files) + coming_bytes - self._settings.cache_bytes
+        )
         for _, num_bytes, path in sorted(files):
             if excess <= 0:
                 break

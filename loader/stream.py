@@ -52,7 +52,9 @@ class RowStream:
 
     def epochs(self, position: int) -> dict[str, float]:
         """How many epochs of each source came before this position; 1.25 is a quarter into the second."""
-        given = [position] if self.interleaving is None else self.interleaving.given(position).tolist()
+        given = (
+            [position] if self.interleaving is None else self.interleaving.given(position).tolist()
+        )
         counts = zip(self.names, given, self.orders, strict=True)
         return {name: rows / order.epoch_rows for name, rows, order in counts}
 
@@ -61,14 +63,22 @@ class RowStream:
         if epochs is None:
             return None
         if epochs < 1:
-            raise ValueError(f"epochs is {epochs}, must be at least 1, or None for a stream without end")
+            raise ValueError(
+                f"epochs is {epochs}, must be at least 1, or None for a stream without end"
+            )
         if self.interleaving is not None:
-            raise ValueError(f"epochs is {epochs}, but a mixture has none of its own; stop after a number of steps")
+            raise ValueError(
+                f"epochs is {epochs}, but a mixture has none of its own; stop after a number of steps"
+            )
         return epochs * self.orders[0].epoch_rows
 
     def state(self, position: int, **rest: int) -> LoaderState:
         """The state at a position; `rest` is global_batch_rows, carried_rows and skipped_rows."""
-        past = tuple((first, weights) for first, weights in self.segments.items() if first == 0 or first < position)
+        past = tuple(
+            (first, weights)
+            for first, weights in self.segments.items()
+            if first == 0 or first < position
+        )
         return LoaderState(
             sources=tuple(catalogue.digest for catalogue in self.catalogues),
             seq_len=self.seq_len,
@@ -99,7 +109,9 @@ def open_stream(
     """
     mixture = source if isinstance(source, Mixture) else None
     names = tuple(mixture.sources) if mixture else ("",)
-    places: list[Source] = list(source.sources.values()) if isinstance(source, Mixture) else [source]
+    places: list[Source] = (
+        list(source.sources.values()) if isinstance(source, Mixture) else [source]
+    )
     catalogues = tuple(read_catalogue(place, settings) for place in places)
     _refuse_other_tokenizers(names, catalogues)
     orders: list[RowOrder] = []
@@ -118,6 +130,11 @@ def _refuse_other_tokenizers(names: Sequence[str], catalogues: Sequence[Catalogu
 
     for name, catalogue in zip(names, catalogues, strict=True):
         if made_by(catalogue) != made_by(catalogues[0]):
-            found, wanted = f"{made_by(catalogue)}", f"{made_by(catalogues[0])} as of source {names[0]!r}"
+            found, wanted = (
+                f"{made_by(catalogue)}",
+                f"{made_by(catalogues[0])} as of source {names[0]!r}",
+            )
             remedy = "mix datasets that one tokenizer made"
-            raise FormatError(f"source {name!r} at {catalogue.address}: tokenizer", found, wanted, remedy)
+            raise FormatError(
+                f"source {name!r} at {catalogue.address}: tokenizer", found, wanted, remedy
+            )

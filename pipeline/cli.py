@@ -30,21 +30,32 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-models_app = typer.Typer(help="Models and texts: what there is, fetching it, training your own.", no_args_is_help=True)
+models_app = typer.Typer(
+    help="Models and texts: what there is, fetching it, training your own.", no_args_is_help=True
+)
 train_app = typer.Typer(help="Train models from your own texts.", no_args_is_help=True)
 app.add_typer(models_app, name="models")
 models_app.add_typer(train_app, name="train")
 
-Config = Annotated[str, typer.Argument(help="A YAML file, or the name of one in configs/.", metavar="CONFIG")]
+Config = Annotated[
+    str, typer.Argument(help="A YAML file, or the name of one in configs/.", metavar="CONFIG")
+]
 RunFolder = Annotated[
-    str, typer.Argument(help="Folder of a run; s3://bucket/folder for one in a bucket.", metavar="RUN")
+    str,
+    typer.Argument(help="Folder of a run; s3://bucket/folder for one in a bucket.", metavar="RUN"),
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. select.language.min_score=0.65."),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override a key, e.g. select.language.min_score=0.65."
+    ),
 ]
-RunDir = Annotated[str | None, typer.Option(help="Folder of the run, instead of the config's run_dir.")]
-Engine = Annotated[str | None, typer.Option(metavar="ray|inline", help="Instead of the config's engine.kind.")]
+RunDir = Annotated[
+    str | None, typer.Option(help="Folder of the run, instead of the config's run_dir.")
+]
+Engine = Annotated[
+    str | None, typer.Option(metavar="ray|inline", help="Instead of the config's engine.kind.")
+]
 
 console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 140)
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -77,7 +88,11 @@ def run(
         for event in run_plan(plan):
             progress.show(event)
             metrics.note(event)
-    verb = "nothing was left to do" if progress.num_tasks == 0 else f"{progress.num_tasks} pieces of work done"
+    verb = (
+        "nothing was left to do"
+        if progress.num_tasks == 0
+        else f"{progress.num_tasks} pieces of work done"
+    )
     _close(plan, f"{verb}, in {time.monotonic() - started:.1f} s")
 
 
@@ -118,16 +133,30 @@ def plan(
     run_dir: RunDir = None,
     engine: Engine = None,
     files: Annotated[
-        int | None, typer.Option(min=1, help="What so many files would take: as if the input had them; lists nothing.")
+        int | None,
+        typer.Option(
+            min=1, help="What so many files would take: as if the input had them; lists nothing."
+        ),
     ] = None,
     nodes: Annotated[int, typer.Option(min=1, help="Machines.")] = 1,
-    cores: Annotated[int | None, typer.Option(min=1, help="Of each machine; default: as this one.")] = None,
-    memory_gb: Annotated[float | None, typer.Option(help="Of each machine (10^9 bytes); default: as this one.")] = None,
-    price_per_core_hour: Annotated[float | None, typer.Option(min=0, help="In whatever money.")] = None,
-    calibration: Annotated[
-        str | None, typer.Option(help="Rates: a finished run, or a .json file; default: those that are shipped.")
+    cores: Annotated[
+        int | None, typer.Option(min=1, help="Of each machine; default: as this one.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what it will take as JSON.")] = False,
+    memory_gb: Annotated[
+        float | None, typer.Option(help="Of each machine (10^9 bytes); default: as this one.")
+    ] = None,
+    price_per_core_hour: Annotated[
+        float | None, typer.Option(min=0, help="In whatever money.")
+    ] = None,
+    calibration: Annotated[
+        str | None,
+        typer.Option(
+            help="Rates: a finished run, or a .json file; default: those that are shipped."
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print what it will take as JSON.")
+    ] = False,
 ) -> None:
     """Show what `run` would do, what is done already, and what it will take. Starts nothing, fetches nothing."""
     from pipeline.capacity import estimate as cost
@@ -141,7 +170,11 @@ def plan(
     rates = shipped = cost.read_calibration()
     if calibration is not None:
         is_file = calibration.endswith(".json")
-        own = cost.read_calibration(Path(calibration)) if is_file else cost.fit([open_run(calibration)])
+        own = (
+            cost.read_calibration(Path(calibration))
+            if is_file
+            else cost.fit([open_run(calibration)])
+        )
         rates = own.filled_by(shipped)
     input_bytes: float | None = None
     if files is None:
@@ -159,7 +192,9 @@ def plan(
             return
     is_snapshot = settings.input.common_crawl is not None
     cluster = cost.this_machine(settings, nodes, cores, memory_gb, price_per_core_hour)
-    found = cost.estimate(settings, rates, cluster, num_files=files, input_bytes=None if is_snapshot else input_bytes)
+    found = cost.estimate(
+        settings, rates, cluster, num_files=files, input_bytes=None if is_snapshot else input_bytes
+    )
     if as_json:
         sys.stdout.write(cost_report.to_json(found))
         return
@@ -168,7 +203,9 @@ def plan(
 
 
 @app.command(name="report")
-def report_(run: RunFolder, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def report_(
+    run: RunFolder, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+) -> None:
     """Show the summary of a run again, and write its page anew."""
     from pipeline.reporting import explain as ledger
     from pipeline.reporting import report
@@ -185,7 +222,9 @@ def report_(run: RunFolder, as_json: Annotated[bool, typer.Option("--json", help
 
 
 @app.command()
-def status(run: RunFolder, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def status(
+    run: RunFolder, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+) -> None:
     """Show how far a run is, with rates and an end estimate, from its folder alone: from any machine, without Ray."""
     from pipeline.reporting import explain as ledger
     from pipeline.reporting import status as watching
@@ -198,7 +237,9 @@ def status(run: RunFolder, as_json: Annotated[bool, typer.Option("--json", help=
 
 
 @app.command()
-def explain(run: RunFolder, document: Annotated[str, typer.Argument(help="A URL or a doc_id.")]) -> None:
+def explain(
+    run: RunFolder, document: Annotated[str, typer.Argument(help="A URL or a doc_id.")]
+) -> None:
     """Tell a document's whole story: where it stood, what was taken from it, its scores, why it was kept or dropped."""
     from pipeline.reporting import explain as ledger
 
@@ -219,7 +260,10 @@ def preview(
     from pipeline.reporting import preview as previewing
 
     if not overrides:
-        _fail("nothing to recut: name a threshold, such as --set select.language.min_score=0.65", WRONG_USAGE)
+        _fail(
+            "nothing to recut: name a threshold, such as --set select.language.min_score=0.65",
+            WRONG_USAGE,
+        )
     found = previewing.preview(ledger.open_run(run), overrides)
     if as_json:
         sys.stdout.write(previewing.to_json(found))
@@ -230,7 +274,8 @@ def preview(
 @app.command()
 def verify(
     dataset: Annotated[
-        str, typer.Argument(help="Folder of a run, or of a dataset (with manifest.json); s3://... too.")
+        str,
+        typer.Argument(help="Folder of a run, or of a dataset (with manifest.json); s3://... too."),
     ],
 ) -> None:
     """Rehash and recount a finished dataset, and read it as the world will: with plain webdataset.
@@ -256,14 +301,18 @@ def verify(
     manifest = Manifest.loads((folder / MANIFEST_FILE).read_bytes(), str(folder / MANIFEST_FILE))
     shards = [str(folder / shard.file) for shard in manifest.shards]
     gopen_schemes["s3"] = lambda url, mode, _: parse_location(url).open(mode)
-    num_samples = sum(1 for _ in WebDataset(shards, shardshuffle=False, empty_check=False)) if shards else 0
+    num_samples = (
+        sum(1 for _ in WebDataset(shards, shardshuffle=False, empty_check=False)) if shards else 0
+    )
     if num_samples != manifest.totals.num_samples:
         _fail(
             f"{folder}: webdataset reads {num_samples:,} samples, the manifest has {manifest.totals.num_samples:,}",
             FAILED,
         )
     console.print(f"{folder}: every shard, index and count is as the manifest says")
-    console.print(f"webdataset reads {num_samples:,} samples from {len(shards)} shards", markup=False)
+    console.print(
+        f"webdataset reads {num_samples:,} samples from {len(shards)} shards", markup=False
+    )
 
 
 @app.command()
@@ -282,7 +331,9 @@ def sample_crawl(
     out: Annotated[Path, typer.Argument(help="Folder to make.")],
     documents: Annotated[int, typer.Option(min=100, help="Pages.")] = 20_000,
     seed: Annotated[int, typer.Option(min=0, help="The same seed, the same bytes.")] = 1,
-    format: Annotated[str, typer.Option("--format", metavar="wet|warc", help="Extracted text, or HTML.")] = "wet",  # noqa: A002
+    format: Annotated[
+        str, typer.Option("--format", metavar="wet|warc", help="Extracted text, or HTML.")
+    ] = "wet",
 ) -> None:
     """Make a crawl from real texts, with a truth table that says what must happen to each page."""
     from pipeline.sample_crawl.generator import generate
@@ -290,7 +341,9 @@ def sample_crawl(
     if format not in ("wet", "warc"):
         _fail(f"--format is {format!r}, wanted wet or warc", WRONG_USAGE)
     crawl = generate(out, num_documents=documents, seed=seed, format=format, say=_say)
-    console.print(f"{documents:,} pages in {len(crawl.files)} files under {out}; the truth is in {crawl.truth}")
+    console.print(
+        f"{documents:,} pages in {len(crawl.files)} files under {out}; the truth is in {crawl.truth}"
+    )
 
 
 @models_app.command("list")
@@ -310,7 +363,9 @@ def models_list() -> None:
 
 
 @models_app.command("fetch")
-def models_fetch(names: Annotated[list[str], typer.Argument(help="Names of the registry.")]) -> None:
+def models_fetch(
+    names: Annotated[list[str], typer.Argument(help="Names of the registry.")],
+) -> None:
     """Fetch, or make, models into the cache, so that later runs need no network."""
     from pipeline.models import registry as assets
 
@@ -319,7 +374,8 @@ def models_fetch(names: Annotated[list[str], typer.Argument(help="Names of the r
 
 
 Texts = Annotated[
-    list[Path], typer.Option(help="Text files, one document a line (.xz and .gz too); repeat the option.")
+    list[Path],
+    typer.Option(help="Text files, one document a line (.xz and .gz too); repeat the option."),
 ]
 
 
@@ -327,15 +383,20 @@ Texts = Annotated[
 def train_lm(
     lang: Annotated[str, typer.Option(help="Language code, as language identification gives it.")],
     text: Texts,
-    out: Annotated[Path, typer.Option(help="Folder to make; name it in annotate.perplexity.models.")],
+    out: Annotated[
+        Path, typer.Option(help="Folder to make; name it in annotate.perplexity.models.")
+    ],
     vocab_size: Annotated[
-        int | None, typer.Option(help="Pieces; default: by the size of the text, at most CCNet's 65,536.")
+        int | None,
+        typer.Option(help="Pieces; default: by the size of the text, at most CCNet's 65,536."),
     ] = None,
 ) -> None:
     """Train CCNet's language model: SentencePiece pieces and a KenLM 5-gram over them, with percentile cutoffs."""
     from pipeline.models import training as model_training
 
-    record = model_training.train_lm(model_training.read_texts(text), lang, out, vocab_size=vocab_size, say=_say)
+    record = model_training.train_lm(
+        model_training.read_texts(text), lang, out, vocab_size=vocab_size, say=_say
+    )
     head, middle = (record["cutoffs"][percent] for percent in ("30", "60"))
     console.print(f"{out}: on held-out texts head ends at {head}, middle at {middle}", markup=False)
     console.print(f"use it as  annotate.perplexity.models.{lang}: {out}", markup=False)
@@ -343,9 +404,15 @@ def train_lm(
 
 @train_app.command("reference")
 def train_reference(
-    positive: Annotated[list[Path], typer.Option(help="Texts that are references, one a line; repeat the option.")],
-    negative: Annotated[list[Path], typer.Option(help="Texts of random pages, one a line; repeat the option.")],
-    out: Annotated[Path, typer.Option(help="Folder to make; name it in annotate.reference.models.")],
+    positive: Annotated[
+        list[Path], typer.Option(help="Texts that are references, one a line; repeat the option.")
+    ],
+    negative: Annotated[
+        list[Path], typer.Option(help="Texts of random pages, one a line; repeat the option.")
+    ],
+    out: Annotated[
+        Path, typer.Option(help="Folder to make; name it in annotate.reference.models.")
+    ],
 ) -> None:
     """Train LLaMA's is-reference classifier (fastText) and print how well it does on texts it has not seen."""
     from pipeline.models import training as model_training
@@ -387,7 +454,9 @@ def _terminate(*_: object) -> NoReturn:
 
     It speaks at once, past Python's buffers, since who stops a process may not wait for its end.
     """
-    os.write(2, b"stopped by SIGTERM; what is done stays done, run the same command again to go on\n")
+    os.write(
+        2, b"stopped by SIGTERM; what is done stays done, run the same command again to go on\n"
+    )
     raise SystemExit(TERMINATED)
 
 

@@ -50,19 +50,28 @@ class SampleCrawl(Settings):
     """A crawl made on this machine from real texts, with a truth table beside it."""
 
     documents: int = Field(default=20_000, ge=100, description="Pages in the crawl.")
-    seed: int = Field(default=1, ge=0, description="Another seed, another crawl; the same seed, the same bytes.")
+    seed: int = Field(
+        default=1, ge=0, description="Another seed, another crawl; the same seed, the same bytes."
+    )
     documents_per_file: int = Field(default=2_500, ge=1, description="Pages per WARC file.")
-    format: Literal["wet", "warc"] = Field(default="wet", description="Extracted text (wet) or HTML responses (warc).")
+    format: Literal["wet", "warc"] = Field(
+        default="wet", description="Extracted text (wet) or HTML responses (warc)."
+    )
 
 
 class CommonCrawl(Settings):
     """A slice of a Common Crawl snapshot, listed by its own wet.paths.gz or warc.paths.gz."""
 
     crawl: str = Field(
-        pattern=r"^CC-MAIN-\w+(-\w+)*$", description="The snapshot's name, as on commoncrawl.org, e.g. CC-MAIN-2026-17."
+        pattern=r"^CC-MAIN-\w+(-\w+)*$",
+        description="The snapshot's name, as on commoncrawl.org, e.g. CC-MAIN-2026-17.",
     )
-    format: Literal["wet", "warc"] = Field(default="wet", description="Which of the snapshot's lists to read.")
-    first: int = Field(default=0, ge=0, description="Position in the list of the first file to read.")
+    format: Literal["wet", "warc"] = Field(
+        default="wet", description="Which of the snapshot's lists to read."
+    )
+    first: int = Field(
+        default=0, ge=0, description="Position in the list of the first file to read."
+    )
     count: int | None = Field(
         default=None, ge=1, description="How many files to read; null reads to the end of the list."
     )
@@ -76,19 +85,24 @@ class CommonCrawl(Settings):
 class InputConfig(Settings):
     """What is read: exactly one of `sample_crawl`, `files` and `common_crawl`."""
 
-    sample_crawl: SampleCrawl | None = Field(default=None, description="A crawl made on this machine from real texts.")
+    sample_crawl: SampleCrawl | None = Field(
+        default=None, description="A crawl made on this machine from real texts."
+    )
     files: tuple[str, ...] | None = Field(
         default=None,
         description="WET, WARC or ARC files: paths or patterns (**, *, ?), relative to where the command is run.",
     )
-    common_crawl: CommonCrawl | None = Field(default=None, description="A slice of a Common Crawl snapshot.")
+    common_crawl: CommonCrawl | None = Field(
+        default=None, description="A slice of a Common Crawl snapshot."
+    )
     files_per_split: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         default="auto",
         description="Files that one task reads: raise it when files are many and small. auto: one, and of more than "
         "10,000 files so many that there are at most 10,000 units.",
     )
     max_quarantined_share: Share = Field(
-        default=0.01, description="Above this share of broken records among all records the run ends with exit code 3."
+        default=0.01,
+        description="Above this share of broken records among all records the run ends with exit code 3.",
     )
 
     @model_validator(mode="after")
@@ -104,17 +118,22 @@ class InputConfig(Settings):
 class ExtractConfig(Settings):
     """Records to documents, and the hash of every paragraph beside them."""
 
-    warc: WarcSettings = Field(default=WarcSettings(), description="Reading of WARC and WET records.")
+    warc: WarcSettings = Field(
+        default=WarcSettings(), description="Reading of WARC and WET records."
+    )
     url: UrlSettings | None = Field(
         default=None,
         exclude_if=_is_off,
         description="Block lists, words and patterns that URLs are held against; null: all stay.",
     )
     unicode: UnicodeSettings | None = Field(
-        default=None, exclude_if=_is_off, description="Repair of mojibake and entities by ftfy; null: none."
+        default=None,
+        exclude_if=_is_off,
+        description="Repair of mojibake and entities by ftfy; null: none.",
     )
     length: LengthSettings | None = Field(
-        default=LengthSettings(), description="Documents dropped before deduplication; CCNet: under 300 characters."
+        default=LengthSettings(),
+        description="Documents dropped before deduplication; CCNet: under 300 characters.",
     )
 
 
@@ -147,12 +166,17 @@ class AnnotateConfig(Settings):
     """Scores, for every document that still has text. Nothing is thrown away here but text."""
 
     lines: LinesSettings | None = Field(
-        default=None, exclude_if=_is_off, description="C4's rules for lines, after deduplication; null: none is judged."
+        default=None,
+        exclude_if=_is_off,
+        description="C4's rules for lines, after deduplication; null: none is judged.",
     )
     length: LengthSettings | None = Field(
-        default=LengthSettings(min_chars=1), description="Documents dropped for what deduplication left of them."
+        default=LengthSettings(min_chars=1),
+        description="Documents dropped for what deduplication left of them.",
     )
-    language: LanguageSettings = Field(default=LanguageSettings(), description="Language identification.")
+    language: LanguageSettings = Field(
+        default=LanguageSettings(), description="Language identification."
+    )
     perplexity: PerplexitySettings | None = Field(
         default=None, description="Language models; null: no perplexity, one bucket."
     )
@@ -160,11 +184,17 @@ class AnnotateConfig(Settings):
         default=None, description="LLaMA's is-reference classifier; null: no score."
     )
     classifiers: ClassifiersSettings | None = Field(
-        default=None, exclude_if=_is_off, description="fastText classifiers by name; null: no scores."
+        default=None,
+        exclude_if=_is_off,
+        description="fastText classifiers by name; null: no scores.",
     )
-    quality: QualitySettings | None = Field(default=None, description="Quality signals; null: none are computed.")
+    quality: QualitySettings | None = Field(
+        default=None, description="Quality signals; null: none are computed."
+    )
     decontamination: DecontaminationSettings | None = Field(
-        default=None, exclude_if=_is_off, description="Words shared with evaluation sets; null: none is looked for."
+        default=None,
+        exclude_if=_is_off,
+        description="Words shared with evaluation sets; null: none is looked for.",
     )
     minhash: MinHashSettings | None = Field(
         default=None, description="Signatures for fuzzy_dedup; null: none are made."
@@ -210,17 +240,27 @@ class PerplexitySelection(Settings):
 class SelectConfig(Settings):
     """Thresholds over the stored scores: each document gets its fate. Changing one renews this and what follows."""
 
-    language: LanguageFilterSettings | None = Field(default=LanguageFilterSettings(), description="Language rules.")
-    perplexity: PerplexitySelection | None = Field(default=PerplexitySelection(), description="Perplexity buckets.")
+    language: LanguageFilterSettings | None = Field(
+        default=LanguageFilterSettings(), description="Language rules."
+    )
+    perplexity: PerplexitySelection | None = Field(
+        default=PerplexitySelection(), description="Perplexity buckets."
+    )
     reference: ReferenceFilterSettings | None = Field(
         default=None, description="Threshold of the is-reference classifier."
     )
     classifiers: ClassifiersFilterSettings | None = Field(
-        default=None, exclude_if=_is_off, description="Limits of the classifiers' scores, by name; null: none."
+        default=None,
+        exclude_if=_is_off,
+        description="Limits of the classifiers' scores, by name; null: none.",
     )
-    quality: QualityFilterSettings | None = Field(default=None, description="Quality rules over the stored signals.")
+    quality: QualityFilterSettings | None = Field(
+        default=None, description="Quality rules over the stored signals."
+    )
     decontamination: DecontaminationFilterSettings | None = Field(
-        default=None, exclude_if=_is_off, description="Limits of what is shared with evaluation sets; null: none."
+        default=None,
+        exclude_if=_is_off,
+        description="Limits of what is shared with evaluation sets; null: none.",
     )
 
 
@@ -228,7 +268,9 @@ class TokenizeConfig(TokenizeSettings):
     """Kept texts to token ids."""
 
     pii: PiiSettings | None = Field(
-        default=None, exclude_if=_is_off, description="Placeholders for e-mail, IP, phone and card numbers; null: none."
+        default=None,
+        exclude_if=_is_off,
+        description="Placeholders for e-mail, IP, phone and card numbers; null: none.",
     )
 
 
@@ -236,13 +278,18 @@ class WriteShardsConfig(Settings):
     """The dataset on disk (docs/data-format.md)."""
 
     shard_tokens: int = Field(
-        default=100_000_000, ge=1, description="Tokens per shard, about (200 MB at two bytes a token)."
+        default=100_000_000,
+        ge=1,
+        description="Tokens per shard, about (200 MB at two bytes a token).",
     )
     sample_tokens: int = Field(
-        default=65_536, ge=1, description="Tokens per sample of a shard, about: whole documents each."
+        default=65_536,
+        ge=1,
+        description="Tokens per sample of a shard, about: whole documents each.",
     )
     documents_json: bool = Field(
-        default=True, description="Write url, language and scores of every document into the shards."
+        default=True,
+        description="Write url, language and scores of every document into the shards.",
     )
     seed: int = Field(default=0, ge=0, lt=2**63, description="Seed of the global shuffle.")
 
@@ -250,13 +297,20 @@ class WriteShardsConfig(Settings):
 class Resources(Settings):
     """What a task takes of the machine that runs it; null: as its phase, and that as the engine."""
 
-    num_cpus: float | None = Field(default=None, ge=0, description="CPUs; null: as the phase, which takes 1.")
-    num_gpus: float | None = Field(default=None, ge=0, description="GPUs, or a share of one; null: as the phase, 0.")
+    num_cpus: float | None = Field(
+        default=None, ge=0, description="CPUs; null: as the phase, which takes 1."
+    )
+    num_gpus: float | None = Field(
+        default=None, ge=0, description="GPUs, or a share of one; null: as the phase, 0."
+    )
     memory_mb: int | None = Field(
-        default=None, ge=256, description="Memory; null: as the phase, which takes engine.memory_mb."
+        default=None,
+        ge=256,
+        description="Memory; null: as the phase, which takes engine.memory_mb.",
     )
     custom: Mapping[str, Annotated[float, Field(ge=0)]] | None = Field(
-        default=None, description="Resources that the cluster's owner has named, such as {fast_disk: 1}; null: none."
+        default=None,
+        description="Resources that the cluster's owner has named, such as {fast_disk: 1}; null: none.",
     )
 
 
@@ -276,20 +330,29 @@ class EngineConfig(Settings):
     kind: Literal["ray", "inline"] = Field(
         default="ray", description="ray: on Ray Data; inline: in this process, one by one."
     )
-    workers: int | None = Field(default=None, ge=1, description="Tasks at a time on this machine; null: one per CPU.")
-    memory_mb: int = Field(
-        default=2_000, ge=256, description="Memory that one task may take; partitions are sized by it."
+    workers: int | None = Field(
+        default=None, ge=1, description="Tasks at a time on this machine; null: one per CPU."
     )
-    batch_mb: float = Field(default=8, gt=0, le=1024, description="Text that passes through the stages at a time.")
+    memory_mb: int = Field(
+        default=2_000,
+        ge=256,
+        description="Memory that one task may take; partitions are sized by it.",
+    )
+    batch_mb: float = Field(
+        default=8, gt=0, le=1024, description="Text that passes through the stages at a time."
+    )
     max_error_share: Share = Field(
         default=0.01,
         description="A unit fails when more than this share of its documents makes a stage raise an error.",
     )
     max_attempts: int = Field(
-        default=3, ge=1, description="How often a unit is tried when the process that works on it dies."
+        default=3,
+        ge=1,
+        description="How often a unit is tried when the process that works on it dies.",
     )
     phases: Mapping[str, PhaseResources] = Field(
-        default={}, description="Phase -> what its tasks take of a machine, such as {annotate: {memory_mb: 6000}}."
+        default={},
+        description="Phase -> what its tasks take of a machine, such as {annotate: {memory_mb: 6000}}.",
     )
     metrics_port: int | None = Field(
         default=None,
@@ -330,13 +393,17 @@ class RunConfig(Settings):
     paragraph_dedup: ParagraphDedupConfig = Field(
         default=ParagraphDedupConfig(), description="Global paragraph deduplication."
     )
-    annotate: AnnotateConfig = Field(default=AnnotateConfig(), description="Scores of every document.")
+    annotate: AnnotateConfig = Field(
+        default=AnnotateConfig(), description="Scores of every document."
+    )
     fuzzy_dedup: FuzzyDedupConfig | None = Field(
         default=None, description="Global near-deduplication of documents; null: they all stay."
     )
     select: SelectConfig = Field(default=SelectConfig(), description="Thresholds over the scores.")
     tokenize: TokenizeConfig = Field(description="Text to token ids.")
-    write_shards: WriteShardsConfig = Field(default=WriteShardsConfig(), description="The dataset on disk.")
+    write_shards: WriteShardsConfig = Field(
+        default=WriteShardsConfig(), description="The dataset on disk."
+    )
     engine: EngineConfig = Field(default=EngineConfig(), description="How the work is carried out.")
     storage: StorageSettings = Field(
         default=BY_ENVIRONMENT,
@@ -348,13 +415,19 @@ class RunConfig(Settings):
     def _resources_are_of_phases_and_stages(self) -> Self:
         faults: list[str] = []
         for phase, resources in self.engine.phases.items():
-            if phase not in (phases := type(self).model_fields.keys() - {"run_dir", "input", "engine", "storage"}):
+            if phase not in (
+                phases := type(self).model_fields.keys() - {"run_dir", "input", "engine", "storage"}
+            ):
                 faults.append(f"engine.phases.{phase} is no phase; {_nearest(phase, phases)}")
                 continue
             stages = _stages_with_settings(type(self).model_fields[phase].annotation)
             for stage in resources.stages.keys() - stages:
-                wanted = _nearest(stage, stages) if stages else "it works across units, without stages"
-                faults.append(f"engine.phases.{phase}.stages.{stage} is no stage of {phase}; {wanted}")
+                wanted = (
+                    _nearest(stage, stages) if stages else "it works across units, without stages"
+                )
+                faults.append(
+                    f"engine.phases.{phase}.stages.{stage} is no stage of {phase}; {wanted}"
+                )
         if faults:
             raise ValueError("; ".join(sorted(faults)))
         return self
@@ -387,7 +460,11 @@ class RunConfig(Settings):
                 "name the sets there, or set select.decontamination to null"
             )
         limits = wanted.max_share if wanted is not None else 0.0
-        if isinstance(limits, Mapping) and scored and (unknown := sorted(set(limits) - set(scored.sets))):
+        if (
+            isinstance(limits, Mapping)
+            and scored
+            and (unknown := sorted(set(limits) - set(scored.sets)))
+        ):
             raise ValueError(
                 f"select.decontamination.max_share names {', '.join(unknown)}; the sets of annotate.decontamination "
                 f"are {', '.join(sorted(scored.sets))}"
@@ -398,11 +475,18 @@ class RunConfig(Settings):
 def _stages_with_settings(section: Any) -> frozenset[str]:
     """The names of the stages in a phase's section, given its annotation."""
     options = [section, *typing.get_args(section)]
-    (model,) = (option for option in options if isinstance(option, type) and issubclass(option, Settings))
-    fields = (
-        (name, typing.get_args(info.annotation) or [info.annotation]) for name, info in model.model_fields.items()
+    (model,) = (
+        option for option in options if isinstance(option, type) and issubclass(option, Settings)
     )
-    nested = {name for name, kinds in fields if any(isinstance(k, type) and issubclass(k, Settings) for k in kinds)}
+    fields = (
+        (name, typing.get_args(info.annotation) or [info.annotation])
+        for name, info in model.model_fields.items()
+    )
+    nested = {
+        name
+        for name, kinds in fields
+        if any(isinstance(k, type) and issubclass(k, Settings) for k in kinds)
+    }
     return frozenset(nested - {"warc"})  # the reader: what its phase begins with, no stage
 
 
@@ -438,15 +522,23 @@ def _missing_files(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
     ]
     for stage, settings in (("perplexity", annotate.perplexity), ("reference", annotate.reference)):
         models = settings.models if settings else {}
-        references += [(("annotate", stage, "models", language), name) for language, name in models.items()]
+        references += [
+            (("annotate", stage, "models", language), name) for language, name in models.items()
+        ]
     if annotate.classifiers:
         models = annotate.classifiers.models
-        references += [(("annotate", "classifiers", name, "model"), one.model) for name, one in models.items()]
+        references += [
+            (("annotate", "classifiers", name, "model"), one.model) for name, one in models.items()
+        ]
     if config.extract.url:
-        references += [(("extract", "url"), reference) for reference in Url.files_of(config.extract.url)]
+        references += [
+            (("extract", "url"), reference) for reference in Url.files_of(config.extract.url)
+        ]
     if annotate.decontamination:
         sets = annotate.decontamination.sets
-        references += [(("annotate", "decontamination", "sets", name), file) for name, file in sets.items()]
+        references += [
+            (("annotate", "decontamination", "sets", name), file) for name, file in sets.items()
+        ]
     for key, reference in references:
         try:
             assets.check(reference)
@@ -457,5 +549,12 @@ def _missing_files(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
 
 def _missing_cutoffs(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
     perplexity = config.select.perplexity
-    if perplexity and perplexity.cutoffs not in ("model", "run") and not Path(perplexity.cutoffs).is_file():
-        yield ("select", "perplexity", "cutoffs"), "no such file; wanted model, run, or the path of a cutoff.csv"
+    if (
+        perplexity
+        and perplexity.cutoffs not in ("model", "run")
+        and not Path(perplexity.cutoffs).is_file()
+    ):
+        yield (
+            ("select", "perplexity", "cutoffs"),
+            "no such file; wanted model, run, or the path of a cutoff.csv",
+        )

@@ -52,7 +52,9 @@ TAR_BLOCK_BYTES = 512
 MAX_MEMBER_BYTES = 8**11 - 1
 """The size field of a ustar header has eleven octal digits (POSIX.1-1988, "ustar Interchange Format")."""
 
-REFETCH = "copy the file again from where it was written, or delete the shard and run the pipeline again"
+REFETCH = (
+    "copy the file again from where it was written, or delete the shard and run the pipeline again"
+)
 _EDITED = "restore manifest.json as the pipeline wrote it; counts and names are not meant to be edited by hand"
 
 
@@ -63,7 +65,9 @@ class FormatError(ValueError):
     """
 
     def __init__(self, where: str, found: str, wanted: str, remedy: str) -> None:
-        super().__init__(where, found, wanted, remedy)  # all four, so that the error survives pickling
+        super().__init__(
+            where, found, wanted, remedy
+        )  # all four, so that the error survives pickling
         self.where, self.found, self.wanted, self.remedy = where, found, wanted, remedy
 
     def __str__(self) -> str:
@@ -104,7 +108,12 @@ def npy_header(dtype: np.dtype[Any], num_elements: int) -> bytes:
     """
     fields = f"{{'descr': '{dtype.str}', 'fortran_order': False, 'shape': ({num_elements},), }}"
     length = NPY_HEADER_BYTES - 10
-    return b"\x93NUMPY\x01\x00" + struct.pack("<H", length) + fields.ljust(length - 1).encode("ascii") + b"\n"
+    return (
+        b"\x93NUMPY\x01\x00"
+        + struct.pack("<H", length)
+        + fields.ljust(length - 1).encode("ascii")
+        + b"\n"
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------- index
@@ -170,7 +179,9 @@ class ShardIndex:
         )
         payload += bytes(-len(payload) % 8)
         counts = self.shard, self.shard_bytes, self.num_samples, self.num_docs, self.num_tokens
-        header = INDEX_HEADER.pack(INDEX_MAGIC, FORMAT_VERSION, *counts, self.token_dtype.itemsize, 0)
+        header = INDEX_HEADER.pack(
+            INDEX_MAGIC, FORMAT_VERSION, *counts, self.token_dtype.itemsize, 0
+        )
         covered = header[: -_CHECKSUM.size]
         return covered + _CHECKSUM.pack(zlib.crc32(payload, zlib.crc32(covered))) + payload
 
@@ -187,7 +198,9 @@ class ShardIndex:
             ShardCorrupt: cut off, too long, or changed since it was written.
         """
         view = memoryview(data)
-        shard, shard_bytes, num_samples, num_docs, num_tokens, token_bytes = _checked_header(view, where)
+        shard, shard_bytes, num_samples, num_docs, num_tokens, token_bytes = _checked_header(
+            view, where
+        )
         offset = INDEX_HEADER.size
 
         def take(dtype: str, count: int) -> NDArray[Any]:
@@ -200,20 +213,41 @@ class ShardIndex:
         doc_starts, doc_ids = take("<i8", num_docs + 1), take("<u8", num_docs)
         sample_crcs = take("<u4", num_samples)
         dtype = _TOKEN_DTYPES[token_bytes]
-        index = cls(shard, shard_bytes, dtype, sample_offsets, sample_starts, doc_starts, doc_ids, sample_crcs)
-        for name, last in (("sample_starts", index.num_tokens), ("doc_starts", int(doc_starts[-1]))):
+        index = cls(
+            shard,
+            shard_bytes,
+            dtype,
+            sample_offsets,
+            sample_starts,
+            doc_starts,
+            doc_ids,
+            sample_crcs,
+        )
+        for name, last in (
+            ("sample_starts", index.num_tokens),
+            ("doc_starts", int(doc_starts[-1])),
+        ):
             if last != num_tokens:
-                raise ShardCorrupt(f"{where}: last of {name}", f"{last}", f"num_tokens = {num_tokens}", REFETCH)
+                raise ShardCorrupt(
+                    f"{where}: last of {name}", f"{last}", f"num_tokens = {num_tokens}", REFETCH
+                )
         return index
 
 
 def _checked_header(view: memoryview, where: str) -> tuple[int, int, int, int, int, int]:
     """shard, shard_bytes, num_samples, num_docs, num_tokens, token_bytes of an index that is whole."""
     if view.nbytes < INDEX_HEADER.size:
-        raise ShardCorrupt(where, f"{view.nbytes} bytes", f"a header of {INDEX_HEADER.size} bytes", REFETCH)
+        raise ShardCorrupt(
+            where, f"{view.nbytes} bytes", f"a header of {INDEX_HEADER.size} bytes", REFETCH
+        )
     magic, version, *counts, token_bytes, checksum = INDEX_HEADER.unpack_from(view)
     if magic != INDEX_MAGIC:
-        raise FormatError(f"{where}, byte 0", repr(magic), f"the magic {INDEX_MAGIC!r}", "give the .idx of a shard")
+        raise FormatError(
+            f"{where}, byte 0",
+            repr(magic),
+            f"the magic {INDEX_MAGIC!r}",
+            "give the .idx of a shard",
+        )
     _refuse_other_version(f"{where}, byte 8", version)
     num_bytes = _index_bytes(num_samples=counts[2], num_docs=counts[3])
     if view.nbytes != num_bytes:
@@ -222,15 +256,23 @@ def _checked_header(view: memoryview, where: str) -> tuple[int, int, int, int, i
     covered = INDEX_HEADER.size - _CHECKSUM.size
     found = zlib.crc32(view[INDEX_HEADER.size :], zlib.crc32(view[:covered]))
     if found != checksum:
-        raise ShardCorrupt(f"{where}, byte {covered}", f"crc32 {found:08x}", f"{checksum:08x}", REFETCH)
+        raise ShardCorrupt(
+            f"{where}, byte {covered}", f"crc32 {found:08x}", f"{checksum:08x}", REFETCH
+        )
     if token_bytes not in _TOKEN_DTYPES:
-        raise FormatError(f"{where}, byte 48", f"{token_bytes} bytes per token", "2 or 4", "write the shard again")
+        raise FormatError(
+            f"{where}, byte 48", f"{token_bytes} bytes per token", "2 or 4", "write the shard again"
+        )
     shard, shard_bytes, num_samples, num_docs, num_tokens = counts
     return shard, shard_bytes, num_samples, num_docs, num_tokens, token_bytes
 
 
 def _index_bytes(*, num_samples: int, num_docs: int) -> int:
-    return INDEX_HEADER.size + 8 * (2 * num_samples + 1 + 2 * num_docs + 1) + 8 * ((num_samples + 1) // 2)
+    return (
+        INDEX_HEADER.size
+        + 8 * (2 * num_samples + 1 + 2 * num_docs + 1)
+        + 8 * ((num_samples + 1) // 2)
+    )
 
 
 def read_index(path: Path) -> ShardIndex:
@@ -278,7 +320,9 @@ class TokenizerEntry:
 
     def __post_init__(self) -> None:
         if not 1 <= self.vocab_size <= 2**32:
-            raise ValueError(f"tokenizer {self.name!r}: vocab_size is {self.vocab_size}, must lie in 1..{2**32}")
+            raise ValueError(
+                f"tokenizer {self.name!r}: vocab_size is {self.vocab_size}, must lie in 1..{2**32}"
+            )
         for name, token in {"end_of_document": self.end_of_document, **self.special_ids}.items():
             if not 0 <= token < self.vocab_size:
                 raise ValueError(
@@ -298,7 +342,13 @@ class TokenizerEntry:
     @classmethod
     def from_json(cls, value: Any, where: str = "tokenizer") -> Self:
         """The inverse of `to_json`; raises FormatError."""
-        kinds = {"name": str, "sha256": str, "vocab_size": int, "end_of_document": int, "special_ids": dict}
+        kinds = {
+            "name": str,
+            "sha256": str,
+            "vocab_size": int,
+            "end_of_document": int,
+            "special_ids": dict,
+        }
         fields = _fields(value, where, kinds)
         special_ids = fields["special_ids"]
         _fields(special_ids, f"{where}.special_ids", dict.fromkeys(special_ids, int))
@@ -364,7 +414,9 @@ class ShardEntry:
         for key, name in names.items():
             wanted = getattr(entry, key)
             if name != wanted:
-                raise FormatError(f"{where}.{key}", repr(name), f"{wanted!r} for shard {entry.shard}", _EDITED)
+                raise FormatError(
+                    f"{where}.{key}", repr(name), f"{wanted!r} for shard {entry.shard}", _EDITED
+                )
         return entry
 
 
@@ -398,8 +450,17 @@ class Totals:
     @classmethod
     def from_json(cls, value: Any, where: str = "totals") -> Self:
         """The inverse of `dataclasses.asdict`; raises FormatError."""
-        numbers = ("num_shards", "shard_bytes", "index_bytes", "num_samples", "num_docs", "num_tokens")
-        fields = _fields(value, where, {**dict.fromkeys(numbers, int), "languages": dict, "buckets": dict})
+        numbers = (
+            "num_shards",
+            "shard_bytes",
+            "index_bytes",
+            "num_samples",
+            "num_docs",
+            "num_tokens",
+        )
+        fields = _fields(
+            value, where, {**dict.fromkeys(numbers, int), "languages": dict, "buckets": dict}
+        )
         for labels in ("languages", "buckets"):
             fields[labels] = _counts(fields[labels], f"{where}.{labels}")
         return cls(**fields)
@@ -454,13 +515,23 @@ class Manifest:
             FormatError: another format or version, a key missing, unknown or of the wrong type.
         """
         _refuse_other_format(value, where)
-        kinds = {"tokenizer": dict, "token_dtype": str, "shards": list, "totals": dict, "fingerprint": str, "run": dict}
+        kinds = {
+            "tokenizer": dict,
+            "token_dtype": str,
+            "shards": list,
+            "totals": dict,
+            "fingerprint": str,
+            "run": dict,
+        }
         fields = _fields(value, where, {"format": str, "version": int, **kinds})
         tokenizer = TokenizerEntry.from_json(fields["tokenizer"], f"{where}: tokenizer")
         if fields["token_dtype"] != tokenizer.token_dtype.name:
             wanted = f"{tokenizer.token_dtype.name!r} for {tokenizer.vocab_size} ids"
             raise FormatError(f"{where}: token_dtype", repr(fields["token_dtype"]), wanted, _EDITED)
-        shards = (ShardEntry.from_json(entry, f"{where}: shards[{k}]") for k, entry in enumerate(fields["shards"]))
+        shards = (
+            ShardEntry.from_json(entry, f"{where}: shards[{k}]")
+            for k, entry in enumerate(fields["shards"])
+        )
         totals = Totals.from_json(fields["totals"], f"{where}: totals")
         return cls(tokenizer, tuple(shards), totals, fields["fingerprint"], fields["run"])
 
@@ -476,7 +547,10 @@ class Manifest:
             expect(f"shards[{k}].shard", entry.shard, k)
             for labels, counts in (("languages", entry.languages), ("buckets", entry.buckets)):
                 if counts:
-                    added = [sum(c.num_docs for c in counts.values()), sum(c.num_tokens for c in counts.values())]
+                    added = [
+                        sum(c.num_docs for c in counts.values()),
+                        sum(c.num_tokens for c in counts.values()),
+                    ]
                     place = f"shards[{k}].{labels}, documents and tokens added up"
                     expect(place, added, [entry.num_docs, entry.num_tokens])
         found, wanted = asdict(self.totals), asdict(Totals.of(self.shards))
@@ -493,7 +567,10 @@ class Manifest:
         """The manifest in a file's bytes, and every contradiction in it. Raises FormatError where it is none."""
         try:
             value = json.loads(data)
-        except (ValueError, RecursionError) as error:  # what json raises on anything that is not JSON in UTF-8
+        except (
+            ValueError,
+            RecursionError,
+        ) as error:  # what json raises on anything that is not JSON in UTF-8
             found = f"{len(data)} bytes that are not JSON ({error})"
             raise FormatError(where, found, "a JSON object", _EDITED) from error
         _refuse_other_format(value, where)
@@ -501,7 +578,9 @@ class Manifest:
         manifest = cls.from_json(value, where)
         faults = manifest.faults(where)
         if stored != _digest(data):
-            faults.append(FormatError(f"{where}: digest of the file", _digest(data), repr(stored), _EDITED))
+            faults.append(
+                FormatError(f"{where}: digest of the file", _digest(data), repr(stored), _EDITED)
+            )
         return manifest, faults
 
     @classmethod
@@ -513,7 +592,10 @@ class Manifest:
         return manifest
 
     def _layout(self) -> bytes:
-        value = {"digest": _NO_DIGEST.decode("ascii"), **self.to_json()}  # sorts before every other key
+        value = {
+            "digest": _NO_DIGEST.decode("ascii"),
+            **self.to_json(),
+        }  # sorts before every other key
         return json.dumps(value, sort_keys=True, indent=1, allow_nan=False).encode("ascii") + b"\n"
 
 
@@ -526,7 +608,9 @@ def _digest(data: bytes) -> str:
 def _refuse_other_format(value: Any, where: str) -> None:
     if not isinstance(value, dict) or value.get("format") != FORMAT_NAME:
         found = repr(value.get("format") if isinstance(value, dict) else value)[:80]
-        raise FormatError(f"{where}: format", found, repr(FORMAT_NAME), "give the manifest of a dataset")
+        raise FormatError(
+            f"{where}: format", found, repr(FORMAT_NAME), "give the manifest of a dataset"
+        )
     _refuse_other_version(f"{where}: version", value.get("version"))
 
 
@@ -545,7 +629,12 @@ def _fields(value: Any, where: str, kinds: Mapping[str, type]) -> dict[str, Any]
         raise FormatError(where, repr(value)[:80], "a JSON object", _EDITED)
     if value.keys() != kinds.keys():
         missing, unknown = sorted(kinds.keys() - value.keys()), sorted(value.keys() - kinds.keys())
-        raise FormatError(where, f"keys missing {missing} and unknown {unknown}", f"the keys {sorted(kinds)}", _EDITED)
+        raise FormatError(
+            where,
+            f"keys missing {missing} and unknown {unknown}",
+            f"the keys {sorted(kinds)}",
+            _EDITED,
+        )
     for key, kind in kinds.items():
         found = value[key]
         if type(found) is not kind or (kind is int and found < 0):
@@ -565,5 +654,7 @@ def _sum_counts(parts: Iterable[Mapping[str, Count]]) -> dict[str, Count]:
     for counts in parts:
         for label, count in counts.items():
             before = total.get(label, Count(0, 0))
-            total[label] = Count(before.num_docs + count.num_docs, before.num_tokens + count.num_tokens)
+            total[label] = Count(
+                before.num_docs + count.num_docs, before.num_tokens + count.num_tokens
+            )
     return dict(sorted(total.items()))

@@ -153,7 +153,9 @@ def _verify_manifest(path: _File) -> Generator[Finding, None, Manifest | None]:
     try:
         manifest, faults = Manifest.inspect(path.read_bytes(), path.name)
     except OSError as error:
-        yield Finding(path.name, _reason(error), "a manifest", "give the folder that holds manifest.json")
+        yield Finding(
+            path.name, _reason(error), "a manifest", "give the folder that holds manifest.json"
+        )
         return None
     except FormatError as error:
         yield _finding(error)
@@ -166,8 +168,12 @@ def _unnamed_files(folder: Folder, manifest: Manifest) -> Iterator[Finding]:
     named = {name for entry in manifest.shards for name in (entry.file, entry.index_file)}
     for name in sorted(path.name for path in folder.iterdir()):
         if name.startswith("shard-") and name not in named:
-            remedy = "move the file away; a reader that takes every shard in the folder would read it"
-            yield Finding(name, "a file that the manifest does not name", "only files that it names", remedy)
+            remedy = (
+                "move the file away; a reader that takes every shard in the folder would read it"
+            )
+            yield Finding(
+                name, "a file that the manifest does not name", "only files that it names", remedy
+            )
 
 
 def _verify_file(path: _File, num_bytes: int, sha256: str) -> Generator[Finding, None, bool]:
@@ -211,11 +217,15 @@ def _verify_index(
         yield _finding(error)
         return None
     if index.shard != entry.shard:
-        yield Finding(path.name, f"the index of shard {index.shard}", f"that of shard {entry.shard}", REFETCH)
+        yield Finding(
+            path.name, f"the index of shard {index.shard}", f"that of shard {entry.shard}", REFETCH
+        )
         return None  # every comparison with this shard's tar would fail
     yield from _compare_counts(path.name, index, entry)
     if index.token_dtype != tokenizer.token_dtype:
-        yield Finding(path.name, f"tokens of {index.token_dtype}", f"{tokenizer.token_dtype}", _REWRITE)
+        yield Finding(
+            path.name, f"tokens of {index.token_dtype}", f"{tokenizer.token_dtype}", _REWRITE
+        )
     yield from _verify_order(path.name, index)
     return index
 
@@ -224,7 +234,9 @@ def _compare_counts(where: str, index: ShardIndex, entry: ShardEntry) -> Iterato
     for name in ("shard_bytes", "num_samples", "num_docs", "num_tokens"):
         found, wanted = getattr(index, name), getattr(entry, name)
         if found != wanted:
-            yield Finding(f"{where}: {name}", f"{found} in the index", f"{wanted} as in the manifest", REFETCH)
+            yield Finding(
+                f"{where}: {name}", f"{found} in the index", f"{wanted} as in the manifest", REFETCH
+            )
 
 
 def _verify_order(where: str, index: ShardIndex) -> Iterator[Finding]:
@@ -233,11 +245,15 @@ def _verify_order(where: str, index: ShardIndex) -> Iterator[Finding]:
         steps = np.diff(starts, prepend=-1)
         if starts[0] != 0 or steps.min() < 1:
             at = int(steps.argmin()) if steps.min() < 1 else 0
-            yield Finding(f"{where}: {name}[{at}]", f"{starts[at]}", "0 first, then rising numbers", _REWRITE)
+            yield Finding(
+                f"{where}: {name}[{at}]", f"{starts[at]}", "0 first, then rising numbers", _REWRITE
+            )
     inside = np.flatnonzero(~np.isin(index.sample_starts, index.doc_starts))
     if len(inside):
         found = f"token {index.sample_starts[inside[0]]}, inside a document"
-        yield Finding(f"{where}: sample_starts[{inside[0]}]", found, "the start of a document", _REWRITE)
+        yield Finding(
+            f"{where}: sample_starts[{inside[0]}]", found, "the start of a document", _REWRITE
+        )
 
 
 @dataclass
@@ -249,7 +265,9 @@ class _DocIds:
     def doubles(self) -> Iterator[Finding]:
         """One finding for each index that repeats ids, and each index that had them first."""
         num_passes = -(-sum(num_docs for _, num_docs in self.files) // DOC_IDS_IN_MEMORY)
-        pairs: dict[tuple[str, str], tuple[int, int]] = {}  # (first, later) file -> how many, the lowest id
+        pairs: dict[
+            tuple[str, str], tuple[int, int]
+        ] = {}  # (first, later) file -> how many, the lowest id
         for remainder in range(num_passes):
             ids, owners = self._gather(num_passes, remainder)
             order = np.argsort(ids, kind="stable")  # equal ids stay in the order of the shards
@@ -262,7 +280,9 @@ class _DocIds:
             found = f"{num_doubles} doc_ids that {first} has already, {doc_id} among them"
             yield Finding(later, found, "each doc_id once in the dataset", _REWRITE)
 
-    def _gather(self, num_passes: int, remainder: int) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
+    def _gather(
+        self, num_passes: int, remainder: int
+    ) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
         """(n,) the ids with this remainder, and (n,) which of `files` each is in."""
         ids, owners = [np.zeros(0, np.uint64)], [np.zeros(0, np.int32)]
         for owner, (path, _) in enumerate(self.files):
@@ -306,7 +326,12 @@ def _verify_samples(
         yield Finding(path.name, _reason(error), "a tar", REFETCH)
     for name, found in vars(recount).items():
         if found != (wanted := getattr(entry, name)):
-            yield Finding(f"{path.name}: {name}", f"{found} in the tar", f"{wanted} as in the manifest", REFETCH)
+            yield Finding(
+                f"{path.name}: {name}",
+                f"{found} in the tar",
+                f"{wanted} as in the manifest",
+                REFETCH,
+            )
 
 
 def _samples(members: Iterator[_Member]) -> Iterator[list[_Member]]:
@@ -338,7 +363,9 @@ def _members(file: BinaryIO, name: str) -> Iterator[_Member]:
         try:
             header = tarfile.TarInfo.frombuf(block, "ascii", "backslashreplace")
         except tarfile.HeaderError as error:
-            raise ShardCorrupt(where, f"no tar header ({error})", "a member or the end", REFETCH) from error
+            raise ShardCorrupt(
+                where, f"no tar header ({error})", "a member or the end", REFETCH
+            ) from error
         if header.type != tarfile.REGTYPE or not 0 <= header.size <= file_bytes - file.tell():
             found = f"type {header.type!r}, {header.size} bytes"
             raise ShardCorrupt(where, found, "a regular file that ends inside the tar", REFETCH)
@@ -346,7 +373,9 @@ def _members(file: BinaryIO, name: str) -> Iterator[_Member]:
         file.seek(-header.size % TAR_BLOCK_BYTES, 1)
     if file.tell() != file_bytes:
         found = f"the end of the archive, but {file_bytes - file.tell()} bytes behind it"
-        raise ShardCorrupt(f"{name}, byte {offset}", found, "nothing behind two blocks of zeros", REFETCH)
+        raise ShardCorrupt(
+            f"{name}, byte {offset}", found, "nothing behind two blocks of zeros", REFETCH
+        )
 
 
 def _verify_sample(
@@ -362,7 +391,9 @@ def _verify_sample(
     wanted = [f"{key}.{DOCS_MEMBER}", f"{key}.{METADATA_MEMBER}", f"{key}.{TOKENS_MEMBER}"]
     names = [member.name for member in members]
     if names not in (wanted, [wanted[0], wanted[2]]):
-        yield Finding(where, f"the members {names}", f"{wanted} (the metadata may be absent)", _REWRITE)
+        yield Finding(
+            where, f"the members {names}", f"{wanted} (the metadata may be absent)", _REWRITE
+        )
         return
     starts = yield from _array(where, members[0], DOCS_DTYPE)
     tokens = yield from _array(where, members[-1], tokenizer.token_dtype)
@@ -373,20 +404,29 @@ def _verify_sample(
         yield from _verify_metadata(where, members[1], len(starts))
     if index is not None:
         offset = members[-1].offset + NPY_HEADER_BYTES
-        yield from _compare_sample(f"{where}, byte {offset}", offset, tokens, starts, index, recount.num_samples)
+        yield from _compare_sample(
+            f"{where}, byte {offset}", offset, tokens, starts, index, recount.num_samples
+        )
     recount.num_docs += len(starts)
     recount.num_tokens += len(tokens)
 
 
-def _array(where: str, member: _Member, dtype: np.dtype[Any]) -> Generator[Finding, None, NDArray[Any] | None]:
+def _array(
+    where: str, member: _Member, dtype: np.dtype[Any]
+) -> Generator[Finding, None, NDArray[Any] | None]:
     """The 1-D array in a .npy member, if it is one of this dtype."""
     num_elements = (len(member.content) - NPY_HEADER_BYTES) // dtype.itemsize
     header = npy_header(dtype, max(num_elements, 0))
-    if len(member.content) != len(header) + max(num_elements, 0) * dtype.itemsize or not member.content.startswith(
-        header
-    ):
+    if len(member.content) != len(header) + max(
+        num_elements, 0
+    ) * dtype.itemsize or not member.content.startswith(header):
         found = f"{len(member.content)} bytes that begin with {member.content[:64]!r}"
-        yield Finding(f"{where}, byte {member.offset} ({member.name})", found, f"a 1-D .npy array of {dtype}", REFETCH)
+        yield Finding(
+            f"{where}, byte {member.offset} ({member.name})",
+            found,
+            f"a 1-D .npy array of {dtype}",
+            REFETCH,
+        )
         return None
     return np.frombuffer(member.content, dtype, offset=NPY_HEADER_BYTES)
 
@@ -417,17 +457,28 @@ def _verify_metadata(where: str, member: _Member, num_docs: int) -> Iterator[Fin
     except (ValueError, RecursionError) as error:
         yield Finding(place, f"no JSON ({error})", wanted, REFETCH)
         return
-    if not isinstance(value, list) or len(value) != num_docs or not all(isinstance(each, dict) for each in value):
+    if (
+        not isinstance(value, list)
+        or len(value) != num_docs
+        or not all(isinstance(each, dict) for each in value)
+    ):
         length = f" of {len(value)}" if isinstance(value, list) else ""
         yield Finding(place, f"a {type(value).__name__}{length}", wanted, _REWRITE)
 
 
 def _compare_sample(
-    where: str, offset: int, tokens: NDArray[Any], starts: NDArray[Any], index: ShardIndex, sample: int
+    where: str,
+    offset: int,
+    tokens: NDArray[Any],
+    starts: NDArray[Any],
+    index: ShardIndex,
+    sample: int,
 ) -> Iterator[Finding]:
     """Compare what the tar holds with what the index says of the same sample."""
     if sample >= index.num_samples:
-        yield Finding(where, f"sample {sample}", f"{index.num_samples} samples as in the index", REFETCH)
+        yield Finding(
+            where, f"sample {sample}", f"{index.num_samples} samples as in the index", REFETCH
+        )
         return
     start, stop = index.sample_starts[sample : sample + 2].tolist()
     first, last = np.searchsorted(index.doc_starts, [start, stop])
@@ -435,9 +486,13 @@ def _compare_sample(
     crc = zlib.crc32(tokens.tobytes())
     indexed_crc = int(index.sample_crcs[sample])
     if crc != indexed_crc:
-        yield Finding(where, f"tokens with crc32 {crc:08x}", f"{indexed_crc:08x} as in the index", REFETCH)
+        yield Finding(
+            where, f"tokens with crc32 {crc:08x}", f"{indexed_crc:08x} as in the index", REFETCH
+        )
     if offset != index.sample_offsets[sample]:
-        yield Finding(where, "tokens", f"them at byte {index.sample_offsets[sample]} as in the index", REFETCH)
+        yield Finding(
+            where, "tokens", f"them at byte {index.sample_offsets[sample]} as in the index", REFETCH
+        )
     if len(tokens) != stop - start:
         yield Finding(where, f"{len(tokens)} tokens", f"{stop - start} as in the index", REFETCH)
     if not np.array_equal(starts, indexed_starts):

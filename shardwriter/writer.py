@@ -74,30 +74,44 @@ class Documents:
     def __post_init__(self) -> None:
         for name, array in (("tokens", self.tokens), ("doc_num_tokens", self.doc_num_tokens)):
             if array.ndim != 1 or array.dtype.kind not in "iu":
-                raise ValueError(f"documents: {name} is {_kind(array)}, must be a 1-D array of integers")
+                raise ValueError(
+                    f"documents: {name} is {_kind(array)}, must be a 1-D array of integers"
+                )
         if self.doc_ids.ndim != 1 or self.doc_ids.dtype != np.uint64:
-            raise ValueError(f"documents: doc_ids is {_kind(self.doc_ids)}, must be a 1-D array of uint64")
+            raise ValueError(
+                f"documents: doc_ids is {_kind(self.doc_ids)}, must be a 1-D array of uint64"
+            )
         self._check_sizes()
         ids = np.sort(self.doc_ids)
         if len(twice := ids[1:][ids[1:] == ids[:-1]]):
-            raise ValueError(f"documents: doc_id {twice[0]} occurs more than once; a document is written once")
+            raise ValueError(
+                f"documents: doc_id {twice[0]} occurs more than once; a document is written once"
+            )
 
     def _check_sizes(self) -> None:
         num_docs = len(self.doc_num_tokens)
         for name in ("doc_ids", "languages", "buckets", "metadata"):
             column = getattr(self, name)
             if column is not None and len(column) != num_docs:
-                raise ValueError(f"documents: {name} has {len(column)} entries for {num_docs} documents")
+                raise ValueError(
+                    f"documents: {name} has {len(column)} entries for {num_docs} documents"
+                )
         for name, labels in (("languages", self.languages), ("buckets", self.buckets)):
             for doc, label in enumerate(labels or ()):
                 if not isinstance(label, str):  # pyright: ignore[reportUnnecessaryIsInstance] - nulls come from Arrow
-                    raise TypeError(f"documents: {name}[{doc}] is {label!r}, must be a string; name what has no label")
+                    raise TypeError(
+                        f"documents: {name}[{doc}] is {label!r}, must be a string; name what has no label"
+                    )
         if num_docs and self.doc_num_tokens.min() < 1:
             doc = int(self.doc_num_tokens.argmin())
-            found = f"document {doc} (doc_id {self.doc_ids[doc]}) has {self.doc_num_tokens[doc]} tokens"
+            found = (
+                f"document {doc} (doc_id {self.doc_ids[doc]}) has {self.doc_num_tokens[doc]} tokens"
+            )
             raise ValueError(f"documents: {found}, must have at least its end-of-document token")
         if (added := int(self.doc_num_tokens.sum(dtype=np.int64))) != len(self.tokens):
-            raise ValueError(f"documents: doc_num_tokens adds up to {added}, but there are {len(self.tokens)} tokens")
+            raise ValueError(
+                f"documents: doc_num_tokens adds up to {added}, but there are {len(self.tokens)} tokens"
+            )
 
 
 def _kind(array: NDArray[Any]) -> str:
@@ -134,13 +148,19 @@ def write_shard(
         OSError: a file took fewer bytes than it was given.
     """
     if shard < 0 or sample_tokens < 1:
-        raise ValueError(f"shard is {shard}, sample_tokens is {sample_tokens}; must be at least 0 and 1")
-    doc_starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(documents.doc_num_tokens, dtype=np.int64)])
+        raise ValueError(
+            f"shard is {shard}, sample_tokens is {sample_tokens}; must be at least 0 and 1"
+        )
+    doc_starts = np.concatenate(
+        [np.zeros(1, np.int64), np.cumsum(documents.doc_num_tokens, dtype=np.int64)]
+    )
     first_docs = _cut(doc_starts, sample_tokens)
     _refuse_huge_samples(shard, tokenizer, doc_starts[first_docs])
     _refuse_foreign_tokens(shard, tokenizer, documents, doc_starts)
     tar_sink, index_sink = _Sink(tar), _Sink(index)
-    sample_offsets, sample_crcs = _write_samples(tar_sink, shard, tokenizer, documents, doc_starts, first_docs)
+    sample_offsets, sample_crcs = _write_samples(
+        tar_sink, shard, tokenizer, documents, doc_starts, first_docs
+    )
     shard_index = ShardIndex(
         shard=shard,
         shard_bytes=tar_sink.num_bytes,
@@ -178,12 +198,16 @@ def _cut(doc_starts: NDArray[np.int64], sample_tokens: int) -> NDArray[np.int64]
     return np.array(first_docs, np.int64)
 
 
-def _refuse_huge_samples(shard: int, tokenizer: TokenizerEntry, sample_starts: NDArray[np.int64]) -> None:
+def _refuse_huge_samples(
+    shard: int, tokenizer: TokenizerEntry, sample_starts: NDArray[np.int64]
+) -> None:
     # (S,) bytes of each tokens member
     member_bytes = np.diff(sample_starts) * tokenizer.token_dtype.itemsize + NPY_HEADER_BYTES
     if len(member_bytes) and member_bytes.max() > MAX_MEMBER_BYTES:
         sample = int(member_bytes.argmax())
-        raise ValueError(_too_huge(f"{sample_key(shard, sample)}.{TOKENS_MEMBER}", int(member_bytes[sample])))
+        raise ValueError(
+            _too_huge(f"{sample_key(shard, sample)}.{TOKENS_MEMBER}", int(member_bytes[sample]))
+        )
 
 
 def _too_huge(member: str, num_bytes: int) -> str:
@@ -227,19 +251,28 @@ def _write_samples(
 ) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
     """Write the whole tar; gives (S,) offsets and (S,) crc32 of the raw tokens."""
     dtype = tokenizer.token_dtype
-    offsets, crcs = np.zeros(len(first_docs) - 1, np.int64), np.zeros(len(first_docs) - 1, np.uint32)
+    offsets, crcs = (
+        np.zeros(len(first_docs) - 1, np.int64),
+        np.zeros(len(first_docs) - 1, np.uint32),
+    )
     for sample, (first, last) in enumerate(pairwise(first_docs.tolist())):
         key = sample_key(shard, sample)
         start, stop = int(doc_starts[first]), int(doc_starts[last])
         starts = (doc_starts[first:last] - start).astype(DOCS_DTYPE)
         tokens = documents.tokens[start:stop].astype(dtype).tobytes()
-        _write_member(sink, f"{key}.{DOCS_MEMBER}", npy_header(DOCS_DTYPE, last - first), starts.tobytes())
+        _write_member(
+            sink, f"{key}.{DOCS_MEMBER}", npy_header(DOCS_DTYPE, last - first), starts.tobytes()
+        )
         if documents.metadata is not None:
-            _write_member(sink, f"{key}.{METADATA_MEMBER}", _metadata(shard, documents, first, last))
+            _write_member(
+                sink, f"{key}.{METADATA_MEMBER}", _metadata(shard, documents, first, last)
+            )
         offsets[sample] = sink.num_bytes + TAR_BLOCK_BYTES + NPY_HEADER_BYTES
         crcs[sample] = zlib.crc32(tokens)
         _write_member(sink, f"{key}.{TOKENS_MEMBER}", npy_header(dtype, stop - start), tokens)
-    sink.write(bytes(2 * TAR_BLOCK_BYTES))  # the end of an archive (POSIX, ustar Interchange Format)
+    sink.write(
+        bytes(2 * TAR_BLOCK_BYTES)
+    )  # the end of an archive (POSIX, ustar Interchange Format)
     return offsets, crcs
 
 
@@ -253,15 +286,21 @@ def _metadata(shard: int, documents: Documents, first: int, last: int) -> bytes:
             lines.append(value if isinstance(value, bytes) else _json(value))
         except (TypeError, ValueError) as error:
             found = f"metadata that are not JSON ({error})"
-            raise ValueError(f"{_place(shard, documents, doc)}: {found}; use text, finite numbers, lists") from error
+            raise ValueError(
+                f"{_place(shard, documents, doc)}: {found}; use text, finite numbers, lists"
+            ) from error
     return b"[\n" + b",\n".join(lines) + b"\n]\n"
 
 
 def _json(value: Mapping[str, Any]) -> bytes:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8")
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(
+        "utf-8"
+    )
 
 
-def _count(labels: Sequence[str] | None, doc_num_tokens: NDArray[np.integer[Any]]) -> dict[str, Count]:
+def _count(
+    labels: Sequence[str] | None, doc_num_tokens: NDArray[np.integer[Any]]
+) -> dict[str, Count]:
     """Documents and tokens of each label, in the order of the labels."""
     if labels is None:
         return {}
@@ -288,7 +327,9 @@ class _Sink:
         written = self._file.write(data)
         if written != len(data):  # an unbuffered file may take a part and call it a success
             place = f"after {self.num_bytes} bytes"
-            raise OSError(f"{self._file}: took {written} of {len(data)} bytes {place}; open the file buffered")
+            raise OSError(
+                f"{self._file}: took {written} of {len(data)} bytes {place}; open the file buffered"
+            )
         self._sha256.update(data)
         self.num_bytes += len(data)
 
@@ -319,6 +360,21 @@ def _tar_header(name: str, num_bytes: int) -> bytes:
     size, zero = b"%011o" % num_bytes, b"0000000"
     owner = b"0000644", zero, zero
     block = _USTAR.pack(
-        name.encode("ascii"), *owner, size, b"0" * 11, b" " * 8, b"0", b"", b"ustar", b"00", b"", b"", zero, zero, b""
+        name.encode("ascii"),
+        *owner,
+        size,
+        b"0" * 11,
+        b" " * 8,
+        b"0",
+        b"",
+        b"ustar",
+        b"00",
+        b"",
+        b"",
+        zero,
+        zero,
+        b"",
     )
-    return block[:148] + b"%06o\0 " % sum(block) + block[156:]  # the sum is taken with blanks in its own place
+    return (
+        block[:148] + b"%06o\0 " % sum(block) + block[156:]
+    )  # the sum is taken with blanks in its own place

@@ -39,9 +39,13 @@ DOCUMENT = pa.schema(
         pa.field("url", pa.string()),
         pa.field("source_domain", pa.string()),
         pa.field("date", pa.string()),  # WARC-Date as it stands in the record
-        pa.field("digest", pa.string()),  # the record's own block (or payload) digest, e.g. "sha1:..."
+        pa.field(
+            "digest", pa.string()
+        ),  # the record's own block (or payload) digest, e.g. "sha1:..."
         pa.field("warc_file", pa.string()),
-        pa.field("warc_offset", pa.int64()),  # of the record in the file as it lies on disk (compressed)
+        pa.field(
+            "warc_offset", pa.int64()
+        ),  # of the record in the file as it lies on disk (compressed)
         pa.field("title", pa.string()),
         pa.field("text", pa.large_string()),  # paragraphs joined by \n
     ]
@@ -54,7 +58,9 @@ DROPPED = pa.schema(
         pa.field("reason", pa.string(), nullable=False),
         pa.field("value", pa.float64()),  # the quantity that decided, in the unit its reason names
         pa.field("limit", pa.float64()),  # what it was held against
-        pa.field("detail", pa.string()),  # for what is not a number: a language, an exception's text
+        pa.field(
+            "detail", pa.string()
+        ),  # for what is not a number: a language, an exception's text
     ]
 )
 """What a stage says of each document it drops."""
@@ -82,7 +88,10 @@ class Outcome:
         if dropped.length() == 0:
             balanced = kept.equals(batch.column("doc_id"))
         else:
-            expected = pc.filter(batch.column("doc_id"), pc.invert(pc.is_in(batch.column("doc_id"), value_set=dropped)))
+            expected = pc.filter(
+                batch.column("doc_id"),
+                pc.invert(pc.is_in(batch.column("doc_id"), value_set=dropped)),
+            )
             balanced = batch.num_rows == kept.length() + dropped.length() and kept.equals(expected)
         if not balanced:
             raise AccountsDoNotBalance(
@@ -151,7 +160,9 @@ class Stage(ABC, Generic[S]):
         """Annotate and drop. Pure: the same rows give the same outcome in any batch, process and order."""
 
 
-def keep_all(batch: pa.Table, added: Mapping[str, pa.Array | pa.ChunkedArray] = MappingProxyType({})) -> Outcome:
+def keep_all(
+    batch: pa.Table, added: Mapping[str, pa.Array | pa.ChunkedArray] = MappingProxyType({})
+) -> Outcome:
     """The outcome that drops nothing and adds the given columns (replacing those of the same name)."""
     return Outcome(with_columns(batch, added), DROPPED.empty_table())
 
@@ -160,7 +171,11 @@ def with_columns(batch: pa.Table, added: Mapping[str, pa.Array | pa.ChunkedArray
     """`batch` with columns added, or replaced where the name exists already."""
     for name, column in added.items():
         index = batch.schema.get_field_index(name)
-        batch = batch.append_column(name, column) if index < 0 else batch.set_column(index, name, column)
+        batch = (
+            batch.append_column(name, column)
+            if index < 0
+            else batch.set_column(index, name, column)
+        )
     return batch
 
 
@@ -213,7 +228,9 @@ def drop_where(
     gone = batch.filter(is_dropped)
     n = gone.num_rows
 
-    def column(values: float | pa.Array | pa.ChunkedArray | None, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
+    def column(
+        values: float | pa.Array | pa.ChunkedArray | None, kind: pa.DataType
+    ) -> pa.Array | pa.ChunkedArray:
         if values is None:
             return pa.nulls(n, kind)
         if isinstance(values, int | float):
@@ -263,7 +280,10 @@ class Counters:
         none: Counter[int] = Counter()
         return Counters(
             self.counts + other.counts,
-            {name: self.histograms.get(name, none) + other.histograms.get(name, none) for name in names},
+            {
+                name: self.histograms.get(name, none) + other.histograms.get(name, none)
+                for name in names
+            },
         )
 
     def __iadd__(self, other: Counters) -> Self:
@@ -285,7 +305,8 @@ class Counters:
         return {
             "counts": dict(sorted(self.counts.items())),
             "histograms": {
-                name: {str(b): n for b, n in sorted(bins.items())} for name, bins in sorted(self.histograms.items())
+                name: {str(b): n for b, n in sorted(bins.items())}
+                for name, bins in sorted(self.histograms.items())
             },
         }
 
@@ -294,5 +315,8 @@ class Counters:
         """The inverse of `to_json`."""
         return cls(
             Counter(value["counts"]),
-            {name: Counter({int(b): n for b, n in bins.items()}) for name, bins in value["histograms"].items()},
+            {
+                name: Counter({int(b): n for b, n in bins.items()})
+                for name, bins in value["histograms"].items()
+            },
         )

@@ -71,19 +71,27 @@ class StorageSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
     endpoint: str | None = Field(
-        default=None, description="Address of the server; null: AWS_ENDPOINT_URL, or else Amazon's own."
+        default=None,
+        description="Address of the server; null: AWS_ENDPOINT_URL, or else Amazon's own.",
     )
-    region: str | None = Field(default=None, description="Region of the buckets; null: AWS_REGION, or us-east-1.")
+    region: str | None = Field(
+        default=None, description="Region of the buckets; null: AWS_REGION, or us-east-1."
+    )
     allow_http: bool = Field(
         default=False,
         description="Whether an endpoint of another machine may be http, as within a private network: whoever is on "
         "the way can read and change the data then.",
     )
     request_timeout_s: float = Field(
-        default=60.0, gt=0, le=3600, description="How long a request may take for each 16 MiB that it brings or takes."
+        default=60.0,
+        gt=0,
+        le=3600,
+        description="How long a request may take for each 16 MiB that it brings or takes.",
     )
     retry_timeout_s: float = Field(
-        default=180.0, ge=0, description="How long after its first failure a request is still tried again."
+        default=180.0,
+        ge=0,
+        description="How long after its first failure a request is still tried again.",
     )
     spool: str | None = Field(
         default=None,
@@ -140,14 +148,18 @@ class S3Path:
         Raises:
             StorageError: it cannot be listed.
         """
-        patient = self.settings.model_copy(update={"retry_timeout_s": min(5.0, self.settings.retry_timeout_s)})
+        patient = self.settings.model_copy(
+            update={"retry_timeout_s": min(5.0, self.settings.retry_timeout_s)}
+        )
         S3Path(self.bucket, self.key, patient).iterdir()
 
     def iterdir(self) -> list[S3Path]:
         """The objects right below, in the order of their names; one request per 1,000."""
         import obstore
 
-        found = self._persist("list", lambda store: obstore.list_with_delimiter(store, self.key or None))
+        found = self._persist(
+            "list", lambda store: obstore.list_with_delimiter(store, self.key or None)
+        )
         keys = (each["path"] for each in found["objects"])
         # some servers list an emptied folder as an object of its own
         return [S3Path(self.bucket, key, self.settings) for key in keys if key != self.key]
@@ -208,7 +220,9 @@ class S3Path:
             try:
                 answer = obstore.get(store, self.key, options={"range": {"suffix": num_bytes}})
             except Exception as error:
-                if _status(error) == 416:  # there is no last byte of nothing (RFC 9110 section 14.1.2)
+                if (
+                    _status(error) == 416
+                ):  # there is no last byte of nothing (RFC 9110 section 14.1.2)
                     return b"", 0
                 raise
             data, size = bytes(answer.bytes()), int(answer.meta["size"])
@@ -235,11 +249,25 @@ class S3Path:
 
         num_bytes = file.stat().st_size
         if num_bytes > WHOLE_BYTES:
-            options: dict[str, Any] = {"use_multipart": True, "chunk_size": PART_BYTES, "max_concurrency": 2}
-            requests["put"] += 1 + -(-num_bytes // PART_BYTES)  # to begin, and the parts; the end is counted as ever
-            self._persist("put", lambda store: obstore.put(store, self.key, file, **options), PART_BYTES, parts=True)
+            options: dict[str, Any] = {
+                "use_multipart": True,
+                "chunk_size": PART_BYTES,
+                "max_concurrency": 2,
+            }
+            requests["put"] += 1 + -(
+                -num_bytes // PART_BYTES
+            )  # to begin, and the parts; the end is counted as ever
+            self._persist(
+                "put",
+                lambda store: obstore.put(store, self.key, file, **options),
+                PART_BYTES,
+                parts=True,
+            )
         elif num_bytes:
-            with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            with (
+                file.open("rb") as opened,
+                mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+            ):
                 self._persist("put", lambda store: _put_mapped(store, self.key, mapped), num_bytes)
         else:  # which cannot be mapped
             self.write_bytes(b"")
@@ -290,14 +318,18 @@ class S3Path:
 
         self._persist("delete", lambda store: obstore.delete(store, keys))
 
-    def _persist(self, kind: str, request: Callable[[Any], T], num_bytes: int = 0, *, parts: bool = False) -> T:
+    def _persist(
+        self, kind: str, request: Callable[[Any], T], num_bytes: int = 0, *, parts: bool = False
+    ) -> T:
         """What `request` gives, tried again until `retry_timeout_s` after its first failure."""
         deadline, wait_s = None, FIRST_WAIT_S
         timeout_s = self.settings.request_timeout_s * max(1, math.ceil(num_bytes / REQUEST_BYTES))
         while True:
             requests[kind] += 1
             try:
-                return request(connect(self.bucket, self.settings, timeout_s=timeout_s, resends_parts=parts))
+                return request(
+                    connect(self.bucket, self.settings, timeout_s=timeout_s, resends_parts=parts)
+                )
             except Exception as error:
                 if isinstance(error, StorageError):
                     raise
@@ -309,7 +341,9 @@ class S3Path:
                     raise StorageError(f"{self} ({kind}): {answer}; {_remedy(error)}") from error
                 if time.monotonic() + wait_s > deadline:
                     bound = f"tried again for {self.settings.retry_timeout_s:g} s (storage.retry_timeout_s)"
-                    raise StorageError(f"{self} ({kind}): {answer}; {bound}; {_remedy(error)}") from error
+                    raise StorageError(
+                        f"{self} ({kind}): {answer}; {bound}; {_remedy(error)}"
+                    ) from error
             requests["again"] += 1
             time.sleep(wait_s * random.uniform(0.5, 1.0))  # noqa: S311 - so that tasks do not all come back at once
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
@@ -392,7 +426,9 @@ class ObjectFile(io.RawIOBase):
 # ------------------------------------------------------------------------------------------------------- the connection
 
 
-def connect(bucket: str, settings: StorageSettings, *, timeout_s: float, resends_parts: bool = False) -> Any:
+def connect(
+    bucket: str, settings: StorageSettings, *, timeout_s: float, resends_parts: bool = False
+) -> Any:
     """The bucket as obstore has it; the same one for equal arguments and environment.
 
     It tries once only: who asks also knows when to try again. But the parts of an upload it sends again itself.
@@ -400,7 +436,9 @@ def connect(bucket: str, settings: StorageSettings, *, timeout_s: float, resends
     Raises:
         StorageError: the endpoint is http and not of this machine, or the profile has no keys.
     """
-    environment = tuple(sorted((name, value) for name, value in os.environ.items() if name.startswith("AWS_")))
+    environment = tuple(
+        sorted((name, value) for name, value in os.environ.items() if name.startswith("AWS_"))
+    )
     # frozen settings have a hash, which pydantic's types do not say
     return _connected(bucket, settings, timeout_s, resends_parts, environment)  # pyright: ignore[reportArgumentType]
 
@@ -416,12 +454,16 @@ def _connected(
     from obstore.store import S3Store
 
     given = dict(environment)
-    endpoint = settings.endpoint or given.get("AWS_ENDPOINT_URL_S3") or given.get("AWS_ENDPOINT_URL")
+    endpoint = (
+        settings.endpoint or given.get("AWS_ENDPOINT_URL_S3") or given.get("AWS_ENDPOINT_URL")
+    )
     may_http = settings.allow_http or given.get("AWS_ALLOW_HTTP", "").lower() in ("true", "1")
     if endpoint:
         _refuse_unsafe(endpoint, may_http=may_http)
     options: dict[str, Any] = {**_profile(given)}
-    if endpoint:  # under both names, since obstore would prefer what the environment says under the second
+    if (
+        endpoint
+    ):  # under both names, since obstore would prefer what the environment says under the second
         options |= {"endpoint": endpoint, "aws_endpoint_url_s3": endpoint}
     if settings.region:
         options["region"] = settings.region
@@ -445,7 +487,9 @@ def _refuse_unsafe(endpoint: str, *, may_http: bool) -> None:
     parts = urlsplit(endpoint)
     is_local = parts.hostname in ("localhost", "127.0.0.1", "::1")
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise StorageError(f"storage.endpoint is {endpoint!r}; wanted https://host or https://host:port")
+        raise StorageError(
+            f"storage.endpoint is {endpoint!r}; wanted https://host or https://host:port"
+        )
     if parts.scheme == "http" and not (is_local or may_http):
         raise StorageError(
             f"{endpoint}: only https addresses are used (plain http: of this machine alone); within a network that is "
@@ -462,10 +506,15 @@ def _profile(given: Mapping[str, str]) -> dict[str, str]:
         return {}
     name = given.get("AWS_PROFILE", "default")
     credentials, config = (configparser.ConfigParser(interpolation=None) for _ in range(2))
-    credentials.read(given.get("AWS_SHARED_CREDENTIALS_FILE") or Path.home() / ".aws" / "credentials", "utf-8")
+    credentials.read(
+        given.get("AWS_SHARED_CREDENTIALS_FILE") or Path.home() / ".aws" / "credentials", "utf-8"
+    )
     config.read(given.get("AWS_CONFIG_FILE") or Path.home() / ".aws" / "config", "utf-8")
     found: dict[str, str] = {}
-    for file, section in ((config, name if name == "default" else f"profile {name}"), (credentials, name)):
+    for file, section in (
+        (config, name if name == "default" else f"profile {name}"),
+        (credentials, name),
+    ):
         found |= dict(file[section]) if section in file else {}
     if "aws_access_key_id" not in found:
         if "AWS_PROFILE" in given:
@@ -475,9 +524,15 @@ def _profile(given: Mapping[str, str]) -> dict[str, str]:
             )
         return {}  # then it is the role of the machine, or of its container
     names = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
-    options = {key.removeprefix("aws_").replace("session_", ""): found[key] for key in names if key in found}
+    options = {
+        key.removeprefix("aws_").replace("session_", ""): found[key]
+        for key in names
+        if key in found
+    }
     is_region_set = "AWS_REGION" in given or "AWS_DEFAULT_REGION" in given
-    return options | ({"region": found["region"]} if "region" in found and not is_region_set else {})
+    return options | (
+        {"region": found["region"]} if "region" in found and not is_region_set else {}
+    )
 
 
 # ------------------------------------------------------------------------------------------------------ what went wrong
@@ -514,16 +569,27 @@ def _is_final(error: Exception) -> bool:
         UnknownConfigurationKeyError,
     )
 
-    classes = FileNotFoundError, InvalidPathError, NotSupportedError, PermissionDeniedError, UnauthenticatedError
+    classes = (
+        FileNotFoundError,
+        InvalidPathError,
+        NotSupportedError,
+        PermissionDeniedError,
+        UnauthenticatedError,
+    )
     status = _status(error)
-    is_refused = status is not None and (300 <= status < 500 or status == 501) and status not in _PASSING
+    is_refused = (
+        status is not None and (300 <= status < 500 or status == 501) and status not in _PASSING
+    )
     is_ours = isinstance(error, (UnknownConfigurationKeyError, TypeError, ValueError))
     return isinstance(error, classes) or is_refused or is_ours or _has_no_credentials(error)
 
 
 def _has_no_credentials(error: Exception) -> bool:
     """Whether there are not both parts of a key, or none, and the address of a machine's own role does not answer."""
-    return re.search(r"169\.254\.169\.254|Missing (AccessKeyId|SecretAccessKey)", str(error)) is not None
+    return (
+        re.search(r"169\.254\.169\.254|Missing (AccessKeyId|SecretAccessKey)", str(error))
+        is not None
+    )
 
 
 def _answer(error: Exception) -> str:
@@ -536,7 +602,10 @@ def _answer(error: Exception) -> str:
     if (status := _status(error)) is not None:
         return f"the server says {status}{f' {said}' if said else ''}"
     first = text.strip().split("\n", maxsplit=1)[0]
-    return re.sub(r"^Generic S3 error: |Error performing list request: ", "", first) or type(error).__name__
+    return (
+        re.sub(r"^Generic S3 error: |Error performing list request: ", "", first)
+        or type(error).__name__
+    )
 
 
 def _remedy(error: Exception) -> str:

@@ -68,8 +68,13 @@ def wet_record(url: str, text: str, *, number: int = 0) -> bytes:
 def wet_file(tmp_path: Path) -> Path:
     """A WET file of three pages."""
     path = tmp_path / "a-first.warc.wet"
-    pages = ["\n".join(["Title", f"First of {name}. " * 20, f"Second of {name}. " * 20]) for name in "abc"]
-    path.write_bytes(b"".join(wet_record(f"https://example.org/{i}", page) for i, page in enumerate(pages)))
+    pages = [
+        "\n".join(["Title", f"First of {name}. " * 20, f"Second of {name}. " * 20])
+        for name in "abc"
+    ]
+    path.write_bytes(
+        b"".join(wet_record(f"https://example.org/{i}", page) for i, page in enumerate(pages))
+    )
     return path
 
 

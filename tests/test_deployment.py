@@ -76,8 +76,14 @@ def _closed(schema: Any) -> Any:
         return [_closed(inner) for inner in schema]
     if not isinstance(schema, dict):
         return schema
-    closed = {key: _closed(value) for key, value in schema.items() if key not in ("format", "default")}
-    if schema.get("type") == "object" and "properties" in schema and "additionalProperties" not in schema:
+    closed = {
+        key: _closed(value) for key, value in schema.items() if key not in ("format", "default")
+    }
+    if (
+        schema.get("type") == "object"
+        and "properties" in schema
+        and "additionalProperties" not in schema
+    ):
         closed["additionalProperties"] = schema.get("x-kubernetes-preserve-unknown-fields", False)
     return closed
 
@@ -101,12 +107,16 @@ def test_the_schema_refuses_a_field_that_it_does_not_know(job_schema: dict[str, 
     import jsonschema
 
     manifest = yaml.safe_load((KUBERAY / "rayjob.yaml").read_text())
-    manifest["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"][0]["imagePolicy"] = "Always"
+    manifest["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"][0][
+        "imagePolicy"
+    ] = "Always"
     (fault,) = jsonschema.Draft202012Validator(job_schema).iter_errors(manifest["spec"])
     assert "'imagePolicy' was unexpected" in fault.message
 
 
-@pytest.mark.parametrize("name", [name for name, manifest in MANIFESTS.items() if manifest["kind"] == "RayJob"])
+@pytest.mark.parametrize(
+    "name", [name for name, manifest in MANIFESTS.items() if manifest["kind"] == "RayJob"]
+)
 def test_a_jobs_command_is_one_of_ours(name: str) -> None:
     """It parses, its config loads, its folder is not of one pod, and some worker can do its tasks."""
     manifest = MANIFESTS[name]
@@ -117,9 +127,14 @@ def test_a_jobs_command_is_one_of_ours(name: str) -> None:
     config = load(given["config"], [*given["overrides"], f"run_dir={given['run_dir']}"])
     mounts = [mount["mountPath"] for mount in next(pods(manifest))["containers"][0]["volumeMounts"]]
     assert config.run_dir.startswith(("s3://", *(f"{mount}/" for mount in mounts)))
-    workers = [group["template"]["spec"]["containers"][0] for group in cluster_of(manifest)["workerGroupSpecs"]]
+    workers = [
+        group["template"]["spec"]["containers"][0]
+        for group in cluster_of(manifest)["workerGroupSpecs"]
+    ]
     limits = [worker["resources"]["limits"] for worker in workers]
-    machines = [{"CPU": float(each["cpu"]), "memory": _bytes(each["memory"]) * 0.9} for each in limits]
+    machines = [
+        {"CPU": float(each["cpu"]), "memory": _bytes(each["memory"]) * 0.9} for each in limits
+    ]
     assert unmet(requests_of(config), machines) == []
 
 
@@ -138,9 +153,14 @@ def test_pods_run_our_image_as_a_user_within_limits(name: str) -> None:
         (container,) = pod["containers"]
         assert container["image"] == f"corpusmill:{version}"
         assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-        assert container["resources"]["limits"]["memory"] == container["resources"]["requests"]["memory"]
+        assert (
+            container["resources"]["limits"]["memory"]
+            == container["resources"]["requests"]["memory"]
+        )
         assert ("startupProbe" in container) == container["name"].startswith("ray-")
-        assert {m["name"] for m in container.get("volumeMounts", [])} == {v["name"] for v in pod.get("volumes", [])}
+        assert {m["name"] for m in container.get("volumeMounts", [])} == {
+            v["name"] for v in pod.get("volumes", [])
+        }
     assert cluster["enableInTreeAutoscaling"]
     for group in cluster["workerGroupSpecs"]:
         assert group["minReplicas"] == 0 < group["maxReplicas"]
@@ -150,7 +170,10 @@ def test_state_lies_in_a_volume_that_many_mount_or_in_a_bucket() -> None:
     """The claim is of the name that the pods give; in the other variant there is none."""
     kinds = {manifest["kind"]: manifest for manifest in kustomized("kuberay")}
     assert kinds["PersistentVolumeClaim"]["spec"]["accessModes"] == ["ReadWriteMany"]
-    claims = [pod["volumes"][0]["persistentVolumeClaim"]["claimName"] for pod in list(pods(kinds["RayJob"]))[:2]]
+    claims = [
+        pod["volumes"][0]["persistentVolumeClaim"]["claimName"]
+        for pod in list(pods(kinds["RayJob"]))[:2]
+    ]
     assert claims == [kinds["PersistentVolumeClaim"]["metadata"]["name"]] * 2
     (job,) = kustomized("kuberay-s3")
     for pod in list(pods(job))[:2]:
@@ -162,10 +185,18 @@ def test_the_image_is_of_the_tested_versions_and_holds_every_package() -> None:
     """The same constraints as the tests; each package of the distribution is copied, and let through to the builder."""
     dockerfile = (REPOSITORY / "Dockerfile").read_text()
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
-    copied = {word for line in re.findall(r"^COPY (?!--)(.*) \S+$", dockerfile, re.MULTILINE) for word in line.split()}
+    copied = {
+        word
+        for line in re.findall(r"^COPY (?!--)(.*) \S+$", dockerfile, re.MULTILINE)
+        for word in line.split()
+    }
     packages = {package.split(".")[0] for package in project["tool"]["setuptools"]["packages"]}
     assert packages | {"constraints.txt", "pyproject.toml"} <= copied
-    let_through = {line[1:] for line in (REPOSITORY / ".dockerignore").read_text().splitlines() if line[:1] == "!"}
+    let_through = {
+        line[1:]
+        for line in (REPOSITORY / ".dockerignore").read_text().splitlines()
+        if line[:1] == "!"
+    }
     assert let_through == copied
     assert all((REPOSITORY / name).exists() for name in copied)
     assert '--constraint constraints.txt ".[s3]"' in dockerfile
@@ -182,7 +213,9 @@ def test_a_units_command_is_one_of_rays(split: str) -> None:
 
     words = shlex.split(exec_start(split))
     assert words[1] == "start"
-    known = {flag for parameter in start.params for flag in (*parameter.opts, *parameter.secondary_opts)}
+    known = {
+        flag for parameter in start.params for flag in (*parameter.opts, *parameter.secondary_opts)
+    }
     flags = [word.split("=")[0] for word in words[2:]]
     assert set(flags) <= known
     ports = {flag for flag in known if re.search(r"-port$", flag)} - {"--gcs-server-port"}
@@ -196,7 +229,13 @@ def _bytes(quantity: str) -> float:
 
 def test_what_a_job_leaves_behind_is_not_imported() -> None:
     """.rayignore names folders that exist, and no package."""
-    names = [line for line in Path(REPOSITORY / ".rayignore").read_text().splitlines() if not line.startswith("#")]
-    packages = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    names = [
+        line
+        for line in Path(REPOSITORY / ".rayignore").read_text().splitlines()
+        if not line.startswith("#")
+    ]
+    packages = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["setuptools"][
+        "packages"
+    ]
     assert all((REPOSITORY / name).exists() for name in names)
     assert not set(names) & {package.split(".")[0] for package in packages}

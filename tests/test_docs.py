@@ -13,7 +13,9 @@ from tests.conftest import REPOSITORY
 
 PAGES = sorted([*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md")])
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(#[^)]*)?\)")
-PATH = re.compile(r"`((?:pipeline|stages|shardwriter|loader|training|configs|docs|benchmarks|tests)/[\w./-]+\.\w+)`")
+PATH = re.compile(
+    r"`((?:pipeline|stages|shardwriter|loader|training|configs|docs|benchmarks|tests)/[\w./-]+\.\w+)`"
+)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(REPOSITORY).as_posix())
@@ -33,7 +35,9 @@ def test_the_config_reference_is_what_the_code_says() -> None:
 
 def test_the_reference_of_training_configs_is_what_the_code_says() -> None:
     """docs/training-config.md is generated too; run `python -m training.config_docs > docs/training-config.md`."""
-    assert (REPOSITORY / "docs" / "training-config.md").read_text(encoding="utf-8") == training.config_docs.page()
+    assert (REPOSITORY / "docs" / "training-config.md").read_text(
+        encoding="utf-8"
+    ) == training.config_docs.page()
 
 
 def test_the_readme_fits_on_a_screen_and_a_half() -> None:

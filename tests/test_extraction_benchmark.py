@@ -37,8 +37,16 @@ def page(title: str, paragraphs: list[str], aside: str) -> bytes:
 
 
 PAGES = [
-    ("article", page("Mill - The Valley Post", ARTICLE, "<a href=/1>More news</a> <a href=/2>Weather</a>"), ARTICLE),
-    ("documentation", page("Manual", MANUAL, "<ul><li><a href=/a>Contents</a><li><a href=/b>Index</a></ul>"), MANUAL),
+    (
+        "article",
+        page("Mill - The Valley Post", ARTICLE, "<a href=/1>More news</a> <a href=/2>Weather</a>"),
+        ARTICLE,
+    ),
+    (
+        "documentation",
+        page("Manual", MANUAL, "<ul><li><a href=/a>Contents</a><li><a href=/b>Index</a></ul>"),
+        MANUAL,
+    ),
 ]
 
 
@@ -52,7 +60,10 @@ def gold(tmp_path: Path) -> Path:
         text = "\n\n".join(paragraphs)
         (tmp_path / "html" / f"{kind}.html.gz").write_bytes(gzip.compress(html))
         by_name[kind] = {"articleBody": text}
-        found = {"_internal": {"page_type": {"primary": kind}}, "ground_truth": {"main_content": text}}
+        found = {
+            "_internal": {"page_type": {"primary": kind}},
+            "ground_truth": {"main_content": text},
+        }
         (tmp_path / "ground-truth" / f"{kind}.json").write_text(json.dumps(found))
     (tmp_path / "ground-truth.json").write_text(json.dumps(by_name))
     return tmp_path
@@ -85,7 +96,9 @@ def test_both_gold_sets_give_the_same_pages(gold: Path) -> None:
         ("", "text", Score(0.0, 0.0, 0.0)),
     ],
 )
-def test_words_are_counted_as_often_as_both_have_them(text: str, gold_text: str, expected: Score) -> None:
+def test_words_are_counted_as_often_as_both_have_them(
+    text: str, gold_text: str, expected: Score
+) -> None:
     """Precision, recall and F1 of multisets of words; what is empty agrees with what is empty alone."""
     assert score(text, gold_text) == pytest.approx(expected)
 

@@ -18,7 +18,11 @@ from tests.conftest import REPOSITORY
 
 def _run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", module, *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=False
+        [sys.executable, "-m", module, *arguments],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
@@ -28,9 +32,18 @@ def test_the_gpu_suite_runs_on_a_processor_in_its_tiny_form(tmp_path: Path) -> N
     assert done.returncode == 0, done.stdout + done.stderr
     (path,) = tmp_path.glob("*-training_gpu_tiny.json")
     figures = json.loads(path.read_text())["figures"]
-    assert {reason.partition(" is not ")[2] for reason in figures["skipped"].values()} <= {"installed"}
+    assert {reason.partition(" is not ")[2] for reason in figures["skipped"].values()} <= {
+        "installed"
+    }
     variants = {name.partition(", ")[2] for name in figures["entrants"]}
-    assert variants >= {"16", "32", "16, offload", "16, save_on_cpu", "16, checkpointing full", "16, ddp"}
+    assert variants >= {
+        "16",
+        "32",
+        "16, offload",
+        "16, save_on_cpu",
+        "16, checkpointing full",
+        "16, ddp",
+    }
     assert figures["entrants"]["ours, 16"]["planned_gib"] > 0
     assert figures["findings"].keys() >= {"garbage", "offload: offload"}
     assert all(row["tokens_per_s"] > 0 for row in figures["entrants"].values())
@@ -48,7 +61,9 @@ def test_overlap_is_the_share_of_copying_that_steps_do_not_show(tmp_path: Path) 
     """1 GiB out and back at 1 GiB/s takes 2 s; the step shows 0.5 s of them, so three quarters are hidden."""
     suite = gpu_suite.Suite(gpu_suite.TINY, 60, tmp_path, None)
     for name, step_s in (("with", 1.5), ("without", 1.0)):
-        suite.entrants[name] = {"rounds": [{"tokens_per_s": 1.0, "step_s": [step_s], "offloaded_gib_per_step": 1.0}]}
+        suite.entrants[name] = {
+            "rounds": [{"tokens_per_s": 1.0, "step_s": [step_s], "offloaded_gib_per_step": 1.0}]
+        }
     suite.findings["copy"] = {"out_gb_per_s": 2**30 / 1e9, "back_gb_per_s": 2**30 / 1e9}
     found = gpu_suite.overlap(suite, "with", "without")
     assert found is not None
@@ -59,7 +74,10 @@ def test_overlap_is_the_share_of_copying_that_steps_do_not_show(tmp_path: Path) 
 
 def test_goals_are_met_or_missed_by_the_better_of_two_strategies() -> None:
     """MFU of 51 % with ddp meets 50 %; what was not measured is said to be so."""
-    rows = {"ours, 2048": {"mfu": 0.48, "tokens_per_s": 65e3}, "ours, 2048, ddp": {"mfu": 0.51, "tokens_per_s": 69e3}}
+    rows = {
+        "ours, 2048": {"mfu": 0.48, "tokens_per_s": 65e3},
+        "ours, 2048, ddp": {"mfu": 0.51, "tokens_per_s": 69e3},
+    }
     found = gpu_suite.goals(rows, gpu_suite.FULL)
     assert found["MFU 50% at 2,048"].startswith("met: 51.0%")
     assert found["MFU 45% at 8,192"] == found["not slower than torchtitan"] == "not measured"

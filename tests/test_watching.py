@@ -42,7 +42,9 @@ NAMES = re.compile(r"\b(?:ray|corpusmill|process)_\w+")
 
 
 def rules() -> list[dict[str, Any]]:
-    return [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
+    return [
+        rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]
+    ]
 
 
 # ---- as they stand ----
@@ -85,7 +87,12 @@ def test_what_is_asked_for_is_what_is_told(expr: str) -> None:
 
 def test_every_metric_of_ours_is_shown_or_watched() -> None:
     """A metric that no panel and no alert asks for would be a metric for nobody."""
-    asked = [target["expr"] for name in DASHBOARDS for panel in panels(name) for target in panel["targets"]]
+    asked = [
+        target["expr"]
+        for name in DASHBOARDS
+        for panel in panels(name)
+        for target in panel["targets"]
+    ]
     asked += [rule["expr"] for rule in rules()]
     unseen = LABELS.keys() - {name for expr in asked for name in NAMES.findall(expr)}
     assert unseen == {
@@ -122,7 +129,11 @@ def test_alerts_fire_on_what_they_are_for_and_on_nothing_near_it() -> None:
     """The rules' own tests of the rules pass, and there are both for each rule."""
     done = promtool("test", "rules", ALERT_TESTS)
     assert done.returncode == 0, done.stdout + done.stderr
-    cases = [case for test in yaml.safe_load(ALERT_TESTS.read_text())["tests"] for case in test["alert_rule_test"]]
+    cases = [
+        case
+        for test in yaml.safe_load(ALERT_TESTS.read_text())["tests"]
+        for case in test["alert_rule_test"]
+    ]
     wanted = {rule["alert"] for rule in rules()}
     assert {case["alertname"] for case in cases if case.get("exp_alerts")} == wanted
     assert {case["alertname"] for case in cases if not case.get("exp_alerts")} == wanted

@@ -25,9 +25,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Config = Annotated[str, typer.Argument(help="A YAML file, or the name of one in configs/.", metavar="CONFIG")]
+Config = Annotated[
+    str, typer.Argument(help="A YAML file, or the name of one in configs/.", metavar="CONFIG")
+]
 Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. parallel.strategy=zero3.")
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override a key, e.g. parallel.strategy=zero3."
+    ),
 ]
 
 
@@ -55,13 +60,20 @@ def run(
     config: Config,
     overrides: Overrides = None,
     launcher: Annotated[
-        Launcher, typer.Option(help="Who starts the ranks: torchrun (nobody: one rank), or Ray Train.")
+        Launcher,
+        typer.Option(help="Who starts the ranks: torchrun (nobody: one rank), or Ray Train."),
     ] = Launcher.TORCHRUN,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="ray: ranks; one for each GPU of the cluster unless given.", metavar="N")
+        int | None,
+        typer.Option(
+            min=1, help="ray: ranks; one for each GPU of the cluster unless given.", metavar="N"
+        ),
     ] = None,
     max_failures: Annotated[
-        int, typer.Option(min=-1, help="ray: how often lost ranks are started again; -1: always.", metavar="M")
+        int,
+        typer.Option(
+            min=-1, help="ray: how often lost ranks are started again; -1: always.", metavar="M"
+        ),
     ] = 3,
 ) -> None:
     """Train, from the newest checkpoint of run_dir where there is one. Start it with torchrun for several ranks.
@@ -81,7 +93,11 @@ def run(
         from training.trainer import train
 
         process = loaded.process
-        here = ranks.join(loaded.parallel, timeout_s=process.start_timeout_s, dump_dir=Path(loaded.run_dir) / "hang")
+        here = ranks.join(
+            loaded.parallel,
+            timeout_s=process.start_timeout_s,
+            dump_dir=Path(loaded.run_dir) / "hang",
+        )
         try:
             ended = train(loaded, here)
         finally:
@@ -91,7 +107,9 @@ def run(
 
 @app.command("import")
 def import_(
-    folder: Annotated[Path, typer.Argument(help="config.json and *.safetensors, as `hf download` makes it.")],
+    folder: Annotated[
+        Path, typer.Argument(help="config.json and *.safetensors, as `hf download` makes it.")
+    ],
 ) -> None:
     """Print the `model:` section of a config that starts from a Llama model in Hugging Face's form."""
     import yaml
@@ -103,10 +121,15 @@ def import_(
 
 @app.command()
 def export(
-    source: Annotated[Path, typer.Argument(help="A run_dir, of which the newest is taken, or a checkpoint in it.")],
+    source: Annotated[
+        Path, typer.Argument(help="A run_dir, of which the newest is taken, or a checkpoint in it.")
+    ],
     out: Annotated[Path, typer.Argument(help="A folder to be made.")],
     tokenizer: Annotated[
-        Path | None, typer.Option(help="tokenizer.json to lay beside it; the run's data.tokenizer unless given.")
+        Path | None,
+        typer.Option(
+            help="tokenizer.json to lay beside it; the run's data.tokenizer unless given."
+        ),
     ] = None,
     dtype: Annotated[Dtype, typer.Option(help="Of the weights.")] = Dtype.BF16,
 ) -> None:
@@ -123,7 +146,10 @@ def plan(
     gpus: Annotated[int, typer.Option(help="How many, one rank on each.", metavar="N")],
     gpu: Annotated[str, typer.Option(help="Their kind: h100-80gb, a100-40gb, ...")] = "h100-80gb",
     tokens: Annotated[
-        float | None, typer.Option(help="To be trained on, e.g. 100e9; as many as the config's steps unless given.")
+        float | None,
+        typer.Option(
+            help="To be trained on, e.g. 100e9; as many as the config's steps unless given."
+        ),
     ] = None,
     mfu: Annotated[float, typer.Option(help="Share of the GPU's peak that is reached.")] = 0.4,
     picture: Annotated[Path | None, typer.Option(help="Also draw it: an SVG file.")] = None,
@@ -137,7 +163,14 @@ def plan(
     from training.plan import gpu_of, make_plan, vocab_size_for
 
     loaded = load(config, overrides or ())
-    made = make_plan(loaded, num_gpus=gpus, gpu=gpu_of(gpu), vocab_size=vocab_size_for(loaded), mfu=mfu, tokens=tokens)
+    made = make_plan(
+        loaded,
+        num_gpus=gpus,
+        gpu=gpu_of(gpu),
+        vocab_size=vocab_size_for(loaded),
+        mfu=mfu,
+        tokens=tokens,
+    )
     console = Console()
     plan_report.show(made, console if console.is_terminal else Console(width=160))
     if picture is not None:

@@ -45,12 +45,19 @@ def attend(query_BTHC: Tensor, key_BTKC: Tensor, value_BTKC: Tensor, mask: Mask)
     query, key, value = (heads.transpose(1, 2) for heads in (query_BTHC, key_BTKC, value_BTKC))
     is_grouped = query.shape[1] != key.shape[1]
     attended = scaled_dot_product_attention(
-        query, key, value, attn_mask=mask.allowed, is_causal=mask.allowed is None, enable_gqa=is_grouped
+        query,
+        key,
+        value,
+        attn_mask=mask.allowed,
+        is_causal=mask.allowed is None,
+        enable_gqa=is_grouped,
     )
     return attended.transpose(1, 2)
 
 
-def _attend_packed(query_BTHC: Tensor, key_BTKC: Tensor, value_BTKC: Tensor, cu_seqlens: Tensor) -> Tensor:  # noqa: N803
+def _attend_packed(
+    query_BTHC: Tensor, key_BTKC: Tensor, value_BTKC: Tensor, cu_seqlens: Tensor
+) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
     rows, seq_len = query_BTHC.shape[:2]

@@ -94,7 +94,11 @@ class Checkpoints:
         }
         staged = self._stager.stage(tensors)
         assert isinstance(staged, dict)
-        progress = {"version": CHECKPOINT_VERSION, "world_size": self._ranks.world_size, **state.progress}
+        progress = {
+            "version": CHECKPOINT_VERSION,
+            "world_size": self._ranks.world_size,
+            **state.progress,
+        }
         self._writing = self._thread.submit(self._write, staged, progress)
 
     def wait(self) -> None:
@@ -105,7 +109,11 @@ class Checkpoints:
         try:
             writing.result()
         except (Exception, CheckpointException) as error:  # torch's is none of Exception's
-            causes = error.failures if isinstance(error, CheckpointException) else {self._ranks.rank: (error, None)}
+            causes = (
+                error.failures
+                if isinstance(error, CheckpointException)
+                else {self._ranks.rank: (error, None)}
+            )
             found = "; ".join(f"rank {rank}: {cause[0]}" for rank, cause in causes.items())
             raise CheckpointFailed(
                 f"a checkpoint in {self.folder} could not be written: {found}; those with {MARKER} in them are whole. "
@@ -151,7 +159,9 @@ class Checkpoints:
 
     def _write(self, staged: dict[str, Any], progress: dict[str, Any]) -> None:
         path = self.folder / step_name(progress["step"])
-        if self._ranks.is_first and path.exists():  # of a run that was killed while writing it, perhaps on other ranks
+        if (
+            self._ranks.is_first and path.exists()
+        ):  # of a run that was killed while writing it, perhaps on other ranks
             shutil.rmtree(path)
         dist.barrier(self._group)
         save_tensors(staged, checkpoint_id=path, process_group=self._group)
@@ -175,7 +185,11 @@ class Checkpoints:
         kept = {*whole[-self._config.keep_last :]}
         kept |= {path for path in whole if every is not None and step_of(path) % every == 0}
         for path in self.folder.iterdir():
-            if _NAME.fullmatch(path.name) and path not in kept and step_of(path) < step_of(whole[-1]):
+            if (
+                _NAME.fullmatch(path.name)
+                and path not in kept
+                and step_of(path) < step_of(whole[-1])
+            ):
                 (path / MARKER).unlink(missing_ok=True)  # first: from now on it is not whole
                 shutil.rmtree(path)
                 if self._config.upload:
@@ -184,7 +198,11 @@ class Checkpoints:
 
 def whole_checkpoints(folder: Path) -> list[Path]:
     """Checkpoints with a marker, by step."""
-    found = [path for path in folder.glob("step-*") if _NAME.fullmatch(path.name) and (path / MARKER).is_file()]
+    found = [
+        path
+        for path in folder.glob("step-*")
+        if _NAME.fullmatch(path.name) and (path / MARKER).is_file()
+    ]
     return sorted(found, key=step_of)
 
 
@@ -205,9 +223,13 @@ def read_progress(path: Path) -> dict[str, Any]:
     try:
         progress = json.loads((path / MARKER).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise DoesNotFit(f"{path} has no {MARKER}: it is no checkpoint, or was cut short; take another") from error
+        raise DoesNotFit(
+            f"{path} has no {MARKER}: it is no checkpoint, or was cut short; take another"
+        ) from error
     if progress.get("version") != CHECKPOINT_VERSION:
-        raise DoesNotFit(f"{path / MARKER}: version is {progress.get('version')}, wanted {CHECKPOINT_VERSION}")
+        raise DoesNotFit(
+            f"{path / MARKER}: version is {progress.get('version')}, wanted {CHECKPOINT_VERSION}"
+        )
     return progress
 
 
@@ -220,7 +242,9 @@ def refuse_other_model(path: Path, tensors: Mapping[str, Tensor]) -> None:
         if found is None:
             faults.append(f"{name} is missing")
         elif tuple(getattr(found, "size", ())) != tuple(tensor.shape):
-            faults.append(f"{name} is {tuple(getattr(found, 'size', ()))} there, {tuple(tensor.shape)} here")
+            faults.append(
+                f"{name} is {tuple(getattr(found, 'size', ()))} there, {tuple(tensor.shape)} here"
+            )
     if faults:
         more = f" and {len(faults) - 5} more" if len(faults) > 5 else ""
         raise DoesNotFit(
@@ -266,7 +290,9 @@ def _store(address: str) -> Any:
     try:
         from obstore.store import from_url
     except ImportError as error:
-        raise DoesNotFit(f"checkpoint.upload is {address}: that takes obstore, pip install 'corpusmill[s3]'") from error
+        raise DoesNotFit(
+            f"checkpoint.upload is {address}: that takes obstore, pip install 'corpusmill[s3]'"
+        ) from error
     is_plain = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
     return from_url(address, client_options={"allow_http": True}) if is_plain else from_url(address)
 
@@ -296,7 +322,8 @@ def _fetch_newest(address: str, folder: Path) -> list[Path]:
     target = folder / name
     target.mkdir(parents=True, exist_ok=True)
     for path in sorted(
-        (path for path in paths if path.startswith(f"{whole[-1]}/")), key=lambda path: path.endswith(MARKER)
+        (path for path in paths if path.startswith(f"{whole[-1]}/")),
+        key=lambda path: path.endswith(MARKER),
     ):
         with (target / path.rpartition("/")[2]).open("wb") as file:
             for chunk in store.get(path):

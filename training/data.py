@@ -89,10 +89,16 @@ class Rows:
         return self._source.stats()
 
     def _on_device(self, batch: Mapping[str, Any]) -> MicroBatch:
-        tensors = {name: value.to(self._device) for name, value in batch.items() if isinstance(value, Tensor)}
+        tensors = {
+            name: value.to(self._device)
+            for name, value in batch.items()
+            if isinstance(value, Tensor)
+        }
         if "cu_seqlens" in tensors:
             mask = Mask(cu_seqlens=tensors["cu_seqlens"])
-            maybe_mark_dynamic(tensors["cu_seqlens"], 0)  # documents per batch vary: no reason to compile again
+            maybe_mark_dynamic(
+                tensors["cu_seqlens"], 0
+            )  # documents per batch vary: no reason to compile again
         elif "document_ids" in tensors:
             mask = document_mask(tensors["document_ids"])
         else:
@@ -119,7 +125,9 @@ def open_rows(config: TrainConfig, ranks: Ranks) -> tuple[Rows, int]:
     if data.instructions is not None:
         from training.instructions import open_instructions
 
-        source, vocab_size = open_instructions(data, ranks, documents=document_form(config, ranks.device))
+        source, vocab_size = open_instructions(
+            data, ranks, documents=document_form(config, ranks.device)
+        )
         return Rows(source, data, ranks.device), vocab_size
     loader = TokenLoader(
         _datasets(data),
@@ -138,7 +146,11 @@ def document_form(config: TrainConfig, device: torch.device) -> tuple[Any, ...]:
     """How the model wants to be told of documents: lengths for the flash kernel, else ids for a mask."""
     if not config.data.document_masks:
         return ()
-    return ("cu_seqlens",) if device.type == "cuda" and config.precision.compute == "bf16" else ("document_ids",)
+    return (
+        ("cu_seqlens",)
+        if device.type == "cuda" and config.precision.compute == "bf16"
+        else ("document_ids",)
+    )
 
 
 def _datasets(data: DataConfig) -> str | Mixture:

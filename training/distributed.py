@@ -83,7 +83,11 @@ def join(parallel: ParallelConfig, *, timeout_s: float, dump_dir: Path) -> Ranks
         DoesNotFit: the number of ranks is no product of the degrees asked for.
     """
     has_cuda = torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if has_cuda else torch.device("cpu")
+    device = (
+        torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        if has_cuda
+        else torch.device("cpu")
+    )
     if has_cuda:
         torch.cuda.set_device(device)
         for name, value in flight_recorder(dump_dir).items():

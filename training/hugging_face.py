@@ -86,7 +86,9 @@ def load_into(folder: Path, model: Decoder) -> None:
             f"(`python -m training import {folder}` prints them)"
         )
     head = "lm_head.weight"
-    wanted = {_their_name(n): p.detach() for n, p in model.named_parameters() if not lora.is_adapter(n)}
+    wanted = {
+        _their_name(n): p.detach() for n, p in model.named_parameters() if not lora.is_adapter(n)
+    }
     tied = {_their_name("embed_tokens.weight"): wanted.pop(head)} if described.is_tied else {}
     reader = _reader(folder, wanted)
     for tensors in (wanted, tied):
@@ -116,7 +118,9 @@ def model_settings(folder: Path) -> dict[str, Any]:
     """
     described = _describe(folder)
     if described.faults:
-        raise DoesNotFit(f"{folder / CONFIG} is no model for this trainer: {'; '.join(described.faults)}")
+        raise DoesNotFit(
+            f"{folder / CONFIG} is no model for this trainer: {'; '.join(described.faults)}"
+        )
     return {**described.settings, "initial_weights": str(folder)}
 
 
@@ -130,15 +134,23 @@ class _Described:
 
 
 def _describe(folder: Path) -> _Described:
-    found = _DEFAULTS | {key: value for key, value in _read_json(folder / CONFIG).items() if value is not None}
+    found = _DEFAULTS | {
+        key: value for key, value in _read_json(folder / CONFIG).items() if value is not None
+    }
     found.setdefault("num_key_value_heads", found.get("num_attention_heads"))
-    rope = {**(found.get("rope_scaling") or found.get("rope_parameters") or {})}  # in transformers' order
+    rope = {
+        **(found.get("rope_scaling") or found.get("rope_parameters") or {})
+    }  # in transformers' order
     theta = rope.get("rope_theta") or found["rope_theta"]
     rope_type = rope.get("rope_type") or rope.get("type") or "default"
     if rope_type == "llama3":
         rope.setdefault("original_max_position_embeddings", found.get("max_position_embeddings"))
     settings: dict[str, Any] = {ours: found.get(theirs) for ours, theirs in _KEYS.items()}
-    scaling = {ours: rope.get(theirs) for ours, theirs in _ROPE_KEYS.items()} if rope_type == "llama3" else None
+    scaling = (
+        {ours: rope.get(theirs) for ours, theirs in _ROPE_KEYS.items()}
+        if rope_type == "llama3"
+        else None
+    )
     settings |= {"rope_theta": theta, "rope_scaling": scaling}
     faults = list(_foreign(found, rope_type))
     faults += [f"{theirs} is missing" for ours, theirs in _KEYS.items() if settings[ours] is None]
@@ -147,7 +159,9 @@ def _describe(folder: Path) -> _Described:
             checked = ModelConfig.model_validate(settings).model_dump()
             settings = {name: checked[name] for name in settings}
         except ValidationError as error:
-            faults += [f"{'.'.join(map(str, e['loc'])) or 'heads'}: {e['msg']}" for e in error.errors()]
+            faults += [
+                f"{'.'.join(map(str, e['loc'])) or 'heads'}: {e['msg']}" for e in error.errors()
+            ]
     return _Described(settings, bool(found["tie_word_embeddings"]), faults)
 
 
@@ -164,7 +178,9 @@ def _foreign(found: Mapping[str, Any], rope_type: str) -> Iterable[str]:
         yield f"rope_type is {rope_type!r}, wanted 'default' or 'llama3'"
     if found.get("quantization_config"):
         yield "quantization_config is given; take the weights before they were quantised"
-    dim, heads, head_dim = (found.get(key) for key in ("hidden_size", "num_attention_heads", "head_dim"))
+    dim, heads, head_dim = (
+        found.get(key) for key in ("hidden_size", "num_attention_heads", "head_dim")
+    )
     if head_dim is not None and dim is not None and heads and head_dim * heads != dim:
         yield f"head_dim is {head_dim}, wanted hidden_size / num_attention_heads = {dim / heads:g}"
 
@@ -172,9 +188,15 @@ def _foreign(found: Mapping[str, Any], rope_type: str) -> Iterable[str]:
 def _reader(folder: Path, wanted: Mapping[str, Tensor]) -> HuggingFaceStorageReader:
     """Of a folder that has been found to hold these tensors, in these shapes, and no others."""
     index = folder / INDEX
-    files = {str(name) for name in _read_json(index)["weight_map"].values()} if index.exists() else set[str]()
+    files = (
+        {str(name) for name in _read_json(index)["weight_map"].values()}
+        if index.exists()
+        else set[str]()
+    )
     if missing := sorted(name for name in files if not (folder / name).is_file()):
-        raise DoesNotFit(f"{index} names files that are not there: {', '.join(missing)}; fetch them")
+        raise DoesNotFit(
+            f"{index} names files that are not there: {', '.join(missing)}; fetch them"
+        )
     if not any(folder.glob("*.safetensors")):
         raise DoesNotFit(
             f"{folder} has no *.safetensors; weights in another form, such as pytorch_model.bin, become that by "
@@ -193,7 +215,11 @@ def _reader(folder: Path, wanted: Mapping[str, Tensor]) -> HuggingFaceStorageRea
         if name in shapes and shapes[name] != tuple(tensor.shape)
     ]
     known = {*wanted, "lm_head.weight"}
-    faults += [f"{name} is unknown" for name in sorted(shapes) if name not in known and not name.endswith(_UNUSED)]
+    faults += [
+        f"{name} is unknown"
+        for name in sorted(shapes)
+        if name not in known and not name.endswith(_UNUSED)
+    ]
     if faults:
         more = f" and {len(faults) - 5} more" if len(faults) > 5 else ""
         raise DoesNotFit(
@@ -277,7 +303,12 @@ def _checkpoint(source: Path) -> Path:
 
 
 def _write_weights(
-    path: Path, folder: Path, config: ModelConfig, adapters: LoraConfig | None, dtype: torch.dtype, shard_bytes: int
+    path: Path,
+    folder: Path,
+    config: ModelConfig,
+    adapters: LoraConfig | None,
+    dtype: torch.dtype,
+    shard_bytes: int,
 ) -> None:
     """The files, one of them in memory at a time; with an index where there are several."""
     from safetensors.torch import save_file
@@ -288,21 +319,40 @@ def _write_weights(
         if adapters is not None:
             lora.add_adapters(model, adapters)
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-    num_bytes = {n: shape.numel() * dtype.itemsize for n, shape in shapes.items() if not lora.is_adapter(n)}
+    num_bytes = {
+        n: shape.numel() * dtype.itemsize for n, shape in shapes.items() if not lora.is_adapter(n)
+    }
     files = _cut(num_bytes, shard_bytes)
     weight_map: dict[str, str] = {}
     for number, names in enumerate(files, start=1):
-        file = "model.safetensors" if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
+        file = (
+            "model.safetensors"
+            if len(files) == 1
+            else f"model-{number:05d}-of-{len(files):05d}.safetensors"
+        )
         layers = {name.removesuffix("weight") for name in names}
-        beside = [name for name in shapes if lora.is_adapter(name) and f"{name.rpartition('.')[0]}." in layers]
-        weights: Mapping[str, Tensor] = {name: torch.empty(shapes[name]) for name in (*names, *beside)}
+        beside = [
+            name
+            for name in shapes
+            if lora.is_adapter(name) and f"{name.rpartition('.')[0]}." in layers
+        ]
+        weights: Mapping[str, Tensor] = {
+            name: torch.empty(shapes[name]) for name in (*names, *beside)
+        }
         checkpoint.load_weights(path, weights)
         if adapters is not None:
             weights = lora.merge(weights, adapters)
-        save_file({_their_name(n): w.to(dtype) for n, w in weights.items()}, folder / file, metadata={"format": "pt"})
+        save_file(
+            {_their_name(n): w.to(dtype) for n, w in weights.items()},
+            folder / file,
+            metadata={"format": "pt"},
+        )
         weight_map |= {_their_name(name): file for name in names}
     if len(files) > 1:
-        _write_json(folder / INDEX, {"metadata": {"total_size": sum(num_bytes.values())}, "weight_map": weight_map})
+        _write_json(
+            folder / INDEX,
+            {"metadata": {"total_size": sum(num_bytes.values())}, "weight_map": weight_map},
+        )
 
 
 def _cut(num_bytes: Mapping[str, int], shard_bytes: int) -> list[list[str]]:
@@ -318,15 +368,25 @@ def _cut(num_bytes: Mapping[str, int], shard_bytes: int) -> list[list[str]]:
     return groups
 
 
-def _their_config(config: ModelConfig, seq_len: int, dtype: torch.dtype, tokens: _Tokens | None) -> dict[str, Any]:
+def _their_config(
+    config: ModelConfig, seq_len: int, dtype: torch.dtype, tokens: _Tokens | None
+) -> dict[str, Any]:
     """config.json, in the keys that transformers 4 and 5 and whoever else reads Llama understand."""
     longest, scaling = seq_len, None
     if config.rope_scaling is not None:
         stretched = config.rope_scaling.model_dump()
-        scaling = {"rope_type": "llama3", **{theirs: stretched[ours] for ours, theirs in _ROPE_KEYS.items()}}
-        longest = max(longest, int(config.rope_scaling.factor * config.rope_scaling.original_seq_len))
+        scaling = {
+            "rope_type": "llama3",
+            **{theirs: stretched[ours] for ours, theirs in _ROPE_KEYS.items()},
+        }
+        longest = max(
+            longest, int(config.rope_scaling.factor * config.rope_scaling.original_seq_len)
+        )
     if config.initial_weights is not None and (Path(config.initial_weights) / CONFIG).is_file():
-        longest = max(longest, _read_json(Path(config.initial_weights) / CONFIG).get("max_position_embeddings", 0))
+        longest = max(
+            longest,
+            _read_json(Path(config.initial_weights) / CONFIG).get("max_position_embeddings", 0),
+        )
     settings = config.model_dump()
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -357,7 +417,9 @@ class _Tokens:
         try:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises Exception itself
-            raise DoesNotFit(f"{path} cannot be read as a tokenizer.json: {error}; give --tokenizer") from error
+            raise DoesNotFit(
+                f"{path} cannot be read as a tokenizer.json: {error}; give --tokenizer"
+            ) from error
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         assert config.vocab_size is not None
         if (highest := max(vocabulary.values(), default=0)) >= config.vocab_size:
@@ -367,7 +429,9 @@ class _Tokens:
             )
         # instructions.py says in its state what its rows began and ended with; the loader's state does not
         self.start: str | None = rows.get("start_token")
-        self.end: str | None = rows.get("end_token") or next((e for e in DOCUMENT_ENDS if e in vocabulary), None)
+        self.end: str | None = rows.get("end_token") or next(
+            (e for e in DOCUMENT_ENDS if e in vocabulary), None
+        )
         self._chat_template: str | None = rows.get("chat_template")
 
     def id_of(self, token: str | None) -> int | None:
@@ -377,9 +441,19 @@ class _Tokens:
     def write(self, folder: Path) -> None:
         """tokenizer.json as it is, and what AutoTokenizer needs beside it."""
         shutil.copyfile(self._path, folder / "tokenizer.json")
-        said = {"bos_token": self.start, "eos_token": self.end, "chat_template": self._chat_template}
-        about = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-        _write_json(folder / "tokenizer_config.json", {**about, **{k: v for k, v in said.items() if v is not None}})
+        said = {
+            "bos_token": self.start,
+            "eos_token": self.end,
+            "chat_template": self._chat_template,
+        }
+        about = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,
+        }
+        _write_json(
+            folder / "tokenizer_config.json",
+            {**about, **{k: v for k, v in said.items() if v is not None}},
+        )
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

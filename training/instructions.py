@@ -84,14 +84,19 @@ class OtherInstructions(ResumeMismatch):
     """The state is of other rows. `differences`: name -> (in the state, here)."""
 
     def __str__(self) -> str:
-        lines = [f"{name} is {saved!r} in the state, {here!r} here" for name, (saved, here) in self.differences.items()]
+        lines = [
+            f"{name} is {saved!r} in the state, {here!r} here"
+            for name, (saved, here) in self.differences.items()
+        ]
         return (
             f"the state does not fit these instructions: {'; '.join(lines)}. Give the run the file, tokenizer and "
             f"settings that it began with, or another run_dir"
         )
 
 
-def open_instructions(data: DataConfig, ranks: Ranks, documents: Collection[str]) -> tuple[InstructionRows, int]:
+def open_instructions(
+    data: DataConfig, ranks: Ranks, documents: Collection[str]
+) -> tuple[InstructionRows, int]:
     """The rows of this rank, and how many ids their tokenizer has.
 
     Raises:
@@ -133,7 +138,9 @@ class ChatTokenizer:
             content = path.read_bytes()
             self._tokenizer = tokenizers.Tokenizer.from_buffer(content)
         except Exception as error:  # the library raises Exception itself
-            raise DoesNotFit(f"data.tokenizer: {path} cannot be read as a tokenizer.json: {error}") from error
+            raise DoesNotFit(
+                f"data.tokenizer: {path} cannot be read as a tokenizer.json: {error}"
+            ) from error
         vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         self.digest = hashlib.sha256(content).hexdigest()
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
@@ -168,7 +175,11 @@ class ChatTokenizer:
     def instruction(self, instruction: str, more: str, output: str) -> list[Part]:
         """The parts of an instruction and its answer."""
         prompt = (ALPACA_INPUT if more else ALPACA).format(instruction=instruction, input=more)
-        return [Part(prompt, counts=False), Part(output, counts=True), Part(self.end_id, counts=True)]
+        return [
+            Part(prompt, counts=False),
+            Part(output, counts=True),
+            Part(self.end_id, counts=True),
+        ]
 
     @property
     def chat_template(self) -> str:
@@ -180,10 +191,14 @@ class ChatTokenizer:
             f"{{% if add_generation_prompt %}}{{{{ {json.dumps(TURN_START + 'assistant')} + '\\n' }}}}{{% endif %}}"
         )
 
-    def encode(self, conversations: Sequence[Sequence[Part]]) -> Iterator[tuple[list[int], list[bool]]]:
+    def encode(
+        self, conversations: Sequence[Sequence[Part]]
+    ) -> Iterator[tuple[list[int], list[bool]]]:
         """Ids of each, and which of them count. Texts beside one another that count alike are encoded as one."""
         joined = [list(_joined(parts)) for parts in conversations]
-        texts = [part.content for parts in joined for part in parts if isinstance(part.content, str)]
+        texts = [
+            part.content for parts in joined for part in parts if isinstance(part.content, str)
+        ]
         encoded = iter(self._tokenizer.encode_batch_fast(texts, add_special_tokens=False))
         for parts in joined:
             ids, counts = [*self._start_ids], [False] * len(self._start_ids)
@@ -196,7 +211,9 @@ class ChatTokenizer:
 
 def _joined(parts: Iterable[Part]) -> Iterator[Part]:
     """Neighbouring texts that count alike as one."""
-    for (is_text, counts), group in itertools.groupby(parts, lambda part: (isinstance(part.content, str), part.counts)):
+    for (is_text, counts), group in itertools.groupby(
+        parts, lambda part: (isinstance(part.content, str), part.counts)
+    ):
         if is_text:
             yield Part("".join(str(part.content) for part in group), counts)
         else:
@@ -251,7 +268,9 @@ def read_conversations(path: Path, tokenizer: ChatTokenizer, *, seq_len: int) ->
     num_cut = 0
     for first in range(0, len(parsed), _LINES_AT_A_TIME):
         batch = parsed[first : first + _LINES_AT_A_TIME]
-        for (number, _), (ids, flags) in zip(batch, tokenizer.encode([parts for _, parts in batch]), strict=True):
+        for (number, _), (ids, flags) in zip(
+            batch, tokenizer.encode([parts for _, parts in batch]), strict=True
+        ):
             # one token more than the row: the last is only a label
             if not any(flags[1 : seq_len + 1]):
                 faults[number] = (
@@ -270,7 +289,9 @@ def read_conversations(path: Path, tokenizer: ChatTokenizer, *, seq_len: int) ->
         )
     starts = np.cumsum([0, *map(len, tokens)], dtype=np.int64)
     digest = hashlib.sha256(content).hexdigest()
-    return Conversations(np.concatenate(tokens), np.concatenate(counts), starts, digest, told, num_cut, has_chats)
+    return Conversations(
+        np.concatenate(tokens), np.concatenate(counts), starts, digest, told, num_cut, has_chats
+    )
 
 
 def _record(line: bytes) -> dict[str, Any]:
@@ -311,7 +332,9 @@ def _text(record: Mapping[str, Any], key: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise BrokenLine(f"found {key} with half a surrogate pair, wanted text ({error})") from error
+        raise BrokenLine(
+            f"found {key} with half a surrogate pair, wanted text ({error})"
+        ) from error
     return value
 
 
@@ -401,24 +424,38 @@ class InstructionRows:
     def __next__(self) -> dict[str, Any]:
         first = self._position + self._rank * self._rows_per_rank
         shape = self._rows_per_rank, self._seq_len
-        inputs, labels = np.full(shape, self._end_id, np.int64), np.full(shape, IGNORED_LABEL, np.int64)
+        inputs, labels = (
+            np.full(shape, self._end_id, np.int64),
+            np.full(shape, IGNORED_LABEL, np.int64),
+        )
         marks = np.zeros(shape, np.bool_)
         for place in range(self._rows_per_rank):
             self._fill(first + place, inputs[place], labels[place], marks[place])
         self._position += self._world_size * self._rows_per_rank
-        batch: dict[str, Any] = {"input_ids": torch.from_numpy(inputs), "labels": torch.from_numpy(labels)}
+        batch: dict[str, Any] = {
+            "input_ids": torch.from_numpy(inputs),
+            "labels": torch.from_numpy(labels),
+        }
         return batch | self._document_tensors(marks)
 
-    def _fill(self, position: int, inputs: NDArray[Any], labels: NDArray[Any], marks: NDArray[Any]) -> None:
+    def _fill(
+        self, position: int, inputs: NDArray[Any], labels: NDArray[Any], marks: NDArray[Any]
+    ) -> None:
         """inputs, labels, marks: (T,) each, of one row."""
         epoch, row = self._locate(position)
-        tokens, counts, starts = self._conversations.tokens, self._conversations.counts, self._conversations.starts
+        tokens, counts, starts = (
+            self._conversations.tokens,
+            self._conversations.counts,
+            self._conversations.starts,
+        )
         place = 0
         for conversation in epoch.conversations[epoch.starts[row] : epoch.starts[row + 1]].tolist():
             first, last = int(starts[conversation]), int(starts[conversation + 1]) - 1
             here = slice(place, place + last - first)
             inputs[here] = tokens[first:last]
-            labels[here] = np.where(counts[first + 1 : last + 1], tokens[first + 1 : last + 1], IGNORED_LABEL)
+            labels[here] = np.where(
+                counts[first + 1 : last + 1], tokens[first + 1 : last + 1], IGNORED_LABEL
+            )
             marks[place] = True
             place = here.stop
         marks[place : place + 1] = True
@@ -445,7 +482,9 @@ class InstructionRows:
     def _packed(self, epoch: int) -> Epoch:
         if epoch not in self._epochs:
             self._epochs = {e: packed for e, packed in self._epochs.items() if abs(e - epoch) <= 1}
-            self._epochs[epoch] = pack_epoch(self._num_slots, seq_len=self._seq_len, seed=self._seed, epoch=epoch)
+            self._epochs[epoch] = pack_epoch(
+                self._num_slots, seq_len=self._seq_len, seed=self._seed, epoch=epoch
+            )
         return self._epochs[epoch]
 
     # --------------------------------------------------------------------------------------------------------- state

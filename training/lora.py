@@ -44,13 +44,19 @@ def add_adapters(model: Decoder, config: LoraConfig) -> None:
         DoesNotFit: no target, or one that no block has.
     """
     if not config.targets:
-        raise DoesNotFit("lora.targets is empty: nothing would be trained; name some, or leave the key out for all")
+        raise DoesNotFit(
+            "lora.targets is empty: nothing would be trained; name some, or leave the key out for all"
+        )
     model.requires_grad_(False)
     for block in model.layers:
-        linears = {name: module for name, module in block.named_modules() if isinstance(module, nn.Linear)}
+        linears = {
+            name: module for name, module in block.named_modules() if isinstance(module, nn.Linear)
+        }
         known = {name.rpartition(".")[2] for name in linears}
         if unknown := sorted(set(config.targets) - known):
-            raise DoesNotFit(f"lora.targets has {unknown}, which no block has; there are {sorted(known)}")
+            raise DoesNotFit(
+                f"lora.targets has {unknown}, which no block has; there are {sorted(known)}"
+            )
         for name, linear in linears.items():
             if name.rpartition(".")[2] in config.targets:
                 block.set_submodule(name, LoraLinear(linear, config))
@@ -76,5 +82,7 @@ def merge(weights: Mapping[str, Tensor], config: LoraConfig) -> dict[str, Tensor
         if name.endswith(f".{A}"):
             layer = name.removesuffix(f".{A}")
             update = weights[f"{layer}.{B}"].float() @ weights[name].float()
-            merged[f"{layer}.weight"] = merged[f"{layer}.weight"].float() + config.alpha / config.rank * update
+            merged[f"{layer}.weight"] = (
+                merged[f"{layer}.weight"].float() + config.alpha / config.rank * update
+            )
     return merged

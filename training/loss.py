@@ -42,13 +42,22 @@ def cross_entropy(
 class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, chunk_tokens: int, group: dist.ProcessGroup | None
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        labels: Tensor,
+        chunk_tokens: int,
+        group: dist.ProcessGroup | None,
     ) -> tuple[Tensor, Tensor]:
         losses = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         grad_hidden = torch.empty_like(hidden) if needs_hidden else None
         # fp32: a sum of many chunks in bf16 would lose the later ones
-        grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device) if needs_weight else None
+        grad_weight = (
+            torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
+            if needs_weight
+            else None
+        )
         for start in range(0, len(hidden), chunk_tokens):
             chunk = slice(start, start + chunk_tokens)
             losses[chunk], grad_logits = _chunk(hidden[chunk], weight, labels[chunk], group)
@@ -63,11 +72,15 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         scale = grads[0]
-        scaled = [grad if grad is None else grad * scale.to(grad.dtype) for grad in ctx.saved_tensors]
+        scaled = [
+            grad if grad is None else grad * scale.to(grad.dtype) for grad in ctx.saved_tensors
+        ]
         return (*scaled, None, None, None)
 
 
-def _chunk(hidden: Tensor, weight: Tensor, labels: Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor]:
+def _chunk(
+    hidden: Tensor, weight: Tensor, labels: Tensor, group: dist.ProcessGroup | None
+) -> tuple[Tensor, Tensor]:
     """Loss of each token, and its gradient by the logits of this rank, in hidden's type."""
     logits = (hidden @ weight.T).float()  # (n, V)
     first = 0 if group is None else dist.get_rank(group) * len(weight)

@@ -119,7 +119,9 @@ class Activations:
     again: int
 
 
-def footprint(config: TrainConfig, vocab_size: int, num_gpus: int, *, device_type: str = "cuda") -> Footprint:
+def footprint(
+    config: TrainConfig, vocab_size: int, num_gpus: int, *, device_type: str = "cuda"
+) -> Footprint:
     """Of a run on so many GPUs; with device_type "cpu", of its processes.
 
     Raises:
@@ -130,7 +132,11 @@ def footprint(config: TrainConfig, vocab_size: int, num_gpus: int, *, device_typ
     tokens = config.data.seq_len * config.data.micro_batch_rows
     trained = weights.local(layout.shard, trained=True)
     parameters, gradients = FP32 * weights.local(layout.shard), FP32 * trained
-    optimizer = _zero1_state(weights, layout.replicate) if layout.is_zero1 else _state(trained, weights.num_trained)
+    optimizer = (
+        _zero1_state(weights, layout.replicate)
+        if layout.is_zero1
+        else _state(trained, weights.num_trained)
+    )
     saved = block_activations(config, device_type=device_type)
     moments = _moments(config, layout, weights, saved, tokens, device_type)
     offloaded = max(0, config.model.num_layers - 1) * saved.offloaded * tokens
@@ -139,7 +145,9 @@ def footprint(config: TrainConfig, vocab_size: int, num_gpus: int, *, device_typ
         host += 2 * gradients + optimizer  # masters, their gradients, moments
     elif config.parallel.offload == "parameters":
         host += parameters + gradients + optimizer
-    return Footprint(parameters, gradients, optimizer, moments, offloaded, host, layout.micro_batches)
+    return Footprint(
+        parameters, gradients, optimizer, moments, offloaded, host, layout.micro_batches
+    )
 
 
 def block_activations(config: TrainConfig, *, device_type: str = "cuda") -> Activations:
@@ -208,7 +216,9 @@ def _adapter_outputs(config: TrainConfig) -> int:
     model = config.model
     keys = model.num_kv_heads * model.head_dim
     widths = {"k_proj": keys, "v_proj": keys, "gate_proj": model.ffn_dim, "up_proj": model.ffn_dim}
-    return sum(widths.get(target, model.dim) for target in config.lora.targets) if config.lora else 0
+    return (
+        sum(widths.get(target, model.dim) for target in config.lora.targets) if config.lora else 0
+    )
 
 
 def _score_bytes(config: TrainConfig, device_type: str) -> int:
@@ -220,7 +230,9 @@ def _score_bytes(config: TrainConfig, device_type: str) -> int:
     model, t = config.model, config.parallel.tensor
     if device_type == "cpu":
         return compute_bytes(config) * config.data.seq_len if config.data.document_masks else 0
-    if compute_bytes(config) == FP32 and (config.data.document_masks or model.num_heads != model.num_kv_heads):
+    if compute_bytes(config) == FP32 and (
+        config.data.document_masks or model.num_heads != model.num_kv_heads
+    ):
         return 2 * FP32 * config.data.seq_len * model.num_heads // t
     return 0
 
@@ -260,7 +272,9 @@ class _Layout:
         model = config.model
         for name, number in (("num_kv_heads", model.num_kv_heads), ("ffn_dim", model.ffn_dim)):
             if number % tensor:
-                raise DoesNotFit(f"parallel.tensor is {tensor}, which does not divide model.{name} {number}")
+                raise DoesNotFit(
+                    f"parallel.tensor is {tensor}, which does not divide model.{name} {number}"
+                )
         rows = replicate * shard * data.micro_batch_rows
         if rows > data.global_batch_rows:
             raise DoesNotFit(
@@ -269,12 +283,16 @@ class _Layout:
             )
         is_zero1 = parallel.strategy == "zero1" and num_gpus > 1
         is_sharded = parallel.strategy in ("zero2", "zero3")
-        return cls(replicate, shard, tensor, is_zero1, is_sharded, math.ceil(data.global_batch_rows / rows))
+        return cls(
+            replicate, shard, tensor, is_zero1, is_sharded, math.ceil(data.global_batch_rows / rows)
+        )
 
     @property
     def context(self) -> int:
         """CUDA's and NCCL's, by the groups that talk."""
-        return CONTEXT_BYTES + COMMUNICATOR_BYTES * sum(n > 1 for n in (self.replicate, self.shard, self.tensor))
+        return CONTEXT_BYTES + COMMUNICATOR_BYTES * sum(
+            n > 1 for n in (self.replicate, self.shard, self.tensor)
+        )
 
 
 @dataclass(frozen=True)
@@ -298,7 +316,9 @@ class _Group:
 
     def local(self, shard: int, *, trained: bool = False) -> int:
         """Numbers on the fullest rank."""
-        return sum(weight.local(shard) for weight in self.weights if weight.is_trained or not trained)
+        return sum(
+            weight.local(shard) for weight in self.weights if weight.is_trained or not trained
+        )
 
     def gathered(self, shard: int) -> int:
         """Numbers when whole, padding included."""
@@ -322,21 +342,31 @@ class _Weights:
     @classmethod
     def of(cls, config: TrainConfig, vocab_size: int, layout: _Layout) -> _Weights:
         if vocab_size % layout.tensor:
-            raise DoesNotFit(f"parallel.tensor is {layout.tensor}, which does not divide the vocabulary {vocab_size}")
+            raise DoesNotFit(
+                f"parallel.tensor is {layout.tensor}, which does not divide the vocabulary {vocab_size}"
+            )
         with torch.device("meta"):
             decoder = Decoder(config.model.model_copy(update={"num_layers": 1}), vocab_size)
             if config.lora is not None:
                 lora.add_adapters(decoder, config.lora)
         groups = (("embed_tokens",), ("layers",), ("norm", "lm_head"))
         embedding, block, head = (
-            _Group(tuple(w for name in names for w in _weights(decoder.get_submodule(name), layout.tensor, name)))
+            _Group(
+                tuple(
+                    w
+                    for name in names
+                    for w in _weights(decoder.get_submodule(name), layout.tensor, name)
+                )
+            )
             for names in groups
         )
         return cls(embedding, block, head, config.model.num_layers)
 
     def local(self, shard: int, *, trained: bool = False) -> int:
         """Numbers on the fullest rank."""
-        ends = self.embedding.local(shard, trained=trained) + self.head.local(shard, trained=trained)
+        ends = self.embedding.local(shard, trained=trained) + self.head.local(
+            shard, trained=trained
+        )
         return ends + self.num_layers * self.block.local(shard, trained=trained)
 
     def gathered(self, shard: int) -> int:
@@ -388,19 +418,30 @@ def _zero1_state(weights: _Weights, num_ranks: int) -> int:
 
 
 def _moments(
-    config: TrainConfig, layout: _Layout, weights: _Weights, saved: Activations, tokens: int, device_type: str
+    config: TrainConfig,
+    layout: _Layout,
+    weights: _Weights,
+    saved: Activations,
+    tokens: int,
+    device_type: str,
 ) -> dict[str, Memory]:
     """Memory of each; what does not change over a step first."""
     offload, num_layers = config.parallel.offload, config.model.num_layers
     trained = weights.local(layout.shard, trained=True)
     parameters = 0 if offload == "parameters" else FP32 * weights.local(layout.shard)
-    state = _zero1_state(weights, layout.replicate) if layout.is_zero1 else _state(trained, weights.num_trained)
+    state = (
+        _zero1_state(weights, layout.replicate)
+        if layout.is_zero1
+        else _state(trained, weights.num_trained)
+    )
     optimizer = 0 if offload != "none" else state
     # of offloaded blocks two are on the GPU: on the way out, or fetched one ahead
     kept = tokens * (num_layers * saved.kept + min(2, num_layers) * saved.offloaded)
     stream = residual_bytes(config) * config.model.dim // layout.tensor
     is_trained = config.lora is None
-    ends = tokens * _norm_bytes(stream, config.model.dim // layout.tensor, device_type, is_trained=is_trained)
+    ends = tokens * _norm_bytes(
+        stream, config.model.dim // layout.tensor, device_type, is_trained=is_trained
+    )
     batch = 2 * 8 * tokens * layout.micro_batches  # input_ids and labels of the whole step, int64
     if config.data.document_masks and device_type == "cpu":
         batch += tokens * config.data.seq_len * layout.micro_batches
@@ -412,7 +453,16 @@ def _moments(
     context = layout.context if device_type == "cuda" else 0
 
     def at(moment: str, activations: int, loss: int, working: int) -> Memory:
-        return Memory(parameters, gathered[moment], gradients[moment], optimizer, activations, loss, working, context)
+        return Memory(
+            parameters,
+            gathered[moment],
+            gradients[moment],
+            optimizer,
+            activations,
+            loss,
+            working,
+            context,
+        )
 
     one = tokens * (saved.kept + saved.offloaded)
     # in the middle of the block, or at its end, when its activations have gone and its gradients have come
@@ -474,18 +524,27 @@ def _copied(config: TrainConfig, layout: _Layout, weights: _Weights) -> _ByMomen
 def _sharded(config: TrainConfig, layout: _Layout, weights: _Weights) -> _ByMoment:
     """zero2, zero3: fully_shard gathers a group at a time, one ahead, and reduces its gradients in fp32."""
     e, shard, is_zero3 = compute_bytes(config), layout.shard, config.parallel.strategy == "zero3"
-    embedding, block, head = (e * group.gathered(shard) for group in (weights.embedding, weights.block, weights.head))
+    embedding, block, head = (
+        e * group.gathered(shard) for group in (weights.embedding, weights.block, weights.head)
+    )
     blocks, two = block * weights.num_layers, block * min(2, weights.num_layers)
     arrives = 1 if shard > 1 else 0  # before it is copied into parameters
     reduced = {
         group: FP32 * shard * part.local(shard, trained=True)
-        for group, part in (("embedding", weights.embedding), ("block", weights.block), ("head", weights.head))
+        for group, part in (
+            ("embedding", weights.embedding),
+            ("block", weights.block),
+            ("head", weights.head),
+        )
     }
-    fresh = {group: num_bytes * e // FP32 for group, num_bytes in reduced.items()}  # before they are made fp32
+    fresh = {
+        group: num_bytes * e // FP32 for group, num_bytes in reduced.items()
+    }  # before they are made fp32
     whole = FP32 * weights.local(1, trained=True)
     stays = 0 if config.parallel.offload == "parameters" else FP32
     ends, local_head = (
-        stays * n for n in (weights.local(shard, trained=True), weights.head.local(shard, trained=True))
+        stays * n
+        for n in (weights.local(shard, trained=True), weights.head.local(shard, trained=True))
     )
     later = local_head + (weights.num_layers - 1) * stays * weights.block.local(shard, trained=True)
     accumulates = layout.micro_batches > 1

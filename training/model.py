@@ -46,7 +46,9 @@ class Rope:
 
 def make_rope(config: ModelConfig, seq_len: int, device: torch.device) -> Rope:
     """Angles of positions 0..seq_len-1 (Su et al. 2021)."""
-    exponents = torch.arange(0, config.head_dim, 2, device=device, dtype=torch.float32) / config.head_dim
+    exponents = (
+        torch.arange(0, config.head_dim, 2, device=device, dtype=torch.float32) / config.head_dim
+    )
     frequencies = 1.0 / config.rope_theta**exponents
     if config.rope_scaling is not None:
         frequencies = _stretched(frequencies, config.rope_scaling)
@@ -77,7 +79,9 @@ class Attention(nn.Module):
     def forward(self, hidden_BTD: Tensor, rope: Rope, mask: Mask) -> Tensor:  # noqa: N803
         """(B, T, D) to the same; with tensor parallelism these are this rank's heads."""
         parts = (self.q_proj(hidden_BTD), self.k_proj(hidden_BTD), self.v_proj(hidden_BTD))
-        query, key, value = (part.unflatten(-1, (-1, self.head_dim)) for part in parts)  # (B, T, heads, C)
+        query, key, value = (
+            part.unflatten(-1, (-1, self.head_dim)) for part in parts
+        )  # (B, T, heads, C)
         attended = attend(rope.rotate(query), rope.rotate(key), value, mask)
         return self.o_proj(attended.flatten(2))
 
@@ -93,7 +97,9 @@ class FeedForward(nn.Module):
 
     def forward(self, hidden_BTD: Tensor) -> Tensor:  # noqa: N803
         """(B, T, D) to the same."""
-        return self.down_proj(nn.functional.silu(self.gate_proj(hidden_BTD)) * self.up_proj(hidden_BTD))
+        return self.down_proj(
+            nn.functional.silu(self.gate_proj(hidden_BTD)) * self.up_proj(hidden_BTD)
+        )
 
 
 class Block(nn.Module):
@@ -132,10 +138,14 @@ class Head(nn.Linear):
 
     chunk_tokens = 4096
 
-    def forward(self, hidden_BTD: Tensor, labels_BT: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:  # noqa: N803  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(
+        self, hidden_BTD: Tensor, labels_BT: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """(sum of the loss, loss per token (B * T,)); without labels, logits (B, T, V)."""
         weight, group = self.weight, None
-        if isinstance(weight, DTensor):  # cut over the vocabulary: every rank sees all tokens and its own columns
+        if isinstance(
+            weight, DTensor
+        ):  # cut over the vocabulary: every rank sees all tokens and its own columns
             group = weight.device_mesh.get_group()
             hidden_BTD = hidden_BTD.redistribute(placements=[Replicate()])  # noqa: N806  # pyright: ignore[reportAttributeAccessIssue]
             hidden_BTD = hidden_BTD.to_local(grad_placements=[Partial()])  # noqa: N806  # pyright: ignore[reportAttributeAccessIssue]
@@ -146,7 +156,11 @@ class Head(nn.Linear):
         if labels_BT is None:
             return nn.functional.linear(hidden_BTD, weight)
         return cross_entropy(
-            hidden_BTD.flatten(0, 1), weight, labels_BT.flatten(), chunk_tokens=self.chunk_tokens, group=group
+            hidden_BTD.flatten(0, 1),
+            weight,
+            labels_BT.flatten(),
+            chunk_tokens=self.chunk_tokens,
+            group=group,
         )
 
 
@@ -162,7 +176,9 @@ class Decoder(nn.Module):
         self.lm_head = Head(config.dim, vocab_size, bias=False)
         self._rope: Rope | None = None
 
-    def forward(self, input_ids_BT: Tensor, labels_BT: Tensor | None, mask: Mask) -> Tensor | tuple[Tensor, Tensor]:  # noqa: N803
+    def forward(
+        self, input_ids_BT: Tensor, labels_BT: Tensor | None, mask: Mask
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """What `Head.forward` gives: a loss where there are labels, else logits."""
         rope = self._rope_of(input_ids_BT)
         hidden_BTD = self.embed_tokens(input_ids_BT)  # noqa: N806
@@ -174,7 +190,11 @@ class Decoder(nn.Module):
 
     def _rope_of(self, input_ids_BT: Tensor) -> Rope:  # noqa: N803
         seq_len = input_ids_BT.shape[1]
-        if self._rope is None or len(self._rope.cos) != seq_len or self._rope.cos.device != input_ids_BT.device:
+        if (
+            self._rope is None
+            or len(self._rope.cos) != seq_len
+            or self._rope.cos.device != input_ids_BT.device
+        ):
             self._rope = make_rope(self.config, seq_len, input_ids_BT.device)
         return self._rope
 
@@ -228,5 +248,9 @@ def flops_per_token(config: ModelConfig, vocab_size: int, seq_len: int) -> int:
     Chowdhery et al. 2022 (PaLM), appendix B: the embedding's look-up does not count, nothing is taken off for the
     causal half of attention, and nothing is added for what is computed again.
     """
-    matrices = num_parameters(config, vocab_size) - vocab_size * config.dim - (2 * config.num_layers + 1) * config.dim
+    matrices = (
+        num_parameters(config, vocab_size)
+        - vocab_size * config.dim
+        - (2 * config.num_layers + 1) * config.dim
+    )
     return 6 * matrices + 12 * config.num_layers * config.dim * seq_len

@@ -39,29 +39,87 @@ PEAK_FLOPS = {
 
 def peak_flops(device_name: str) -> float | None:
     """Of a GPU, dense bf16; None where it is not known, and no MFU is told then."""
-    return next((peak for part, peak in PEAK_FLOPS.items() if all(word in device_name for word in part.split())), None)
+    return next(
+        (
+            peak
+            for part, peak in PEAK_FLOPS.items()
+            if all(word in device_name for word in part.split())
+        ),
+        None,
+    )
 
 
 METRICS = (
-    Metric("corpusmill_train_steps_total", "counter", "Steps done, those before a resume included.", "step"),
+    Metric(
+        "corpusmill_train_steps_total",
+        "counter",
+        "Steps done, those before a resume included.",
+        "step",
+    ),
     Metric("corpusmill_train_steps_planned", "gauge", "Steps of the run.", "steps_planned"),
-    Metric("corpusmill_train_last_report_timestamp_seconds", "gauge", "When figures were last reported.", "time"),
-    Metric("corpusmill_train_loss", "gauge", "Mean over the labels of the last step reported.", "loss"),
-    Metric("corpusmill_train_validation_loss", "gauge", "The last, over all documents held out.", "validation/loss"),
+    Metric(
+        "corpusmill_train_last_report_timestamp_seconds",
+        "gauge",
+        "When figures were last reported.",
+        "time",
+    ),
+    Metric(
+        "corpusmill_train_loss", "gauge", "Mean over the labels of the last step reported.", "loss"
+    ),
+    Metric(
+        "corpusmill_train_validation_loss",
+        "gauge",
+        "The last, over all documents held out.",
+        "validation/loss",
+    ),
     Metric("corpusmill_train_gradient_norm", "gauge", "Before it was clipped.", "grad_norm"),
-    Metric("corpusmill_train_learning_rate", "gauge", "Of the last step reported.", "learning_rate"),
-    Metric("corpusmill_train_bad_steps_total", "counter", "Steps that the guard refused.", "bad_steps"),
-    Metric("corpusmill_train_tokens_per_second", "gauge", "Over all ranks, since the report before.", "tokens_per_s"),
-    Metric("corpusmill_train_step_seconds", "gauge", "Mean over the steps since the report before.", "step_s"),
-    Metric("corpusmill_train_stall_ratio", "gauge", "Share of that time that waited for rows.", "stall_share"),
-    Metric("corpusmill_train_mfu_ratio", "gauge", "Model FLOP utilisation; of known devices.", "mfu"),
     Metric(
-        "corpusmill_train_memory_active_peak_bytes", "gauge", "CUDA, first rank.", "memory_active_peak_gib", 2.0**30
+        "corpusmill_train_learning_rate", "gauge", "Of the last step reported.", "learning_rate"
     ),
     Metric(
-        "corpusmill_train_memory_reserved_peak_bytes", "gauge", "CUDA, first rank.", "memory_reserved_peak_gib", 2.0**30
+        "corpusmill_train_bad_steps_total", "counter", "Steps that the guard refused.", "bad_steps"
     ),
-    Metric("corpusmill_train_memory_retries_total", "counter", "CUDA's allocator began again.", "memory_retries"),
+    Metric(
+        "corpusmill_train_tokens_per_second",
+        "gauge",
+        "Over all ranks, since the report before.",
+        "tokens_per_s",
+    ),
+    Metric(
+        "corpusmill_train_step_seconds",
+        "gauge",
+        "Mean over the steps since the report before.",
+        "step_s",
+    ),
+    Metric(
+        "corpusmill_train_stall_ratio",
+        "gauge",
+        "Share of that time that waited for rows.",
+        "stall_share",
+    ),
+    Metric(
+        "corpusmill_train_mfu_ratio", "gauge", "Model FLOP utilisation; of known devices.", "mfu"
+    ),
+    Metric(
+        "corpusmill_train_memory_active_peak_bytes",
+        "gauge",
+        "CUDA, first rank.",
+        "memory_active_peak_gib",
+        2.0**30,
+    ),
+    Metric(
+        "corpusmill_train_memory_reserved_peak_bytes",
+        "gauge",
+        "CUDA, first rank.",
+        "memory_reserved_peak_gib",
+        2.0**30,
+    ),
+    Metric(
+        "corpusmill_train_memory_retries_total",
+        "counter",
+        "CUDA's allocator began again.",
+        "memory_retries",
+    ),
 )
 """What the first rank tells Prometheus of the run, as of its last report (each rank's loader: loader/metrics.py)."""
 
@@ -69,7 +127,9 @@ METRICS = (
 class Log:
     """Where figures go; only the first rank has one that writes."""
 
-    def __init__(self, run_dir: Path, config: WatchConfig, settings: Mapping[str, Any], *, writes: bool) -> None:
+    def __init__(
+        self, run_dir: Path, config: WatchConfig, settings: Mapping[str, Any], *, writes: bool
+    ) -> None:
         self.latest: dict[str, Any] = {"steps_planned": settings["steps"]} if writes else {}
         self._sinks = ExitStack()
         self._file: Any = None
@@ -124,7 +184,11 @@ def _cut_half_a_line(path: Path) -> None:
 
 
 def answer_prometheus(
-    config: WatchConfig, run_dir: Path, rank: int, loader_stats: Callable[[], Mapping[str, Any]], log: Log
+    config: WatchConfig,
+    run_dir: Path,
+    rank: int,
+    loader_stats: Callable[[], Mapping[str, Any]],
+    log: Log,
 ) -> Callable[[], None]:
     """Where it is asked for; the function that is returned ends it.
 
@@ -151,9 +215,14 @@ def _open_wandb(config: WatchConfig, run_dir: Path, settings: Mapping[str, Any])
     try:
         import wandb
     except ImportError as error:
-        raise DoesNotFit("watch.wandb is set, but there is no wandb: pip install wandb, or set it to null") from error
+        raise DoesNotFit(
+            "watch.wandb is set, but there is no wandb: pip install wandb, or set it to null"
+        ) from error
     return wandb.init(
-        project=config.wandb.project, name=config.wandb.name or run_dir.name, dir=str(run_dir), config=dict(settings)
+        project=config.wandb.project,
+        name=config.wandb.name or run_dir.name,
+        dir=str(run_dir),
+        config=dict(settings),
     )
 
 
@@ -242,8 +311,12 @@ def tracing(config: WatchConfig, run_dir: Path, ranks: Ranks) -> Generator[Any]:
     def write(profiler: Any) -> None:
         profiler.export_chrome_trace(str(folder / f"rank-{ranks.rank:05d}.json.gz"))
 
-    schedule = torch.profiler.schedule(wait=max(0, first - 1), warmup=min(1, first), active=last - first + 1, repeat=1)
-    with torch.profiler.profile(activities=activities, schedule=schedule, on_trace_ready=write) as profiler:
+    schedule = torch.profiler.schedule(
+        wait=max(0, first - 1), warmup=min(1, first), active=last - first + 1, repeat=1
+    )
+    with torch.profiler.profile(
+        activities=activities, schedule=schedule, on_trace_ready=write
+    ) as profiler:
         yield profiler.step
 
 

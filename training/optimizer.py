@@ -26,10 +26,16 @@ class Optimizer:
     """AdamW over the named parameters that want a gradient."""
 
     def __init__(
-        self, parameters: Mapping[str, nn.Parameter], config: OptimizerConfig, parallel: ParallelConfig, ranks: Ranks
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        config: OptimizerConfig,
+        parallel: ParallelConfig,
+        ranks: Ranks,
     ) -> None:
         self._config = config
-        self._parameters = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
+        self._parameters = {
+            name: parameter for name, parameter in parameters.items() if parameter.requires_grad
+        }
         self._on_host = parallel.offload == "optimizer"
         self._masters = self._copies(ranks) if self._on_host else self._parameters
         decayed = [master for master in self._masters.values() if master.ndim > 1]
@@ -38,7 +44,12 @@ class Optimizer:
             {"params": decayed, "weight_decay": config.weight_decay},
             {"params": others, "weight_decay": 0.0},
         ]
-        settings: dict[str, Any] = {"lr": config.learning_rate, "betas": config.betas, "eps": config.eps, "fused": True}
+        settings: dict[str, Any] = {
+            "lr": config.learning_rate,
+            "betas": config.betas,
+            "eps": config.eps,
+            "fused": True,
+        }
         groups = [group for group in groups if group["params"]]
         if parallel.strategy == "zero1" and ranks.world_size > 1:
             self._optimizer: torch.optim.Optimizer = _zero1(groups, settings, ranks)
@@ -124,7 +135,9 @@ class Optimizer:
                 parameter.copy_(master, non_blocking=True)
 
 
-def _zero1(groups: list[dict[str, Any]], settings: dict[str, Any], ranks: Ranks) -> ZeroRedundancyOptimizer:
+def _zero1(
+    groups: list[dict[str, Any]], settings: dict[str, Any], ranks: Ranks
+) -> ZeroRedundancyOptimizer:
     """Whole parameters, each one's state on one rank, and sent to the others after the step."""
     first, *rest = groups
     decay = first.pop("weight_decay")

@@ -21,7 +21,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -46,7 +52,12 @@ Fill = Callable[[str, Tensor], None]
 
 
 def parallelise(
-    model: Decoder, fill: Fill, *, parallel: ParallelConfig, precision: PrecisionConfig, ranks: Ranks
+    model: Decoder,
+    fill: Fill,
+    *,
+    parallel: ParallelConfig,
+    precision: PrecisionConfig,
+    ranks: Ranks,
 ) -> nn.Module:
     """The model, built on the meta device, laid over the ranks with its weights in it; call it as the model.
 
@@ -63,14 +74,20 @@ def parallelise(
         return _shard(model, fill, parallel, precision, ranks)
     _materialise("", model, fill, ranks.device)
     if precision.compute != "fp32":
-        model.forward = torch.autocast(ranks.device.type, COMPUTE_DTYPES[precision.compute])(model.forward)
+        model.forward = torch.autocast(ranks.device.type, COMPUTE_DTYPES[precision.compute])(
+            model.forward
+        )
     if ranks.world_size == 1:
         return model
     devices = [ranks.device] if ranks.device.type == "cuda" else None
     group = ranks.mesh.get_group("replicate")
     # init_sync: every rank drew the same weights, nothing is to be broadcast
     return DistributedDataParallel(
-        model, device_ids=devices, process_group=group, gradient_as_bucket_view=True, init_sync=False
+        model,
+        device_ids=devices,
+        process_group=group,
+        gradient_as_bucket_view=True,
+        init_sync=False,
     )
 
 
@@ -107,20 +124,34 @@ def _materialise(prefix: str, module: nn.Module, fill: Fill, device: torch.devic
                 continue
             whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
             fill(name, whole)
-            parameter.copy_(distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None))
+            parameter.copy_(
+                distribute_tensor(
+                    whole, parameter.device_mesh, parameter.placements, src_data_rank=None
+                )
+            )
 
 
-def _shard(model: Decoder, fill: Fill, parallel: ParallelConfig, precision: PrecisionConfig, ranks: Ranks) -> nn.Module:
+def _shard(
+    model: Decoder, fill: Fill, parallel: ParallelConfig, precision: PrecisionConfig, ranks: Ranks
+) -> nn.Module:
     """FSDP2 over blocks; over replicas of them, where there are several (HSDP)."""
-    mesh = ranks.mesh["shard"] if ranks.mesh["replicate"].size() == 1 else ranks.mesh["replicate", "shard"]
+    mesh = (
+        ranks.mesh["shard"]
+        if ranks.mesh["replicate"].size() == 1
+        else ranks.mesh["replicate", "shard"]
+    )
     on_cuda = ranks.device.type == "cuda"
     settings: dict[str, Any] = {
         "mesh": mesh,
         # Inputs are left alone: angles of the rotary embedding stay fp32.
         "mp_policy": MixedPrecisionPolicy(
-            param_dtype=COMPUTE_DTYPES[precision.compute], reduce_dtype=torch.float32, cast_forward_inputs=False
+            param_dtype=COMPUTE_DTYPES[precision.compute],
+            reduce_dtype=torch.float32,
+            cast_forward_inputs=False,
         ),
-        "offload_policy": CPUOffloadPolicy(pin_memory=on_cuda) if parallel.offload == "parameters" else OffloadPolicy(),
+        "offload_policy": CPUOffloadPolicy(pin_memory=on_cuda)
+        if parallel.offload == "parameters"
+        else OffloadPolicy(),
     }
     reshard = parallel.strategy == "zero3"
     groups: list[Sequence[tuple[str, nn.Module]]] = [[("embed_tokens", model.embed_tokens)]]
@@ -131,7 +162,11 @@ def _shard(model: Decoder, fill: Fill, parallel: ParallelConfig, precision: Prec
             _materialise(name, module, fill, ranks.device)
         # what is used last in forward comes first in backward
         is_last = group is groups[-1]
-        fully_shard([module for _, module in group], reshard_after_forward=reshard and not is_last, **settings)
+        fully_shard(
+            [module for _, module in group],
+            reshard_after_forward=reshard and not is_last,
+            **settings,
+        )
     fully_shard(model, reshard_after_forward=False, **settings)
     return model
 
@@ -157,7 +192,9 @@ def _cut_matrices(model: Decoder, ranks: Ranks) -> None:
         mesh,
         {
             # made local in Decoder.forward: fully_shard warns of modules that give out a view
-            "embed_tokens": RowwiseParallel(input_layouts=whole, output_layouts=along_tokens, use_local_output=False),
+            "embed_tokens": RowwiseParallel(
+                input_layouts=whole, output_layouts=along_tokens, use_local_output=False
+            ),
             "norm": SequenceParallel(),
         },
     )
@@ -184,18 +221,24 @@ def _cut_matrices(model: Decoder, ranks: Ranks) -> None:
 # --------------------------------------------------------------------------------------------------------- computing
 
 
-def _choose_compute(model: Decoder, parallel: ParallelConfig, precision: PrecisionConfig, device: torch.device) -> None:
+def _choose_compute(
+    model: Decoder, parallel: ParallelConfig, precision: PrecisionConfig, device: torch.device
+) -> None:
     """Set every block's `compute`: saved or computed again, inside of compiled, inside of offloaded."""
     offload = ActivationOffload(device) if parallel.activation_offload else None
     selection: dict[str, Any] = {}
     if parallel.activation_checkpointing == "selective":
-        selection["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _expensive_operators())
+        selection["context_fn"] = functools.partial(
+            create_selective_checkpoint_contexts, _expensive_operators()
+        )
     for block in model.layers:
         assert isinstance(block, Block)
         if parallel.activation_checkpointing != "none":
             block.checkpointing = {"use_reentrant": False, "preserve_rng_state": False, **selection}
         compute: Callable[..., Any] = torch.compile(block.run) if precision.compile else block.run
-        block.compute = offload.around(compute, is_last=block is model.layers[-1]) if offload else compute
+        block.compute = (
+            offload.around(compute, is_last=block is model.layers[-1]) if offload else compute
+        )
 
 
 def _expensive_operators() -> list[Any]:
@@ -223,8 +266,12 @@ def _use_float8(model: Decoder, recipe: str, device: torch.device) -> None:
     try:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
     except ImportError as error:
-        raise DoesNotFit(f"precision.float8 is {recipe}, which needs torchao: pip install torchao ({error})") from error
+        raise DoesNotFit(
+            f"precision.float8 is {recipe}, which needs torchao: pip install torchao ({error})"
+        ) from error
     config = Float8LinearConfig.from_recipe_name(recipe)
     if device.type == "cpu":
         config = dataclasses.replace(config, emulate=True)
-    convert_to_float8_training(model, config=config, module_filter_fn=lambda _, name: ".layers." in f".{name}")
+    convert_to_float8_training(
+        model, config=config, module_filter_fn=lambda _, name: ".layers." in f".{name}"
+    )

@@ -100,7 +100,9 @@ class Option:
 
     def fits(self, gpu: Gpu) -> bool:
         """Whether its fullest moment leaves SPARE_SHARE of the memory."""
-        return self.footprint is not None and self.footprint.peak.total <= gpu.memory_bytes * (1 - SPARE_SHARE)
+        return self.footprint is not None and self.footprint.peak.total <= gpu.memory_bytes * (
+            1 - SPARE_SHARE
+        )
 
 
 @dataclass(frozen=True)
@@ -188,10 +190,18 @@ def vocab_size_for(config: TrainConfig) -> int:
             from tokenizers import Tokenizer
 
             assert data.tokenizer is not None
-            found = Tokenizer.from_str(Path(data.tokenizer).read_text(encoding="utf-8")).get_vocab_size()
+            found = Tokenizer.from_str(
+                Path(data.tokenizer).read_text(encoding="utf-8")
+            ).get_vocab_size()
         else:
-            sources = [data.manifest] if data.mixture is None else [source.manifest for source in data.mixture.values()]
-            found = max(read_catalogue(str(s), ReadSettings()).tokenizer.vocab_size for s in sources)
+            sources = (
+                [data.manifest]
+                if data.mixture is None
+                else [source.manifest for source in data.mixture.values()]
+            )
+            found = max(
+                read_catalogue(str(s), ReadSettings()).tokenizer.vocab_size for s in sources
+            )
     except (ReadFailed, OSError) as error:
         raise DoesNotFit(
             f"model.vocab_size is null, so the dataset's tokenizer has to say it, but {error}. To plan before "
@@ -216,7 +226,9 @@ class _World:
         parallel = {key: value for key, value in changes.items() if key != "micro_batch_rows"}
         settings = self.config.model_dump()
         settings["parallel"] |= parallel
-        settings["data"]["micro_batch_rows"] = changes.get("micro_batch_rows", self.config.data.micro_batch_rows)
+        settings["data"]["micro_batch_rows"] = changes.get(
+            "micro_batch_rows", self.config.data.micro_batch_rows
+        )
         try:
             config = TrainConfig.model_validate(settings)
             found = footprint(config, self.vocab_size, self.num_gpus)
@@ -231,14 +243,18 @@ class _World:
         """Over all GPUs: peak x MFU / FLOPs with those of computing again, less what the CPU and its link take."""
         data, parallel = config.data, config.parallel
         flops = flops_per_token(config.model, self.vocab_size, data.seq_len)
-        if parallel.activation_checkpointing == "full":  # blocks' forward, a third of their 6 per weight, once more
+        if (
+            parallel.activation_checkpointing == "full"
+        ):  # blocks' forward, a third of their 6 per weight, once more
             flops += (flops - 6 * self.vocab_size * config.model.dim) // 3
         tokens = data.global_batch_rows * data.seq_len
         computing_s = tokens * flops / (self.num_gpus * self.gpu.peak_flops * self.mfu)
         # Korthikanti et al. 2022, section 4.2.2: gathers and scatters around attention and feed-forward, both ways
         passed_bytes = 8 * config.model.num_layers * config.model.dim * compute_bytes(config)
         share = (parallel.tensor - 1) / parallel.tensor
-        passing_s = tokens * parallel.tensor / self.num_gpus * passed_bytes * share / NODE_LINK_BYTES_PER_S
+        passing_s = (
+            tokens * parallel.tensor / self.num_gpus * passed_bytes * share / NODE_LINK_BYTES_PER_S
+        )
         # out and back, while it computes
         beside_s = 2 * found.offloaded * found.micro_batches / HOST_LINK_BYTES_PER_S
         waiting_s = 0.0
@@ -284,7 +300,9 @@ def _remedies(world: _World) -> list[Option]:
             option = world.option(", ".join(name for name, _ in chosen), merged)
             if option.fits(world.gpu):
                 found.append((names, option))
-    ranked = sorted(found, key=lambda entry: -entry[1].tokens_per_s * (1 - CHANGE_SHARE) ** len(entry[0]))
+    ranked = sorted(
+        found, key=lambda entry: -entry[1].tokens_per_s * (1 - CHANGE_SHARE) ** len(entry[0])
+    )
     return [option for _, option in ranked[:MAX_REMEDIES]]
 
 
@@ -297,7 +315,9 @@ def _ladder(config: TrainConfig) -> list[tuple[str, dict[str, Any]]]:
     if parallel.activation_checkpointing == "none":
         steps.append({"activation_checkpointing": "selective"})
     strategies = ["ddp", "zero1", "zero2", "zero3"]
-    steps += [{"strategy": strategy} for strategy in strategies[strategies.index(parallel.strategy) + 1 :]]
+    steps += [
+        {"strategy": strategy} for strategy in strategies[strategies.index(parallel.strategy) + 1 :]
+    ]
     if parallel.shard_degree is not None:
         steps.append({"shard_degree": None})
     if parallel.activation_checkpointing != "full":

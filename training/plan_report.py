@@ -33,7 +33,12 @@ def show(plan: Plan, console: Console) -> None:
     console.print(_table(plan))
     for option in plan.others:
         if option.footprint is None:
-            console.print(f"{option.name}: cannot be: {option.refusal}", highlight=False, soft_wrap=True, style="dim")
+            console.print(
+                f"{option.name}: cannot be: {option.refusal}",
+                highlight=False,
+                soft_wrap=True,
+                style="dim",
+            )
     console.print(f"\n{_NOTE}", highlight=False, soft_wrap=True, style="dim")
 
 
@@ -85,7 +90,11 @@ def _table(plan: Plan) -> Table:
         found = option.footprint
         if found is not None:
             left = plan.gpu.memory_bytes - found.peak.total
-            numbers = [getattr(found.peak, name) for name in _COLUMNS] + [found.peak.total, left, found.host]
+            numbers = [getattr(found.peak, name) for name in _COLUMNS] + [
+                found.peak.total,
+                left,
+                found.host,
+            ]
             cells = [f"{number / GIB:,.1f}" for number in numbers]
             cells += [f"{option.tokens_per_s:,.0f}", f"{plan.hours(option):,.1f}"]
             style = "red" if not option.fits(plan.gpu) else "bold" if option is plan.here else ""
@@ -137,7 +146,9 @@ def picture(plan: Plan) -> str:
     ]
     for place, option in enumerate(options):
         colour = "#1b1f24" if option.fits(plan.gpu) else "#b3261e"
-        lines += _words(option, _TOP + _LINE * place, scale, colour, weight=600 if option is plan.here else 400)
+        lines += _words(
+            option, _TOP + _LINE * place, scale, colour, weight=600 if option is plan.here else 400
+        )
     return "\n".join([*lines, "</svg>"]) + "\n"
 
 

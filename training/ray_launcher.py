@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING, Any
 # Read when Ray is imported. Its cleaner asks the dashboard every second, and a Ray started here has none; its watcher
 # of nodes is complained of at every start.
 os.environ.setdefault(
-    "RAY_DEDUP_LOGS_SKIP_REGEX", "Failed to query Ray Train Controller actor state|class name: 'PreemptionWatcher'"
+    "RAY_DEDUP_LOGS_SKIP_REGEX",
+    "Failed to query Ray Train Controller actor state|class name: 'PreemptionWatcher'",
 )
 
 import ray
@@ -75,7 +76,8 @@ def launch(config: TrainConfig, *, num_workers: int | None, max_failures: int) -
                 lambda settings: work(settings, leaving),
                 train_loop_config=settings,
                 torch_config=TorchConfig(
-                    backend=ranks.backend(has_cuda=num_gpus > 0), timeout_s=config.process.start_timeout_s
+                    backend=ranks.backend(has_cuda=num_gpus > 0),
+                    timeout_s=config.process.start_timeout_s,
                 ),
                 scaling_config=ScalingConfig(num_workers=num_workers, use_gpu=num_gpus > 0),
                 run_config=RunConfig(
@@ -124,7 +126,9 @@ def work(settings: Mapping[str, Any], leaving: Any) -> Ended:
     try:
         _refuse_missing(config.run_dir)
         dump_dir = Path(config.run_dir) / "hang"
-        here = ranks.join(config.parallel, timeout_s=config.process.start_timeout_s, dump_dir=dump_dir)
+        here = ranks.join(
+            config.parallel, timeout_s=config.process.start_timeout_s, dump_dir=dump_dir
+        )
         if here.is_first:
             threading.Thread(target=_listen, args=(leaving, told), daemon=True).start()
         return train(config, here, told)
@@ -170,7 +174,9 @@ def _leave_on_sigterm() -> Generator[Any]:
     Workers ask it, since they train in a thread of a process whose signals are Ray's.
     """
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    leaving: Any = ray.remote(threading.Event).options(num_cpus=0, scheduling_strategy=here).remote()
+    leaving: Any = (
+        ray.remote(threading.Event).options(num_cpus=0, scheduling_strategy=here).remote()
+    )
     # In a thread: a handler runs in the middle of whatever Ray is doing.
     tell = threading.Thread(target=leaving.set.remote, daemon=True)
     before = signal.signal(signal.SIGTERM, lambda *_: None if tell.ident else tell.start())
@@ -193,7 +199,9 @@ def _start_ray(num_workers: int | None) -> None:
     """Join the cluster that RAY_ADDRESS names, or start Ray here; workers' lines come to this terminal."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")  # it would print each line of workers twice
+    os.environ.setdefault(
+        "RAY_TRAIN_ENABLE_PRINT_PATCH", "0"
+    )  # it would print each line of workers twice
     if "RAY_ADDRESS" in os.environ:
         ray.init(logging_level=logging.ERROR)
         return
@@ -208,6 +216,11 @@ def _start_ray(num_workers: int | None) -> None:
 
 def _say_what_is_missing(num_workers: int, num_gpus: int) -> None:
     """Ray waits without a word until the cluster has grown."""
-    kind, there = ("GPU", num_gpus) if num_gpus else ("CPU", int(ray.cluster_resources().get("CPU", 0)))
+    kind, there = (
+        ("GPU", num_gpus) if num_gpus else ("CPU", int(ray.cluster_resources().get("CPU", 0)))
+    )
     if there < num_workers:
-        print(f"waiting for {num_workers} {kind}s, one for each worker; the cluster has {there}", file=sys.stderr)
+        print(
+            f"waiting for {num_workers} {kind}s, one for each worker; the cluster has {there}",
+            file=sys.stderr,
+        )

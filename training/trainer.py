@@ -21,7 +21,13 @@ from torch import Tensor
 
 from training import checkpoint, data, hugging_face, lora, parallel
 from training import observability as watch
-from training.config import CheckpointConfig, GuardConfig, TrainConfig, ValidationConfig, WatchConfig
+from training.config import (
+    CheckpointConfig,
+    GuardConfig,
+    TrainConfig,
+    ValidationConfig,
+    WatchConfig,
+)
 from training.distributed import DoesNotFit, Ranks
 from training.model import Decoder, draw, flops_per_token, vocab_size_of
 from training.optimizer import Optimizer, learning_rate
@@ -81,7 +87,9 @@ class Trainer:
         self.log = watch.Log(self.run_dir, config.watch, config.model_dump(), writes=ranks.is_first)
         closing.callback(self.log.close)
         closing.callback(
-            watch.answer_prometheus(config.watch, self.run_dir, self.ranks.rank, self.rows.stats, self.log)
+            watch.answer_prometheus(
+                config.watch, self.run_dir, self.ranks.rank, self.rows.stats, self.log
+            )
         )
         self.garbage = watch.Garbage(config.watch.gc_every_steps)
         closing.callback(self.garbage.close)
@@ -92,7 +100,9 @@ class Trainer:
         self.peak_flops = told * 1e12 if told is not None else watch.peak_flops(name)
         stats = self.rows.stats()
         if stats.get("broken_lines"):
-            self.log.say(f"{stats['broken_lines']} broken lines are left out; {'; '.join(stats['first_faults'])}")
+            self.log.say(
+                f"{stats['broken_lines']} broken lines are left out; {'; '.join(stats['first_faults'])}"
+            )
         if newest is not None:
             self._resume(newest)
 
@@ -165,7 +175,9 @@ class Trainer:
         self.checkpoints.wait()
         return Ended(self.step, loss, was_stopped and self.step < config.steps)
 
-    def _train_step(self, micro_batches: list[data.MicroBatch], *, wants_to_leave: bool) -> dict[str, float]:
+    def _train_step(
+        self, micro_batches: list[data.MicroBatch], *, wants_to_leave: bool
+    ) -> dict[str, float]:
         """One step of the optimizer, or none where the guard refuses; its figures, the same on all ranks."""
         device = self.ranks.device
         counts = torch.stack([m.num_labels for m in micro_batches]).sum().double()
@@ -204,7 +216,9 @@ class Trainer:
         stats = self.rows.stats()
         names = "skipped_rows", "retries", "refetches", "broken_lines", "cut_conversations"
         loader = {f"loader_{name}": stats[name] for name in names if name in stats}
-        self.log.write(self.step, {**figures, **rates, **memory, **loader, "position": self.rows.position})
+        self.log.write(
+            self.step, {**figures, **rates, **memory, **loader, "position": self.rows.position}
+        )
         left_s = (self.config.steps - self.step) * rates["step_s"]
         share = f"  MFU {rates['mfu']:.1%}" if "mfu" in rates else ""
         self.log.say(
@@ -224,7 +238,9 @@ class Trainer:
 
     def _is_due(self, section: ValidationConfig | CheckpointConfig | WatchConfig | None) -> bool:
         """After the last step, and every so many before."""
-        return section is not None and (self.step % section.every_steps == 0 or self.step == self.config.steps)
+        return section is not None and (
+            self.step % section.every_steps == 0 or self.step == self.config.steps
+        )
 
 
 class Guard:
@@ -250,7 +266,10 @@ class Guard:
             return True
         self.num_bad += 1
         self._in_a_row += 1
-        if self._config.on_bad_step == "stop" or self._in_a_row >= self._config.max_skipped_in_a_row:
+        if (
+            self._config.on_bad_step == "stop"
+            or self._in_a_row >= self._config.max_skipped_in_a_row
+        ):
             raise TrainingStopped(
                 f"step {step}: {fault}, the {self._in_a_row}. bad step in a row (guard.on_bad_step is "
                 f"{self._config.on_bad_step}, max_skipped_in_a_row {self._config.max_skipped_in_a_row}); the newest "
@@ -272,7 +291,11 @@ class Guard:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with them."""
-        self.num_bad, self._in_a_row, self._mean_norm = state["num_bad"], state["in_a_row"], state["mean_norm"]
+        self.num_bad, self._in_a_row, self._mean_norm = (
+            state["num_bad"],
+            state["in_a_row"],
+            state["mean_norm"],
+        )
 
 
 class _Leaving:

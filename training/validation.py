@@ -68,8 +68,14 @@ class Validation:
             ReadFailed, FormatError, ShardCorrupt: the dataset cannot be read.
         """
         if config.validation is None:
-            raise DoesNotFit("validation is null: give validation.manifest, the path of a held-out dataset")
-        self._ranks, self._seq_len, self._rows_at_a_time = ranks, config.data.seq_len, config.data.micro_batch_rows
+            raise DoesNotFit(
+                "validation is null: give validation.manifest, the path of a held-out dataset"
+            )
+        self._ranks, self._seq_len, self._rows_at_a_time = (
+            ranks,
+            config.data.seq_len,
+            config.data.micro_batch_rows,
+        )
         self._uses_lengths = ranks.device.type == "cuda" and config.precision.compute == "bf16"
         self._settings = ReadSettings()
         catalogue = read_catalogue(config.validation.manifest, self._settings)
@@ -124,11 +130,17 @@ class Validation:
         losses: list[Tensor] = []
         with torch.no_grad():
             for batch in batches:
-                inputs, labels = (ids.to(device, torch.int64) for ids in (batch.input_ids, batch.labels))
-                _, losses_N = model(inputs, labels, batch.mask(device, with_lengths=self._uses_lengths))  # noqa: N806
+                inputs, labels = (
+                    ids.to(device, torch.int64) for ids in (batch.input_ids, batch.labels)
+                )
+                _, losses_N = model(
+                    inputs, labels, batch.mask(device, with_lengths=self._uses_lengths)
+                )
                 losses.append(losses_N)
         for module in model.modules():
-            if isinstance(module, FSDPModule):  # without backward, zero2 would keep the whole weights
+            if isinstance(
+                module, FSDPModule
+            ):  # without backward, zero2 would keep the whole weights
                 module.reshard()
         for batch, losses_N in zip(batches, losses, strict=True):  # noqa: N806
             places = batch.documents.flatten().numpy()
@@ -139,14 +151,21 @@ class Validation:
     def _read_batches(self) -> Iterator[_Batch]:
         """The rows of this rank; the last batches may have rows of nothing, so that all ranks have as many."""
         mesh, stride = self._ranks.mesh, self._ranks.num_data_ranks
-        data_rank = mesh["replicate"].get_local_rank() * mesh["shard"].size() + mesh["shard"].get_local_rank()
+        data_rank = (
+            mesh["replicate"].get_local_rank() * mesh["shard"].size()
+            + mesh["shard"].get_local_rank()
+        )
         num_batches = math.ceil(len(self._rows) / (stride * self._rows_at_a_time))
         mine = self._rows[data_rank::stride]
         for first in range(0, num_batches * self._rows_at_a_time, self._rows_at_a_time):
             batch = _Batch.empty(self._rows_at_a_time, self._seq_len)
             for row, pieces in enumerate(mine[first : first + self._rows_at_a_time]):
                 batch.fill(
-                    row, [(piece, _tokens(self._reader, self._places[piece.document], piece)) for piece in pieces]
+                    row,
+                    [
+                        (piece, _tokens(self._reader, self._places[piece.document], piece))
+                        for piece in pieces
+                    ],
                 )
             yield batch
 
@@ -157,14 +176,22 @@ class Validation:
 def _tokenizers(data: DataConfig, settings: ReadSettings) -> Iterator[tuple[str, str]]:
     """What is trained on, and the sha256 of its tokenizer."""
     if data.manifest is not None:
-        yield f"data.manifest {data.manifest}", read_catalogue(data.manifest, settings).tokenizer.sha256
+        yield (
+            f"data.manifest {data.manifest}",
+            read_catalogue(data.manifest, settings).tokenizer.sha256,
+        )
     for name, source in (data.mixture or {}).items():
-        yield f"data.mixture.{name} {source.manifest}", read_catalogue(source.manifest, settings).tokenizer.sha256
+        yield (
+            f"data.mixture.{name} {source.manifest}",
+            read_catalogue(source.manifest, settings).tokenizer.sha256,
+        )
     if data.instructions is not None and data.tokenizer is not None:
         try:
             found = hashlib.sha256(Path(data.tokenizer).read_bytes()).hexdigest()
         except OSError as error:
-            raise DoesNotFit(f"data.tokenizer {data.tokenizer} cannot be read ({error}); correct the path") from error
+            raise DoesNotFit(
+                f"data.tokenizer {data.tokenizer} cannot be read ({error}); correct the path"
+            ) from error
         yield f"data.tokenizer {data.tokenizer}", found
 
 
@@ -200,7 +227,9 @@ def _pack(places: list[_Place], seq_len: int) -> list[list[_Piece]]:
     return rows
 
 
-def _groups(reader: Reader, places: list[_Place], settings: ReadSettings) -> dict[tuple[str, ...], Ints]:
+def _groups(
+    reader: Reader, places: list[_Place], settings: ReadSettings
+) -> dict[tuple[str, ...], Ints]:
     """Documents of each group, by its labels: () all, ("en",), ("head",), ("en", "head")."""
     members: dict[tuple[str, ...], list[int]] = defaultdict(list)
     num_of_shard = {place.shard: place.number + 1 for place in places}
@@ -216,7 +245,9 @@ def _groups(reader: Reader, places: list[_Place], settings: ReadSettings) -> dic
     return {group: np.array(members[group], np.int64) for group in sorted(members)}
 
 
-def _abouts(reader: Reader, shard: int, num: int, settings: ReadSettings) -> Iterator[dict[str, Any]]:
+def _abouts(
+    reader: Reader, shard: int, num: int, settings: ReadSettings
+) -> Iterator[dict[str, Any]]:
     """Of the first documents of a shard what is known of them; nothing where there is no metadata."""
     index = reader.index(shard)
     num_docs = np.diff(np.searchsorted(index.doc_starts, index.sample_starts)).tolist()
@@ -253,7 +284,9 @@ class _Batch:
     def empty(cls, rows: int, seq_len: int) -> _Batch:
         """Rows of nothing."""
         shape = rows, seq_len
-        zeros, labels, documents = (torch.full(shape, fill, dtype=torch.int32) for fill in (0, IGNORED_LABEL, -1))
+        zeros, labels, documents = (
+            torch.full(shape, fill, dtype=torch.int32) for fill in (0, IGNORED_LABEL, -1)
+        )
         return cls(zeros, labels, documents, zeros.clone())
 
     def fill(self, row: int, pieces: list[tuple[_Piece, Ints]]) -> None:

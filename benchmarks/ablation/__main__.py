@@ -45,7 +45,10 @@ class Model:
     held_out_per_language: int
 
 
-MODELS = {"tiny": Model("tiny.yaml", 6_000, 2_048, 50), "small": Model("small.yaml", 100_000, 8_192, 400)}
+MODELS = {
+    "tiny": Model("tiny.yaml", 6_000, 2_048, 50),
+    "small": Model("small.yaml", 100_000, 8_192, 400),
+}
 SEEDS = 3
 EVALUATIONS = 4
 
@@ -61,7 +64,12 @@ class Run:
 
 
 def train(
-    config: Path, variant: str, seed: int, datasets: Mapping[str, str], folder: Path, overrides: list[str]
+    config: Path,
+    variant: str,
+    seed: int,
+    datasets: Mapping[str, str],
+    folder: Path,
+    overrides: list[str],
 ) -> Run:
     """Run the trainer in a process of its own, and read its log."""
     from training.config import load
@@ -89,8 +97,15 @@ def train(
     lines = [json.loads(line) for line in (run_dir / "log.jsonl").read_text().splitlines()]
     found = [line for line in lines if "validation/loss" in line]
     tokens = loaded.data.seq_len * loaded.data.global_batch_rows
-    curves = {name: [(line["step"] * tokens, line[f"validation/loss/{name}"]) for line in found] for name in SETS}
-    ends = {key.removeprefix("validation/loss/"): loss for key, loss in found[-1].items() if key.count("/") == 3}
+    curves = {
+        name: [(line["step"] * tokens, line[f"validation/loss/{name}"]) for line in found]
+        for name in SETS
+    }
+    ends = {
+        key.removeprefix("validation/loss/"): loss
+        for key, loss in found[-1].items()
+        if key.count("/") == 3
+    }
     print(f"{variant}, seed {seed}: {curves['wikipedia'][-1][1]:.3f}", file=sys.stderr, flush=True)
     return Run(variant, seed, curves, ends)
 
@@ -111,17 +126,27 @@ def summarize(runs: Sequence[Run], datasets: Mapping[str, str], tokens: int) -> 
             "spread": {name: round(max(losses) - min(losses), 4) for name, losses in ends.items()},
             "by_seed": {name: [round(loss, 4) for loss in losses] for name, losses in ends.items()},
             "by_language": {
-                key: round(statistics.mean(run.by_language[key] for run in of_it), 4) for key in of_it[0].by_language
+                key: round(statistics.mean(run.by_language[key] for run in of_it), 4)
+                for key in of_it[0].by_language
             },
         }
         for name in SETS:
-            pairs = zip(ends[name], [run.curves[name][-1][1] for run in runs if run.variant == "raw"], strict=True)
-            found[variant].setdefault("less_than_raw", {})[name] = [round(raw - loss, 4) for loss, raw in pairs]
+            pairs = zip(
+                ends[name],
+                [run.curves[name][-1][1] for run in runs if run.variant == "raw"],
+                strict=True,
+            )
+            found[variant].setdefault("less_than_raw", {})[name] = [
+                round(raw - loss, 4) for loss, raw in pairs
+            ]
     return found
 
 
 def print_table(found: Mapping[str, Mapping[str, Any]]) -> None:
-    print(f"{'':18}{'tokens':>12}{'epochs':>8}" + "".join(f"{name:>12}{'spread':>8}{'vs raw':>8}" for name in SETS))
+    print(
+        f"{'':18}{'tokens':>12}{'epochs':>8}"
+        + "".join(f"{name:>12}{'spread':>8}{'vs raw':>8}" for name in SETS)
+    )
     for variant, row in found.items():
         line = f"{variant:18}{row['num_tokens']:>12,}{row['epochs']:>8.2f}"
         for name in SETS:
@@ -135,20 +160,41 @@ def verdict(found: Mapping[str, Mapping[str, Any]], name: str) -> str:
     words = []
     for variant in ORDER[1:]:
         gains = found[variant]["less_than_raw"][name]
-        word = "better" if min(gains) > 0 else "worse" if max(gains) < 0 else "not told apart by these seeds"
+        word = (
+            "better"
+            if min(gains) > 0
+            else "worse"
+            if max(gains) < 0
+            else "not told apart by these seeds"
+        )
         words.append(f"{variant} {word}")
     return f"{SETS[name]}, against the raw crawl: {', '.join(words)}"
 
 
 def main() -> None:
     """Make, train, print, draw."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", choices=MODELS, default="tiny")
-    parser.add_argument("--data", type=Path, help="where datasets lie or are made; default: a folder that is removed")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        help="where datasets lie or are made; default: a folder that is removed",
+    )
     parser.add_argument("--only-data", action="store_true", help="make them and stop")
-    parser.add_argument("--documents", type=int, help="pages of the crawl; default: for less than an epoch of each")
+    parser.add_argument(
+        "--documents", type=int, help="pages of the crawl; default: for less than an epoch of each"
+    )
     parser.add_argument("--seeds", type=int, default=SEEDS)
-    parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE", help="of training")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="overrides",
+        metavar="KEY=VALUE",
+        help="of training",
+    )
     parser.add_argument("--tiny", action="store_true", help="little text, few steps, one seed")
     parser.add_argument("--save", type=Path, nargs="?", const=result_file.FOLDER, metavar="FOLDER")
     args = parser.parse_args()
@@ -162,7 +208,9 @@ def main() -> None:
         overrides = ["steps=2", "data.global_batch_rows=2", "data.micro_batch_rows=2", *overrides]
     with tempfile.TemporaryDirectory(prefix="ablation-") as scratch:
         datasets = make(
-            args.data or Path(scratch) / "data", sizes, lambda line: print(line, file=sys.stderr, flush=True)
+            args.data or Path(scratch) / "data",
+            sizes,
+            lambda line: print(line, file=sys.stderr, flush=True),
         )
         if args.only_data:
             return
@@ -188,10 +236,14 @@ def train_all(
         return list(pool.map(lambda job: train(config, *job, datasets, folder, overrides), jobs))
 
 
-def keep(args: argparse.Namespace, found: Mapping[str, Any], runs: Sequence[Run], tokens: int) -> None:
+def keep(
+    args: argparse.Namespace, found: Mapping[str, Any], runs: Sequence[Run], tokens: int
+) -> None:
     """Write the result and the chart beside it."""
     name = f"ablation_{'try' if args.tiny else args.model}"
-    path = result_file.save(name, {"tokens": tokens, "seeds": len(runs) // len(ORDER), "datasets": found}, args.save)
+    path = result_file.save(
+        name, {"tokens": tokens, "seeds": len(runs) // len(ORDER), "datasets": found}, args.save
+    )
     panels = [
         Panel(title, {v: [run.curves[held_out] for run in runs if run.variant == v] for v in ORDER})
         for held_out, title in SETS.items()

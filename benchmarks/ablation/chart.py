@@ -47,7 +47,10 @@ def draw(title: str, panels: Sequence[Panel]) -> str:
 
 def mean(curves: Sequence[Curve]) -> list[tuple[float, float]]:
     """Point by point, of curves measured at the same places."""
-    return [(points[0][0], sum(y for _, y in points) / len(points)) for points in zip(*curves, strict=True)]
+    return [
+        (points[0][0], sum(y for _, y in points) / len(points))
+        for points in zip(*curves, strict=True)
+    ]
 
 
 def _panel(panel: Panel) -> list[str]:
@@ -68,23 +71,37 @@ def _panel(panel: Panel) -> list[str]:
 
     parts = [f'<text x="{LEFT}" y="42" fill="#444">{escape(panel.title)}</text>']
     for tick in _ticks(low, high):
-        parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(tick):.1f}" y2="{y(tick):.1f}" stroke="#e6e6e6"/>')
-        parts.append(f'<text x="{LEFT - 6}" y="{y(tick) + 4:.1f}" text-anchor="end" fill="#666">{tick:g}</text>')
+        parts.append(
+            f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(tick):.1f}" y2="{y(tick):.1f}" stroke="#e6e6e6"/>'
+        )
+        parts.append(
+            f'<text x="{LEFT - 6}" y="{y(tick) + 4:.1f}" text-anchor="end" fill="#666">{tick:g}</text>'
+        )
     below = f'y="{HEIGHT - BOTTOM + 16}" text-anchor="middle" fill="#666"'
-    parts += [f'<text x="{x(tick):.1f}" {below}>{_short(tick)}</text>' for tick in _ticks(0, longest)]
+    parts += [
+        f'<text x="{x(tick):.1f}" {below}>{_short(tick)}</text>' for tick in _ticks(0, longest)
+    ]
     middle = (LEFT + WIDTH - RIGHT) / 2
-    parts.append(f'<text x="{middle}" y="{HEIGHT - 8}" text-anchor="middle" fill="#666">tokens trained on</text>')
+    parts.append(
+        f'<text x="{middle}" y="{HEIGHT - 8}" text-anchor="middle" fill="#666">tokens trained on</text>'
+    )
     colours = dict(zip(panel.curves, COLOURS, strict=False))
     for name, curves in panel.curves.items():
         if len(curves) > 1:
-            parts += [line(curve, f'stroke="{colours[name]}" stroke-opacity="0.3"') for curve in curves]
+            parts += [
+                line(curve, f'stroke="{colours[name]}" stroke-opacity="0.3"') for curve in curves
+            ]
     means = {name: mean(curves) for name, curves in panel.curves.items()}
-    parts += [line(curve, f'stroke="{colours[name]}" stroke-width="2"') for name, curve in means.items()]
+    parts += [
+        line(curve, f'stroke="{colours[name]}" stroke-width="2"') for name, curve in means.items()
+    ]
     ends = {name: curve[-1][1] for name, curve in means.items()}
     places = _apart({name: y(loss) for name, loss in ends.items()})
     for name, place in places.items():
         label = f"{escape(name)} {ends[name]:.2f}"
-        parts.append(f'<text x="{WIDTH - RIGHT + 6}" y="{place + 4:.1f}" fill="{colours[name]}">{label}</text>')
+        parts.append(
+            f'<text x="{WIDTH - RIGHT + 6}" y="{place + 4:.1f}" fill="{colours[name]}">{label}</text>'
+        )
     return parts
 
 
@@ -102,7 +119,9 @@ def _apart(places: Mapping[str, float]) -> dict[str, float]:
 def _ticks(low: float, high: float) -> list[float]:
     """Round numbers within, three to seven."""
     power = 10.0 ** math.floor(math.log10(high - low))
-    step = next(power * share for share in (1, 0.5, 0.2, 0.1) if (high - low) / (power * share) >= 3)
+    step = next(
+        power * share for share in (1, 0.5, 0.2, 0.1) if (high - low) / (power * share) >= 3
+    )
     return [round(k * step, 10) for k in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 

@@ -85,7 +85,9 @@ def make(folder: Path, sizes: Sizes, say: Say) -> dict[str, str]:
     if record.exists():
         found = json.loads(record.read_text())
         if found["sizes"] != asdict(sizes):
-            raise SystemExit(f"{folder} holds datasets of other sizes ({found['sizes']}); name another folder")
+            raise SystemExit(
+                f"{folder} holds datasets of other sizes ({found['sizes']}); name another folder"
+            )
         return {name: str(folder / path) for name, path in found["datasets"].items()}
     tokenizer = folder / "tokenizer.json"
     learn_tokenizer(tokenizer, sizes.vocab_size)
@@ -103,7 +105,9 @@ def make(folder: Path, sizes: Sizes, say: Say) -> dict[str, str]:
     raw = list(_read(config))
     made[RAW] = _write(folder / RAW, config, raw)
     say(f"{HELD_OUT}: without what shares {NGRAM_WORDS} words with the crawl")
-    made[HELD_OUT] = _write(folder / HELD_OUT, config, [_held_out(raw, sizes.held_out_per_language)])
+    made[HELD_OUT] = _write(
+        folder / HELD_OUT, config, [_held_out(raw, sizes.held_out_per_language)]
+    )
     paths = {name: str(path.relative_to(folder)) for name, path in made.items()}
     record.write_text(json.dumps({"sizes": asdict(sizes), "datasets": paths}, indent=1) + "\n")
     return {name: str(folder / path) for name, path in paths.items()}
@@ -145,7 +149,9 @@ def learn_tokenizer(path: Path, vocab_size: int) -> None:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator((text for language in demo_texts.LANGUAGES for text in _learnt(language)), trainer)
+    tokenizer.train_from_iterator(
+        (text for language in demo_texts.LANGUAGES for text in _learnt(language)), trainer
+    )
     tokenizer.save(str(path))
 
 
@@ -157,7 +163,9 @@ def _held_out_share(language: str) -> float:
 
 def _learnt(language: str) -> Iterator[str]:
     share = _held_out_share(language)
-    return (text for _, text in demo_texts.summaries(language, "lm") if not is_held_out(text, share))
+    return (
+        text for _, text in demo_texts.summaries(language, "lm") if not is_held_out(text, share)
+    )
 
 
 def _held_out(raw: Iterable[pa.Table], per_language: int) -> pa.Table:
@@ -166,9 +174,15 @@ def _held_out(raw: Iterable[pa.Table], per_language: int) -> pa.Table:
     crawled = NgramSet(text for table in raw for text in table.column("text").to_pylist())
     for language in demo_texts.LANGUAGES:
         share = _held_out_share(language)
-        learnt = NgramSet([*_learnt(language), *(text for _, text in demo_texts.summaries(language, "reference"))])
-        summaries = (text for _, text in demo_texts.summaries(language, "lm") if is_held_out(text, share))
-        unseen = (text for text in summaries if not crawled.shares(text) and not learnt.shares(text))
+        learnt = NgramSet(
+            [*_learnt(language), *(text for _, text in demo_texts.summaries(language, "reference"))]
+        )
+        summaries = (
+            text for _, text in demo_texts.summaries(language, "lm") if is_held_out(text, share)
+        )
+        unseen = (
+            text for text in summaries if not crawled.shares(text) and not learnt.shares(text)
+        )
         found += [(language, "wikipedia", text) for text in islice(unseen, per_language)]
         unseen = (text for text in demo_texts.sentences(language) if not crawled.shares(text))
         found += [(language, "web", text) for text in islice(unseen, per_language)]
@@ -197,7 +211,9 @@ class NgramSet:
         return bool(len(self._hashes)) and bool((self._hashes[places] == ngrams).any())
 
 
-_POWERS = np.array([pow(0x9E3779B97F4A7C15, k, 2**64) for k in range(1, NGRAM_WORDS + 1)], np.uint64)
+_POWERS = np.array(
+    [pow(0x9E3779B97F4A7C15, k, 2**64) for k in range(1, NGRAM_WORDS + 1)], np.uint64
+)
 
 
 def _ngrams(text: str) -> NDArray[np.uint64]:
@@ -205,7 +221,9 @@ def _ngrams(text: str) -> NDArray[np.uint64]:
     if len(words) < NGRAM_WORDS:
         return np.empty(0, np.uint64)
     hashes = np.array([hash(word) for word in words], np.int64).astype(np.uint64)  # (num_words,)
-    return (np.lib.stride_tricks.sliding_window_view(hashes, NGRAM_WORDS) * _POWERS).sum(1, dtype=np.uint64)
+    return (np.lib.stride_tricks.sliding_window_view(hashes, NGRAM_WORDS) * _POWERS).sum(
+        1, dtype=np.uint64
+    )
 
 
 # -------------------------------------------------------------------------------------------------------------- shards
@@ -243,15 +261,26 @@ def _write(folder: Path, config: RunConfig, tables: Sequence[pa.Table]) -> Path:
     for shard, rows in enumerate(np.array_split(np.arange(len(lengths)), num_shards)):
         part = kept.slice(rows[0], len(rows))
         documents = Documents(
-            tokens=part.column("tokens").combine_chunks().flatten().to_numpy().astype(entry.token_dtype),
+            tokens=part.column("tokens")
+            .combine_chunks()
+            .flatten()
+            .to_numpy()
+            .astype(entry.token_dtype),
             doc_num_tokens=lengths[rows],
             doc_ids=part.column("doc_id").to_numpy(),
             metadata=part.select(["doc_id", *about]).to_pylist(),
             **{name: values[rows[0] : rows[-1] + 1] for name, values in labels.items()},
         )
-        with (folder / shard_file(shard)).open("wb") as tar, (folder / index_file(shard)).open("wb") as index:
-            entries.append(write_shard(tar, index, shard=shard, tokenizer=entry, documents=documents))
-    (folder / MANIFEST_FILE).write_bytes(join(entries, tokenizer=entry, fingerprint="ablation").dumps())
+        with (
+            (folder / shard_file(shard)).open("wb") as tar,
+            (folder / index_file(shard)).open("wb") as index,
+        ):
+            entries.append(
+                write_shard(tar, index, shard=shard, tokenizer=entry, documents=documents)
+            )
+    (folder / MANIFEST_FILE).write_bytes(
+        join(entries, tokenizer=entry, fingerprint="ablation").dumps()
+    )
     return folder
 
 

@@ -41,7 +41,9 @@ def import_streaming() -> None:
     }
     for name, content in parts.items():
         module = types.ModuleType(name)
-        module.__dict__.update(content, __spec__=importlib.machinery.ModuleSpec(name, None), __path__=[])
+        module.__dict__.update(
+            content, __spec__=importlib.machinery.ModuleSpec(name, None), __path__=[]
+        )
         sys.modules[name] = module
     import streaming  # noqa: F401 - is complete once imported
 
@@ -81,7 +83,9 @@ class _Blocks(IterableDataset):  # type: ignore[type-arg]
     def __iter__(self) -> Iterator[torch.Tensor]:
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
-        blocks = np.memmap(self.path, np.uint16, mode="r")[: self.num * BLOCK].reshape(self.num, BLOCK)
+        blocks = np.memmap(self.path, np.uint16, mode="r")[: self.num * BLOCK].reshape(
+            self.num, BLOCK
+        )
         order = np.random.RandomState(SEED).permutation(self.num)[self.first :]
         for batch in range(worker, len(order) // BATCH, workers):
             yield self.as_tensor(blocks[order[batch * BATCH : (batch + 1) * BATCH]])
@@ -96,7 +100,9 @@ class Memmap(Entrant):
     def __iter__(self) -> Iterator[torch.Tensor]:
         self.blocks.first = self.seen
         for batch in (
-            DataLoader(self.blocks, batch_size=None, num_workers=self.workers) if self.workers else self.blocks
+            DataLoader(self.blocks, batch_size=None, num_workers=self.workers)
+            if self.workers
+            else self.blocks
         ):
             self.seen += BATCH
             yield batch
@@ -141,8 +147,13 @@ class OursDataset(Entrant):
 
     def build(self) -> None:
         dataset = TokenDataset(self.root / "shards", seq_len=BLOCK - 1, seed=SEED)
-        self.sampler = dataset.sampler(global_batch_rows=BATCH, rank=0, world_size=1, drop_last=True)
-        self.loader, self.seen = DataLoader(dataset, batch_sampler=self.sampler, num_workers=self.workers), 0
+        self.sampler = dataset.sampler(
+            global_batch_rows=BATCH, rank=0, world_size=1, drop_last=True
+        )
+        self.loader, self.seen = (
+            DataLoader(dataset, batch_sampler=self.sampler, num_workers=self.workers),
+            0,
+        )
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         for batch in self.loader:
@@ -169,7 +180,9 @@ class _MapBlocks(Dataset):  # type: ignore[type-arg]
 
     def raw(self, number: int) -> Any:
         if self.blocks is None:
-            self.blocks = np.memmap(self.path, np.uint16, mode="r")[: self.num * BLOCK].reshape(self.num, BLOCK)
+            self.blocks = np.memmap(self.path, np.uint16, mode="r")[: self.num * BLOCK].reshape(
+                self.num, BLOCK
+            )
         return self.blocks[number]
 
     def __getitem__(self, number: int) -> torch.Tensor:
@@ -182,7 +195,9 @@ class Torchdata(Entrant):
 
         generator = torch.Generator().manual_seed(SEED)
         settings = {"batch_size": BATCH, "shuffle": True, "generator": generator, "drop_last": True}
-        self.loader = StatefulDataLoader(_MapBlocks(self.root), num_workers=self.workers, **settings)
+        self.loader = StatefulDataLoader(
+            _MapBlocks(self.root), num_workers=self.workers, **settings
+        )
 
 
 def _tensor_of_keys(samples: list[dict[str, Any]]) -> torch.Tensor:
@@ -196,7 +211,12 @@ class Mosaic(Entrant):
         from streaming.base.util import clean_stale_shared_memory
 
         clean_stale_shared_memory()
-        order = {"batch_size": BATCH, "shuffle": True, "shuffle_seed": SEED, "num_canonical_nodes": 1}
+        order = {
+            "batch_size": BATCH,
+            "shuffle": True,
+            "shuffle_seed": SEED,
+            "num_canonical_nodes": 1,
+        }
         dataset = StreamingDataset(local=str(self.root / "mds"), **order)
         settings = {"batch_size": BATCH, "collate_fn": _tensor_of_keys, "drop_last": True}
         self.loader = StreamingDataLoader(dataset, num_workers=self.workers, **settings)
@@ -246,9 +266,15 @@ class WebdatasetPacked(Entrant):
 
         urls = sorted(map(str, (self.root / self.folder).glob("*.tar")))
         single = webdataset.shardlists.single_node_only
-        shards = webdataset.WebDataset(urls, shardshuffle=len(urls), detshuffle=True, seed=SEED, nodesplitter=single)
-        shuffled = shards.compose(webdataset.filters.detshuffle(1000, 1000, seed=SEED)).map(_decoded)
-        self.loader = webdataset.WebLoader(self.batched(shuffled), batch_size=None, num_workers=self.workers)
+        shards = webdataset.WebDataset(
+            urls, shardshuffle=len(urls), detshuffle=True, seed=SEED, nodesplitter=single
+        )
+        shuffled = shards.compose(webdataset.filters.detshuffle(1000, 1000, seed=SEED)).map(
+            _decoded
+        )
+        self.loader = webdataset.WebLoader(
+            self.batched(shuffled), batch_size=None, num_workers=self.workers
+        )
 
     def batched(self, samples: Any) -> Any:
         return samples.batched(BATCH, collation_fn=_stacked_arrays, partial=False)
@@ -280,10 +306,14 @@ class Grain(Entrant):
         import grain.python as grain
 
         blocks = grain.MapDataset.source(_GrainBlocks(self.root)).seed(SEED).shuffle()
-        batches = blocks.batch(BATCH, drop_remainder=True, batch_fn=lambda each: np.stack(each).astype(np.int64))
+        batches = blocks.batch(
+            BATCH, drop_remainder=True, batch_fn=lambda each: np.stack(each).astype(np.int64)
+        )
         dataset = batches.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
         if self.workers:
-            options = grain.MultiprocessingOptions(num_workers=self.workers, per_worker_buffer_size=2)
+            options = grain.MultiprocessingOptions(
+                num_workers=self.workers, per_worker_buffer_size=2
+            )
             dataset = dataset.mp_prefetch(options)
         self.iterator = iter(dataset)
 

@@ -20,7 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that the file runs from another environment
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[2])
+)  # so that the file runs from another environment
 
 from shardwriter import Documents, join, write_shard
 from shardwriter.format import MANIFEST_FILE, TokenizerEntry, index_file, shard_file
@@ -34,7 +36,9 @@ def documents(num_tokens: int) -> Iterator[NDArray[np.uint16]]:
     rng = np.random.default_rng(1)
     made = 0
     while made < num_tokens:
-        document = np.minimum(rng.zipf(1.2, int(rng.integers(200, 3001))), VOCABULARY - 1).astype(np.uint16)
+        document = np.minimum(rng.zipf(1.2, int(rng.integers(200, 3001))), VOCABULARY - 1).astype(
+            np.uint16
+        )
         document[-1] = 0
         made += len(document)
         yield document
@@ -51,7 +55,10 @@ def write_memmap(folder: Path, num_tokens: int) -> None:
 
 def write_shards(folder: Path, tokens: NDArray[np.uint16], starts: NDArray[np.int64]) -> None:
     tokenizer = TokenizerEntry("benchmark", "0" * 64, VOCABULARY, 0)
-    cuts = [*np.searchsorted(starts, np.arange(0, len(tokens), SHARD_BYTES // 2)).tolist(), len(starts) - 1]
+    cuts = [
+        *np.searchsorted(starts, np.arange(0, len(tokens), SHARD_BYTES // 2)).tolist(),
+        len(starts) - 1,
+    ]
     entries = []
     for shard, (first, last) in enumerate(pairwise(cuts)):
         part = Documents(
@@ -59,15 +66,24 @@ def write_shards(folder: Path, tokens: NDArray[np.uint16], starts: NDArray[np.in
             np.diff(starts[first : last + 1]),
             np.arange(first, last, dtype=np.uint64),
         )
-        with (folder / shard_file(shard)).open("wb") as tar, (folder / index_file(shard)).open("wb") as index:
-            entries.append(write_shard(tar, index, shard=shard, tokenizer=tokenizer, documents=part))
-    (folder / MANIFEST_FILE).write_bytes(join(entries, tokenizer=tokenizer, fingerprint="benchmark").dumps())
+        with (
+            (folder / shard_file(shard)).open("wb") as tar,
+            (folder / index_file(shard)).open("wb") as index,
+        ):
+            entries.append(
+                write_shard(tar, index, shard=shard, tokenizer=tokenizer, documents=part)
+            )
+    (folder / MANIFEST_FILE).write_bytes(
+        join(entries, tokenizer=tokenizer, fingerprint="benchmark").dumps()
+    )
 
 
 def write_webdataset(folder: Path, items: Iterator[NDArray[np.uint16]]) -> None:
     import webdataset
 
-    with webdataset.ShardWriter(f"{folder}/shard-%05d.tar", maxsize=SHARD_BYTES, maxcount=10**9, verbose=0) as writer:
+    with webdataset.ShardWriter(
+        f"{folder}/shard-%05d.tar", maxsize=SHARD_BYTES, maxcount=10**9, verbose=0
+    ) as writer:
         for number, item in enumerate(items):
             writer.write({"__key__": f"{number:09d}", "tok": item.tobytes()})
 
@@ -116,11 +132,15 @@ def write_parquet(folder: Path, blocks: NDArray[np.uint16]) -> None:
         part = blocks[first : first + per_file]
         offsets = pa.array(np.arange(0, part.size + 1, BLOCK, dtype=np.int32))
         lists = pa.ListArray.from_arrays(offsets, pa.array(part.reshape(-1)))
-        pq.write_table(pa.table({"tokens": lists}), folder / f"shard-{number:05d}.parquet", row_group_size=1000)
+        pq.write_table(
+            pa.table({"tokens": lists}), folder / f"shard-{number:05d}.parquet", row_group_size=1000
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tokens", type=int, default=150_000_000)
     parser.add_argument("--only", default="memmap,shards,packed,documents,mds,litdata,parquet")
@@ -150,8 +170,12 @@ def main() -> None:
     for name, write in writers.items():
         if name in wanted:
             write(fresh(name))
-            num_bytes = sum(path.stat().st_size for path in (root / name).rglob("*") if path.is_file())
-            print(f"{name:10} {num_bytes / 1e6:9.1f} MB, {num_bytes / (2 * len(tokens)):.3f} of the raw tokens")
+            num_bytes = sum(
+                path.stat().st_size for path in (root / name).rglob("*") if path.is_file()
+            )
+            print(
+                f"{name:10} {num_bytes / 1e6:9.1f} MB, {num_bytes / (2 * len(tokens)):.3f} of the raw tokens"
+            )
     print(f"{len(tokens):,} tokens, {len(starts) - 1:,} documents")
 
 

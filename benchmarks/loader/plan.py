@@ -72,14 +72,21 @@ print(json.dumps({"first_batch_s": time.perf_counter() - began}))
 
 def write_manifest(folder: Path, num_shards: int) -> None:
     """Of shards that are not there, with languages and buckets as the pipeline counts them."""
-    labels = {name: {"num_docs": 25_000, "num_tokens": TOKENS_PER_SHARD // 4} for name in ("de", "en", "fr", "ru")}
+    labels = {
+        name: {"num_docs": 25_000, "num_tokens": TOKENS_PER_SHARD // 4}
+        for name in ("de", "en", "fr", "ru")
+    }
     entry = {
         "shard": 0, "file": shard_file(0), "shard_bytes": 204_000_000, "sha256": "ab" * 32, "index_file": index_file(0),
         "index_bytes": 400_000, "index_sha256": "cd" * 32, "num_samples": 1526, "num_docs": 100_000,
         "num_tokens": TOKENS_PER_SHARD, "languages": labels, "buckets": labels,
     }  # fmt: skip
     first = ShardEntry.from_json(entry)
-    manifest = join((replace(first, shard=shard) for shard in range(num_shards)), tokenizer=TOKENIZER, fingerprint="")
+    manifest = join(
+        (replace(first, shard=shard) for shard in range(num_shards)),
+        tokenizer=TOKENIZER,
+        fingerprint="",
+    )
     (folder / MANIFEST_FILE).write_bytes(manifest.dumps())
 
 
@@ -91,14 +98,21 @@ def write_dataset(folder: Path, num_shards: int, shard_tokens: int) -> None:
         lengths = np.full(shard_tokens // 1000, 1000)
         tokens[np.cumsum(lengths) - 1] = 0
         documents = Documents(tokens, lengths, np.arange(len(lengths), dtype=np.uint64))
-        with (folder / shard_file(shard)).open("wb") as tar, (folder / index_file(shard)).open("wb") as index:
-            entries.append(write_shard(tar, index, shard=shard, tokenizer=TOKENIZER, documents=documents))
+        with (
+            (folder / shard_file(shard)).open("wb") as tar,
+            (folder / index_file(shard)).open("wb") as index,
+        ):
+            entries.append(
+                write_shard(tar, index, shard=shard, tokenizer=TOKENIZER, documents=documents)
+            )
     (folder / MANIFEST_FILE).write_bytes(join(entries, tokenizer=TOKENIZER, fingerprint="").dumps())
 
 
 def in_process(code: str, **given: Any) -> dict[str, float]:
     command = [sys.executable, "-c", code, json.dumps({**given, "order": ORDER})]
-    return json.loads(subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout)
+    return json.loads(
+        subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
+    )
 
 
 def medians(runs: list[dict[str, float]]) -> dict[str, float]:
@@ -106,7 +120,9 @@ def medians(runs: list[dict[str, float]]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--shards", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/")

@@ -54,7 +54,12 @@ def read_bare(weed: Seaweed, folder: Path) -> int:
         for start in range(0, path.stat().st_size, BLOCK_BYTES)
     ]
     with ThreadPoolExecutor(THREADS) as pool:
-        return sum(pool.map(lambda each: len(obstore.get_range(store, each[0], start=each[1], end=each[2])), ranges))
+        return sum(
+            pool.map(
+                lambda each: len(obstore.get_range(store, each[0], start=each[1], end=each[2])),
+                ranges,
+            )
+        )
 
 
 def build(source: str | Path, settings: ReadSettings | None = None) -> TokenLoader:
@@ -74,7 +79,9 @@ def read_loader(weed: Seaweed, cache: Path) -> int:
     return num_bytes
 
 
-def measure_speed(weed: Seaweed, folder: Path, cache: Path, rounds: int) -> dict[str, dict[str, float]]:
+def measure_speed(
+    weed: Seaweed, folder: Path, cache: Path, rounds: int
+) -> dict[str, dict[str, float]]:
     """Medians over the rounds; ratios are to the bare client of the same round."""
     readers: dict[str, Callable[[], int]] = {
         "bare client": lambda: read_bare(weed, folder),
@@ -112,7 +119,19 @@ def link(mbit: int) -> Generator[tuple[str, tuple[str, ...]]]:
 
     do("ip", "netns", "add", name)
     try:
-        do("ip", "link", "add", "s3-here", "type", "veth", "peer", "name", "s3-there", "netns", name)
+        do(
+            "ip",
+            "link",
+            "add",
+            "s3-here",
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "s3-there",
+            "netns",
+            name,
+        )
         do("ip", "address", "add", "10.197.5.1/24", "dev", "s3-here")
         do("ip", "link", "set", "s3-here", "up")
         do(*inside, "ip", "address", "add", f"{address}/24", "dev", "s3-there")
@@ -158,7 +177,10 @@ def measure_faults(weed: Seaweed, folder: Path, cache: Path) -> list[dict[str, A
     for name, (fault, given) in cases.items():
         spoil(cut_after=None, flip=False, rate=None, hang_after=None)()
         shutil.rmtree(cache, ignore_errors=True)
-        loader, began = build(ADDRESS, settings(f"http://127.0.0.1:{proxy.port}", cache, **given)), time.perf_counter()
+        loader, began = (
+            build(ADDRESS, settings(f"http://127.0.0.1:{proxy.port}", cache, **given)),
+            time.perf_counter(),
+        )
         try:
             seen = "the same bytes" if checksum(loader, {2: fault}) == wanted else "OTHER BYTES"
         except Exception as error:  # noqa: BLE001 - what a user sees is what is shown
@@ -172,10 +194,14 @@ def measure_faults(weed: Seaweed, folder: Path, cache: Path) -> list[dict[str, A
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--only", choices=["speed", "faults"])
-    parser.add_argument("--link-mbit", type=int, help="of the link to the server; none: as fast as the machine is")
+    parser.add_argument(
+        "--link-mbit", type=int, help="of the link to the server; none: as fast as the machine is"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
     args = parser.parse_args()

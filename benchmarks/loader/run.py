@@ -57,7 +57,10 @@ def measure_speed(name: str, data: Path, workers: int, seconds: float) -> dict[s
         found.append(tokens_per_s(ours, seconds))
         limits.append(tokens_per_s(bare, seconds / 3))
     ratios = [speed / ((limits[i] + limits[i + 1]) / 2) for i, speed in enumerate(found)]
-    speeds = {"tokens_per_s": statistics.median(found), "memmap_tokens_per_s": statistics.median(limits)}
+    speeds = {
+        "tokens_per_s": statistics.median(found),
+        "memmap_tokens_per_s": statistics.median(limits),
+    }
     return {**speeds, "ratio": statistics.median(ratios), "first_s": first_s}
 
 
@@ -100,7 +103,10 @@ def measure_resume(name: str, data: Path, workers: int, state_file: Path) -> dic
     found = [checksum(next(batches))]
     resumed_s = time.perf_counter() - began
     found += [checksum(next(batches)) for _ in range(19)]
-    return {"resumed_s": resumed_s, "same_batches": sum(a == b for a, b in zip(found, following, strict=True))}
+    return {
+        "resumed_s": resumed_s,
+        "same_batches": sum(a == b for a, b in zip(found, following, strict=True)),
+    }
 
 
 def child(args: argparse.Namespace) -> None:
@@ -127,11 +133,24 @@ def _end_children() -> None:
 
 def in_process(what: str, name: str, workers: int, args: argparse.Namespace) -> dict[str, Any]:
     command = [sys.executable, __file__, "--child", what, "--only", name, "--workers", str(workers)]
-    command += ["--data", str(args.data), "--seconds", str(args.seconds), "--state", str(args.state)]
+    command += [
+        "--data",
+        str(args.data),
+        "--seconds",
+        str(args.seconds),
+        "--state",
+        str(args.state),
+    ]
     environment = {**os.environ, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
     try:
         out = subprocess.run(
-            command, capture_output=True, text=True, env=environment, cwd=HERE, timeout=300, check=False
+            command,
+            capture_output=True,
+            text=True,
+            env=environment,
+            cwd=HERE,
+            timeout=300,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return {"error": "no result after 300 s"}
@@ -174,7 +193,9 @@ def show(row: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=3.0)
@@ -183,7 +204,9 @@ def main() -> None:
     parser.add_argument("--resume", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
     parser.add_argument("--child", help=argparse.SUPPRESS)
-    parser.add_argument("--state", type=Path, default=Path("loader-state.pkl"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--state", type=Path, default=Path("loader-state.pkl"), help=argparse.SUPPRESS
+    )
     args = parser.parse_args()
     args.data, args.state = args.data.resolve(), args.state.resolve()
     if args.child:
@@ -198,7 +221,9 @@ def main() -> None:
         from benchmarks.result_file import save  # found beside the entrants
 
         figures = {"rounds": args.rounds, "seconds": args.seconds, "rows": rows}
-        print(save("loader_part" if args.only else "loader", figures, libraries=LIBRARIES))  # the table stays whole
+        print(
+            save("loader_part" if args.only else "loader", figures, libraries=LIBRARIES)
+        )  # the table stays whole
 
 
 if __name__ == "__main__":

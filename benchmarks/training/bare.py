@@ -21,7 +21,9 @@ NUM_BATCHES = 4
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = heads.float().chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(heads.dtype)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(
+        heads.dtype
+    )
 
 
 class Block(nn.Module):
@@ -42,7 +44,9 @@ class Block(nn.Module):
     def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """(B, T, D) to the same."""
         parts = self.qkv(self.attention_norm(hidden)).split(self.splits, dim=-1)
-        query, key, value = (part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in parts)
+        query, key, value = (
+            part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in parts
+        )
         query, key = rotate(query, cos, sin), rotate(key, cos, sin)
         attended = scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
         hidden = hidden + self.out(attended.transpose(1, 2).flatten(2))
@@ -91,7 +95,10 @@ class Bare:
         self.compiled = torch.compile(self.model) if spec["compile"] else self.model
         matrices = [p for p in self.model.parameters() if p.ndim > 1]
         others = [p for p in self.model.parameters() if p.ndim <= 1]
-        groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+        groups = [
+            {"params": matrices, "weight_decay": 0.1},
+            {"params": others, "weight_decay": 0.0},
+        ]
         self.optimizer = torch.optim.AdamW(groups, lr=3e-4, betas=(0.9, 0.95), fused=True)
         rng = np.random.default_rng(2)
         drawn = np.minimum(rng.zipf(1.2, (NUM_BATCHES, rows, seq_len + 1)), vocab_size - 1)
@@ -107,7 +114,10 @@ class Bare:
             self._step()
         self._synchronize()
         seconds = time.perf_counter() - began
-        return {"tokens_per_s": steps * self.tokens_per_step / seconds, "step_s": [seconds / steps] * steps}
+        return {
+            "tokens_per_s": steps * self.tokens_per_step / seconds,
+            "step_s": [seconds / steps] * steps,
+        }
 
     def close(self) -> None:
         """Nothing is held but memory."""

@@ -56,13 +56,17 @@ class Ours:
         self.trainer.garbage.close()
         self.trainer.garbage = Garbage(gc_every_steps)
         self.trainer.log = log = _KeptLog()  # type: ignore[assignment]
-        self.trainer.config = self.config.model_copy(update={"steps": self.trainer.step + steps + 1})
+        self.trainer.config = self.config.model_copy(
+            update={"steps": self.trainer.step + steps + 1}
+        )
         self.sent_bytes = 0
         self.trainer.run()
         figures = log.steps[1:]
         seconds = [f["step_s"] for f in figures]
         peaks = {
-            f"{kind}_peak_gib": max(f[f"memory_{kind}_peak_gib"] for f in log.steps)  # set back at each step
+            f"{kind}_peak_gib": max(
+                f[f"memory_{kind}_peak_gib"] for f in log.steps
+            )  # set back at each step
             for kind in ("active", "reserved")
             if f"memory_{kind}_peak_gib" in log.steps[0]
         }
@@ -173,7 +177,9 @@ def serve(pipe: Connection, spec: dict[str, Any], log: str) -> None:
         began = time.perf_counter()
         entrant = _open(spec)
         figures = entrant.run(spec["warmup_steps"])
-        pipe.send({"ready": {"start_s": time.perf_counter() - began, **_memory(), **_peaks(figures)}})
+        pipe.send(
+            {"ready": {"start_s": time.perf_counter() - began, **_memory(), **_peaks(figures)}}
+        )
         with contextlib.suppress(EOFError):
             while (command := pipe.recv()) != "close":
                 if command == "copy":

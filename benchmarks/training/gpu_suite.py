@@ -111,7 +111,9 @@ class Entrant:
         self.name, self._suite = name, suite
         self._log = suite.folder / f"{name.replace('/', '-').replace(' ', '-')}.log"
         self._pipe, theirs = suite.processes.Pipe()
-        self._process = suite.processes.Process(target=serve, args=(theirs, spec, str(self._log)), name=name)
+        self._process = suite.processes.Process(
+            target=serve, args=(theirs, spec, str(self._log)), name=name
+        )
         self._process.start()
         theirs.close()
 
@@ -189,7 +191,11 @@ class Suite:
             **more,
         }
 
-    def measure(self, specs: Mapping[str, dict[str, Any]], then: Callable[[str, Entrant], None] | None = None) -> None:
+    def measure(
+        self,
+        specs: Mapping[str, dict[str, Any]],
+        then: Callable[[str, Entrant], None] | None = None,
+    ) -> None:
         """Rounds of all these entrants, in turns where they fit beside one another.
 
         Args:
@@ -226,11 +232,18 @@ class Suite:
             return None
         there[name] = entrant
         planned = {} if spec["kind"] != "ours" or spec.get("save_on_cpu") else plan(spec)
-        self.entrants[name] = {"seq_len": spec["seq_len"], "rounds": [], **ready, "planned": planned}
+        self.entrants[name] = {
+            "seq_len": spec["seq_len"],
+            "rounds": [],
+            **ready,
+            "planned": planned,
+        }
         _say(f"  {name}: ready after {ready['start_s']:.0f} s, {self.left_s():.0f} s left")
         return ready
 
-    def _take_turns(self, there: dict[str, Entrant], then: Callable[[str, Entrant], None] | None) -> None:
+    def _take_turns(
+        self, there: dict[str, Entrant], then: Callable[[str, Entrant], None] | None
+    ) -> None:
         for number in range(self.size.rounds):
             for name in list(there) if number % 2 == 0 else list(there)[::-1]:
                 try:
@@ -264,7 +277,9 @@ def _fits(entrants: Mapping[str, Mapping[str, Any]], there: Sequence[str], peak_
     if not torch.cuda.is_available():
         return True
     total_gib = torch.cuda.get_device_properties(0).total_memory / 2**30
-    resident_gib = sum(entrants[name].get("resident_gib", 0.0) + 1 for name in there)  # 1: of CUDA itself
+    resident_gib = sum(
+        entrants[name].get("resident_gib", 0.0) + 1 for name in there
+    )  # 1: of CUDA itself
     return resident_gib + peak_gib * ROOM + 1 < total_gib
 
 
@@ -293,7 +308,10 @@ def ours(seq_len: int, variant: str = "") -> str:
 
 def throughput(suite: Suite, seq_len: int) -> None:
     """Ours, with float8 where there is torchao, the bare loop, and torchtitan where it can be imported."""
-    specs = {ours(seq_len): suite.spec("ours", seq_len), f"bare, {seq_len}": suite.spec("bare", seq_len)}
+    specs = {
+        ours(seq_len): suite.spec("ours", seq_len),
+        f"bare, {seq_len}": suite.spec("bare", seq_len),
+    }
     if seq_len == suite.size.seq_lens[0]:
         for module, name, spec in (
             ("torchtitan", f"torchtitan, {seq_len}", suite.spec("torchtitan", seq_len)),
@@ -319,7 +337,9 @@ def garbage(suite: Suite) -> Callable[[str, Entrant], None]:
         found: dict[str, list[float]] = {"controlled": [], "python's": []}
         for _ in range(suite.size.rounds):
             for who, every in (("controlled", 50), ("python's", None)):
-                found[who] += entrant.ask({"steps": suite.size.steps, "gc_every_steps": every})["step_s"]
+                found[who] += entrant.ask({"steps": suite.size.steps, "gc_every_steps": every})[
+                    "step_s"
+                ]
         suite.findings["garbage"] = {
             who: {"median_step_s": statistics.median(seconds), "longest_step_s": max(seconds)}
             for who, seconds in found.items()
@@ -350,9 +370,13 @@ def offload(suite: Suite) -> None:
 
     sent = {"parallel": {"activation_offload": True}}
     both = {"parallel": {"activation_offload": True, "activation_checkpointing": "full"}}
-    suite.measure({ours(seq_len, "offload"): suite.spec("ours", seq_len, settings=sent)}, copy_speed)
+    suite.measure(
+        {ours(seq_len, "offload"): suite.spec("ours", seq_len, settings=sent)}, copy_speed
+    )
     suite.measure({ours(seq_len, "save_on_cpu"): suite.spec("ours", seq_len, save_on_cpu=True)})
-    suite.measure({ours(seq_len, "checkpointing full, offload"): suite.spec("ours", seq_len, settings=both)})
+    suite.measure(
+        {ours(seq_len, "checkpointing full, offload"): suite.spec("ours", seq_len, settings=both)}
+    )
 
 
 def overlap(suite: Suite, with_offload: str, without: str) -> dict[str, float] | None:
@@ -364,7 +388,11 @@ def overlap(suite: Suite, with_offload: str, without: str) -> dict[str, float] |
     step_s, step_without_s = suite.step_s(with_offload), suite.step_s(without)
     if step_s is None or step_without_s is None:
         return None
-    found = {"step_s": step_s, "step_without_s": step_without_s, "exposed_s": max(0.0, step_s - step_without_s)}
+    found = {
+        "step_s": step_s,
+        "step_without_s": step_without_s,
+        "exposed_s": max(0.0, step_s - step_without_s),
+    }
     # torch's own does not say what it sends: what ours does, and weights besides
     sender = suite.entrants.get(with_offload.replace("save_on_cpu", "offload"), {"rounds": []})
     sent_gib = max((r["offloaded_gib_per_step"] for r in sender["rounds"]), default=0.0)
@@ -384,13 +412,21 @@ def masks(suite: Suite) -> None:
     """Attention within documents, as a run has it, where the other entrants see whole rows."""
     for seq_len in suite.size.seq_lens[::-1]:
         settings = {"data": {"document_masks": True}}
-        suite.measure({ours(seq_len, "document masks"): suite.spec("ours", seq_len, settings=settings)})
+        suite.measure(
+            {ours(seq_len, "document masks"): suite.spec("ours", seq_len, settings=settings)}
+        )
 
 
 def strategies(suite: Suite) -> None:
     """Without FSDP: autocast over whole fp32 weights."""
     seq_len = suite.size.seq_lens[0]
-    suite.measure({ours(seq_len, "ddp"): suite.spec("ours", seq_len, settings={"parallel": {"strategy": "ddp"}})})
+    suite.measure(
+        {
+            ours(seq_len, "ddp"): suite.spec(
+                "ours", seq_len, settings={"parallel": {"strategy": "ddp"}}
+            )
+        }
+    )
 
 
 @dataclass(frozen=True)
@@ -446,13 +482,27 @@ def summarize(suite: Suite) -> dict[str, Any]:
             "start_s": round(entrant["start_s"], 1),
             "in_turns": any(r["beside"] for r in rounds),
             **{key: max(r[key] for r in rounds) for key in PEAKS if key in rounds[0]},
-            **{key: rounds[-1][key] for key in ("stall_share", "loss", "offloaded_gib_per_step") if key in rounds[-1]},
+            **{
+                key: rounds[-1][key]
+                for key in ("stall_share", "loss", "offloaded_gib_per_step")
+                if key in rounds[-1]
+            },
             **{f"planned_{key}": round(value, 6) for key, value in entrant["planned"].items()},
         }
     short = suite.size.seq_lens[0]
-    hidden = {v: overlap(suite, ours(short, v), ours(short, without)) for v, without in OFFLOADS.items()}
-    findings = {**suite.findings, **{f"offload: {variant}": found for variant, found in hidden.items() if found}}
-    return {"entrants": rows, "findings": findings, "skipped": suite.skipped, "goals": goals(rows, suite.size)}
+    hidden = {
+        v: overlap(suite, ours(short, v), ours(short, without)) for v, without in OFFLOADS.items()
+    }
+    findings = {
+        **suite.findings,
+        **{f"offload: {variant}": found for variant, found in hidden.items() if found},
+    }
+    return {
+        "entrants": rows,
+        "findings": findings,
+        "skipped": suite.skipped,
+        "goals": goals(rows, suite.size),
+    }
 
 
 def goals(rows: Mapping[str, Mapping[str, Any]], size: Size) -> dict[str, str]:
@@ -461,11 +511,15 @@ def goals(rows: Mapping[str, Mapping[str, Any]], size: Size) -> dict[str, str]:
         return {}
     found: dict[str, str] = {}
     for seq_len, (nominal, goal) in zip(size.seq_lens, GOALS.items(), strict=True):
-        variants = {n: r["mfu"] for n in (ours(seq_len), ours(seq_len, "ddp")) if (r := rows.get(n))}
+        variants = {
+            n: r["mfu"] for n in (ours(seq_len), ours(seq_len, "ddp")) if (r := rows.get(n))
+        }
         best = max(variants, key=lambda n: variants[n], default=None)
         verdict = "not measured"
         if best is not None:
-            verdict = f"{'met' if variants[best] >= goal else 'missed'}: {variants[best]:.1%} ({best})"
+            verdict = (
+                f"{'met' if variants[best] >= goal else 'missed'}: {variants[best]:.1%} ({best})"
+            )
         found[f"MFU {goal:.0%} at {nominal:,}"] = verdict
     short = size.seq_lens[0]
     mine, theirs = rows.get(ours(short)), rows.get(f"torchtitan, {short}")
@@ -478,7 +532,17 @@ def goals(rows: Mapping[str, Mapping[str, Any]], size: Size) -> dict[str, str]:
 
 
 def print_tables(figures: Mapping[str, Any]) -> None:
-    head = ("entrant", "tokens/s", "MFU", "step s", "of bare", "peak GiB", "planned", "stall", "loss")
+    head = (
+        "entrant",
+        "tokens/s",
+        "MFU",
+        "step s",
+        "of bare",
+        "peak GiB",
+        "planned",
+        "stall",
+        "loss",
+    )
     table = [head]
     rows = figures["entrants"]
     for name, row in rows.items():
@@ -498,7 +562,14 @@ def print_tables(figures: Mapping[str, Any]) -> None:
         )
     widths = [max(len(line[column]) for line in table) for column in range(len(head))]
     for line in table:
-        print("  ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))]))
+        print(
+            "  ".join(
+                [
+                    line[0].ljust(widths[0]),
+                    *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True)),
+                ]
+            )
+        )
     for title in ("findings", "skipped", "goals"):
         print(f"\n{title}")
         for name, value in figures[title].items():
@@ -508,7 +579,11 @@ def print_tables(figures: Mapping[str, Any]) -> None:
 def _rounded(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.4g}")
-    return {key: _rounded(inner) for key, inner in value.items()} if isinstance(value, Mapping) else value
+    return (
+        {key: _rounded(inner) for key, inner in value.items()}
+        if isinstance(value, Mapping)
+        else value
+    )
 
 
 def keep(figures: Mapping[str, Any], name: str, out: Path) -> Path:
@@ -538,7 +613,10 @@ def device() -> dict[str, Any]:
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     driver = None
     if shutil.which("nvidia-smi"):
-        driver = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip() or None
+        driver = (
+            subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
+            or None
+        )
     properties = torch.cuda.get_device_properties(0)
     return {
         "name": properties.name,
@@ -571,10 +649,17 @@ def write_dataset(folder: Path, size: Size) -> None:
         part[np.cumsum(lengths) - 1] = 0
         ids = np.arange(first_id, first_id + len(lengths), dtype=np.uint64)
         first_id += len(lengths)
-        with (folder / shard_file(shard)).open("wb") as tar, (folder / index_file(shard)).open("wb") as index:
+        with (
+            (folder / shard_file(shard)).open("wb") as tar,
+            (folder / index_file(shard)).open("wb") as index,
+        ):
             documents = Documents(part, lengths, ids)
-            entries.append(write_shard(tar, index, shard=shard, tokenizer=tokenizer, documents=documents))
-    (folder / MANIFEST_FILE).write_bytes(join(entries, tokenizer=tokenizer, fingerprint="benchmark").dumps())
+            entries.append(
+                write_shard(tar, index, shard=shard, tokenizer=tokenizer, documents=documents)
+            )
+    (folder / MANIFEST_FILE).write_bytes(
+        join(entries, tokenizer=tokenizer, fingerprint="benchmark").dumps()
+    )
 
 
 def _say(line: str) -> None:
@@ -588,11 +673,17 @@ def _check_packages() -> None:
 
 def main() -> None:
     """Measure and print; the exit code is 1 when nothing at all could be measured."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tiny", action="store_true", help="on a processor, in a minute")
     parser.add_argument("--budget-s", type=float, default=520, help="seconds for all of it (520)")
-    parser.add_argument("--only", nargs="*", metavar="PART", help=f"of {', '.join(part.name for part in PARTS)}")
-    parser.add_argument("--save", type=Path, nargs="?", const=Path(), metavar="FOLDER", help="write a result file")
+    parser.add_argument(
+        "--only", nargs="*", metavar="PART", help=f"of {', '.join(part.name for part in PARTS)}"
+    )
+    parser.add_argument(
+        "--save", type=Path, nargs="?", const=Path(), metavar="FOLDER", help="write a result file"
+    )
     args = parser.parse_args()
     _check_packages()
     import torch

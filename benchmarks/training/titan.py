@@ -26,7 +26,11 @@ class Titan:
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
         os.environ.update(
-            RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="localhost", MASTER_PORT=str(spec["port"])
+            RANK="0",
+            LOCAL_RANK="0",
+            WORLD_SIZE="1",
+            MASTER_ADDR="localhost",
+            MASTER_PORT=str(spec["port"]),
         )
         from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
         from torchtitan.components.metrics import MetricsProcessor
@@ -37,7 +41,9 @@ class Titan:
         self.tokens_per_step = spec["global_batch_rows"] * spec["seq_len"]
         config = Trainer.Config(
             model_spec=_model(spec),
-            loss=ChunkedLossWrapper.Config(loss_fn=CrossEntropyLoss.Config(global_vocab_size=spec["vocab_size"])),
+            loss=ChunkedLossWrapper.Config(
+                loss_fn=CrossEntropyLoss.Config(global_vocab_size=spec["vocab_size"])
+            ),
             tokenizer=_no_tokenizer(),
             dataloader=_batches(spec),
             dump_folder=tempfile.mkdtemp(prefix="titan-"),
@@ -64,7 +70,10 @@ class Titan:
             self._step()
         torch.cuda.synchronize()
         seconds = time.perf_counter() - began
-        return {"tokens_per_s": steps * self.tokens_per_step / seconds, "step_s": [seconds / steps] * steps}
+        return {
+            "tokens_per_s": steps * self.tokens_per_step / seconds,
+            "step_s": [seconds / steps] * steps,
+        }
 
     def close(self) -> None:
         """End its threads."""
@@ -84,7 +93,9 @@ def _model(spec: Mapping[str, Any]) -> Any:
     model, dim, vocab_size = registered.model, spec["shape"]["dim"], spec["vocab_size"]
     layers = model.layers[: spec["shape"]["num_layers"]]
     if (model.dim, len(layers)) != (dim, spec["shape"]["num_layers"]):
-        raise ValueError(f"torchtitan's 1B has dim {model.dim} and {len(model.layers)} layers, wanted {spec['shape']}")
+        raise ValueError(
+            f"torchtitan's 1B has dim {model.dim} and {len(model.layers)} layers, wanted {spec['shape']}"
+        )
     embedding = dataclasses.replace(
         model.tok_embeddings,
         num_embeddings=vocab_size,
@@ -92,7 +103,12 @@ def _model(spec: Mapping[str, Any]) -> Any:
     )
     head = dataclasses.replace(model.lm_head, out_features=vocab_size)
     model = dataclasses.replace(
-        model, vocab_size=vocab_size, enable_weight_tying=False, tok_embeddings=embedding, lm_head=head, layers=layers
+        model,
+        vocab_size=vocab_size,
+        enable_weight_tying=False,
+        tok_embeddings=embedding,
+        lm_head=head,
+        layers=layers,
     )
     return dataclasses.replace(registered, model=model)
 
@@ -133,14 +149,19 @@ def _batches(spec: Mapping[str, Any]) -> Any:
 
         def __init__(self, config: Any, **_: Any) -> None:
             self.config = config
-            drawn = np.minimum(np.random.default_rng(2).zipf(1.2, (NUM_BATCHES, rows, seq_len + 1)), vocab_size - 1)
+            drawn = np.minimum(
+                np.random.default_rng(2).zipf(1.2, (NUM_BATCHES, rows, seq_len + 1)), vocab_size - 1
+            )
             self.batches = torch.from_numpy(drawn.astype(np.int64)).pin_memory()
             self.positions = torch.arange(seq_len).expand(rows, -1).contiguous().pin_memory()
 
         def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
             while True:
                 for batch in self.batches:
-                    yield {"input": batch[:, :-1], "positions": self.positions}, batch[:, 1:].contiguous()
+                    yield (
+                        {"input": batch[:, :-1], "positions": self.positions},
+                        batch[:, 1:].contiguous(),
+                    )
 
         def state_dict(self) -> dict[str, Any]:
             return {}

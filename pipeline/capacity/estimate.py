@@ -44,7 +44,17 @@ VERSION = 1
 SHIPPED = Path(__file__).with_name("calibration.json")
 """Measured by benchmarks/calibrate.py; `make bench` writes another."""
 
-AMOUNTS = ("input", "documents", "text", "paragraphs", "left", "scored", "band_hashes", "kept", "tokens")
+AMOUNTS = (
+    "input",
+    "documents",
+    "text",
+    "paragraphs",
+    "left",
+    "scored",
+    "band_hashes",
+    "kept",
+    "tokens",
+)
 """Bytes of the input as it lies there, documents and bytes of text in it, paragraphs that are hashed; characters and
 documents that annotate stored; hashes of their MinHash bands; documents kept, and their tokens."""
 
@@ -82,7 +92,11 @@ ACROSS = ("paragraph_dedup", "fuzzy_dedup", "write_shards")
 HASHED: Mapping[str, str] = {"paragraph_dedup": "paragraphs", "fuzzy_dedup": "band_hashes"}
 """Those of them whose pieces of work are ranges of hashes, and of what."""
 
-OPEN_S: Mapping[str, float] = {"paragraph_dedup": 0.0006, "fuzzy_dedup": 0.0006, "write_shards": 0.0006}
+OPEN_S: Mapping[str, float] = {
+    "paragraph_dedup": 0.0006,
+    "fuzzy_dedup": 0.0006,
+    "write_shards": 0.0006,
+}
 """Seconds of CPU for one unit's files in one partition: benchmarks/driver_scale.py, 2,000 units."""
 
 PIECE_S = 15e-6
@@ -150,9 +164,15 @@ class Line(_Strict):
 class PhaseRates(_Strict):
     """What one phase took where it was measured."""
 
-    cpu_s: dict[str, Line] = Field(description="Seconds of CPU by step, per piece of work and per amount.")
-    start_s: float = Field(description="More of it in the first piece of work of a process: libraries, models.")
-    bytes: dict[str, Line] = Field(description="Bytes written by kind of file; in phases across units fixed: per unit.")
+    cpu_s: dict[str, Line] = Field(
+        description="Seconds of CPU by step, per piece of work and per amount."
+    )
+    start_s: float = Field(
+        description="More of it in the first piece of work of a process: libraries, models."
+    )
+    bytes: dict[str, Line] = Field(
+        description="Bytes written by kind of file; in phases across units fixed: per unit."
+    )
     base_mb: float = Field(description="Memory of a task beside what it holds by HELD_BYTES.")
 
 
@@ -186,11 +206,15 @@ def read_calibration(path: Path = SHIPPED) -> Calibration:
         found = json.loads(path.read_text(encoding="utf-8"))
         if found.get("version") != VERSION:
             raise ConfigError(
-                [f"{path}: version is {found.get('version')!r}, wanted {VERSION}; measure anew: make bench"]
+                [
+                    f"{path}: version is {found.get('version')!r}, wanted {VERSION}; measure anew: make bench"
+                ]
             )
         return Calibration.model_validate(found)
     except (OSError, ValueError, ValidationError, AttributeError) as error:
-        raise ConfigError([f"{path} is no calibration: {error}; make one: python -m benchmarks.calibrate"]) from error
+        raise ConfigError(
+            [f"{path} is no calibration: {error}; make one: python -m benchmarks.calibrate"]
+        ) from error
 
 
 # ------------------------------------------------------------------------------------------------------------- fitting
@@ -223,7 +247,9 @@ def fit(runs: Sequence[Run], **where: str) -> Calibration:
             for name, amount in split.items():
                 totals[name] += amount
     phases = {
-        phase: _rates(phase, mine) for phase in PHASE_VERSIONS if (mine := [w for w in task_ids if w.phase == phase])
+        phase: _rates(phase, mine)
+        for phase in PHASE_VERSIONS
+        if (mine := [w for w in task_ids if w.phase == phase])
     }
     return Calibration(
         source=where.pop("source", ", ".join(str(run.run_dir) for run in runs)),
@@ -235,12 +261,16 @@ def fit(runs: Sequence[Run], **where: str) -> Calibration:
 
 def _amounts_of_splits(run: Run) -> dict[str, dict[str, float]]:
     counts: dict[str, dict[str, Mapping[str, int]]] = {
-        phase: {split: run.folder(phase).record(split)["counters"]["counts"] for split in run.splits}
+        phase: {
+            split: run.folder(phase).record(split)["counters"]["counts"] for split in run.splits
+        }
         for phase in ("extract", "annotate", "tokenize")
     }
     found: dict[str, dict[str, float]] = {}
     for split in run.splits:
-        extract, annotate, tokenize = (counts[phase][split] for phase in ("extract", "annotate", "tokenize"))
+        extract, annotate, tokenize = (
+            counts[phase][split] for phase in ("extract", "annotate", "tokenize")
+        )
         values = (
             extract.get("file_bytes", 0),
             extract.get("documents", 0),
@@ -258,7 +288,9 @@ def _amounts_of_splits(run: Run) -> dict[str, dict[str, float]]:
 
 def _works(run: Run) -> Iterator[_Work]:
     if not run.folder("write_shards").complete():
-        raise ConfigError([f"{run.run_dir}: the run is not finished; only a finished one can be a calibration"])
+        raise ConfigError(
+            [f"{run.run_dir}: the run is not finished; only a finished one can be a calibration"]
+        )
     splits = _amounts_of_splits(run)
     seen: set[tuple[str, str]] = set()
     done: set[tuple[str, str]] = set()
@@ -282,10 +314,16 @@ def _works(run: Run) -> Iterator[_Work]:
             amounts = splits[task_id]
         else:
             counts = record["counters"]["counts"]
-            amounts = {key: float(counts.get(key, 0)) for key in ("paragraphs", "band_hashes", "tokens")}
+            amounts = {
+                key: float(counts.get(key, 0)) for key in ("paragraphs", "band_hashes", "tokens")
+            }
         yield _Work(phase, event["cpu_seconds"], peak_mb, is_first, amounts, len(splits), sizes)
     if not seen:
-        raise ConfigError([f"{run.run_dir}: its log has no CPU seconds: it was made by an older version; run it anew"])
+        raise ConfigError(
+            [
+                f"{run.run_dir}: its log has no CPU seconds: it was made by an older version; run it anew"
+            ]
+        )
 
 
 def _kind(phase: str, name: str) -> str:
@@ -304,7 +342,11 @@ def _rates(phase: str, task_ids: Sequence[_Work]) -> PhaseRates:
         seconds = [max(0.0, w.cpu_s.get(step, 0.0) - opens * w.num_splits) for w in later]
         amounts = [w.amounts.get(_grows_with(phase, step), 0.0) for w in later]
         # across units what is fixed has been taken off already
-        cpu[step] = Line(rate=sum(seconds) / max(1.0, sum(amounts))) if is_across else _line(amounts, seconds)
+        cpu[step] = (
+            Line(rate=sum(seconds) / max(1.0, sum(amounts)))
+            if is_across
+            else _line(amounts, seconds)
+        )
     firsts = [task_id for task_id in task_ids if task_id.is_first]
     dearer = [
         sum(w.cpu_s.values())
@@ -315,15 +357,20 @@ def _rates(phase: str, task_ids: Sequence[_Work]) -> PhaseRates:
     sizes: dict[str, Line] = {}
     for kind in dict.fromkeys(kind for task_id in task_ids for kind in task_id.bytes):
         line = _line(
-            [w.amounts.get(_grows_with(phase, kind), 0.0) for w in task_ids], [w.bytes.get(kind, 0) for w in task_ids]
+            [w.amounts.get(_grows_with(phase, kind), 0.0) for w in task_ids],
+            [w.bytes.get(kind, 0) for w in task_ids],
         )
         num_splits = task_ids[0].num_splits if phase in HASHED else 1
         sizes[kind] = line.model_copy(update={"fixed": line.fixed / num_splits})
     held = HELD_BYTES[phase] / 2**20
-    base = max(w.peak_mb - held * w.amounts.get(HOLDS.get(phase, GROWS_WITH[phase]), 0.0) for w in task_ids)
+    base = max(
+        w.peak_mb - held * w.amounts.get(HOLDS.get(phase, GROWS_WITH[phase]), 0.0) for w in task_ids
+    )
     return PhaseRates(
         cpu_s=cpu,
-        start_s=max(0.0, min(dearer, default=0.0)),  # the first process ever on a machine compiles too: once, not each
+        start_s=max(
+            0.0, min(dearer, default=0.0)
+        ),  # the first process ever on a machine compiles too: once, not each
         bytes=sizes,
         base_mb=max(0.0, round(base, 1)),
     )
@@ -346,7 +393,13 @@ def _line(amounts: Sequence[float], values: Sequence[float]) -> Line:
     mean_x = sum(w * x for w, x in zip(weights, amounts, strict=True)) / whole
     mean_y = sum(w * y for w, y in zip(weights, values, strict=True)) / whole
     spread = sum(w * (x - mean_x) ** 2 for w, x in zip(weights, amounts, strict=True))
-    rate = sum(w * (x - mean_x) * (y - mean_y) for w, x, y in zip(weights, amounts, values, strict=True)) / spread
+    rate = (
+        sum(
+            w * (x - mean_x) * (y - mean_y)
+            for w, x, y in zip(weights, amounts, values, strict=True)
+        )
+        / spread
+    )
     fixed = mean_y - rate * mean_x
     if rate < 0:
         return Line(fixed=sum(values) / len(values))
@@ -368,7 +421,11 @@ class Cluster:
 
 
 def this_machine(
-    config: RunConfig, nodes: int, cores: int | None, memory_gb: float | None, price_per_core_hour: float | None
+    config: RunConfig,
+    nodes: int,
+    cores: int | None,
+    memory_gb: float | None,
+    price_per_core_hour: float | None,
 ) -> Cluster:
     """Machines like this one, where nothing else is said."""
     folder = Path(config.run_dir).absolute()
@@ -392,7 +449,9 @@ class PhaseCost:
     num_files: int
     bytes_read: float
     bytes_written: float
-    cpu_s: Mapping[str, float]  # by step; `start`: of every process; `open`: every unit's files in every partition
+    cpu_s: Mapping[
+        str, float
+    ]  # by step; `start`: of every process; `open`: every unit's files in every partition
     memory_mb: float  # of the largest task
     asked_mb: int  # that the task asks the cluster for
     slots: int  # tasks at a time
@@ -441,7 +500,9 @@ class Cost:
     @property
     def network_bytes(self) -> float:
         """Where the run folder is storage that all machines share: all that is fetched, read and written."""
-        return self.amounts["input"] + sum(phase.bytes_read + phase.bytes_written for phase in self.phases)
+        return self.amounts["input"] + sum(
+            phase.bytes_read + phase.bytes_written for phase in self.phases
+        )
 
     def to_json(self) -> dict[str, Any]:
         """For programs."""
@@ -530,7 +591,9 @@ class _Model:
     def pieces(self, phase: str) -> int:
         """Pieces of all units' files that a phase goes through."""
         partitions = math.ceil(self.openings(phase) / self.num_splits)
-        return self.num_splits * pieces_for(partitions, self.amounts[HASHED[phase]] / self.num_splits)
+        return self.num_splits * pieces_for(
+            partitions, self.amounts[HASHED[phase]] / self.num_splits
+        )
 
     def written(self, phase: str) -> dict[str, float]:
         """Bytes by kind of file."""
@@ -539,7 +602,10 @@ class _Model:
             return {}
         times = self.openings(phase) if phase in HASHED else task_ids
         lines = self.calibration.phases[phase].bytes
-        return {kind: line.at(self.amounts[_grows_with(phase, kind)], times) for kind, line in lines.items()}
+        return {
+            kind: line.at(self.amounts[_grows_with(phase, kind)], times)
+            for kind, line in lines.items()
+        }
 
     def cost(self) -> Cost:
         phases = tuple(self.phase(name) for name in PHASE_VERSIONS)
@@ -565,10 +631,14 @@ class _Model:
         cpu = {
             step: line.at(self.amounts[_grows_with(name, step)], task_ids)
             for step, line in rates.cpu_s.items()
-            if step in steps or step not in _STAGES[name] or (name, step) == ("select", "perplexity")
+            if step in steps
+            or step not in _STAGES[name]
+            or (name, step) == ("select", "perplexity")
         }
         if opened := self.openings(name):
-            cpu["open"] = opened * OPEN_S[name] + (self.pieces(name) * PIECE_S if name in HASHED else 0.0)
+            cpu["open"] = opened * OPEN_S[name] + (
+                self.pieces(name) * PIECE_S if name in HASHED else 0.0
+            )
         if name == "annotate":
             cpu["duplicate_lines"] = self.openings("paragraph_dedup") * REPEATS_S
         each_s, waves = sum(cpu.values()) / task_ids, math.ceil(task_ids / max(1, slots))
@@ -585,7 +655,9 @@ class _Model:
             memory_mb=rates.base_mb + held / 2**20,
             asked_mb=request.memory_mb,
             slots=slots,
-            hours=max(waves * each_s + rates.start_s, task_ids * HANDING_OUT_S) / 3600 if slots else math.inf,
+            hours=max(waves * each_s + rates.start_s, task_ids * HANDING_OUT_S) / 3600
+            if slots
+            else math.inf,
             idle_share=1 - task_ids / (waves * slots) if slots else 0.0,
         )
 
@@ -605,7 +677,11 @@ class _Model:
                 yield (
                     f"{phase.name}: {phase.task_ids:,} tasks on {phase.slots:,} places leave {phase.idle_share:.0%} of "
                     f"its core-hours to nobody"
-                    + ("; fewer cores are as fast" if phase.task_ids <= phase.slots else " in the last wave")
+                    + (
+                        "; fewer cores are as fast"
+                        if phase.task_ids <= phase.slots
+                        else " in the last wave"
+                    )
                 )
         if (fits := int(cluster.memory_gb * 1e9 / (engine.memory_mb * 2**20))) < cluster.cores:
             yield (
@@ -618,7 +694,9 @@ class _Model:
                 f"{self.num_splits:,} units make {num_files:,} files; input.files_per_split: auto makes {MAX_SPLITS:,} "
                 f"units at most"
             )
-        if (disk := cluster.disk_gb) is not None and (needed := sum(p.bytes_written for p in phases) / 1e9) > disk:
+        if (disk := cluster.disk_gb) is not None and (
+            needed := sum(p.bytes_written for p in phases) / 1e9
+        ) > disk:
             yield f"the run folder takes {needed:,.0f} GB, {disk:,.0f} GB are free there; set run_dir to a larger disk"
         merge_gb = MERGE_BYTES * self.amounts["documents"] / 1e9
         if self.config.fuzzy_dedup is not None and merge_gb > cluster.memory_gb / 2:
@@ -626,7 +704,9 @@ class _Model:
                 f"fuzzy_dedup: the driver merges over {self.amounts['documents']:,.0f} records, up to "
                 f"{merge_gb:,.0f} GB of sparse files, of which only what fits into memory is fast"
             )
-        if missing := [f"{name}.{stage}" for name in PHASE_VERSIONS for stage in self._unmeasured(name)]:
+        if missing := [
+            f"{name}.{stage}" for name in PHASE_VERSIONS for stage in self._unmeasured(name)
+        ]:
             yield f"not measured, and counted as nothing: {', '.join(missing)}; calibrate by a run that has them"
 
     def _too_large(self, phase: PhaseCost) -> str:
@@ -637,7 +717,12 @@ class _Model:
         if phase.name in HASHED and share > 1:
             told += f" (hashes are cut into {MAX_PARTITIONS:,} ranges at most)"
         if phase.name == "paragraph_dedup" and share > 1:
-            splits = room * MAX_PARTITIONS / BYTES_PER_PARAGRAPH / (self.amounts["paragraphs"] / self.num_splits)
+            splits = (
+                room
+                * MAX_PARTITIONS
+                / BYTES_PER_PARAGRAPH
+                / (self.amounts["paragraphs"] / self.num_splits)
+            )
             told += f"; set paragraph_dedup.group_splits to {int(splits):,} (CCNet looks among 3 % of a dump)"
             return f"{told}, or engine.memory_mb to {phase.memory_mb:,.0f}"
         if phase.name == "write_shards" and share > 1:
@@ -650,12 +735,21 @@ class _Model:
         if not self.task_ids(name):
             return []
         rates = self.calibration.phases.get(name)
-        return [s.stage.name for s in stages_of(name, self.config) if rates is None or s.stage.name not in rates.cpu_s]
+        return [
+            s.stage.name
+            for s in stages_of(name, self.config)
+            if rates is None or s.stage.name not in rates.cpu_s
+        ]
 
 
 _STAGES = {phase: {stage.name for stage in CHAIN.get(phase, ())} for phase in PHASE_VERSIONS}
 
 
 def _origin(calibration: Calibration) -> str:
-    about = [calibration.source, calibration.machine, calibration.date[:10], (calibration.commit or "")[:9]]
+    about = [
+        calibration.source,
+        calibration.machine,
+        calibration.date[:10],
+        (calibration.commit or "")[:9],
+    ]
     return "; ".join(part for part in about if part)

@@ -25,7 +25,8 @@ def print_cost(cost: Cost, console: Console) -> None:
     )
     console.print(_table(cost))
     steps = sorted(
-        ((f"{p.name}: {step}", s) for p in cost.phases for step, s in p.cpu_s.items()), key=lambda item: -item[1]
+        ((f"{p.name}: {step}", s) for p in cost.phases for step, s in p.cpu_s.items()),
+        key=lambda item: -item[1],
     )
     shown = ", ".join(f"{name} {_hours(seconds / 3600)}" for name, seconds in steps[:6])
     console.print(f"CPU hours, most first: {shown}", markup=False)
@@ -37,7 +38,9 @@ def print_cost(cost: Cost, console: Console) -> None:
     )
     if cost.price is not None:
         each = f"{cluster.nodes * cluster.cores:,} cores at {cluster.price_per_core_hour:g} an hour"
-        console.print(f"Price: {cost.price:,.2f} ({each}, for {_hours(cost.hours)} hours)", markup=False)
+        console.print(
+            f"Price: {cost.price:,.2f} ({each}, for {_hours(cost.hours)} hours)", markup=False
+        )
     console.print(
         f"Rates measured on {cost.calibration}; `make bench` measures yours, --calibration RUN takes a run's",
         markup=False,
@@ -80,7 +83,16 @@ def _table(cost: Cost) -> Table:
         )
     num_files = sum(phase.num_files for phase in cost.phases)
     read = sum(phase.bytes_read for phase in cost.phases)
-    whole = ("total", "", f"{num_files:,}", _bytes(read), _bytes(cost.bytes_written), _hours(cost.cpu_hours), "", "")
+    whole = (
+        "total",
+        "",
+        f"{num_files:,}",
+        _bytes(read),
+        _bytes(cost.bytes_written),
+        _hours(cost.cpu_hours),
+        "",
+        "",
+    )
     table.add_row(*whole, _hours(cost.hours), "", style="bold")
     return table
 
@@ -93,7 +105,9 @@ def to_json(cost: Cost) -> str:
 def _bytes(number: float) -> str:
     for split in ("B", "kB", "MB", "GB", "TB"):
         if number < 1000:
-            return f"{number:,.0f} {split}" if split in ("B", "kB", "MB") else f"{number:,.1f} {split}"
+            return (
+                f"{number:,.0f} {split}" if split in ("B", "kB", "MB") else f"{number:,.1f} {split}"
+            )
         number /= 1000
     return f"{number:,.1f} PB"
 

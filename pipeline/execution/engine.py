@@ -75,7 +75,9 @@ class TaskFinished:
     task_id: str
     seconds: Mapping[str, float]  # by step
     failed: str | None
-    cpu_seconds: Mapping[str, float] = field(default_factory=dict[str, float])  # by step, as it is in what follows
+    cpu_seconds: Mapping[str, float] = field(
+        default_factory=dict[str, float]
+    )  # by step, as it is in what follows
     peak_mb: float | None = None
     worker: str = ""  # the process that did it
 
@@ -121,7 +123,11 @@ def run(plan: RunPlan, engine: Engine | None = None) -> Iterator[Event]:
         RunAborted: work failed (its phase was finished for all other work), or another process works on this run.
     """
     check(plan.config)
-    with _run_lock(plan) as run_lock, keep(plan.run_dir) as log, engine or engine_of(plan.config.engine) as workers:
+    with (
+        _run_lock(plan) as run_lock,
+        keep(plan.run_dir) as log,
+        engine or engine_of(plan.config.engine) as workers,
+    ):
         record_run(plan)
         log({"event": "RunStarted"})
         why = "its driver was stopped"
@@ -160,11 +166,15 @@ def _run_phase(phase: Phase, engine: Engine) -> Iterator[Event]:
             failures[event.task_id] = event.failed
         yield event
     if missing := set(todo) - failures.keys() - folder.done():
-        failures |= dict.fromkeys(missing, "it was handed out, and neither a result nor a failure came back")
+        failures |= dict.fromkeys(
+            missing, "it was handed out, and neither a result nor a failure came back"
+        )
     if failures:
         raise RunAborted(_abort_message(phase, failures, len(task_ids)))
     phase.finish()
-    folder.finish({"task_ids": len(task_ids), "of": splits, "counters": phase.sum_of_records().to_json()})
+    folder.finish(
+        {"task_ids": len(task_ids), "of": splits, "counters": phase.sum_of_records().to_json()}
+    )
     yield PhaseFinished(phase.name, phase.counters(), was_complete=False)
 
 
@@ -276,7 +286,9 @@ class _OnRay(Engine):
         ray.data.DataContext.get_current().target_max_block_size = (
             None if is_handed_over else int(self.config.batch_mb * 2**20)
         )
-        flow = ray.data.from_items([{"task_id": task_id} for task_id in task_ids], override_num_blocks=len(task_ids))
+        flow = ray.data.from_items(
+            [{"task_id": task_id} for task_id in task_ids], override_num_blocks=len(task_ids)
+        )
         for request, steps in tasks:  # Ray fuses neighbours that ask for the same
             for name, step in steps:
                 flow = flow.map_batches_internal(  # `map_batches`, but for a rule: GPUs want batches of so many rows
@@ -311,13 +323,17 @@ class _OnRay(Engine):
             ray.init(
                 num_cpus=self.config.workers or os.cpu_count(),
                 include_dashboard=False,
-                object_store_memory=None if hands_over else 200 * 2**20,  # else only done-records pass through it
+                object_store_memory=None
+                if hands_over
+                else 200 * 2**20,  # else only done-records pass through it
                 **_metrics_settings(self.config.metrics_port),
                 **quiet,
             )
             # This machine has what it has: a default that is meant for larger ones does not keep it from working.
             memory_mb = int(ray.cluster_resources()["memory"] / 2**20)
-            self.config = self.config.model_copy(update={"memory_mb": min(self.config.memory_mb, memory_mb)})
+            self.config = self.config.model_copy(
+                update={"memory_mb": min(self.config.memory_mb, memory_mb)}
+            )
         if callable(on_terminate) and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, on_terminate)  # Ray has put its own in its place
         # What the raylet says of a worker that died is printed whatever log_to_driver is; the unit's failure says it.
@@ -350,7 +366,11 @@ class _OnRay(Engine):
             import ray
 
             was_told_to_end = exc[0] is not None and not isinstance(exc[1], Exception)
-            if self.config.metrics_port is not None and "RAY_ADDRESS" not in os.environ and not was_told_to_end:
+            if (
+                self.config.metrics_port is not None
+                and "RAY_ADDRESS" not in os.environ
+                and not was_told_to_end
+            ):
                 time.sleep(METRICS_STAY_S)
             ray.shutdown()
 
@@ -393,7 +413,15 @@ def tasks_of(phase: Phase, engine: EngineConfig) -> list[tuple[Request, list[tup
         elif not tasks[-1][0].is_like(request):
             batch_bytes = int(engine.batch_mb * 2**20)
             tasks.append(
-                (request, [("handover", Handover(name, phase.folder.attempt, engine.max_attempts, batch_bytes))])
+                (
+                    request,
+                    [
+                        (
+                            "handover",
+                            Handover(name, phase.folder.attempt, engine.max_attempts, batch_bytes),
+                        )
+                    ],
+                )
             )
         tasks[-1][1].append((name, step))
     return tasks
@@ -414,7 +442,11 @@ def steps_of(phase: Phase, engine: EngineConfig) -> list[tuple[str, Step]]:
     for spec in phase.stages():
         schema = spec.output_schema(schema)
         steps.append((spec.stage.name, StageStep(spec, schema, spec.digests())))
-    return [("read", source), *steps, ("write", SinkStep("write", phase.write, engine.max_error_share))]
+    return [
+        ("read", source),
+        *steps,
+        ("write", SinkStep("write", phase.write, engine.max_error_share)),
+    ]
 
 
 @dataclass(frozen=True)
@@ -434,14 +466,18 @@ class _PartitionStep:
         except Exception as error:  # noqa: BLE001 - one partition's fault, whatever it is, must not stop the others
             yield {"task_id": task_id, "failed": format_error(error)}
             return
-        yield finished(task_id, {self.phase.name: watch.seconds}, {self.phase.name: watch.cpu_seconds})
+        yield finished(
+            task_id, {self.phase.name: watch.seconds}, {self.phase.name: watch.cpu_seconds}
+        )
 
 
 def _operator(name: str, step: Step) -> Callable[[pa.Table], Iterator[pa.Table]]:
     """A step as Ray Data calls it: tables in, tables out, under the stage's own name."""
 
     def call(table: pa.Table) -> Iterator[pa.Table]:
-        inputs = table.column("task_id").to_pylist() if table.column_names == ["task_id"] else [table]
+        inputs = (
+            table.column("task_id").to_pylist() if table.column_names == ["task_id"] else [table]
+        )
         for out in _through(step, iter(inputs)):
             yield out if isinstance(out, pa.Table) else pa.table({"result": [json.dumps(out)]})
 

@@ -38,7 +38,12 @@ class Request:
     @property
     def amounts(self) -> Amounts:
         """Under Ray's names, without what is not asked for."""
-        amounts = {"CPU": self.num_cpus, "GPU": self.num_gpus, "memory": self.memory_mb * 2**20, **self.custom}
+        amounts = {
+            "CPU": self.num_cpus,
+            "GPU": self.num_gpus,
+            "memory": self.memory_mb * 2**20,
+            **self.custom,
+        }
         return {name: amount for name, amount in amounts.items() if amount}
 
     def remote_args(self) -> dict[str, Any]:
@@ -76,7 +81,11 @@ def requests_of(config: RunConfig) -> list[Request]:
             continue
         requests.append(request_of(config.engine, phase))
         own = config.engine.phases.get(phase, PhaseResources()).stages
-        requests += [request_of(config.engine, phase, stage) for stage in own if getattr(section, stage) is not None]
+        requests += [
+            request_of(config.engine, phase, stage)
+            for stage in own
+            if getattr(section, stage) is not None
+        ]
     return requests
 
 
@@ -89,10 +98,17 @@ def unmet(requests: Iterable[Request], machines: Sequence[Amounts]) -> list[str]
     """
     faults: list[str] = []
     for request in requests:
-        lacks = [[name for name, amount in request.amounts.items() if has.get(name, 0) < amount] for has in machines]
+        lacks = [
+            [name for name, amount in request.amounts.items() if has.get(name, 0) < amount]
+            for has in machines
+        ]
         if all(lacks):
             nearest = min(range(len(machines)), key=lambda i: len(lacks[i]), default=None)
-            has = {} if nearest is None else {name: machines[nearest].get(name, 0) for name in lacks[nearest]}
+            has = (
+                {}
+                if nearest is None
+                else {name: machines[nearest].get(name, 0) for name in lacks[nearest]}
+            )
             found = f"the nearest has only {_in_words(has)}" if has else "there is no machine"
             faults.append(f"{request.of} asks for {_in_words(request.amounts)}; {found}")
     return faults

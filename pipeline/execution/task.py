@@ -90,7 +90,9 @@ class StageSpec:
 
     def digests(self) -> dict[str, str]:
         """The content of each model, as far as it is known on this machine."""
-        known = {reference: assets.digest(reference) for reference in self.stage.files_of(self.settings)}
+        known = {
+            reference: assets.digest(reference) for reference in self.stage.files_of(self.settings)
+        }
         return {reference: digest for reference, digest in known.items() if digest is not None}
 
     def opened(self, digests: Mapping[str, str] = MappingProxyType({})) -> Stage[Any]:
@@ -99,7 +101,9 @@ class StageSpec:
         Raises:
             UnitFailed: a model has another content than `digests` says: what the run was planned with, elsewhere.
         """
-        files = {reference: assets.resolve(reference) for reference in self.stage.files_of(self.settings)}
+        files = {
+            reference: assets.resolve(reference) for reference in self.stage.files_of(self.settings)
+        }
         key = (self.stage, self.settings.model_dump_json())
         state = [_state_of(path) for path in files.values()]
         opened, state_then = _OPENED.get(key, (None, None))
@@ -183,7 +187,10 @@ class Source:
                 raise
             yield _mark(schema, {"close": task_id, "failed": format_error(error)})
             return
-        spent = {"seconds": {self.name: watch.seconds}, "cpu_seconds": {self.name: watch.cpu_seconds}}
+        spent = {
+            "seconds": {self.name: watch.seconds},
+            "cpu_seconds": {self.name: watch.cpu_seconds},
+        }
         yield _mark(schema, {"close": task_id, "report": report, **spent})
 
 
@@ -204,7 +211,9 @@ class Handover:
         """The same rows in the same order."""
         mark = split.column("mark")
         opening, closing = json.loads(mark[0].as_py() or "{}"), json.loads(mark[-1].as_py() or "{}")
-        assert opening.get("open") == closing.get("close") is not None, f"a unit came in pieces: {opening}, {closing}"
+        assert opening.get("open") == closing.get("close") is not None, (
+            f"a unit came in pieces: {opening}, {closing}"
+        )
         assert mark.null_count == len(mark) - 2, "two units came as one"
         try:
             check_attempts(self.max_attempts, self.attempt(f"{opening['open']}.{self.name}"))
@@ -223,7 +232,9 @@ class StageStep:
 
     spec: StageSpec
     schema: pa.Schema  # of the flow after this step
-    digests: Mapping[str, str] = field(default_factory=dict[str, str])  # of its models, where the run was planned
+    digests: Mapping[str, str] = field(
+        default_factory=dict[str, str]
+    )  # of its models, where the run was planned
     _watch: Stopwatch = field(default_factory=Stopwatch)
     _failure: str | None = None
 
@@ -241,7 +252,9 @@ class StageStep:
         if opening.num_rows:
             self._watch, self._failure = Stopwatch(), None
         judged = self._judged(table.filter(alive))
-        return pa.concat_tables([opening, *judged, self._signed(rest.filter(pc.invert(is_opening)))])
+        return pa.concat_tables(
+            [opening, *judged, self._signed(rest.filter(pc.invert(is_opening)))]
+        )
 
     def _judged(self, batch: pa.Table) -> list[pa.Table]:
         """The living after this stage, and the light rows of those it dropped; nothing once the unit has failed."""
@@ -250,7 +263,10 @@ class StageStep:
         try:
             with self._watch:
                 outcome = apply(self.spec.opened(self.digests), batch.drop_columns(FLOW.names))
-                return [_conform(outcome.kept, self.schema), _decisions(batch, outcome.dropped, self.schema)]
+                return [
+                    _conform(outcome.kept, self.schema),
+                    _decisions(batch, outcome.dropped, self.schema),
+                ]
         except BaseException as error:
             if not _is_fault(error):
                 raise
@@ -264,12 +280,17 @@ class StageStep:
             return rows
         closing = json.loads(marks[-1])
         if "seconds" in closing:
-            for key, spent in (("seconds", self._watch.seconds), ("cpu_seconds", self._watch.cpu_seconds)):
+            for key, spent in (
+                ("seconds", self._watch.seconds),
+                ("cpu_seconds", self._watch.cpu_seconds),
+            ):
                 closing[key][self.name] = closing[key].get(self.name, 0.0) + spent
         if self._failure is not None:
             closing.setdefault("failed", self._failure)
         index = rows.schema.get_field_index("mark")
-        return rows.set_column(index, "mark", pa.array([*marks[:-1], json.dumps(closing)], pa.string()))
+        return rows.set_column(
+            index, "mark", pa.array([*marks[:-1], json.dumps(closing)], pa.string())
+        )
 
 
 @dataclass
@@ -338,7 +359,9 @@ class SinkStep:
             self._abandon(TaskFailed(failure))
             return {"task_id": task_id, "failed": failure}
         seconds = {**mark["seconds"], self.name: self._watch.seconds}
-        return finished(task_id, seconds, {**mark["cpu_seconds"], self.name: self._watch.cpu_seconds})
+        return finished(
+            task_id, seconds, {**mark["cpu_seconds"], self.name: self._watch.cpu_seconds}
+        )
 
     def _commit(self, mark: Mapping[str, Any]) -> None:
         assert self._sink is not None
@@ -374,7 +397,9 @@ def apply(stage: Stage[Any], batch: pa.Table) -> Outcome:
         if isinstance(error, AccountsDoNotBalance) or not _is_fault(error):
             raise
         if batch.num_rows == 1:
-            kind = next((kind for cls, kind in ERROR_KINDS.items() if isinstance(error, cls)), PANIC)
+            kind = next(
+                (kind for cls, kind in ERROR_KINDS.items() if isinstance(error, cls)), PANIC
+            )
             gone: dict[str, list[Any]] = {name: [None] for name in DROPPED.names}
             gone |= {"doc_id": batch.column("doc_id").to_pylist()}
             gone |= {"reason": [f"{stage.name}.error_{kind}"], "detail": [format_error(error)]}
@@ -398,7 +423,9 @@ def _decisions(batch: pa.Table, dropped: pa.Table, schema: pa.Schema) -> pa.Tabl
     text = gone.column("text") if "text" in gone.column_names else None
     chars = gone.column("num_chars") if text is None else pc.cast(pc.utf8_length(text), pa.int64())
     light = [
-        f.name for f in schema if f.name in gone.column_names and not _is_large(f.type) and f.name not in FLOW.names
+        f.name
+        for f in schema
+        if f.name in gone.column_names and not _is_large(f.type) and f.name not in FLOW.names
     ]
     columns = {name: gone.column(name) for name in light}
     columns |= {name: dropped.column(name) for name in ("reason", "value", "limit", "detail")}
@@ -415,7 +442,11 @@ def _conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
         return table
     names = set(table.column_names)
     columns = [
-        (table.column(f.name) if table.schema.field(f.name).type == f.type else table.column(f.name).cast(f.type))
+        (
+            table.column(f.name)
+            if table.schema.field(f.name).type == f.type
+            else table.column(f.name).cast(f.type)
+        )
         if f.name in names
         else pa.nulls(table.num_rows, f.type)
         for f in schema
@@ -424,11 +455,15 @@ def _conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _mark(schema: pa.Schema, mark: Mapping[str, Any]) -> pa.Table:
-    row = pa.table({"doc_id": pa.array([0], pa.uint64()), "mark": pa.array([json.dumps(mark)], pa.string())})
+    row = pa.table(
+        {"doc_id": pa.array([0], pa.uint64()), "mark": pa.array([json.dumps(mark)], pa.string())}
+    )
     return _conform(row, schema)
 
 
-def finished(task_id: str, seconds: Mapping[str, float], cpu_seconds: Mapping[str, float]) -> dict[str, Any]:
+def finished(
+    task_id: str, seconds: Mapping[str, float], cpu_seconds: Mapping[str, float]
+) -> dict[str, Any]:
     """The result of a piece of work, with what it took by step, and the most memory that this process held in it."""
     return {
         "task_id": task_id,
@@ -442,7 +477,9 @@ def finished(task_id: str, seconds: Mapping[str, float], cpu_seconds: Mapping[st
 def check_attempts(max_attempts: int, attempt: int) -> None:
     """Raise `UnitFailed` when work is tried once too often: the tries before have each killed their process."""
     if attempt > max_attempts:
-        raise TaskFailed(f"the process that worked on it died {attempt - 1} times; is a document or a model at fault?")
+        raise TaskFailed(
+            f"the process that worked on it died {attempt - 1} times; is a document or a model at fault?"
+        )
 
 
 def _is_fault(error: BaseException) -> bool:

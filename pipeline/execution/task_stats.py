@@ -42,7 +42,9 @@ def reset_peak_memory() -> None:
     """Let the peak of resident memory begin again at what is resident now (proc(5), clear_refs)."""
     try:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    except OSError:  # no Linux, or a container that forbids it: peaks are then those since the process began
+    except (
+        OSError
+    ):  # no Linux, or a container that forbids it: peaks are then those since the process began
         return
 
 
@@ -52,4 +54,6 @@ def peak_mb() -> float | None:
         lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     except OSError:
         return None
-    return next((round(int(line.split()[1]) / 1024, 1) for line in lines if line.startswith("VmHWM:")), None)
+    return next(
+        (round(int(line.split()[1]) / 1024, 1) for line in lines if line.startswith("VmHWM:")), None
+    )

@@ -24,7 +24,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from pipeline.models.download import AssetError, FileOrigin, HttpsFile, LocalPath, PyPIFile, Say, fetch
+from pipeline.models.download import (
+    AssetError,
+    FileOrigin,
+    HttpsFile,
+    LocalPath,
+    PyPIFile,
+    Say,
+    fetch,
+)
 from pipeline.runs.phase_folder import to_json, write_atomically
 
 Kind = Literal["language-identification", "lm", "reference-classifier", "tokenizer", "text", "tool"]
@@ -79,7 +87,9 @@ class Asset:
     version: str
     origin: FileOrigin | Folder | Trained
     licence: str
-    sha256: str | None  # of a single file; None: of several files, made here, or trusted on first use
+    sha256: (
+        str | None
+    )  # of a single file; None: of several files, made here, or trusted on first use
     description: str
 
 
@@ -90,7 +100,9 @@ def cache_folder() -> Path:
     """$CORPUSMILL_CACHE, else $XDG_CACHE_HOME/corpusmill, else ~/.cache/corpusmill. It may not exist yet."""
     if own := os.environ.get("CORPUSMILL_CACHE"):
         return Path(own).expanduser().absolute()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "corpusmill"
+    return (
+        Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "corpusmill"
+    )
 
 
 def is_offline() -> bool:
@@ -150,7 +162,9 @@ def digest_of_path(path: Path) -> str:
     try:
         if path.is_file():
             return _file_digest(path)
-        return folder_digest({file.relative_to(path).as_posix(): _file_digest(file) for file in _files(path)})
+        return folder_digest(
+            {file.relative_to(path).as_posix(): _file_digest(file) for file in _files(path)}
+        )
     except OSError as error:
         raise AssetError(f"{path} cannot be read: {error}") from error
 
@@ -220,7 +234,9 @@ class _Entry:
     def _key(self) -> str:
         if self.recipe:
             return self.recipe.fingerprint()[:16]
-        identity = [[name, str(part.origin), part.sha256] for name, part in sorted(self.parts.items())]
+        identity = [
+            [name, str(part.origin), part.sha256] for name, part in sorted(self.parts.items())
+        ]
         return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
 
     def record(self) -> dict[str, dict[str, Any]]:
@@ -231,7 +247,9 @@ class _Entry:
 
     def is_present(self) -> bool:
         """Whether all files are there, verified or not."""
-        return self.folder.is_dir() and all((self.folder / name).is_file() for name in self.parts or self.record())
+        return self.folder.is_dir() and all(
+            (self.folder / name).is_file() for name in self.parts or self.record()
+        )
 
     def is_verified(self) -> bool:
         """Whether all files are there and are the ones that were verified."""
@@ -239,7 +257,10 @@ class _Entry:
         return (
             bool(record)
             and self.is_present()
-            and all(_stamp(self.folder / name) == (seen["bytes"], seen["mtime_ns"]) for name, seen in record.items())
+            and all(
+                _stamp(self.folder / name) == (seen["bytes"], seen["mtime_ns"])
+                for name, seen in record.items()
+            )
         )
 
     def known_digest(self) -> str | None:
@@ -252,7 +273,11 @@ class _Entry:
         known = {name: sha256 for name, sha256 in sha256s.items() if sha256}
         if len(known) < len(sha256s):
             return None
-        return folder_digest(known) if isinstance(self.asset.origin, Folder) else next(iter(known.values()))
+        return (
+            folder_digest(known)
+            if isinstance(self.asset.origin, Folder)
+            else next(iter(known.values()))
+        )
 
     def complete(self, offline: bool, say: Say) -> None:
         """Fetch or make what is missing, verify all of it, and record it. Under the entry's lock."""
@@ -260,7 +285,9 @@ class _Entry:
             self._make(self.recipe, offline, say)
         else:
             self._fetch_missing(offline, say)
-        names = self.parts or sorted(f.relative_to(self.folder).as_posix() for f in _files(self.folder))
+        names = self.parts or sorted(
+            f.relative_to(self.folder).as_posix() for f in _files(self.folder)
+        )
         recorded = self.record()
         for name in names:
             self._verify(name, self.folder / name, recorded, remedy="remove it to get it anew")
@@ -270,8 +297,14 @@ class _Entry:
         files: dict[str, dict[str, Any]] = {}
         for name in names:
             num_bytes, mtime_ns = _stamp(self.folder / name)
-            files[name] = {"sha256": _file_digest(self.folder / name), "bytes": num_bytes, "mtime_ns": mtime_ns}
-        write_atomically(self.record_file, to_json({"files": files, "origin": str(self.asset.origin)}))
+            files[name] = {
+                "sha256": _file_digest(self.folder / name),
+                "bytes": num_bytes,
+                "mtime_ns": mtime_ns,
+            }
+        write_atomically(
+            self.record_file, to_json({"files": files, "origin": str(self.asset.origin)})
+        )
 
     def _make(self, recipe: Recipe, offline: bool, say: Say) -> None:
         if self.is_present():
@@ -287,7 +320,9 @@ class _Entry:
     def _fetch_missing(self, offline: bool, say: Say) -> None:
         missing = [name for name in self.parts if not (self.folder / name).is_file()]
         if missing and offline:
-            wanted = "".join(f"\n  {self.folder / name}  from {self.parts[name].origin}" for name in missing)
+            wanted = "".join(
+                f"\n  {self.folder / name}  from {self.parts[name].origin}" for name in missing
+            )
             raise AssetError(
                 f"{self.asset.name} is not in the cache, and CORPUSMILL_OFFLINE (or offline=True) forbids fetching; "
                 f"run `python -m pipeline models fetch {self.asset.name}` with a network, or put by hand:{wanted}"
@@ -302,18 +337,26 @@ class _Entry:
         try:
             fetch(origin, fetched, say=say)
         except AssetError as error:
-            raise AssetError(f"{self.asset.name}: {error}\nThe file may also be put by hand at {target}") from error
+            raise AssetError(
+                f"{self.asset.name}: {error}\nThe file may also be put by hand at {target}"
+            ) from error
         recorded = self.record()
         try:
-            self._verify(name, fetched, recorded, remedy="thrown away; its origin has changed or is unsafe")
+            self._verify(
+                name, fetched, recorded, remedy="thrown away; its origin has changed or is unsafe"
+            )
         except AssetError:
             fetched.unlink()
             raise
         if self.parts[name].sha256 is None and name not in recorded:
-            say(f"{self.asset.name}: no digest of {name} is published: trusted on first use and checked from now on")
+            say(
+                f"{self.asset.name}: no digest of {name} is published: trusted on first use and checked from now on"
+            )
         fetched.replace(target)
 
-    def _verify(self, name: str, path: Path, recorded: Mapping[str, Mapping[str, Any]], remedy: str) -> None:
+    def _verify(
+        self, name: str, path: Path, recorded: Mapping[str, Mapping[str, Any]], remedy: str
+    ) -> None:
         pinned = self.parts[name].sha256 if name in self.parts else None
         wanted, found = pinned or recorded.get(name, {}).get("sha256"), _file_digest(path)
         if wanted in (None, found):

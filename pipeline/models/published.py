@@ -41,7 +41,10 @@ def _wiki_summaries(language: str, locale: str, sha256: str) -> Asset:
 
 def _ccnet_lm(language: str) -> Asset:
     names = (f"{language}.sp.model", f"{language}.arpa.bin")
-    parts = {name: Part(HttpsFile(f"https://dl.fbaipublicfiles.com/cc_net/lm/{name}"), None) for name in names}
+    parts = {
+        name: Part(HttpsFile(f"https://dl.fbaipublicfiles.com/cc_net/lm/{name}"), None)
+        for name in names
+    }
     return Asset(
         f"ccnet-lm-{language}",
         "lm",
@@ -72,9 +75,15 @@ _ASSETS = (
         None,
         "fastText's language identification, 176 languages, the full model that CCNet uses (131 MB)",
     ),
-    _wiki_summaries("en", "en-us", "05ed445d555bcced1b3a3a42fecbed2ce426c1034429eb15ed043b166966b052"),
-    _wiki_summaries("fr", "fr-fr", "b0b2b6bbe6e35829d73495a849b915fb36e2e18a474cf58c544a2982f82a1bc4"),
-    _wiki_summaries("es", "es-es", "1657dd6aff552394924ad4910b3c7104432f35a76b4cc1864b26301fa6a25b5d"),
+    _wiki_summaries(
+        "en", "en-us", "05ed445d555bcced1b3a3a42fecbed2ce426c1034429eb15ed043b166966b052"
+    ),
+    _wiki_summaries(
+        "fr", "fr-fr", "b0b2b6bbe6e35829d73495a849b915fb36e2e18a474cf58c544a2982f82a1bc4"
+    ),
+    _wiki_summaries(
+        "es", "es-es", "1657dd6aff552394924ad4910b3c7104432f35a76b4cc1864b26301fa6a25b5d"
+    ),
     Asset(
         "eld-sentences",
         "text",

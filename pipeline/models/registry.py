@@ -18,12 +18,29 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
-from pipeline.models.cache import Asset, cache_folder, digest_of_path, is_present, known_digest, obtain, say_on_stderr
+from pipeline.models.cache import (
+    Asset,
+    cache_folder,
+    digest_of_path,
+    is_present,
+    known_digest,
+    obtain,
+    say_on_stderr,
+)
 from pipeline.models.download import AssetError, Say, download
 from pipeline.models.published import PUBLISHED
 from pipeline.models.training import TRAINED
 
-__all__ = ["REGISTRY", "AssetError", "cache_folder", "check", "digest", "download", "resolve", "status"]
+__all__ = [
+    "REGISTRY",
+    "AssetError",
+    "cache_folder",
+    "check",
+    "digest",
+    "download",
+    "resolve",
+    "status",
+]
 
 REGISTRY: Mapping[str, Asset] = MappingProxyType({**PUBLISHED, **TRAINED})
 """Everything that a config may name instead of a path."""
@@ -86,5 +103,11 @@ def _find(reference: str) -> Asset | Path:
     if path.exists():
         return path
     near = difflib.get_close_matches(reference, REGISTRY, n=3)
-    hint = f"near names: {', '.join(near)}" if near else "`python -m pipeline models list` shows the names there are"
-    raise AssetError(f"{reference!r} is neither a model or text of the registry nor a path on this machine; {hint}")
+    hint = (
+        f"near names: {', '.join(near)}"
+        if near
+        else "`python -m pipeline models list` shows the names there are"
+    )
+    raise AssetError(
+        f"{reference!r} is neither a model or text of the registry nor a path on this machine; {hint}"
+    )

@@ -35,7 +35,13 @@ import numpy as np
 from pipeline.models import demo_texts
 from pipeline.models.cache import Asset, Trained, known_digest, obtain
 from pipeline.models.download import Say, silent
-from pipeline.models.kenlm_build import KENLM_TOOLS, TrainingFailed, estimate_lm, kenlm_tools, lmplz_version
+from pipeline.models.kenlm_build import (
+    KENLM_TOOLS,
+    TrainingFailed,
+    estimate_lm,
+    kenlm_tools,
+    lmplz_version,
+)
 from pipeline.models.published import CC_BY_SA_4, PUBLISHED
 from pipeline.runs.phase_folder import to_json, write_atomically
 from stages.filters import perplexity, reference
@@ -77,7 +83,9 @@ def _text_of(line: bytes, is_json: bool, place: str) -> str:
             return line.decode().rstrip("\r\n")
         document = json.loads(line)
         text = document["text"] if "text" in document else document["raw_content"]
-        return str.__str__(text)  # a TypeError for what is no string, where str() would make one of it
+        return str.__str__(
+            text
+        )  # a TypeError for what is no string, where str() would make one of it
     except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
         wanted = "an object with a string text or raw_content" if is_json else "UTF-8"
         raise ValueError(f"{place}: wanted {wanted}, found {line[:60]!r} ({error})") from error
@@ -105,7 +113,11 @@ class _TextDigest:
             yield encoded.decode()
 
     def summary(self) -> dict[str, Any]:
-        return {"num_docs": self.num_docs, "num_chars": self.num_chars, "sha256": self._sha256.hexdigest()}
+        return {
+            "num_docs": self.num_docs,
+            "num_chars": self.num_chars,
+            "sha256": self._sha256.hexdigest(),
+        }
 
 
 # ---- language models ----
@@ -201,7 +213,9 @@ def train_lm(
 @dataclass(frozen=True)
 class _Corpus:
     train_file: Path  # one normalised document per line
-    held_out_file: Path  # one JSON string per line: as it came, for it is normalised when it is scored
+    held_out_file: (
+        Path  # one JSON string per line: as it came, for it is normalised when it is scored
+    )
     texts: Mapping[str, Any]
     num_train_docs: int
     num_held_out_docs: int
@@ -210,7 +224,9 @@ class _Corpus:
 
     def vocab_size(self) -> int:
         """One piece per CHARS_PER_PIECE characters, all characters and 256 more at least, MAX_PIECES at most."""
-        return min(max(self.num_chars // CHARS_PER_PIECE, self.num_distinct_chars + 256), MAX_PIECES)
+        return min(
+            max(self.num_chars // CHARS_PER_PIECE, self.num_distinct_chars + 256), MAX_PIECES
+        )
 
     def require_enough(self, language: str) -> None:
         if self.num_held_out_docs < MIN_HELD_OUT_DOCS or not self.num_train_docs:
@@ -241,7 +257,13 @@ def _split_corpus(texts: Iterable[str], work: Path, held_out_share: float) -> _C
                 chars.update(line)
                 train.write(line + "\n")
     return _Corpus(
-        train_file, held_out_file, digest.summary(), num_train_docs, num_held_out_docs, num_chars, len(chars)
+        train_file,
+        held_out_file,
+        digest.summary(),
+        num_train_docs,
+        num_held_out_docs,
+        num_chars,
+        len(chars),
     )
 
 
@@ -262,7 +284,8 @@ def _train_pieces(corpus: _Corpus, model_file: Path, vocab_size: int) -> int:
                 hard_vocab_limit=False,
                 character_coverage=0.9995,
                 num_threads=NUM_THREADS,
-                max_sentence_length=1 << 24,  # default 4,192: longer documents would be left out in silence
+                max_sentence_length=1
+                << 24,  # default 4,192: longer documents would be left out in silence
                 input_sentence_size=0,  # all of them: no sampling
             )
         except (RuntimeError, OSError) as error:
@@ -337,7 +360,9 @@ def train_reference(
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out, prefix=".work-") as folder:
         train_file, model_file = Path(folder) / "train.txt", Path(folder) / reference.MODEL_FILE
-        held_out = _write_labelled(train_file, (cited.through(positive), crawled.through(negative)), held_out_share)
+        held_out = _write_labelled(
+            train_file, (cited.through(positive), crawled.through(negative)), held_out_share
+        )
         say(f"training on {cited.num_docs:,} references and {crawled.num_docs:,} crawl pages")
         settings = {
             "epoch": num_epochs,
@@ -361,7 +386,9 @@ def train_reference(
     return record
 
 
-def _measure(model_file: Path, held_out: tuple[list[str], list[str]], min_score: float) -> dict[str, float]:
+def _measure(
+    model_file: Path, held_out: tuple[list[str], list[str]], min_score: float
+) -> dict[str, float]:
     classifier = reference.load_classifier(model_file)
     positive, negative = (reference.reference_scores(classifier, lines) for lines in held_out)
     precision, recall = precision_and_recall(positive, negative, min_score)
@@ -375,14 +402,18 @@ def _write_labelled(
     """Write the training lines, in an order by hash (fastText learns from them in order); returns the held-out ones."""
     labelled: list[tuple[bytes, str]] = []
     held_out: tuple[list[str], list[str]] = ([], [])
-    for label, texts, held in zip((reference.POSITIVE_LABEL, reference.NEGATIVE_LABEL), sides, held_out, strict=True):
+    for label, texts, held in zip(
+        (reference.POSITIVE_LABEL, reference.NEGATIVE_LABEL), sides, held_out, strict=True
+    ):
         for text in texts:
             # A word that begins like a label would be taken for one.
             line = reference.as_line(text).replace("__label__", "label")
             if line and is_held_out(line, held_out_share):
                 held.append(line)
             elif line:
-                labelled.append((hashlib.blake2b(line.encode(), digest_size=16).digest(), f"{label} {line}\n"))
+                labelled.append(
+                    (hashlib.blake2b(line.encode(), digest_size=16).digest(), f"{label} {line}\n")
+                )
     labelled.sort()
     if min(map(len, held_out)) < MIN_HELD_OUT_DOCS:
         raise TrainingFailed(
@@ -406,7 +437,11 @@ def _train_fasttext(train_file: Path, model_file: Path, settings: Mapping[str, A
     _write_first_weights(train_file, vectors_file, settings["dim"], settings["seed"])
     try:
         model = fasttext.train_supervised(
-            input=str(train_file), pretrainedVectors=str(vectors_file), thread=1, verbose=0, **settings
+            input=str(train_file),
+            pretrainedVectors=str(vectors_file),
+            thread=1,
+            verbose=0,
+            **settings,
         )
     except RuntimeError as error:
         raise TrainingFailed(f"fastText: {error}") from error
@@ -431,7 +466,9 @@ _FASTTEXT_SPACE = re.compile("[ \n\r\t\v\f\0]")
 """What separates words: `Dictionary::readWord` of fastText's dictionary.cc."""
 
 
-def precision_and_recall(positive: np.ndarray, negative: np.ndarray, min_score: float) -> tuple[float, float]:
+def precision_and_recall(
+    positive: np.ndarray, negative: np.ndarray, min_score: float
+) -> tuple[float, float]:
     """Share of what is kept that is positive, and share of what is positive that is kept, at `min_score` and more.
 
     Args:
@@ -454,7 +491,9 @@ def roc_auc(positive: np.ndarray, negative: np.ndarray) -> float:
     """
     ordered = np.sort(np.concatenate([positive, negative]))
     # Mean rank, from 1, of equal scores. (n,)
-    ranks = (np.searchsorted(ordered, positive, "left") + np.searchsorted(ordered, positive, "right") + 1) / 2
+    ranks = (
+        np.searchsorted(ordered, positive, "left") + np.searchsorted(ordered, positive, "right") + 1
+    ) / 2
     u = ranks.sum() - len(positive) * (len(positive) + 1) / 2
     return float(u / (len(positive) * len(negative)))
 
@@ -528,23 +567,46 @@ class DemoReference:
         positive = [text for _, text in demo_texts.summaries(self.language, "reference")]
         negative = demo_texts.crawl_like(self.language, len(positive), self.seed)
         say(f"{self.language}: training a classifier")
-        train_reference(positive, negative, folder, num_epochs=self.num_epochs, dimension=self.dimension, say=say)
+        train_reference(
+            positive,
+            negative,
+            folder,
+            num_epochs=self.num_epochs,
+            dimension=self.dimension,
+            say=say,
+        )
 
     def _texts(self) -> tuple[str, str]:
         return f"wiki-summaries-{self.language}", "eld-sentences"
 
 
 def _demo_lm(language: str) -> Asset:
-    description = f"Small language model for {language}, trained here on Wikipedia summaries in seconds"
+    description = (
+        f"Small language model for {language}, trained here on Wikipedia summaries in seconds"
+    )
     return Asset(
-        f"demo-lm-{language}", "lm", "1", Trained(DemoLm(language)), f"{CC_BY_SA_4} (its texts)", None, description
+        f"demo-lm-{language}",
+        "lm",
+        "1",
+        Trained(DemoLm(language)),
+        f"{CC_BY_SA_4} (its texts)",
+        None,
+        description,
     )
 
 
 def _demo_reference(language: str) -> Asset:
     description = f"Small is-reference classifier for {language}, trained here on summaries against crawl-like text"
     origin, licence = Trained(DemoReference(language)), f"{CC_BY_SA_4} (its texts)"
-    return Asset(f"demo-reference-{language}", "reference-classifier", "1", origin, licence, None, description)
+    return Asset(
+        f"demo-reference-{language}",
+        "reference-classifier",
+        "1",
+        origin,
+        licence,
+        None,
+        description,
+    )
 
 
 TRAINED: Mapping[str, Asset] = MappingProxyType(

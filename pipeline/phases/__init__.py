@@ -34,7 +34,16 @@ from pipeline.planning.plan import RunPlan
 
 PHASES: Mapping[str, Callable[[RunPlan], Phase]] = {
     phase.name: phase
-    for phase in (Extract, ExactDedup, ParagraphDedup, Annotate, FuzzyDedup, Select, TokenizeDocuments, WriteShards)
+    for phase in (
+        Extract,
+        ExactDedup,
+        ParagraphDedup,
+        Annotate,
+        FuzzyDedup,
+        Select,
+        TokenizeDocuments,
+        WriteShards,
+    )
 }
 """By name, in the order they run."""
 

@@ -21,14 +21,28 @@ from pipeline.phases.exact_dedup import ExactDedup
 from pipeline.phases.extract import EXTRACTED
 from pipeline.phases.hash_partitions import write_buckets
 from pipeline.phases.paragraph_dedup import ParagraphDedup
-from pipeline.phases.phase import DECISION, RowGroups, SplitPhase, SplitSink, flow_schema, row_groups
+from pipeline.phases.phase import (
+    DECISION,
+    RowGroups,
+    SplitPhase,
+    SplitSink,
+    flow_schema,
+    row_groups,
+)
 from pipeline.runs.phase_folder import PendingOutput
 from stages.contract import with_columns
 from stages.dedup.minhash import MinHashSettings
 from stages.filters import perplexity
 from stages.filters.decontamination import CONTAMINATION
 
-NOT_WITH_DOCUMENTS = ("representative", "copy_by", "duplicate_lines", "minhash", "minhash_signature", "minhash_ngrams")
+NOT_WITH_DOCUMENTS = (
+    "representative",
+    "copy_by",
+    "duplicate_lines",
+    "minhash",
+    "minhash_signature",
+    "minhash_ngrams",
+)
 """Columns of the flow that are not stored in the documents file."""
 
 COPY_BY = pa.field("copy_by", pa.string())
@@ -66,7 +80,9 @@ def ngrams_file(task_id: str) -> str:
     return f"{task_id}.ngrams.arrow"
 
 
-NGRAMS = pa.schema([pa.field("record", pa.uint32()), pa.field("ngrams", pa.large_list(pa.uint64()))])
+NGRAMS = pa.schema(
+    [pa.field("record", pa.uint32()), pa.field("ngrams", pa.large_list(pa.uint64()))]
+)
 """The hashes of a document's runs of words, each once, sorted."""
 
 
@@ -78,8 +94,12 @@ class Annotate(SplitPhase):
     @property
     def schema(self) -> pa.Schema:  # type: ignore[override]
         """What extract stored, which lines have to go, and where copies are looked for, whose copy the document is."""
-        of_copies = [] if self.config.exact_dedup is None else [DECISION.field("representative"), COPY_BY]
-        return pa.schema([*EXTRACTED, pa.field("duplicate_lines", pa.list_(pa.uint32())), *of_copies])
+        of_copies = (
+            [] if self.config.exact_dedup is None else [DECISION.field("representative"), COPY_BY]
+        )
+        return pa.schema(
+            [*EXTRACTED, pa.field("duplicate_lines", pa.list_(pa.uint32())), *of_copies]
+        )
 
     @property
     def stored(self) -> pa.Schema:
@@ -95,18 +115,29 @@ class Annotate(SplitPhase):
         documents = self.plan.folder("extract").open(f"{task_id}.documents.parquet")
         for table in row_groups(documents, batch_mb=self.config.engine.batch_mb):
             wanted = table.column("doc_id").to_numpy() & np.uint64(0xFFFF_FFFF)
-            offsets = np.append(np.searchsorted(records, wanted), np.searchsorted(records, wanted[-1], side="right"))
+            offsets = np.append(
+                np.searchsorted(records, wanted), np.searchsorted(records, wanted[-1], side="right")
+            )
             column = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(lines))
             place = pc.index_in(pa.array(wanted.astype(np.uint32)), value_set=copies["record"])
-            added = {"duplicate_lines": column, "representative": copies["representative"].take(place)}
+            added = {
+                "duplicate_lines": column,
+                "representative": copies["representative"].take(place),
+            }
             if self.config.exact_dedup is not None:
-                added["copy_by"] = pc.if_else(pc.is_valid(place), pa.scalar(self.config.exact_dedup.by), None)
-            yield with_columns(table, {name: added[name] for name in self.schema.names if name in added})
+                added["copy_by"] = pc.if_else(
+                    pc.is_valid(place), pa.scalar(self.config.exact_dedup.by), None
+                )
+            yield with_columns(
+                table, {name: added[name] for name in self.schema.names if name in added}
+            )
         return {}
 
     def sink(self, task_id: str, output: PendingOutput) -> SplitSink:
         """Documents with their scores, fates, histograms of perplexity, band hashes and signatures."""
-        bands = None if self.config.annotate.minhash is None else _Bands(self.config.annotate.minhash)
+        bands = (
+            None if self.config.annotate.minhash is None else _Bands(self.config.annotate.minhash)
+        )
         return _AnnotateSink(output, task_id, self.stored, bands)
 
 
@@ -123,9 +154,14 @@ class _Bands:
         documents = kept.filter(pc.is_valid(kept.column("minhash"))).combine_chunks()
         records = documents.column("doc_id").to_numpy().astype(np.uint32)  # the lower half
         hashes = pc.list_flatten(documents.column("minhash")).to_numpy()
-        of_document = pa.array(np.repeat(np.arange(len(records)), len(hashes) // max(1, len(records))))
+        of_document = pa.array(
+            np.repeat(np.arange(len(records)), len(hashes) // max(1, len(records)))
+        )
         columns = [pa.array(records), documents.column("num_chars"), _perplexity(documents)]
-        repeated = [column.take(of_document).cast(f.type) for column, f in zip(columns, list(BANDS)[1:], strict=True)]
+        repeated = [
+            column.take(of_document).cast(f.type)
+            for column, f in zip(columns, list(BANDS)[1:], strict=True)
+        ]
         rows = pa.table([pa.array(hashes), *repeated], schema=BANDS)
         self._rows += rows.combine_chunks().to_batches()
         if self._settings.verify == "exact":
@@ -134,7 +170,9 @@ class _Bands:
         elif self._settings.verify:
             values = pc.list_flatten(documents.column("minhash_signature")).combine_chunks()
             lists = pa.FixedSizeListArray.from_arrays(values, self._settings.num_permutations)
-            self._verified_by.append(pa.record_batch([pa.array(records), lists], names=["record", "signature"]))
+            self._verified_by.append(
+                pa.record_batch([pa.array(records), lists], names=["record", "signature"])
+            )
         return len(hashes)
 
     def write(self, output: PendingOutput, task_id: str) -> None:
@@ -164,7 +202,9 @@ def _one_batch(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> pa.Recor
 
 
 class _AnnotateSink(SplitSink):
-    def __init__(self, output: PendingOutput, task_id: str, schema: pa.Schema, bands: _Bands | None) -> None:
+    def __init__(
+        self, output: PendingOutput, task_id: str, schema: pa.Schema, bands: _Bands | None
+    ) -> None:
         super().__init__(output, task_id)
         self._schema, self._bands = schema, bands
         self._documents = RowGroups(output.path(documents_file(task_id)))
@@ -173,7 +213,9 @@ class _AnnotateSink(SplitSink):
         super().add(kept, dropped)
         if "chars_removed" in kept.column_names:
             for rows in (kept, dropped):
-                self.counters.add("chars_removed", pc.sum(rows.column("chars_removed")).as_py() or 0)
+                self.counters.add(
+                    "chars_removed", pc.sum(rows.column("chars_removed")).as_py() or 0
+                )
 
     def take(self, kept: pa.Table) -> None:
         if self._bands is not None:
@@ -183,21 +225,30 @@ class _AnnotateSink(SplitSink):
         self.counters.add("chars", pc.sum(kept.column("num_chars")).as_py())
         self.counters.add("paragraphs", pc.sum(kept.column("num_lines")).as_py())
         if "lines_removed" in kept.column_names:
-            self.counters.add("lines_removed", pc.sum(pc.list_value_length(kept.column("lines_removed"))).as_py() or 0)
+            self.counters.add(
+                "lines_removed",
+                pc.sum(pc.list_value_length(kept.column("lines_removed"))).as_py() or 0,
+            )
         languages = kept.column("language")
         for count in pc.value_counts(languages.drop_null()).to_pylist():
             self.counters.add(f"language.{count['values']}", count["counts"])
         if CONTAMINATION.name in kept.column_names:
             found = pc.list_flatten(kept.column(CONTAMINATION.name))
             shared = pa.table({name: pc.struct_field(found, name) for name in ("set", "words")})
-            sums = shared.group_by("set", use_threads=False).aggregate([("words", "count"), ("words", "sum")])
+            sums = shared.group_by("set", use_threads=False).aggregate(
+                [("words", "count"), ("words", "sum")]
+            )
             for row in sums.to_pylist():
                 self.counters.add(f"contaminated.{row['set']}", row["words_count"])
                 self.counters.add(f"contaminated_words.{row['set']}", row["words_sum"])
         if "perplexity" in kept.column_names:
-            for language in pc.unique(languages.filter(pc.is_valid(kept.column("perplexity")))).to_pylist():
+            for language in pc.unique(
+                languages.filter(pc.is_valid(kept.column("perplexity")))
+            ).to_pylist():
                 mine = kept.filter(pc.equal(languages, language)).column("perplexity").drop_null()
-                self.counters.observe(f"perplexity.{language}", perplexity.bins(mine.to_numpy()).tolist())
+                self.counters.observe(
+                    f"perplexity.{language}", perplexity.bins(mine.to_numpy()).tolist()
+                )
 
     def close(self, report: Mapping[str, Any]) -> None:
         super().close(report)

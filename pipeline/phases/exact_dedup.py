@@ -74,7 +74,10 @@ class ExactDedup(PartitionPhase):
             hashes, has_digest = digest_hashes(documents.column("digest"))
             hashes, records = hashes[has_digest], records[has_digest]
         with self.folder.commit(task_id) as output:
-            write_buckets(output.path(contents_file(task_id)), pa.record_batch([hashes, records], schema=CONTENTS))
+            write_buckets(
+                output.path(contents_file(task_id)),
+                pa.record_batch([hashes, records], schema=CONTENTS),
+            )
             counters = Counters()
             counters.add("contents", len(records))
             output.record = {"counters": counters.to_json()}
@@ -84,17 +87,21 @@ class ExactDedup(PartitionPhase):
         if self.config.exact_dedup is None:
             return
         num_contents = sum(self.counts("exact_dedup", "contents"))
-        names = partition_names(partitions_for(num_contents, BYTES_PER_DOCUMENT, self.config.engine.memory_mb))
+        names = partition_names(
+            partitions_for(num_contents, BYTES_PER_DOCUMENT, self.config.engine.memory_mb)
+        )
         with self.folder.commit(_MERGE) as output:
             parts = [self._merge(output, name) for name in names]
             counters = Counters()
             with pa.ipc.new_file(output.path(f"{_MERGE}.arrow"), COPIES) as file:
                 for index in range(len(self.plan.splits)):
-                    found = pa.Table.from_batches([_batch(pa.OSFile(str(part)), index) for part in parts]).sort_by(
-                        "record"
-                    )
+                    found = pa.Table.from_batches(
+                        [_batch(pa.OSFile(str(part)), index) for part in parts]
+                    ).sort_by("record")
                     counters.add("exact_dedup", found.num_rows)
-                    file.write_batch(pa.record_batch([c.combine_chunks() for c in found.columns], schema=COPIES))
+                    file.write_batch(
+                        pa.record_batch([c.combine_chunks() for c in found.columns], schema=COPIES)
+                    )
             for part in parts:
                 part.unlink()
             output.record = {"counters": counters.to_json()}
@@ -102,13 +109,17 @@ class ExactDedup(PartitionPhase):
     def _merge(self, output: PendingOutput, name: str) -> Path:
         """The copies of one range of hashes, a batch per unit."""
         sources = self.sources("exact_dedup")
-        parts = self.folder.each(sources, lambda of: read_part(of[0].open(contents_file(of[1])), name))
+        parts = self.folder.each(
+            sources, lambda of: read_part(of[0].open(contents_file(of[1])), name)
+        )
         own = len(self.plan.previous_splits)
         found: list[components.Pairs] = [np.empty((0, 2), np.uint64)]
         partition = Partition(parts, name)
         for piece in partition.pieces():
             pairs = components.stars(*components.groups_of_equal(*partition.gather(piece)))
-            found.append(pairs[pairs[:, 1] >> np.uint64(32) >= own])  # what lies in earlier runs stays there
+            found.append(
+                pairs[pairs[:, 1] >> np.uint64(32) >= own]
+            )  # what lies in earlier runs stays there
         pairs = np.concatenate(found)
         stays, goes = self.doc_ids(pairs[:, 0]), self.doc_ids(pairs[:, 1])
         path = output.path(name)
@@ -117,7 +128,9 @@ class ExactDedup(PartitionPhase):
         splits = np.arange(len(self.plan.splits) + 1, dtype=np.uint64) << np.uint64(32)
         with pa.ipc.new_file(path, COPIES) as file:
             for start, end in pairwise(np.searchsorted(goes[order], splits)):
-                file.write_batch(pa.record_batch([records[start:end], stays[start:end]], schema=COPIES))
+                file.write_batch(
+                    pa.record_batch([records[start:end], stays[start:end]], schema=COPIES)
+                )
         return path
 
     def sum_of_records(self) -> Counters:

@@ -41,7 +41,9 @@ class Extract(SplitPhase):
         """Read the unit's files, one after another."""
         split = self.split(task_id)
         if crawl := self.config.input.sample_crawl:
-            make_sample_crawl(crawl, say_on_stderr)  # on a cluster each machine may have a cache of its own
+            make_sample_crawl(
+                crawl, say_on_stderr
+            )  # on a cluster each machine may have a cache of its own
         counters, num_records = Counters(), 0
         quarantine: list[dict[str, Any]] = []
         for file in split.files:
@@ -92,13 +94,21 @@ class _ExtractSink(SplitSink):
         records, lines = (places >> np.uint64(32)).astype(np.uint32), places.astype(np.uint32)
         rows = pa.record_batch([hashes, records, lines], schema=HASHES)
         write_buckets(self.output.path(hashes_file(self.task_id)), rows)
-        quarantine = b"".join(json.dumps(entry, sort_keys=True).encode() + b"\n" for entry in report["quarantine"])
+        quarantine = b"".join(
+            json.dumps(entry, sort_keys=True).encode() + b"\n" for entry in report["quarantine"]
+        )
         self.output.path(f"{self.task_id}.quarantine.jsonl").write_bytes(quarantine)
         self.counters += Counters.from_json(report["counters"])
 
 
 EXTRACTED = pa.schema(
-    [*DOCUMENT, pa.field("original_num_chars", pa.int64()), pa.field("original_num_lines", pa.int64())]
+    [
+        *DOCUMENT,
+        pa.field("original_num_chars", pa.int64()),
+        pa.field("original_num_lines", pa.int64()),
+    ]
 )
 
-HASHES = pa.schema([pa.field("hash", pa.uint64()), pa.field("record", pa.uint32()), pa.field("line", pa.uint32())])
+HASHES = pa.schema(
+    [pa.field("hash", pa.uint64()), pa.field("record", pa.uint32()), pa.field("line", pa.uint32())]
+)

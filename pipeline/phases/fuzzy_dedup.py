@@ -26,7 +26,13 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pipeline.phases.annotate import bands_file, ngrams_file, signatures_file
-from pipeline.phases.hash_partitions import Partition, partition_names, partitions_for, read_part, rows_of
+from pipeline.phases.hash_partitions import (
+    Partition,
+    partition_names,
+    partitions_for,
+    read_part,
+    rows_of,
+)
 from pipeline.phases.phase import PartitionPhase
 from pipeline.planning.input_splits import InputSplit
 from stages.contract import Counters
@@ -53,7 +59,9 @@ FOREST = pa.schema(
 )
 """Pairs of documents, by their ids by place, and how much each is wanted to stay: 0 where nothing speaks for it."""
 
-NEAR_DUPLICATES = pa.schema([pa.field("record", pa.uint32()), pa.field("representative", pa.uint64())])
+NEAR_DUPLICATES = pa.schema(
+    [pa.field("record", pa.uint32()), pa.field("representative", pa.uint64())]
+)
 """Of a unit, sorted: the record number of a document that has to go, and the doc_id of the one that stays."""
 
 _MERGE = "near_duplicates"
@@ -74,14 +82,18 @@ class FuzzyDedup(PartitionPhase):
         if self.config.fuzzy_dedup is None:
             return 0
         return partitions_for(
-            sum(self.counts("annotate", "band_hashes")), BYTES_PER_BAND_HASH, self.config.engine.memory_mb
+            sum(self.counts("annotate", "band_hashes")),
+            BYTES_PER_BAND_HASH,
+            self.config.engine.memory_mb,
         )
 
     def run(self, task_id: str) -> None:
         """Read one range of every unit's band hashes and write a forest of the pairs in it, with scores."""
         own = len(self.plan.previous_splits)
         sources = self.sources("annotate")
-        parts = self.folder.each(sources, lambda of: read_part(of[0].open(bands_file(of[1])), task_id))
+        parts = self.folder.each(
+            sources, lambda of: read_part(of[0].open(bands_file(of[1])), task_id)
+        )
         partition = Partition(parts, task_id)
         del parts
         wanted = [self._wanted(place, rows) for place, rows in enumerate(partition.files)]
@@ -89,8 +101,16 @@ class FuzzyDedup(PartitionPhase):
         for piece in partition.pieces():
             hashes, ids = partition.gather(piece)
             groups = components.groups_of_equal(hashes, ids)
-            groups = components.groups_reaching(*groups, own << 32) if own else groups  # the others are settled
-            found.append((groups[0], np.diff(groups[1]), rows_of(wanted, piece)[np.searchsorted(ids, groups[0])]))
+            groups = (
+                components.groups_reaching(*groups, own << 32) if own else groups
+            )  # the others are settled
+            found.append(
+                (
+                    groups[0],
+                    np.diff(groups[1]),
+                    rows_of(wanted, piece)[np.searchsorted(ids, groups[0])],
+                )
+            )
         counters = Counters()
         counters.add("band_hashes", sum(rows.num_rows for rows in partition.files[own:]))
         del partition, wanted
@@ -111,7 +131,9 @@ class FuzzyDedup(PartitionPhase):
         are_sets = self._settings.verify == "exact"
         return np.concatenate(
             [
-                components.similar_pairs(some, begins, *_flat(lists), are_sets, self._settings.threshold)
+                components.similar_pairs(
+                    some, begins, *_flat(lists), are_sets, self._settings.threshold
+                )
                 for some, begins, lists in self._in_pieces(documents, starts)
             ]
         )
@@ -120,25 +142,41 @@ class FuzzyDedup(PartitionPhase):
         self, documents: NDArray[np.uint64], starts: NDArray[np.int64]
     ) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.int64], pa.Array]]:
         """Runs of whole groups with about so many values, each as documents, starts, and what they are compared by."""
-        sizes = self._verified_by(documents, lambda lists: pc.list_value_length(lists).cast(pa.int64())).to_numpy()
+        sizes = self._verified_by(
+            documents, lambda lists: pc.list_value_length(lists).cast(pa.int64())
+        ).to_numpy()
         ends = np.append(0, np.cumsum(sizes))[starts]  # values before each group
         begin = 0
         while begin < len(starts) - 1:
-            end = max(begin + 1, int(np.searchsorted(ends, ends[begin] + VALUES_AT_A_TIME, side="right")) - 1)
+            end = max(
+                begin + 1,
+                int(np.searchsorted(ends, ends[begin] + VALUES_AT_A_TIME, side="right")) - 1,
+            )
             some = documents[starts[begin] : starts[end]]
-            yield some, starts[begin : end + 1] - starts[begin], self._verified_by(some, lambda lists: lists)
+            yield (
+                some,
+                starts[begin : end + 1] - starts[begin],
+                self._verified_by(some, lambda lists: lists),
+            )
             begin = end
 
-    def _verified_by(self, documents: NDArray[np.uint64], take: Callable[[pa.Array], pa.Array]) -> pa.Array:
+    def _verified_by(
+        self, documents: NDArray[np.uint64], take: Callable[[pa.Array], pa.Array]
+    ) -> pa.Array:
         """Of each document what `take` makes of its signature, or n-grams, read where it lies."""
-        sources, name = self.sources("annotate"), ngrams_file if self._settings.verify == "exact" else signatures_file
+        sources, name = (
+            self.sources("annotate"),
+            ngrams_file if self._settings.verify == "exact" else signatures_file,
+        )
         places = documents >> np.uint64(32)
         order = np.argsort(places, kind="stable")
         found: list[pa.Array] = []
         for place in np.unique(places):
             folder, key = sources[int(place)]
             stored = pa.ipc.open_file(folder.map(name(key))).get_batch(0)
-            rows = np.searchsorted(stored["record"].to_numpy(), documents[places == place].astype(np.uint32))
+            rows = np.searchsorted(
+                stored["record"].to_numpy(), documents[places == place].astype(np.uint32)
+            )
             found.append(take(stored.column(1).take(pa.array(rows))))
         return pa.concat_arrays(found).take(pa.array(np.argsort(order)))
 
@@ -157,8 +195,12 @@ class FuzzyDedup(PartitionPhase):
             for positions, _ in self._forests():
                 components.unite(parents, positions.astype(np.uint64))
             for positions, scores in self._forests():
-                scores[components.roots(parents, positions.ravel()) < self._own] = 0  # whoever came first stays there
-                components.choose_best(parents, chosen, best.view(np.float64), positions.ravel(), scores)
+                scores[components.roots(parents, positions.ravel()) < self._own] = (
+                    0  # whoever came first stays there
+                )
+                components.choose_best(
+                    parents, chosen, best.view(np.float64), positions.ravel(), scores
+                )
             counters = self._write(output.path(f"{_MERGE}.arrow"), parents, chosen)
             output.record = {"counters": counters.to_json()}
             for file in files:
@@ -179,7 +221,9 @@ class FuzzyDedup(PartitionPhase):
 
     def _ids(self, positions: NDArray[np.int64]) -> NDArray[np.uint64]:
         splits = np.searchsorted(self._starts, positions, side="right") - 1
-        return splits.astype(np.uint64) << np.uint64(32) | (positions - self._starts[splits]).astype(np.uint64)
+        return splits.astype(np.uint64) << np.uint64(32) | (
+            positions - self._starts[splits]
+        ).astype(np.uint64)
 
     def _forests(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float64]]]:
         """Of each partition the positions of its pairs, (n, 2), and the scores there, (2 * n,)."""
@@ -194,7 +238,9 @@ class FuzzyDedup(PartitionPhase):
         keep = self.config.fuzzy_dedup.keep
         if keep == "first" or place < len(self.plan.previous_splits):
             return np.broadcast_to(np.float32(0), rows.num_rows)
-        return rows["num_chars" if keep == "longest" else "perplexity"].to_numpy(zero_copy_only=False)
+        return rows["num_chars" if keep == "longest" else "perplexity"].to_numpy(
+            zero_copy_only=False
+        )
 
     def _scores(self, wanted: NDArray[Any]) -> NDArray[np.float64]:
         """How much documents are wanted to stay, by what decides it: the more characters, or the less perplexity."""
@@ -202,7 +248,9 @@ class FuzzyDedup(PartitionPhase):
         values = wanted.astype(np.float64)
         if self.config.fuzzy_dedup.keep != "best":
             return values
-        return np.divide(1.0, values, out=np.zeros_like(values), where=values > 0)  # not a number: it has none
+        return np.divide(
+            1.0, values, out=np.zeros_like(values), where=values > 0
+        )  # not a number: it has none
 
     def _kept_there(self, ids: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """For a document of an earlier run that its run dropped as a near-duplicate, the one that stayed in its place.
@@ -220,23 +268,31 @@ class FuzzyDedup(PartitionPhase):
             stays = verdict["representative"].take(found.drop_null()).to_numpy()
             is_theirs = stays >> np.uint64(32) < len(split.run.splits)
             first = np.uint64(int(place) - split.index) << np.uint64(32)
-            kept[here[found.is_valid().to_numpy(zero_copy_only=False)][is_theirs]] = stays[is_theirs] + first
+            kept[here[found.is_valid().to_numpy(zero_copy_only=False)][is_theirs]] = (
+                stays[is_theirs] + first
+            )
         return kept
 
-    def _write(self, path: Path, parents: NDArray[np.uint64], chosen: NDArray[np.uint64]) -> Counters:
+    def _write(
+        self, path: Path, parents: NDArray[np.uint64], chosen: NDArray[np.uint64]
+    ) -> Counters:
         """One record batch per unit; how many documents go, and how many stay in their place."""
         counters = Counters()
         with pa.ipc.new_file(path, NEAR_DUPLICATES) as file:
             starts = self._starts[len(self.plan.previous_splits) :]
             for first, end in itertools.pairwise(starts):
-                members = first + np.flatnonzero((parents[first:end] != 0) | (chosen[first:end] != 0))
+                members = first + np.flatnonzero(
+                    (parents[first:end] != 0) | (chosen[first:end] != 0)
+                )
                 stays = chosen[components.roots(parents, members)].astype(np.int64) - 1
                 goes = stays != members
                 counters.add("near_duplicates", int(goes.sum()))
                 counters.add("representatives", int((~goes).sum()))
                 records = (members[goes] - first).astype(np.uint32)
                 representatives = self.doc_ids(self._kept_there(self._ids(stays[goes])))
-                file.write_batch(pa.record_batch([records, representatives], schema=NEAR_DUPLICATES))
+                file.write_batch(
+                    pa.record_batch([records, representatives], schema=NEAR_DUPLICATES)
+                )
         return counters
 
     def sum_of_records(self) -> Counters:
@@ -248,7 +304,9 @@ class FuzzyDedup(PartitionPhase):
     def near_duplicates_of(self, split: InputSplit) -> pa.RecordBatch:
         """The documents of a unit that have to go, as NEAR_DUPLICATES; none where the phase is off."""
         if self.config.fuzzy_dedup is None:
-            return pa.record_batch([pa.nulls(0, f.type) for f in NEAR_DUPLICATES], schema=NEAR_DUPLICATES)
+            return pa.record_batch(
+                [pa.nulls(0, f.type) for f in NEAR_DUPLICATES], schema=NEAR_DUPLICATES
+            )
         return _batch(self.folder.open(f"{_MERGE}.arrow"), split.index)
 
 

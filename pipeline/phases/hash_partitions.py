@@ -61,7 +61,9 @@ def partition_names(num_partitions: int) -> list[str]:
 
 def buckets_for(num_rows: int) -> int:
     """Buckets of a file with so many rows."""
-    return min(MAX_BUCKETS, max(MIN_BUCKETS, 2 ** math.ceil(math.log2(max(1, num_rows) / ROWS_PER_BUCKET))))
+    return min(
+        MAX_BUCKETS, max(MIN_BUCKETS, 2 ** math.ceil(math.log2(max(1, num_rows) / ROWS_PER_BUCKET)))
+    )
 
 
 def write_buckets(path: Path, rows: pa.RecordBatch) -> None:
@@ -70,7 +72,9 @@ def write_buckets(path: Path, rows: pa.RecordBatch) -> None:
     order, bounds = _sorted(_places(rows) // (MAX_BUCKETS // num_buckets), num_buckets)
     with pa.ipc.new_file(path, rows.schema) as file:
         for start, end in pairwise(bounds):
-            file.write_batch(rows.take(pa.array(order[start:end])))  # one at a time: no second copy of them all
+            file.write_batch(
+                rows.take(pa.array(order[start:end]))
+            )  # one at a time: no second copy of them all
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,9 @@ class Partition:
         width = min((part.width for part in parts), default=MAX_BUCKETS)
         while width > 1 and end - first < MIN_PIECES * width:
             width //= 2
-        edges = np.concatenate([[first], np.arange(first // width + 1, math.ceil(end / width)) * width, [end]])
+        edges = np.concatenate(
+            [[first], np.arange(first // width + 1, math.ceil(end / width)) * width, [end]]
+        )
         cut = [_cut(part, edges) for part in parts]
         self.files = [rows for rows, _ in cut]
         self._bounds = np.array([bounds for _, bounds in cut]).reshape(len(parts), len(edges))
@@ -167,7 +173,9 @@ def _cut(part: FileSlice, edges: NDArray[np.int64]) -> tuple[pa.RecordBatch, NDA
     """A file's rows piece by piece, and where the rows of each begin, and the last end: pieces lie between edges."""
     if len(edges) == len(part.bounds):  # each bucket is a piece
         return part.rows, part.bounds
-    order, bounds = _sorted(np.searchsorted(edges, _places(part.rows), side="right") - 1, len(edges) - 1)
+    order, bounds = _sorted(
+        np.searchsorted(edges, _places(part.rows), side="right") - 1, len(edges) - 1
+    )
     return part.rows.take(pa.array(order)), bounds
 
 

@@ -40,7 +40,9 @@ DECISION = pa.schema(
         pa.field("num_chars", pa.int64()),  # of the text when the fate was decided
         pa.field("language", pa.string()),
         pa.field("bucket", pa.string()),
-        pa.field("representative", pa.uint64()),  # of a copy or near-duplicate: the doc_id of the one in its place
+        pa.field(
+            "representative", pa.uint64()
+        ),  # of a copy or near-duplicate: the doc_id of the one in its place
     ]
 )
 
@@ -164,7 +166,9 @@ class SplitSink(ABC):
             for row in reasons.to_pylist():
                 self.counters.add(f"dropped.{row['reason']}", row["reason_count"])
                 self.counters.add(f"dropped_chars.{row['reason']}", row["dropped_chars_sum"] or 0)
-            self._decisions.append(decisions(dropped, dropped.column("reason"), dropped.column("dropped_chars")))
+            self._decisions.append(
+                decisions(dropped, dropped.column("reason"), dropped.column("dropped_chars"))
+            )
         if kept.num_rows:
             self.take(kept)
 
@@ -179,11 +183,16 @@ class SplitSink(ABC):
         write_parquet(table, self.output.path(f"{self.task_id}.decisions.parquet"))
 
 
-def decisions(rows: pa.Table, decision: pa.ChunkedArray | pa.Array, num_chars: pa.ChunkedArray | pa.Array) -> pa.Table:
+def decisions(
+    rows: pa.Table, decision: pa.ChunkedArray | pa.Array, num_chars: pa.ChunkedArray | pa.Array
+) -> pa.Table:
     """The ledger's rows for documents whose fate is known."""
     given = {"decision": decision, "num_chars": num_chars}
     columns = [
-        given.get(f.name, rows.column(f.name) if f.name in rows.column_names else pa.nulls(rows.num_rows, f.type))
+        given.get(
+            f.name,
+            rows.column(f.name) if f.name in rows.column_names else pa.nulls(rows.num_rows, f.type),
+        )
         for f in DECISION
     ]
     return pa.table(columns, schema=DECISION)
@@ -214,7 +223,9 @@ class RowGroups:
     def start(self, schema: pa.Schema) -> None:
         """Begin the file, if it is not begun."""
         if self._writer is None:
-            self._writer = pq.ParquetWriter(self._path, schema, compression="zstd", compression_level=1)
+            self._writer = pq.ParquetWriter(
+                self._path, schema, compression="zstd", compression_level=1
+            )
 
     def add(self, table: pa.Table) -> None:
         """Append rows."""
@@ -224,7 +235,9 @@ class RowGroups:
             rows = pa.concat_tables(self._pending).combine_chunks()
             whole = rows.num_rows - rows.num_rows % ROWS_PER_GROUP
             for start in range(0, whole, ROWS_PER_GROUP):
-                self._writer.write_table(rows.slice(start, ROWS_PER_GROUP), row_group_size=ROWS_PER_GROUP)
+                self._writer.write_table(
+                    rows.slice(start, ROWS_PER_GROUP), row_group_size=ROWS_PER_GROUP
+                )
             self._pending = [rows.slice(whole)] if whole < rows.num_rows else []
 
     def close(self) -> None:
@@ -236,7 +249,9 @@ class RowGroups:
             self._writer.close()
 
 
-def row_groups(source: pa.NativeFile, columns: Sequence[str] | None = None, batch_mb: float = 0) -> Iterator[pa.Table]:
+def row_groups(
+    source: pa.NativeFile, columns: Sequence[str] | None = None, batch_mb: float = 0
+) -> Iterator[pa.Table]:
     """A Parquet file's row groups, so many at a time that they hold `batch_mb` in memory, but one at least."""
     with source, pq.ParquetFile(source) as file:
         groups: list[pa.Table] = []

@@ -35,7 +35,11 @@ class Select(SplitPhase):
     @cached_property
     def schema(self) -> pa.Schema:  # type: ignore[override]
         """All that annotate stored, but for what is large, and who stands in for a near-duplicate."""
-        small = [f for f in Annotate(self.plan).stored if f.name not in ("text", "kept_lines", "lines_removed")]
+        small = [
+            f
+            for f in Annotate(self.plan).stored
+            if f.name not in ("text", "kept_lines", "lines_removed")
+        ]
         return pa.schema([*small, REPRESENTATIVE])
 
     def stages(self) -> tuple[StageSpec, ...]:
@@ -54,9 +58,10 @@ class Select(SplitPhase):
             cutoffs = {
                 "model": self._cutoffs_of_models,
                 "run": self._cutoffs_of_run,
-            }.get(wanted.cutoffs, lambda _: perplexity.read_cutoffs_csv(Path(wanted.cutoffs), wanted.percentiles))(
-                wanted.percentiles
-            )
+            }.get(
+                wanted.cutoffs,
+                lambda _: perplexity.read_cutoffs_csv(Path(wanted.cutoffs), wanted.percentiles),
+            )(wanted.percentiles)
             return PerplexityFilterSettings(cutoffs=cutoffs, keep=wanted.keep)
         except ValueError as error:
             raise TaskFailed(f"select.perplexity.cutoffs is {wanted.cutoffs!r}: {error}") from error
@@ -72,7 +77,10 @@ class Select(SplitPhase):
         histograms = Annotate(self.plan).counters().histograms
         head, middle = percentiles
         return {
-            name.removeprefix("perplexity."): (perplexity.percentile(bins, head), perplexity.percentile(bins, middle))
+            name.removeprefix("perplexity."): (
+                perplexity.percentile(bins, head),
+                perplexity.percentile(bins, middle),
+            )
             for name, bins in sorted(histograms.items())
             if name.startswith("perplexity.")
         }
@@ -83,9 +91,14 @@ class Select(SplitPhase):
         names = [name for name in self.schema.names if name != REPRESENTATIVE.name]
         documents = self.plan.folder("annotate").open(documents_file(task_id))
         for table in row_groups(documents, names, self.config.engine.batch_mb):
-            records = pc.cast(pc.bit_wise_and(table.column("doc_id"), pa.scalar(0xFFFF_FFFF, pa.uint64())), pa.uint32())
+            records = pc.cast(
+                pc.bit_wise_and(table.column("doc_id"), pa.scalar(0xFFFF_FFFF, pa.uint64())),
+                pa.uint32(),
+            )
             place = pc.index_in(records, value_set=found["record"])
-            yield table.append_column(REPRESENTATIVE, found["representative"].take(place.combine_chunks()))
+            yield table.append_column(
+                REPRESENTATIVE, found["representative"].take(place.combine_chunks())
+            )
         return {}
 
     def sink(self, task_id: str, output: PendingOutput) -> SplitSink:
@@ -123,4 +136,6 @@ class _SelectSink(SplitSink):
             if name in kept.column_names:
                 for count in pc.value_counts(kept.column(name).drop_null()).to_pylist():
                     self.counters.add(f"{name}.{count['values']}", count["counts"])
-        self._decisions.append(decisions(kept, pa.repeat("kept", kept.num_rows), kept.column("num_chars")))
+        self._decisions.append(
+            decisions(kept, pa.repeat("kept", kept.num_rows), kept.column("num_chars"))
+        )

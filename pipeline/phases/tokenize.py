@@ -30,7 +30,9 @@ DOCUMENT_INDEX = pa.schema(
     [
         pa.field("order_key", pa.uint64(), nullable=False),
         pa.field("doc_id", pa.uint64(), nullable=False),
-        pa.field("token_start", pa.int64(), nullable=False),  # in the unit's tokens file, counted in tokens
+        pa.field(
+            "token_start", pa.int64(), nullable=False
+        ),  # in the unit's tokens file, counted in tokens
         pa.field("num_tokens", pa.int64(), nullable=False),
         pa.field("url", pa.string()),
         pa.field("language", pa.string()),
@@ -56,7 +58,9 @@ class TokenizeDocuments(SplitPhase):
         """What is told of each document beside its tokens: DOCUMENT_INDEX, scores by classifiers, what was replaced."""
         classifiers = self.config.annotate.classifiers
         scores = [] if classifiers is None else Classifiers.adds_of(classifiers)
-        return pa.schema([*DOCUMENT_INDEX, *scores, *([] if self.config.tokenize.pii is None else PII)])
+        return pa.schema(
+            [*DOCUMENT_INDEX, *scores, *([] if self.config.tokenize.pii is None else PII)]
+        )
 
     @cached_property
     def schema(self) -> pa.Schema:  # type: ignore[override]
@@ -97,7 +101,9 @@ class TokenizeDocuments(SplitPhase):
 class _TokenSink(SplitSink):
     """Tokens are spooled in input order and permuted once, by way of the page cache, when the unit is whole."""
 
-    def __init__(self, output: PendingOutput, task_id: str, dtype: np.dtype[Any], seed: int, index: pa.Schema) -> None:
+    def __init__(
+        self, output: PendingOutput, task_id: str, dtype: np.dtype[Any], seed: int, index: pa.Schema
+    ) -> None:
         super().__init__(output, task_id)
         self._dtype, self._seed, self._index = dtype, seed, index
         self._spool = output.path(f"{task_id}.spool")
@@ -113,7 +119,11 @@ class _TokenSink(SplitSink):
             self.counters.add(name, pc.sum(kept.column(name)).as_py())
         for name in ("language", "bucket"):
             if name in kept.column_names:
-                for row in kept.group_by(name, use_threads=False).aggregate([("num_tokens", "sum")]).to_pylist():
+                for row in (
+                    kept.group_by(name, use_threads=False)
+                    .aggregate([("num_tokens", "sum")])
+                    .to_pylist()
+                ):
                     self.counters.add(f"{name}_tokens.{row[name]}", row["num_tokens_sum"])
 
     def close(self, report: Mapping[str, Any]) -> None:
@@ -126,7 +136,9 @@ class _TokenSink(SplitSink):
         starts = np.cumsum(lengths) - lengths
         with self.output.path(f"{self.task_id}.tokens.bin").open("wb") as file:
             if lengths.sum():
-                tokens = np.memmap(self._spool, self._dtype, "r").view(np.ndarray)  # the slices of a memmap cost more
+                tokens = np.memmap(self._spool, self._dtype, "r").view(
+                    np.ndarray
+                )  # the slices of a memmap cost more
                 for i in order:
                     file.write(tokens[starts[i] : starts[i] + lengths[i]].data)
         self._spool.unlink()
@@ -134,10 +146,16 @@ class _TokenSink(SplitSink):
         columns = {
             "order_key": pa.array(keys[order]),
             "token_start": pa.array(np.cumsum(lengths[order]) - lengths[order]),
-            **{name: index.column(name) for name in index.column_names if name not in ("order_key", "token_start")},
+            **{
+                name: index.column(name)
+                for name in index.column_names
+                if name not in ("order_key", "token_start")
+            },
         }
         full = [columns.get(f.name, pa.nulls(len(order), f.type)) for f in self._index]
-        with pa.ipc.new_file(self.output.path(f"{self.task_id}.documents.arrow"), self._index) as out:
+        with pa.ipc.new_file(
+            self.output.path(f"{self.task_id}.documents.arrow"), self._index
+        ) as out:
             out.write_table(pa.table(full, schema=self._index).combine_chunks())
 
 
@@ -151,8 +169,12 @@ def tokenizer_entry(config: RunConfig) -> TokenizerEntry:
     assert isinstance(stage, Tokenize)
     info = stage.describe()
     if info.end_of_document is None:
-        raise TaskFailed("tokenize.end_of_document is null, but shards need a token that ends each document; name one")
-    return TokenizerEntry(info.name, info.sha256, info.vocab_size, info.end_of_document, dict(info.special_ids))
+        raise TaskFailed(
+            "tokenize.end_of_document is null, but shards need a token that ends each document; name one"
+        )
+    return TokenizerEntry(
+        info.name, info.sha256, info.vocab_size, info.end_of_document, dict(info.special_ids)
+    )
 
 
 def order_keys(doc_ids: np.ndarray[Any, Any], seed: int) -> np.ndarray[Any, np.dtype[np.uint64]]:

@@ -36,7 +36,8 @@ class WriteShards(PartitionPhase):
     def num_shards(self) -> int:
         """Tokens of the run over tokens of a shard, rounded up."""
         return math.ceil(
-            TokenizeDocuments(self.plan).counters().counts["tokens"] / self.config.write_shards.shard_tokens
+            TokenizeDocuments(self.plan).counters().counts["tokens"]
+            / self.config.write_shards.shard_tokens
         )
 
     def run(self, task_id: str) -> None:
@@ -66,7 +67,10 @@ class WriteShards(PartitionPhase):
             else None,
         )
         with self.folder.commit(task_id) as output:
-            with output.path(shard_file(number)).open("wb") as tar, output.path(index_file(number)).open("wb") as index:
+            with (
+                output.path(shard_file(number)).open("wb") as tar,
+                output.path(index_file(number)).open("wb") as index,
+            ):
                 entry = write_shard(
                     tar,
                     index,
@@ -102,9 +106,16 @@ class WriteShards(PartitionPhase):
 
     def finish(self) -> None:
         """Join the shards' entries into manifest.json."""
-        entries = [ShardEntry.from_json(record["entry"]) for record in self.folder.records(self.task_ids())]
+        entries = [
+            ShardEntry.from_json(record["entry"]) for record in self.folder.records(self.task_ids())
+        ]
         fingerprint = self.plan.phase(self.name).fingerprint
         assert fingerprint is not None
-        order = {"function": "splitmix64(doc_id + splitmix64(seed))", "seed": self.config.write_shards.seed}
-        manifest = join(entries, tokenizer=self._tokenizer, fingerprint=fingerprint, run={"order": order})
+        order = {
+            "function": "splitmix64(doc_id + splitmix64(seed))",
+            "seed": self.config.write_shards.seed,
+        }
+        manifest = join(
+            entries, tokenizer=self._tokenizer, fingerprint=fingerprint, run={"order": order}
+        )
         write_atomically(self.folder.path(MANIFEST_FILE), manifest.dumps())

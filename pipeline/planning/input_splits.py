@@ -73,7 +73,9 @@ class InputSplit:
     @cached_property
     def key(self) -> str:
         """The unit's name in folders: its index and its content, so that a changed file is never taken for the old."""
-        content = hashlib.sha256("\n".join(f"{f.name} {f.digest}" for f in self.files).encode()).hexdigest()
+        content = hashlib.sha256(
+            "\n".join(f"{f.name} {f.digest}" for f in self.files).encode()
+        ).hexdigest()
         return f"{self.index:06d}-{content[:8]}"
 
     @property
@@ -82,7 +84,9 @@ class InputSplit:
         return sum(WET_BYTES if f.num_bytes is None else f.num_bytes for f in self.files)
 
 
-def list_input_splits(config: InputConfig, storage: StorageSettings = BY_ENVIRONMENT) -> tuple[InputSplit, ...]:
+def list_input_splits(
+    config: InputConfig, storage: StorageSettings = BY_ENVIRONMENT
+) -> tuple[InputSplit, ...]:
     """The units of a run, in input order.
 
     Raises:
@@ -90,7 +94,9 @@ def list_input_splits(config: InputConfig, storage: StorageSettings = BY_ENVIRON
     """
     files = _files(config, storage)
     size = files_per_split(config, len(files))
-    return tuple(InputSplit(i // size, tuple(files[i : i + size])) for i in range(0, len(files), size))
+    return tuple(
+        InputSplit(i // size, tuple(files[i : i + size])) for i in range(0, len(files), size)
+    )
 
 
 def files_per_split(config: InputConfig, num_files: int) -> int:
@@ -121,8 +127,14 @@ def _files(config: InputConfig, storage: StorageSettings) -> list[InputFile]:
         if not matches:
             faults.append(f"input.files: {pattern!r} matches no file in {Path.cwd()}")
         paths += matches
-    times = Counter(os.path.realpath(path) for path in paths)  # twice the same file: all its paragraphs are repeated
-    faults += [f"input.files: {path!r} is matched more than once" for path in sorted(times) if times[path] > 1]
+    times = Counter(
+        os.path.realpath(path) for path in paths
+    )  # twice the same file: all its paragraphs are repeated
+    faults += [
+        f"input.files: {path!r} is matched more than once"
+        for path in sorted(times)
+        if times[path] > 1
+    ]
     if faults:
         raise ConfigError(faults)
     return _with_digests(paths)
@@ -132,7 +144,9 @@ def _matches(pattern: str) -> list[Path]:
     """The files of a pattern, sorted; a file that is called so is meant itself, whatever [ and * there are in it."""
     if os.path.isfile(pattern):
         return [Path(pattern)]
-    return [Path(path) for path in sorted(glob.glob(pattern, recursive=True)) if os.path.isfile(path)]
+    return [
+        Path(path) for path in sorted(glob.glob(pattern, recursive=True)) if os.path.isfile(path)
+    ]
 
 
 def _with_digests(paths: Sequence[Path]) -> list[InputFile]:
@@ -169,13 +183,22 @@ def _common_crawl(config: CommonCrawl, storage: StorageSettings) -> list[InputFi
     end = len(names) if config.count is None else config.first + config.count
     if config.first >= len(names) or end > len(names):
         wanted = f"files {config.first} to {max(config.first, end - 1)} are asked for"
-        raise ConfigError([f"input.common_crawl: {wanted}; {config.crawl} lists {len(names)} files, from 0"])
-    return [InputFile(base + n, None, hashlib.sha256(n.encode()).hexdigest()) for n in names[config.first : end]]
+        raise ConfigError(
+            [f"input.common_crawl: {wanted}; {config.crawl} lists {len(names)} files, from 0"]
+        )
+    return [
+        InputFile(base + n, None, hashlib.sha256(n.encode()).hexdigest())
+        for n in names[config.first : end]
+    ]
 
 
 def list_of_crawl(crawl: str, url: str) -> Path:
     """Where a snapshot's list of files lies in the user's cache once it is fetched."""
-    return assets.cache_folder() / "crawls" / f"{crawl}-{hashlib.sha256(url.encode()).hexdigest()[:8]}.paths.gz"
+    return (
+        assets.cache_folder()
+        / "crawls"
+        / f"{crawl}-{hashlib.sha256(url.encode()).hexdigest()[:8]}.paths.gz"
+    )
 
 
 def _names(crawl: str, url: str, kept: Path, storage: StorageSettings) -> list[str]:
@@ -189,21 +212,29 @@ def _names(crawl: str, url: str, kept: Path, storage: StorageSettings) -> list[s
             kept.parent.mkdir(parents=True, exist_ok=True)
             download(url, kept, storage=storage)
     except OSError as error:
-        raise ConfigError([f"input.common_crawl.crawl: the list of {crawl} cannot be had: {error}"]) from error
+        raise ConfigError(
+            [f"input.common_crawl.crawl: the list of {crawl} cannot be had: {error}"]
+        ) from error
     try:
         names = gzip.decompress(kept.read_bytes()).decode().split()
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         kept.unlink(missing_ok=True)
-        raise ConfigError([f"input.common_crawl: {url} is no list of files in gzip form: {error}"]) from error
+        raise ConfigError(
+            [f"input.common_crawl: {url} is no list of files in gzip form: {error}"]
+        ) from error
     if not names:
         kept.unlink()
-        raise ConfigError([f"input.common_crawl: {url} is no list of files in gzip form: it is empty"])
+        raise ConfigError(
+            [f"input.common_crawl: {url} is no list of files in gzip form: it is empty"]
+        )
     return names
 
 
 def _check_extra(url: str) -> None:
     if url.startswith("s3://") and importlib.util.find_spec("obstore") is None:
-        raise ConfigError([f"{url}: reading from S3 needs the extra s3: pip install 'corpusmill[s3]'"])
+        raise ConfigError(
+            [f"{url}: reading from S3 needs the extra s3: pip install 'corpusmill[s3]'"]
+        )
 
 
 @contextlib.contextmanager

@@ -95,10 +95,15 @@ CHAIN: Mapping[str, tuple[type[Stage[Any]], ...]] = {
 }
 """The stages of every phase that has some, in the order they work; each has the config section of its own name."""
 
-DECIDED_BY: Mapping[type[Stage[Any]], str] = {ExactDedupFilter: "exact_dedup", MinHashFilter: "fuzzy_dedup"}
+DECIDED_BY: Mapping[type[Stage[Any]], str] = {
+    ExactDedupFilter: "exact_dedup",
+    MinHashFilter: "fuzzy_dedup",
+}
 """Stages that drop what a phase has found, and are off where it is."""
 
-ACROSS_SPLITS = frozenset({"exact_dedup", "paragraph_dedup", "fuzzy_dedup", "select", "write_shards"})
+ACROSS_SPLITS = frozenset(
+    {"exact_dedup", "paragraph_dedup", "fuzzy_dedup", "select", "write_shards"}
+)
 """Phases in which one unit's output depends on the others (select: through the percentiles of the run)."""
 
 
@@ -156,10 +161,14 @@ def make_plan(config: RunConfig) -> RunPlan:
         ConfigError: the input cannot be listed, or an earlier run cannot be compared with.
         ValueError: a stage does not find the columns that it needs.
     """
-    return plan_splits(config, list_input_splits(config.input, config.storage), previous_runs.find(config))
+    return plan_splits(
+        config, list_input_splits(config.input, config.storage), previous_runs.find(config)
+    )
 
 
-def plan_splits(config: RunConfig, splits: Sequence[InputSplit], previous: tuple[PreviousRun, ...] = ()) -> RunPlan:
+def plan_splits(
+    config: RunConfig, splits: Sequence[InputSplit], previous: tuple[PreviousRun, ...] = ()
+) -> RunPlan:
     """The plan for units, and earlier runs, that are known already."""
     phases: dict[str, PhasePlan] = {}
     for name, version in PHASE_VERSIONS.items():
@@ -188,7 +197,9 @@ def stages_of(phase: str, config: RunConfig) -> tuple[StageSpec, ...]:
             specs.append(StageSpec(stage, section))
         elif stage.name not in type(section).model_fields:
             specs.append(StageSpec(stage, stage.settings_class()()))  # it has nothing to set
-        elif (settings := getattr(section, stage.name)) is not None and stage is not PerplexityFilter:
+        elif (
+            settings := getattr(section, stage.name)
+        ) is not None and stage is not PerplexityFilter:
             specs.append(StageSpec(stage, settings))
     return tuple(specs)
 
@@ -199,12 +210,18 @@ def fingerprint(value: Any) -> str:
     Raises:
         TypeError: the value holds something whose text is not the same twice (a set, an object, a NaN).
     """
-    text = json.dumps(_canonical(value, "value"), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    text = json.dumps(
+        _canonical(value, "value"), sort_keys=True, separators=(",", ":"), ensure_ascii=False
+    )
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _canonical(value: Any, where: str) -> Any:
-    if value is None or isinstance(value, str | bool | int) or (isinstance(value, float) and math.isfinite(value)):
+    if (
+        value is None
+        or isinstance(value, str | bool | int)
+        or (isinstance(value, float) and math.isfinite(value))
+    ):
         return value
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return {key: _canonical(inner, f"{where}.{key}") for key, inner in value.items()}
@@ -226,7 +243,11 @@ def _fingerprint(
 ) -> str | None:
     """The fingerprint of a phase, or None while one of its models has no content yet."""
     references = [reference for spec in specs for reference in spec.stage.files_of(spec.settings)]
-    cutoffs = config.select.perplexity.cutoffs if name == "select" and config.select.perplexity else "none"
+    cutoffs = (
+        config.select.perplexity.cutoffs
+        if name == "select" and config.select.perplexity
+        else "none"
+    )
     if cutoffs == "model" and config.annotate.perplexity:
         references += config.annotate.perplexity.models.values()
     elif cutoffs not in ("none", "model", "run"):
@@ -237,8 +258,12 @@ def _fingerprint(
         return None
     section = getattr(config, name)
     if section is not None:
-        section = section.model_dump(mode="python")  # so that sets are refused, not listed in any order
-    shared = [share for run in previous if (share := previous_runs.shares(config, name, run)) is not None]
+        section = section.model_dump(
+            mode="python"
+        )  # so that sets are refused, not listed in any order
+    shared = [
+        share for run in previous if (share := previous_runs.shares(config, name, run)) is not None
+    ]
     return fingerprint(
         {
             "phase": name,
@@ -248,7 +273,9 @@ def _fingerprint(
             "files": files,
             "parents": parents,
             "splits": [split.key for split in splits] if name in ACROSS_SPLITS else None,
-            "files_per_split": files_per_split(config.input, sum(len(split.files) for split in splits))
+            "files_per_split": files_per_split(
+                config.input, sum(len(split.files) for split in splits)
+            )
             if name == "extract"
             else None,
             "order_seed": config.write_shards.seed if name == "tokenize" else None,

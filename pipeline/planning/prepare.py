@@ -44,13 +44,19 @@ def prepare(config: RunConfig, say: Say) -> None:
 def references(config: RunConfig) -> list[str]:
     """Every model and file that the config's stages load, each once, in the order of the chain."""
     specs = [spec for phase in CHAIN for spec in stages_of(phase, config)]
-    return list(dict.fromkeys(reference for spec in specs for reference in spec.stage.files_of(spec.settings)))
+    return list(
+        dict.fromkeys(
+            reference for spec in specs for reference in spec.stage.files_of(spec.settings)
+        )
+    )
 
 
 def is_prepared(config: RunConfig) -> bool:
     """Whether `prepare` would have nothing to do."""
     crawl = config.input.sample_crawl
-    return all(assets.digest(r) for r in references(config)) and (crawl is None or sample_crawl_folder(crawl).exists())
+    return all(assets.digest(r) for r in references(config)) and (
+        crawl is None or sample_crawl_folder(crawl).exists()
+    )
 
 
 def make_sample_crawl(crawl: SampleCrawl, say: Say) -> None:

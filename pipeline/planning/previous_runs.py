@@ -35,7 +35,9 @@ class PreviousRun:
     config: Mapping[str, Any]
     folders: Mapping[str, str]  # phase -> name of its folder
     splits: Sequence[str]
-    stages: Mapping[str, Mapping[str, int]]  # phase -> stage -> version; empty in runs that did not record them
+    stages: Mapping[
+        str, Mapping[str, int]
+    ]  # phase -> stage -> version; empty in runs that did not record them
 
     def folder(self, phase: str) -> PhaseFolder:
         """Where the phase's outputs lie."""
@@ -64,7 +66,9 @@ def splits_of_runs(runs: Sequence[PreviousRun]) -> Iterator[PreviousSplit]:
     return (PreviousSplit(run, key, index) for run in runs for index, key in enumerate(run.splits))
 
 
-def owner(doc_id: int, num_splits: int, runs: Sequence[PreviousRun]) -> tuple[PreviousRun, int] | None:
+def owner(
+    doc_id: int, num_splits: int, runs: Sequence[PreviousRun]
+) -> tuple[PreviousRun, int] | None:
     """The earlier run that a document lies in, and its number there; None if it is one of the run's own units."""
     index = (doc_id >> 32) - num_splits
     if index < 0:
@@ -79,7 +83,11 @@ def find(config: RunConfig) -> tuple[PreviousRun, ...]:
     Raises:
         ConfigError: with every fault there is.
     """
-    runs, faults, seen = list[PreviousRun](), list[str](), {_resolved(config.run_dir): "the run itself"}
+    runs, faults, seen = (
+        list[PreviousRun](),
+        list[str](),
+        {_resolved(config.run_dir): "the run itself"},
+    )
     for name in config.previous_runs:
         where = _resolved(name)
         if where in seen:
@@ -91,7 +99,11 @@ def find(config: RunConfig) -> tuple[PreviousRun, ...]:
         except FileNotFoundError:
             faults.append(f"previous_runs: {name}: no run here ({RUN_FILE} is missing)")
             continue
-        runs.append(PreviousRun(name, found["config"], found["folders"], found["splits"], found.get("stages", {})))
+        runs.append(
+            PreviousRun(
+                name, found["config"], found["folders"], found["splits"], found.get("stages", {})
+            )
+        )
         faults += [f"previous_runs: {name}: {fault}" for fault in _faults(config, runs[-1])]
     if faults:
         raise ConfigError(faults)
@@ -169,4 +181,6 @@ def _other_bands(ours: MinHashSettings, theirs: MinHashSettings) -> Iterator[str
 
 def _shown(value: Mapping[str, Any] | bool | str | None) -> str:
     """As YAML has it."""
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return (
+        "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    )

@@ -40,7 +40,14 @@ from pipeline.planning.input_splits import InputSplit
 from pipeline.planning.plan import RunPlan, plan_splits
 from pipeline.planning.previous_runs import PreviousRun, owner, splits_of_runs
 from pipeline.runs import event_log
-from pipeline.runs.phase_folder import RUN_FILE, Location, PhaseFolder, parse_location, to_json, write_atomically
+from pipeline.runs.phase_folder import (
+    RUN_FILE,
+    Location,
+    PhaseFolder,
+    parse_location,
+    to_json,
+    write_atomically,
+)
 from shardwriter.format import MANIFEST_FILE, Manifest, ShardIndex, sample_key
 from stages.contract import every_rule
 from stages.dedup.paragraphs import hash_paragraph
@@ -90,7 +97,10 @@ def record_run(plan: RunPlan) -> None:
         "config": plan.config.model_dump(mode="json"),
         "folders": {phase.name: plan.folder(phase.name).root.name for phase in plan.phases},
         "splits": [split.key for split in plan.splits],
-        "stages": {phase.name: {spec.stage.name: spec.stage.version for spec in phase.stages} for phase in plan.phases},
+        "stages": {
+            phase.name: {spec.stage.name: spec.stage.version for spec in phase.stages}
+            for phase in plan.phases
+        },
         "previous_runs": [run.to_json() for run in plan.previous],
     }
     write_atomically(plan.run_dir / RUN_FILE, to_json(description))
@@ -107,9 +117,17 @@ def open_run(run_dir: str | Location) -> Run:
     try:
         found = json.loads((root / RUN_FILE).read_bytes())
     except FileNotFoundError as error:
-        siblings = [str(p.parent) for p in root.parent.glob(f"*/{RUN_FILE}")] if isinstance(root, Path) else []
+        siblings = (
+            [str(p.parent) for p in root.parent.glob(f"*/{RUN_FILE}")]
+            if isinstance(root, Path)
+            else []
+        )
         nearest = difflib.get_close_matches(str(run_dir), siblings, 1) or siblings[:1]
-        hint = f"; did you mean {nearest[0]}?" if nearest else "; start one with `python -m pipeline run`"
+        hint = (
+            f"; did you mean {nearest[0]}?"
+            if nearest
+            else "; start one with `python -m pipeline run`"
+        )
         raise RunNotFound(f"{run_dir}: no run here ({RUN_FILE} is missing){hint}") from error
     previous = tuple(PreviousRun(**one) for one in found.get("previous_runs", ()))
     return Run(root, found["config"], found["folders"], found["splits"], previous)
@@ -129,11 +147,18 @@ class _KnownSplit(InputSplit):
 def plan_of(run: Run, config: RunConfig) -> RunPlan:
     """A plan that reads what the run has stored, under a config that may differ in `select`. Needs no input."""
     config = config.model_copy(update={"run_dir": str(run.run_dir)})
-    if isinstance(run.run_dir, S3Path):  # reached from here, perhaps not as the run itself reached it
+    if isinstance(
+        run.run_dir, S3Path
+    ):  # reached from here, perhaps not as the run itself reached it
         config = config.model_copy(update={"storage": run.run_dir.settings})
-    plan = plan_splits(config, [_KnownSplit(i, (), key) for i, key in enumerate(run.splits)], run.previous)
+    plan = plan_splits(
+        config, [_KnownSplit(i, (), key) for i, key in enumerate(run.splits)], run.previous
+    )
     folders = {name: folder.removeprefix(f"{name}-") for name, folder in run.folders.items()}
-    phases = (replace(phase, fingerprint=folders.get(phase.name, phase.fingerprint)) for phase in plan.phases)
+    phases = (
+        replace(phase, fingerprint=folders.get(phase.name, phase.fingerprint))
+        for phase in plan.phases
+    )
     return replace(plan, phases=tuple(phases))
 
 
@@ -178,11 +203,15 @@ def find_in_shards(run: Run, doc_id: int) -> InShard | None:
     if not path.exists():
         return None
     for entry in Manifest.loads(path.read_bytes(), str(path)).shards:
-        index = ShardIndex.from_bytes((run.dataset / entry.index_file).read_bytes(), entry.index_file)
+        index = ShardIndex.from_bytes(
+            (run.dataset / entry.index_file).read_bytes(), entry.index_file
+        )
         for row in np.flatnonzero(index.doc_ids == np.uint64(doc_id)):
             start, end = (int(token) for token in index.doc_starts[row : row + 2])
             sample = int(np.searchsorted(index.sample_starts, start, side="right")) - 1
-            return InShard(entry.file, int(row), sample_key(entry.shard, sample), start, end - start)
+            return InShard(
+                entry.file, int(row), sample_key(entry.shard, sample), start, end - start
+            )
     return None
 
 
@@ -190,17 +219,25 @@ def _ids_of_url(run: Run, url: str) -> Iterator[int]:
     for split in run.splits:
         for name in (f"{split}.documents.parquet", f"{split}.decisions.parquet"):
             with contextlib.suppress(FileNotFoundError):  # not extracted yet
-                yield from _rows(run.folder("extract"), name, "url", url, ["doc_id"]).column("doc_id").to_pylist()
+                yield from (
+                    _rows(run.folder("extract"), name, "url", url, ["doc_id"])
+                    .column("doc_id")
+                    .to_pylist()
+                )
 
 
-def _rows(folder: PhaseFolder, name: str, column: str, value: Any, columns: Sequence[str] | None = None) -> pa.Table:
+def _rows(
+    folder: PhaseFolder, name: str, column: str, value: Any, columns: Sequence[str] | None = None
+) -> pa.Table:
     """The rows of a Parquet file with that value, found by its statistics where it is sorted."""
     with folder.open(name) as file:
         scalar = pa.scalar(value, pq.read_schema(file).field(column).type)
         return pq.read_table(file, columns=columns, filters=pc.field(column) == scalar)
 
 
-def row_of(folder: PhaseFolder, name: str, doc_id: int, columns: Sequence[str] | None = None) -> dict[str, Any] | None:
+def row_of(
+    folder: PhaseFolder, name: str, doc_id: int, columns: Sequence[str] | None = None
+) -> dict[str, Any] | None:
     """A document's row of a Parquet file; None where it has none, or is not there yet."""
     with contextlib.suppress(FileNotFoundError):
         return next(iter(_rows(folder, name, "doc_id", doc_id, columns).to_pylist()), None)
@@ -221,13 +258,16 @@ def _trace(run: Run, doc_id: int) -> DocumentTrace | None:
         return None
     columns = {k: v for row in found.values() for k, v in row.items()}
     decision = next(
-        (f"{row['decision']}" for (_, kind), row in reversed(found.items()) if kind == "decisions"), "not decided yet"
+        (f"{row['decision']}" for (_, kind), row in reversed(found.items()) if kind == "decisions"),
+        "not decided yet",
     )
     lines = [f"document {doc_id}: {columns['url']}", *_chapters(run, doc_id, found, decision)]
     return DocumentTrace(doc_id, decision, tuple(lines), columns)
 
 
-def _chapters(run: Run, doc_id: int, found: Mapping[tuple[str, str], dict[str, Any]], decision: str) -> Iterator[str]:
+def _chapters(
+    run: Run, doc_id: int, found: Mapping[tuple[str, str], dict[str, Any]], decision: str
+) -> Iterator[str]:
     if read := found.get(("extract", "documents")):
         yield f"read         {read['warc_file']} at byte {read['warc_offset']}, {read['date']}, title {read['title']!r}"
         yield f"             {read['original_num_chars']:,} characters in {read['original_num_lines']:,} paragraphs"
@@ -327,7 +367,9 @@ def _named(run: Run, doc_id: int) -> str:
     return where  # its unit has not got that far, or the earlier run is no longer there
 
 
-def _removed(run: Run, doc_id: int, read: Mapping[str, Any] | None, scored: Mapping[str, Any]) -> Iterator[str]:
+def _removed(
+    run: Run, doc_id: int, read: Mapping[str, Any] | None, scored: Mapping[str, Any]
+) -> Iterator[str]:
     if read is None:
         return
     lines, by_rules = read["text"].split("\n"), scored.get("lines_removed")
@@ -347,7 +389,9 @@ def _duplicate_lines(run: Run, doc_id: int) -> list[int]:
     plan = plan_of(run, change(run.config, str(run.run_dir)))
     duplicate_lines = ParagraphDedup(plan).duplicate_lines_of(plan.splits[doc_id >> 32])
     return (
-        duplicate_lines[duplicate_lines >> np.uint64(32) == np.uint64(doc_id & 0xFFFF_FFFF)].astype(np.uint32).tolist()
+        duplicate_lines[duplicate_lines >> np.uint64(32) == np.uint64(doc_id & 0xFFFF_FFFF)]
+        .astype(np.uint32)
+        .tolist()
     )
 
 
@@ -357,7 +401,11 @@ def _with_copies(run: Run, doc_id: int, gone: Sequence[str]) -> Iterator[str]:
     copies = _copies(run, doc_id, gone[:NUM_LISTED])
     for shown, line in zip(_listed(gone), gone[:NUM_LISTED], strict=False):
         yield shown
-        elsewhere = f"also in document {_named(run, copies[line])}" if line in copies else "twice in this document"
+        elsewhere = (
+            f"also in document {_named(run, copies[line])}"
+            if line in copies
+            else "twice in this document"
+        )
         yield f"               {elsewhere}{', or in an earlier run' if line not in copies and run.previous else ''}"
     yield from list(_listed(gone))[NUM_LISTED:]
 
@@ -371,7 +419,10 @@ def _copies(run: Run, doc_id: int, lines: Sequence[str]) -> dict[str, int]:
         (len(run.splits) + i, split.run.folder("extract"), split.key)
         for i, split in enumerate(splits_of_runs(run.previous))
     ]
-    files += [(i, run.folder("extract"), run.splits[i]) for i in range(first, min(first + size, len(run.splits)))]
+    files += [
+        (i, run.folder("extract"), run.splits[i])
+        for i in range(first, min(first + size, len(run.splits)))
+    ]
     copies: dict[str, int] = {}
     for index, folder, split in files:
         for line, number in wanted.items():
@@ -395,6 +446,8 @@ def _listed(gone: Sequence[str]) -> Iterator[str]:
 
 def why(decided: Mapping[str, Any]) -> str:
     """The value that decided, the limit it was held against, and what is no number."""
-    parts = [f"{name} {decided[name]:g}" for name in ("value", "limit") if decided[name] is not None]
+    parts = [
+        f"{name} {decided[name]:g}" for name in ("value", "limit") if decided[name] is not None
+    ]
     parts += [str(decided["detail"])] if decided["detail"] is not None else []
     return f" ({', '.join(parts)})" if parts else ""

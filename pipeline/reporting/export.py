@@ -32,7 +32,9 @@ def export_ccnet(run: Run, out: Path) -> Counter[str]:
         FileExistsError: the folder is there already.
     """
     if not run.folder("select").complete():
-        raise RunNotFound(f"{run.run_dir}: select is not done yet, so nothing is kept; run the config to its end first")
+        raise RunNotFound(
+            f"{run.run_dir}: select is not done yet, so nothing is kept; run the config to its end first"
+        )
     out.mkdir(parents=True)
     written: Counter[str] = Counter()
     with contextlib.ExitStack() as stack:

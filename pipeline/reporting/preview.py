@@ -55,7 +55,9 @@ class Amount:
 
     def __add__(self, other: Amount) -> Amount:
         return Amount(
-            self.num_docs + other.num_docs, self.num_chars + other.num_chars, self.num_tokens + other.num_tokens
+            self.num_docs + other.num_docs,
+            self.num_chars + other.num_chars,
+            self.num_tokens + other.num_tokens,
         )
 
 
@@ -79,7 +81,9 @@ class Preview:
 
     run_dir: str
     changes: Mapping[str, tuple[Any, Any]]  # key -> value before and after
-    renewed: tuple[str, ...]  # phases that a run would do anew although nothing of theirs was changed
+    renewed: tuple[
+        str, ...
+    ]  # phases that a run would do anew although nothing of theirs was changed
     is_tokenized: bool  # else all numbers of tokens are 0
     before: Amount
     after: Amount
@@ -105,9 +109,14 @@ def preview(run: Run, overrides: Sequence[str]) -> Preview:
     """
     for phase in ("annotate", "fuzzy_dedup", "select"):
         if phase not in run.folders or not run.folder(phase).complete():
-            raise RunNotFound(f"{run.run_dir}: {phase} is not done yet; run the config to its end first")
+            raise RunNotFound(
+                f"{run.run_dir}: {phase} is not done yet; run the config to its end first"
+            )
     where = str(run.run_dir)
-    stored, changed = configs.change(run.config, where), configs.change(run.config, where, overrides)
+    stored, changed = (
+        configs.change(run.config, where),
+        configs.change(run.config, where, overrides),
+    )
     changes = dict(_changes(stored.model_dump(mode="json"), changed.model_dump(mode="json")))
     _refuse_more_than_select(changes)
     totals = _Totals(run)
@@ -130,7 +139,9 @@ def decisions_with(run: Run, config: RunConfig) -> Iterator[pa.Table]:
             try:
                 results = list(do_here(phase, split, config.engine))
             except (ValueError, TaskFailed) as error:  # its steps cannot be built
-                raise ConfigError([f"select: {error}; what it needs was not stored by this run"]) from error
+                raise ConfigError(
+                    [f"select: {error}; what it needs was not stored by this run"]
+                ) from error
             for failed in (result["failed"] for result in results if "failed" in result):
                 raise RunAborted(f"{run.run_dir}, unit {split}: {failed}")
             yield read_decisions(phase.folder, split)
@@ -205,14 +216,22 @@ class _Totals:
     """Sums over units; memory does not grow with their number."""
 
     run: Run
-    _amounts: dict[tuple[str, bool, bool], Amount] = field(default_factory=dict[tuple[str, bool, bool], Amount])
+    _amounts: dict[tuple[str, bool, bool], Amount] = field(
+        default_factory=dict[tuple[str, bool, bool], Amount]
+    )
     _decisions: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
-    _examples: dict[bool, list[tuple[int, dict[str, Any]]]] = field(default_factory=lambda: {True: [], False: []})
+    _examples: dict[bool, list[tuple[int, dict[str, Any]]]] = field(
+        default_factory=lambda: {True: [], False: []}
+    )
 
     def add(self, split: str, before: pa.Table, after: pa.Table) -> None:
         """Take a unit's fates before and after, sorted by document."""
-        assert before.column("doc_id").equals(after.column("doc_id")), f"{split}: other documents than select had"
-        was_kept, is_kept = (pc.equal(decisions.column("decision"), KEPT) for decisions in (before, after))
+        assert before.column("doc_id").equals(after.column("doc_id")), (
+            f"{split}: other documents than select had"
+        )
+        was_kept, is_kept = (
+            pc.equal(decisions.column("decision"), KEPT) for decisions in (before, after)
+        )
         rows = pa.table(
             {
                 "language": pc.fill_null(after.column("language"), "unknown"),
@@ -223,13 +242,23 @@ class _Totals:
             }
         )
         sums = [("num_chars", "count"), ("num_chars", "sum"), ("num_tokens", "sum")]
-        for row in rows.group_by(["language", "before", "after"], use_threads=False).aggregate(sums).to_pylist():
-            key = row["language"], row["before"], row["after"]
-            amount = Amount(row["num_chars_count"], row["num_chars_sum"], row["num_tokens_sum"] or 0)
-            self._amounts[key] = self._amounts.get(key, Amount()) + amount
-        decisions = pa.table({"before": before.column("decision"), "after": after.column("decision")})
         for row in (
-            decisions.group_by(decisions.column_names, use_threads=False).aggregate([([], "count_all")]).to_pylist()
+            rows.group_by(["language", "before", "after"], use_threads=False)
+            .aggregate(sums)
+            .to_pylist()
+        ):
+            key = row["language"], row["before"], row["after"]
+            amount = Amount(
+                row["num_chars_count"], row["num_chars_sum"], row["num_tokens_sum"] or 0
+            )
+            self._amounts[key] = self._amounts.get(key, Amount()) + amount
+        decisions = pa.table(
+            {"before": before.column("decision"), "after": after.column("decision")}
+        )
+        for row in (
+            decisions.group_by(decisions.column_names, use_threads=False)
+            .aggregate([([], "count_all")])
+            .to_pylist()
         ):
             self._decisions[row["before"], row["after"]] += row["count_all"]
         self._draw(after.filter(pc.and_not(was_kept, is_kept)), kept=False)
@@ -254,7 +283,9 @@ class _Totals:
         keys = order_keys(decisions.column("doc_id").to_numpy(), 0)
         drawn = np.argsort(keys)[:NUM_EXAMPLES]
         lots = zip(keys[drawn].tolist(), decisions.take(pa.array(drawn)).to_pylist(), strict=True)
-        self._examples[kept] = heapq.nsmallest(NUM_EXAMPLES, [*self._examples[kept], *lots], key=lambda lot: lot[0])
+        self._examples[kept] = heapq.nsmallest(
+            NUM_EXAMPLES, [*self._examples[kept], *lots], key=lambda lot: lot[0]
+        )
 
     def sum(self, changes: Mapping[str, tuple[Any, Any]], renewed: tuple[str, ...]) -> Preview:
         """The account."""
@@ -274,7 +305,9 @@ class _Totals:
             after=_total(after.values()),
             newly_kept=_total(a for (_, was, _), a in after.items() if not was),
             newly_dropped=_total(a for (_, _, stays), a in before.items() if not stays),
-            languages=dict(sorted(languages.items(), key=lambda item: (-item[1][0].num_docs, item[0]))),
+            languages=dict(
+                sorted(languages.items(), key=lambda item: (-item[1][0].num_docs, item[0]))
+            ),
             reasons={
                 decision: (
                     sum(n for (was, _), n in self._decisions.items() if was == decision),
@@ -338,22 +371,48 @@ def print_preview(found: Preview, console: Console) -> None:
             f"Note: a run would do {phase} anew, since a stage or a model has changed; its old scores are used."
         )
     console.print()
-    rows = [_row(name, getattr(found, name)) for name in ("before", "after", "newly_kept", "newly_dropped")]
+    rows = [
+        _row(name, getattr(found, name))
+        for name in ("before", "after", "newly_kept", "newly_dropped")
+    ]
     console.print(as_table("What is kept", ("", "documents", "characters", "tokens"), rows))
     if found.is_tokenized and found.newly_kept.num_docs:
-        console.print("Tokens of what is newly kept are estimated by its characters: it was never tokenized.")
+        console.print(
+            "Tokens of what is newly kept are estimated by its characters: it was never tokenized."
+        )
     console.print(
-        as_table("Kept, by language", ("language", "before", "after", "change", "tokens"), _language_rows(found))
+        as_table(
+            "Kept, by language",
+            ("language", "before", "after", "change", "tokens"),
+            _language_rows(found),
+        )
     )
     rows = [(reason, *_moved(before, after)) for reason, (before, after) in found.reasons.items()]
-    console.print(as_table("Dropped by select, by reason", ("reason", "before", "after", "change"), rows))
-    _print_examples("Newly kept", found.newly_kept.num_docs, found.examples_kept, "was dropped:", console)
-    _print_examples("Newly dropped", found.newly_dropped.num_docs, found.examples_dropped, "would be dropped:", console)
-    console.print("\nNothing was written. `python -m pipeline run CONFIG` with the same --set does it for good.")
+    console.print(
+        as_table("Dropped by select, by reason", ("reason", "before", "after", "change"), rows)
+    )
+    _print_examples(
+        "Newly kept", found.newly_kept.num_docs, found.examples_kept, "was dropped:", console
+    )
+    _print_examples(
+        "Newly dropped",
+        found.newly_dropped.num_docs,
+        found.examples_dropped,
+        "would be dropped:",
+        console,
+    )
+    console.print(
+        "\nNothing was written. `python -m pipeline run CONFIG` with the same --set does it for good."
+    )
 
 
 def _row(name: str, amount: Amount) -> tuple[str, str, str, str]:
-    return name.replace("_", " "), f"{amount.num_docs:,}", f"{amount.num_chars:,}", f"{amount.num_tokens:,}"
+    return (
+        name.replace("_", " "),
+        f"{amount.num_docs:,}",
+        f"{amount.num_chars:,}",
+        f"{amount.num_tokens:,}",
+    )
 
 
 def _moved(before: int, after: int) -> tuple[str, str, str]:
@@ -371,7 +430,9 @@ def _language_rows(found: Preview) -> Iterator[tuple[str, ...]]:
         yield name, *_moved(before.num_docs, after.num_docs), f"{after.num_tokens:,}"
 
 
-def _print_examples(title: str, num_docs: int, examples: Sequence[Example], word: str, console: Console) -> None:
+def _print_examples(
+    title: str, num_docs: int, examples: Sequence[Example], word: str, console: Console
+) -> None:
     if not examples:
         return
     shown = "" if len(examples) == num_docs else f", {len(examples)} of them drawn at random"

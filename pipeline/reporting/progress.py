@@ -66,13 +66,17 @@ class RunProgress:
     def _start(self, event: PhaseStarted) -> None:
         self._started_s = self._printed_s = time.monotonic()
         self._total, self._before, self._now = event.num_tasks, event.num_done, event.num_done
-        self._task = self._bars.add_task(event.phase, total=event.num_tasks, completed=event.num_done, rate="")
+        self._task = self._bars.add_task(
+            event.phase, total=event.num_tasks, completed=event.num_done, rate=""
+        )
         resumed = f", {event.num_done} done before" if event.num_done else ""
         self._plain(f"{event.phase}: {event.num_tasks} pieces of work{resumed}")
 
     def _advance(self, event: TaskFinished) -> None:
         if event.failed is not None:
-            self._bars.console.print(f"{event.phase} {event.task_id} failed: {event.failed}", markup=False, style="red")
+            self._bars.console.print(
+                f"{event.phase} {event.task_id} failed: {event.failed}", markup=False, style="red"
+            )
             return
         self.num_tasks += 1
         self._now += 1
@@ -83,7 +87,9 @@ class RunProgress:
         if time.monotonic() - self._printed_s > PLAIN_LINE_S:
             self._printed_s = time.monotonic()
             left = (self._total - self._now) / rate
-            self._plain(f"{event.phase}: {self._now} of {self._total}, {rate:.1f}/s, about {left:.0f} s left")
+            self._plain(
+                f"{event.phase}: {self._now} of {self._total}, {rate:.1f}/s, about {left:.0f} s left"
+            )
 
     def _finish(self, event: PhaseFinished) -> None:
         if event.was_complete:

@@ -52,25 +52,78 @@ class Metric:
 
 METRICS = (
     Metric("corpusmill_work_planned", "gauge", "Pieces of work of a phase, once it has begun."),
-    Metric("corpusmill_work_done", "gauge", "Those that are done, earlier starts of the run included."),
+    Metric(
+        "corpusmill_work_done", "gauge", "Those that are done, earlier starts of the run included."
+    ),
     Metric("corpusmill_work_failed", "gauge", "Those that failed since this driver began."),
-    Metric("corpusmill_last_event_timestamp_seconds", "gauge", "When a phase, or work of it, last began or ended."),
-    Metric("corpusmill_documents_total", "counter", "Documents that a phase has taken in.", "documents"),
-    Metric("corpusmill_dropped_documents_total", "counter", "Those dropped, by reason.", "dropped.", "reason"),
-    Metric("corpusmill_language_documents_total", "counter", "Those kept, by language.", "language.", "language"),
-    Metric("corpusmill_characters_total", "counter", "Characters of text that a phase has left.", "chars"),
-    Metric("corpusmill_tokens_total", "counter", "Tokens made (tokenize), and in shards (write_shards).", "tokens"),
-    Metric("corpusmill_language_tokens_total", "counter", "Those made, by language.", "language_tokens.", "language"),
-    Metric("corpusmill_input_bytes_total", "counter", "Bytes of crawl files, as they lie.", "file_bytes"),
-    Metric("corpusmill_records_total", "counter", "Records in them, broken ones too.", "num_records"),
-    Metric("corpusmill_quarantined_records_total", "counter", "The broken ones, by cause.", "quarantined.", "cause"),
+    Metric(
+        "corpusmill_last_event_timestamp_seconds",
+        "gauge",
+        "When a phase, or work of it, last began or ended.",
+    ),
+    Metric(
+        "corpusmill_documents_total", "counter", "Documents that a phase has taken in.", "documents"
+    ),
+    Metric(
+        "corpusmill_dropped_documents_total",
+        "counter",
+        "Those dropped, by reason.",
+        "dropped.",
+        "reason",
+    ),
+    Metric(
+        "corpusmill_language_documents_total",
+        "counter",
+        "Those kept, by language.",
+        "language.",
+        "language",
+    ),
+    Metric(
+        "corpusmill_characters_total",
+        "counter",
+        "Characters of text that a phase has left.",
+        "chars",
+    ),
+    Metric(
+        "corpusmill_tokens_total",
+        "counter",
+        "Tokens made (tokenize), and in shards (write_shards).",
+        "tokens",
+    ),
+    Metric(
+        "corpusmill_language_tokens_total",
+        "counter",
+        "Those made, by language.",
+        "language_tokens.",
+        "language",
+    ),
+    Metric(
+        "corpusmill_input_bytes_total",
+        "counter",
+        "Bytes of crawl files, as they lie.",
+        "file_bytes",
+    ),
+    Metric(
+        "corpusmill_records_total", "counter", "Records in them, broken ones too.", "num_records"
+    ),
+    Metric(
+        "corpusmill_quarantined_records_total",
+        "counter",
+        "The broken ones, by cause.",
+        "quarantined.",
+        "cause",
+    ),
     Metric(
         "corpusmill_stage_seconds_total",
         "counter",
         "Seconds of workers in each step of finished work, since this driver began.",
         own_label="stage",
     ),
-    Metric("corpusmill_retries_total", "counter", "Tries of finished work beyond the first, since this driver began."),
+    Metric(
+        "corpusmill_retries_total",
+        "counter",
+        "Tries of finished work beyond the first, since this driver began.",
+    ),
 )
 
 _Series = tuple[str, str, str]  # name of a metric, phase, value of its own label or ""
@@ -84,7 +137,9 @@ class RunMetrics:
 
     def __init__(self, plan: RunPlan) -> None:
         self._plan = plan
-        self._run = f"{plan.run_dir.name}-{(plan.phase('write_shards').fingerprint or 'unknown')[:8]}"
+        self._run = (
+            f"{plan.run_dir.name}-{(plan.phase('write_shards').fingerprint or 'unknown')[:8]}"
+        )
         self._is_on = plan.config.engine.kind == "ray"
         self.counters: defaultdict[_Series, float] = defaultdict(float)
         self.gauges: dict[_Series, float] = {}
@@ -111,7 +166,9 @@ class RunMetrics:
     def _begin(self, phase: Phase, num_tasks: int, num_done: int) -> None:
         self._set_works(phase.name, planned=num_tasks, done=num_done, failed=0)
         if num_done:
-            for record in phase.folder.records(sorted(phase.folder.done().intersection(phase.task_ids()))):
+            for record in phase.folder.records(
+                sorted(phase.folder.done().intersection(phase.task_ids()))
+            ):
                 self._take(phase.name, Counters.from_json(record["counters"]))
 
     def _finish(self, phase: Phase, event: TaskFinished) -> None:
@@ -145,7 +202,9 @@ class RunMetrics:
         self.counters[name, phase, value] += number
 
     def _tell(self) -> None:
-        ray = sys.modules.get("ray")  # the engine starts it once there is work; what is told before that is lost
+        ray = sys.modules.get(
+            "ray"
+        )  # the engine starts it once there is work; what is told before that is lost
         if ray is None or not ray.is_initialized():
             return
         for series, number in self.counters.items():
@@ -165,7 +224,9 @@ class RunMetrics:
 
     def _labels(self, name: str, *values: str) -> dict[str, str]:
         # Ray raises for what is not ASCII, as the name of a run folder or of a model's language may be.
-        ascii_values = (value.encode("ascii", "backslashreplace").decode() for value in (self._run, *values))
+        ascii_values = (
+            value.encode("ascii", "backslashreplace").decode() for value in (self._run, *values)
+        )
         return dict(zip(_BY_NAME[name].labels, ascii_values, strict=False))
 
 

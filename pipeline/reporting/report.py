@@ -56,9 +56,15 @@ class Report:
     num_tokens: int
     num_shards: int
     seconds: Mapping[str, float]  # of workers, by phase and step
-    lines: Mapping[str, int]  # "removed" by line rules and "left", of the documents that annotate kept; empty: no rules
-    placeholders: Mapping[str, int]  # kind of personal data that is looked for -> how many, in kept documents
-    overlaps: Mapping[str, Mapping[str, int]]  # evaluation set -> documents that share words with it, words, dropped
+    lines: Mapping[
+        str, int
+    ]  # "removed" by line rules and "left", of the documents that annotate kept; empty: no rules
+    placeholders: Mapping[
+        str, int
+    ]  # kind of personal data that is looked for -> how many, in kept documents
+    overlaps: Mapping[
+        str, Mapping[str, int]
+    ]  # evaluation set -> documents that share words with it, words, dropped
 
     @property
     def quarantined_share(self) -> float:
@@ -99,7 +105,10 @@ def make_report(run: Run) -> Report:
 def reason_sentences() -> dict[str, str]:
     """What each reason of the chain means, in one sentence."""
     return {
-        reason: sentence for stages in CHAIN.values() for stage in stages for reason, sentence in stage.reasons.items()
+        reason: sentence
+        for stages in CHAIN.values()
+        for stage in stages
+        for reason, sentence in stage.reasons.items()
     }
 
 
@@ -163,11 +172,19 @@ def _steps(tallies: Mapping[str, Counters], complete: Collection[str]) -> Iterat
                 f"a bug, not a fault of the input"
             )
         for stage in stages:
-            dropped = {r: n for r, n in _with_prefix(counts, "dropped.").items() if r.split(".")[0] == stage.name}
+            dropped = {
+                r: n
+                for r, n in _with_prefix(counts, "dropped.").items()
+                if r.split(".")[0] == stage.name
+            }
             if stage.name == "paragraphs" and phase == "annotate":
-                chars = counts["chars"] + counts["chars_removed"]  # the latter by line rules, after this stage
+                chars = (
+                    counts["chars"] + counts["chars_removed"]
+                )  # the latter by line rules, after this stage
                 chars += sum(
-                    n for r, n in _with_prefix(counts, "dropped_chars.").items() if not r.startswith("paragraphs.")
+                    n
+                    for r, n in _with_prefix(counts, "dropped_chars.").items()
+                    if not r.startswith("paragraphs.")
                 )
             else:
                 chars = num_chars - sum(counts[f"dropped_chars.{reason}"] for reason in dropped)
@@ -175,7 +192,9 @@ def _steps(tallies: Mapping[str, Counters], complete: Collection[str]) -> Iterat
             num_docs -= sum(dropped.values())
             if dropped or chars != num_chars:
                 num_chars = chars
-                yield Step(f"{phase}: {stage.name}", num_docs, num_chars, ", ".join(sorted(dropped)))
+                yield Step(
+                    f"{phase}: {stage.name}", num_docs, num_chars, ", ".join(sorted(dropped))
+                )
 
 
 def _seconds(run: Run) -> dict[str, float]:
@@ -195,7 +214,13 @@ def print_report(report: Report, console: Console) -> None:
     """The summary that closes a run."""
     console.print(_funnel(report))
     if report.reasons:
-        console.print(as_table("Why documents were dropped", ("reason", "documents", "meaning"), _reason_rows(report)))
+        console.print(
+            as_table(
+                "Why documents were dropped",
+                ("reason", "documents", "meaning"),
+                _reason_rows(report),
+            )
+        )
     if report.languages:
         tokens = dict(_top(report.language_tokens, among=report.languages))
         rows = [(lang, f"{n:,}", f"{tokens.get(lang, 0):,}") for lang, n in _top(report.languages)]
@@ -210,7 +235,9 @@ def print_report(report: Report, console: Console) -> None:
         rows = [(kind, f"{n:,}") for kind, n in report.placeholders.items()]
         console.print(as_table("Personal data", ("replaced in kept documents", "number"), rows))
     if report.overlaps:
-        rows = [(name, *(f"{n:,}" for n in found.values())) for name, found in report.overlaps.items()]
+        rows = [
+            (name, *(f"{n:,}" for n in found.values())) for name, found in report.overlaps.items()
+        ]
         columns = ("evaluation set", "documents", "words", "dropped")
         console.print(as_table("Words shared with evaluation sets", columns, rows))
     if report.quarantine:
@@ -231,7 +258,12 @@ def to_html(report: Report) -> str:
     """One page that needs nothing else: no script, no font, no network."""
     start = report.steps[0] if report.steps else Step("read", 0, 0)
     funnel = [
-        (s.name, s.num_docs, start.num_docs, f"{s.num_docs:,} documents · {s.num_chars:,} characters")
+        (
+            s.name,
+            s.num_docs,
+            start.num_docs,
+            f"{s.num_docs:,} documents · {s.num_chars:,} characters",
+        )
         for s in report.steps
     ]
     sections = [
@@ -245,11 +277,16 @@ def to_html(report: Report) -> str:
         _bars("Quarantined records, by cause", _shares(report.quarantine), CAUSES),
         _bars(
             "Worker seconds, by step",
-            [(k, v, max(report.seconds.values()), f"{v:,.1f} s") for k, v in _slowest(report.seconds)],
+            [
+                (k, v, max(report.seconds.values()), f"{v:,.1f} s")
+                for k, v in _slowest(report.seconds)
+            ],
         ),
     ]
     headline = f"{report.num_tokens:,} tokens in {report.num_shards:,} shards, from {start.num_docs:,} documents"
-    return _PAGE.format(title=html.escape(report.run_dir), headline=headline, sections="\n".join(sections))
+    return _PAGE.format(
+        title=html.escape(report.run_dir), headline=headline, sections="\n".join(sections)
+    )
 
 
 _PAGE = """<!doctype html>
@@ -272,7 +309,8 @@ Bar = tuple[str, float, float, str]  # name, value, the value of a full bar, lab
 
 def _bars(title: str, bars: Iterable[Bar], notes: Mapping[str, str] | None = None) -> str:
     rows = [
-        _bar(name, value / full if full else 0, label, (notes or {}).get(name, "")) for name, value, full, label in bars
+        _bar(name, value / full if full else 0, label, (notes or {}).get(name, ""))
+        for name, value, full, label in bars
     ]
     return f"<h2>{html.escape(title)}</h2>\n" + "\n".join(rows) if rows else ""
 
@@ -288,7 +326,12 @@ def _bar(name: str, share: float, label: str, note: str) -> str:
 def _overlap_bars(report: Report) -> list[Bar]:
     largest = max((found["documents"] for found in report.overlaps.values()), default=0)
     return [
-        (name, found["documents"], largest, f"{found['documents']:,}, of which dropped for it: {found['dropped']:,}")
+        (
+            name,
+            found["documents"],
+            largest,
+            f"{found['documents']:,}, of which dropped for it: {found['dropped']:,}",
+        )
         for name, found in report.overlaps.items()
     ]
 
@@ -298,7 +341,9 @@ def _shares(counts: Mapping[str, int]) -> list[Bar]:
     return [(name, n, largest, f"{n:,} ({n / max(1, total):.1%})") for name, n in _top(counts)]
 
 
-def _top(counts: Mapping[str, int], limit: int = 12, among: Mapping[str, int] | None = None) -> list[tuple[str, int]]:
+def _top(
+    counts: Mapping[str, int], limit: int = 12, among: Mapping[str, int] | None = None
+) -> list[tuple[str, int]]:
     """The largest, with the rest summed up; `among`: those that are the largest there."""
     names = list(_most_first(counts if among is None else among))
     rest = sum(counts.get(name, 0) for name in names[limit:])
@@ -331,8 +376,12 @@ def _funnel(report: Report) -> Table:
         for s in report.steps
     ]
     if report.num_shards or report.num_tokens:
-        rows.append(("written", f"{report.num_tokens:,} tokens", "", f"{report.num_shards:,} shards", ""))
-    return as_table("What is left after each step", ("step", "documents", "share", "characters", "share"), rows)
+        rows.append(
+            ("written", f"{report.num_tokens:,} tokens", "", f"{report.num_shards:,} shards", "")
+        )
+    return as_table(
+        "What is left after each step", ("step", "documents", "share", "characters", "share"), rows
+    )
 
 
 _FIGURES = frozenset(
@@ -355,10 +404,16 @@ _FIGURES = frozenset(
 
 def as_table(title: str, columns: Iterable[str], rows: Iterable[tuple[str, ...]]) -> Table:
     """How every verb shows rows: figures to the right."""
-    table = Table(title=title, title_justify="left", header_style="bold", box=None, padding=(0, 2, 0, 0))
+    table = Table(
+        title=title, title_justify="left", header_style="bold", box=None, padding=(0, 2, 0, 0)
+    )
     for name in columns:
         is_number = name in _FIGURES
-        table.add_column(name, justify="right" if is_number else "left", no_wrap=name not in ("meaning", "stages"))
+        table.add_column(
+            name,
+            justify="right" if is_number else "left",
+            no_wrap=name not in ("meaning", "stages"),
+        )
     for row in rows:
         table.add_row(*row)
     return table
@@ -375,7 +430,8 @@ def print_plan(plan: RunPlan, console: Console) -> None:
         f"{num_files:,} files, {input_bytes / 2**20:,.1f} MiB, in {len(plan.splits):,} units; run folder {plan.run_dir}"
     )
     rows = [
-        (phase.name, " ".join(_stages(plan.config, phase.name)), *_state(plan, phase.name)) for phase in plan.phases
+        (phase.name, " ".join(_stages(plan.config, phase.name)), *_state(plan, phase.name))
+        for phase in plan.phases
     ]
     console.print(as_table("", ("phase", "stages", "fingerprint", "task_id", "done"), rows))
 
@@ -383,14 +439,22 @@ def print_plan(plan: RunPlan, console: Console) -> None:
 def _stages(config: RunConfig, phase: str) -> list[str]:
     """Names of the stages that are not turned off, also of those that are built only when the run is at them."""
     section = getattr(config, phase, None)
-    chain = [stage for stage in CHAIN.get(phase, ()) if getattr(config, DECIDED_BY.get(stage, ""), stage) is not None]
+    chain = [
+        stage
+        for stage in CHAIN.get(phase, ())
+        if getattr(config, DECIDED_BY.get(stage, ""), stage) is not None
+    ]
     return [stage.name for stage in chain if getattr(section, stage.name, stage) is not None]
 
 
 def _state(plan: RunPlan, name: str) -> tuple[str, str, str]:
     """Fingerprint, pieces of work, and how many are done."""
     fingerprint = plan.phase(name).fingerprint
-    across = {"paragraph_dedup": "partitions", "fuzzy_dedup": "partitions", "write_shards": "shards"}
+    across = {
+        "paragraph_dedup": "partitions",
+        "fuzzy_dedup": "partitions",
+        "write_shards": "shards",
+    }
     task_ids = across.get(name, f"{len(plan.splits):,} units")
     if getattr(plan.config, name) is None:
         return fingerprint or "—", task_ids, "off"
@@ -399,4 +463,8 @@ def _state(plan: RunPlan, name: str) -> tuple[str, str, str]:
     folder = plan.folder(name)
     done = folder.done() if name in across else folder.done() & {split.key for split in plan.splits}
     is_complete = folder.complete() and (name in across or len(done) == len(plan.splits))
-    return fingerprint, task_ids, "all" if is_complete else f"{len(done):,}, would go on" if done else "would run"
+    return (
+        fingerprint,
+        task_ids,
+        "all" if is_complete else f"{len(done):,}, would go on" if done else "would run",
+    )

@@ -88,7 +88,11 @@ def read_status(run: Run, *, now: float) -> Status:
         phases=phases,
         failures={f"{e['phase']} {e['task_id']}": e["failed"] for e in events if e.get("failed")},
         num_records=read.get("num_records", 0),
-        quarantine={k.removeprefix("quarantined."): n for k, n in read.items() if k.startswith("quarantined.")},
+        quarantine={
+            k.removeprefix("quarantined."): n
+            for k, n in read.items()
+            if k.startswith("quarantined.")
+        },
     )
 
 
@@ -102,7 +106,9 @@ def _of_latest_start(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, A
     return latest
 
 
-def _phase_status(run: Run, name: str, events: Sequence[Mapping[str, Any]], state: RunState, now: float) -> PhaseStatus:
+def _phase_status(
+    run: Run, name: str, events: Sequence[Mapping[str, Any]], state: RunState, now: float
+) -> PhaseStatus:
     if run.config.get(name, {}) is None:
         return PhaseStatus(name, "off", 0, 0)
     mine = [event for event in events if event.get("phase") == name]
@@ -145,7 +151,11 @@ def print_status(status: Status, console: Console) -> None:
         (
             phase.name,
             phase.state,
-            "" if phase.state == "off" else f"{phase.num_done:,} of {phase.num_tasks:,}" if phase.num_tasks else "",
+            ""
+            if phase.state == "off"
+            else f"{phase.num_done:,} of {phase.num_tasks:,}"
+            if phase.num_tasks
+            else "",
             "" if phase.rate_per_s is None else f"{phase.rate_per_s * 60:,.1f} a minute",
             "" if phase.left_s is None else _in_words(phase.left_s),
         )
@@ -155,11 +165,15 @@ def print_status(status: Status, console: Console) -> None:
     console.print(as_table("", ("phase", "state", "done", "rate", "left"), rows))
     broken = sum(status.quarantine.values())
     causes = "".join(f", {n:,} {cause}" for cause, n in sorted(status.quarantine.items()))
-    console.print(f"\nquarantined: {broken:,} of {status.num_records:,} records{causes}", markup=False)
+    console.print(
+        f"\nquarantined: {broken:,} of {status.num_records:,} records{causes}", markup=False
+    )
     for task_id, cause in list(status.failures.items())[:NUM_FAILURES_SHOWN]:
         console.print(f"failed: {task_id}: {cause}", markup=False, style="red")
     if len(status.failures) > NUM_FAILURES_SHOWN:
-        console.print(f"... and {len(status.failures) - NUM_FAILURES_SHOWN} more failed; all of them are in the log")
+        console.print(
+            f"... and {len(status.failures) - NUM_FAILURES_SHOWN} more failed; all of them are in the log"
+        )
     if status.state == "silent":
         console.print(
             "Nothing was heard of its driver for long: its units are long, or it is gone. If it is gone, start the "

@@ -94,17 +94,27 @@ class PhaseFolder:
         Raises:
             FileNotFoundError: there is none of that name.
         """
-        return _open(self.root / name) if isinstance(self.root, S3Path) else pa.memory_map(str(self.root / name))
+        return (
+            _open(self.root / name)
+            if isinstance(self.root, S3Path)
+            else pa.memory_map(str(self.root / name))
+        )
 
     def each(self, items: Iterable[K], read: Callable[[K], T]) -> list[T]:
         """What `read` makes of each item, in their order, where it reads outputs: a bucket's, several at a time."""
-        return list(fetch_each(items, read)) if isinstance(self.root, S3Path) else [read(item) for item in items]
+        return (
+            list(fetch_each(items, read))
+            if isinstance(self.root, S3Path)
+            else [read(item) for item in items]
+        )
 
     def done(self) -> frozenset[str]:
         """Names of the work that has a record."""
         with contextlib.suppress(FileNotFoundError):
             names = (entry.name for entry in (self.root / _DONE).iterdir())
-            return frozenset(name.removesuffix(".json") for name in names if not name.startswith("."))
+            return frozenset(
+                name.removesuffix(".json") for name in names if not name.startswith(".")
+            )
         return frozenset()
 
     def record(self, task_id: str) -> dict[str, Any]:
@@ -121,11 +131,17 @@ class PhaseFolder:
         Raises:
             FileNotFoundError: one of them is not done.
         """
-        return fetch_each(task_ids, self.record) if isinstance(self.root, S3Path) else map(self.record, task_ids)
+        return (
+            fetch_each(task_ids, self.record)
+            if isinstance(self.root, S3Path)
+            else map(self.record, task_ids)
+        )
 
     def counters(self, task_ids: Iterable[str]) -> Counters:
         """The sum of what these pieces of work have counted."""
-        return Counters.sum(Counters.from_json(record["counters"]) for record in self.records(task_ids))
+        return Counters.sum(
+            Counters.from_json(record["counters"]) for record in self.records(task_ids)
+        )
 
     def complete(self) -> bool:
         """Whether all the phase's work is done and summed up."""
@@ -162,7 +178,9 @@ class PhaseFolder:
             FileNotFoundError: what `begin` made on the driver's machine is not on this one.
         """
         attempts = self.root / _ATTEMPTS
-        if isinstance(attempts, S3Path):  # where nothing can be appended to: as many objects as attempts
+        if isinstance(
+            attempts, S3Path
+        ):  # where nothing can be appended to: as many objects as attempts
             count = 1
             while (attempts / f"{task_id}.{count}").create(uuid.uuid4().bytes) is None:
                 count += 1
@@ -248,7 +266,11 @@ def set_latest_link(link: Location, target: str) -> None:
 
 
 def _open(source: Location) -> pa.NativeFile:
-    return pa.PythonFile(source.open(), mode="r") if isinstance(source, S3Path) else pa.OSFile(str(source))
+    return (
+        pa.PythonFile(source.open(), mode="r")
+        if isinstance(source, S3Path)
+        else pa.OSFile(str(source))
+    )
 
 
 def _move(file: Path, target: Location) -> None:

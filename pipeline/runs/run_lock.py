@@ -73,7 +73,12 @@ class _ObjectRunLock(RunLock):
 
     def __init__(self, lock: S3Path, folder: str) -> None:
         self._lock, self._folder = lock, folder
-        self._owner = {"machine": _machine(), "pid": os.getpid(), "host": socket.gethostname(), "id": uuid.uuid4().hex}
+        self._owner = {
+            "machine": _machine(),
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "id": uuid.uuid4().hex,
+        }
         self._num_renewals, self._is_lost = 0, False
         self._version = lock.create(self._content()) or self._take_over()
         self._stop = threading.Event()
@@ -102,7 +107,9 @@ class _ObjectRunLock(RunLock):
     def _keep(self) -> None:
         while not self._stop.wait(RENEW_S):
             self._num_renewals += 1
-            with contextlib.suppress(OSError):  # a server that is away: others cannot take it over either
+            with contextlib.suppress(
+                OSError
+            ):  # a server that is away: others cannot take it over either
                 version = self._lock.replace(self._content(), self._version)
                 if version is None:
                     self._is_lost = True
@@ -117,7 +124,9 @@ class _ObjectRunLock(RunLock):
         except FileNotFoundError:  # let go of in this moment
             if taken := self._lock.create(self._content()):
                 return taken
-            raise HeldByAnother(f"another process begins to work in {self._folder} at this moment") from None
+            raise HeldByAnother(
+                f"another process begins to work in {self._folder} at this moment"
+            ) from None
         holder: Mapping[str, Any] = json.loads(content)
         is_gone = holder["machine"] == _machine() and not is_alive(holder["pid"])
         if is_gone or age_s >= EXPIRE_S:
@@ -143,6 +152,8 @@ class _ObjectRunLock(RunLock):
 def _machine() -> str:
     """The start of this machine, as far as process ids mean the same: a container is a machine of its own."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip() + os.readlink("/proc/self/ns/pid")
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip() + os.readlink(
+            "/proc/self/ns/pid"
+        )
     except OSError:  # no Linux: then nobody is known to be gone
         return uuid.uuid4().hex

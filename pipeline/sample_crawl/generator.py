@@ -53,15 +53,21 @@ TRUTH = pa.schema(
     [
         pa.field("url", pa.string(), nullable=False),  # unique in the crawl
         pa.field("file", pa.string(), nullable=False),  # relative to the crawl's folder, with "/"
-        pa.field("record", pa.int32(), nullable=False),  # which page of its file, from 0, damaged ones counted
-        pa.field("record_id", pa.string(), nullable=False),  # WARC-Record-ID of the conversion or response record
+        pa.field(
+            "record", pa.int32(), nullable=False
+        ),  # which page of its file, from 0, damaged ones counted
+        pa.field(
+            "record_id", pa.string(), nullable=False
+        ),  # WARC-Record-ID of the conversion or response record
         pa.field("kind", pa.string(), nullable=False),  # a name out of KINDS
         pa.field("language", pa.string(), nullable=False),  # ISO 639-1, of the text
         pa.field("site", pa.string(), nullable=False),  # host of the url
         pa.field("source_url", pa.string()),  # the page whose paragraphs it copies; null: none
         pa.field("expected_fate", pa.string(), nullable=False),  # a Fate
         pa.field("num_unique_lines", pa.int32()),  # lines that no other page has
-        pa.field("num_repeated_lines", pa.int32()),  # lines that another page of 300 characters or more has
+        pa.field(
+            "num_repeated_lines", pa.int32()
+        ),  # lines that another page of 300 characters or more has
     ]
 )
 """One row per page, in the order of the files. The two counts are of the WET's lines in CCNet's normal form, the first
@@ -112,10 +118,16 @@ KINDS = (
     # Faults of the framing, each at the end of a file, so never more of them than files.
     Kind("damaged_length", 1, "quarantined"),  # Content-Length beyond the end of the record
     Kind("damaged_header", 1, "quarantined"),  # noise where WARC/1.0 should stand
-    Kind("truncated", 0, "quarantined"),  # the last page of the crawl, always: its gzip member is cut
+    Kind(
+        "truncated", 0, "quarantined"
+    ),  # the last page of the crawl, always: its gzip member is cut
 )
 TAIL_KINDS = ("damaged_length", "damaged_header", "truncated")
-SOURCE_OF = {"mirror_copy": "mirror_source", "near_copy": "near_source", "partial_copy": "partial_source"}
+SOURCE_OF = {
+    "mirror_copy": "mirror_source",
+    "near_copy": "near_source",
+    "partial_copy": "partial_source",
+}
 
 MIN_DOCUMENTS = 100
 """Below this there is no room for a page of each kind and two good pages of each site."""
@@ -140,7 +152,9 @@ _LANGUAGES_OF_CHARSET = {
     "euc-kr": "ko",
 }
 _LEGACY_CHARSETS = {
-    language: charset for charset, languages in _LANGUAGES_OF_CHARSET.items() for language in languages.split()
+    language: charset
+    for charset, languages in _LANGUAGES_OF_CHARSET.items()
+    for language in languages.split()
 }
 LEGACY_SHARE = 0.2
 """HTML pages in their language's old charset: half of them say so in the HTTP header, half in a meta element only."""
@@ -230,14 +244,18 @@ def generate(
     )
 
 
-def _check_arguments(out: Path, num_documents: int, documents_per_file: int, languages: Sequence[str]) -> None:
+def _check_arguments(
+    out: Path, num_documents: int, documents_per_file: int, languages: Sequence[str]
+) -> None:
     if num_documents < MIN_DOCUMENTS:
         raise ValueError(
             f"sample crawl: num_documents is {num_documents}, must be at least {MIN_DOCUMENTS}: a smaller crawl has no "
             f"room for every kind of page"
         )
     if documents_per_file < 1:
-        raise ValueError(f"sample crawl: documents_per_file is {documents_per_file}, must be at least 1")
+        raise ValueError(
+            f"sample crawl: documents_per_file is {documents_per_file}, must be at least 1"
+        )
     unknown = [language for language in languages if language not in _ISO_639_3]
     if unknown or not 1 <= len(set(languages)) == len(languages) <= 5:
         raise ValueError(
@@ -245,7 +263,9 @@ def _check_arguments(out: Path, num_documents: int, documents_per_file: int, lan
             f"{', '.join(_ISO_639_3)}"
         )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise FileExistsError(f"sample crawl: {str(out)!r} is not an empty folder; remove it or name another one")
+        raise FileExistsError(
+            f"sample crawl: {str(out)!r} is not an empty folder; remove it or name another one"
+        )
 
 
 # ---- Keyed draws: every choice is a hash of the seed and of what is chosen, never of what was chosen before it.
@@ -253,7 +273,9 @@ def _check_arguments(out: Path, num_documents: int, documents_per_file: int, lan
 
 def _keyed_hash(*key: object) -> int:
     """64 bits that depend on the key alone."""
-    return int.from_bytes(hashlib.blake2b("/".join(map(str, key)).encode(), digest_size=8).digest(), "little")
+    return int.from_bytes(
+        hashlib.blake2b("/".join(map(str, key)).encode(), digest_size=8).digest(), "little"
+    )
 
 
 class _Draws(random.Random):
@@ -282,7 +304,9 @@ class _Permutation:
     def __init__(self, n: int, *key: object) -> None:
         bits = max(2, (n - 1).bit_length())
         self.n, self.mask, self.half = n, (1 << bits) - 1, bits // 2
-        self.rounds = [(_keyed_hash(*key, r, "factor") | 1, _keyed_hash(*key, r, "term")) for r in range(3)]
+        self.rounds = [
+            (_keyed_hash(*key, r, "factor") | 1, _keyed_hash(*key, r, "term")) for r in range(3)
+        ]
 
     def __call__(self, x: int) -> int:
         while True:
@@ -323,7 +347,12 @@ class _Texts:
     """Titles, sentences and paragraphs of one language."""
 
     def __init__(
-        self, language: str, titles: Iterable[str], sentences: Iterable[str], num_paragraphs: int, seed: int
+        self,
+        language: str,
+        titles: Iterable[str],
+        sentences: Iterable[str],
+        num_paragraphs: int,
+        seed: int,
     ) -> None:
         one_line = (" ".join(s.split()) for s in sentences)
         self.sentences = _prefix_free(s for s in one_line if len(s) <= MAX_SENTENCE_CHARS)
@@ -489,29 +518,52 @@ class _Pages:
     """All pages of a crawl, each made when it is asked for."""
 
     def __init__(
-        self, num_documents: int, documents_per_file: int, seed: int, languages: tuple[str, ...], library: Library
+        self,
+        num_documents: int,
+        documents_per_file: int,
+        seed: int,
+        languages: tuple[str, ...],
+        library: Library,
     ) -> None:
-        self.num_documents, self.documents_per_file, self.seed = num_documents, documents_per_file, seed
+        self.num_documents, self.documents_per_file, self.seed = (
+            num_documents,
+            documents_per_file,
+            seed,
+        )
         self.num_files = -(-num_documents // documents_per_file)
         counts = _count_kinds(num_documents, self.num_files)
         stops = list(itertools.accumulate(counts.values()))
-        self.roles = {kind: range(stop - counts[kind], stop) for kind, stop in zip(counts, stops, strict=True)}
+        self.roles = {
+            kind: range(stop - counts[kind], stop) for kind, stop in zip(counts, stops, strict=True)
+        }
         self._kinds, self._stops = tuple(counts), stops
         self.num_tails = sum(counts[kind] for kind in TAIL_KINDS)
         self._role_of = _Permutation(num_documents - self.num_tails, seed, "order")
 
         others = tuple(language for language in _ISO_639_3 if language not in languages)
         self.languages = languages
-        self.foreign = others[: max(1, counts["foreign"] // 4)]  # at least four pages, so two per site, in each
-        self._mojibake_languages = tuple(language for language in (*languages, *self.foreign) if language != "en")
+        self.foreign = others[
+            : max(1, counts["foreign"] // 4)
+        ]  # at least four pages, so two per site, in each
+        self._mojibake_languages = tuple(
+            language for language in (*languages, *self.foreign) if language != "en"
+        )
         max_paragraphs = num_documents * MAX_PARAGRAPHS
-        self.texts = {language: _summary_texts(library, language, max_paragraphs, seed) for language in languages}
-        self.texts |= {language: _sentence_texts(library, language, max_paragraphs, seed) for language in self.foreign}
+        self.texts = {
+            language: _summary_texts(library, language, max_paragraphs, seed)
+            for language in languages
+        }
+        self.texts |= {
+            language: _sentence_texts(library, language, max_paragraphs, seed)
+            for language in self.foreign
+        }
         self.sites = {language: self._make_sites(language, counts) for language in self.texts}
 
     def _make_sites(self, language: str, counts: dict[str, int]) -> list[_Site]:
         """As many as the root of the number of good pages: each has at least two, so all its lines are repeated."""
-        kind, group = ("good", self.languages) if language in self.languages else ("foreign", self.foreign)
+        kind, group = (
+            ("good", self.languages) if language in self.languages else ("foreign", self.foreign)
+        )
         num_sites = math.isqrt(counts[kind] // len(group))
         assert num_sites >= 2, f"{counts[kind]} {kind} pages are too few for {len(group)} languages"
         return [_make_site(language, index, self.seed) for index in range(num_sites)]
@@ -535,14 +587,18 @@ class _Pages:
         kind = self._kinds[bisect_right(self._stops, role)]
         offset = role - self.roles[kind].start
         source = self.source(kind, offset)
-        group = {"foreign": self.foreign, "mojibake": self._mojibake_languages}.get(kind, self.languages)
+        group = {"foreign": self.foreign, "mojibake": self._mojibake_languages}.get(
+            kind, self.languages
+        )
         language = group[offset % len(group)] if source is None else source.language
         sites = self.sites[language]
         if kind in {"good", "foreign"}:
             site = sites[offset // len(group) % len(sites)]
         else:
             site = sites[_keyed_hash(self.seed, "site of", role) % len(sites)]
-        return _Place(role, kind, offset, language, site, f"https://{site.host}/articles/{role}.html")
+        return _Place(
+            role, kind, offset, language, site, f"https://{site.host}/articles/{role}.html"
+        )
 
     def source(self, kind: str, offset: int) -> _Place | None:
         """Where the page that a copy copies stands."""
@@ -557,21 +613,39 @@ class _Pages:
         source = self.source(place.kind, place.offset)
         nav, footer = place.site.nav, place.site.footer
         if place.kind == "mirror_copy" and source is not None and place.offset % 2 == 0:
-            nav, footer = source.site.nav, source.site.footer  # the other half put their own site's lines around it
+            nav, footer = (
+                source.site.nav,
+                source.site.footer,
+            )  # the other half put their own site's lines around it
         if place.kind == "short":
             nav, footer = nav[:3], ()
         titled = role if source is None else source.role
         title = _Draws(self.seed, "title", titled).pick(self.texts[place.language].titles)
-        paragraphs, num_shared = self._written(place) if source is None else self._copied(place, source)
-        return _Page(place, None if source is None else source.url, title, nav, paragraphs, footer, num_shared)
+        paragraphs, num_shared = (
+            self._written(place) if source is None else self._copied(place, source)
+        )
+        return _Page(
+            place,
+            None if source is None else source.url,
+            title,
+            nav,
+            paragraphs,
+            footer,
+            num_shared,
+        )
 
     def _own(self, place: _Place) -> list[str]:
         """Paragraphs that no other role has: their numbers are its own."""
         draws = _Draws(self.seed, "paragraphs", place.role)
         least = 4 if place.kind == "partial_source" else 2
-        num_paragraphs = max(least, 2 + int((MAX_PARAGRAPHS - 1) * draws.random() ** 2))  # squared: more short pages
+        num_paragraphs = max(
+            least, 2 + int((MAX_PARAGRAPHS - 1) * draws.random() ** 2)
+        )  # squared: more short pages
         first = place.role * MAX_PARAGRAPHS
-        return [self.texts[place.language].paragraph(n, draws) for n in range(first, first + num_paragraphs)]
+        return [
+            self.texts[place.language].paragraph(n, draws)
+            for n in range(first, first + num_paragraphs)
+        ]
 
     def _copied(self, place: _Place, source: _Place) -> tuple[list[str], int]:
         """Paragraphs of a copy, and how many of them its source has too."""
@@ -605,7 +679,10 @@ class _Pages:
 def _spam(place: _Place, draws: _Draws) -> list[str]:
     """Lines of 14 to 24 commercial words: over 16 ** 14 of them, so that no two are the same."""
     words = _PHRASES.get(place.language, _PHRASES["en"]).commercial_words
-    return [" ".join(draws.pick(words) for _ in range(14 + draws.below(11))) for _ in range(6 + draws.below(7))]
+    return [
+        " ".join(draws.pick(words) for _ in range(14 + draws.below(11)))
+        for _ in range(6 + draws.below(7))
+    ]
 
 
 def _misread(place: _Place, paragraphs: list[str]) -> list[str]:
@@ -629,7 +706,9 @@ _SPOILED: dict[str, Callable[[_Place, list[str]], list[str]]] = {
 # ---- Records: page -> bytes.
 
 
-def _record(record_type: str, fields: Iterable[tuple[str, str]], content_type: str, block: bytes) -> bytes:
+def _record(
+    record_type: str, fields: Iterable[tuple[str, str]], content_type: str, block: bytes
+) -> bytes:
     """One WARC 1.0 record (ISO 28500:2009), its fields in Common Crawl's order."""
     digest = base64.b32encode(hashlib.sha1(block, usedforsecurity=False).digest()).decode()
     named = "".join(f"{name}: {value}\r\n" for name, value in fields)
@@ -646,7 +725,9 @@ def _member(record: bytes) -> bytes:
 
 
 def _record_id(seed: int, key: object, record_type: str) -> str:
-    return f"<urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, f'sample-crawl/{seed}/{key}/{record_type}')}>"
+    return (
+        f"<urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, f'sample-crawl/{seed}/{key}/{record_type}')}>"
+    )
 
 
 def _date(position: int) -> str:
@@ -696,7 +777,9 @@ class _Envelope:
     def id_of(self, record_type: str) -> str:
         return _record_id(self.seed, self.place.role, record_type)
 
-    def record(self, record_type: str, fields: Sequence[tuple[str, str]], content_type: str, block: bytes) -> bytes:
+    def record(
+        self, record_type: str, fields: Sequence[tuple[str, str]], content_type: str, block: bytes
+    ) -> bytes:
         common = (
             ("WARC-Target-URI", self.place.url),
             ("WARC-Date", _date(self.position)),
@@ -712,7 +795,9 @@ def _wet_members(page: _Page, envelope: _Envelope) -> list[bytes]:
         ("WARC-Refers-To", envelope.id_of("response")),
         ("WARC-Identified-Content-Language", _ISO_639_3[page.place.language]),
     ]
-    record = envelope.record("conversion", fields, "text/plain", text.encode(errors="surrogateescape"))
+    record = envelope.record(
+        "conversion", fields, "text/plain", text.encode(errors="surrogateescape")
+    )
     return [_damaged(page.place.kind, record)]
 
 
@@ -720,15 +805,24 @@ def _warc_members(page: _Page, envelope: _Envelope) -> list[bytes]:
     """Request, response and metadata records of a page; nothing stands behind a response that breaks the framing."""
     place = page.place
     to_request = [("WARC-Concurrent-To", envelope.id_of("request"))]
-    request = envelope.record("request", (), "application/http; msgtype=request", _http_request(place))
+    request = envelope.record(
+        "request", (), "application/http; msgtype=request", _http_request(place)
+    )
     response = envelope.record(
-        "response", to_request, "application/http; msgtype=response", _http_response(page, envelope.seed)
+        "response",
+        to_request,
+        "application/http; msgtype=response",
+        _http_response(page, envelope.seed),
     )
     members = [_member(request), _damaged(place.kind, response)]
     if place.kind not in TAIL_KINDS:
         to_response = [("WARC-Refers-To", envelope.id_of("response"))]
         block = f"fetchTimeMs: {50 + place.role % 500}\r\nlanguages-identified: {_ISO_639_3[place.language]}\r\n"
-        members.append(_member(envelope.record("metadata", to_response, "application/warc-fields", block.encode())))
+        members.append(
+            _member(
+                envelope.record("metadata", to_response, "application/warc-fields", block.encode())
+            )
+        )
     return members
 
 
@@ -743,7 +837,11 @@ def _http_response(page: _Page, seed: int) -> bytes:
     """Headers and HTML, some in an old charset that the header or else a meta element names."""
     draws = _Draws(seed, "charset", page.place.role)
     charset = _LEGACY_CHARSETS.get(page.place.language, "utf-8")
-    is_legacy = draws.random() < LEGACY_SHARE and charset != "utf-8" and not page.place.kind.startswith("damaged")
+    is_legacy = (
+        draws.random() < LEGACY_SHARE
+        and charset != "utf-8"
+        and not page.place.kind.startswith("damaged")
+    )
     if is_legacy:
         is_in_header = draws.random() < 0.5
         meta = "" if is_in_header else f'<meta charset="{charset}">\n'
@@ -753,13 +851,16 @@ def _http_response(page: _Page, seed: int) -> bytes:
         charset, is_in_header = "utf-8", True
         payload = _html(page, '<meta charset="utf-8">\n').encode(errors="surrogateescape")
     content_type = f"text/html; charset={charset}" if is_in_header else "text/html"
-    head = f"HTTP/1.1 200 OK\r\nContent-Type: {content_type}\r\nContent-Length: {len(payload)}\r\n\r\n"
+    head = (
+        f"HTTP/1.1 200 OK\r\nContent-Type: {content_type}\r\nContent-Length: {len(payload)}\r\n\r\n"
+    )
     return head.encode() + payload
 
 
 def _html(page: _Page, meta: str) -> str:
     nav, paragraphs, footer = (
-        [html.escape(s, quote=False) for s in part] for part in (page.nav, page.paragraphs, page.footer)
+        [html.escape(s, quote=False) for s in part]
+        for part in (page.nav, page.paragraphs, page.footer)
     )
     return (
         f'<!DOCTYPE html>\n<html lang="{page.place.language}">\n<head>\n{meta}'
@@ -778,7 +879,11 @@ def _html(page: _Page, meta: str) -> str:
 
 
 def _file_names(num_files: int, format: Format, layout: Layout) -> list[str]:  # noqa: A002 - as in `generate`
-    folder = f"crawl-data/CC-MAIN-SAMPLE/segments/1793491200000.00/{format}/" if layout == "common-crawl" else ""
+    folder = (
+        f"crawl-data/CC-MAIN-SAMPLE/segments/1793491200000.00/{format}/"
+        if layout == "common-crawl"
+        else ""
+    )
     end = "warc.wet.gz" if format == "wet" else "warc.gz"
     return [f"{folder}CC-MAIN-20261101000000-20261101010000-{i:05}.{end}" for i in range(num_files)]
 
@@ -796,9 +901,13 @@ def _made_whole(out: Path) -> Generator[Path]:
         raise
 
 
-def _write_files(folder: Path, names: Sequence[str], pages: _Pages, format: Format, say: Say) -> int:  # noqa: A002
+def _write_files(
+    folder: Path, names: Sequence[str], pages: _Pages, format: Format, say: Say
+) -> int:
     """Write the WARC files and the truth beside them; returns the bytes of the former."""
-    render, page_record = (_wet_members, "conversion") if format == "wet" else (_warc_members, "response")
+    render, page_record = (
+        (_wet_members, "conversion") if format == "wet" else (_warc_members, "response")
+    )
     positions = iter(range(pages.num_documents))
     num_bytes = 0
     with _truth_writer(folder / "truth.parquet") as tell:
@@ -807,7 +916,9 @@ def _write_files(folder: Path, names: Sequence[str], pages: _Pages, format: Form
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("wb") as file:
                 file.write(_warcinfo(path.name, pages.seed))
-                for record, position in enumerate(itertools.islice(positions, pages.documents_per_file)):
+                for record, position in enumerate(
+                    itertools.islice(positions, pages.documents_per_file)
+                ):
                     page = pages.at(position)
                     envelope = _Envelope(page.place, position, pages.seed)
                     file.writelines(render(page, envelope))
@@ -820,7 +931,9 @@ def _write_files(folder: Path, names: Sequence[str], pages: _Pages, format: Form
 def _truth_row(page: _Page, file: str, record: int, record_id: str) -> tuple[object, ...]:
     """A row of TRUTH."""
     place = page.place
-    has_counts = page.fate not in {"too_short", "quarantined"} and not place.kind.startswith("damaged")
+    has_counts = page.fate not in {"too_short", "quarantined"} and not place.kind.startswith(
+        "damaged"
+    )
     num_repeated = len(page.nav) + len(page.footer) + page.num_shared_paragraphs
     counts = (len(page.lines) - num_repeated, num_repeated) if has_counts else (None, None)
     who = (place.kind, place.language, place.site.host, page.source_url, page.fate)
@@ -851,5 +964,7 @@ def _truth_writer(path: Path) -> Generator[Callable[[tuple[object, ...]], None]]
 def _write_paths_list(folder: Path, names: Sequence[str], format: Format) -> Path:  # noqa: A002
     """The list of files that lies beside each crawl of Common Crawl; returns its path under `folder`."""
     path = Path(f"crawl-data/CC-MAIN-SAMPLE/{format}.paths.gz")
-    (folder / path).write_bytes(gzip.compress("".join(f"{name}\n" for name in names).encode(), mtime=0))
+    (folder / path).write_bytes(
+        gzip.compress("".join(f"{name}\n" for name in names).encode(), mtime=0)
+    )
     return path

@@ -92,16 +92,23 @@ def similar_pairs(
     pairs = np.empty((len(documents), 2), np.uint64)
     num_pairs = 0
     for g in range(len(starts) - 1):
-        places = np.arange(starts[g], starts[g + 1])  # those already joined to a tree first, then the strangers
+        places = np.arange(
+            starts[g], starts[g + 1]
+        )  # those already joined to a tree first, then the strangers
         num_joined = 0
         for i in range(len(places)):
             num_joined = max(num_joined, i + 1)
             one = values[offsets[places[i]] : offsets[places[i] + 1]]
             for j in range(num_joined, len(places)):
                 other = values[offsets[places[j]] : offsets[places[j] + 1]]
-                num_equal, out_of = _num_common(one, other) if are_sets else (_num_equal(one, other), len(one))
+                num_equal, out_of = (
+                    _num_common(one, other) if are_sets else (_num_equal(one, other), len(one))
+                )
                 if num_equal >= min_similarity * out_of:
-                    pairs[num_pairs, 0], pairs[num_pairs, 1] = documents[places[i]], documents[places[j]]
+                    pairs[num_pairs, 0], pairs[num_pairs, 1] = (
+                        documents[places[i]],
+                        documents[places[j]],
+                    )
                     num_pairs += 1
                     places[j], places[num_joined] = places[num_joined], places[j]
                     num_joined += 1

@@ -25,7 +25,10 @@ from stages.contract import Outcome, Settings, Stage, chain, drop_where
 
 
 def text_hashes(
-    hashes: NDArray[np.uint64], records: NDArray[np.uint32], lines: NDArray[np.uint32], num_records: int
+    hashes: NDArray[np.uint64],
+    records: NDArray[np.uint32],
+    lines: NDArray[np.uint32],
+    num_records: int,
 ) -> NDArray[np.uint64]:
     """The number of every document's text.
 
@@ -44,10 +47,15 @@ def text_hashes(
     return _mixed(numbers)
 
 
-def digest_hashes(digests: pa.Array | pa.ChunkedArray) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
+def digest_hashes(
+    digests: pa.Array | pa.ChunkedArray,
+) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
     """The number of every digest, (n,), and which there are, (n,)."""
     found = digests.to_pylist()
-    numbers = [int.from_bytes(hashlib.sha1(d.encode(), usedforsecurity=False).digest()[:8]) if d else 0 for d in found]
+    numbers = [
+        int.from_bytes(hashlib.sha1(d.encode(), usedforsecurity=False).digest()[:8]) if d else 0
+        for d in found
+    ]
     return np.array(numbers, np.uint64), np.array([bool(d) for d in found], np.bool_)
 
 
@@ -78,7 +86,9 @@ class ExactDedupFilter(Stage[CopiesFilterSettings]):
     def apply(self, batch: pa.Table) -> Outcome:
         """Keep the documents without an earlier copy."""
         outcome = drop_where(batch, _is(batch, "digest"), "exact_dedup.same_digest")
-        return chain(outcome, drop_where(outcome.kept, _is(outcome.kept, "text"), "exact_dedup.same_text"))
+        return chain(
+            outcome, drop_where(outcome.kept, _is(outcome.kept, "text"), "exact_dedup.same_text")
+        )
 
 
 def _is(batch: pa.Table, by: str) -> pa.ChunkedArray:

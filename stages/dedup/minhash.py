@@ -45,10 +45,15 @@ class MinHashSettings(Settings):
     """What is compared, and from which similarity on documents count as near-duplicates."""
 
     num_permutations: int = Field(
-        default=128, ge=2, le=4096, description="Length of a signature; longer ones tell similarities apart better."
+        default=128,
+        ge=2,
+        le=4096,
+        description="Length of a signature; longer ones tell similarities apart better.",
     )
     ngram_words: int = Field(
-        default=5, ge=1, description="Words of an n-gram (RefinedWeb and FineWeb take 5); documents are sets of these."
+        default=5,
+        ge=1,
+        description="Words of an n-gram (RefinedWeb and FineWeb take 5); documents are sets of these.",
     )
     threshold: float = Field(
         default=0.8,
@@ -63,7 +68,9 @@ class MinHashSettings(Settings):
         "likeness, fewer pairs below it, and fewer above; num_permutations * 4 bytes of disk per document. exact: the "
         "Jaccard similarity itself, no pair below it; 8 bytes of disk per word.",
     )
-    seed: int = Field(default=1, ge=0, lt=2**32, description="Of the permutations (datasketch's default is 1).")
+    seed: int = Field(
+        default=1, ge=0, lt=2**32, description="Of the permutations (datasketch's default is 1)."
+    )
 
     @field_validator("verify", mode="before")
     @classmethod
@@ -140,7 +147,12 @@ def _action(character: str) -> int:
 
 
 def _is_plain(text: str) -> bool:
-    return text.split() == [text] and text.lower() == text and not UNSPACED.search(text) and text.isprintable()
+    return (
+        text.split() == [text]
+        and text.lower() == text
+        and not UNSPACED.search(text)
+        and text.isprintable()
+    )
 
 
 def signatures(
@@ -159,7 +171,9 @@ def signatures(
     if len(texts) == 0:
         return np.empty((0, settings.num_permutations), np.uint32), np.empty(0, np.bool_)
     permutations = _permutations(settings.num_permutations, settings.seed)
-    minima, num_words = _minhash.signatures(*_raw(texts), _characters(), settings.ngram_words, permutations)
+    minima, num_words = _minhash.signatures(
+        *_raw(texts), _characters(), settings.ngram_words, permutations
+    )
     return minima, num_words > 0
 
 
@@ -202,8 +216,12 @@ class MinHash(Stage[MinHashSettings]):
     needs: ClassVar[pa.Schema] = pa.schema([pa.field("text", pa.large_string())])
     adds: ClassVar[pa.Schema] = pa.schema(
         [
-            pa.field("minhash", pa.list_(pa.uint64())),  # one per band; null where there are no words
-            pa.field("minhash_signature", pa.list_(pa.uint32())),  # null unless pairs are verified by it
+            pa.field(
+                "minhash", pa.list_(pa.uint64())
+            ),  # one per band; null where there are no words
+            pa.field(
+                "minhash_signature", pa.list_(pa.uint32())
+            ),  # null unless pairs are verified by it
         ]
     )
 
@@ -234,10 +252,14 @@ class MinHash(Stage[MinHashSettings]):
         return keep_all(batch, added)
 
 
-def _lists(rows: NDArray[np.uint64] | NDArray[np.uint32], is_valid: NDArray[np.bool_]) -> pa.ListArray:
+def _lists(
+    rows: NDArray[np.uint64] | NDArray[np.uint32], is_valid: NDArray[np.bool_]
+) -> pa.ListArray:
     """A list per row of a matrix, null where it is not valid."""
     offsets = np.append(0, np.cumsum(is_valid * rows.shape[1])).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(rows[is_valid].reshape(-1)), mask=pa.array(~is_valid))
+    return pa.ListArray.from_arrays(
+        pa.array(offsets), pa.array(rows[is_valid].reshape(-1)), mask=pa.array(~is_valid)
+    )
 
 
 class MinHashFilterSettings(Settings):
@@ -256,4 +278,6 @@ class MinHashFilter(Stage[MinHashFilterSettings]):
 
     def apply(self, batch: pa.Table) -> Outcome:
         """Keep the documents without a representative."""
-        return drop_where(batch, pc.is_valid(batch.column("representative")), "minhash.near_duplicate")
+        return drop_where(
+            batch, pc.is_valid(batch.column("representative")), "minhash.near_duplicate"
+        )

@@ -41,8 +41,12 @@ _DIGIT = re.compile(r"\d")
 _FINAL_SIGMA = "Σ"
 """The only character whose lower case depends on its neighbours (Unicode, SpecialCasing; str.lower in CPython)."""
 
-_MAX_HASHES = 2**32 - 2  # row and document ranks are 32 bits wide, and two ranks mean something else
-_HASHES_PER_PARTITION = 2**15  # with its table about 0.8 MB, which stays in the second-level cache of one core
+_MAX_HASHES = (
+    2**32 - 2
+)  # row and document ranks are 32 bits wide, and two ranks mean something else
+_HASHES_PER_PARTITION = (
+    2**15
+)  # with its table about 0.8 MB, which stays in the second-level cache of one core
 
 
 def hash_paragraph(line: str) -> int:
@@ -51,14 +55,18 @@ def hash_paragraph(line: str) -> int:
     Strip white space, lower-case, every decimal digit (Unicode Nd) to 0, delete 34 marks of punctuation and the control
     characters 0-31 and 127-159; of the SHA-1 of the UTF-8, the first 8 bytes as a little-endian uint64.
     """
-    return int.from_bytes(hashlib.sha1(_normal_form(line).encode(), usedforsecurity=False).digest()[:8], "little")
+    return int.from_bytes(
+        hashlib.sha1(_normal_form(line).encode(), usedforsecurity=False).digest()[:8], "little"
+    )
 
 
 def _normal_form(line: str) -> str:
     return _DELETED.sub("", _DIGIT.sub("0", line.strip().lower()))
 
 
-def hash_paragraphs(texts: pa.Array | pa.ChunkedArray) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+def hash_paragraphs(
+    texts: pa.Array | pa.ChunkedArray,
+) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
     r"""The hash of every line of every text.
 
     Args:
@@ -102,7 +110,11 @@ def _raw(texts: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray
     texts = texts.cast(pa.large_string())
     _, offsets, utf8 = texts.buffers()
     no_text = np.zeros(1, np.int64)  # an array of length 0 may come without buffers
-    text_offsets = np.frombuffer(offsets, np.int64, len(texts) + 1, 8 * texts.offset) if len(texts) else no_text
+    text_offsets = (
+        np.frombuffer(offsets, np.int64, len(texts) + 1, 8 * texts.offset)
+        if len(texts)
+        else no_text
+    )
     return (
         _read_only(np.frombuffer(utf8 or b"", np.uint8)),
         _read_only(text_offsets),
@@ -120,7 +132,9 @@ def _read_only(values: np.ndarray) -> np.ndarray:
 @cache
 def _characters() -> _sha1.CharacterTable:
     """The rule of `hash_paragraph` per character, asked of this Python's own Unicode (0.1 s, 60 kB)."""
-    return _sha1.character_table(_action, lambda text: text.split() == [text] and _normal_form(text) == text)
+    return _sha1.character_table(
+        _action, lambda text: text.split() == [text] and _normal_form(text) == text
+    )
 
 
 def _action(character: str) -> int:
@@ -160,11 +174,17 @@ def duplicated(
         ValueError: lengths differ, `documents` decreases, `keep` is unknown, or there are too many hashes.
     """
     if keep not in ("drop_all_copies", "keep_first"):
-        raise ValueError(f"keep is {keep!r}, must be 'drop_all_copies' (CCNet's rule) or 'keep_first'")
+        raise ValueError(
+            f"keep is {keep!r}, must be 'drop_all_copies' (CCNet's rule) or 'keep_first'"
+        )
     if len(hashes) != len(documents):
-        raise ValueError(f"{len(hashes)} hashes for {len(documents)} documents: there must be one document per hash")
+        raise ValueError(
+            f"{len(hashes)} hashes for {len(documents)} documents: there must be one document per hash"
+        )
     if len(hashes) >= _MAX_HASHES:
-        raise ValueError(f"{len(hashes)} hashes, must be under {_MAX_HASHES}: cut the hashes into more partitions")
+        raise ValueError(
+            f"{len(hashes)} hashes, must be under {_MAX_HASHES}: cut the hashes into more partitions"
+        )
     bits = max(1, (len(hashes) // _HASHES_PER_PARTITION).bit_length())
     hashes, documents = _read_only(hashes), _read_only(documents)
     records, starts, decrease = _partition(hashes, documents, bits)
@@ -178,7 +198,9 @@ def duplicated(
     return must_go
 
 
-_MIX = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio: Knuth, The Art of Computer Programming 3, section 6.4
+_MIX = np.uint64(
+    0x9E3779B97F4A7C15
+)  # 2**64 / golden ratio: Knuth, The Art of Computer Programming 3, section 6.4
 _MANY = np.uint32(2**32 - 1)  # in place of a rank: the hash is in two or more documents
 _KEPT = np.uint32(2**32 - 2)  # in place of a rank: the one copy that stays has passed
 
@@ -238,7 +260,9 @@ def _slot(keys: NDArray[np.uint64], h: np.uint64, bits: int) -> np.int64:
 
 
 @_sha1.compiled
-def _mark_later(records: NDArray[np.uint64], starts: NDArray[np.int64], bits: int, must_go: NDArray[np.bool_]) -> None:
+def _mark_later(
+    records: NDArray[np.uint64], starts: NDArray[np.int64], bits: int, must_go: NDArray[np.bool_]
+) -> None:
     """keep="keep_first": write False where a hash occurs for the first time."""
     table = np.empty(_num_slots(np.diff(starts).max()), np.uint64)
     for p in range(len(starts) - 1):
@@ -252,7 +276,9 @@ def _mark_later(records: NDArray[np.uint64], starts: NDArray[np.int64], bits: in
 
 
 @_sha1.compiled
-def _mark_shared(records: NDArray[np.uint64], starts: NDArray[np.int64], bits: int, must_go: NDArray[np.bool_]) -> None:
+def _mark_shared(
+    records: NDArray[np.uint64], starts: NDArray[np.int64], bits: int, must_go: NDArray[np.bool_]
+) -> None:
     """keep="drop_all_copies": write False where a hash that only one document has occurs for the first time."""
     largest = _num_slots(np.diff(starts).max())
     table, table_ranks = np.empty(largest, np.uint64), np.empty(largest, np.uint32)
@@ -300,7 +326,9 @@ class ParagraphHashes(Stage[ParagraphHashesSettings]):
             {
                 "original_num_chars": _num_chars(batch.column("text")),
                 "original_num_lines": pa.array(np.diff(offsets)),
-                "paragraph_hashes": pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(hashes)),
+                "paragraph_hashes": pa.LargeListArray.from_arrays(
+                    pa.array(offsets), pa.array(hashes)
+                ),
             },
         )
 
@@ -357,7 +385,9 @@ class ParagraphRemoval(Stage[ParagraphRemovalSettings]):
         )
         # utf8_is_space is str.isspace, character for character, and False for the empty string.
         has_no_text = pc.or_(pc.utf8_is_space(texts), pc.equal(pc.binary_length(texts), 0))
-        return drop_where(shorter, has_no_text, "paragraphs.none_left", value=pa.array(num_lines_before), limit=0)
+        return drop_where(
+            shorter, has_no_text, "paragraphs.none_left", value=pa.array(num_lines_before), limit=0
+        )
 
 
 def _remove_lines(batch: pa.Table) -> tuple[pa.Array, pa.Array, NDArray[np.int64]]:
@@ -368,15 +398,26 @@ def _remove_lines(batch: pa.Table) -> tuple[pa.Array, pa.Array, NDArray[np.int64
     ends = starts + pc.fill_null(pc.list_value_length(removed), 0).to_numpy()
     firsts = _sha1.count_lines(utf8, offsets, is_valid)
     new_utf8, new_offsets, kept, kept_offsets, fault = _copy_kept_lines(
-        utf8, offsets, firsts, _read_only(removed.values.to_numpy()), _read_only(starts), _read_only(ends)
+        utf8,
+        offsets,
+        firsts,
+        _read_only(removed.values.to_numpy()),
+        _read_only(starts),
+        _read_only(ends),
     )
     if fault >= 0:
         raise ValueError(
             f"document {batch.column('doc_id')[fault]}: duplicate_lines is {removed[fault].as_py()}, must be rising "
             f"indices into the {firsts[fault + 1] - firsts[fault]} lines of its text; were they made for another text?"
         )
-    texts = pa.LargeStringArray.from_buffers(len(new_offsets) - 1, pa.py_buffer(new_offsets), pa.py_buffer(new_utf8))
-    return texts, pa.ListArray.from_arrays(pa.array(kept_offsets, pa.int32()), pa.array(kept)), np.diff(firsts)
+    texts = pa.LargeStringArray.from_buffers(
+        len(new_offsets) - 1, pa.py_buffer(new_offsets), pa.py_buffer(new_utf8)
+    )
+    return (
+        texts,
+        pa.ListArray.from_arrays(pa.array(kept_offsets, pa.int32()), pa.array(kept)),
+        np.diff(firsts),
+    )
 
 
 @_sha1.compiled

@@ -43,26 +43,35 @@ class ClassifierSettings(Settings):
         description="A fastText model file, or a folder with model.bin: a path, or a name of the asset registry."
     )
     label: str = Field(
-        min_length=1, description="Whose probability is the score, as the model spells it, such as __label__hq."
+        min_length=1,
+        description="Whose probability is the score, as the model spells it, such as __label__hq.",
     )
     languages: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
         default=None, description="Languages whose documents are scored; null scores all."
     )
     max_chars: int | None = Field(
-        default=None, ge=1, description="Read only this many code points from the start of a text; null reads all."
+        default=None,
+        ge=1,
+        description="Read only this many code points from the start of a text; null reads all.",
     )
 
 
 class ScoreLimits(Settings):
     """Which scores of one model are kept; both limits are inclusive."""
 
-    min: float | None = Field(default=None, ge=0, le=1, description="Lowest score kept; null sets no limit.")
-    max: float | None = Field(default=None, ge=0, le=1, description="Highest score kept; null sets no limit.")
+    min: float | None = Field(
+        default=None, ge=0, le=1, description="Lowest score kept; null sets no limit."
+    )
+    max: float | None = Field(
+        default=None, ge=0, le=1, description="Highest score kept; null sets no limit."
+    )
 
     @model_validator(mode="after")
     def _range_is_not_empty(self) -> Self:
         if self.min is not None and self.max is not None and self.min > self.max:
-            raise ValueError(f"min is {self.min}, above max, which is {self.max}: nothing could be kept; lower min")
+            raise ValueError(
+                f"min is {self.min}, above max, which is {self.max}: nothing could be kept; lower min"
+            )
         return self
 
 
@@ -114,7 +123,9 @@ class Classifiers(Stage[ClassifiersSettings]):
 
     name = "classifiers"
     version = 1
-    needs: ClassVar[pa.Schema] = pa.schema([DOCUMENT.field("text"), pa.field("language", pa.string())])
+    needs: ClassVar[pa.Schema] = pa.schema(
+        [DOCUMENT.field("text"), pa.field("language", pa.string())]
+    )
 
     _models: Mapping[str, Any]
 
@@ -138,7 +149,10 @@ class Classifiers(Stage[ClassifiersSettings]):
         for name, one in self.settings.models.items():
             labels: list[str] = models[one.model].get_labels()
             if one.label not in labels:
-                near = difflib.get_close_matches(one.label, labels, 3, cutoff=0.3) or sorted(labels)[:10]
+                near = (
+                    difflib.get_close_matches(one.label, labels, 3, cutoff=0.3)
+                    or sorted(labels)[:10]
+                )
                 raise ValueError(
                     f"classifiers.{name}: {one.model} has no label {one.label!r}; of its {len(labels)} labels the "
                     f"nearest are {', '.join(near)}"
@@ -147,20 +161,27 @@ class Classifiers(Stage[ClassifiersSettings]):
 
     def apply(self, batch: pa.Table) -> Outcome:
         """Annotate every row; nothing is dropped."""
-        scores = {column(name): self._scored(batch, name, one) for name, one in self.settings.models.items()}
+        scores = {
+            column(name): self._scored(batch, name, one)
+            for name, one in self.settings.models.items()
+        }
         return keep_all(batch, scores)
 
     def _scored(self, batch: pa.Table, name: str, one: ClassifierSettings) -> pa.Array:
         """(n,) the score of each row by one model."""
         is_asked = pc.is_valid(batch.column("text"))
         if one.languages is not None:
-            is_asked = pc.and_(is_asked, pc.is_in(batch.column("language"), value_set=pa.array(one.languages)))
+            is_asked = pc.and_(
+                is_asked, pc.is_in(batch.column("language"), value_set=pa.array(one.languages))
+            )
         text = batch.column("text").filter(is_asked)
         if one.max_chars is not None:
             text = pc.utf8_slice_codeunits(text, 0, one.max_chars)
         scores = np.full(batch.num_rows, np.nan)
         rows = np.flatnonzero(is_asked.to_numpy())
-        scores[rows] = probabilities(self._models[name], one.label, [as_line(text) for text in text.to_pylist()])
+        scores[rows] = probabilities(
+            self._models[name], one.label, [as_line(text) for text in text.to_pylist()]
+        )
         return pa.array(scores, pa.float64(), mask=np.isnan(scores))
 
 
@@ -179,7 +200,9 @@ def probabilities(model: Any, label: str, lines: list[str]) -> np.ndarray:
         lines: (n,) texts without line breaks.
     """
     # -1: all labels are asked for, so that the one wanted is among them wherever it ranks.
-    all_labels, all_scores = model.f.multilinePredict([line + "\n" for line in lines], -1, 0.0, "strict")
+    all_labels, all_scores = model.f.multilinePredict(
+        [line + "\n" for line in lines], -1, 0.0, "strict"
+    )
     scores = np.full(len(lines), np.nan)
     for row, labels in enumerate(all_labels):
         if lines[row]:
@@ -210,7 +233,10 @@ class ClassifiersFilter(Stage[ClassifiersFilterSettings]):
         outcome = keep_all(batch)
         for name, limits in self.settings.limits.items():
             if limits.min is not None:
-                outcome = chain(outcome, _judged(outcome.kept, name, pc.less, "classifiers.score_too_low", limits.min))
+                outcome = chain(
+                    outcome,
+                    _judged(outcome.kept, name, pc.less, "classifiers.score_too_low", limits.min),
+                )
             if limits.max is not None:
                 high = "classifiers.score_too_high"
                 outcome = chain(outcome, _judged(outcome.kept, name, pc.greater, high, limits.max))

@@ -40,7 +40,15 @@ _Share = Annotated[float, Field(ge=0, le=1)]
 
 CONTAMINATION = pa.field(
     "contamination",
-    pa.list_(pa.struct([pa.field("set", pa.string()), pa.field("words", pa.int64()), pa.field("share", pa.float64())])),
+    pa.list_(
+        pa.struct(
+            [
+                pa.field("set", pa.string()),
+                pa.field("words", pa.int64()),
+                pa.field("share", pa.float64()),
+            ]
+        )
+    ),
 )
 """One element for each set that a document shares words with, in the order of the sets' names."""
 
@@ -56,7 +64,10 @@ class DecontaminationSettings(Settings):
         "either), or a folder of such files.",
     )
     ngram_words: int = Field(
-        default=13, ge=1, le=1_000, description="Words of a run that counts as shared. GPT-3: 13 at most; PaLM: 8."
+        default=13,
+        ge=1,
+        le=1_000,
+        description="Words of a run that counts as shared. GPT-3: 13 at most; PaLM: 8.",
     )
     min_example_words: int = Field(
         default=8,
@@ -106,7 +117,9 @@ class Decontamination(Stage[DecontaminationSettings]):
         """
         longest, shortest = self.settings.ngram_words, self.settings.min_example_words
         self._names = tuple(sorted(self.settings.sets))
-        found: dict[int, list[tuple[NDArray[np.uint64], int]]] = {n: [] for n in range(shortest, longest + 1)}
+        found: dict[int, list[tuple[NDArray[np.uint64], int]]] = {
+            n: [] for n in range(shortest, longest + 1)
+        }
         for number, name in enumerate(self._names):
             path = self.files[self.settings.sets[name]]
             examples = _examples(path)
@@ -123,14 +136,22 @@ class Decontamination(Stage[DecontaminationSettings]):
                     f"decontamination.sets.{name}: no example in {path} has {shortest} words or more, so nothing of it "
                     f"would be found; lower min_example_words, or give the set's texts"
                 )
-        self._runs = [_Runs.made(n, parts) for n, parts in found.items() if any(len(keys) for keys, _ in parts)]
+        self._runs = [
+            _Runs.made(n, parts)
+            for n, parts in found.items()
+            if any(len(keys) for keys, _ in parts)
+        ]
 
     def apply(self, batch: pa.Table) -> Outcome:
         """Annotate every row; nothing is dropped."""
-        hashes, firsts = _word_hashes(pc.fill_null(pc.cast(batch.column("text"), pa.large_string()), ""))
+        hashes, firsts = _word_hashes(
+            pc.fill_null(pc.cast(batch.column("text"), pa.large_string()), "")
+        )
         states, shared = _overlap.prefixes(hashes), np.zeros(len(hashes), np.uint64)
         for runs in self._runs:
-            _overlap.note_shared(states, firsts, runs.num_words, runs.keys, runs.members, runs.bits, shared)
+            _overlap.note_shared(
+                states, firsts, runs.num_words, runs.keys, runs.members, runs.bits, shared
+            )
         words = _overlap.sums_by_set(shared, firsts, len(self._names))  # (n, sets)
         rows, sets = np.nonzero(words)
         found = words[rows, sets]
@@ -143,7 +164,9 @@ class Decontamination(Stage[DecontaminationSettings]):
             fields=list(CONTAMINATION.type.value_type),
         )
         ends = np.append(0, np.cumsum(np.bincount(rows, minlength=batch.num_rows)))
-        column = pa.ListArray.from_arrays(pa.array(ends, pa.int32()), elements, type=CONTAMINATION.type)
+        column = pa.ListArray.from_arrays(
+            pa.array(ends, pa.int32()), elements, type=CONTAMINATION.type
+        )
         return keep_all(batch, {CONTAMINATION.name: column})
 
 
@@ -158,7 +181,9 @@ class _Runs(NamedTuple):
     @classmethod
     def made(cls, num_words: int, parts: list[tuple[NDArray[np.uint64], int]]) -> Self:
         keys = np.concatenate([keys for keys, _ in parts])
-        members = np.concatenate([np.full(len(keys), 1 << number, np.uint64) for keys, number in parts])
+        members = np.concatenate(
+            [np.full(len(keys), 1 << number, np.uint64) for keys, number in parts]
+        )
         order = np.argsort(keys, kind="stable")
         keys, members = keys[order], members[order]
         firsts = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
@@ -168,7 +193,11 @@ class _Runs(NamedTuple):
 
 def _examples(path: Path) -> Iterator[str]:
     """The examples of a set, file by file."""
-    files = [path] if path.is_file() else sorted(f for f in path.rglob("*") if f.name.endswith(_SUFFIXES))
+    files = (
+        [path]
+        if path.is_file()
+        else sorted(f for f in path.rglob("*") if f.name.endswith(_SUFFIXES))
+    )
     if not files:
         raise ValueError(f"{path}: no file in this folder ends with one of {', '.join(_SUFFIXES)}")
     for file in files:
@@ -179,12 +208,16 @@ def _examples(path: Path) -> Iterator[str]:
                     text = line.decode("utf-8-sig")
                     yield from _strings(json.loads(text)) if is_json and text.strip() else [text]
                 except ValueError as error:
-                    raise ValueError(f"{file}, line {number}: no {'JSON' if is_json else 'UTF-8'}: {error}") from error
+                    raise ValueError(
+                        f"{file}, line {number}: no {'JSON' if is_json else 'UTF-8'}: {error}"
+                    ) from error
 
 
 def _strings(value: Any) -> Iterator[str]:
     if isinstance(value, str):
-        yield value.encode("utf-8", "replace").decode()  # JSON can spell surrogates, which are no text
+        yield value.encode(
+            "utf-8", "replace"
+        ).decode()  # JSON can spell surrogates, which are no text
     elif isinstance(value, dict | list):
         for inner in value.values() if isinstance(value, dict) else value:
             yield from _strings(inner)
@@ -276,7 +309,10 @@ class DecontaminationFilter(Stage[DecontaminationFilterSettings]):
         counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
         rows = np.repeat(np.arange(batch.num_rows), counts)  # (elements,) as are the next
         elements = pc.list_flatten(column)
-        names, shares = pc.struct_field(elements, "set"), pc.struct_field(elements, "share").to_numpy()
+        names, shares = (
+            pc.struct_field(elements, "set"),
+            pc.struct_field(elements, "share").to_numpy(),
+        )
         limits = self._limits(names)
         order = np.lexsort((limits - shares, rows))  # in each row the worst first
         first = order[np.flatnonzero(np.diff(rows[order], prepend=-1))]
@@ -285,12 +321,23 @@ class DecontaminationFilter(Stage[DecontaminationFilterSettings]):
         places = pa.array(at, mask=at < 0)
         value, limit = pa.array(shares).take(places), pa.array(limits).take(places)
         is_broken = pc.fill_null(pc.greater(value, limit), False)
-        detail = (names.combine_chunks() if isinstance(names, pa.ChunkedArray) else names).take(places)
-        return drop_where(batch, is_broken, "decontamination.share_too_high", value=value, limit=limit, detail=detail)
+        detail = (names.combine_chunks() if isinstance(names, pa.ChunkedArray) else names).take(
+            places
+        )
+        return drop_where(
+            batch,
+            is_broken,
+            "decontamination.share_too_high",
+            value=value,
+            limit=limit,
+            detail=detail,
+        )
 
     def _limits(self, names: pa.Array | pa.ChunkedArray) -> NDArray[np.float64]:
         given = self.settings.max_share
         if not isinstance(given, Mapping):
             return np.full(len(names), given)
         place = pc.index_in(names, value_set=pa.array(list(given), pa.string()))
-        return pc.fill_null(pa.array(given.values(), pa.float64()).take(place), np.inf).to_numpy(zero_copy_only=False)
+        return pc.fill_null(pa.array(given.values(), pa.float64()).take(place), np.inf).to_numpy(
+            zero_copy_only=False
+        )

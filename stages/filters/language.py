@@ -39,7 +39,9 @@ class LanguageSettings(Settings):
     )
     labels: dict[str, str] = Field(
         default={},
-        exclude_if=lambda value: not value,  # no trace in the fingerprints of those who do not ask for it
+        exclude_if=lambda value: (
+            not value
+        ),  # no trace in the fingerprints of those who do not ask for it
         description="What a label of the model is called from here on; others keep their names. Language models, stop "
         "words and `keep` go by lid.176's codes, so that GlotLID wants {eng_Latn: en, fra_Latn: fr}.",
     )
@@ -87,7 +89,9 @@ class Language(Stage[LanguageSettings]):
             text = pc.utf8_slice_codeunits(text, 0, self.settings.max_chars)
         labels, scores = top_labels(self._model, text.cast(pa.large_binary()).to_pylist())
         names = [label and self.settings.labels.get(label, label) for label in labels]
-        return keep_all(batch, {"language": pa.array(names, pa.string()), "language_score": pa.array(scores)})
+        return keep_all(
+            batch, {"language": pa.array(names, pa.string()), "language_score": pa.array(scores)}
+        )
 
 
 def top_labels(model: Any, texts: Sequence[bytes | None]) -> tuple[list[str | None], np.ndarray]:
@@ -150,9 +154,15 @@ class LanguageFilter(Stage[LanguageFilterSettings]):
         """Keep the rows with a score of min_score and more in a language of the list."""
         score = batch.column("language_score")
         is_unsure = pc.less(score, self.settings.min_score)
-        outcome = drop_where(batch, is_unsure, "language.score_too_low", value=score, limit=self.settings.min_score)
+        outcome = drop_where(
+            batch, is_unsure, "language.score_too_low", value=score, limit=self.settings.min_score
+        )
         if self.settings.keep is None:
             return outcome
         language = outcome.kept.column("language")
-        is_unwanted = pc.invert(pc.is_in(language, value_set=pa.array(self.settings.keep, pa.string())))
-        return chain(outcome, drop_where(outcome.kept, is_unwanted, "language.not_wanted", detail=language))
+        is_unwanted = pc.invert(
+            pc.is_in(language, value_set=pa.array(self.settings.keep, pa.string()))
+        )
+        return chain(
+            outcome, drop_where(outcome.kept, is_unwanted, "language.not_wanted", detail=language)
+        )

@@ -34,7 +34,9 @@ class LengthSettings(Settings):
     @model_validator(mode="after")
     def _limits_in_order(self) -> Self:
         if self.max_chars is not None and self.max_chars < self.min_chars:
-            raise ValueError(f"max_chars is {self.max_chars}, below min_chars {self.min_chars}: no text could be kept")
+            raise ValueError(
+                f"max_chars is {self.max_chars}, below min_chars {self.min_chars}: no text could be kept"
+            )
         return self
 
 
@@ -59,14 +61,21 @@ class Length(Stage[LengthSettings]):
         min_chars, max_chars = self.settings.min_chars, self.settings.max_chars
         num_chars = _num_chars(batch)
         outcome = drop_where(
-            batch, pc.less(num_chars, min_chars), "length.too_few_chars", value=num_chars, limit=min_chars
+            batch,
+            pc.less(num_chars, min_chars),
+            "length.too_few_chars",
+            value=num_chars,
+            limit=min_chars,
         )
         if max_chars is None:
             return outcome
         num_chars = _num_chars(outcome.kept)
         is_long = pc.greater(num_chars, max_chars)
         return chain(
-            outcome, drop_where(outcome.kept, is_long, "length.too_many_chars", value=num_chars, limit=max_chars)
+            outcome,
+            drop_where(
+                outcome.kept, is_long, "length.too_many_chars", value=num_chars, limit=max_chars
+            ),
         )
 
 

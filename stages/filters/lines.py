@@ -25,7 +25,16 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pydantic import Field
 
-from stages.contract import DOCUMENT, Outcome, Settings, Stage, chain, drop_where, keep_all, with_columns
+from stages.contract import (
+    DOCUMENT,
+    Outcome,
+    Settings,
+    Stage,
+    chain,
+    drop_where,
+    keep_all,
+    with_columns,
+)
 
 POLICY_PHRASES = (
     "terms of use",
@@ -39,7 +48,9 @@ POLICY_PHRASES = (
 
 _CITATION = r"\[\d*\]|\[edit\]|\[citation needed\]"  # `citation_regex` of C4's code
 _ELLIPSIS = "..."
-_SENTENCE_ENDS_INSIDE = r"""[.?!…]["'”’»)\]]*[\s\p{Z}]+[^\s\p{Z}]|[。！？][」』）”’]*[^。！？」』）”’]"""
+_SENTENCE_ENDS_INSIDE = (
+    r"""[.?!…]["'”’»)\]]*[\s\p{Z}]+[^\s\p{Z}]|[。！？][」』）”’]*[^。！？」』）”’]"""
+)
 
 _Phrase: TypeAlias = Annotated[str, Field(min_length=1)]
 
@@ -52,10 +63,13 @@ class LinesSettings(Settings):
     """
 
     max_word_chars: int | None = Field(
-        default=1000, ge=1, description="Lines with a longer word go; null sets no limit. C4's code: 1000."
+        default=1000,
+        ge=1,
+        description="Lines with a longer word go; null sets no limit. C4's code: 1000.",
     )
     remove_citations: bool = Field(
-        default=True, description="Take Wikipedia's [1], [], [edit] and [citation needed] out of the lines."
+        default=True,
+        description="Take Wikipedia's [1], [], [edit] and [citation needed] out of the lines.",
     )
     end_marks: Annotated[tuple[_Phrase, ...], Field(min_length=1)] | None = Field(
         default=(".", "?", "!", '"'),
@@ -63,18 +77,28 @@ class LinesSettings(Settings):
         "FineWeb does.",
     )
     min_words_per_line: int = Field(
-        default=5, ge=0, description="Lines of fewer words, by blanks, go. C4: 5; FineWeb: 3; 0 turns the rule off."
+        default=5,
+        ge=0,
+        description="Lines of fewer words, by blanks, go. C4: 5; FineWeb: 3; 0 turns the rule off.",
     )
     drop_lorem_ipsum: bool = Field(
-        default=True, description='Documents go in which a line that is left has "lorem ipsum", in any case.'
+        default=True,
+        description='Documents go in which a line that is left has "lorem ipsum", in any case.',
     )
-    remove_javascript: bool = Field(default=True, description='Lines go that have "javascript" in them, in any case.')
-    drop_curly_bracket: bool = Field(default=True, description='Documents go in which a line that is left has a "{".')
+    remove_javascript: bool = Field(
+        default=True, description='Lines go that have "javascript" in them, in any case.'
+    )
+    drop_curly_bracket: bool = Field(
+        default=True, description='Documents go in which a line that is left has a "{".'
+    )
     policy_phrases: tuple[_Phrase, ...] = Field(
-        default=POLICY_PHRASES, description="Lines go that have one of these in them, in any case; [] for none."
+        default=POLICY_PHRASES,
+        description="Lines go that have one of these in them, in any case; [] for none.",
     )
     min_sentences: int = Field(
-        default=3, ge=0, description="Fewest sentences of what is left. C4: 3; FineWeb: 5; 0 turns the rule off."
+        default=3,
+        ge=0,
+        description="Fewest sentences of what is left. C4: 3; FineWeb: 5; 0 turns the rule off.",
     )
 
 
@@ -89,14 +113,18 @@ class Lines(Stage[LinesSettings]):
 
     name = "lines"
     version = 1
-    needs: ClassVar[pa.Schema] = pa.schema([DOCUMENT.field("text"), pa.field("kept_lines", pa.list_(pa.uint32()))])
+    needs: ClassVar[pa.Schema] = pa.schema(
+        [DOCUMENT.field("text"), pa.field("kept_lines", pa.list_(pa.uint32()))]
+    )
     adds: ClassVar[pa.Schema] = pa.schema(
         [
             pa.field("num_chars", pa.int64()),  # code points
             pa.field("num_lines", pa.int64()),
             pa.field("kept_lines", pa.list_(pa.uint32())),  # those of what came in whose lines stay
             pa.field("lines_removed", pa.list_(pa.uint32())),  # the others
-            pa.field("chars_removed", pa.int64()),  # by how many the text is shorter, line feeds counted
+            pa.field(
+                "chars_removed", pa.int64()
+            ),  # by how many the text is shorter, line feeds counted
         ]
     )
     reasons: ClassVar[Mapping[str, str]] = MappingProxyType(
@@ -141,14 +169,18 @@ class Lines(Stage[LinesSettings]):
                 "sentences": per_document(sentences),
                 "lines": counts,
                 # utf8_is_space is str.isspace, character for character, and False for the empty string.
-                "is_empty": pc.or_(pc.utf8_is_space(shorter), pc.equal(pc.binary_length(shorter), 0)),
+                "is_empty": pc.or_(
+                    pc.utf8_is_space(shorter), pc.equal(pc.binary_length(shorter), 0)
+                ),
             }
         )
         return self._dropped(changed, facts)
 
     def _judged(
         self, lines: pa.Array
-    ) -> tuple[pa.Array, NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_], NDArray[np.int64]]:
+    ) -> tuple[
+        pa.Array, NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_], NDArray[np.int64]
+    ]:
         """Each line by each rule, in the order of C4's code.
 
         Args:
@@ -181,10 +213,16 @@ class Lines(Stage[LinesSettings]):
             left = np.flatnonzero(stays)
             stays[left] = _num_words(lines.take(pa.array(left))) >= settings.min_words_per_line
         nowhere = np.zeros(len(lines), np.bool_)
-        has_lorem = stays & where(_has(lines, ["lorem ipsum"])) if settings.drop_lorem_ipsum else nowhere
+        has_lorem = (
+            stays & where(_has(lines, ["lorem ipsum"])) if settings.drop_lorem_ipsum else nowhere
+        )
         if settings.remove_javascript:
             stays &= ~where(_has(lines, ["javascript"]))
-        has_curly = stays & where(pc.match_substring(lines, "{")) if settings.drop_curly_bracket else nowhere
+        has_curly = (
+            stays & where(pc.match_substring(lines, "{"))
+            if settings.drop_curly_bracket
+            else nowhere
+        )
         if settings.policy_phrases:
             stays &= ~where(_has(lines, settings.policy_phrases))
         sentences = np.zeros(len(lines), np.int64)
@@ -206,7 +244,10 @@ class Lines(Stage[LinesSettings]):
         ):
             alive = pc.is_in(batch.column("doc_id"), value_set=outcome.kept.column("doc_id"))
             of_living, is_dropped = facts.filter(alive), pc.filter(test, alive)
-            outcome = chain(outcome, drop_where(outcome.kept, is_dropped, reason, value=of_living[value], limit=limit))
+            outcome = chain(
+                outcome,
+                drop_where(outcome.kept, is_dropped, reason, value=of_living[value], limit=limit),
+            )
         return outcome
 
 
@@ -219,12 +260,16 @@ def _without_citations(lines: pa.Array) -> pa.Array:
     is_cited = pc.match_substring(lines, "[")
     if not pc.any(is_cited).as_py():
         return lines
-    return pc.replace_with_mask(lines, is_cited, pc.replace_substring_regex(lines.filter(is_cited), _CITATION, ""))
+    return pc.replace_with_mask(
+        lines, is_cited, pc.replace_substring_regex(lines.filter(is_cited), _CITATION, "")
+    )
 
 
 def _num_words(lines: pa.Array) -> NDArray[np.int64]:
     """(num_lines,) as `len(line.split())`."""
-    words = pc.list_value_length(pc.utf8_split_whitespace(pc.utf8_trim_whitespace(lines))).to_numpy()
+    words = pc.list_value_length(
+        pc.utf8_split_whitespace(pc.utf8_trim_whitespace(lines))
+    ).to_numpy()
     return np.where(pc.binary_length(lines).to_numpy() == 0, 0, words)
 
 
@@ -235,7 +280,9 @@ def _joined(lines: pa.Array, num_lines: NDArray[np.int64]) -> pa.Array:
 
 
 def _lists(indices: NDArray[np.uint32], lengths: NDArray[np.int64]) -> pa.ListArray:
-    return pa.ListArray.from_arrays(pa.array(np.append(0, np.cumsum(lengths)), pa.int32()), pa.array(indices))
+    return pa.ListArray.from_arrays(
+        pa.array(np.append(0, np.cumsum(lengths)), pa.int32()), pa.array(indices)
+    )
 
 
 def _indices(batch: pa.Table, counts: NDArray[np.int64]) -> NDArray[np.uint32]:

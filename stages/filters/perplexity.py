@@ -82,7 +82,9 @@ def normalize_for_lm(text: str) -> str:
     """
     decomposed = unicodedata.normalize("NFD", text.strip().lower())
     codes = np.frombuffer(decomposed.encode("utf-32-le", "surrogatepass"), "<u4")
-    codes = _code_points().take(codes, mode="clip")  # nothing is out of range; "clip" spares take the check
+    codes = _code_points().take(
+        codes, mode="clip"
+    )  # nothing is out of range; "clip" spares take the check
     line = codes[codes != _DELETED].tobytes().decode("utf-32-le", "surrogatepass")
     for mark, replacement in _EXPANDED.items():
         line = line.replace(mark, replacement)
@@ -119,7 +121,9 @@ class LanguageModel:
                     f"point models.{language} at a folder that holds both"
                 )
         config = kenlm.Config()
-        config.load_method = kenlm.LoadMethod.LAZY  # mapped, not read: the processes of a machine share its pages
+        config.load_method = (
+            kenlm.LoadMethod.LAZY
+        )  # mapped, not read: the processes of a machine share its pages
         config.show_progress = False
         config.arpa_complain = kenlm.ARPALoadComplain.NONE
         self._pieces = sentencepiece.SentencePieceProcessor(model_file=str(pieces_file))
@@ -246,7 +250,9 @@ def percentile(histogram: Mapping[int, int], percent: float) -> float:
     raise AssertionError(f"counts of a histogram are at least 0, found {dict(histogram)!r}")
 
 
-def read_cutoffs_csv(path: Path, percentiles: tuple[int, int] = (30, 60)) -> dict[str, tuple[float, float]]:
+def read_cutoffs_csv(
+    path: Path, percentiles: tuple[int, int] = (30, 60)
+) -> dict[str, tuple[float, float]]:
     """Language -> (head below, middle below) out of a table in the format of CCNet's `cutoff.csv`.
 
     Args:
@@ -261,7 +267,9 @@ def read_cutoffs_csv(path: Path, percentiles: tuple[int, int] = (30, 60)) -> dic
     languages = table.pop("", [])
     for wanted in map(str, percentiles):
         if wanted not in table:
-            raise ValueError(f"{path}: no row for percentile {wanted}, found {', '.join(table) or 'none'}")
+            raise ValueError(
+                f"{path}: no row for percentile {wanted}, found {', '.join(table) or 'none'}"
+            )
     try:
         head, middle = ([float(cell) for cell in table[str(wanted)]] for wanted in percentiles)
         return dict(zip(languages, zip(head, middle, strict=True), strict=True))
@@ -313,7 +321,9 @@ class PerplexityFilter(Stage[PerplexityFilterSettings]):
     needs = pa.schema([pa.field("language", pa.string()), pa.field("perplexity", pa.float64())])
     adds = pa.schema([pa.field("bucket", pa.string())])
     reasons: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {"perplexity.bucket_not_wanted": "The perplexity puts the document into a bucket that is not kept."}
+        {
+            "perplexity.bucket_not_wanted": "The perplexity puts the document into a bucket that is not kept."
+        }
     )
 
     def apply(self, batch: pa.Table) -> Outcome:
@@ -350,7 +360,9 @@ class PerplexityFilter(Stage[PerplexityFilterSettings]):
 def _buckets(perplexity: Any, head_below: Any, middle_below: Any) -> Any:
     """(n,) string. Comparing with null gives null, so the one case that has nulls is decided outermost."""
     scored = pc.if_else(
-        pc.less(perplexity, head_below), "head", pc.if_else(pc.less(perplexity, middle_below), "middle", "tail")
+        pc.less(perplexity, head_below),
+        "head",
+        pc.if_else(pc.less(perplexity, middle_below), "middle", "tail"),
     )
     has_no_bucket = pc.or_(pc.is_null(perplexity), pc.is_null(head_below))
     return pc.if_else(has_no_bucket, "all", scored)

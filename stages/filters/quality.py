@@ -79,8 +79,14 @@ signals, which are lists of one number a line, the means."""
 
 _COUNTS = ("rps_doc_word_count", "rps_doc_num_sentences", "num_stop_words")
 _STOP_WORDS, _BAD_WORDS = "rps_doc_stop_word_fraction", "rps_doc_ldnoobw_words"
-_SIGNAL_FIELDS = [pa.field(name, pa.int64() if name in _COUNTS else pa.float64()) for name in _quality_signals.SIGNALS]
-_LISTED_FIELDS = {_STOP_WORDS: pa.field(_STOP_WORDS, pa.float64()), _BAD_WORDS: pa.field(_BAD_WORDS, pa.int64())}
+_SIGNAL_FIELDS = [
+    pa.field(name, pa.int64() if name in _COUNTS else pa.float64())
+    for name in _quality_signals.SIGNALS
+]
+_LISTED_FIELDS = {
+    _STOP_WORDS: pa.field(_STOP_WORDS, pa.float64()),
+    _BAD_WORDS: pa.field(_BAD_WORDS, pa.int64()),
+}
 _LANGUAGE = pa.field("language", pa.string())
 
 
@@ -120,13 +126,24 @@ class Quality(Stage[QualitySettings]):
     def adds_of(cls, settings: QualitySettings) -> pa.Schema:
         """A column more for each kind of list."""
         return pa.schema(
-            [*cls.adds, *(_LISTED_FIELDS[name] for name, files in _files_by_signal(settings).items() if files)]
+            [
+                *cls.adds,
+                *(
+                    _LISTED_FIELDS[name]
+                    for name, files in _files_by_signal(settings).items()
+                    if files
+                ),
+            ]
         )
 
     @classmethod
     def files_of(cls, settings: QualitySettings) -> tuple[str, ...]:
         """The lists, each once, sorted."""
-        return tuple(sorted({path for files in _files_by_signal(settings).values() for path in files.values()}))
+        return tuple(
+            sorted(
+                {path for files in _files_by_signal(settings).values() for path in files.values()}
+            )
+        )
 
     def open(self) -> None:
         """Read the lists.
@@ -135,7 +152,10 @@ class Quality(Stage[QualitySettings]):
             ValueError: a list has no entry, or is no UTF-8.
         """
         self._lists = {
-            name: {language: self._phrases(path, name == _STOP_WORDS) for language, path in sorted(files.items())}
+            name: {
+                language: self._phrases(path, name == _STOP_WORDS)
+                for language, path in sorted(files.items())
+            }
             for name, files in _files_by_signal(self.settings).items()
             if files
         }
@@ -147,9 +167,17 @@ class Quality(Stage[QualitySettings]):
         except UnicodeDecodeError as error:
             raise ValueError(f"{path}: a list of words must be UTF-8: {error}") from error
         entries = [line.strip() if as_they_stand else line.lower() for line in lines]
-        phrases = sorted({(entry,) if as_they_stand else tuple(entry.split()) for entry in entries if entry.strip()})
+        phrases = sorted(
+            {
+                (entry,) if as_they_stand else tuple(entry.split())
+                for entry in entries
+                if entry.strip()
+            }
+        )
         if not phrases:
-            raise ValueError(f"{path}: no word in this list; give one a line, or take the list out of annotate.quality")
+            raise ValueError(
+                f"{path}: no word in this list; give one a line, or take the list out of annotate.quality"
+            )
         return _quality_signals.Phrases.of(phrases)
 
     def apply(self, batch: pa.Table) -> Outcome:
@@ -173,7 +201,10 @@ class Quality(Stage[QualitySettings]):
         for language, phrases in lists.items():
             is_mine = pc.fill_null(pc.equal(languages, language), False).combine_chunks()
             found = _quality_signals.count_listed(
-                *_buffers(texts.filter(is_mine)), _quality_signals.alphabet(), phrases, name == _STOP_WORDS
+                *_buffers(texts.filter(is_mine)),
+                _quality_signals.alphabet(),
+                phrases,
+                name == _STOP_WORDS,
             )
             listed, words = found[:, 0], found[:, 1]
             values[is_mine.to_numpy(zero_copy_only=False)] = (
@@ -199,7 +230,9 @@ def _buffers(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
 def _measured(texts: pa.Array) -> dict[str, np.ndarray]:
     """Signal -> (num_texts,) float64."""
     values = _quality_signals.measure(*_buffers(texts), _quality_signals.alphabet())
-    signals = {name: np.ascontiguousarray(values[:, i]) for i, name in enumerate(_quality_signals.SIGNALS)}
+    signals = {
+        name: np.ascontiguousarray(values[:, i]) for i, name in enumerate(_quality_signals.SIGNALS)
+    }
     # The last bits of a logarithm are the mathematical library's own; RedPajama-V2 rounds all it stores to 8 decimals.
     signals["rps_doc_unigram_entropy"] = np.round(signals["rps_doc_unigram_entropy"], 8)
     return signals
@@ -223,29 +256,51 @@ class QualityFilterSettings(Settings):
     )
     min_words: _Count = Field(default=50, description="Fewest words.")
     max_words: _Count = Field(default=100_000, description="Most words.")
-    min_mean_word_length: _Limit = Field(default=3, description="Least mean length of a word in characters.")
-    max_mean_word_length: _Limit = Field(default=10, description="Greatest mean length of a word in characters.")
-    max_symbol_share: _Limit = Field(default=0.1, description='Most "#" a raw word, and most ellipses a raw word.')
-    max_bullet_line_share: _Share = Field(default=0.9, description="Greatest share of lines that start with a bullet.")
-    max_ellipsis_line_share: _Share = Field(default=0.3, description="Greatest share of lines ending in an ellipsis.")
-    min_alpha_word_share: _Share = Field(default=0.8, description="Least share of raw words with a letter.")
-    min_stop_words: _Count = Field(default=2, le=8, description="Fewest different stop words out of Gopher's eight.")
-    max_duplicate_line_share: _Share = Field(default=0.3, description="Greatest share of repeated lines.")
-    max_duplicate_paragraph_share: _Share = Field(default=0.3, description="Greatest share of repeated paragraphs.")
+    min_mean_word_length: _Limit = Field(
+        default=3, description="Least mean length of a word in characters."
+    )
+    max_mean_word_length: _Limit = Field(
+        default=10, description="Greatest mean length of a word in characters."
+    )
+    max_symbol_share: _Limit = Field(
+        default=0.1, description='Most "#" a raw word, and most ellipses a raw word.'
+    )
+    max_bullet_line_share: _Share = Field(
+        default=0.9, description="Greatest share of lines that start with a bullet."
+    )
+    max_ellipsis_line_share: _Share = Field(
+        default=0.3, description="Greatest share of lines ending in an ellipsis."
+    )
+    min_alpha_word_share: _Share = Field(
+        default=0.8, description="Least share of raw words with a letter."
+    )
+    min_stop_words: _Count = Field(
+        default=2, le=8, description="Fewest different stop words out of Gopher's eight."
+    )
+    max_duplicate_line_share: _Share = Field(
+        default=0.3, description="Greatest share of repeated lines."
+    )
+    max_duplicate_paragraph_share: _Share = Field(
+        default=0.3, description="Greatest share of repeated paragraphs."
+    )
     max_duplicate_line_char_share: _Share = Field(
-        default=0.2, description="Greatest share of characters in repeated lines; FineWeb takes 0.1."
+        default=0.2,
+        description="Greatest share of characters in repeated lines; FineWeb takes 0.1.",
     )
     max_duplicate_paragraph_char_share: _Share = Field(
         default=0.2, description="Greatest share of characters in repeated paragraphs."
     )
     max_top_2gram_char_share: _Share = Field(
-        default=0.20, description="Greatest share of characters in the most frequent run of 2 words."
+        default=0.20,
+        description="Greatest share of characters in the most frequent run of 2 words.",
     )
     max_top_3gram_char_share: _Share = Field(
-        default=0.18, description="Greatest share of characters in the most frequent run of 3 words."
+        default=0.18,
+        description="Greatest share of characters in the most frequent run of 3 words.",
     )
     max_top_4gram_char_share: _Share = Field(
-        default=0.16, description="Greatest share of characters in the most frequent run of 4 words."
+        default=0.16,
+        description="Greatest share of characters in the most frequent run of 4 words.",
     )
     max_duplicate_5gram_char_share: _Share = Field(
         default=0.15, description="Greatest share of characters in repeated runs of 5 words."
@@ -266,23 +321,27 @@ class QualityFilterSettings(Settings):
         default=0.10, description="Greatest share of characters in repeated runs of 10 words."
     )
     min_terminal_line_share: _Share = Field(
-        default=None, description="Least share of lines ending in a mark of C4's; FineWeb takes 0.12."
+        default=None,
+        description="Least share of lines ending in a mark of C4's; FineWeb takes 0.12.",
     )
     max_short_line_share: _Share = Field(
-        default=None, description="Greatest share of lines of at most 30 characters; FineWeb takes 0.67."
+        default=None,
+        description="Greatest share of lines of at most 30 characters; FineWeb takes 0.67.",
     )
     max_newlines_per_word: _Limit = Field(
         default=None,
         description="Most line feeds a piece (a word or a run of punctuation); FineWeb's code takes 0.3.",
     )
     min_sentences: _Count = Field(
-        default=None, description="Fewest sentences, ended by . ! or ?; C4 takes 3, after its rules for lines."
+        default=None,
+        description="Fewest sentences, ended by . ! or ?; C4 takes 3, after its rules for lines.",
     )
     max_lorem_ipsum_share: _Share = Field(
         default=None, description='Most "lorem ipsum" a character of the words; C4 takes 0.'
     )
     max_curly_bracket_share: _Share = Field(
-        default=None, description='Greatest share of characters that are "{" or "}"; C4 takes 0, of "{".'
+        default=None,
+        description='Greatest share of characters that are "{" or "}"; C4 takes 0, of "{".',
     )
     max_bad_words: _Count = Field(
         default=None,
@@ -292,10 +351,15 @@ class QualityFilterSettings(Settings):
 
     @model_validator(mode="after")
     def _ranges_are_not_empty(self) -> Self:
-        for low, high in (("min_words", "max_words"), ("min_mean_word_length", "max_mean_word_length")):
+        for low, high in (
+            ("min_words", "max_words"),
+            ("min_mean_word_length", "max_mean_word_length"),
+        ):
             least, most = getattr(self, low), getattr(self, high)
             if least is not None and most is not None and least > most:
-                raise ValueError(f"{low} is {least}, above {high}, which is {most}: nothing could be kept; lower {low}")
+                raise ValueError(
+                    f"{low} is {least}, above {high}, which is {most}: nothing could be kept; lower {low}"
+                )
         return self
 
 
@@ -315,7 +379,9 @@ class _Rule(NamedTuple):
 
     def broken_by(self, value: pa.ChunkedArray, limit: float) -> pa.ChunkedArray:
         """(n,) bool; what was not measured breaks nothing."""
-        is_broken = pc.less(value, limit) if self.limit.startswith("min") else pc.greater(value, limit)
+        is_broken = (
+            pc.less(value, limit) if self.limit.startswith("min") else pc.greater(value, limit)
+        )
         return pc.fill_null(is_broken, False)
 
 
@@ -338,8 +404,18 @@ def _ngram_rules() -> Iterator[_Rule]:
 
 # The order of judging: the paper's.
 _RULES = (
-    _Rule("min_words", "rps_doc_word_count", "quality.words_too_few", "The number of words is below min_words."),
-    _Rule("max_words", "rps_doc_word_count", "quality.words_too_many", "The number of words is above max_words."),
+    _Rule(
+        "min_words",
+        "rps_doc_word_count",
+        "quality.words_too_few",
+        "The number of words is below min_words.",
+    ),
+    _Rule(
+        "max_words",
+        "rps_doc_word_count",
+        "quality.words_too_many",
+        "The number of words is above max_words.",
+    ),
     _Rule(
         "min_mean_word_length",
         "rps_doc_mean_word_length",
@@ -464,7 +540,9 @@ class QualityFilter(Stage[QualityFilterSettings]):
     name = "quality"
     version = 1
     needs: ClassVar[pa.Schema] = pa.schema([DOC_ID, _LANGUAGE])
-    reasons: ClassVar[Mapping[str, str]] = MappingProxyType({rule.reason: rule.sentence for rule in _RULES})
+    reasons: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {rule.reason: rule.sentence for rule in _RULES}
+    )
 
     @classmethod
     def needs_of(cls, settings: QualityFilterSettings) -> pa.Schema:

@@ -79,8 +79,12 @@ class Reference(Stage[ReferenceSettings]):
         scores = np.full(batch.num_rows, np.nan)  # (n,) float64
         for language, classifier in self._classifiers.items():
             rows = np.flatnonzero(languages == language)
-            scores[rows] = reference_scores(classifier, [as_line(one or "") for one in text.take(rows).to_pylist()])
-        return keep_all(batch, {"reference_score": pa.array(scores, pa.float64(), mask=np.isnan(scores))})
+            scores[rows] = reference_scores(
+                classifier, [as_line(one or "") for one in text.take(rows).to_pylist()]
+            )
+        return keep_all(
+            batch, {"reference_score": pa.array(scores, pa.float64(), mask=np.isnan(scores))}
+        )
 
 
 def as_line(text: str) -> str:
@@ -117,7 +121,9 @@ def reference_scores(classifier: Any, lines: list[str]) -> np.ndarray:
         lines: (n,) texts made by `as_line`.
     """
     # Both labels are asked for, so P(reference) is read rather than inferred as 1 - P(crawl).
-    all_labels, all_scores = classifier.f.multilinePredict([line + "\n" for line in lines], 2, 0.0, "strict")
+    all_labels, all_scores = classifier.f.multilinePredict(
+        [line + "\n" for line in lines], 2, 0.0, "strict"
+    )
     scores = np.full(len(lines), np.nan)
     for row, labels in enumerate(all_labels):
         if lines[row] and POSITIVE_LABEL in labels:
@@ -155,4 +161,6 @@ class ReferenceFilter(Stage[ReferenceFilterSettings]):
         """Keep the rows with a score of min_score and more, and those without a score."""
         score = batch.column("reference_score")
         is_low = pc.fill_null(pc.less(score, self.settings.min_score), False)
-        return drop_where(batch, is_low, "reference.score_too_low", value=score, limit=self.settings.min_score)
+        return drop_where(
+            batch, is_low, "reference.score_too_low", value=score, limit=self.settings.min_score
+        )

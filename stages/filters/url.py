@@ -44,7 +44,9 @@ MAX_CATEGORIES = 1 << _url_keys.CATEGORY_BITS
 
 _CHUNK_BYTES = 1 << 24  # of a list read at a time
 _LISTS = ("domains", "urls")  # the names of UT1's files
-_NORMAL = "normal url"  # a column that lives within `apply`; a space keeps it apart from every other
+_NORMAL = (
+    "normal url"  # a column that lives within `apply`; a space keeps it apart from every other
+)
 _WORD = re.compile("[a-z0-9\x80-\U0010ffff]+")
 _NOT_OF_A_WORD = r"[^a-z0-9\x{80}-\x{10ffff}]+"
 
@@ -73,10 +75,16 @@ class UrlSettings(Settings):
         default=(),
         description="Drop a URL that holds one of these anywhere, once all but letters and digits is left out.",
     )
-    hard_words: str | tuple[str, ...] = Field(default=(), description="Drop a URL that has one of these as a word.")
-    soft_words: str | tuple[str, ...] = Field(default=(), description="Words of which a URL may have max_soft_words.")
+    hard_words: str | tuple[str, ...] = Field(
+        default=(), description="Drop a URL that has one of these as a word."
+    )
+    soft_words: str | tuple[str, ...] = Field(
+        default=(), description="Words of which a URL may have max_soft_words."
+    )
     max_soft_words: int = Field(
-        default=1, ge=0, description="Most different soft words of a URL that is kept. RefinedWeb drops at two."
+        default=1,
+        ge=0,
+        description="Most different soft words of a URL that is kept. RefinedWeb drops at two.",
     )
     patterns: tuple[str, ...] = Field(
         default=(),
@@ -105,9 +113,18 @@ class UrlSettings(Settings):
 
     @model_validator(mode="after")
     def _judges_something(self) -> Self:
-        rules = (self.domains, self.subwords, self.hard_words, self.soft_words, self.patterns, self.curated)
+        rules = (
+            self.domains,
+            self.subwords,
+            self.hard_words,
+            self.soft_words,
+            self.patterns,
+            self.curated,
+        )
         if not any(rules):
-            raise ValueError("no rule is given: nothing would be dropped; give domains, for one, or set url to null")
+            raise ValueError(
+                "no rule is given: nothing would be dropped; give domains, for one, or set url to null"
+            )
         return self
 
 
@@ -137,7 +154,9 @@ class Url(Stage[UrlSettings]):
     def files_of(cls, settings: UrlSettings) -> tuple[str, ...]:
         """The lists that are files, each once, in the order of the settings."""
         lists = (settings.subwords, settings.hard_words, settings.soft_words, settings.curated)
-        return tuple(dict.fromkeys([*settings.domains, *(one for one in lists if isinstance(one, str))]))
+        return tuple(
+            dict.fromkeys([*settings.domains, *(one for one in lists if isinstance(one, str))])
+        )
 
     def open(self) -> None:
         """Read the lists.
@@ -149,7 +168,9 @@ class Url(Stage[UrlSettings]):
         self._judges = []
         if settings.domains:
             blocked = BlockList.read([self.files[reference] for reference in settings.domains])
-            self._judges.append(lambda batch: self._judge_domains(batch, blocked, "url.domain_blocked"))
+            self._judges.append(
+                lambda batch: self._judge_domains(batch, blocked, "url.domain_blocked")
+            )
         if subwords := self._words_of(settings.subwords):
             self._judges.append(lambda batch: self._judge_subwords(batch, subwords))
         if hard_words := self._words_of(settings.hard_words):
@@ -198,7 +219,10 @@ class Url(Stage[UrlSettings]):
     def _judge_subwords(self, batch: pa.Table, subwords: tuple[str, ...]) -> Outcome:
         squeezed = pc.replace_substring_regex(batch.column(_NORMAL), _NOT_OF_A_WORD, "")
         rows = np.flatnonzero(pc.match_substring_regex(squeezed, "|".join(subwords)))
-        found = [next(word for word in subwords if word in text) for text in squeezed.take(rows).to_pylist()]
+        found = [
+            next(word for word in subwords if word in text)
+            for text in squeezed.take(rows).to_pylist()
+        ]
         return _drop(batch, "url.subword", rows, found)
 
     def _judge_hard_words(self, batch: pa.Table, hard: BlockList) -> Outcome:
@@ -226,12 +250,16 @@ class Url(Stage[UrlSettings]):
         return _drop(batch, "url.pattern", rows, [pattern] * len(rows))
 
 
-def _drop(batch: pa.Table, reason: str, rows: NDArray[np.int64], details: list[str], **measured: Any) -> Outcome:
+def _drop(
+    batch: pa.Table, reason: str, rows: NDArray[np.int64], details: list[str], **measured: Any
+) -> Outcome:
     is_dropped = np.zeros(batch.num_rows, np.bool_)
     is_dropped[rows] = True
     detail = np.full(batch.num_rows, None, object)
     detail[rows] = details
-    return drop_where(batch, pa.array(is_dropped), reason, detail=pa.array(detail, pa.string()), **measured)
+    return drop_where(
+        batch, pa.array(is_dropped), reason, detail=pa.array(detail, pa.string()), **measured
+    )
 
 
 # --- Lists ---
@@ -293,7 +321,9 @@ class BlockList:
                 )
             keys = _url_keys.whole_keys(*_buffers(normal_form(lines)))
             keys = keys[keys > 0] | np.uint64(number)
-            entries.resize(len(entries) + len(keys), refcheck=False)  # 20 million are not to be held twice
+            entries.resize(
+                len(entries) + len(keys), refcheck=False
+            )  # 20 million are not to be held twice
             entries[len(entries) - len(keys) :] = keys
         return cls(_distinct(entries), tuple(numbers))
 
@@ -303,16 +333,22 @@ class BlockList:
         keys, *_ = _url_keys.words(*_buffers(pa.array(list(words), pa.large_string())))
         return cls(_distinct(keys), ("",))
 
-    def hits(self, parts_of: Callable[..., _url_keys.Spans], normal: pa.ChunkedArray | pa.Array) -> Hits:
+    def hits(
+        self, parts_of: Callable[..., _url_keys.Spans], normal: pa.ChunkedArray | pa.Array
+    ) -> Hits:
         """Which of the parts of URLs in normal form are listed."""
         utf8, offsets = _buffers(normal)
         keys, texts, starts, ends = parts_of(utf8, offsets)
         found, numbers = np.zeros(len(keys), np.bool_), np.zeros(0, np.int64)
         if len(self.entries):
-            nearest = self.entries[np.minimum(np.searchsorted(self.entries, keys), len(self.entries) - 1)]
+            nearest = self.entries[
+                np.minimum(np.searchsorted(self.entries, keys), len(self.entries) - 1)
+            ]
             found = (nearest ^ keys) < MAX_CATEGORIES
             numbers = (nearest[found] & np.uint64(MAX_CATEGORIES - 1)).astype(np.int64)
-        return Hits(utf8, keys[found], texts[found], starts[found], ends[found], numbers, self.categories)
+        return Hits(
+            utf8, keys[found], texts[found], starts[found], ends[found], numbers, self.categories
+        )
 
 
 def _distinct(entries: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -327,9 +363,13 @@ def _list_files(path: Path) -> Iterator[tuple[str, Path]]:
         yield _category(path), path
         return
     wanted = {*_LISTS, *(f"{name}.gz" for name in _LISTS)}
-    files = sorted(f for f in path.rglob("*") if f.is_file() and (f.name in wanted or f.suffix == ".txt"))
+    files = sorted(
+        f for f in path.rglob("*") if f.is_file() and (f.name in wanted or f.suffix == ".txt")
+    )
     if not files:
-        raise ValueError(f"{path}: no file named domains or urls and no .txt is in this folder; unpack UT1's there")
+        raise ValueError(
+            f"{path}: no file named domains or urls and no .txt is in this folder; unpack UT1's there"
+        )
     yield from ((_category(file), file) for file in files)
 
 
@@ -351,7 +391,9 @@ def _lines_in(file: Path) -> Iterator[pa.Array]:
 
 
 def _fields(text: bytes) -> pa.Array:
-    lines = pc.split_pattern(pa.array([text.decode("utf-8", "replace")], pa.large_string()), "\n").flatten()
+    lines = pc.split_pattern(
+        pa.array([text.decode("utf-8", "replace")], pa.large_string()), "\n"
+    ).flatten()
     lines = pc.replace_substring_regex(lines, r"(?:^|\s)#.*$", "") if b"#" in text else lines
     lines = pc.utf8_trim_whitespace(lines)
     if pc.any(pc.match_substring_regex(lines, r"\s")).as_py():
@@ -367,7 +409,9 @@ def _words(words: Iterable[str]) -> tuple[str, ...]:
     """
     lower = sorted({word.strip().lower() for word in words})
     if wrong := [word for word in lower if not _WORD.fullmatch(word)]:
-        raise ValueError(f"{wrong[0]!r} is no single word of letters and digits, so no URL could have it; split it")
+        raise ValueError(
+            f"{wrong[0]!r} is no single word of letters and digits, so no URL could have it; split it"
+        )
     return tuple(lower)
 
 
@@ -377,17 +421,25 @@ def _words(words: Iterable[str]) -> tuple[str, ...]:
 def normal_form(urls: pa.Array | pa.ChunkedArray) -> pa.Array:
     """URLs, or entries of a list, as they are compared: `host/path?query`; a null is empty. (n,) large_string."""
     whole = urls.combine_chunks() if isinstance(urls, pa.ChunkedArray) else urls
-    trimmed = pc.utf8_lower(pc.utf8_trim_whitespace(pc.fill_null(pc.cast(whole, pa.large_string()), "")))
-    is_plain = pc.and_(pc.match_substring_regex(trimmed, _PLAIN), pc.invert(pc.starts_with(trimmed, "www")))
+    trimmed = pc.utf8_lower(
+        pc.utf8_trim_whitespace(pc.fill_null(pc.cast(whole, pa.large_string()), ""))
+    )
+    is_plain = pc.and_(
+        pc.match_substring_regex(trimmed, _PLAIN), pc.invert(pc.starts_with(trimmed, "www"))
+    )
     others = pc.invert(is_plain)
     if not pc.any(others).as_py():
         return trimmed
     rest = pc.replace_substring_regex(trimmed.filter(others), _PARTS, r"\1\2\3")
     is_coded = pc.match_substring_regex(rest, _NOT_DECODED)
-    decoded = pa.array([_decoded(url) for url in rest.filter(is_coded).to_pylist()], pa.large_string())
+    decoded = pa.array(
+        [_decoded(url) for url in rest.filter(is_coded).to_pylist()], pa.large_string()
+    )
     rest = pc.replace_with_mask(rest, is_coded, decoded)
     rest = pc.replace_substring_regex(rest, "/+$", "")
-    rest = pc.replace_substring_regex(rest, r"^([^/?]*)\?", r"\1/?")  # an empty path is "/" (RFC 3986, section 6.2.3)
+    rest = pc.replace_substring_regex(
+        rest, r"^([^/?]*)\?", r"\1/?"
+    )  # an empty path is "/" (RFC 3986, section 6.2.3)
     return pc.replace_with_mask(trimmed, others, rest)
 
 

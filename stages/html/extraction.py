@@ -58,11 +58,15 @@ class HtmlSettings(Settings):
     )
     justext: JustextSettings | None = Field(
         default=None,
-        exclude_if=lambda value: value is None,  # no trace in the fingerprints of those who do not ask for it
+        exclude_if=lambda value: (
+            value is None
+        ),  # no trace in the fingerprints of those who do not ask for it
         description="Take what jusText holds for content (as Pile-CC did), not what resiliparse does; null: no.",
     )
     alt_texts: bool = Field(default=False, description="Keep the alternative texts of images.")
-    list_bullets: bool = Field(default=False, description="Begin the items of lists with a bullet or a number.")
+    list_bullets: bool = Field(
+        default=False, description="Begin the items of lists with a bullet or a number."
+    )
     # The parser takes quadratic time for misnested elements (0.3 s for 50,000 tags), and main content for nested blocks
     # (3 s for 12,000 tags, so about 50 s for 50,000).
     max_tags: int = Field(
@@ -85,9 +89,13 @@ class HtmlSettings(Settings):
 
     @model_validator(mode="after")
     def _one_engine(self) -> Self:
-        given = [name for name in ("main_content", "alt_texts", "list_bullets") if getattr(self, name)]
+        given = [
+            name for name in ("main_content", "alt_texts", "list_bullets") if getattr(self, name)
+        ]
         if self.justext is not None and given:
-            raise ValueError(f"{', '.join(given)} belong to resiliparse: leave them out where justext is given")
+            raise ValueError(
+                f"{', '.join(given)} belong to resiliparse: leave them out where justext is given"
+            )
         return self
 
 
@@ -128,11 +136,16 @@ def extract(body: bytes, content_type: str, settings: HtmlSettings) -> Page | Un
     num_tags = body.count(b"<")
     is_plain = content_type.strip().lower().startswith("text/plain")
     if num_tags > settings.max_tags and not is_plain:
-        return Unusable("html.too_many_tags", f"{num_tags} tags, at most {settings.max_tags} are parsed")
+        return Unusable(
+            "html.too_many_tags", f"{num_tags} tags, at most {settings.max_tags} are parsed"
+        )
     decoded = _decode(body, content_type, settings.max_undecodable_share)
     num_control = len(_CONTROL.findall(decoded.text))
     if num_control > settings.max_control_share * len(decoded.text):
-        return Unusable("html.not_text", f"{num_control} of {len(decoded.text)} characters are control characters")
+        return Unusable(
+            "html.not_text",
+            f"{num_control} of {len(decoded.text)} characters are control characters",
+        )
     if decoded.undecodable_share > settings.max_undecodable_share:
         return Unusable(
             "html.not_decodable",
@@ -141,7 +154,9 @@ def extract(body: bytes, content_type: str, settings: HtmlSettings) -> Page | Un
     if is_plain:
         return Page("", decoded.text, decoded.charset, decoded.num_undecodable)
     if len(decoded.text) > 2 * MAX_ATTRIBUTES and not _FEW_ATTRIBUTES.fullmatch(decoded.text):
-        return Unusable("html.too_many_attributes", f"a tag has more than {MAX_ATTRIBUTES} attributes")
+        return Unusable(
+            "html.too_many_attributes", f"a tag has more than {MAX_ATTRIBUTES} attributes"
+        )
     return _parse(decoded, settings)
 
 
@@ -149,7 +164,11 @@ def _parse(decoded: _Decoded, settings: HtmlSettings) -> Page | Unusable:
     try:
         tree = HTMLTree.parse(decoded.text)
         title = " ".join((tree.title or "").split())
-        text = _text(tree, settings) if settings.justext is None else main_text(decoded.text, settings.justext)
+        text = (
+            _text(tree, settings)
+            if settings.justext is None
+            else main_text(decoded.text, settings.justext)
+        )
     except Exception as error:  # noqa: BLE001 - foreign parsers fed with foreign bytes: none of their errors may end a run
         return Unusable("html.not_parsable", str(error))
     return Page(title, text, decoded.charset, decoded.num_undecodable)
@@ -167,7 +186,11 @@ def _text(tree: HTMLTree, settings: HtmlSettings) -> str:
 # What text does not hold: the C0 controls but for tab, line feed, form feed and carriage return.
 _CONTROL = re.compile("[\x00-\x08\x0b\x0e-\x1f]")
 _CHARSET = re.compile(r"charset\s*=\s*[\"']?\s*([^\s\"';,]+)", re.IGNORECASE)
-_BYTE_ORDER_MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
+_BYTE_ORDER_MARKS = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
 _WIDER_CODECS: Mapping[str, str] = MappingProxyType(
     {"gbk": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949", "big5": "big5hkscs"}
 )
@@ -215,6 +238,8 @@ def _codec(label: str | None) -> Iterator[str]:
 def _decode_as(body: bytes, charset: str) -> _Decoded:
     text = body.decode(charset, errors="replace").removeprefix("\ufeff")
     num_undecodable = text.count("\ufffd")
-    if num_undecodable and charset.startswith("utf"):  # U+FFFD that the page itself holds is no fault of the charset
+    if num_undecodable and charset.startswith(
+        "utf"
+    ):  # U+FFFD that the page itself holds is no fault of the charset
         num_undecodable = max(0, num_undecodable - body.count("\ufffd".encode(charset)))
     return _Decoded(text, charset, num_undecodable)

@@ -40,8 +40,12 @@ class JustextSettings(Settings):
         known = get_stoplists()
         for name in names:
             if name not in known:
-                nearest = ", ".join(get_close_matches(name, sorted(known), n=3, cutoff=0.4)) or "English"
-                raise ValueError(f"jusText has no stop words for {name!r}; the nearest names are: {nearest}")
+                nearest = (
+                    ", ".join(get_close_matches(name, sorted(known), n=3, cutoff=0.4)) or "English"
+                )
+                raise ValueError(
+                    f"jusText has no stop words for {name!r}; the nearest names are: {nearest}"
+                )
         return names
 
 
@@ -57,7 +61,9 @@ def main_text(html: str, settings: JustextSettings) -> str:
 
     try:
         # As bytes, because lxml refuses a str that names its charset.
-        page = lxml_html.fromstring(html.encode("utf-8", "replace"), parser=lxml_html.HTMLParser(encoding="utf-8"))
+        page = lxml_html.fromstring(
+            html.encode("utf-8", "replace"), parser=lxml_html.HTMLParser(encoding="utf-8")
+        )
     except etree.ParserError:  # there is no element in it
         return ""
     for element in page.iter(etree.Element):
@@ -71,7 +77,9 @@ def main_text(html: str, settings: JustextSettings) -> str:
         [len(text) for text in texts],
         max_heading_distance=core.MAX_HEADING_DISTANCE_DEFAULT,
     )
-    content = (_lines(*found) for found in zip(paragraphs, texts, is_content, strict=True) if found[2])
+    content = (
+        _lines(*found) for found in zip(paragraphs, texts, is_content, strict=True) if found[2]
+    )
     return "\n\n".join(content)
 
 
@@ -88,7 +96,10 @@ def _stop_words(names: tuple[str, ...]) -> frozenset[str]:
 
 
 def judge_in_context(
-    classes: Sequence[str], headings: Sequence[bool], num_chars: Sequence[int], max_heading_distance: int
+    classes: Sequence[str],
+    headings: Sequence[bool],
+    num_chars: Sequence[int],
+    max_heading_distance: int,
 ) -> list[bool]:
     """Which paragraphs are content, as `justext.core.revise_paragraph_classification` decides it.
 
@@ -119,9 +130,12 @@ def judge_in_context(
 
 def _short_ones_judged(classes: Sequence[str]) -> list[str]:
     """The classes with every short paragraph like those around it; near good ones tip the balance."""
-    before, before_or_near = (_nearest(classes, ends) for ends in (("good", "bad"), ("good", "bad", "neargood")))
+    before, before_or_near = (
+        _nearest(classes, ends) for ends in (("good", "bad"), ("good", "bad", "neargood"))
+    )
     after, after_or_near = (
-        _nearest(reversed(classes), ends)[::-1] for ends in (("good", "bad"), ("good", "bad", "neargood"))
+        _nearest(reversed(classes), ends)[::-1]
+        for ends in (("good", "bad"), ("good", "bad", "neargood"))
     )
     judged = list(classes)
     for number, kind in enumerate(classes):

@@ -79,7 +79,9 @@ def signatures(
             num_bytes = starts[first + span] - 1 - starts[first]
             for i in range(num_bytes):
                 message[i] = letters[starts[first] + i]
-            mixed = _fmix32(np.uint32(sha1_prefix(message, num_bytes, schedule) & np.uint64(0xFFFFFFFF)))
+            mixed = _fmix32(
+                np.uint32(sha1_prefix(message, num_bytes, schedule) & np.uint64(0xFFFFFFFF))
+            )
             _lower(minima[t], mixed, permutations[0], permutations[1])
     return minima, num_words
 
@@ -169,7 +171,9 @@ def _split_words(
 
 
 @njit(nogil=True)
-def _end_word(num_words: int, j: int, letters: NDArray[np.uint8], starts: NDArray[np.int64]) -> tuple[int, int]:
+def _end_word(
+    num_words: int, j: int, letters: NDArray[np.uint8], starts: NDArray[np.int64]
+) -> tuple[int, int]:
     letters[j] = _BLANK
     starts[num_words + 1] = j + 1
     return num_words + 1, j + 1
@@ -186,13 +190,20 @@ def _fmix32(h: np.uint32) -> np.uint32:
 
 
 @njit(nogil=True)
-def _lower(minima: NDArray[np.uint32], h: np.uint32, factors: NDArray[np.uint32], summands: NDArray[np.uint32]) -> None:
+def _lower(
+    minima: NDArray[np.uint32],
+    h: np.uint32,
+    factors: NDArray[np.uint32],
+    summands: NDArray[np.uint32],
+) -> None:
     for k in range(len(minima)):
         minima[k] = min(minima[k], np.uint32(factors[k] * h + summands[k]))
 
 
 @compiled
-def band_hashes(minima: NDArray[np.uint32], num_bands: int, rows_per_band: int) -> NDArray[np.uint64]:
+def band_hashes(
+    minima: NDArray[np.uint32], num_bands: int, rows_per_band: int
+) -> NDArray[np.uint64]:
     """(n, num_bands): a hash of each band's number and values, equal for equal ones and spread over all 64 bits."""
     hashes = np.empty((len(minima), num_bands), np.uint64)
     for t in range(len(minima)):

@@ -19,7 +19,16 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from stages.kernels.sha1 import KEEP, KEEP_SPACE, PAGE, PAGE_BITS, CharacterTable, compiled, decode, packed
+from stages.kernels.sha1 import (
+    KEEP,
+    KEEP_SPACE,
+    PAGE,
+    PAGE_BITS,
+    CharacterTable,
+    compiled,
+    decode,
+    packed,
+)
 
 SEPARATE = KEEP_SPACE
 """The character ends a word and belongs to none; DELETE, KEEP and replacements are those of stages/kernels/sha1.py."""
@@ -33,7 +42,9 @@ _Keys: TypeAlias = NDArray[np.uint64]
 
 _FIRST_REPLACEMENT = packed(" ")  # actions from here on are bytes that replace the character
 _START = np.uint64(0xCBF29CE484222325)  # FNV-1a's offset basis
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: neighbouring bytes end far apart
+_GOLDEN = np.uint64(
+    0x9E3779B97F4A7C15
+)  # 2^64 over the golden ratio: neighbouring bytes end far apart
 _ONE = np.uint64(1)
 
 
@@ -42,7 +53,9 @@ def word_hashes(
     utf8: NDArray[np.uint8], offsets: NDArray[np.int64], table: CharacterTable
 ) -> tuple[_Keys, NDArray[np.int64]]:
     """A hash of every word of every text, laid end to end, and where those of each text start, (n + 1,)."""
-    hashes = np.empty(offsets[-1] - offsets[0] + 1, np.uint64)  # memory that is not written to is never taken
+    hashes = np.empty(
+        offsets[-1] - offsets[0] + 1, np.uint64
+    )  # memory that is not written to is never taken
     firsts = np.zeros(len(offsets), np.int64)
     n = 0
     for t in range(len(offsets) - 1):
@@ -52,7 +65,9 @@ def word_hashes(
             code_point, width = decode(utf8, i, end)
             action = np.uint32(SEPARATE)
             if width > 0:
-                action = table.actions[table.pages[code_point >> PAGE_BITS], code_point & (PAGE - 1)]
+                action = table.actions[
+                    table.pages[code_point >> PAGE_BITS], code_point & (PAGE - 1)
+                ]
             if is_inside and action in (SEPARATE, ALONE):
                 hashes[n] = _mixed(state)
                 n += 1

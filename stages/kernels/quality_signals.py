@@ -196,7 +196,9 @@ _NO_PUNCTUATION = {ord(c): None for c in string.punctuation}
 
 
 @compiled
-def measure(utf8: NDArray[np.uint8], offsets: NDArray[np.int64], known: Alphabet) -> NDArray[np.float64]:
+def measure(
+    utf8: NDArray[np.uint8], offsets: NDArray[np.int64], known: Alphabet
+) -> NDArray[np.float64]:
     """(num_texts, len(SIGNALS)): text i is `utf8[offsets[i] : offsets[i + 1]]`."""
     signals = np.zeros((len(offsets) - 1, _NUM_SIGNALS))
     for i in range(len(offsets) - 1):
@@ -211,7 +213,11 @@ def measure(utf8: NDArray[np.uint8], offsets: NDArray[np.int64], known: Alphabet
 
 @compiled
 def count_listed(
-    utf8: NDArray[np.uint8], offsets: NDArray[np.int64], known: Alphabet, listed: Phrases, in_pieces: bool
+    utf8: NDArray[np.uint8],
+    offsets: NDArray[np.int64],
+    known: Alphabet,
+    listed: Phrases,
+    in_pieces: bool,
 ) -> _Ints:
     """(num_texts, 2): how many runs of a text's words (or pieces, as they stand) are listed; how many words it has."""
     found = np.zeros((len(offsets) - 1, 2), np.int32)
@@ -325,7 +331,10 @@ def _split_pieces(points: _Ints, kinds: _Kinds, before: Phrases) -> tuple[_Ints,
     num_letters, num_words = len(before.letters), len(before.word_starts) - 1
     letters = np.empty(num_letters + len(points), np.int32)
     letters[:num_letters], letters[num_letters:] = before.letters, points
-    starts, ends = np.empty(num_words + len(points), np.int32), np.empty(num_words + len(points), np.int32)
+    starts, ends = (
+        np.empty(num_words + len(points), np.int32),
+        np.empty(num_words + len(points), np.int32),
+    )
     starts[:num_words], ends[:num_words] = before.word_starts[:-1], before.word_starts[1:]
     last = _SPACE
     for i in range(len(points) + 1):
@@ -348,7 +357,9 @@ def _measure_words(
     points: _Ints, kinds: _Kinds, known: Alphabet, symbols: _Symbols, signals: NDArray[np.float64]
 ) -> int:
     """What is counted in words; the number of those that are "javascript"."""
-    letters, starts, num_raw, num_alphabetic = _split_words(points, kinds, known.lowers, known.wanted)
+    letters, starts, num_raw, num_alphabetic = _split_words(
+        points, kinds, known.lowers, known.wanted
+    )
     ids, num_ids = _number(letters, starts[:-1], starts[1:])
     num_wanted = len(known.wanted.word_starts) - 1
     words, starts = ids[num_wanted:], starts[num_wanted:]
@@ -371,7 +382,9 @@ def _measure_words(
 
 
 @njit(nogil=True)
-def _split_words(points: _Ints, kinds: _Kinds, lowers: _Ints, before: Phrases) -> tuple[_Ints, _Ints, int, int]:
+def _split_words(
+    points: _Ints, kinds: _Kinds, lowers: _Ints, before: Phrases
+) -> tuple[_Ints, _Ints, int, int]:
     """The words of `before` and then those of the text in normal form, laid end to end; where each begins.
 
     The last of these is where the last word ends. Then the numbers of raw words (runs without white space) and of those
@@ -408,9 +421,15 @@ def _count_lorem_ipsum(letters: _Ints, starts: _Ints) -> int:
     num_found, before, after = 0, len(_LOREM), len(_IPSUM)
     for i in range(1, len(starts) - 1):
         start = starts[i]
-        if letters[start] != _IPSUM[0] or start - starts[i - 1] < before or starts[i + 1] - start < after:
+        if (
+            letters[start] != _IPSUM[0]
+            or start - starts[i - 1] < before
+            or starts[i + 1] - start < after
+        ):
             continue
-        num_found += _stands_at(start - before, _LOREM, letters) and _stands_at(start, _IPSUM, letters)
+        num_found += _stands_at(start - before, _LOREM, letters) and _stands_at(
+            start, _IPSUM, letters
+        )
     return num_found
 
 
@@ -455,7 +474,9 @@ def _entropy(counts: _Ints, total: int) -> float:
 
 
 @njit(nogil=True)
-def _measure_ngrams(words: _Ints, num_ids: int, starts: _Ints, signals: NDArray[np.float64]) -> None:
+def _measure_ngrams(
+    words: _Ints, num_ids: int, starts: _Ints, signals: NDArray[np.float64]
+) -> None:
     """Write the shares of the top n-grams (n from 2), then of duplicated ones (n up to 10), until none occurs twice."""
     num_chars = starts[-1] - starts[0]
     grams, counts = words, _count(words, num_ids)
@@ -463,7 +484,11 @@ def _measure_ngrams(words: _Ints, num_ids: int, starts: _Ints, signals: NDArray[
         grams, counts = _join(grams, counts)
         if len(counts) == 0:
             return
-        chars = _chars_in_top(grams, counts, starts, n) if n <= _LAST_TOP else _chars_in_dupes(grams, counts, starts, n)
+        chars = (
+            _chars_in_top(grams, counts, starts, n)
+            if n <= _LAST_TOP
+            else _chars_in_dupes(grams, counts, starts, n)
+        )
         signals[n - _FIRST_TOP] = chars / num_chars
 
 
@@ -477,7 +502,12 @@ def _join(grams: _Ints, counts: _Ints) -> tuple[_Ints, _Ints]:
     joined = np.full(num_joined, -1, np.int32)
     num_candidates = 0
     for i in range(num_joined):
-        if grams[i] >= 0 and grams[i + 1] >= 0 and counts[grams[i]] > 1 and counts[grams[i + 1]] > 1:
+        if (
+            grams[i] >= 0
+            and grams[i + 1] >= 0
+            and counts[grams[i]] > 1
+            and counts[grams[i + 1]] > 1
+        ):
             joined[i] = 0
             num_candidates += 1
     mask = _num_slots(num_candidates) - 1
@@ -533,12 +563,16 @@ def _chars_in_dupes(grams: _Ints, counts: _Ints, starts: _Ints, n: int) -> int:
 
 
 @njit(nogil=True)
-def _measure_lines(points: _Ints, kinds: _Kinds, num_javascript: int, signals: NDArray[np.float64]) -> None:
+def _measure_lines(
+    points: _Ints, kinds: _Kinds, num_javascript: int, signals: NDArray[np.float64]
+) -> None:
     starts, ends, paragraph_starts = _split_lines(points, kinds)
     num_lines = len(starts)
     if num_lines == 0:
         return
-    num_ellipses = num_bullets = num_bullets_there = num_terminals = num_terminals_there = num_short = 0
+    num_ellipses = num_bullets = num_bullets_there = num_terminals = num_terminals_there = (
+        num_short
+    ) = 0
     sum_upper = sum_numeric = 0.0
     for i in range(num_lines):
         first, last, of_line = points[starts[i]], points[ends[i] - 1], kinds[starts[i] : ends[i]]
@@ -562,7 +596,9 @@ def _measure_lines(points: _Ints, kinds: _Kinds, num_javascript: int, signals: N
     signals[_LINES_UPPER] = sum_upper / num_lines
     signals[_LINES_NUMERIC] = sum_numeric / num_lines
     signals[_LINES_JAVASCRIPT] = num_javascript / num_lines
-    signals[_LINES_WORDS] = signals[_WORDS] / num_lines  # a line feed ends a word, so each lies in one line
+    signals[_LINES_WORDS] = (
+        signals[_WORDS] / num_lines
+    )  # a line feed ends a word, so each lies in one line
     lines, num_ids = _number(points, starts, ends)
     chars_before = np.zeros(num_lines + 1, np.int32)
     chars_before[1:] = np.cumsum(ends - starts)
@@ -628,7 +664,12 @@ def _split_lines(points: _Ints, kinds: _Kinds) -> tuple[_Ints, _Ints, _Ints]:
 
 @njit(nogil=True)
 def _ends_with_dots(points: _Ints, start: int, end: int) -> bool:
-    return end - start >= 3 and points[end - 1] == _DOT and points[end - 2] == _DOT and points[end - 3] == _DOT
+    return (
+        end - start >= 3
+        and points[end - 1] == _DOT
+        and points[end - 2] == _DOT
+        and points[end - 3] == _DOT
+    )
 
 
 @njit(nogil=True)
@@ -688,7 +729,9 @@ def _count(ids: _Ints, num_ids: int) -> _Ints:
     return counts
 
 
-_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio (Knuth, TAOCP vol. 3, section 6.4)
+_MULTIPLIER = np.uint64(
+    0x9E3779B97F4A7C15
+)  # 2^64 over the golden ratio (Knuth, TAOCP vol. 3, section 6.4)
 
 
 @njit(nogil=True)

@@ -59,10 +59,14 @@ class CharacterTable(NamedTuple):
 
     pages: NDArray[np.uint16]  # (NUM_PAGES,)
     actions: NDArray[np.uint32]  # (number of different pages, PAGE)
-    ascii: NDArray[np.uint8]  # (PAGE,) the byte that each byte of the first page becomes, 0 where it is deleted
+    ascii: NDArray[
+        np.uint8
+    ]  # (PAGE,) the byte that each byte of the first page becomes, 0 where it is deleted
 
 
-def character_table(action: Callable[[str], int], is_unchanged: Callable[[str], bool]) -> CharacterTable:
+def character_table(
+    action: Callable[[str], int], is_unchanged: Callable[[str], bool]
+) -> CharacterTable:
     """Ask for every code point once, and store equal pages once, so that the table stays in the fastest cache.
 
     Args:
@@ -82,7 +86,9 @@ def character_table(action: Callable[[str], int], is_unchanged: Callable[[str], 
     return CharacterTable(pages, distinct, becomes.astype(np.uint8))
 
 
-def _page_actions(first: int, action: Callable[[str], int], is_unchanged: Callable[[str], bool]) -> tuple[int, ...]:
+def _page_actions(
+    first: int, action: Callable[[str], int], is_unchanged: Callable[[str], bool]
+) -> tuple[int, ...]:
     if 0xD800 <= first < 0xE000:  # surrogates are not characters: no valid UTF-8 holds one
         return (EXACT,) * PAGE
     characters = [chr(c) for c in range(first, first + PAGE)]
@@ -98,7 +104,9 @@ def packed(replacement: str) -> int:
 
 
 @compiled
-def count_lines(utf8: NDArray[np.uint8], offsets: NDArray[np.int64], is_valid: NDArray[np.bool_]) -> NDArray[np.int64]:
+def count_lines(
+    utf8: NDArray[np.uint8], offsets: NDArray[np.int64], is_valid: NDArray[np.bool_]
+) -> NDArray[np.int64]:
     """Where the lines of each text start in the list of all lines, (n + 1,): newlines + 1 for each, 0 for null."""
     firsts = np.zeros(len(offsets), np.int64)
     for t in range(len(offsets) - 1):
@@ -252,7 +260,9 @@ def _normalise(
 
 
 @njit(nogil=True)
-def sha1_prefix(message: NDArray[np.uint8], num_bytes: int, schedule: NDArray[np.uint32]) -> np.uint64:
+def sha1_prefix(
+    message: NDArray[np.uint8], num_bytes: int, schedule: NDArray[np.uint32]
+) -> np.uint64:
     """Pad the message in place (FIPS 180-4, section 5.1.1), hash it, read the first 8 bytes as little-endian."""
     num_blocks = (num_bytes + 8) // _BLOCK + 1
     message[num_bytes] = 0x80
@@ -277,25 +287,62 @@ def _swap(x: np.uint32) -> np.uint32:
 
 
 @njit(nogil=True)
-def _compress(state: _State, message: NDArray[np.uint8], start: int, w: NDArray[np.uint32]) -> _State:
+def _compress(
+    state: _State, message: NDArray[np.uint8], start: int, w: NDArray[np.uint32]
+) -> _State:
     """One block of 64 bytes (FIPS 180-4, section 6.1.2); `w` is the message schedule, (80,)."""
     block = message[start : start + _BLOCK]
     for t in range(16):
         i = 4 * t
-        w[t] = _U32(block[i]) << 24 | _U32(block[i + 1]) << 16 | _U32(block[i + 2]) << 8 | _U32(block[i + 3])
+        w[t] = (
+            _U32(block[i]) << 24
+            | _U32(block[i + 1]) << 16
+            | _U32(block[i + 2]) << 8
+            | _U32(block[i + 3])
+        )
     for t in range(16, 80):
         w[t] = _rotate(w[t - 3] ^ w[t - 8] ^ w[t - 14] ^ w[t - 16], 1)
     a, b, c, d, e = state
     for t in range(20):
         f = d ^ b & (c ^ d)
-        a, b, c, d, e = _U32(_rotate(a, 5) + f + e + _U32(0x5A827999) + w[t]), a, _rotate(b, 30), c, d
+        a, b, c, d, e = (
+            _U32(_rotate(a, 5) + f + e + _U32(0x5A827999) + w[t]),
+            a,
+            _rotate(b, 30),
+            c,
+            d,
+        )
     for t in range(20, 40):
         f = b ^ c ^ d
-        a, b, c, d, e = _U32(_rotate(a, 5) + f + e + _U32(0x6ED9EBA1) + w[t]), a, _rotate(b, 30), c, d
+        a, b, c, d, e = (
+            _U32(_rotate(a, 5) + f + e + _U32(0x6ED9EBA1) + w[t]),
+            a,
+            _rotate(b, 30),
+            c,
+            d,
+        )
     for t in range(40, 60):
         f = b & c | d & (b | c)
-        a, b, c, d, e = _U32(_rotate(a, 5) + f + e + _U32(0x8F1BBCDC) + w[t]), a, _rotate(b, 30), c, d
+        a, b, c, d, e = (
+            _U32(_rotate(a, 5) + f + e + _U32(0x8F1BBCDC) + w[t]),
+            a,
+            _rotate(b, 30),
+            c,
+            d,
+        )
     for t in range(60, 80):
         f = b ^ c ^ d
-        a, b, c, d, e = _U32(_rotate(a, 5) + f + e + _U32(0xCA62C1D6) + w[t]), a, _rotate(b, 30), c, d
-    return _U32(state[0] + a), _U32(state[1] + b), _U32(state[2] + c), _U32(state[3] + d), _U32(state[4] + e)
+        a, b, c, d, e = (
+            _U32(_rotate(a, 5) + f + e + _U32(0xCA62C1D6) + w[t]),
+            a,
+            _rotate(b, 30),
+            c,
+            d,
+        )
+    return (
+        _U32(state[0] + a),
+        _U32(state[1] + b),
+        _U32(state[2] + c),
+        _U32(state[3] + d),
+        _U32(state[4] + e),
+    )

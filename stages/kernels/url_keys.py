@@ -20,7 +20,9 @@ from numpy.typing import NDArray
 from stages.kernels.sha1 import compiled
 
 _Bytes: TypeAlias = NDArray[np.uint8]
-Spans: TypeAlias = tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
+Spans: TypeAlias = tuple[
+    NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]
+]
 """Of each part found: its key, the text that it lies in, and where it starts and ends in `utf8`; texts ascend."""
 
 CATEGORY_BITS = 8
@@ -28,7 +30,9 @@ CATEGORY_BITS = 8
 
 _DOT, _SLASH, _QUESTION = 0x2E, 0x2F, 0x3F
 _START = np.uint64(0xCBF29CE484222325)  # FNV-1a's offset basis
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: neighbouring bytes end far apart
+_GOLDEN = np.uint64(
+    0x9E3779B97F4A7C15
+)  # 2^64 over the golden ratio: neighbouring bytes end far apart
 
 
 @compiled
@@ -148,4 +152,6 @@ def _key(state: np.uint64) -> np.uint64:
     """MurmurHash3's finalizer, the lowest bits cleared."""
     state = (state ^ (state >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
     state = (state ^ (state >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
-    return (state ^ (state >> np.uint64(33))) >> np.uint64(CATEGORY_BITS) << np.uint64(CATEGORY_BITS)
+    return (
+        (state ^ (state >> np.uint64(33))) >> np.uint64(CATEGORY_BITS) << np.uint64(CATEGORY_BITS)
+    )

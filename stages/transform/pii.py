@@ -84,7 +84,9 @@ _NOT_PUBLIC_V4 = tuple(
         "224.0.0.0/3",  # multicast and reserved
     )
 )
-_NOT_PUBLIC_V6 = tuple(ipaddress.IPv6Network(network) for network in ("2001::/23", "2001:db8::/32", "3fff::/20"))
+_NOT_PUBLIC_V6 = tuple(
+    ipaddress.IPv6Network(network) for network in ("2001::/23", "2001:db8::/32", "3fff::/20")
+)
 """Of 2000::/3, outside of which nothing is global unicast. Both lists: IANA's registries, stated here because Python's
 `is_global` differs between its versions."""
 
@@ -105,10 +107,18 @@ class PiiSettings(Settings):
     writes `email@example.com` and addresses that answer nobody: any text will do.
     """
 
-    email: str | None = Field(default="|||EMAIL_ADDRESS|||", description="In the place of an e-mail address.")
-    ip: str | None = Field(default="|||IP_ADDRESS|||", description="In the place of a public IP address, v4 or v6.")
-    phone: str | None = Field(default="|||PHONE_NUMBER|||", description="In the place of a phone number.")
-    card: str | None = Field(default="|||CARD_NUMBER|||", description="In the place of a payment card's number.")
+    email: str | None = Field(
+        default="|||EMAIL_ADDRESS|||", description="In the place of an e-mail address."
+    )
+    ip: str | None = Field(
+        default="|||IP_ADDRESS|||", description="In the place of a public IP address, v4 or v6."
+    )
+    phone: str | None = Field(
+        default="|||PHONE_NUMBER|||", description="In the place of a phone number."
+    )
+    card: str | None = Field(
+        default="|||CARD_NUMBER|||", description="In the place of a payment card's number."
+    )
 
 
 class Pii(Stage[PiiSettings]):
@@ -124,23 +134,34 @@ class Pii(Stage[PiiSettings]):
     def apply(self, batch: pa.Table) -> Outcome:
         """Replace and count."""
         texts = batch.column("text").combine_chunks()
-        placeholders = {kind: text for kind in KINDS if (text := getattr(self.settings, kind)) is not None}
+        placeholders = {
+            kind: text for kind in KINDS if (text := getattr(self.settings, kind)) is not None
+        }
         counts = {kind: np.zeros(len(texts), np.int32) for kind in KINDS}
         rows, kinds_of_rows = _rows_to_read(texts, placeholders)
         if len(rows):
             replaced: list[str] = []
-            for row, kinds, text in zip(rows, kinds_of_rows, texts.take(pa.array(rows)).to_pylist(), strict=True):
+            for row, kinds, text in zip(
+                rows, kinds_of_rows, texts.take(pa.array(rows)).to_pylist(), strict=True
+            ):
                 new, found = replace(text, {kind: placeholders[kind] for kind in kinds})
                 replaced.append(new)
                 for kind, number in found.items():
                     counts[kind][row] = number
             is_read = np.zeros(len(texts), np.bool_)
             is_read[rows] = True
-            texts = pc.replace_with_mask(texts, pa.array(is_read), pa.array(replaced, pa.large_string()))
-        return keep_all(batch, {"text": texts, **{f"pii_{kind}": pa.array(number) for kind, number in counts.items()}})
+            texts = pc.replace_with_mask(
+                texts, pa.array(is_read), pa.array(replaced, pa.large_string())
+            )
+        return keep_all(
+            batch,
+            {"text": texts, **{f"pii_{kind}": pa.array(number) for kind, number in counts.items()}},
+        )
 
 
-def _rows_to_read(texts: pa.Array, kinds: Iterable[str]) -> tuple[NDArray[np.int64], list[tuple[str, ...]]]:
+def _rows_to_read(
+    texts: pa.Array, kinds: Iterable[str]
+) -> tuple[NDArray[np.int64], list[tuple[str, ...]]]:
     """The rows in which something could be, and for each of what kinds: told by patterns of linear time."""
     hints = {kind: _HINTS[kind] for kind in kinds}
     if not hints:
@@ -149,7 +170,10 @@ def _rows_to_read(texts: pa.Array, kinds: Iterable[str]) -> tuple[NDArray[np.int
     rows = np.flatnonzero(has_any.to_numpy(zero_copy_only=False))
     read = texts.filter(has_any)
     of_kind = [pc.match_substring_regex(read, hint).to_pylist() for hint in hints.values()]
-    return rows, [tuple(k for k, has in zip(hints, row, strict=True) if has) for row in zip(*of_kind, strict=True)]
+    return rows, [
+        tuple(k for k, has in zip(hints, row, strict=True) if has)
+        for row in zip(*of_kind, strict=True)
+    ]
 
 
 def replace(text: str, placeholders: Mapping[str, str]) -> tuple[str, Counter[str]]:
@@ -183,7 +207,10 @@ def _is_public_address(text: str) -> bool:
 def _is_card(text: str) -> bool:
     digits = text.replace(" ", "").replace("-", "")
     # Luhn (ISO/IEC 7812-1, annex B): every second digit from the right counts twice, less 9 where that has two digits.
-    total = sum(int(d) if i % 2 == 0 else sum(divmod(2 * int(d), 10)) for i, d in enumerate(reversed(digits)))
+    total = sum(
+        int(d) if i % 2 == 0 else sum(divmod(2 * int(d), 10))
+        for i, d in enumerate(reversed(digits))
+    )
     return total % 10 == 0 and _CARD_ISSUERS.fullmatch(digits) is not None
 
 

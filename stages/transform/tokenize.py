@@ -35,7 +35,12 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from stages.contract import DOC_ID, Outcome, Settings, Stage, drop_where, keep_all, with_columns
-from stages.transform.tokenizer_files import Definition, load_sentencepiece, read_definition, spec_for_text
+from stages.transform.tokenizer_files import (
+    Definition,
+    load_sentencepiece,
+    read_definition,
+    spec_for_text,
+)
 
 Ids = npt.NDArray[np.uint32]
 Offsets = npt.NDArray[np.int64]
@@ -61,10 +66,12 @@ class TokenizeSettings(Settings):
         description="Token or id put after each document; auto: the tokenizer's own; null: none.",
     )
     encoder: Literal["auto", "gigatoken", "tokenizers", "sentencepiece"] = Field(
-        default="auto", description="Library that encodes; all give the same ids. auto: the fastest that agrees."
+        default="auto",
+        description="Library that encodes; all give the same ids. auto: the fastest that agrees.",
     )
     tiktoken_pattern: Literal["r50k", "cl100k", "o200k"] | None = Field(
-        default=None, description="How a *.tiktoken file's encoding splits text; null: told by the file's name."
+        default=None,
+        description="How a *.tiktoken file's encoding splits text; null: told by the file's name.",
     )
 
 
@@ -115,7 +122,9 @@ class Tokenize(Stage[TokenizeSettings]):
         """
         definition = self._read_definition()
         reference = _reference_of(definition)
-        self._encoder, encoder_reason = _choose_encoder(definition, reference, self.settings.encoder)
+        self._encoder, encoder_reason = _choose_encoder(
+            definition, reference, self.settings.encoder
+        )
         self._end = _end_of_document(definition, self.settings.end_of_document)
         self._reserved = _reserved_ids(definition, self._end)
         _refuse_reachable(definition, reference, self._reserved)
@@ -139,7 +148,9 @@ class Tokenize(Stage[TokenizeSettings]):
         for texts in _slices(_texts_of(batch), SLICE_BYTES):
             ids, offsets = self._encoder.encode(texts)
             forged.append(_first_reserved(ids, offsets, self._reserved))
-            values, ends = (ids, offsets) if self._end is None else _with_ends(ids, offsets, self._end)
+            values, ends = (
+                (ids, offsets) if self._end is None else _with_ends(ids, offsets, self._end)
+            )
             tokens.append(pa.LargeListArray.from_arrays(pa.array(ends), pa.array(values)))
         column = pa.chunked_array(tokens, self.adds.field("tokens").type)
         num_tokens = pc.cast(pc.list_value_length(column), pa.int64())
@@ -154,7 +165,10 @@ class Tokenize(Stage[TokenizeSettings]):
         """The text of some ids, for people: special tokens are spelled out, bytes that are no UTF-8 become U+FFFD."""
         names = {token_id: name for name, token_id in self._info.special_ids.items()}
         runs = groupby((int(token_id) for token_id in ids), key=names.get)
-        return "".join(self._decoder.decode(list(run)) if name is None else name * len(list(run)) for name, run in runs)
+        return "".join(
+            self._decoder.decode(list(run)) if name is None else name * len(list(run))
+            for name, run in runs
+        )
 
     @cached_property
     def _decoder(self) -> _Reference:
@@ -183,13 +197,20 @@ def _end_of_document(definition: Definition, wanted: str | int | None) -> int | 
             f"special tokens: {_listed(definition.special_ids)}"
         )
     if name not in definition.vocab:
-        near = difflib.get_close_matches(name, [*definition.special_ids, *definition.vocab], n=1, cutoff=0.0)
-        raise ValueError(f"{where}: end_of_document {name!r} is not in the vocabulary; the nearest is {near[0]!r}")
+        near = difflib.get_close_matches(
+            name, [*definition.special_ids, *definition.vocab], n=1, cutoff=0.0
+        )
+        raise ValueError(
+            f"{where}: end_of_document {name!r} is not in the vocabulary; the nearest is {near[0]!r}"
+        )
     return definition.vocab[name]
 
 
 def _listed(special_ids: Mapping[str, int]) -> str:
-    return ", ".join(f"{name!r} = {token_id}" for name, token_id in list(special_ids.items())[:10]) or "none"
+    return (
+        ", ".join(f"{name!r} = {token_id}" for name, token_id in list(special_ids.items())[:10])
+        or "none"
+    )
 
 
 def _reserved_ids(definition: Definition, end: int | None) -> Ids:
@@ -247,12 +268,16 @@ class _Tokenizers:
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(json.dumps(spec_for_text(spec)))
         except Exception as error:  # the library raises plain Exception
-            raise ValueError(f"{path}: HuggingFace tokenizers cannot read it ({error}); fetch the file anew") from error
+            raise ValueError(
+                f"{path}: HuggingFace tokenizers cannot read it ({error}); fetch the file anew"
+            ) from error
         self._tokenizer.encode_special_tokens = True
 
     def encode(self, texts: pa.Array) -> tuple[Ids, Offsets]:
         # One by one: encode_batch spreads over threads that this worker does not own.
-        return _laid_end_to_end(self._tokenizer.encode(t, add_special_tokens=False).ids for t in texts.to_pylist())
+        return _laid_end_to_end(
+            self._tokenizer.encode(t, add_special_tokens=False).ids for t in texts.to_pylist()
+        )
 
     def decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=False)
@@ -288,7 +313,9 @@ class Gigatoken:
     def __init__(self, spec: Mapping[str, Any], cache_life_bytes: int = CACHE_LIFE_BYTES) -> None:
         text_spec = spec_for_text(spec)
         # gigatoken keeps the ids that the file gives, so what must not be found in text can simply go.
-        text_spec["added_tokens"] = [token for token in text_spec["added_tokens"] if not token["special"]]
+        text_spec["added_tokens"] = [
+            token for token in text_spec["added_tokens"] if not token["special"]
+        ]
         self._json = json.dumps(text_spec)
         self._cache_life_bytes = cache_life_bytes
         self._load()
@@ -311,7 +338,9 @@ class Gigatoken:
         return encoded.layout.content.data, encoded.layout.offsets.data
 
 
-def _choose_encoder(definition: Definition, reference: _Reference, wanted: str) -> tuple[_Encoder, str]:
+def _choose_encoder(
+    definition: Definition, reference: _Reference, wanted: str
+) -> tuple[_Encoder, str]:
     """The encoder to use, and why."""
     if wanted == reference.library:
         return reference, "asked for"
@@ -329,7 +358,9 @@ def _choose_encoder(definition: Definition, reference: _Reference, wanted: str) 
     return fast or reference, finding
 
 
-def _agreeing_gigatoken(definition: Definition, reference: _Reference) -> tuple[Gigatoken | None, str]:
+def _agreeing_gigatoken(
+    definition: Definition, reference: _Reference
+) -> tuple[Gigatoken | None, str]:
     spec = definition.spec
     if spec is None or spec.get("normalizer"):
         # It agrees on all but rare sequences: U+00A8 U+2DE0 under SentencePiece's nmt_nfkc has other ids. No battery of
@@ -349,7 +380,10 @@ def _agreeing_gigatoken(definition: Definition, reference: _Reference) -> tuple[
         for i, text_ids in enumerate(np.split(ids, offsets[1:-1]))
         if not np.array_equal(text_ids, fast_ids[fast_offsets[i] : fast_offsets[i + 1]])
     )
-    return None, f"gigatoken differs from {reference.library} on the text {texts[row].as_py()[:60]!r}"
+    return (
+        None,
+        f"gigatoken differs from {reference.library} on the text {texts[row].as_py()[:60]!r}",
+    )
 
 
 # --- The battery that an encoder must pass ---
@@ -413,7 +447,9 @@ def _texts_of(batch: pa.Table) -> pa.Array:
 
 def _byte_offsets(texts: pa.Array) -> Offsets:
     """(num_texts + 1,) int64: where each text's bytes begin in the array's buffer."""
-    return np.frombuffer(texts.buffers()[1], dtype=np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    return np.frombuffer(texts.buffers()[1], dtype=np.int64)[
+        texts.offset : texts.offset + len(texts) + 1
+    ]
 
 
 def _slices(texts: pa.Array, slice_bytes: int) -> Iterator[pa.Array]:
@@ -456,4 +492,6 @@ def _without_forged(annotated: pa.Table, forged: npt.NDArray[np.int64]) -> Outco
     """Drop the rows whose text gave a reserved id: `forged` (num_rows,) int64 is that id, or -1."""
     if not (forged >= 0).any():
         return keep_all(annotated)
-    return drop_where(annotated, pa.array(forged >= 0), "tokenize.error_reserved_id", value=pa.array(forged))
+    return drop_where(
+        annotated, pa.array(forged >= 0), "tokenize.error_reserved_id", value=pa.array(forged)
+    )

@@ -83,7 +83,9 @@ def _defining_file(path: Path) -> Path:
                 return only
             case several:
                 names = ", ".join(p.name for p in several)
-                raise ValueError(f"{path}: several tokenizers lie here ({names}); give the path of one of them")
+                raise ValueError(
+                    f"{path}: several tokenizers lie here ({names}); give the path of one of them"
+                )
     raise ValueError(f"{path}: no tokenizer in this folder; wanted one of {_KINDS_WANTED}")
 
 
@@ -108,22 +110,32 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: cannot be read as JSON ({error}); fetch the file anew") from error
+        raise ValueError(
+            f"{path}: cannot be read as JSON ({error}); fetch the file anew"
+        ) from error
     if isinstance(value, dict):
         return value
-    raise ValueError(f"{path}: holds a JSON {type(value).__name__}, wanted an object; fetch the file anew")
+    raise ValueError(
+        f"{path}: holds a JSON {type(value).__name__}, wanted an object; fetch the file anew"
+    )
 
 
 _COMMON_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>")
 """End-of-text tokens of GPT-2, Llama 3, Llama and T5, Gemma, and others; consulted in this order."""
 
 
-def _definition_of_spec(files: tuple[Path, ...], spec: Mapping[str, Any], own_end: str | None) -> Definition:
+def _definition_of_spec(
+    files: tuple[Path, ...], spec: Mapping[str, Any], own_end: str | None
+) -> Definition:
     """The definition out of a tokenizer.json's content (format: HuggingFace tokenizers, `Tokenizer.to_str`)."""
     try:
         model = spec["model"]
         tokens = model["vocab"]
-        vocab = tokens if isinstance(tokens, dict) else {piece: index for index, (piece, _) in enumerate(tokens)}
+        vocab = (
+            tokens
+            if isinstance(tokens, dict)
+            else {piece: index for index, (piece, _) in enumerate(tokens)}
+        )
         added: list[dict[str, Any]] = spec.get("added_tokens") or []
         special_ids = {token["content"]: int(token["id"]) for token in added if token["special"]}
         vocab = {**vocab, **{token["content"]: int(token["id"]) for token in added}}
@@ -140,7 +152,9 @@ def _definition_of_spec(files: tuple[Path, ...], spec: Mapping[str, Any], own_en
 def _end_in_config(path: Path) -> str | None:
     """`eos_token` of the tokenizer_config.json beside a tokenizer.json."""
     config = path.with_name("tokenizer_config.json")
-    token: str | dict[str, str] | None = _read_json(config).get("eos_token") if config.is_file() else None
+    token: str | dict[str, str] | None = (
+        _read_json(config).get("eos_token") if config.is_file() else None
+    )
     return token["content"] if isinstance(token, dict) else token
 
 
@@ -153,7 +167,12 @@ def _read_gpt2(encoder: Path) -> Definition:
     lines = bpe.read_text(encoding="utf-8").split("\n")
     merges = [line.split(" ") for line in lines if line and not line.startswith("#version")]
     specials = {"<|endoftext|>": vocab["<|endoftext|>"]} if "<|endoftext|>" in vocab else {}
-    pre_tokenizer = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    pre_tokenizer = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": True,
+    }
     spec = _bpe_spec(vocab, merges, specials, pre_tokenizer, ignore_merges=False)
     return _definition_of_spec((encoder, bpe), spec, own_end=None)
 
@@ -167,14 +186,27 @@ def _bpe_spec(
     ignore_merges: bool,
 ) -> dict[str, Any]:
     """The tokenizer.json of a byte-level BPE."""
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    flags = {
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": True,
+    }
     return {
         "version": "1.0",
-        "added_tokens": [{"id": token_id, "content": name, **flags} for name, token_id in special_ids.items()],
+        "added_tokens": [
+            {"id": token_id, "content": name, **flags} for name, token_id in special_ids.items()
+        ],
         "normalizer": None,
         "pre_tokenizer": pre_tokenizer,
         "post_processor": None,
-        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "decoder": {
+            "type": "ByteLevel",
+            "add_prefix_space": True,
+            "trim_offsets": True,
+            "use_regex": True,
+        },
         "model": {"type": "BPE", "vocab": vocab, "merges": merges, "ignore_merges": ignore_merges},
     }
 
@@ -192,7 +224,9 @@ class _TiktokenEncoding:
 # tokenizers `{1,3}+` means "repeated", not "possessive".
 _TIKTOKEN_ENCODINGS = {
     "r50k": _TiktokenEncoding(
-        r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+", 50256, {"<|endoftext|>": 50256}
+        r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+        50256,
+        {"<|endoftext|>": 50256},
     ),
     "cl100k": _TiktokenEncoding(
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
@@ -227,10 +261,24 @@ def _read_tiktoken(path: Path, pattern: str | None) -> Definition:
     encoding = _TIKTOKEN_ENCODINGS[name]
     ranks = _read_ranks(path)
     first_free_id = 1 + max(ranks.values(), default=-1)
-    specials = encoding.special_ids if first_free_id == encoding.num_ranks else {"<|endoftext|>": first_free_id}
+    specials = (
+        encoding.special_ids
+        if first_free_id == encoding.num_ranks
+        else {"<|endoftext|>": first_free_id}
+    )
     vocab = {_byte_level(token): rank for token, rank in ranks.items()}
-    split = {"type": "Split", "pattern": {"Regex": encoding.split_regex}, "behavior": "Isolated", "invert": False}
-    bytes_only = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    split = {
+        "type": "Split",
+        "pattern": {"Regex": encoding.split_regex},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+    bytes_only = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": False,
+    }
     pre_tokenizer = {"type": "Sequence", "pretokenizers": [split, bytes_only]}
     # tiktoken looks a whole word up before it merges anything: ignore_merges.
     spec = _bpe_spec(vocab, _merges_of_ranks(ranks), specials, pre_tokenizer, ignore_merges=True)
@@ -266,7 +314,9 @@ def _byte_alphabet() -> dict[int, str]:
     """GPT-2's printable character for every byte (openai/gpt-2, src/encoder.py, bytes_to_unicode)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
-    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
+    return {byte: chr(byte) for byte in printable} | {
+        byte: chr(256 + i) for i, byte in enumerate(others)
+    }
 
 
 _BYTE_ALPHABET = _byte_alphabet()
@@ -291,7 +341,9 @@ def load_sentencepiece(path: Path) -> Any:
     try:
         return sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
     except (OSError, RuntimeError) as error:
-        raise ValueError(f"{path}: not a SentencePiece model ({error}); fetch the file anew") from error
+        raise ValueError(
+            f"{path}: not a SentencePiece model ({error}); fetch the file anew"
+        ) from error
 
 
 def spec_for_text(spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -307,7 +359,9 @@ def spec_for_text(spec: Mapping[str, Any]) -> dict[str, Any]:
         "truncation": None,
         "padding": None,
         "post_processor": None,
-        "added_tokens": [{**token, "content": renamed.get(token["content"], token["content"])} for token in added],
+        "added_tokens": [
+            {**token, "content": renamed.get(token["content"], token["content"])} for token in added
+        ],
         "model": _renamed_model(spec["model"], renamed),
     }
 

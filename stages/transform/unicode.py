@@ -37,16 +37,23 @@ class UnicodeSettings(Settings):
     """
 
     unescape_html: Literal["auto"] | bool = Field(
-        default="auto", description='Decode entities such as &eacute;; auto: until a line has a "<", which may be code.'
+        default="auto",
+        description='Decode entities such as &eacute;; auto: until a line has a "<", which may be code.',
     )
-    fix_latin_ligatures: bool = Field(default=False, description="Write the ligature ﬁ as the letters fi.")
+    fix_latin_ligatures: bool = Field(
+        default=False, description="Write the ligature ﬁ as the letters fi."
+    )
     fix_character_width: bool = Field(
-        default=False, description="Write full-width Latin letters and half-width katakana in their usual width."
+        default=False,
+        description="Write full-width Latin letters and half-width katakana in their usual width.",
     )
     uncurl_quotes: bool = Field(default=False, description="Write curly quotes as straight ones.")
-    fix_line_breaks: bool = Field(default=False, description="Write every kind of line break as \\n.")
+    fix_line_breaks: bool = Field(
+        default=False, description="Write every kind of line break as \\n."
+    )
     normalization: Literal["NFC", "NFD", "NFKC", "NFKD"] | None = Field(
-        default=None, description="Unicode normal form; ftfy's own default is NFC; null leaves the text's."
+        default=None,
+        description="Unicode normal form; ftfy's own default is NFC; null leaves the text's.",
     )
 
 
@@ -80,13 +87,20 @@ class Unicode(Stage[UnicodeSettings]):
             return keep_all(batch)
         repaired = [self._repaired(text) for text in texts.filter(is_suspicious).to_pylist()]
         return keep_all(
-            batch, {"text": pc.replace_with_mask(texts, is_suspicious, pa.array(repaired, pa.large_string()))}
+            batch,
+            {
+                "text": pc.replace_with_mask(
+                    texts, is_suspicious, pa.array(repaired, pa.large_string())
+                )
+            },
         )
 
     def _repaired(self, text: str) -> str:
         import ftfy
 
-        config = self._config._replace(unescape_html=False) if _NESTED.search(text) else self._config
+        config = (
+            self._config._replace(unescape_html=False) if _NESTED.search(text) else self._config
+        )
         return ftfy.fix_text(text, config)
 
 
@@ -117,4 +131,6 @@ def _as_re2(verbose: str) -> str:
     """
     parts = re.findall(r"\[(?:\\.|[^\]\\])*\]|#[^\n]*|\\.|\s+|.", verbose)
     kept = "".join(part for part in parts if not (part.startswith("#") or part.isspace()))
-    return kept.replace(r"\s", r"[\s\p{Z}\x{1c}-\x{1f}\x{85}]").replace(r"\w", r"[\p{L}\p{N}\p{M}_]")
+    return kept.replace(r"\s", r"[\s\p{Z}\x{1c}-\x{1f}\x{85}]").replace(
+        r"\w", r"[\p{L}\p{N}\p{M}_]"
+    )

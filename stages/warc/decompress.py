@@ -35,7 +35,9 @@ _KEPT_BYTES = 1 << 20  # read bytes that may stay in the window before it is cut
 
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"  # RFC 8878, section 3.1.1
-_ZSTD_DICTIONARY = b"\x5d\x2a\x4d\x18"  # the skippable frame that opens a .warc.zst with a dictionary of its own
+_ZSTD_DICTIONARY = (
+    b"\x5d\x2a\x4d\x18"  # the skippable frame that opens a .warc.zst with a dictionary of its own
+)
 _LZ4 = b"\x04\x22\x4d\x18"  # LZ4 frame format, version 1.6.4
 # RFC 1952, section 2.3: deflate, no reserved flag, any time, the flags of a known writer, any system.
 _MEMBER = re.compile(rb"\x1f\x8b\x08[\x00-\x1f].{4}[\x00\x02\x04].", re.DOTALL)
@@ -49,7 +51,9 @@ class Fault(NamedTuple):
     cause: str
     offset: int | None  # on disk, of the member or of the foreign bytes
     detail: str
-    is_verified: bool  # everything that came out before is whole: the broken member itself gave nothing
+    is_verified: (
+        bool  # everything that came out before is whole: the broken member itself gave nothing
+    )
     lost_bytes: int  # on disk, that were never decompressed
 
     def tears(self, offset: int | None) -> bool:
@@ -77,7 +81,9 @@ class Tape:
         self._is_stored = is_stored
         self._pieces = pieces
         self._origin = 0  # of window[0] in all that came out of the file
-        self._starts: deque[tuple[int, int | None]] = deque()  # of members: in all that came out, on disk
+        self._starts: deque[tuple[int, int | None]] = (
+            deque()
+        )  # of members: in all that came out, on disk
 
     @classmethod
     def of(cls, path: Path, offset: int = 0, skip_bytes: int = 0) -> Self:
@@ -174,8 +180,13 @@ def _magic(path: Path) -> bytes:
     for magic in (_GZIP, _ZSTD, _ZSTD_DICTIONARY, _LZ4):
         if head.startswith(magic):
             return magic
-    trials = (head[found.start() : found.start() + _MEMBER_TRIAL_BYTES] for found in _MEMBER.finditer(head))
-    is_damaged_gzip = not head.startswith(b"WARC/") and any(_inflate_head(trial) == b"WARC/" for trial in trials)
+    trials = (
+        head[found.start() : found.start() + _MEMBER_TRIAL_BYTES]
+        for found in _MEMBER.finditer(head)
+    )
+    is_damaged_gzip = not head.startswith(b"WARC/") and any(
+        _inflate_head(trial) == b"WARC/" for trial in trials
+    )
     return _GZIP if is_damaged_gzip else b""
 
 
@@ -220,7 +231,9 @@ def _gunzip(path: Path, offset: int) -> Iterator[_Piece | Fault]:
             else:
                 file.seek(_next_member(file, start))
                 detail = f"{file.tell() - start} bytes between gzip members that are not gzip: {rest[:16]!r}"
-                yield Fault("warc.garbage", start, detail, is_verified=True, lost_bytes=file.tell() - start)
+                yield Fault(
+                    "warc.garbage", start, detail, is_verified=True, lost_bytes=file.tell() - start
+                )
                 rest = b""
 
 
@@ -231,7 +244,9 @@ def _member(file: BinaryIO, start: int, rest: bytes) -> Generator[_Piece | Fault
     try:
         while not inflate.eof:
             if inflate.needs_input and not (rest := rest or file.read(_DISK_BYTES)):
-                yield Fault("warc.truncated", start, "the file ends inside a gzip member", num_bytes == 0, 0)
+                yield Fault(
+                    "warc.truncated", start, "the file ends inside a gzip member", num_bytes == 0, 0
+                )
                 return b""
             data = inflate.decompress(rest, _PIECE_BYTES)
             rest = b""

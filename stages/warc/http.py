@@ -83,7 +83,9 @@ def parse_response(block: bytes, max_bytes: int) -> Response | TooLarge | None:
 def _codings(fields: dict[bytes, bytes]) -> list[str]:
     """The wrappings named in the header, outermost first."""
     named = [fields.get(b"content-encoding", b""), fields.get(b"transfer-encoding", b"")]
-    applied = [coding.strip().lower() for value in named for coding in value.decode("latin-1").split(",")]
+    applied = [
+        coding.strip().lower() for value in named for coding in value.decode("latin-1").split(",")
+    ]
     return [coding for coding in reversed(applied) if coding not in ("", "identity")][:_MAX_CODINGS]
 
 
@@ -96,7 +98,9 @@ def _unwrap(coding: str, body: bytes, max_bytes: int) -> _Unwrapped | None:
         return _join_chunks(body)
     if coding in ("gzip", "x-gzip"):
         return _inflate(body, 31, max_bytes)
-    if coding == "deflate":  # RFC 9110, section 8.4.1.2: zlib's format, but some servers send it without zlib's header
+    if (
+        coding == "deflate"
+    ):  # RFC 9110, section 8.4.1.2: zlib's format, but some servers send it without zlib's header
         return _inflate(body, 15, max_bytes) or _inflate(body, -15, max_bytes)
     if coding in ("br", "zstd"):
         return _read_all(coding, body, max_bytes)
@@ -112,7 +116,13 @@ def _join_chunks(body: bytes) -> _Unwrapped | None:
             return _Unwrapped(b"".join(chunks))
         chunks.append(body[head.end() : head.end() + size])
         position = head.end() + size
-        position += 2 if body.startswith(b"\r\n", position) else 1 if body.startswith(b"\n", position) else 0
+        position += (
+            2
+            if body.startswith(b"\r\n", position)
+            else 1
+            if body.startswith(b"\n", position)
+            else 0
+        )
     return _Unwrapped(b"".join(chunks), is_cut=True) if chunks else None
 
 

@@ -63,7 +63,10 @@ CAUSES: Mapping[str, str] = MappingProxyType(
 _OTHER_TYPES = ("warcinfo", "request", "metadata", "revisit", "resource", "continuation", "unknown")
 SKIPPED: Mapping[str, str] = MappingProxyType(
     {
-        **{f"type_{name}": f"The record's type, {name}, holds no document." for name in _OTHER_TYPES},
+        **{
+            f"type_{name}": f"The record's type, {name}, holds no document."
+            for name in _OTHER_TYPES
+        },
         "media_type": "The content type is not among media_types.",
         "http_status": "The server did not answer with one of http_statuses.",
         "not_http": "The response is not one of HTTP (DNS, for example).",
@@ -81,23 +84,32 @@ class WarcSettings(Settings):
         ge=1,
         description="Largest record, and largest page in one, decompressed; larger ones are quarantined unread.",
     )
-    min_content_bytes: int = Field(default=0, ge=0, description="Shortest content of a record that is looked at.")
-    max_faults: int = Field(default=1000, ge=1, description="Broken places after which the rest of a file is given up.")
+    min_content_bytes: int = Field(
+        default=0, ge=0, description="Shortest content of a record that is looked at."
+    )
+    max_faults: int = Field(
+        default=1000, ge=1, description="Broken places after which the rest of a file is given up."
+    )
     first_line_is_title: bool = Field(
-        default=True, description="The first line of a WET text is its title and leaves the text, as in CCNet."
+        default=True,
+        description="The first line of a WET text is its title and leaves the text, as in CCNet.",
     )
     media_types: tuple[str, ...] = Field(
         default=("text/html", "application/xhtml+xml", "text/plain"),
         description="Content types that become documents (lower case, without parameters).",
     )
-    http_statuses: tuple[int, ...] = Field(default=(200,), description="HTTP answers that become documents.")
+    http_statuses: tuple[int, ...] = Field(
+        default=(200,), description="HTTP answers that become documents."
+    )
     max_undecodable_share: float = Field(
         default=0.0,
         ge=0,
         le=1,
         description="Largest share of a WET text's characters that may not be UTF-8; each becomes U+FFFD, counted.",
     )
-    html: HtmlSettings = Field(default=HtmlSettings(), description="How text is taken out of the pages of WARC files.")
+    html: HtmlSettings = Field(
+        default=HtmlSettings(), description="How text is taken out of the pages of WARC files."
+    )
 
 
 @dataclass(frozen=True)
@@ -179,7 +191,13 @@ class WarcReader:
     """The documents of one file, in batches; `report` is complete when they have all been taken."""
 
     def __init__(
-        self, path: Path, settings: WarcSettings, *, split: int, first_record: int = 0, batch_bytes: int
+        self,
+        path: Path,
+        settings: WarcSettings,
+        *,
+        split: int,
+        first_record: int = 0,
+        batch_bytes: int,
     ) -> None:
         """Cheap: the file is opened when iteration begins, and anew each time it does.
 
@@ -206,7 +224,9 @@ class WarcReader:
         self.report = ReadReport(self.path.name, file_bytes=self.path.stat().st_size)
         rows: list[_Row] = []
         held_bytes = 0
-        for record in read_records(self.path, self.settings.max_record_bytes, self.settings.max_faults):
+        for record in read_records(
+            self.path, self.settings.max_record_bytes, self.settings.max_faults
+        ):
             row = self._judge(record)
             if row is None:
                 continue
@@ -224,7 +244,9 @@ class WarcReader:
         number = self._first_record + self.report.num_records
         self.report.num_records += 1
         self.report.record_types[record.type] += 1
-        decision: _Row | _Skipped | Broken = record if isinstance(record, Broken) else self._document(record, number)
+        decision: _Row | _Skipped | Broken = (
+            record if isinstance(record, Broken) else self._document(record, number)
+        )
         if isinstance(decision, Broken):
             self._quarantine(number, decision)
         elif isinstance(decision, _Skipped):
@@ -239,7 +261,14 @@ class WarcReader:
 
     def _quarantine(self, number: int, broken: Broken) -> None:
         self.report.quarantine.append(
-            Quarantined(self.path.name, number, broken.offset, broken.cause, broken.detail, broken.skipped_bytes)
+            Quarantined(
+                self.path.name,
+                number,
+                broken.offset,
+                broken.cause,
+                broken.detail,
+                broken.skipped_bytes,
+            )
         )
 
     def _batch(self, rows: list[_Row]) -> Iterator[pa.Table]:
@@ -254,7 +283,9 @@ class WarcReader:
         if not _is_utf8(data, rows):
             rows = self._decodable(rows)
             data = b"".join([row.content for row in rows])
-        num_nul_bytes = data.count(0) if b"\0" in data else 0  # there is hardly ever one, and looking is cheap
+        num_nul_bytes = (
+            data.count(0) if b"\0" in data else 0
+        )  # there is hardly ever one, and looking is cheap
         if num_nul_bytes:
             data = data.replace(b"\0", b" ")
         texts, titles, text_bytes = _clean(data, rows)
@@ -332,7 +363,10 @@ def _document(record: Record, number: int, settings: WarcSettings) -> _Row | _Sk
 
 def _converted(record: Record, number: int, url: str, settings: WarcSettings) -> _Row | _Skipped:
     """A WET text. Without a Content-Type it is taken for text/plain, the only type that WET files have."""
-    if _media_type(_text(record.fields.get(b"content-type", b"text/plain"))) not in settings.media_types:
+    if (
+        _media_type(_text(record.fields.get(b"content-type", b"text/plain")))
+        not in settings.media_types
+    ):
         return _Skipped("media_type")
     return _Row(
         record=number,
@@ -348,20 +382,28 @@ def _converted(record: Record, number: int, url: str, settings: WarcSettings) ->
     )
 
 
-def _answered(record: Record, number: int, url: str, settings: WarcSettings) -> _Row | _Skipped | Broken:
+def _answered(
+    record: Record, number: int, url: str, settings: WarcSettings
+) -> _Row | _Skipped | Broken:
     """A page as a server sent it."""
     response = parse_response(record.content, settings.max_record_bytes)
     if response is None:
         is_http = record.fields.get(b"content-type", b"").lower().startswith(b"application/http")
         if not is_http:
             return _Skipped("not_http")
-        return _broken(record, "warc.http_header_broken", f"the content begins {record.content[:32]!r}")
+        return _broken(
+            record, "warc.http_header_broken", f"the content begins {record.content[:32]!r}"
+        )
     if isinstance(response, TooLarge):
-        detail = f"the body expands ({response.coding}) to more than {settings.max_record_bytes} bytes"
+        detail = (
+            f"the body expands ({response.coding}) to more than {settings.max_record_bytes} bytes"
+        )
         return _broken(record, "warc.record_too_large", detail)
     if response.status not in settings.http_statuses:
         return _Skipped("http_status")
-    content_type = response.content_type or _text(record.fields.get(b"warc-identified-payload-type", b""))
+    content_type = response.content_type or _text(
+        record.fields.get(b"warc-identified-payload-type", b"")
+    )
     if _media_type(content_type) not in settings.media_types:
         return _Skipped("media_type")
     page = html.extract(response.body, content_type, settings.html)
@@ -406,7 +448,9 @@ def _media_type(content_type: str) -> str:
     return content_type.partition(";")[0].strip().lower()
 
 
-_HOST = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://(?:[^/?#@]*@)?(\[[^\]/?#]*\]|[^\[\]/?#:]*)")  # RFC 3986, section 3.2
+_HOST = re.compile(
+    r"[A-Za-z][A-Za-z0-9+.\-]*://(?:[^/?#@]*@)?(\[[^\]/?#]*\]|[^\[\]/?#:]*)"
+)  # RFC 3986, section 3.2
 
 
 def source_domain(url: str) -> str:
@@ -448,7 +492,9 @@ def _clean(data: bytes, rows: list[_Row]) -> tuple[pa.Array, list[str], int]:
     text = np.empty(len(data), np.uint8)
     offsets, titles = _clean_lines(np.frombuffer(data, np.uint8), _offsets(rows), takes_title, text)
     spans = zip(rows, titles.tolist(), strict=True)
-    named = [data[span[0] : span[1]].decode() if row.title is None else row.title for row, span in spans]
+    named = [
+        data[span[0] : span[1]].decode() if row.title is None else row.title for row, span in spans
+    ]
     num_bytes = int(offsets[-1])
     return _strings(offsets, text[:num_bytes]), named, num_bytes
 
@@ -505,7 +551,9 @@ def _clean_lines(
                 is_title = False
             elif run < 0:
                 run, run_end = low, high
-            elif low == line and run_end == line - 1:  # this line and the last need nothing between them
+            elif (
+                low == line and run_end == line - 1
+            ):  # this line and the last need nothing between them
                 run_end = high
             else:
                 written = _copy(data, run, run_end, text, written)
@@ -522,7 +570,9 @@ def _clean_lines(
 
 
 @njit(cache=True, nogil=True)
-def _copy(data: NDArray[np.uint8], low: int, high: int, text: NDArray[np.uint8], written: int) -> int:
+def _copy(
+    data: NDArray[np.uint8], low: int, high: int, text: NDArray[np.uint8], written: int
+) -> int:
     """Write data[low:high] to `text`; the new end of what is written."""
     text[written : written + high - low] = data[low:high]
     return written + high - low

@@ -35,7 +35,18 @@ _HEADER_START = re.compile(_VERSION.pattern + rb"[!-9;-~]{1,64}[ \t]{0,8}:", re.
 _NEWLINES = re.compile(rb"[\r\n]*")
 _SHOWN_BYTES = 32  # of what is no header, in the quarantine list
 _LENGTH = re.compile(rb"\d{1,18}")
-_TYPES = frozenset({"warcinfo", "response", "resource", "request", "metadata", "revisit", "conversion", "continuation"})
+_TYPES = frozenset(
+    {
+        "warcinfo",
+        "response",
+        "resource",
+        "request",
+        "metadata",
+        "revisit",
+        "conversion",
+        "continuation",
+    }
+)
 
 
 class Record(NamedTuple):
@@ -60,7 +71,9 @@ class Broken(NamedTuple):
 class _Framing(NamedTuple):
     """How the records of a format are told from other bytes."""
 
-    start: re.Pattern[bytes]  # at the place where a record begins; what group 1 matches, twice, ends the header
+    start: re.Pattern[
+        bytes
+    ]  # at the place where a record begins; what group 1 matches, twice, ends the header
     search: re.Pattern[bytes]  # finds such a place
     start_bytes: int  # neither matches more
     separator: bytes  # after every record
@@ -109,7 +122,9 @@ def read_records(path: Path, max_record_bytes: int, max_faults: int) -> Iterator
         num_items += 1
         if reader.num_faults > max_faults:
             offset, _ = reader.tape.parse_location()
-            yield Broken(offset, "broken", "warc.too_many_faults", f"more than {max_faults} broken places", 0)
+            yield Broken(
+                offset, "broken", "warc.too_many_faults", f"more than {max_faults} broken places", 0
+            )
             return
     if num_items == 0:
         yield Broken(0, "broken", "warc.empty_file", "no bytes, or none but newlines", 0)
@@ -131,7 +146,11 @@ class _Reader:
         """The next record or broken stretch; None at the end of the file."""
         tape = self.tape
         self._skip_newlines()
-        if not tape.reach(tape.position + self._framing.start_bytes) and not tape.available and tape.fault is None:
+        if (
+            not tape.reach(tape.position + self._framing.start_bytes)
+            and not tape.available
+            and tape.fault is None
+        ):
             return None
         head = self._framing.start.match(tape.window, tape.position)
         if head is None:
@@ -177,7 +196,9 @@ class _Reader:
         while (found := self._framing.search.search(tape.window, tape.position)) is None:
             num_bytes += tape.advance(max(0, tape.available - self._framing.start_bytes))
             if tape.fill():
-                tape.reach(tape.position + 2 * self._framing.start_bytes)  # at least half of what is searched is new
+                tape.reach(
+                    tape.position + 2 * self._framing.start_bytes
+                )  # at least half of what is searched is new
                 continue
             num_bytes += tape.advance(tape.available)
             if tape.fault is None or self.num_faults > self._max_faults:
@@ -194,9 +215,14 @@ class _Reader:
         if isinstance(header, Broken):
             return header
         tape = self.tape
-        start, end = tape.position + header.num_bytes, tape.position + header.num_bytes + header.length
+        start, end = (
+            tape.position + header.num_bytes,
+            tape.position + header.num_bytes + header.length,
+        )
         if header.length < 0:
-            return self._give_up(header, "warc.header_missing", "Content-Length is missing or not a number")
+            return self._give_up(
+                header, "warc.header_missing", "Content-Length is missing or not a number"
+            )
         if header.length > self._max_record_bytes:
             return self._pass_over(header)
         if not tape.reach(end):
@@ -205,10 +231,14 @@ class _Reader:
         if not self._is_end(head.end(), end):
             detail = f"Content-Length is {header.length}, but no record ends there"
             return self._give_up(header, "warc.content_length_wrong", detail)
-        content = bytes(memoryview(tape.window)[start:end])  # one copy, whichever kind the window is
+        content = bytes(
+            memoryview(tape.window)[start:end]
+        )  # one copy, whichever kind the window is
         tape.advance(end - tape.position)
         if b"warc-type" not in header.fields:
-            return header.broken("warc.header_missing", "WARC-Type is missing", header.num_bytes + header.length)
+            return header.broken(
+                "warc.header_missing", "WARC-Type is missing", header.num_bytes + header.length
+            )
         return Record(header.offset, header.type, header.fields, content)
 
     def _header(self, head: re.Match[bytes]) -> _Header | Broken:
@@ -235,7 +265,10 @@ class _Reader:
     def _endless_header(self, offset: int | None, *, is_long: bool) -> Broken:
         skipped_bytes = self.tape.advance(1)
         lost = self._find_header()
-        cause, detail = "warc.header_too_long" if is_long else "warc.truncated", "the header of the record does not end"
+        cause, detail = (
+            "warc.header_too_long" if is_long else "warc.truncated",
+            "the header of the record does not end",
+        )
         if not is_long and lost.fault is not None and lost.fault.tears(offset):
             cause, detail = lost.fault.cause, lost.fault.detail
         return Broken(offset, "broken", cause, detail, skipped_bytes + lost.num_bytes)
@@ -246,7 +279,10 @@ class _Reader:
         separator = self._framing.separator
         if tape.is_single_member and tape.window[end : end + len(separator) + 1] == separator:
             return True  # how nearly all files are written: a member for each record
-        if any(self._framing.start.match(tape.window, member) for member in tape.members_within(start, end - 1)):
+        if any(
+            self._framing.start.match(tape.window, member)
+            for member in tape.members_within(start, end - 1)
+        ):
             return False
         after = self._after_newlines(end)
         if after == len(tape.window) and tape.ends_member:
@@ -267,7 +303,9 @@ class _Reader:
         while True:
             newlines = _NEWLINES.match(tape.window, start, start + _MAX_NEWLINES)
             assert newlines is not None
-            is_run_over = newlines.end() < len(tape.window) or newlines.end() - start >= _MAX_NEWLINES
+            is_run_over = (
+                newlines.end() < len(tape.window) or newlines.end() - start >= _MAX_NEWLINES
+            )
             if is_run_over or tape.ends_member or not tape.fill():
                 return newlines.end()
 
@@ -296,7 +334,9 @@ class _Reader:
         cause = "warc.content_length_wrong" if num_bytes == header.length else "warc.truncated"
         detail = f"Content-Length is {header.length}, but no record ends there"
         if header.offset is None or self._num_rewinds >= _MAX_REWINDS or tape.fault is not None:
-            return self._give_up(header._replace(num_bytes=0), cause, detail, header.num_bytes + num_bytes)
+            return self._give_up(
+                header._replace(num_bytes=0), cause, detail, header.num_bytes + num_bytes
+            )
         self._num_rewinds += 1
         self.tape = Tape.of(self._path, header.offset, header.into_member)
         self.tape.reach(self.tape.position + header.num_bytes)

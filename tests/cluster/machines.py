@@ -33,7 +33,9 @@ def why_not() -> str | None:
     if shutil.which("ip") is None or shutil.which("unshare") is None:
         return "needs ip (iproute2) and unshare (util-linux)"
     probe = f"cm{os.getpid()}probe"
-    made = subprocess.run(["ip", "netns", "add", probe], capture_output=True, text=True, check=False)
+    made = subprocess.run(
+        ["ip", "netns", "add", probe], capture_output=True, text=True, check=False
+    )
     if made.returncode != 0:
         return f"cannot make a network namespace: {made.stderr.strip()}"
     subprocess.run(["ip", "netns", "del", probe], check=True)
@@ -71,9 +73,14 @@ class Machine:
         for name, value in self.arguments.items():
             command = command.replace(f"${{{name}}}", shlex.quote(value))
         hide = [f"mount -t tmpfs none {folder}" for folder in _sources()]
-        own = [f"mkdir -p {self.folder}/ray /var/tmp/ray", f"mount --bind {self.folder}/ray /var/tmp/ray"]
+        own = [
+            f"mkdir -p {self.folder}/ray /var/tmp/ray",
+            f"mount --bind {self.folder}/ray /var/tmp/ray",
+        ]
         own += [f"mount --bind {self.cache} {self.environment['CORPUSMILL_CACHE']}"]
-        script = " && ".join([*hide, *own, "cd /", f"while :; do {command} {self.more}; sleep 1; done"])
+        script = " && ".join(
+            [*hide, *own, "cd /", f"while :; do {command} {self.more}; sleep 1; done"]
+        )
         with (self.folder / "ray.log").open("ab") as log:
             self._process = subprocess.Popen(
                 ["ip", "netns", "exec", self.name, "unshare", "--mount", "sh", "-c", script],
@@ -86,7 +93,9 @@ class Machine:
     def kill(self) -> None:
         """Kill -9 of every process on it."""
         for _ in range(3):  # one may have been about to start another
-            pids = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True, check=True)
+            pids = subprocess.run(
+                ["ip", "netns", "pids", self.name], capture_output=True, text=True, check=True
+            )
             for pid in pids.stdout.split():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(pid), 9)
@@ -97,7 +106,9 @@ class Machine:
 
     def pids(self, words: str) -> list[int]:
         """Processes on it whose command line holds these words."""
-        pids = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True, check=True)
+        pids = subprocess.run(
+            ["ip", "netns", "pids", self.name], capture_output=True, text=True, check=True
+        )
         found: list[int] = []
         for pid in pids.stdout.split():
             with contextlib.suppress(OSError):
@@ -126,12 +137,21 @@ class Machine:
 
 def _sources() -> list[str]:
     """Where this Python finds our packages when no job brings them."""
-    code = f"import importlib.util as u; print([s.origin for s in map(u.find_spec, {PACKAGES}) if s])"
+    code = (
+        f"import importlib.util as u; print([s.origin for s in map(u.find_spec, {PACKAGES}) if s])"
+    )
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     found = subprocess.run(
-        [sys.executable, "-c", code], env=environment, cwd="/", capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        env=environment,
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    return sorted({str(Path(origin).parent) for origin in json.loads(found.stdout.replace("'", '"'))})
+    return sorted(
+        {str(Path(origin).parent) for origin in json.loads(found.stdout.replace("'", '"'))}
+    )
 
 
 @dataclass
@@ -143,7 +163,9 @@ class Cluster:
     shared: Path
     working_dir: Path
 
-    def submit(self, *command: str, wait: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
+    def submit(
+        self, *command: str, wait: bool = True, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
         """`ray job submit --working-dir .` from a folder like this repository."""
         flags = [] if wait else ["--no-wait"]
         return self.head.run(
@@ -156,8 +178,14 @@ class Cluster:
         deadline = time.monotonic() + timeout_s
         while (found := self.alive()) != num_nodes:
             if time.monotonic() > deadline:
-                logs = [log.read_text()[-2000:] for m in (self.head, self.worker) for log in m.folder.glob("ray.log")]
-                raise TimeoutError("\n\n".join([f"{found} machines are alive, wanted {num_nodes}", *logs]))
+                logs = [
+                    log.read_text()[-2000:]
+                    for m in (self.head, self.worker)
+                    for log in m.folder.glob("ray.log")
+                ]
+                raise TimeoutError(
+                    "\n\n".join([f"{found} machines are alive, wanted {num_nodes}", *logs])
+                )
             time.sleep(1)
 
     def alive(self) -> int:
@@ -202,7 +230,12 @@ def cluster(folder: Path, wheels: Path, own_cache: Path) -> Iterator[Cluster]:
     }
     arguments: Sequence[Mapping[str, str]] = (
         {"NUM_CPUS": "1", "MEMORY": str(1_000 * 2**20)},
-        {"NUM_CPUS": "2", "MEMORY": str(3_000 * 2**20), "RESOURCES": '{"classifier": 1}', "HEAD_IP": addresses[0]},
+        {
+            "NUM_CPUS": "2",
+            "MEMORY": str(3_000 * 2**20),
+            "RESOURCES": '{"classifier": 1}',
+            "HEAD_IP": addresses[0],
+        },
     )
     machines: list[Machine] = []
     roles = zip(names, addresses, ("head", "worker"), arguments, ("", "--num-gpus=1"), strict=True)
@@ -210,11 +243,23 @@ def cluster(folder: Path, wheels: Path, own_cache: Path) -> Iterator[Cluster]:
         own = folder / split
         shutil.copytree(own_cache, own / "cache")
         machines.append(
-            Machine(name, address, own, environment, f"ray-{split}.service", {**given, "NODE_IP": address}, more)
+            Machine(
+                name,
+                address,
+                own,
+                environment,
+                f"ray-{split}.service",
+                {**given, "NODE_IP": address},
+                more,
+            )
         )
     working_dir = folder / "working-dir"
     for package in PACKAGES:
-        shutil.copytree(REPOSITORY / package, working_dir / package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            REPOSITORY / package,
+            working_dir / package,
+            ignore=shutil.ignore_patterns("__pycache__"),
+        )
     try:
         _connect(names, addresses)
         made = Cluster(*machines, shared, working_dir)
@@ -235,7 +280,10 @@ def _connect(names: Sequence[str], addresses: Sequence[str]) -> None:
     commands = [f"ip netns add {name}" for name in names]
     commands += [f"ip link add {cables[0]} type veth peer name {cables[1]}"]
     for name, cable, address in zip((one, two), cables, addresses, strict=True):
-        commands += [f"ip link set {cable} netns {name}", f"ip -n {name} addr add {address}/24 dev {cable}"]
+        commands += [
+            f"ip link set {cable} netns {name}",
+            f"ip -n {name} addr add {address}/24 dev {cable}",
+        ]
         commands += [f"ip -n {name} link set {cable} up", f"ip -n {name} link set lo up"]
     for command in commands:
         subprocess.run(command.split(), check=True)

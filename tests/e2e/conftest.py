@@ -32,7 +32,12 @@ class Chain:
         """The config of a run of that name, with its models and its crawl at hand."""
         tree = yaml.safe_load((REPOSITORY / "configs" / "ccnet.yaml").read_text())
         tree["input"] |= {
-            "sample_crawl": {"documents": NUM_DOCUMENTS, "documents_per_file": 300, "seed": 5, "format": "wet"},
+            "sample_crawl": {
+                "documents": NUM_DOCUMENTS,
+                "documents_per_file": 300,
+                "seed": 5,
+                "format": "wet",
+            },
             "max_quarantined_share": 0.05,
         }
         tree["annotate"]["minhash"]["threshold"] = (
@@ -56,7 +61,14 @@ class Chain:
         """The same as a process of its own, by the command line."""
         self.config(name)
         return subprocess.Popen(
-            [sys.executable, "-m", "pipeline", "run", str(self.folder / f"{name}.yaml"), *arguments],
+            [
+                sys.executable,
+                "-m",
+                "pipeline",
+                "run",
+                str(self.folder / f"{name}.yaml"),
+                *arguments,
+            ],
             cwd=REPOSITORY,
             text=True,
             stdout=subprocess.PIPE,
@@ -82,4 +94,7 @@ def digests(run_dir: Path) -> dict[str, str]:
     folders = [run_dir / name for name in open_run(run_dir).folders.values()]
     paths = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
     kept = [path for path in paths if ".attempts" not in path.parts]
-    return {str(path.relative_to(run_dir)): hashlib.sha256(path.read_bytes()).hexdigest() for path in kept}
+    return {
+        str(path.relative_to(run_dir)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in kept
+    }

@@ -54,7 +54,12 @@ def test_a_run_ends_with_its_summary_and_next_commands(chain: Chain, reference_r
     assert process.returncode == 0, out
     assert "nothing was left to do" in out
     assert f"python -m pipeline explain {reference_run}" in out
-    for expected in ("What is left after each step", "paragraphs.none_left", "select: language", "Quarantined:"):
+    for expected in (
+        "What is left after each step",
+        "paragraphs.none_left",
+        "select: language",
+        "Quarantined:",
+    ):
         assert expected in out
     page = (reference_run / "report.html").read_text()
     assert "http" not in page.replace("http-equiv", "")
@@ -63,7 +68,9 @@ def test_a_run_ends_with_its_summary_and_next_commands(chain: Chain, reference_r
     assert report["steps"][0]["num_docs"] >= report["steps"][-1]["num_docs"] > 0
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # webdataset leaves its files to the garbage collector
+@pytest.mark.filterwarnings(
+    "ignore::ResourceWarning"
+)  # webdataset leaves its files to the garbage collector
 @pytest.mark.models
 def test_the_shards_of_a_run_read_back_by_webdataset(reference_run: Path) -> None:
     """Plain webdataset sees the manifest's samples and tokens."""
@@ -83,7 +90,9 @@ def test_explain_tells_the_story_of_a_kept_and_of_a_dropped_page(reference_run: 
     """By URL and by id: where it stood, what was removed, its scores, its fate, its shard."""
     run = open_run(reference_run)
     rows = [
-        r for p in sorted(run.folder("select").root.glob("*.decisions.parquet")) for r in pq.read_table(p).to_pylist()
+        r
+        for p in sorted(run.folder("select").root.glob("*.decisions.parquet"))
+        for r in pq.read_table(p).to_pylist()
     ]
     kept = next(row for row in rows if row["decision"] == "kept")
     code, trace = command("explain", reference_run, kept["url"])
@@ -94,7 +103,10 @@ def test_explain_tells_the_story_of_a_kept_and_of_a_dropped_page(reference_run: 
     dropped = next(row for row in rows if row["decision"].startswith("perplexity."))
     code, trace = command("explain", reference_run, str(dropped["doc_id"]))
     assert code == 0
-    assert re.search(r"select +dropped: perplexity\.bucket_not_wanted \(value [\d.]+, limit [\d.]+, tail\)", trace)
+    assert re.search(
+        r"select +dropped: perplexity\.bucket_not_wanted \(value [\d.]+, limit [\d.]+, tail\)",
+        trace,
+    )
     copy = next(row for row in rows if row["decision"] == "minhash.near_duplicate")
     stays = next(row for row in rows if row["doc_id"] == copy["representative"])
     code, trace = command("explain", reference_run, copy["url"])
@@ -141,19 +153,26 @@ def test_wrong_configs_end_with_code_2_and_every_fault(small: Path) -> None:
     assert command("fly")[0] == 2
 
 
-def test_too_much_quarantine_ends_with_code_3_and_a_whole_dataset(small: Path, wet_file: Path, tmp_path: Path) -> None:
+def test_too_much_quarantine_ends_with_code_3_and_a_whole_dataset(
+    small: Path, wet_file: Path, tmp_path: Path
+) -> None:
     """The good records are in the shards all the same."""
     wet_file.write_bytes(wet_file.read_bytes() + b"no record at all\r\n" * 3)
     code, out = command("run", small)
     assert code == 3, out
     assert "input.max_quarantined_share allows 1.00%" in out
     assert (
-        json.loads(next((tmp_path / "run").glob("write_shards-*/manifest.json")).read_text())["totals"]["num_docs"] == 3
+        json.loads(next((tmp_path / "run").glob("write_shards-*/manifest.json")).read_text())[
+            "totals"
+        ]["num_docs"]
+        == 3
     )
 
 
 @pytest.mark.parametrize("run_dir", ["/proc/run", "{file}/run"])
-def test_a_run_folder_that_cannot_be_written_is_told_at_once(small: Path, tmp_path: Path, run_dir: str) -> None:
+def test_a_run_folder_that_cannot_be_written_is_told_at_once(
+    small: Path, tmp_path: Path, run_dir: str
+) -> None:
     """Before any work, with the key to set."""
     blocking = tmp_path / "blocking"
     blocking.write_text("")
@@ -166,7 +185,9 @@ def test_a_run_folder_that_cannot_be_written_is_told_at_once(small: Path, tmp_pa
 def test_a_full_disk_stops_the_run_and_loses_nothing_done(small: Path, tmp_path: Path) -> None:
     """What has no room fails its unit with the system's own word; with room again, the run goes on from there."""
     wet = tmp_path / "b-second.warc.wet"
-    words = " ".join(hashlib.blake2b(str(n).encode(), digest_size=8).hexdigest() for n in range(60_000))
+    words = " ".join(
+        hashlib.blake2b(str(n).encode(), digest_size=8).hexdigest() for n in range(60_000)
+    )
     wet.write_bytes(wet_record("https://example.org/big", f"Title\n{words}", number=9))
     files = f"input.files=['{tmp_path}/*.warc.wet']"
     limited = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000)); "
@@ -190,7 +211,10 @@ def test_a_full_disk_stops_the_run_and_loses_nothing_done(small: Path, tmp_path:
 def test_s3_without_its_extra_is_told_before_anything_runs(small: Path) -> None:
     """The message names the command that installs it."""
     code = "import runpy, sys; sys.modules['obstore'] = None; runpy.run_module('pipeline', run_name='__main__')"
-    overrides = ["--set", "input={common_crawl: {crawl: CC-MAIN-2026-17, base_url: 's3://commoncrawl/'}}"]
+    overrides = [
+        "--set",
+        "input={common_crawl: {crawl: CC-MAIN-2026-17, base_url: 's3://commoncrawl/'}}",
+    ]
     arguments = [sys.executable, "-c", code, "plan", str(small), *overrides]
     done = subprocess.run(arguments, cwd=REPOSITORY, text=True, capture_output=True, check=False)
     assert done.returncode == 2, done.stderr

@@ -28,7 +28,11 @@ def test_decisions_stay_above_their_floors(reference_run: Path) -> None:
     measured = measure(open_run(reference_run))
     seen = {name: (round(m.recall, 3), round(m.precision, 3)) for name, m in measured.items()}
     assert seen.keys() == FLOORS.keys()
-    below = {name: seen[name] for name in FLOORS if any(s < f for s, f in zip(seen[name], FLOORS[name], strict=True))}
+    below = {
+        name: seen[name]
+        for name in FLOORS
+        if any(s < f for s, f in zip(seen[name], FLOORS[name], strict=True))
+    }
     assert not below, f"below the floors {FLOORS}: {below}"
 
 
@@ -40,8 +44,14 @@ def test_of_near_duplicates_the_one_with_the_lowest_perplexity_stays(reference_r
         table = pq.read_table(path, columns=["doc_id", "perplexity"])
         perplexities |= dict(zip(*(column.to_pylist() for column in table.columns), strict=True))
     paths = run.folder("select").root.glob("*.decisions.parquet")
-    pairs = [(row["doc_id"], row["representative"]) for path in paths for row in pq.read_table(path).to_pylist()]
-    gone = [(perplexities[doc_id], perplexities[stays]) for doc_id, stays in pairs if stays is not None]
+    pairs = [
+        (row["doc_id"], row["representative"])
+        for path in paths
+        for row in pq.read_table(path).to_pylist()
+    ]
+    gone = [
+        (perplexities[doc_id], perplexities[stays]) for doc_id, stays in pairs if stays is not None
+    ]
     assert len(gone) > 10
     assert all(mine is None or (stays is not None and stays <= mine) for mine, stays in gone)
 

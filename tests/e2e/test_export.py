@@ -17,8 +17,26 @@ from pipeline.reporting.report import make_report
 pytestmark = pytest.mark.models
 
 CCNET_FIELDS = {
-    *("url", "date_download", "digest", "length", "nlines", "source_domain", "title", "raw_content", "cc_segment"),
-    *("original_nlines", "original_length", "line_ids", "language", "language_score", "bucket", "perplexity"),
+    *(
+        "url",
+        "date_download",
+        "digest",
+        "length",
+        "nlines",
+        "source_domain",
+        "title",
+        "raw_content",
+        "cc_segment",
+    ),
+    *(
+        "original_nlines",
+        "original_length",
+        "line_ids",
+        "language",
+        "language_score",
+        "bucket",
+        "perplexity",
+    ),
 }
 
 
@@ -37,7 +55,11 @@ def test_the_export_has_ccnets_files_and_fields(reference_run: Path, tmp_path: P
     for name, document in documents:
         assert name == f"{document['language']}_{document['bucket']}.json.gz"
         assert len(document["raw_content"]) == document["length"] <= document["original_length"]
-        assert document["raw_content"].count("\n") + 1 == document["nlines"] == len(document["line_ids"])
+        assert (
+            document["raw_content"].count("\n") + 1
+            == document["nlines"]
+            == len(document["line_ids"])
+        )
 
 
 def test_the_export_repeats_and_overwrites_nothing(reference_run: Path, tmp_path: Path) -> None:

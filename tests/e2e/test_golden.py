@@ -54,7 +54,9 @@ def _digests(dataset: Path) -> dict[str, str]:
     manifest: dict[str, Any] = json.loads(text)
     del manifest["fingerprint"], manifest["digest"]
     digests["manifest.json"] = _sha256(text)
-    digests["manifest.json without fingerprint and digest"] = _sha256(json.dumps(manifest, sort_keys=True).encode())
+    digests["manifest.json without fingerprint and digest"] = _sha256(
+        json.dumps(manifest, sort_keys=True).encode()
+    )
     return digests
 
 
@@ -63,7 +65,14 @@ def _row_order(dataset: Path) -> str:
     digest = hashlib.sha256()
     for rank in range(2):
         loader = TokenLoader(
-            dataset, seq_len=64, global_batch_rows=8, seed=7, rank=rank, world_size=2, tokens="stored", epochs=1
+            dataset,
+            seq_len=64,
+            global_batch_rows=8,
+            seed=7,
+            rank=rank,
+            world_size=2,
+            tokens="stored",
+            epochs=1,
         )
         for batch in loader:
             digest.update(np.asarray(batch["tokens"]).tobytes())

@@ -20,7 +20,10 @@ def scored_documents(run_dir: Path) -> pa.Table:
     """What annotate stored, in input order."""
     run = open_run(run_dir)
     return pa.concat_tables(
-        [pq.read_table(run.folder("annotate").path(f"{split}.documents.parquet")) for split in run.splits]
+        [
+            pq.read_table(run.folder("annotate").path(f"{split}.documents.parquet"))
+            for split in run.splits
+        ]
     )
 
 
@@ -34,8 +37,17 @@ def test_line_rules_are_counted_and_told(chain: Chain, reference_run: Path) -> N
 
     scored = scored_documents(run_dir)
     assert scored["num_chars"].to_pylist() == pc.utf8_length(scored["text"]).to_pylist()
-    assert scored["num_lines"].to_pylist() == [text.count("\n") + 1 for text in scored["text"].to_pylist()]
-    shorter = scored.filter(pc.greater(pc.list_value_length(scored["lines_removed"]), 0)).slice(0, 1).to_pylist()[0]
+    assert scored["num_lines"].to_pylist() == [
+        text.count("\n") + 1 for text in scored["text"].to_pylist()
+    ]
+    shorter = (
+        scored.filter(pc.greater(pc.list_value_length(scored["lines_removed"]), 0))
+        .slice(0, 1)
+        .to_pylist()[0]
+    )
     (trace,) = explain(open_run(run_dir), str(shorter["doc_id"]))
     count = len(shorter["lines_removed"])
-    assert any(line.startswith(f"lines        {count} removed, {shorter['num_lines']} left") for line in trace.lines)
+    assert any(
+        line.startswith(f"lines        {count} removed, {shorter['num_lines']} left")
+        for line in trace.lines
+    )

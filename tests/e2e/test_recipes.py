@@ -48,12 +48,22 @@ RECIPES = {
         kept=(0.15, 0.35),
     ),
     "fineweb": _expected(
-        *("language.not_wanted", "minhash.near_duplicate", "lines.sentences_too_few", "quality.terminal_lines_too_few"),
+        *(
+            "language.not_wanted",
+            "minhash.near_duplicate",
+            "lines.sentences_too_few",
+            "quality.terminal_lines_too_few",
+        ),
         may="paragraphs lines language quality minhash",
         kept=(0.15, 0.35),
     ),
     "c4": _expected(
-        *("language.not_wanted", "lines.none_left", "lines.sentences_too_few", "paragraphs.none_left"),
+        *(
+            "language.not_wanted",
+            "lines.none_left",
+            "lines.sentences_too_few",
+            "paragraphs.none_left",
+        ),
         may="paragraphs lines language",
         kept=(0.15, 0.35),
     ),
@@ -83,7 +93,9 @@ def test_a_recipe_runs_on_html_pages_by_its_own_rules(name: str, tmp_path: Path)
     expected = RECIPES[name]
     assert report.reasons.keys() >= expected.must
     assert {reason.split(".")[0] for reason in report.reasons} <= expected.may
-    assert expected.kept[0] < report.steps[-1].num_docs / report.steps[0].num_docs < expected.kept[1]
+    assert (
+        expected.kept[0] < report.steps[-1].num_docs / report.steps[0].num_docs < expected.kept[1]
+    )
     if name != "ccnet":
         assert set(report.languages) == {"en"}
     assert report.num_tokens > 0

@@ -36,17 +36,29 @@ def test_recut_says_what_a_run_does(chain: Chain, overrides: list[str]) -> None:
     paths = [after.folder("select").path(f"{split}.decisions.parquet") for split in after.splits]
     assert after.folders["select"] != before.folders["select"]
     assert decisions.equals(pa.concat_tables([pq.read_table(path) for path in paths]))
-    assert said.after.num_docs == decisions["decision"].to_pylist().count("kept") != said.before.num_docs
+    assert (
+        said.after.num_docs
+        == decisions["decision"].to_pylist().count("kept")
+        != said.before.num_docs
+    )
 
 
 def test_the_command_answers(chain: Chain) -> None:
     """As a table and as JSON; a change of another phase ends with code 2 and its name."""
     run_dir, _ = chain.run("recut-command")
     code, out = command("preview", run_dir, "--set", "select.language.min_score=0.99")
-    assert (code, "Newly dropped" in out, "language.score_too_low (value 0.9" in out) == (0, True, True), out
+    assert (code, "Newly dropped" in out, "language.score_too_low (value 0.9" in out) == (
+        0,
+        True,
+        True,
+    ), out
     code, out = command("preview", run_dir, "--set", "select.language.min_score=0.99", "--json")
     figures = json.loads(out)
-    assert figures["newly_dropped"]["num_docs"] == figures["before"]["num_docs"] - figures["after"]["num_docs"] > 0
+    assert (
+        figures["newly_dropped"]["num_docs"]
+        == figures["before"]["num_docs"] - figures["after"]["num_docs"]
+        > 0
+    )
     code, out = command("preview", run_dir, "--set", "annotate.minhash.seed=2")
     assert (code, "annotate would have to run again" in out) == (2, True), out
     code, out = command("preview", run_dir)

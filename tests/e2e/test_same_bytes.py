@@ -40,7 +40,11 @@ def test_the_order_in_which_work_is_done_does_not_matter(
 
     monkeypatch.setattr(engine._Inline, "results", backwards)
     run_dir, events = chain.run("backwards")
-    task_ids = [event.task_id for event in events if isinstance(event, TaskFinished) and event.phase == "extract"]
+    task_ids = [
+        event.task_id
+        for event in events
+        if isinstance(event, TaskFinished) and event.phase == "extract"
+    ]
     assert task_ids == sorted(task_ids, reverse=True)
     assert digests(run_dir) == digests(reference_run)
 
@@ -52,7 +56,9 @@ def test_partitions_change_nothing_in_the_dataset(
     """Deduplication by seven ranges of hashes finds what one range finds, of paragraphs and of documents."""
     _cut_into(7, monkeypatch)
     run_dir, events = chain.run("partitions", f"engine.memory_mb={partitions_mb}")
-    assert [e.num_tasks for e in events if isinstance(e, PhaseStarted) and e.phase in PARTITIONED] == [7, 7]
+    assert [
+        e.num_tasks for e in events if isinstance(e, PhaseStarted) and e.phase in PARTITIONED
+    ] == [7, 7]
     assert _answers(run_dir) == _answers(reference_run)
 
 
@@ -78,30 +84,42 @@ def test_what_was_cut_and_done_is_read_as_it_was_cut(
     """A phase that is complete stays so when engine.memory_mb changes, and the next reads its files."""
     _cut_into(3, monkeypatch)
     events = engine.run(make_plan(chain.config("cut-and-done")))
-    assert any(isinstance(event, PhaseFinished) and event.phase == "paragraph_dedup" for event in events)
+    assert any(
+        isinstance(event, PhaseFinished) and event.phase == "paragraph_dedup" for event in events
+    )
     events.close()
     _cut_into(2, monkeypatch)
     run_dir, events = chain.run("cut-and-done")
-    assert "paragraph_dedup" in [e.phase for e in events if isinstance(e, PhaseFinished) and e.was_complete]
+    assert "paragraph_dedup" in [
+        e.phase for e in events if isinstance(e, PhaseFinished) and e.was_complete
+    ]
     assert _answers(run_dir) == _answers(reference_run)
 
 
 @pytest.mark.ray
 @pytest.mark.parametrize("workers", [1, 2])
-def test_ray_gives_the_same_bytes_as_one_process(chain: Chain, reference_run: Path, workers: int) -> None:
+def test_ray_gives_the_same_bytes_as_one_process(
+    chain: Chain, reference_run: Path, workers: int
+) -> None:
     """Every file of every phase, with one worker and with two."""
     run_dir, _ = chain.run(f"ray-{workers}", "engine.kind=ray", f"engine.workers={workers}")
     assert digests(run_dir) == digests(reference_run)
 
 
-@pytest.mark.parametrize("phase", [name for name in PHASES if name != "exact_dedup"])  # which is off in this chain
-def test_a_run_killed_in_any_phase_goes_on_to_the_same_bytes(chain: Chain, reference_run: Path, phase: str) -> None:
+@pytest.mark.parametrize(
+    "phase", [name for name in PHASES if name != "exact_dedup"]
+)  # which is off in this chain
+def test_a_run_killed_in_any_phase_goes_on_to_the_same_bytes(
+    chain: Chain, reference_run: Path, phase: str
+) -> None:
     """Kill -9 as soon as the phase has begun; the next run does only what is missing."""
     name = f"killed-in-{phase}"
     _kill_when(chain, name, phase)
     run_dir, events = chain.run(name)
     assert digests(run_dir) == digests(reference_run)
-    complete = [event.phase for event in events if isinstance(event, PhaseFinished) and event.was_complete]
+    complete = [
+        event.phase for event in events if isinstance(event, PhaseFinished) and event.was_complete
+    ]
     assert complete == list(PHASES)[: list(PHASES).index(phase)]
 
 
@@ -115,7 +133,9 @@ def test_a_run_that_is_told_to_stop_says_how_to_go_on(chain: Chain) -> None:
 
 
 @pytest.mark.ray
-def test_a_run_on_ray_killed_twice_goes_on_to_the_same_bytes(chain: Chain, reference_run: Path) -> None:
+def test_a_run_on_ray_killed_twice_goes_on_to_the_same_bytes(
+    chain: Chain, reference_run: Path
+) -> None:
     """Kill -9 of the driver, with workers at work, twice."""
     for phase in ("extract", "annotate"):
         _kill_when(chain, "ray-killed", phase, "--engine", "ray")
@@ -150,7 +170,8 @@ def _answers(run_dir: Path) -> dict[str, str]:
     return {
         name: digest
         for name, digest in digests(run_dir).items()
-        if name.endswith("near_duplicates.arrow") or name.split("-", maxsplit=1)[0] not in PARTITIONED
+        if name.endswith("near_duplicates.arrow")
+        or name.split("-", maxsplit=1)[0] not in PARTITIONED
     }
 
 
@@ -159,7 +180,9 @@ def _kill_when(chain: Chain, name: str, phase: str, *arguments: str) -> None:
     _stop_when(chain, name, phase, signal.SIGKILL, *arguments)
 
 
-def _stop_when(chain: Chain, name: str, phase: str, how: signal.Signals, *arguments: str) -> tuple[str, int]:
+def _stop_when(
+    chain: Chain, name: str, phase: str, how: signal.Signals, *arguments: str
+) -> tuple[str, int]:
     """The same by any signal; what the run said, and its exit code."""
     log = chain.folder / name / "log.jsonl"
     seen = log.read_bytes().rfind(b"\n") + 1 if log.exists() else 0
@@ -183,4 +206,7 @@ def _has_started(log: Path, seen: int, phase: str) -> bool:
     with log.open(encoding="utf-8") as file:
         file.seek(seen)
         lines = [line for line in file if line.endswith("\n")]
-    return any(json.loads(line) | {"event": "PhaseStarted", "phase": phase} == json.loads(line) for line in lines)
+    return any(
+        json.loads(line) | {"event": "PhaseStarted", "phase": phase} == json.loads(line)
+        for line in lines
+    )

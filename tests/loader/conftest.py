@@ -61,7 +61,9 @@ def write_dataset(
         tokens[np.cumsum(lengths) - 1] = END
         doc_ids = np.arange(len(lengths), dtype=np.uint64) + np.uint64(shard << 32)
         labels = ["en" if doc % 2 else "fr" for doc in range(len(lengths))]
-        about: list[dict[str, Any]] = [{"doc_id": doc, "url": f"https://example.org/{doc}"} for doc in doc_ids.tolist()]
+        about: list[dict[str, Any]] = [
+            {"doc_id": doc, "url": f"https://example.org/{doc}"} for doc in doc_ids.tolist()
+        ]
         documents = Documents(tokens, lengths, doc_ids, labels, None, about if metadata else None)
         paths = folder / f"shard-{shard:06d}.tar", folder / f"shard-{shard:06d}.idx"
         with paths[0].open("wb") as tar, paths[1].open("wb") as index:

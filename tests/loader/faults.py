@@ -23,7 +23,9 @@ class _Ranges(SimpleHTTPRequestHandler):
             return self.send_error(404)
         data = path.read_bytes()
         found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        first, last = (int(found[1]), min(int(found[2]), len(data) - 1)) if found else (0, len(data) - 1)
+        first, last = (
+            (int(found[1]), min(int(found[2]), len(data) - 1)) if found else (0, len(data) - 1)
+        )
         self.send_response(206 if found else 200)
         self.send_header("Content-Length", str(last - first + 1))
         self.send_header("Last-Modified", self.date_time_string(path.stat().st_mtime))
@@ -49,7 +51,9 @@ class Server:
 
         self._server = Quiet(("127.0.0.1", 0), partial(_Ranges, directory=str(folder)))
         self.port = int(self._server.server_address[1])
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+        ).start()
 
     def close(self) -> None:
         """Stop."""
@@ -90,7 +94,9 @@ class FaultProxy:
 
     async def _end(self) -> None:
         self._server.close()
-        while others := [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]:
+        while others := [
+            task for task in asyncio.all_tasks() if task is not asyncio.current_task()
+        ]:
             for task in others:
                 task.cancel()
             await asyncio.wait(others)
@@ -131,7 +137,11 @@ class FaultProxy:
                 await asyncio.sleep(3600)
             if self.rate:
                 await asyncio.sleep(len(data) / self.rate)
-            is_cut = self.cut_after is not None and self.cuts != 0 and passed + len(data) > self.cut_after
+            is_cut = (
+                self.cut_after is not None
+                and self.cuts != 0
+                and passed + len(data) > self.cut_after
+            )
             if self.refuse or is_cut:
                 self.cuts -= is_cut
                 client.write(data[: (self.cut_after or 0) - passed] if is_cut else b"")
@@ -149,5 +159,7 @@ class FaultProxy:
 
 
 def _reset(client: asyncio.StreamWriter) -> None:
-    client.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.get_extra_info("socket").setsockopt(
+        socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+    )
     client.transport.abort()

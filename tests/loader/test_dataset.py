@@ -42,9 +42,14 @@ def test_a_sampler_goes_on_from_the_state_of_a_loader(larger: Dataset) -> None:
     """States are exchangeable, whichever wrote them, and on another number of ranks."""
     dataset = TokenDataset(larger.folder, seq_len=T, seed=2)
     sampler = dataset.sampler(global_batch_rows=6, rank=0, world_size=1)
-    taken = [batch for _, batch in zip(range(5), DataLoader(dataset, batch_sampler=sampler), strict=False)]
+    taken = [
+        batch
+        for _, batch in zip(range(5), DataLoader(dataset, batch_sampler=sampler), strict=False)
+    ]
     state = sampler.state_dict(batches=5)
-    loader = TokenLoader(larger.folder, seq_len=T, seed=2, global_batch_rows=6, rank=0, world_size=1, epochs=1)
+    loader = TokenLoader(
+        larger.folder, seq_len=T, seed=2, global_batch_rows=6, rank=0, world_size=1, epochs=1
+    )
     assert {**state, "global_batch_rows": 6} == {**_after(loader, 5), "global_batch_rows": 6}
     rest = [row for batch in loader for row in batch["input_ids"].tolist()]
     assert rows(taken) + rest == loader_rows(larger)
@@ -62,8 +67,12 @@ def _after(loader: TokenLoader, num: int) -> dict[str, Any]:
 
 def test_a_sampler_refuses_the_state_of_another_stream(larger: Dataset, dataset: Dataset) -> None:
     """As TokenLoader does."""
-    state = TokenLoader(dataset.folder, seq_len=T, global_batch_rows=1, rank=0, world_size=1).state_dict()
-    sampler = TokenDataset(larger.folder, seq_len=T).sampler(global_batch_rows=1, rank=0, world_size=1)
+    state = TokenLoader(
+        dataset.folder, seq_len=T, global_batch_rows=1, rank=0, world_size=1
+    ).state_dict()
+    sampler = TokenDataset(larger.folder, seq_len=T).sampler(
+        global_batch_rows=1, rank=0, world_size=1
+    )
     with pytest.raises(ResumeMismatch, match="sources is"):
         sampler.load_state_dict(state)
 
@@ -79,7 +88,9 @@ def test_positions_outside_are_refused(dataset: Dataset) -> None:
 def test_stateful_dataloader_resumes(larger: Dataset) -> None:
     """The loader of torchdata keeps TokenLoader's state and gives it back."""
     stateful = pytest.importorskip("torchdata.stateful_dataloader")
-    loader = TokenLoader(larger.folder, seq_len=T, seed=2, global_batch_rows=6, rank=0, world_size=1, epochs=1)
+    loader = TokenLoader(
+        larger.folder, seq_len=T, seed=2, global_batch_rows=6, rank=0, world_size=1, epochs=1
+    )
 
     class Stream(torch.utils.data.IterableDataset[Any]):
         def __iter__(self) -> Any:
@@ -136,9 +147,15 @@ def test_hugging_face_trainer(larger: Dataset, tmp_path: Path) -> None:
             return torch.utils.data.SequentialSampler(self.train_dataset)
 
     arguments = transformers.TrainingArguments(
-        output_dir=str(tmp_path), per_device_train_batch_size=6, max_steps=4, report_to=[], use_cpu=True
+        output_dir=str(tmp_path),
+        per_device_train_batch_size=6,
+        max_steps=4,
+        report_to=[],
+        use_cpu=True,
     )
-    InOrder(model=Model(), args=arguments, train_dataset=TokenDataset(larger.folder, seq_len=T, seed=2)).train()
+    InOrder(
+        model=Model(), args=arguments, train_dataset=TokenDataset(larger.folder, seq_len=T, seed=2)
+    ).train()
     assert seen == loader_rows(larger)[:24]
 
 
@@ -159,7 +176,9 @@ def test_lightning(larger: Dataset, tmp_path: Path) -> None:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.SGD(self.parameters(), 0.0)
 
-    loader = TokenLoader(larger.folder, seq_len=T, seed=2, global_batch_rows=6, rank=0, world_size=1)
+    loader = TokenLoader(
+        larger.folder, seq_len=T, seed=2, global_batch_rows=6, rank=0, world_size=1
+    )
     trainer = lightning.Trainer(
         max_steps=4, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
         default_root_dir=tmp_path, enable_model_summary=False,

@@ -24,7 +24,9 @@ def steps(deal: Deal, at: tuple[int, int] = (0, 0), num: int | None = None) -> l
     end=st.integers(1, 300),
     drop_last=st.booleans(),
 )
-def test_positions_are_dealt_once_and_equally(batch: int, world_size: int, end: int, drop_last: bool) -> None:
+def test_positions_are_dealt_once_and_equally(
+    batch: int, world_size: int, end: int, drop_last: bool
+) -> None:
     """All ranks take equally many; together every position once, but for the few that `rows_left` names."""
     if world_size > min(batch, end):
         return
@@ -33,7 +35,9 @@ def test_positions_are_dealt_once_and_equally(batch: int, world_size: int, end: 
     assert len({len(found) for found in by_rank}) == 1
     taken: list[int] = []
     for together in zip(*by_rank, strict=True):
-        assert len({(step.rows_per_rank, step.position, step.carried_rows) for step in together}) == 1
+        assert (
+            len({(step.rows_per_rank, step.position, step.carried_rows) for step in together}) == 1
+        )
         taken += [position for step in together for position in step.positions.tolist()]
     assert taken == list(range(len(taken)))
     left = deals[0].rows_left(len(taken))
@@ -62,18 +66,30 @@ def test_another_world_goes_on_where_the_first_stopped(
 ) -> None:
     """Stopped anywhere and gone on with other ranks and another batch: each position once."""
     assume(worlds[0] <= batches[0] and worlds[1] <= batches[1])
-    before = [steps(Deal(batches[0], rank, worlds[0], "carry", end), num=kill_after) for rank in range(worlds[0])]
+    before = [
+        steps(Deal(batches[0], rank, worlds[0], "carry", end), num=kill_after)
+        for rank in range(worlds[0])
+    ]
     last = before[0][-1] if before[0] else Step(0, 0, 0, 0)
     at = last.position, last.carried_rows
-    after = [steps(Deal(batches[1], rank, worlds[1], "carry", end), at) for rank in range(worlds[1])]
-    taken = sorted(p for found in (*before, *after) for step in found for p in step.positions.tolist())
+    after = [
+        steps(Deal(batches[1], rank, worlds[1], "carry", end), at) for rank in range(worlds[1])
+    ]
+    taken = sorted(
+        p for found in (*before, *after) for step in found for p in step.positions.tolist()
+    )
     assert taken == list(range(len(taken)))
     assert end - len(taken) < max(worlds)
 
 
 def test_the_carry_of_the_docstring() -> None:
     """10 rows over 4 ranks are steps of 8 and 12."""
-    assert [4 * step.rows_per_rank for step in steps(Deal(10, 0, 4, "carry"), num=4)] == [8, 12, 8, 12]
+    assert [4 * step.rows_per_rank for step in steps(Deal(10, 0, 4, "carry"), num=4)] == [
+        8,
+        12,
+        8,
+        12,
+    ]
 
 
 @pytest.mark.parametrize(

@@ -51,11 +51,23 @@ dist.destroy_process_group()
 """
 
 
-def start(dataset: Dataset, folder: Path, ranks: int, pause_s: float) -> list[subprocess.Popen[bytes]]:
+def start(
+    dataset: Dataset, folder: Path, ranks: int, pause_s: float
+) -> list[subprocess.Popen[bytes]]:
     """All ranks of one run."""
-    environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
-    given: dict[str, Any] = {"folder": str(dataset.folder), "order": ORDER, "ranks": ranks, "pause_s": pause_s}
-    given |= {"meeting": str(folder / f"meeting-{ranks}"), "checkpoint": str(folder / "checkpoint.json")}
+    environment = {
+        key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")
+    }
+    given: dict[str, Any] = {
+        "folder": str(dataset.folder),
+        "order": ORDER,
+        "ranks": ranks,
+        "pause_s": pause_s,
+    }
+    given |= {
+        "meeting": str(folder / f"meeting-{ranks}"),
+        "checkpoint": str(folder / "checkpoint.json"),
+    }
     return [
         subprocess.Popen(
             [sys.executable, "-c", RANK, json.dumps({**given, "rank": rank, "log": str(log(folder, ranks, rank))})],
@@ -89,7 +101,9 @@ def test_two_ranks_one_killed_then_three(larger: Dataset, tmp_path: Path) -> Non
     for batch in alone:
         expected[alone.state.position] = batch["input_ids"].tolist()
     first = start(larger, tmp_path, ranks=2, pause_s=0.05)
-    while not (all(log(tmp_path, 2, rank).exists() for rank in range(2)) and len(steps(tmp_path, 2)) >= 6):
+    while not (
+        all(log(tmp_path, 2, rank).exists() for rank in range(2)) and len(steps(tmp_path, 2)) >= 6
+    ):
         assert first[0].poll() is None, first[0].stderr and first[0].stderr.read().decode()
         time.sleep(0.02)
     os.kill(first[1].pid, signal.SIGKILL)
@@ -101,7 +115,11 @@ def test_two_ranks_one_killed_then_three(larger: Dataset, tmp_path: Path) -> Non
     for process in start(larger, tmp_path, ranks=3, pause_s=0.0):
         _, error = process.communicate(timeout=90)
         assert process.returncode == 0, error.decode()
-    before = {position: rows for position, rows in steps(tmp_path, 2).items() if position <= saved["position"]}
+    before = {
+        position: rows
+        for position, rows in steps(tmp_path, 2).items()
+        if position <= saved["position"]
+    }
     after = steps(tmp_path, 3)
     assert min(after) > saved["position"]
     assert before | after == expected

@@ -35,7 +35,9 @@ def test_documents_are_those_that_were_written(dataset: Dataset) -> None:
     reader = open_reader(dataset.folder)
     found = [document for shard in range(5) for document in documents(reader, shard)]
     assert [document.tokens.tolist() for document in found] == wanted(dataset)
-    assert [document.doc_id for document in found if document.doc_id >> 32 == 3] == [(3 << 32) + i for i in range(9)]
+    assert [document.doc_id for document in found if document.doc_id >> 32 == 3] == [
+        (3 << 32) + i for i in range(9)
+    ]
 
 
 def test_megatron_by_its_layout(dataset: Dataset, tmp_path: Path) -> None:
@@ -61,7 +63,9 @@ def test_megatron_reads_it(dataset: Dataset, tmp_path: Path) -> None:
     assert found.document_indices.tolist() == list(range(num_docs + 1))
 
 
-def test_mosaicml_reads_it(dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mosaicml_reads_it(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Streaming's own reader gives ids and tokens, over several MDS shards."""
     mds = pytest.importorskip("streaming.base.format.mds.reader")
     monkeypatch.setattr("loader.export.MDS_SHARD_BYTES", 500)
@@ -83,7 +87,10 @@ def test_mds_by_its_layout(dataset: Dataset, tmp_path: Path) -> None:
     assert shard["raw_data"]["bytes"] == len(data)
     offsets = np.frombuffer(data, "<u4", num_docs + 1, 4).tolist()
     assert offsets[-1] == len(data)
-    assert json.loads(data[4 + 4 * (num_docs + 1) : offsets[0]])["column_names"] == ["doc_id", "tokens"]
+    assert json.loads(data[4 + 4 * (num_docs + 1) : offsets[0]])["column_names"] == [
+        "doc_id",
+        "tokens",
+    ]
     first = data[offsets[0] : offsets[1]]
     num_bytes, doc_id = struct.unpack_from("<IQ", first)
     assert (num_bytes, doc_id) == (len(first) - 12, 0)
@@ -107,7 +114,9 @@ def test_hugging_face_reads_it(dataset: Dataset, tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     export_parquet(open_reader(dataset.folder), tmp_path / "out")
     files = sorted(map(str, (tmp_path / "out").glob("*.parquet")))
-    found = datasets.load_dataset("parquet", data_files=files, split="train", cache_dir=str(tmp_path / "cache"))
+    found = datasets.load_dataset(
+        "parquet", data_files=files, split="train", cache_dir=str(tmp_path / "cache")
+    )
     assert [row["tokens"] for row in found] == wanted(dataset)
 
 

@@ -35,7 +35,15 @@ def rows_of(batch: dict[str, Any]) -> list[bytes]:
 
 def build(dataset: Dataset, **given: Any) -> TokenLoader:
     """A loader of one rank with small lanes, unless told otherwise."""
-    arguments = {"seq_len": T, "global_batch_rows": 4, "rank": 0, "world_size": 1, "epochs": 1, "lanes": 3, "seed": 5}
+    arguments = {
+        "seq_len": T,
+        "global_batch_rows": 4,
+        "rank": 0,
+        "world_size": 1,
+        "epochs": 1,
+        "lanes": 3,
+        "seed": 5,
+    }
     return TokenLoader(dataset.folder, **{**arguments, "prefetch_chunks": 0, **given})
 
 
@@ -92,7 +100,13 @@ def test_elastic_resume_is_no_interruption(
 ) -> None:
     """W ranks stopped at any step and W' ranks with another batch give the rows of one rank, in the same order."""
     assume(worlds[0] <= batches[0] and worlds[1] <= batches[1])
-    order = {"seq_len": seq_len, "lanes": lanes, "window_rows": window_rows, "epochs": epochs, "uneven": "carry"}
+    order = {
+        "seq_len": seq_len,
+        "lanes": lanes,
+        "window_rows": window_rows,
+        "epochs": epochs,
+        "uneven": "carry",
+    }
     alone = flat(global_batches([build(dataset, global_batch_rows=1, **order)]))
     first = world(dataset, worlds[0], global_batch_rows=batches[0], **order)
     before = flat(global_batches(first, kill_after))
@@ -218,7 +232,10 @@ def test_the_last_step_is_smaller_or_left_out(dataset: Dataset) -> None:
         build(dataset, lanes=1, global_batch_rows=9),
         build(dataset, lanes=1, global_batch_rows=9, drop_last=True),
     )
-    sizes = [len(batch["input_ids"]) for batch in kept], [len(batch["input_ids"]) for batch in dropped]
+    sizes = (
+        [len(batch["input_ids"]) for batch in kept],
+        [len(batch["input_ids"]) for batch in dropped],
+    )
     num_rows = len(dataset.rows(T))
     assert sizes[0] == [9] * (num_rows // 9) + [num_rows % 9]
     assert sizes[1] == [9] * (num_rows // 9)
@@ -237,10 +254,14 @@ def test_an_endless_stream_runs_on_over_epochs(dataset: Dataset) -> None:
     assert loader.stats()["epochs"][""] == pytest.approx(len(found) / num_rows)
 
 
-def test_a_mixture_gives_each_source_its_share_and_resumes(dataset: Dataset, larger: Dataset) -> None:
+def test_a_mixture_gives_each_source_its_share_and_resumes(
+    dataset: Dataset, larger: Dataset
+) -> None:
     """Shares hold, every row is one of its source, a resumed mixture goes on, a rewritten past is refused."""
 
-    def mixed(rank: int = 0, world_size: int = 1, late: float = 0.5, early: float = 0.75) -> TokenLoader:
+    def mixed(
+        rank: int = 0, world_size: int = 1, late: float = 0.5, early: float = 0.75
+    ) -> TokenLoader:
         mixture = Mixture(
             {"small": dataset.folder, "large": larger.folder},
             {"small": 1 - early, "large": early},
@@ -304,7 +325,9 @@ def test_damaged_rows_are_skipped_and_counted(make: Make) -> None:
     assert len(kept) + ignored == len(intact)
     assert sum(loader.state.skipped_rows for loader in loaders) == ignored
     assert sum(loader.stats()["skipped_rows"] for loader in loaders) == ignored
-    stored = build(made, lanes=1, tokens="stored", settings=ReadSettings(on_corrupt="skip_and_count"))
+    stored = build(
+        made, lanes=1, tokens="stored", settings=ReadSettings(on_corrupt="skip_and_count")
+    )
     assert sum(int((~batch["is_whole"]).sum()) for batch in stored) == ignored
 
 
@@ -322,7 +345,10 @@ def test_stats_speak_of_rows_tokens_and_waiting(dataset: Dataset) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"seq_len": 10_000}, r"5 shards, the longest with 450 tokens; a row of seq_len=10000 takes 10001"),
+        (
+            {"seq_len": 10_000},
+            r"5 shards, the longest with 450 tokens; a row of seq_len=10000 takes 10001",
+        ),
         ({"lanes": 1000}, r"lanes is 1000 for \d+ rows"),
         ({"world_size": 64, "global_batch_rows": 64}, r"rows in the whole stream for 64 ranks"),
         ({"tokens": "int32"}, "tokens is 'int32', must be 'int64' or 'stored'"),
@@ -356,7 +382,11 @@ def test_a_gpu_gets_the_same_batches(dataset: Dataset) -> None:
 
 def test_the_pieces_of_a_path_are_understood(dataset: Dataset) -> None:
     """A folder, its manifest, a string, a file:// address: the same dataset."""
-    places: list[str | Path] = [dataset.folder, str(dataset.folder), dataset.folder / "manifest.json"]
+    places: list[str | Path] = [
+        dataset.folder,
+        str(dataset.folder),
+        dataset.folder / "manifest.json",
+    ]
     digests = {
         TokenLoader(place, seq_len=T, global_batch_rows=1).state.sources
         for place in [*places, f"file://{dataset.folder}"]

@@ -14,7 +14,13 @@ def test_inspect_shows_the_dataset(dataset: Dataset, capsys: pytest.CaptureFixtu
     """Counts, languages, some documents."""
     assert main(["inspect", str(dataset.folder)]) == 0
     shown = capsys.readouterr().out
-    for part in ("tiny, 50,000 ids, uint16", "shards     5,", "language   en", "document 0", "documents  24"):
+    for part in (
+        "tiny, 50,000 ids, uint16",
+        "shards     5,",
+        "language   en",
+        "document 0",
+        "documents  24",
+    ):
         assert part in shown
 
 
@@ -23,14 +29,30 @@ def test_inspect_refuses_another_tokenizer(
 ) -> None:
     """Text decoded by the wrong tokenizer would be nonsense."""
     (tmp_path / "tokenizer.json").write_text("{}")
-    assert main(["inspect", str(dataset.folder), "--tokenizer", str(tmp_path / "tokenizer.json")]) == 1
+    assert (
+        main(["inspect", str(dataset.folder), "--tokenizer", str(tmp_path / "tokenizer.json")]) == 1
+    )
     assert "give the tokenizer that made the dataset" in capsys.readouterr().err
 
 
 def test_check_proves_the_order(dataset: Dataset, capsys: pytest.CaptureFixture[str]) -> None:
     """For each number of ranks, even ones that do not divide the batch."""
     worlds = ["--worlds", "1", "2", "5"]
-    assert main(["check", str(dataset.folder), "--seq-len", "16", "--global-batch-rows", "6", "--read", *worlds]) == 0
+    assert (
+        main(
+            [
+                "check",
+                str(dataset.folder),
+                "--seq-len",
+                "16",
+                "--global-batch-rows",
+                "6",
+                "--read",
+                *worlds,
+            ]
+        )
+        == 0
+    )
     shown = capsys.readouterr().out
     assert shown.count(": exact") == 3
     assert "0 damaged" in shown
@@ -56,7 +78,9 @@ def test_bench_prints_both_ways(dataset: Dataset, capsys: pytest.CaptureFixture[
     assert "tokens/s" in shown
 
 
-def test_export_writes(dataset: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_writes(
+    dataset: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Each of the formats."""
     for name in ("megatron", "mds", "parquet"):
         assert main(["export", name, str(dataset.folder), str(tmp_path / name)]) == 0
@@ -64,7 +88,9 @@ def test_export_writes(dataset: Dataset, tmp_path: Path, capsys: pytest.CaptureF
     assert (tmp_path / "megatron.bin").exists()
 
 
-def test_what_is_wrong_is_said_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_wrong_is_said_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """No traceback for a missing file."""
     assert main(["inspect", str(tmp_path / "none")]) == 1
     assert "error: " in capsys.readouterr().err

@@ -26,7 +26,9 @@ def test_apportioned_counts_add_up(weights: list[float], num: int) -> None:
     change=st.integers(1, 2 * BLOCK_ROWS),
     seed=st.integers(0, 9),
 )
-def test_positions_in_a_source_run_without_gap(weights: list[float], change: int, seed: int) -> None:
+def test_positions_in_a_source_run_without_gap(
+    weights: list[float], change: int, seed: int
+) -> None:
     """Each source gives its rows 0, 1, 2, ..., each once, over blocks and changes of weights; `given` counts them."""
     both = Interleaving({0: tuple(weights), change: tuple(reversed(weights))}, seed)
     sources, in_source = both.locate(np.arange(change + 1000))
@@ -73,11 +75,16 @@ GOLDEN_SOURCES = [0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0]
         (({"a": "x"}, {"b": 1}), r"weights for \['b'\], which are no sources"),
         (({"a": "x"}, {"a": -1}), "weight of 'a' from position 0 is -1.0, must be at least 0"),
         (({"a": "x"}, {"a": 0}), "all weights from position 0 are 0"),
-        (({"a": "x", "b": "y"}, {"a": 1, "b": 1e-9}), "weight of 'b' .* must be 0 or at least 1/65536"),
+        (
+            ({"a": "x", "b": "y"}, {"a": 1, "b": 1e-9}),
+            "weight of 'b' .* must be 0 or at least 1/65536",
+        ),
         (({"a": "x"}, {"a": 1}, {0: {"a": 1}}), "schedule begins at 0"),
     ],
 )
-def test_weights_that_make_no_mixture_are_refused(arguments: tuple[dict[str, object], ...], message: str) -> None:
+def test_weights_that_make_no_mixture_are_refused(
+    arguments: tuple[dict[str, object], ...], message: str
+) -> None:
     """Naming source and weight."""
     with pytest.raises(ValueError, match=message):
         Mixture(*arguments)

@@ -30,7 +30,9 @@ def test_permute_of_a_huge_domain_needs_no_table() -> None:
 def test_permute_sends_each_index_everywhere_equally_often() -> None:
     """Over many keys, each place of five receives each index about as often (chi-square below its 99.9 % point)."""
     keys = keys_of(np.arange(20_000))
-    counts = np.stack([np.bincount(permute(np.full(20_000, i), 5, keys), minlength=5) for i in range(5)])
+    counts = np.stack(
+        [np.bincount(permute(np.full(20_000, i), 5, keys), minlength=5) for i in range(5)]
+    )
     chi_square = ((counts - 4000.0) ** 2 / 4000).sum()
     assert chi_square < 39.3  # 16 degrees of freedom
 
@@ -49,7 +51,9 @@ def test_keys_of_one_window_are_the_same_alone_and_among_others() -> None:
     window_rows=st.integers(1, 40),
     epoch=st.integers(0, 5),
 )
-def test_an_epoch_has_each_row_once(shard_rows: list[int], seed: int, lanes: int, window_rows: int, epoch: int) -> None:
+def test_an_epoch_has_each_row_once(
+    shard_rows: list[int], seed: int, lanes: int, window_rows: int, epoch: int
+) -> None:
     """Positions and what is left over are all rows, once each; fewer than `lanes` are left over."""
     total = sum(shard_rows)
     if lanes > total:
@@ -69,7 +73,9 @@ def test_positions_run_on_over_epochs_in_any_order() -> None:
     order = RowOrder(np.array([5, 0, 9, 3]), seed=1, lanes=3, window_rows=4)
     positions = np.random.default_rng(0).permutation(4 * order.epoch_rows)
     shards, rows = order.locate(positions)
-    for position, shard, row in zip(positions.tolist(), shards.tolist(), rows.tolist(), strict=True):
+    for position, shard, row in zip(
+        positions.tolist(), shards.tolist(), rows.tolist(), strict=True
+    ):
         assert [int(found[0]) for found in order.locate(np.array([position]))] == [shard, row]
 
 
@@ -130,7 +136,9 @@ def test_a_hundred_thousand_shards_are_planned_at_once() -> None:
     tracemalloc.stop()
 
 
-@pytest.mark.parametrize(("name", "value"), [("seed", -1), ("lanes", 0), ("window_rows", 0), ("seed", 2**63)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("seed", -1), ("lanes", 0), ("window_rows", 0), ("seed", 2**63)]
+)
 def test_settings_out_of_range_are_named(name: str, value: int) -> None:
     """The setting, what was given, what is allowed."""
     settings = {"seed": 0, "lanes": 1, "window_rows": 1, name: value}

@@ -18,7 +18,9 @@ def test_the_row_of_the_docstring() -> None:
     assert lengths(marks).max_seqlen == 3
 
 
-@given(doc_lengths=st.lists(st.integers(1, 20), min_size=2, max_size=30), seq_len=st.integers(1, 25))
+@given(
+    doc_lengths=st.lists(st.integers(1, 20), min_size=2, max_size=30), seq_len=st.integers(1, 25)
+)
 def test_packing_agrees_with_walking_the_tokens(doc_lengths: list[int], seq_len: int) -> None:
     """Ids of all rows are what one gets by going from token to token."""
     num_rows = (sum(doc_lengths) - 1) // seq_len
@@ -29,7 +31,13 @@ def test_packing_agrees_with_walking_the_tokens(doc_lengths: list[int], seq_len:
     for row, start in enumerate(row_starts.tolist()):
         owners = owner[start : start + seq_len].tolist()
         assert document_ids(marks)[row].tolist() == [each - owners[0] for each in owners]
-        assert position_ids(marks)[row].tolist() == [owners[:i].count(each) for i, each in enumerate(owners)]
-        cu_seqlens += [row * seq_len + i for i in range(1, seq_len + 1) if i == seq_len or owners[i] != owners[i - 1]]
+        assert position_ids(marks)[row].tolist() == [
+            owners[:i].count(each) for i, each in enumerate(owners)
+        ]
+        cu_seqlens += [
+            row * seq_len + i
+            for i in range(1, seq_len + 1)
+            if i == seq_len or owners[i] != owners[i - 1]
+        ]
     if num_rows:
         assert lengths(marks).cu_seqlens.tolist() == cu_seqlens

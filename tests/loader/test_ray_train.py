@@ -15,7 +15,14 @@ from loader import TokenLoader
 from tests.conftest import REPOSITORY
 from tests.loader.conftest import Dataset
 
-ORDER = {"seq_len": 32, "global_batch_rows": 8, "lanes": 4, "window_rows": 16, "epochs": 1, "drop_last": True}
+ORDER = {
+    "seq_len": 32,
+    "global_batch_rows": 8,
+    "lanes": 4,
+    "window_rows": 16,
+    "epochs": 1,
+    "drop_last": True,
+}
 
 DRIVER = """
 import json, os, sys
@@ -49,18 +56,32 @@ DataParallelTrainer(
 @pytest.mark.timeout(600)  # 191 s were seen on two cores with other work, nearly all of it Ray
 def test_two_workers_of_ray_train_share_each_step(larger: Dataset, tmp_path: Path) -> None:
     """They are ranks 0 and 1 of 2; together they get the rows of each step that one rank alone gets, none twice."""
-    environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "RAY_ADDRESS")}
-    environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
+    environment = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in ("RANK", "WORLD_SIZE", "RAY_ADDRESS")
+    }
+    environment |= {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
     environment |= {"PYTHONPATH": str(REPOSITORY), "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
     given = {"folder": str(larger.folder), "order": ORDER, "out": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-c", DRIVER, json.dumps(given)], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", DRIVER, json.dumps(given)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     ranks = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2)]
     assert [seen["world_size"] for seen in ranks] == [2, 2]
     alone = TokenLoader(larger.folder, rank=0, world_size=1, **ORDER)
     expected = [batch["input_ids"].tolist() for batch in alone]
-    assert [first + second for first, second in zip(*(seen["steps"] for seen in ranks), strict=True)] == expected
+    assert [
+        first + second for first, second in zip(*(seen["steps"] for seen in ranks), strict=True)
+    ] == expected
     rows = [tuple(row) for step in expected for row in step]
     assert len(set(rows)) == len(rows)

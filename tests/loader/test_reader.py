@@ -34,8 +34,13 @@ def read(reader: Reader, shards: list[int], rows: list[int]) -> np.ndarray:
 def test_rows_are_the_tokens_of_the_shard(make: Make, sample_tokens: int) -> None:
     """However the shard is cut into samples, any rows in any order are what was written."""
     made = make([[3, 70, 1, 20, 9], [50, 8]], sample_tokens=sample_tokens)
-    places = [(shard, row) for shard in range(2) for row in range((len(made.tokens[shard]) - 1) // T)]
-    shards, rows = (list(each) for each in zip(*np.random.default_rng(0).permutation(places).tolist(), strict=True))
+    places = [
+        (shard, row) for shard in range(2) for row in range((len(made.tokens[shard]) - 1) // T)
+    ]
+    shards, rows = (
+        list(each)
+        for each in zip(*np.random.default_rng(0).permutation(places).tolist(), strict=True)
+    )
     found = read(open_reader(made.folder), shards, rows)
     for shard, row, tokens in zip(shards, rows, found, strict=True):
         assert tokens.tolist() == made.tokens[shard][row * T : (row + 1) * T + 1].tolist()
@@ -48,7 +53,9 @@ def test_more_shards_than_stay_open(make: Make, monkeypatch: pytest.MonkeyPatch)
     reader = open_reader(made.folder)
     for _ in range(2):
         for shard in range(5):
-            assert read(reader, [shard], [1])[0].tolist() == made.tokens[shard][T : 2 * T + 1].tolist()
+            assert (
+                read(reader, [shard], [1])[0].tolist() == made.tokens[shard][T : 2 * T + 1].tolist()
+            )
 
 
 def test_a_flipped_bit_is_found_where_it_is(make: Make) -> None:
@@ -62,9 +69,7 @@ def test_a_flipped_bit_is_found_where_it_is(make: Make) -> None:
     path.write_bytes(data)
     reader = open_reader(made.folder)
     read(reader, [0], [0])
-    wanted = (
-        rf"shard-000000.tar, sample 000000-00001, bytes {offset}\.\.{offset + 119}: found tokens with another crc32"
-    )
+    wanted = rf"shard-000000.tar, sample 000000-00001, bytes {offset}\.\.{offset + 119}: found tokens with another crc32"
     for _ in range(2):
         with pytest.raises(ShardCorrupt, match=wanted):
             read(reader, [0], [4])
@@ -83,9 +88,19 @@ def _flip(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "spoil", "error", "message"),
     [
-        ("shard-000001.tar", Path.unlink, ReadFailed, r"shard-000001.tar: there is no such file; copy the dataset"),
+        (
+            "shard-000001.tar",
+            Path.unlink,
+            ReadFailed,
+            r"shard-000001.tar: there is no such file; copy the dataset",
+        ),
         ("shard-000001.idx", Path.unlink, ReadFailed, r"shard-000001.idx: there is no such file"),
-        ("shard-000001.tar", _cut, ShardCorrupt, r"shard-000001.tar: found \d+ bytes, wanted \d+ bytes"),
+        (
+            "shard-000001.tar",
+            _cut,
+            ShardCorrupt,
+            r"shard-000001.tar: found \d+ bytes, wanted \d+ bytes",
+        ),
     ],
 )
 def test_missing_and_truncated_files_are_found_before_the_first_row(
@@ -125,7 +140,9 @@ def test_the_index_of_another_shard_is_refused(make: Make) -> None:
     made = make([[60], [60]])
     one, other = (made.folder / f"shard-00000{shard}.idx" for shard in range(2))
     other.write_bytes(one.read_bytes())
-    with pytest.raises(FormatError, match=r"shard-000001.idx: shard: found 0, wanted 1 as the manifest says"):
+    with pytest.raises(
+        FormatError, match=r"shard-000001.idx: shard: found 0, wanted 1 as the manifest says"
+    ):
         read(open_reader(made.folder), [1], [0])
 
 
@@ -145,7 +162,9 @@ def test_a_vocabulary_that_needs_four_bytes_is_not_read_as_two(make: Make) -> No
     entry = Manifest.loads((large.folder / "manifest.json").read_bytes()).shards[0]
     forged = Manifest(manifest.tokenizer, (entry,), type(manifest.totals).of([entry]), "f")
     (large.folder / "manifest.json").write_bytes(forged.dumps())
-    with pytest.raises(FormatError, match=r"tokens: found uint32, wanted uint16, as the manifest's 100 ids need"):
+    with pytest.raises(
+        FormatError, match=r"tokens: found uint32, wanted uint16, as the manifest's 100 ids need"
+    ):
         read(open_reader(large.folder), [0], [0])
 
 
@@ -176,7 +195,10 @@ def test_the_catalogue_agrees_with_the_manifest(dataset: Dataset) -> None:
     assert catalogue.digest == manifest.digest
     assert catalogue.tokenizer == manifest.tokenizer
     assert catalogue.num_tokens.tolist() == [entry.num_tokens for entry in manifest.shards]
-    assert read_catalogue(manifest, ReadSettings()).shard_bytes.tolist() == catalogue.shard_bytes.tolist()
+    assert (
+        read_catalogue(manifest, ReadSettings()).shard_bytes.tolist()
+        == catalogue.shard_bytes.tolist()
+    )
 
 
 def test_samples_can_be_read_one_by_one(dataset: Dataset) -> None:

@@ -22,14 +22,28 @@ from tests.loader.conftest import Dataset, Make
 
 def places(spans: list[Any]) -> list[tuple[int, int]]:
     """Every (shard, row) of some spans."""
-    return [(span.shard, row) for span in spans for row in range(span.first_row, span.first_row + span.num_rows)]
+    return [
+        (span.shard, row)
+        for span in spans
+        for row in range(span.first_row, span.first_row + span.num_rows)
+    ]
 
 
 @given(world_size=st.integers(1, 9), lanes=st.integers(1, 9), epoch=st.integers(0, 3))
-def test_plans_of_all_ranks_hold_each_row_once(dataset: Dataset, world_size: int, lanes: int, epoch: int) -> None:
+def test_plans_of_all_ranks_hold_each_row_once(
+    dataset: Dataset, world_size: int, lanes: int, epoch: int
+) -> None:
     """Equal numbers of rows; no row on two ranks; few rows on none."""
     plans = [
-        shards_for_rank(dataset.folder, seq_len=32, rank=rank, world_size=world_size, lanes=lanes, epoch=epoch, seed=1)
+        shards_for_rank(
+            dataset.folder,
+            seq_len=32,
+            rank=rank,
+            world_size=world_size,
+            lanes=lanes,
+            epoch=epoch,
+            seed=1,
+        )
         for rank in range(world_size)
     ]
     found = [places(plan) for plan in plans]
@@ -44,9 +58,19 @@ def test_the_plan_is_what_the_loader_reads(larger: Dataset) -> None:
     for rank in range(2):
         place = {"rank": rank, "world_size": 2}
         spans = shards_for_rank(larger.folder, seq_len=32, lanes=4, seed=3, **place)
-        planned = {tuple(larger.tokens[shard][row * 32 : row * 32 + 32].tolist()) for shard, row in places(spans)}
+        planned = {
+            tuple(larger.tokens[shard][row * 32 : row * 32 + 32].tolist())
+            for shard, row in places(spans)
+        }
         loader = TokenLoader(
-            larger.folder, seq_len=32, global_batch_rows=4, lanes=4, seed=3, epochs=1, window_rows=8, **place
+            larger.folder,
+            seq_len=32,
+            global_batch_rows=4,
+            lanes=4,
+            seed=3,
+            epochs=1,
+            window_rows=8,
+            **place,
         )
         assert {tuple(row) for batch in loader for row in batch["input_ids"].tolist()} == planned
 
@@ -83,7 +107,9 @@ def test_torchrun_says_which_rank_this_is(dataset: Dataset) -> None:
     """Without torch: RANK and WORLD_SIZE; and without those, one rank alone."""
     rows = []
     for environment in ({}, {"RANK": "1", "WORLD_SIZE": "4"}):
-        clean = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
+        clean = {
+            key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")
+        }
         out = subprocess.run(
             [sys.executable, "-c", PLAN, str(dataset.folder)],
             capture_output=True, text=True, check=True, cwd=REPOSITORY, env=clean | environment,
@@ -118,9 +144,13 @@ def test_ray_train_says_which_rank_this_is(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_program_that_has_imported_ray_train_without_being_its_worker_is_alone() -> None:
     """Ray's own library refuses to tell a rank there."""
     alone = "import ray.train; from loader.world import resolve; print(resolve())"
-    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")
+    }
     command = [sys.executable, "-c", alone]
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=True
+    )
     assert done.stdout.splitlines()[-1] == "(0, 1)"
 
 
@@ -144,7 +174,8 @@ def test_a_mesh_is_counted_row_by_row() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"rank": 1}, {"world_size": 2}, {"rank": 0, "world_size": 1, "mesh": Mesh([0, 0])}]
+    "arguments",
+    [{"rank": 1}, {"world_size": 2}, {"rank": 0, "world_size": 1, "mesh": Mesh([0, 0])}],
 )
 def test_half_a_place_is_refused(arguments: dict[str, Any]) -> None:
     """Rank and world_size belong together, and not beside a mesh."""

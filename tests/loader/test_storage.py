@@ -27,7 +27,9 @@ T = 64
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     """Three shards of about 40 KB."""
-    return write_dataset(tmp_path_factory.mktemp("served"), [[200] * 100] * 3, sample_tokens=2048, metadata=False)
+    return write_dataset(
+        tmp_path_factory.mktemp("served"), [[200] * 100] * 3, sample_tokens=2048, metadata=False
+    )
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +54,9 @@ def settings(folder: Path, **given: Any) -> ReadSettings:
     return ReadSettings(cache_dir=folder / "cache", **{**bounds, **given})
 
 
-def stream(address: str, given: ReadSettings | None = None) -> tuple[list[list[int]], dict[str, Any]]:
+def stream(
+    address: str, given: ReadSettings | None = None
+) -> tuple[list[list[int]], dict[str, Any]]:
     """All rows of an epoch, and the loader's counts."""
     order = {"seq_len": T, "global_batch_rows": 8, "lanes": 4, "window_rows": 8, "epochs": 1}
     loader = TokenLoader(address, rank=0, world_size=1, settings=given, **order)
@@ -68,7 +72,9 @@ def expected(served: Dataset) -> list[list[int]]:
     return stream(str(served.folder))[0]
 
 
-def test_a_remote_dataset_is_the_local_one(server: Server, expected: list[list[int]], tmp_path: Path) -> None:
+def test_a_remote_dataset_is_the_local_one(
+    server: Server, expected: list[list[int]], tmp_path: Path
+) -> None:
     """Over http, and the second time out of the cache."""
     address = f"http://127.0.0.1:{server.port}"
     rows, stats = stream(address, settings(tmp_path))
@@ -80,7 +86,9 @@ def test_a_remote_dataset_is_the_local_one(server: Server, expected: list[list[i
     assert stats["cache_hits"] > 3
 
 
-def test_blocks_are_fetched_before_they_are_wanted(server: Server, served: Dataset, tmp_path: Path) -> None:
+def test_blocks_are_fetched_before_they_are_wanted(
+    server: Server, served: Dataset, tmp_path: Path
+) -> None:
     """After one batch, all blocks come that lie within ahead_bytes; with none ahead, those of the next chunks do."""
 
     def fetched(ahead_bytes: int) -> int:
@@ -101,7 +109,9 @@ def test_blocks_are_fetched_before_they_are_wanted(server: Server, served: Datas
     assert fetched(1) < 0.7 * whole
 
 
-def test_cut_connections_are_taken_up_again(proxy: FaultProxy, expected: list[list[int]], tmp_path: Path) -> None:
+def test_cut_connections_are_taken_up_again(
+    proxy: FaultProxy, expected: list[list[int]], tmp_path: Path
+) -> None:
     """Every connection is reset after 20 KB: what came is kept, the rest is asked for."""
     proxy.cut_after = 20_000
     rows, stats = stream(f"http://127.0.0.1:{proxy.port}", settings(tmp_path, block_bytes=65536))
@@ -117,7 +127,9 @@ def test_a_server_that_is_away_for_a_while(
     proxy.cut_after, proxy.cuts = 10_000, 2
     timer = threading.Timer(outage_s, lambda: setattr(proxy, "refuse", False))
     address, given = f"http://127.0.0.1:{proxy.port}", settings(tmp_path)
-    loader = TokenLoader(address, seq_len=T, global_batch_rows=8, lanes=4, window_rows=8, epochs=1, settings=given)
+    loader = TokenLoader(
+        address, seq_len=T, global_batch_rows=8, lanes=4, window_rows=8, epochs=1, settings=given
+    )
     rows = next(loader)["input_ids"].tolist()
     proxy.refuse = True
     timer.start()
@@ -129,12 +141,15 @@ def test_a_server_that_is_away_for_a_while(
 def test_a_server_that_does_not_come_back(proxy: FaultProxy, tmp_path: Path) -> None:
     """The error comes within the bound, and names file, bytes and cause; the loader can go on later."""
     given = settings(tmp_path, stall_timeout_s=1.0, request_timeout_s=0.3)
-    loader = TokenLoader(f"http://127.0.0.1:{proxy.port}", seq_len=T, global_batch_rows=8, lanes=1, settings=given)
+    loader = TokenLoader(
+        f"http://127.0.0.1:{proxy.port}", seq_len=T, global_batch_rows=8, lanes=1, settings=given
+    )
     first = next(loader)
     proxy.refuse = True
     began = time.monotonic()
     with pytest.raises(
-        ReadFailed, match=r"http://127.0.0.1:\d+/shard-00000\d.(tar|idx)(, bytes \d+\.\.\d+)?: .*no byte came for 1 s"
+        ReadFailed,
+        match=r"http://127.0.0.1:\d+/shard-00000\d.(tar|idx)(, bytes \d+\.\.\d+)?: .*no byte came for 1 s",
     ):
         list(loader)
     assert time.monotonic() - began < 2.0
@@ -147,7 +162,9 @@ def test_a_black_hole_ends_in_an_error_within_the_bound(proxy: FaultProxy, tmp_p
     """A server that takes requests and sends nothing."""
     proxy.hang_after = 0
     began = time.monotonic()
-    with pytest.raises(ReadFailed, match=r"manifest.json: .*no byte came for 1.5 s \(stall_timeout_s\)"):
+    with pytest.raises(
+        ReadFailed, match=r"manifest.json: .*no byte came for 1.5 s \(stall_timeout_s\)"
+    ):
         stream(f"http://127.0.0.1:{proxy.port}", settings(tmp_path, stall_timeout_s=1.5))
     assert time.monotonic() - began < 1.5
 
@@ -157,10 +174,15 @@ def test_an_answer_that_stalls_half_way_is_asked_for_again(
 ) -> None:
     """Connections go silent after 24 KB."""
     proxy.hang_after = 24_000
-    assert stream(f"http://127.0.0.1:{proxy.port}", settings(tmp_path, request_timeout_s=0.2))[0] == expected
+    assert (
+        stream(f"http://127.0.0.1:{proxy.port}", settings(tmp_path, request_timeout_s=0.2))[0]
+        == expected
+    )
 
 
-def test_a_slow_link_is_only_slow(proxy: FaultProxy, expected: list[list[int]], tmp_path: Path) -> None:
+def test_a_slow_link_is_only_slow(
+    proxy: FaultProxy, expected: list[list[int]], tmp_path: Path
+) -> None:
     """As long as bytes come, nothing fails, however long a block takes."""
     proxy.rate = 200_000
     given = settings(tmp_path, stall_timeout_s=0.7, request_timeout_s=0.5, block_bytes=65536)
@@ -188,16 +210,23 @@ def test_a_bit_that_is_wrong_at_the_source_is_an_error(tmp_path: Path) -> None:
     data[int(read_index(path.with_suffix(".idx")).sample_offsets[2]) + 30] ^= 4
     path.write_bytes(data)
     server = Server(made.folder)
-    with pytest.raises(ShardCorrupt, match=r"shard-000000.tar, sample 000000-0000\d, bytes \d+\.\.\d+: found tokens"):
+    with pytest.raises(
+        ShardCorrupt,
+        match=r"shard-000000.tar, sample 000000-0000\d, bytes \d+\.\.\d+: found tokens",
+    ):
         stream(f"http://127.0.0.1:{server.port}", settings(tmp_path))
-    rows, stats = stream(f"http://127.0.0.1:{server.port}", settings(tmp_path, on_corrupt="skip_and_count"))
+    rows, stats = stream(
+        f"http://127.0.0.1:{server.port}", settings(tmp_path, on_corrupt="skip_and_count")
+    )
     assert stats["damaged_samples"] == 1
     assert stats["skipped_rows"] > 0
     assert len(rows) == 156
     server.close()
 
 
-def test_a_damaged_cache_file_is_fetched_again(server: Server, expected: list[list[int]], tmp_path: Path) -> None:
+def test_a_damaged_cache_file_is_fetched_again(
+    server: Server, expected: list[list[int]], tmp_path: Path
+) -> None:
     """What a bad disk does to the cache is found as well."""
     address, given = f"http://127.0.0.1:{server.port}", settings(tmp_path)
     stream(address, given)
@@ -211,12 +240,16 @@ def test_a_damaged_cache_file_is_fetched_again(server: Server, expected: list[li
 def test_a_missing_file_is_an_error_at_once(server: Server, tmp_path: Path) -> None:
     """Not after the bound: trying again would not help."""
     began = time.monotonic()
-    with pytest.raises(ReadFailed, match=r"no/such/manifest.json: .*; correct the address or the credentials"):
+    with pytest.raises(
+        ReadFailed, match=r"no/such/manifest.json: .*; correct the address or the credentials"
+    ):
         stream(f"http://127.0.0.1:{server.port}/no/such", settings(tmp_path, stall_timeout_s=60))
     assert time.monotonic() - began < 2
 
 
-def test_the_cache_stays_within_its_bound(server: Server, expected: list[list[int]], tmp_path: Path) -> None:
+def test_the_cache_stays_within_its_bound(
+    server: Server, expected: list[list[int]], tmp_path: Path
+) -> None:
     """A cache of a third of the dataset: the oldest blocks go, the stream is the same."""
     given = settings(tmp_path, cache_bytes=50_000, block_bytes=8192)
     rows, stats = stream(f"http://127.0.0.1:{server.port}", given)
@@ -282,20 +315,26 @@ def test_waiting_for_another_rank_is_bounded(tmp_path: Path) -> None:
     thread = threading.Thread(target=lambda: Cache(given, Counters()).get("key", 3, hang))
     thread.start()
     started.wait(5)
-    with pytest.raises(ReadFailed, match=r"another process of this node has been fetching it for 0.3 s"):
+    with pytest.raises(
+        ReadFailed, match=r"another process of this node has been fetching it for 0.3 s"
+    ):
         Cache(given, Counters()).get("key", 3, lambda: b"abc")
     finish.set()
     thread.join()
 
 
-@pytest.mark.parametrize(("name", "value"), [("cache_bytes", 0), ("on_corrupt", "ignore"), ("stall_timeout_s", -1)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("cache_bytes", 0), ("on_corrupt", "ignore"), ("stall_timeout_s", -1)]
+)
 def test_settings_out_of_range_are_named(name: str, value: object) -> None:
     """The setting and what was given."""
     with pytest.raises(ValueError, match=f"{name} is {value!r}, must be"):
         ReadSettings(**{name: value})
 
 
-def test_s3_through_a_real_server(seaweed: Seaweed, served: Dataset, expected: list[list[int]], tmp_path: Path) -> None:
+def test_s3_through_a_real_server(
+    seaweed: Seaweed, served: Dataset, expected: list[list[int]], tmp_path: Path
+) -> None:
     """Signed requests to SeaweedFS; a wrong secret is an error at once."""
     keys = {**KEYS, "endpoint": seaweed.endpoint}
     for path in served.folder.iterdir():

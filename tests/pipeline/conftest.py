@@ -35,7 +35,9 @@ class Small:
             name: {**self.tree.get(name, {}), **keys} if isinstance(keys, Mapping) else keys
             for name, keys in sections.items()
         }
-        self.path.write_text(yaml.safe_dump({**self.tree, **changed, "run_dir": str(self.folder / run_name)}))
+        self.path.write_text(
+            yaml.safe_dump({**self.tree, **changed, "run_dir": str(self.folder / run_name)})
+        )
         return load(str(self.path))
 
     def plan(self, run_name: str = "run", **sections: Any) -> RunPlan:
@@ -56,7 +58,11 @@ def lid_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def small(
-    tmp_path: Path, tiny_tokenizer: Path, lid_file: Path, wet_file: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    tiny_tokenizer: Path,
+    lid_file: Path,
+    wet_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Small:
     """The smallest run: every phase, tiny models, all languages, a cache of its own."""
     monkeypatch.setenv("CORPUSMILL_CACHE", str(tmp_path / "cache"))

@@ -12,7 +12,11 @@ from pipeline.planning import plan
 from stages.contract import Outcome
 from stages.filters.length import Length
 
-FAULTS = {"raise value": ValueError("bad value"), "raise memory": MemoryError(), "raise other": KeyError("key")}
+FAULTS = {
+    "raise value": ValueError("bad value"),
+    "raise memory": MemoryError(),
+    "raise other": KeyError("key"),
+}
 LOG = "DEADLY_LOG"
 """Environment variable: a file that gets a byte for every process that is killed."""
 

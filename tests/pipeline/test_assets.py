@@ -71,7 +71,9 @@ def test_the_digest_of_a_file_follows_its_content(published: Path) -> None:
 def test_an_unknown_name_is_refused_with_the_nearest_ones() -> None:
     """A typing error costs one look at the message."""
     for act in (assets.check, assets.resolve, assets.digest, assets.status):
-        with pytest.raises(AssetError, match=r"'lid\.176\.fzt' is neither.*near names: lid\.176\.ftz"):
+        with pytest.raises(
+            AssetError, match=r"'lid\.176\.fzt' is neither.*near names: lid\.176\.ftz"
+        ):
             act("lid.176.fzt")
 
 
@@ -93,7 +95,9 @@ def test_the_registry_is_complete_and_pinned() -> None:
         assert assets.status(name) == "missing"
 
 
-def test_the_cache_lies_where_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_cache_lies_where_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Our own variable first, then the desktop standard's, then the home folder."""
     assert assets.cache_folder() == tmp_path / "cache"
     monkeypatch.delenv("CORPUSMILL_CACHE")
@@ -135,7 +139,9 @@ def test_a_cached_file_that_was_changed_is_noticed(published: Path) -> None:
     assert obtain(asset(LocalPath(published))).read_bytes() == CONTENT
 
 
-def test_offline_with_a_cold_cache_says_where_to_put_the_file(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_with_a_cold_cache_says_where_to_put_the_file(
+    published: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing is fetched; a file put where the message says is verified and taken."""
     monkeypatch.setattr(assets, "REGISTRY", {"test-model": asset(LocalPath(published))})
     monkeypatch.setenv("CORPUSMILL_OFFLINE", "1")
@@ -153,7 +159,9 @@ def test_offline_with_a_cold_cache_says_where_to_put_the_file(published: Path, m
     assert assets.resolve("test-model") == place
 
 
-def test_without_a_published_digest_the_first_use_is_trusted(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_published_digest_the_first_use_is_trusted(
+    published: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is said once, the digest is known from then on, and another content later is refused."""
     entry = asset(LocalPath(published), None)
     monkeypatch.setattr(assets, "REGISTRY", {"test-model": entry})
@@ -170,7 +178,9 @@ def test_without_a_published_digest_the_first_use_is_trusted(published: Path, mo
     assert obtain(entry).read_bytes() == CONTENT
 
 
-def test_an_asset_of_several_files_is_a_folder(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_asset_of_several_files_is_a_folder(
+    published: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its files have the names by which it is used, and its digest is known before it is fetched."""
     parts = {name: Part(LocalPath(published), SHA256) for name in ("en.sp.model", "en.arpa.bin")}
     monkeypatch.setattr(assets, "REGISTRY", {"test-model": asset(Folder(parts), None)})
@@ -273,7 +283,10 @@ def test_of_many_processes_one_fetches() -> None:
         url = f"http://127.0.0.1:{httpd.server_address[1]}/model.bin"
         command = [sys.executable, "-c", ONE_OF_MANY, url, SHA256]
         cwd = Path(assets.__file__).parent.parent
-        running = [subprocess.Popen(command, stdout=subprocess.PIPE, cwd=cwd, env=os.environ) for _ in range(4)]
+        running = [
+            subprocess.Popen(command, stdout=subprocess.PIPE, cwd=cwd, env=os.environ)
+            for _ in range(4)
+        ]
         outputs = [process.communicate(timeout=60)[0] for process in running]
         httpd.shutdown()
         thread.join()
@@ -283,7 +296,9 @@ def test_of_many_processes_one_fetches() -> None:
 
 def test_an_origin_that_fails_says_where_the_file_may_be_put(tmp_path: Path) -> None:
     """Who has the file from elsewhere need not wait for the network."""
-    with pytest.raises(AssetError, match=r"put by hand at .*/cache/assets/test-model/[0-9a-f]{16}/model\.bin"):
+    with pytest.raises(
+        AssetError, match=r"put by hand at .*/cache/assets/test-model/[0-9a-f]{16}/model\.bin"
+    ):
         obtain(asset(LocalPath(tmp_path / "gone" / "model.bin")))
     with pytest.raises(AssetError, match="only https"):
         obtain(asset(HttpsFile("http://example.org/model.bin")))

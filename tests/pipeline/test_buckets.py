@@ -35,7 +35,11 @@ def _files(folder: Path, sizes: list[int], seed: int) -> list[pa.RecordBatch]:
     common[:3] = 0, 2**64 - 1, 2**63
     files: list[pa.RecordBatch] = []
     for i, size in enumerate(sizes):
-        hashes = np.where(rng.random(size) < 0.5, rng.choice(common, size), rng.integers(0, 2**64, size, np.uint64))
+        hashes = np.where(
+            rng.random(size) < 0.5,
+            rng.choice(common, size),
+            rng.integers(0, 2**64, size, np.uint64),
+        )
         records = np.sort(rng.integers(0, size + 1, size)).astype(np.uint32)
         files.append(pa.record_batch([hashes, records], schema=ROWS))
         write_buckets(folder / str(i), files[-1])
@@ -54,7 +58,11 @@ def _open(path: Path) -> pa.NativeFile:
     seed=st.integers(0, 2**32 - 1),
 )
 def test_every_row_is_in_one_piece_with_its_equals(
-    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], rows_per_bucket: int, num_partitions: int, seed: int
+    tmp_path_factory: pytest.TempPathFactory,
+    sizes: list[int],
+    rows_per_bucket: int,
+    num_partitions: int,
+    seed: int,
 ) -> None:
     """However files and space are cut, pieces rise, and rows of a file keep their order in each."""
     folder = tmp_path_factory.mktemp("files")
@@ -64,7 +72,9 @@ def test_every_row_is_in_one_piece_with_its_equals(
     found: list[list[pa.RecordBatch]] = [[] for _ in files]
     last = -1
     for name in partition_names(num_partitions):
-        partition = Partition([read_part(_open(folder / str(i)), name) for i in range(len(files))], name)
+        partition = Partition(
+            [read_part(_open(folder / str(i)), name) for i in range(len(files))], name
+        )
         held = sum(rows.num_rows for rows in partition.files)
         for piece in partition.pieces():
             hashes, ids = partition.gather(piece)
@@ -94,7 +104,14 @@ def test_rows_near_a_hash_hold_all_of_it(tmp_path: Path) -> None:
 
 def test_finer_cuts_for_more_rows() -> None:
     """Small files have 256 buckets, buckets of larger ones about as many rows each; partitions fit into half a task."""
-    assert [buckets_for(n) for n in (0, 1, 2**20, 2**20 + 1, 30_600_000, 2**40)] == [256, 256, 256, 512, 8192, 65536]
+    assert [buckets_for(n) for n in (0, 1, 2**20, 2**20 + 1, 30_600_000, 2**40)] == [
+        256,
+        256,
+        256,
+        512,
+        8192,
+        65536,
+    ]
     assert {buckets_for(n) & (buckets_for(n) - 1) for n in range(0, 2**24, 99_991)} == {0}
     for num_rows, memory_mb in [(10**6, 100), (10**9, 1000), (6 * 10**10, 1000)]:
         in_each = num_rows / partitions_for(num_rows, 32, memory_mb)

@@ -22,7 +22,11 @@ LATER_STAGES = [
     ("tokenize", "pii"),
 ]
 
-SHIPPED = sorted(path.name for path in (REPOSITORY / "configs").glob("*.yaml") if not path.name.startswith("train-"))
+SHIPPED = sorted(
+    path.name
+    for path in (REPOSITORY / "configs").glob("*.yaml")
+    if not path.name.startswith("train-")
+)
 
 MINIMAL = """\
 input:
@@ -71,17 +75,25 @@ def test_a_minimal_config_has_ccnets_defaults(tmp_path: Path) -> None:
 
 def test_all_faults_are_told_at_once_with_line_and_nearest_key(tmp_path: Path) -> None:
     """An unknown key, a value out of range and a wrong type are reported together, each with its place."""
-    text = MINIMAL + "select:\n  language:\n    min_scroe: 0.5\n    min_score: 1.7\nparagraph_dedup:\n  keep: some\n"
+    text = (
+        MINIMAL
+        + "select:\n  language:\n    min_scroe: 0.5\n    min_score: 1.7\nparagraph_dedup:\n  keep: some\n"
+    )
     faults = faults_of(write(tmp_path, text))
     assert len(faults) == 3
-    assert any("mine.yaml:7: select.language.min_scroe is no known key; did you mean min_score?" in f for f in faults)
+    assert any(
+        "mine.yaml:7: select.language.min_scroe is no known key; did you mean min_score?" in f
+        for f in faults
+    )
     assert any("mine.yaml:8: select.language.min_score is 1.7" in f for f in faults)
     assert any("mine.yaml:10: paragraph_dedup.keep is 'some'" in f for f in faults)
 
 
 def test_missing_models_and_files_are_told_at_once(tmp_path: Path) -> None:
     """References that are neither in the registry nor on this disk are faults, with the nearest name."""
-    text = MINIMAL.replace("gpt2-bpe", "gpt2-bp") + "annotate:\n  language:\n    model: lid.177.ftz\n"
+    text = (
+        MINIMAL.replace("gpt2-bpe", "gpt2-bp") + "annotate:\n  language:\n    model: lid.177.ftz\n"
+    )
     text += "select:\n  perplexity:\n    cutoffs: nowhere.csv\n"
     faults = faults_of(write(tmp_path, text))
     assert len(faults) == 3
@@ -99,7 +111,9 @@ def test_a_key_given_twice_is_a_fault(tmp_path: Path) -> None:
 def test_overrides_reach_any_key_and_their_faults_name_them(tmp_path: Path) -> None:
     """--set goes through the same checks, and a fault in it points to it rather than to a line."""
     path = write(tmp_path, MINIMAL)
-    config = load(path, ["select.language.min_score=0.65", "annotate.quality={}", "run_dir=/data/{config}"])
+    config = load(
+        path, ["select.language.min_score=0.65", "annotate.quality={}", "run_dir=/data/{config}"]
+    )
     assert config.select.language is not None
     assert config.select.language.min_score == 0.65
     assert config.annotate.quality is not None
@@ -136,18 +150,29 @@ def test_limits_are_for_sets_that_are_looked_for(tmp_path: Path) -> None:
     (fault,) = faults_of(path, "select.decontamination={}")
     assert "annotate.decontamination is null" in fault
     (fault,) = faults_of(
-        path, f"annotate.decontamination={{sets: {{a: {path}}}}}", "select.decontamination={max_share: {b: 0.1}}"
+        path,
+        f"annotate.decontamination={{sets: {{a: {path}}}}}",
+        "select.decontamination={max_share: {b: 0.1}}",
     )
     assert "max_share names b; the sets of annotate.decontamination are a" in fault
-    faults = faults_of(path, "annotate.decontamination={sets: {a: no.jsonl}}", "extract.url={domains: [no/list]}")
-    assert ["'no.jsonl' is neither" in fault or "'no/list' is neither" in fault for fault in faults] == [True, True]
+    faults = faults_of(
+        path, "annotate.decontamination={sets: {a: no.jsonl}}", "extract.url={domains: [no/list]}"
+    )
+    assert [
+        "'no.jsonl' is neither" in fault or "'no/list' is neither" in fault for fault in faults
+    ] == [True, True]
 
 
 def test_sections_of_the_users_own_names_are_checked_like_the_others(tmp_path: Path) -> None:
     """A misspelt key is told with the nearest, a missing model with its place, limits of nothing with what there is."""
-    text = MINIMAL + "annotate:\n  classifiers:\n    hq: {modle: no.bin, model: no.bin, label: __label__hq}\n"
+    text = (
+        MINIMAL
+        + "annotate:\n  classifiers:\n    hq: {modle: no.bin, model: no.bin, label: __label__hq}\n"
+    )
     (fault,) = faults_of(write(tmp_path, text))
-    assert "mine.yaml:7: annotate.classifiers.hq.modle is no known key; did you mean model?" in fault
+    assert (
+        "mine.yaml:7: annotate.classifiers.hq.modle is no known key; did you mean model?" in fault
+    )
     path = write(tmp_path, text.replace("modle: no.bin, ", ""))
     (fault,) = faults_of(path)
     assert "annotate.classifiers.hq.model is 'no.bin': 'no.bin' is neither" in fault

@@ -68,7 +68,9 @@ def test_partitions_are_those_that_the_phases_make() -> None:
     cost = cost_of(500)
     (paragraph_dedup,) = (phase for phase in cost.phases if phase.name == "paragraph_dedup")
     memory_mb = config_of().engine.memory_mb
-    assert paragraph_dedup.task_ids == partitions_for(int(cost.amounts["paragraphs"]), BYTES_PER_PARAGRAPH, memory_mb)
+    assert paragraph_dedup.task_ids == partitions_for(
+        int(cost.amounts["paragraphs"]), BYTES_PER_PARAGRAPH, memory_mb
+    )
     assert next(p for p in cost_of(1).phases if p.name == "paragraph_dedup").task_ids == 1
 
 
@@ -87,7 +89,12 @@ def test_files_are_gathered_into_at_most_ten_thousand_units() -> None:
         (90_000, HERE, [SMALL_TASKS], "set paragraph_dedup.group_splits to"),
         (90_000, HERE, [SMALL_TASKS], "fuzzy_dedup: a task would take"),
         (100, Cluster(1, 4, 2), [], "never start"),
-        (100, Cluster(1, 16, 32), ["engine.memory_mb=4000"], "lets 7 tasks onto a machine of 16 cores"),
+        (
+            100,
+            Cluster(1, 16, 32),
+            ["engine.memory_mb=4000"],
+            "lets 7 tasks onto a machine of 16 cores",
+        ),
         (3, Cluster(1, 64, 512), [], "fewer cores are as fast"),
         (100, Cluster(1, 4, 32, disk_gb=1), [], "1 GB are free there"),
         (90_000, HERE, [], "the driver merges over 2,340,000,000 records"),
@@ -110,7 +117,11 @@ def test_a_whole_snapshot_fits_into_tasks_of_three_gigabytes() -> None:
 
 def test_the_remedy_for_deduplication_is_one() -> None:
     """With the group that is proposed the warning is gone."""
-    (told,) = (w for w in cost_of(90_000, HERE, SMALL_TASKS).warnings if w.startswith("paragraph_dedup: a task"))
+    (told,) = (
+        w
+        for w in cost_of(90_000, HERE, SMALL_TASKS).warnings
+        if w.startswith("paragraph_dedup: a task")
+    )
     group = told.split("group_splits to ")[1].split(" ")[0].replace(",", "")
     after = cost_of(90_000, HERE, SMALL_TASKS, f"paragraph_dedup.group_splits={group}").warnings
     assert not any(warning.startswith("paragraph_dedup: a task") for warning in after)
@@ -136,7 +147,10 @@ def pages(small: Small) -> Small:
 
 
 def _page(name: str) -> bytes:
-    text = "\n".join(f"Paragraph {line} of page {name} says what no other page says, {name * 3}." for line in range(12))
+    text = "\n".join(
+        f"Paragraph {line} of page {name} says what no other page says, {name * 3}."
+        for line in range(12)
+    )
     body = text.encode()
     head = f"WARC/1.0\r\nWARC-Type: conversion\r\nWARC-Record-ID: <urn:uuid:{name}>\r\nWARC-Target-URI: http://e.org/{name}\r\n"
     head += f"WARC-Date: 2026-11-01T00:00:00Z\r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -154,7 +168,9 @@ def test_a_runs_own_calibration_tells_its_bytes_again(pages: Small) -> None:
         folder = run.folder(phase.name)
         records = [folder.record(task_id) for task_id in folder.done()]
         assert phase.task_ids == len(records)
-        written = sum(output["bytes"] for record in records for output in record["outputs"].values())
+        written = sum(
+            output["bytes"] for record in records for output in record["outputs"].values()
+        )
         assert phase.bytes_written == pytest.approx(written, rel=0.05, abs=2000)
         assert phase.num_files == sum(len(record["outputs"]) + 1 for record in records)
     assert cost.cpu_hours > 0
@@ -164,7 +180,9 @@ def test_work_done_again_counts_in_time_but_not_in_memory(pages: Small) -> None:
     """Its process has grown by then with all that came in between."""
     run, _ = pages.run()
     before = fit([run]).phases["paragraph_dedup"]
-    (event,) = (e for e in run.events() if e["event"] == "TaskFinished" and e["phase"] == "paragraph_dedup")
+    (event,) = (
+        e for e in run.events() if e["event"] == "TaskFinished" and e["phase"] == "paragraph_dedup"
+    )
     with keep(run.run_dir) as add:
         add({**event, "peak_mb": 9e6, "cpu_seconds": {"paragraph_dedup": 60.0}})
     after = fit([run]).phases["paragraph_dedup"]
@@ -193,7 +211,9 @@ def test_a_calibration_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 def test_a_phase_that_was_not_measured_is_taken_from_another_calibration() -> None:
     """What a run had off has the shipped rates."""
-    own = Calibration(source="own", amounts=RATES.amounts, phases={"extract": RATES.phases["extract"]})
+    own = Calibration(
+        source="own", amounts=RATES.amounts, phases={"extract": RATES.phases["extract"]}
+    )
     filled = own.filled_by(RATES)
     assert filled.source == "own"
     assert filled.phases["annotate"] == RATES.phases["annotate"]
@@ -201,8 +221,24 @@ def test_a_phase_that_was_not_measured_is_taken_from_another_calibration() -> No
 
 def test_plan_tells_what_a_snapshot_would_take_without_listing_it(tmp_path: Path) -> None:
     """Table and JSON say the same, with price, rates' origin and warnings; no network is asked."""
-    arguments = ["plan", "ccnet-common-crawl.yaml", "--files", "90000", "--nodes", "10", "--cores", "32"]
-    arguments += ["--memory-gb", "128", "--price-per-core-hour", "0.04", "--run-dir", str(tmp_path / "run")]
+    arguments = [
+        "plan",
+        "ccnet-common-crawl.yaml",
+        "--files",
+        "90000",
+        "--nodes",
+        "10",
+        "--cores",
+        "32",
+    ]
+    arguments += [
+        "--memory-gb",
+        "128",
+        "--price-per-core-hour",
+        "0.04",
+        "--run-dir",
+        str(tmp_path / "run"),
+    ]
     shown = CliRunner().invoke(app, arguments)
     assert shown.exit_code == 0, shown.output
     assert "90,000 files in 10,000 units" in shown.output

@@ -12,7 +12,9 @@ from tests.pipeline.conftest import Small
 from tests.pipeline.test_ledger import RULES, last_fates, write_pages
 
 
-@pytest.mark.parametrize(("keep", "num_kept"), [("drop_all_copies", 1), ("keep_first", 2), ("keep_all", 3)])
+@pytest.mark.parametrize(
+    ("keep", "num_kept"), [("drop_all_copies", 1), ("keep_first", 2), ("keep_all", 3)]
+)
 def test_which_copies_stay(
     small: Small, keep: Literal["drop_all_copies", "keep_first", "keep_all"], num_kept: int
 ) -> None:
@@ -23,5 +25,7 @@ def test_which_copies_stay(
     assert sorted(last_fates(found).values()).count("kept") == num_kept
     assert make_report(found).steps[-1].num_docs == num_kept
     (trace,) = explain(found, "2")
-    assert any(f"{0 if keep == 'keep_all' else 2} paragraphs removed" in line for line in trace.lines)
+    assert any(
+        f"{0 if keep == 'keep_all' else 2} paragraphs removed" in line for line in trace.lines
+    )
     assert found.folder("paragraph_dedup").summary()["task_ids"] == (0 if keep == "keep_all" else 1)

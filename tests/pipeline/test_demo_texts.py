@@ -25,7 +25,11 @@ def test_the_parts_have_their_shares_and_stay_as_they_are() -> None:
     assert counts["lm"] == pytest.approx(6_000, rel=0.03)
     assert counts["reference"] == pytest.approx(1_500, rel=0.06)
     assert counts["pages"] == pytest.approx(2_500, rel=0.05)
-    assert [partition_of(title) for title in ("Jazz", "Einstein", "Berlin")] == ["lm", "reference", "pages"]
+    assert [partition_of(title) for title in ("Jazz", "Einstein", "Berlin")] == [
+        "lm",
+        "reference",
+        "pages",
+    ]
 
 
 @pytest.mark.models

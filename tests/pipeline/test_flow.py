@@ -20,9 +20,27 @@ from fastwarc.warc import ArchiveIterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.execution.task import FLOW, SinkStep, Source, StageSpec, StageStep, TaskFailed, apply, check_attempts
+from pipeline.execution.task import (
+    FLOW,
+    SinkStep,
+    Source,
+    StageSpec,
+    StageStep,
+    TaskFailed,
+    apply,
+    check_attempts,
+)
 from pipeline.runs.phase_folder import PendingOutput, PhaseFolder
-from stages.contract import DOCUMENT, AccountsDoNotBalance, Outcome, Settings, Stage, drop_where, keep_all, with_columns
+from stages.contract import (
+    DOCUMENT,
+    AccountsDoNotBalance,
+    Outcome,
+    Settings,
+    Stage,
+    drop_where,
+    keep_all,
+    with_columns,
+)
 
 WORK = "000000-00ff00ff"
 
@@ -63,7 +81,9 @@ class Touchy(Stage[NoSettings]):
     version = 1
     needs: ClassVar[pa.Schema] = pa.schema([DOCUMENT.field("text")])
     adds: ClassVar[pa.Schema] = pa.schema([pa.field("num_chars", pa.int64())])
-    reasons: ClassVar[Mapping[str, str]] = MappingProxyType({"touchy.unwanted": "The text says that it is unwanted."})
+    reasons: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"touchy.unwanted": "The text says that it is unwanted."}
+    )
 
     def apply(self, batch: pa.Table) -> Outcome:
         texts = batch.column("text")
@@ -72,7 +92,10 @@ class Touchy(Stage[NoSettings]):
                 fault(text.removeprefix("raise "))
         lengths = pc.cast(pc.utf8_length(texts), pa.int64())
         return drop_where(
-            with_columns(batch, {"num_chars": lengths}), pc.equal(texts, "unwanted"), "touchy.unwanted", value=lengths
+            with_columns(batch, {"num_chars": lengths}),
+            pc.equal(texts, "unwanted"),
+            "touchy.unwanted",
+            value=lengths,
         )
 
 
@@ -83,13 +106,19 @@ class Later(Stage[NoSettings]):
     version = 1
     needs: ClassVar[pa.Schema] = Touchy.adds
     adds: ClassVar[pa.Schema] = pa.schema([pa.field("num_chars_twice", pa.int64())])
-    reasons: ClassVar[Mapping[str, str]] = MappingProxyType({"later.late": "The text was dropped late."})
+    reasons: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"later.late": "The text was dropped late."}
+    )
 
     def apply(self, batch: pa.Table) -> Outcome:
         time.sleep(0.001)
-        is_late = pc.is_in(batch.column("text"), value_set=pa.array(["unwanted", "late"], pa.large_string()))
+        is_late = pc.is_in(
+            batch.column("text"), value_set=pa.array(["unwanted", "late"], pa.large_string())
+        )
         twice = pc.multiply(batch.column("num_chars"), 2)
-        return drop_where(with_columns(batch, {"num_chars_twice": twice}), is_late, "later.late", limit=7)
+        return drop_where(
+            with_columns(batch, {"num_chars_twice": twice}), is_late, "later.late", limit=7
+        )
 
 
 class Losing(Stage[NoSettings]):
@@ -116,7 +145,10 @@ def documents(texts: Sequence[str], first: int = 0) -> pa.Table:
     """A batch as a reader yields it."""
     n = len(texts)
     columns: dict[str, Any] = {field.name: pa.nulls(n, field.type) for field in DOCUMENT}
-    columns |= {"doc_id": pa.array(range(first, first + n), pa.uint64()), "text": pa.array(texts, pa.large_string())}
+    columns |= {
+        "doc_id": pa.array(range(first, first + n), pa.uint64()),
+        "text": pa.array(texts, pa.large_string()),
+    }
     columns["url"] = pa.array([f"https://example.org/{i}" for i in range(first, first + n)])
     return pa.table(columns, schema=DOCUMENT)
 
@@ -156,7 +188,10 @@ class Recorder:
     def rows(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Kept rows as they came, dropped ones by document."""
         kept = [row for table in self.kept for row in table.to_pylist()]
-        return kept, sorted((row for table in self.dropped for row in table.to_pylist()), key=lambda row: row["doc_id"])
+        return kept, sorted(
+            (row for table in self.dropped for row in table.to_pylist()),
+            key=lambda row: row["doc_id"],
+        )
 
 
 @dataclass
@@ -188,7 +223,9 @@ class Flow:
             steps.append(StageStep(spec, schema))
         return [*steps, SinkStep("write", self.recorder, self.max_error_share)]
 
-    def run(self, preview: Callable[[Iterator[pa.Table]], Iterable[pa.Table]] = iter) -> list[dict[str, Any]]:
+    def run(
+        self, preview: Callable[[Iterator[pa.Table]], Iterable[pa.Table]] = iter
+    ) -> list[dict[str, Any]]:
         """The results of one unit; `recut` cuts and merges the tables between any two steps."""
         source, *others = self.steps()
         flow: Iterator[Any] = iter(source(WORK))
@@ -212,7 +249,9 @@ def folder(tmp_path: Path) -> PhaseFolder:
 
 def is_untouched(folder: PhaseFolder) -> bool:
     """Nothing done, nothing in place, nothing left aside."""
-    return not [path for path in folder.root.rglob("*") if path.is_file() and ".attempts" not in path.parts]
+    return not [
+        path for path in folder.root.rglob("*") if path.is_file() and ".attempts" not in path.parts
+    ]
 
 
 # ---- documents ----
@@ -221,7 +260,10 @@ def is_untouched(folder: PhaseFolder) -> bool:
 @pytest.mark.parametrize(
     ("kind", "detail"),
     [
-        ("unicode", "UnicodeDecodeError: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte"),
+        (
+            "unicode",
+            "UnicodeDecodeError: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte",
+        ),
         ("memory", "MemoryError: "),
         ("value", "ValueError: invalid literal for int() with base 10: 'many'"),
         ("runtime", "RuntimeError: out of order"),
@@ -229,7 +271,9 @@ def is_untouched(folder: PhaseFolder) -> bool:
         ("panic", "PanicException: "),
     ],
 )
-def test_a_document_that_makes_a_stage_raise_costs_itself_alone(folder: PhaseFolder, kind: str, detail: str) -> None:
+def test_a_document_that_makes_a_stage_raise_costs_itself_alone(
+    folder: PhaseFolder, kind: str, detail: str
+) -> None:
     """It is dropped as `<stage>.error_<kind>` with the exception's words; all others of the batch are kept."""
     texts = ["a", "bb", f"raise {kind}", "ccc", "unwanted"]
     flow = Flow(folder, [documents(texts)])
@@ -237,7 +281,10 @@ def test_a_document_that_makes_a_stage_raise_costs_itself_alone(folder: PhaseFol
     assert "failed" not in result
     kept, dropped = flow.recorder.rows()
     assert [(row["doc_id"], row["num_chars"]) for row in kept] == [(0, 1), (1, 2), (3, 3)]
-    assert [(row["doc_id"], row["reason"]) for row in dropped] == [(2, f"touchy.error_{kind}"), (4, "touchy.unwanted")]
+    assert [(row["doc_id"], row["reason"]) for row in dropped] == [
+        (2, f"touchy.error_{kind}"),
+        (4, "touchy.unwanted"),
+    ]
     assert dropped[0]["detail"].startswith(detail)
 
 
@@ -309,17 +356,26 @@ def test_a_unit_without_documents_is_done(folder: PhaseFolder) -> None:
 def test_a_stage_that_loses_a_document_fails_its_unit(folder: PhaseFolder) -> None:
     """The accounts are checked at each call; nothing of the unit is committed, and the message names the stage."""
     stage = Losing(NoSettings())
-    with pytest.raises(AccountsDoNotBalance, match="stage losing: 2 documents went in, 1 were kept and 0 dropped"):
+    with pytest.raises(
+        AccountsDoNotBalance, match="stage losing: 2 documents went in, 1 were kept and 0 dropped"
+    ):
         apply(stage, documents(["a", "b"]))
-    (result,) = Flow(folder, [documents(["a", "b"]), documents(["c"], first=2)], [Touchy, Losing, Later]).run()
-    assert result["failed"].startswith("stage losing: AccountsDoNotBalance: stage losing: 2 documents went in")
+    (result,) = Flow(
+        folder, [documents(["a", "b"]), documents(["c"], first=2)], [Touchy, Losing, Later]
+    ).run()
+    assert result["failed"].startswith(
+        "stage losing: AccountsDoNotBalance: stage losing: 2 documents went in"
+    )
     assert is_untouched(folder)
 
 
 def test_a_stage_that_cannot_be_opened_fails_its_unit(folder: PhaseFolder) -> None:
     """The message names the stage and the cause."""
     (result,) = Flow(folder, [documents(["a"])], [Closed]).run()
-    assert result == {"task_id": WORK, "failed": "stage closed: ValueError: the model is of another make"}
+    assert result == {
+        "task_id": WORK,
+        "failed": "stage closed: ValueError: the model is of another make",
+    }
 
 
 @pytest.mark.parametrize("batches", [0, 2])
@@ -364,8 +420,12 @@ def test_a_failed_unit_leaves_no_trace_in_the_next(folder: PhaseFolder) -> None:
     assert folder.done() == {"000001-bbbbbbbb"}
 
 
-@pytest.mark.parametrize(("share", "fails"), [(0.5, False), (0.49, True), (0.0, True), (1.0, False)])
-def test_more_errors_than_the_share_fail_the_unit(folder: PhaseFolder, share: float, fails: bool) -> None:
+@pytest.mark.parametrize(
+    ("share", "fails"), [(0.5, False), (0.49, True), (0.0, True), (1.0, False)]
+)
+def test_more_errors_than_the_share_fail_the_unit(
+    folder: PhaseFolder, share: float, fails: bool
+) -> None:
     """The share is of all documents of the unit, over all its batches."""
     batches = [documents(["raise value", "a"]), documents(["raise other", "unwanted"], first=2)]
     (result,) = Flow(folder, batches, max_error_share=share).run()
@@ -395,13 +455,18 @@ TEXTS = st.sampled_from(["kept", "a", "unwanted", "late", "raise value", "raise 
     lost=st.booleans(),
 )
 def test_cuts_between_steps_make_no_difference(
-    tmp_path_factory: pytest.TempPathFactory, batches: list[list[str]], cuts: list[list[int]], lost: bool
+    tmp_path_factory: pytest.TempPathFactory,
+    batches: list[list[str]],
+    cuts: list[list[int]],
+    lost: bool,
 ) -> None:
     """Ray merges and cuts blocks as it likes, in the order of their rows: the sink gets the same, or the unit fails."""
     firsts = itertools.accumulate((len(texts) for texts in batches), initial=0)
     tables = [documents(texts, first) for texts, first in zip(batches, firsts, strict=False)]
     chain = (Touchy, Losing) if lost else (Touchy, Later)
-    plain, preview = (Flow(PhaseFolder(tmp_path_factory.mktemp("flow")), tables, chain) for _ in range(2))
+    plain, preview = (
+        Flow(PhaseFolder(tmp_path_factory.mktemp("flow")), tables, chain) for _ in range(2)
+    )
     turns = iter(cuts)
     (one,), (other,) = plain.run(), preview.run(lambda flow: _recut(flow, next(turns)))
     assert ("failed" in one) == ("failed" in other)
@@ -423,7 +488,9 @@ def test_marks_are_json(folder: PhaseFolder) -> None:
     """The opening row names the unit; the closing one too, with the report."""
     source, *_ = Flow(folder, [documents(["a"])]).steps()
     tables = list(source(WORK))
-    marks = [json.loads(mark) for table in tables for mark in table.column("mark").to_pylist() if mark]
+    marks = [
+        json.loads(mark) for table in tables for mark in table.column("mark").to_pylist() if mark
+    ]
     assert marks[0] == {"open": WORK}
     assert marks[1].keys() == {"close", "report", "seconds", "cpu_seconds"}
     assert (marks[1]["close"], marks[1]["report"]) == (WORK, {"records": 7})
@@ -435,7 +502,12 @@ def test_a_file_that_is_edited_is_opened_again(tmp_path: Path) -> None:
 
     (tmp_path / "list").write_text("a.example\n")
     spec = StageSpec(Url, UrlSettings(domains=(str(tmp_path / "list"),)))
-    batch = pa.table({"doc_id": pa.array([1, 2], pa.uint64()), "url": ["https://a.example/", "https://b.example/"]})
+    batch = pa.table(
+        {
+            "doc_id": pa.array([1, 2], pa.uint64()),
+            "url": ["https://a.example/", "https://b.example/"],
+        }
+    )
     first = spec.opened()
     assert first.apply(batch).kept.num_rows == 1
     assert spec.opened() is first
@@ -453,6 +525,7 @@ def test_a_model_that_is_not_what_the_run_was_planned_with_is_refused(tmp_path: 
     assert spec.opened(planned).name == "url"
     (tmp_path / "list").write_text("b.example, longer\n")
     with pytest.raises(
-        TaskFailed, match=r"is not what the run was planned with: sha256 \w{64}, wanted \w{64}; let all"
+        TaskFailed,
+        match=r"is not what the run was planned with: sha256 \w{64}, wanted \w{64}; let all",
     ):
         spec.opened(planned)

@@ -29,8 +29,18 @@ from tests.pipeline.conftest import Small
 
 LONG = " ".join(f"word{letter}" for letter in "abcdefghijklmnopqrstuvwxyz")
 LINES = (
-    *("The treaty was signed in the museum.", "Cookies are good for you.", "Third line of them all.", "A fourth."),
-    *(LONG, LONG.replace("wordq", "edited"), LONG.replace("wordd", "edited"), LONG.replace("worda wordb", "x y")),
+    *(
+        "The treaty was signed in the museum.",
+        "Cookies are good for you.",
+        "Third line of them all.",
+        "A fourth.",
+    ),
+    *(
+        LONG,
+        LONG.replace("wordq", "edited"),
+        LONG.replace("wordd", "edited"),
+        LONG.replace("worda wordb", "x y"),
+    ),
 )
 """What pages are made of: short lines, and long ones that are near-duplicates of each other."""
 
@@ -50,14 +60,21 @@ class Crawl:
         """The files; a URL says month and page."""
         for month, pages in enumerate(self.months):
             texts = ["\n".join(["Title", *(LINES[i] for i in page)]) for page in pages]
-            records = [wet_record(f"https://example.org/{month}/{i}", text) for i, text in enumerate(texts)]
+            records = [
+                wet_record(f"https://example.org/{month}/{i}", text) for i, text in enumerate(texts)
+            ]
             (self.folder / f"{month}.warc.wet").write_bytes(b"".join(records))
 
     def run(self, name: str, months: Sequence[int], previous: Sequence[str] = ()) -> Run:
         """A run over these months, against earlier ones."""
         files = [str(self.folder / f"{month}.warc.wet") for month in months]
-        places = {"run_dir": str(self.folder / name), "previous_runs": [str(self.folder / run) for run in previous]}
-        plan = make_plan(RunConfig.model_validate({**self.tree, **places, "input": {"files": files}}))
+        places = {
+            "run_dir": str(self.folder / name),
+            "previous_runs": [str(self.folder / run) for run in previous],
+        }
+        plan = make_plan(
+            RunConfig.model_validate({**self.tree, **places, "input": {"files": files}})
+        )
         for event in run(plan):
             if isinstance(event, PhaseFinished) and event.phase == "fuzzy_dedup":
                 break
@@ -66,7 +83,11 @@ class Crawl:
 
 def texts_of(found: Run) -> dict[str, str]:
     """URL -> what deduplication left of the documents that have text."""
-    rows = [row for split in found.splits for row in rows_of(found, "annotate", f"{split}.documents.parquet")]
+    rows = [
+        row
+        for split in found.splits
+        for row in rows_of(found, "annotate", f"{split}.documents.parquet")
+    ]
     return {row["url"]: row["text"] for row in rows}
 
 
@@ -76,9 +97,15 @@ def rows_of(found: Run, phase: str, name: str) -> list[dict[str, Any]]:
 
 def exact_copies_of(found: Run) -> dict[str, str]:
     """URL -> URL of the document of which it is a copy."""
-    rows = [row for split in found.splits for row in rows_of(found, "annotate", f"{split}.decisions.parquet")]
+    rows = [
+        row
+        for split in found.splits
+        for row in rows_of(found, "annotate", f"{split}.decisions.parquet")
+    ]
     return {
-        row["url"]: url_of(found, row["representative"]) for row in rows if row["decision"].startswith("exact_dedup.")
+        row["url"]: url_of(found, row["representative"])
+        for row in rows
+        if row["decision"].startswith("exact_dedup.")
     }
 
 
@@ -88,7 +115,9 @@ def near_duplicates_of(found: Run) -> dict[str, str]:
     for index in range(len(found.splits)):
         with found.folder("fuzzy_dedup").open("near_duplicates.arrow") as file:
             for row in pa.ipc.open_file(file).get_batch(index).to_pylist():
-                verdicts[url_of(found, index << 32 | row["record"])] = url_of(found, row["representative"])
+                verdicts[url_of(found, index << 32 | row["record"])] = url_of(
+                    found, row["representative"]
+                )
     return verdicts
 
 
@@ -101,7 +130,11 @@ def url_of(found: Run, doc_id: int) -> str:
 
 
 def of_month(verdicts: Mapping[str, str], month: int) -> dict[str, str]:
-    return {url: value for url, value in verdicts.items() if url.startswith(f"https://example.org/{month}/")}
+    return {
+        url: value
+        for url, value in verdicts.items()
+        if url.startswith(f"https://example.org/{month}/")
+    }
 
 
 @settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -134,7 +167,12 @@ def test_month_after_month_decides_as_one_run(
             "paragraph_dedup": {"keep": keep},
             "annotate": {
                 "language": {"model": str(lid_file)},
-                "minhash": {"threshold": 0.5, "ngram_words": 2, "num_permutations": 32, "verify": verify},
+                "minhash": {
+                    "threshold": 0.5,
+                    "ngram_words": 2,
+                    "num_permutations": 32,
+                    "verify": verify,
+                },
             },
             "fuzzy_dedup": {"keep": "first"},
             "tokenize": {"tokenizer": str(tiny_tokenizer)},
@@ -183,7 +221,10 @@ def months(small: Small, lid_file: Path) -> Small:
         },
     }
     for month, texts in pages.items():
-        records = [wet_record(f"https://example.org/{name}", f"Title\n{text}") for name, text in texts.items()]
+        records = [
+            wet_record(f"https://example.org/{name}", f"Title\n{text}")
+            for name, text in texts.items()
+        ]
         (small.folder / f"{month}.warc.wet").write_bytes(b"".join(records))
     minhash = {"threshold": 0.5, "ngram_words": 2}
     tree = {
@@ -205,7 +246,10 @@ def test_an_increment_keeps_what_is_new_and_says_where_the_rest_lies(months: Sma
     before = contents(first.run_dir)
     found, _ = months.run("2026-11", **month(months, "second"), previous_runs=[str(first.run_dir)])
     assert contents(first.run_dir) == before
-    traces = {name: explain(found, f"https://example.org/{name}")[0] for name in ("copy", "retold", "quoting", "news")}
+    traces = {
+        name: explain(found, f"https://example.org/{name}")[0]
+        for name in ("copy", "retold", "quoting", "news")
+    }
     assert {name: trace.decision for name, trace in traces.items()} == {
         "copy": "exact_dedup.same_text",
         "retold": "minhash.near_duplicate",
@@ -217,7 +261,9 @@ def test_an_increment_keeps_what_is_new_and_says_where_the_rest_lies(months: Sma
         ("retold", "near-duplicate of document 1 of {}: https://example.org/story (kept)"),
         ("quoting", "also in document 2 of {}: https://example.org/line (kept)"),
     ):
-        assert any(told.format(first.run_dir) in line for line in traces[name].lines), traces[name].lines
+        assert any(told.format(first.run_dir) in line for line in traces[name].lines), traces[
+            name
+        ].lines
     assert preview(found, ["select.language={min_score: 1.0}"]).before.num_docs == 2
     shutil.rmtree(first.run_dir)
     (trace,) = explain(found, "https://example.org/retold")
@@ -257,10 +303,16 @@ def test_a_run_that_cannot_be_compared_with_is_refused(months: Small) -> None:
     for annotate, message in (
         ({"minhash": None}, r"its annotate\.minhash is null"),
         ({"minhash": {**minhash, "seed": 2}}, r"minhash\.seed is 2, ours 1"),
-        ({"minhash": {**minhash, "threshold": 0.8}}, r"threshold is 0\.8 \(bands and rows .* ours 0\.5"),
+        (
+            {"minhash": {**minhash, "threshold": 0.8}},
+            r"threshold is 0\.8 \(bands and rows .* ours 0\.5",
+        ),
         ({}, r"its copies are null, ours .*text"),
     ):
-        config = {**described["config"], "annotate": {**described["config"]["annotate"], **annotate}}
+        config = {
+            **described["config"],
+            "annotate": {**described["config"]["annotate"], **annotate},
+        }
         config["exact_dedup"] = config["exact_dedup"] if annotate else None
         (first.run_dir / "run.json").write_text(json.dumps({**described, "config": config}))
         with pytest.raises(ConfigError, match=message):
@@ -268,7 +320,9 @@ def test_a_run_that_cannot_be_compared_with_is_refused(months: Small) -> None:
     (first.run_dir / "run.json").write_text(json.dumps(described))
     exact = {"minhash": {**months.tree["annotate"]["minhash"], "verify": "exact"}}
     with pytest.raises(ConfigError, match="verify is false, ours exact"):
-        months.plan("2026-11", **month(months, "second"), previous_runs=[str(first.run_dir)], annotate=exact)
+        months.plan(
+            "2026-11", **month(months, "second"), previous_runs=[str(first.run_dir)], annotate=exact
+        )
 
 
 def test_what_is_no_finished_earlier_run_is_refused(months: Small) -> None:
@@ -278,7 +332,9 @@ def test_what_is_no_finished_earlier_run_is_refused(months: Small) -> None:
     (months.folder / "stopped" / first.folders["fuzzy_dedup"] / "phase.json").unlink()
     described = (first.run_dir / "run.json").read_text()
     shutil.copytree(first.run_dir, months.folder / "old")
-    (months.folder / "old" / "run.json").write_text(described.replace('"minhash": 1', '"minhash": 0'))
+    (months.folder / "old" / "run.json").write_text(
+        described.replace('"minhash": 1', '"minhash": 0')
+    )
     names = ["2026-10", "2026-10", "2026-11", "nowhere", "stopped", "old"]
     previous = [str(months.folder / name) for name in names]
     with pytest.raises(ConfigError) as error:

@@ -74,7 +74,9 @@ def splits_of_runs(*patterns: str | Path, **keys: Any) -> tuple[InputSplit, ...]
 def test_patterns_give_files_in_order(crawl_files: Path) -> None:
     """Sorted within a pattern, patterns in the order given; folders are no files."""
     assert names(splits_of_runs(crawl_files / "*.wet.gz")) == [["a.wet.gz"], ["b.wet.gz"]]
-    assert names(splits_of_runs(crawl_files / "**" / "*.wet.gz")) == [[f"{x}.wet.gz"] for x in "abcd"]
+    assert names(splits_of_runs(crawl_files / "**" / "*.wet.gz")) == [
+        [f"{x}.wet.gz"] for x in "abcd"
+    ]
     assert names(splits_of_runs(crawl_files / "deep" / "*", crawl_files / "[ab].wet.gz")) == [
         ["c.wet.gz"],
         ["a.wet.gz"],
@@ -97,7 +99,12 @@ def test_a_file_is_meant_itself_whatever_its_name(crawl_files: Path) -> None:
 def test_all_faults_of_patterns_are_told_at_once(crawl_files: Path) -> None:
     """What matches nothing and what is matched twice, also by another name, each in a line with the path."""
     (crawl_files / "link.wet.gz").symlink_to(crawl_files / "b.wet.gz")
-    patterns = ["no*.warc", crawl_files / "a.wet.gz", f"{crawl_files}/deep/../a.*", crawl_files / "[bl]*.gz"]
+    patterns = [
+        "no*.warc",
+        crawl_files / "a.wet.gz",
+        f"{crawl_files}/deep/../a.*",
+        crawl_files / "[bl]*.gz",
+    ]
     with pytest.raises(ConfigError) as caught:
         splits_of_runs(*patterns)
     nothing, first, second = caught.value.faults
@@ -115,7 +122,9 @@ def test_units_hold_each_file_once_in_order(
     for i in range(num_files):
         (folder / f"{i:02d}.wet").write_bytes(bytes([i]) * i)
     splits = splits_of_runs(folder / "*", files_per_split=files_per_split)
-    assert [name for split in names(splits) for name in split] == [f"{i:02d}.wet" for i in range(num_files)]
+    assert [name for split in names(splits) for name in split] == [
+        f"{i:02d}.wet" for i in range(num_files)
+    ]
     assert [len(split.files) for split in splits[:-1]] == [files_per_split] * (len(splits) - 1)
     assert [split.key.split("-")[0] for split in splits] == [f"{i:06d}" for i in range(len(splits))]
     assert sum(split.num_bytes for split in splits) == sum(range(num_files))
@@ -127,7 +136,9 @@ def test_a_digest_is_remembered_while_size_and_time_stay(crawl_files: Path, cach
     (before,) = splits_of_runs(path)
     assert before.files[0].digest == hashlib.sha256(b"a.wet.gz").hexdigest()
     path.write_bytes(b"A.WET.GZ")
-    os.utime(path, (1_000_000, 1_000_000))  # nothing tells of the change: what is remembered is believed
+    os.utime(
+        path, (1_000_000, 1_000_000)
+    )  # nothing tells of the change: what is remembered is believed
     assert splits_of_runs(path) == (before,)
     os.utime(path, (2_000_000, 2_000_000))
     (after,) = splits_of_runs(path)
@@ -177,10 +188,16 @@ def test_a_local_file_is_what_it_was_when_the_run_was_planned(crawl_files: Path)
     path = crawl_files / "a.wet.gz"
     planned = InputFile(str(path), 8, hashlib.sha256(path.read_bytes()).hexdigest())
     path.write_bytes(b"another")
-    with pytest.raises(OSError, match="is not what it was when the run was planned"), local_copy(planned):
+    with (
+        pytest.raises(OSError, match="is not what it was when the run was planned"),
+        local_copy(planned),
+    ):
         pass
     path.unlink()
-    with pytest.raises(FileNotFoundError, match=r"No such file on \S+: .*a\.wet\.gz"), local_copy(planned):
+    with (
+        pytest.raises(FileNotFoundError, match=r"No such file on \S+: .*a\.wet\.gz"),
+        local_copy(planned),
+    ):
         pass
 
 
@@ -194,8 +211,12 @@ class Server:
     folder: Path
     port: int = 0
     missing: set[str] = field(default_factory=set[str])  # names that are answered with 404
-    cut_after: dict[str, int] = field(default_factory=dict[str, int])  # name -> bytes of its next answer
-    requests: list[tuple[str, str | None]] = field(default_factory=list[tuple[str, str | None]])  # name, Range
+    cut_after: dict[str, int] = field(
+        default_factory=dict[str, int]
+    )  # name -> bytes of its next answer
+    requests: list[tuple[str, str | None]] = field(
+        default_factory=list[tuple[str, str | None]]
+    )  # name, Range
 
     @property
     def url(self) -> str:
@@ -236,7 +257,12 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture(scope="module")
 def snapshot(tmp_path_factory: pytest.TempPathFactory) -> SampleCrawl:
     """120 pages in three files, laid out as a snapshot of Common Crawl."""
-    return make(tmp_path_factory.mktemp("snapshot") / "crawl", 120, documents_per_file=40, layout="common-crawl")
+    return make(
+        tmp_path_factory.mktemp("snapshot") / "crawl",
+        120,
+        documents_per_file=40,
+        layout="common-crawl",
+    )
 
 
 @pytest.fixture
@@ -263,7 +289,10 @@ def listed(server: Server, **keys: Any) -> tuple[InputSplit, ...]:
 
 def shards(run: Run) -> dict[str, str]:
     """Name -> digest of every shard and index."""
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(run.dataset.glob("shard-*"))}
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(run.dataset.glob("shard-*"))
+    }
 
 
 def test_a_snapshot_gives_the_same_shards_as_its_files_on_disk(
@@ -288,7 +317,10 @@ def test_planning_reads_the_list_and_nothing_else(server: Server, snapshot: Samp
     assert len(server.requests) == 1
     assert names(splits) == [[path.name] for path in snapshot.files]
     assert {file.num_bytes for split in splits for file in split.files} == {None}
-    assert all(split.files[0].location.startswith(server.url + f"crawl-data/{SNAPSHOT}/segments/") for split in splits)
+    assert all(
+        split.files[0].location.startswith(server.url + f"crawl-data/{SNAPSHOT}/segments/")
+        for split in splits
+    )
 
 
 def test_a_slice_is_part_of_the_list(server: Server, snapshot: SampleCrawl) -> None:
@@ -301,9 +333,15 @@ def test_a_slice_is_part_of_the_list(server: Server, snapshot: SampleCrawl) -> N
 
 @pytest.mark.parametrize(
     ("keys", "asked"),
-    [({"first": 1, "count": 3}, "1 to 3"), ({"first": 3}, "3 to 3"), ({"first": 9, "count": 1}, "9 to 9")],
+    [
+        ({"first": 1, "count": 3}, "1 to 3"),
+        ({"first": 3}, "3 to 3"),
+        ({"first": 9, "count": 1}, "9 to 9"),
+    ],
 )
-def test_a_slice_beyond_the_list_is_refused(server: Server, keys: dict[str, int], asked: str) -> None:
+def test_a_slice_beyond_the_list_is_refused(
+    server: Server, keys: dict[str, int], asked: str
+) -> None:
     """What is asked for, and how many there are."""
     with pytest.raises(ConfigError) as caught:
         listed(server, **keys)
@@ -313,12 +351,17 @@ def test_a_slice_beyond_the_list_is_refused(server: Server, keys: dict[str, int]
 
 def test_an_unknown_snapshot_is_told(server: Server) -> None:
     """The key, the name, the address and the server's answer."""
-    with pytest.raises(ConfigError, match=r"common_crawl\.crawl: the list of CC-MAIN-1999-01 .*/wet\.paths\.gz.*404"):
+    with pytest.raises(
+        ConfigError,
+        match=r"common_crawl\.crawl: the list of CC-MAIN-1999-01 .*/wet\.paths\.gz.*404",
+    ):
         listed(server, crawl="CC-MAIN-1999-01")
 
 
 @pytest.mark.parametrize(
-    "content", [b"<html>try later</html>", gzip.compress(b"a/b.gz\n" * 99)[:-9], b""], ids=["page", "cut", "empty"]
+    "content",
+    [b"<html>try later</html>", gzip.compress(b"a/b.gz\n" * 99)[:-9], b""],
+    ids=["page", "cut", "empty"],
 )
 def test_a_list_that_is_none_is_thrown_away(
     server: Server, tmp_path: Path, snapshot: SampleCrawl, content: bytes
@@ -335,7 +378,9 @@ def test_a_list_that_is_none_is_thrown_away(
     assert len(listed(server)) == 3
 
 
-def test_a_transfer_that_is_cut_is_resumed(small: Small, server: Server, snapshot: SampleCrawl) -> None:
+def test_a_transfer_that_is_cut_is_resumed(
+    small: Small, server: Server, snapshot: SampleCrawl
+) -> None:
     """The second request asks for what is missing, and the dataset is whole."""
     cut = snapshot.files[1]
     server.cut_after[cut.name] = 1_000
@@ -345,7 +390,9 @@ def test_a_transfer_that_is_cut_is_resumed(small: Small, server: Server, snapsho
     assert record["counters"]["counts"]["documents"] > 20
 
 
-def test_a_file_that_is_missing_fails_its_unit_alone(small: Small, server: Server, snapshot: SampleCrawl) -> None:
+def test_a_file_that_is_missing_fails_its_unit_alone(
+    small: Small, server: Server, snapshot: SampleCrawl
+) -> None:
     """The others are done; the command ends with code 1 and names unit and file; then only that one is done."""
     missing = snapshot.files[1].name
     server.missing.add(missing)
@@ -367,11 +414,17 @@ def test_a_file_that_is_missing_fails_its_unit_alone(small: Small, server: Serve
         small.run(input=from_server(server))
     server.missing.clear()
     _, events = small.run(input=from_server(server))
-    extracted = [event.task_id for event in events if isinstance(event, TaskFinished) and event.phase == "extract"]
+    extracted = [
+        event.task_id
+        for event in events
+        if isinstance(event, TaskFinished) and event.phase == "extract"
+    ]
     assert [task_id.split("-")[0] for task_id in extracted] == ["000001"]
 
 
-def test_a_fetched_copy_is_removed_after_use(server: Server, snapshot: SampleCrawl, tmp_path: Path) -> None:
+def test_a_fetched_copy_is_removed_after_use(
+    server: Server, snapshot: SampleCrawl, tmp_path: Path
+) -> None:
     """The file lies in the spool while it is read, under its own name, and not afterwards."""
     (split,) = listed(server, count=1)
     spool = tmp_path / "spool"
@@ -383,7 +436,9 @@ def test_a_fetched_copy_is_removed_after_use(server: Server, snapshot: SampleCra
     assert list(spool.iterdir()) == []
 
 
-@pytest.mark.parametrize(("num_files", "size", "num_splits"), [(1, 1, 1), (10_000, 1, 10_000), (90_000, 9, 10_000)])
+@pytest.mark.parametrize(
+    ("num_files", "size", "num_splits"), [(1, 1, 1), (10_000, 1, 10_000), (90_000, 9, 10_000)]
+)
 def test_auto_keeps_the_number_of_units_bounded(num_files: int, size: int, num_splits: int) -> None:
     """One file a unit up to 10,000 files; of more, as many as make no more units than that."""
     config = InputConfig(files=("*.gz",))

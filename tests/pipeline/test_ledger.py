@@ -62,7 +62,9 @@ def last_fates(found: Run) -> dict[int, str]:
     decisions: dict[int, str] = {}
     for phase in ("extract", "annotate", "select"):
         for split in found.splits:
-            for row in pq.read_table(found.folder(phase).path(f"{split}.decisions.parquet")).to_pylist():
+            for row in pq.read_table(
+                found.folder(phase).path(f"{split}.decisions.parquet")
+            ).to_pylist():
                 assert row["doc_id"] not in decisions
                 decisions[row["doc_id"]] = row["decision"]
     return decisions
@@ -126,8 +128,12 @@ def test_every_document_has_exactly_one_fate(
     report = make_report(found)
     assert report.steps[0].num_docs == len(decisions)
     assert report.steps[-1].num_docs == len(kept)
-    assert report.reasons == Counter(decision for decision in decisions.values() if decision != "kept")
-    indexes = [ShardIndex.from_bytes(path.read_bytes(), path.name) for path in found.dataset.glob("*.idx")]
+    assert report.reasons == Counter(
+        decision for decision in decisions.values() if decision != "kept"
+    )
+    indexes = [
+        ShardIndex.from_bytes(path.read_bytes(), path.name) for path in found.dataset.glob("*.idx")
+    ]
     assert sorted(int(doc_id) for index in indexes for doc_id in index.doc_ids) == sorted(kept)
 
 
@@ -159,24 +165,34 @@ def test_a_story_names_who_else_has_what_was_taken(mixed: Run) -> None:
     """Also of a page of which nothing is left: the first other document with the paragraph, and what became of it."""
     for doc_id in (1 << 32 | 4, 1 << 32 | 3):
         (trace,) = explain(mixed, str(doc_id))
-        assert any("also in document 3: https://example.org/f/3 (kept)" in line for line in trace.lines)
+        assert any(
+            "also in document 3: https://example.org/f/3 (kept)" in line for line in trace.lines
+        )
     assert "deduplicate  2 paragraphs removed, 0 left" in trace.lines
 
 
 def test_a_story_looks_for_copies_where_deduplication_did(small: Small) -> None:
     """With groups of one unit, another unit's copy took nothing; a line's own repetition is said to be that."""
-    files = [write_pages(small.folder / f"{name}.warc.wet", ["copy", "half"]) for name in ("first", "second")]
-    twice = wet_record("https://example.org/twice", "Title\nthe same of the museum.\nthe same of the museum.")
+    files = [
+        write_pages(small.folder / f"{name}.warc.wet", ["copy", "half"])
+        for name in ("first", "second")
+    ]
+    twice = wet_record(
+        "https://example.org/twice", "Title\nthe same of the museum.\nthe same of the museum."
+    )
     files[1].write_bytes(files[1].read_bytes() + twice)
     found, _ = small.run(
-        input={"files": [str(f) for f in files]}, paragraph_dedup={"keep": "keep_first", "group_splits": 1}
+        input={"files": [str(f) for f in files]},
+        paragraph_dedup={"keep": "keep_first", "group_splits": 1},
     )
     text = "\n".join(explain(found, str(1 << 32 | 1))[0].lines)
     assert f"also in document {1 << 32}: https://example.org/s/0 (kept)" in text
     assert "twice in this document" in "\n".join(explain(found, str(1 << 32 | 2))[0].lines)
 
 
-def test_a_story_tells_every_score_and_every_rule_with_its_limit(small: Small, lid_file: Path) -> None:
+def test_a_story_tells_every_score_and_every_rule_with_its_limit(
+    small: Small, lid_file: Path
+) -> None:
     """Rules behind the one that decided are told as well, and those that the document passes."""
     path = write_pages(small.folder / "first.warc.wet", ["french", "good"])
     found, _ = small.run(
@@ -262,16 +278,23 @@ def test_a_story_goes_as_far_as_the_run_has_got(small: Small) -> None:
     assert find_in_shards(found, 0) is None
 
 
-@pytest.mark.parametrize("key", ["https://example.org/never", "99", "²", str(7 << 32), str(10**30), ""])
+@pytest.mark.parametrize(
+    "key", ["https://example.org/never", "99", "²", str(7 << 32), str(10**30), ""]
+)
 def test_what_was_never_read_is_told(mixed: Run, key: str) -> None:
     """No such URL, record or unit: a message with the key, and where else to look."""
-    with pytest.raises(RunNotFound, match=f"no document '{key}' among what was read; its record may be in the quaran"):
+    with pytest.raises(
+        RunNotFound,
+        match=f"no document '{key}' among what was read; its record may be in the quaran",
+    ):
         explain(mixed, key)
 
 
 def test_a_folder_without_a_run_is_told(mixed: Run, tmp_path: Path) -> None:
     """With the nearest folder that holds one, or the command that starts one."""
-    with pytest.raises(RunNotFound, match=rf"no run here \(run\.json is missing\); did you mean {mixed.run_dir}\?"):
+    with pytest.raises(
+        RunNotFound, match=rf"no run here \(run\.json is missing\); did you mean {mixed.run_dir}\?"
+    ):
         open_run(tmp_path / "runn")
     with pytest.raises(RunNotFound, match="start one with `python -m pipeline run`"):
         open_run(tmp_path / "nowhere" / "run")

@@ -31,9 +31,15 @@ def write_crawl(folder: Path) -> list[Path]:
     paths = [folder / f"{name}.warc.wet" for name in "abcd"]
     for path in paths:
         words = [f"{path.stem}{letter}" for letter in "abcdefghijklmnopqrst"]
-        texts = [f"Title\n{PAGES[i % 2]}, {word}\nsaid in every page" for i, word in enumerate(words)]
+        texts = [
+            f"Title\n{PAGES[i % 2]}, {word}\nsaid in every page" for i, word in enumerate(words)
+        ]
         texts += ["Title\nshort"] * 3
-        path.write_bytes(b"".join(wet_record(f"https://example.org/{path.stem}/{i}", t) for i, t in enumerate(texts)))
+        path.write_bytes(
+            b"".join(
+                wet_record(f"https://example.org/{path.stem}/{i}", t) for i, t in enumerate(texts)
+            )
+        )
     paths[-1].write_bytes(paths[-1].read_bytes()[:-40])
     return paths
 
@@ -76,7 +82,11 @@ def test_a_run_that_goes_on_begins_where_it_stood(plan: RunPlan) -> None:
 
 
 def progress(metrics: RunMetrics) -> dict[tuple[str, str, str], float]:
-    return {series: number for series, number in metrics.gauges.items() if series[0].startswith("corpusmill_work_")}
+    return {
+        series: number
+        for series, number in metrics.gauges.items()
+        if series[0].startswith("corpusmill_work_")
+    }
 
 
 def test_failures_and_retries_are_counted(plan: RunPlan) -> None:
@@ -103,7 +113,9 @@ def test_labels_are_bounded(plan: RunPlan) -> None:
         counters.add(f"language.l{i:04d}")
     metrics.note(engine.PhaseStarted("select", 1, 0))
     metrics._take("select", counters)
-    series = {s: n for s, n in metrics.counters.items() if s[0] == "corpusmill_language_documents_total"}
+    series = {
+        s: n for s, n in metrics.counters.items() if s[0] == "corpusmill_language_documents_total"
+    }
     assert len(series) == MAX_VALUES + 1
     assert sum(series.values()) == 2000
 
@@ -114,13 +126,17 @@ def test_a_port_that_is_taken_is_named(small: Small) -> None:
 
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(RunAborted, match=rf"engine.metrics_port is {port}, which cannot be had: .*in use"):
+        with pytest.raises(
+            RunAborted, match=rf"engine.metrics_port is {port}, which cannot be had: .*in use"
+        ):
             list(engine.run(small.plan(engine={"kind": "ray", "metrics_port": port})))
 
 
 def test_an_engine_without_ray_has_no_port(small: Small) -> None:
     """Asking for one is a fault of the config, as nobody would ever answer."""
-    with pytest.raises(ConfigError, match=r"metrics_port is 9464, but engine.kind is inline: the metrics are Ray's"):
+    with pytest.raises(
+        ConfigError, match=r"metrics_port is 9464, but engine.kind is inline: the metrics are Ray's"
+    ):
         small.config(engine={"kind": "inline", "metrics_port": 9464})
 
 
@@ -135,27 +151,45 @@ def test_every_panel_of_the_pipeline_shows_a_real_run(small: Small) -> None:
     """On Ray, by the command line: no panel is empty, the totals are those of the report, and no alert fires."""
     files, port = [str(path) for path in write_crawl(small.folder)], free_port()
     small.config(
-        input={"files": files, "max_quarantined_share": 0.5}, engine={"kind": "ray", "metrics_port": port, "workers": 2}
+        input={"files": files, "max_quarantined_share": 0.5},
+        engine={"kind": "ray", "metrics_port": port, "workers": 2},
     )
     start = time.time()
     command = [sys.executable, "-m", "pipeline", "run", str(small.path)]
     with asking(port, small.folder / "prometheus", every_s=2) as prometheus:
-        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=250)
+        done = subprocess.run(
+            command, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=250
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         (run,) = prometheus.ask("label/run/values", **{"match[]": "ray_corpusmill_work_planned"})
         seen = Watched(prometheus, run, start, time.time())
         assert run.startswith("run-")
         assert not seen.empty("pipeline")
-        shown = {panel["title"]: seen.last(panel["targets"][0]["expr"]) for panel in panels("pipeline")}
+        shown = {
+            panel["title"]: seen.last(panel["targets"][0]["expr"]) for panel in panels("pipeline")
+        }
         prometheus.assert_healthy(firing={"CorpusmillQuarantine"})  # one of 93 records
 
     report = json.loads((small.folder / "run" / "report.json").read_text())
-    assert {reason: n for (_, reason), n in shown["Dropped, by reason"].items()} == report["reasons"]
-    assert {lang: n for (lang,), n in shown["Documents kept, by language"].items()} == report["languages"]
-    assert {lang: n for (lang,), n in shown["Tokens, by language"].items()} == report["language_tokens"]
-    assert shown["Tokens"] == dict.fromkeys([("tokenize",), ("write_shards",)], report["num_tokens"])
-    assert {cause: n for (cause,), n in shown["Quarantined records, by cause"].items()} == report["quarantine"]
+    assert {reason: n for (_, reason), n in shown["Dropped, by reason"].items()} == report[
+        "reasons"
+    ]
+    assert {lang: n for (lang,), n in shown["Documents kept, by language"].items()} == report[
+        "languages"
+    ]
+    assert {lang: n for (lang,), n in shown["Tokens, by language"].items()} == report[
+        "language_tokens"
+    ]
+    assert shown["Tokens"] == dict.fromkeys(
+        [("tokenize",), ("write_shards",)], report["num_tokens"]
+    )
+    assert {cause: n for (cause,), n in shown["Quarantined records, by cause"].items()} == report[
+        "quarantine"
+    ]
     assert set(shown["Work done"].values()) == {1.0}
-    seconds = {": ".join(dict.fromkeys(step)): n for step, n in shown["Seconds of workers, by stage"].items()}
+    seconds = {
+        ": ".join(dict.fromkeys(step)): n
+        for step, n in shown["Seconds of workers, by stage"].items()
+    }
     # 10 ms, because once one of sixteen counters had lost 5 ms on its way through Ray, for a reason not found.
     assert seconds == pytest.approx({step: report["seconds"][step] for step in seconds}, abs=0.01)

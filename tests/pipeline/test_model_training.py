@@ -40,7 +40,10 @@ SCORES = st.lists(st.integers(0, 20).map(lambda n: n / 20), min_size=1, max_size
 def documents(n: int, seed: int = 0) -> list[str]:
     """Short encyclopedic documents with some grammar, many names, accents and line breaks."""
     rng = random.Random(seed)
-    syllables, things = ("Év", "reux", "ly", "on", "nî", "mes", "bre", "st", "do", "le"), ("bridge", "market", "river")
+    syllables, things = (
+        ("Év", "reux", "ly", "on", "nî", "mes", "bre", "st", "do", "le"),
+        ("bridge", "market", "river"),
+    )
 
     def sentence() -> str:
         name = "".join(rng.choices(syllables, k=4)).capitalize()
@@ -90,14 +93,18 @@ def test_a_share_of_the_texts_is_held_out() -> None:
 
 
 @given(SCORES, SCORES)
-def test_roc_auc_is_the_share_of_pairs_in_order(positive: list[float], negative: list[float]) -> None:
+def test_roc_auc_is_the_share_of_pairs_in_order(
+    positive: list[float], negative: list[float]
+) -> None:
     """The rank sum equals counting all pairs, ties as half."""
     pairs = [(p > n) + 0.5 * (p == n) for p in positive for n in negative]
     assert roc_auc(np.array(positive), np.array(negative)) == pytest.approx(np.mean(pairs))
 
 
 @given(SCORES, SCORES, st.floats(0, 1))
-def test_precision_and_recall_count_what_is_kept(positive: list[float], negative: list[float], limit: float) -> None:
+def test_precision_and_recall_count_what_is_kept(
+    positive: list[float], negative: list[float], limit: float
+) -> None:
     """Both are shares; recall is that of the positives at or above the limit."""
     precision, recall = precision_and_recall(np.array(positive), np.array(negative), limit)
     kept = [p for p in positive if p >= limit]
@@ -117,9 +124,14 @@ def test_the_classifier_separates_two_obvious_corpora(tmp_path: Path) -> None:
     assert record["recall"] > 0.95
     assert record["positive"]["num_docs"] == 400
     assert json.loads((tmp_path / "model" / "record.json").read_text()) == record
-    assert sorted(file.name for file in (tmp_path / "model").iterdir()) == ["model.bin", "record.json"]
+    assert sorted(file.name for file in (tmp_path / "model").iterdir()) == [
+        "model.bin",
+        "record.json",
+    ]
     classifier = reference.load_classifier(tmp_path / "model" / "model.bin")
-    good, bad = reference.reference_scores(classifier, [reference.as_line(documents(1, seed=9)[0]), "buy shoes click"])
+    good, bad = reference.reference_scores(
+        classifier, [reference.as_line(documents(1, seed=9)[0]), "buy shoes click"]
+    )
     assert good > 0.5 > bad
 
 
@@ -130,7 +142,10 @@ def test_training_a_classifier_again_gives_the_same_bytes(tmp_path: Path) -> Non
     for folder, seed in zip(folders, (0, 0, 1), strict=True):
         train_reference(documents(300), negative, folder, dimension=50, seed=seed)
         np.full(1_000_000, np.nan)  # what fastText might find in memory it did not set
-    a, b, c = ([(folder / name).read_bytes() for name in ("model.bin", "record.json")] for folder in folders)
+    a, b, c = (
+        [(folder / name).read_bytes() for name in ("model.bin", "record.json")]
+        for folder in folders
+    )
     assert a == b
     assert a[0] != c[0]
 
@@ -144,7 +159,9 @@ def test_words_that_look_like_labels_do_not_become_labels(tmp_path: Path) -> Non
 
 def test_too_few_texts_for_a_classifier_are_refused(tmp_path: Path) -> None:
     """Figures from a handful of texts would mean nothing, so there are none."""
-    with pytest.raises(TrainingFailed, match=r"train reference: \d+ references and 0 crawl pages held out"):
+    with pytest.raises(
+        TrainingFailed, match=r"train reference: \d+ references and 0 crawl pages held out"
+    ):
         train_reference(documents(300), ["one"], tmp_path)
 
 
@@ -158,14 +175,18 @@ def tools() -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="module")
-def trained(tools: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def trained(
+    tools: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, Any]]:
     """A folder with a language model of 500 small documents, and its record."""
     folder = tmp_path_factory.mktemp("lm")
     return folder, train_lm(documents(500), "fr", folder, kenlm=tools)
 
 
 @pytest.mark.models
-def test_the_recorded_cutoffs_are_percentiles_of_held_out_perplexity(trained: tuple[Path, dict[str, Any]]) -> None:
+def test_the_recorded_cutoffs_are_percentiles_of_held_out_perplexity(
+    trained: tuple[Path, dict[str, Any]],
+) -> None:
     """KenLM's score of the joined pieces, one sentence per document, gives the recorded numbers."""
     folder, record = trained
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(folder / "fr.sp.model"))
@@ -186,7 +207,11 @@ def test_the_recorded_cutoffs_are_percentiles_of_held_out_perplexity(trained: tu
 def test_a_language_model_folder_is_whole(trained: tuple[Path, dict[str, Any]]) -> None:
     """Three files, no leftovers, and the record on disk is what was returned."""
     folder, record = trained
-    assert sorted(file.name for file in folder.iterdir()) == ["fr.arpa.bin", "fr.sp.model", "record.json"]
+    assert sorted(file.name for file in folder.iterdir()) == [
+        "fr.arpa.bin",
+        "fr.sp.model",
+        "record.json",
+    ]
     assert json.loads((folder / "record.json").read_text()) == record
     assert record["language"] == "fr"
     assert record["kind"] == "lm"
@@ -219,7 +244,9 @@ def test_settings_reach_the_model(
     trained: tuple[Path, dict[str, Any]], tools: tuple[Path, Path], tmp_path: Path
 ) -> None:
     """Vocabulary, order and structure are what was asked for."""
-    record = train_lm(documents(500), "fr", tmp_path, vocab_size=90, order=3, structure="trie", kenlm=tools)
+    record = train_lm(
+        documents(500), "fr", tmp_path, vocab_size=90, order=3, structure="trie", kenlm=tools
+    )
     assert record["num_pieces"] <= 90 < trained[1]["num_pieces"]
     assert kenlm.Model(str(tmp_path / "fr.arpa.bin")).order == 3
     assert (tmp_path / "fr.arpa.bin").stat().st_size < (trained[0] / "fr.arpa.bin").stat().st_size
@@ -228,7 +255,9 @@ def test_settings_reach_the_model(
 def test_too_few_documents_for_a_language_model_are_refused(tmp_path: Path) -> None:
     """Percentiles of a handful of documents would mean nothing."""
     tools = (tmp_path / "lmplz", tmp_path / "build_binary")
-    with pytest.raises(TrainingFailed, match=r"train lm fr: \d documents to train on, \d held out; wanted 10"):
+    with pytest.raises(
+        TrainingFailed, match=r"train lm fr: \d documents to train on, \d held out; wanted 10"
+    ):
         train_lm(documents(8), "fr", tmp_path / "out", kenlm=tools)
 
 
@@ -237,7 +266,9 @@ def test_a_tool_that_fails_has_its_last_lines_in_the_error(tmp_path: Path) -> No
     lmplz = tmp_path / "lmplz"
     lmplz.write_text("#!/bin/sh\necho counting\necho out of luck >&2\nexit 3\n", encoding="utf-8")
     lmplz.chmod(0o755)
-    with pytest.raises(TrainingFailed, match=r"(?s)lmplz failed with exit code 3.*counting.*out of luck"):
+    with pytest.raises(
+        TrainingFailed, match=r"(?s)lmplz failed with exit code 3.*counting.*out of luck"
+    ):
         train_lm(documents(500), "fr", tmp_path / "out", kenlm=(lmplz, lmplz))
     assert not list((tmp_path / "out").iterdir())
 
@@ -245,7 +276,9 @@ def test_a_tool_that_fails_has_its_last_lines_in_the_error(tmp_path: Path) -> No
 # ---- tools and recipes ----
 
 
-def test_without_a_compiler_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_the_error_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Building is not begun, and nothing is fetched."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
@@ -256,7 +289,9 @@ def test_without_a_compiler_the_error_says_what_to_install(tmp_path: Path, monke
 def test_tools_of_ones_own_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder named in the environment is used as it is, or refused by name."""
     monkeypatch.setenv("CORPUSMILL_KENLM_BIN", str(tmp_path))
-    with pytest.raises(AssetError, match=r"lmplz is not there or cannot be run; CORPUSMILL_KENLM_BIN"):
+    with pytest.raises(
+        AssetError, match=r"lmplz is not there or cannot be run; CORPUSMILL_KENLM_BIN"
+    ):
         kenlm_tools()
     for name in ("lmplz", "build_binary"):
         (tmp_path / name).write_text("#!/bin/sh\n", encoding="utf-8")
@@ -276,7 +311,9 @@ def test_tools_of_ones_own_must_be_there(tmp_path: Path, monkeypatch: pytest.Mon
         DemoReference("en", seed=3),
     ],
 )
-def test_a_recipe_has_another_fingerprint_with_another_setting(changed: DemoLm | DemoReference) -> None:
+def test_a_recipe_has_another_fingerprint_with_another_setting(
+    changed: DemoLm | DemoReference,
+) -> None:
     """Equal recipes are equal, and any setting makes another one."""
     assert DemoLm("en").fingerprint() == DemoLm("en").fingerprint()
     assert changed.fingerprint() == dataclasses.replace(changed).fingerprint()
@@ -284,7 +321,9 @@ def test_a_recipe_has_another_fingerprint_with_another_setting(changed: DemoLm |
     assert changed.fingerprint() not in others
 
 
-def test_another_lmplz_is_another_fingerprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_lmplz_is_another_fingerprint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Tools of one's own go by their digest, because their version is not known."""
     before = DemoLm("en").fingerprint()
     (tmp_path / "lmplz").write_bytes(b"one build")

@@ -32,7 +32,12 @@ def pages() -> list[tuple[str, str]]:
     for family in range(NUM_FAMILIES):
         words = [f"w{rng.randrange(900)}" for _ in range(100)]
         for member in range(1 + family % 4):
-            pages.append((f"https://example.org/{family}/{member}", " ".join(words) + " ." * rng.randrange(3)))
+            pages.append(
+                (
+                    f"https://example.org/{family}/{member}",
+                    " ".join(words) + " ." * rng.randrange(3),
+                )
+            )
             for i in rng.sample(range(100), 4 if family % 2 else 14):
                 words[i] = f"x{rng.randrange(10**6)}"
     rng.shuffle(pages)
@@ -43,7 +48,9 @@ def pages() -> list[tuple[str, str]]:
 def config(tmp_path: Path, tiny_tokenizer: Path, pages: list[tuple[str, str]]) -> str:
     """A config of three files of these pages."""
     for i, part in enumerate((pages[:9], pages[9:10], pages[10:])):
-        records = [wet_record(url, f"Title\n{text}", number=n) for n, (url, text) in enumerate(part)]
+        records = [
+            wet_record(url, f"Title\n{text}", number=n) for n, (url, text) in enumerate(part)
+        ]
         (tmp_path / f"{i}.warc.wet").write_bytes(b"".join(records))
     path = tmp_path / "near.yaml"
     path.write_text(
@@ -59,17 +66,31 @@ def verdicts(config: str, *overrides: str) -> dict[str, str | None]:
     plan = make_plan(load(config, overrides))
     list(run(plan))
     select = open_run(plan.run_dir).folder("select").root
-    rows = [row for path in sorted(select.glob("*.decisions.parquet")) for row in pq.read_table(path).to_pylist()]
+    rows = [
+        row
+        for path in sorted(select.glob("*.decisions.parquet"))
+        for row in pq.read_table(path).to_pylist()
+    ]
     urls = {row["doc_id"]: row["url"] for row in rows} | {None: None}
-    assert all((row["decision"] == "minhash.near_duplicate") == (row["representative"] is not None) for row in rows)
+    assert all(
+        (row["decision"] == "minhash.near_duplicate") == (row["representative"] is not None)
+        for row in rows
+    )
     return {row["url"]: urls[row["representative"]] for row in rows}
 
 
-def expected(pages: list[tuple[str, str]], settings: MinHashSettings, keep: str) -> dict[str, str | None]:
+def expected(
+    pages: list[tuple[str, str]], settings: MinHashSettings, keep: str
+) -> dict[str, str | None]:
     """The same by comparing every page with every other, and labels passed on until nothing changes."""
     texts = pa.array([text for _, text in pages], pa.large_string())
     ids = pa.array(range(len(pages)), pa.uint64())
-    rows = MinHash(settings).apply(pa.table({"doc_id": ids, "text": texts})).kept.column("minhash").to_pylist()
+    rows = (
+        MinHash(settings)
+        .apply(pa.table({"doc_id": ids, "text": texts}))
+        .kept.column("minhash")
+        .to_pylist()
+    )
     values, _ = signatures(texts, settings)
     sets = [set(ngrams(text, settings.ngram_words)) for _, text in pages]
 
@@ -107,10 +128,14 @@ def test_groups_are_those_of_comparing_all_with_all(
     assert 5 < sum(stays is not None for stays in found.values()) < len(pages) - NUM_FAMILIES
 
 
-def test_verifying_takes_away_pairs_and_pieces_change_nothing(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verifying_takes_away_pairs_and_pieces_change_nothing(
+    config: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Fewer documents go than without; comparing a few signatures at a time gives the same."""
     without = verdicts(config)
-    verified = verdicts(config, "annotate.minhash.verify=true", "run_dir=" + str(Path(config).parent / "verified"))
+    verified = verdicts(
+        config, "annotate.minhash.verify=true", "run_dir=" + str(Path(config).parent / "verified")
+    )
     assert sum(map(bool, verified.values())) < sum(map(bool, without.values()))
     monkeypatch.setattr(fuzzy_dedup, "VALUES_AT_A_TIME", 3 * 128)
     pieces = "run_dir=" + str(Path(config).parent / "pieces")
@@ -127,10 +152,14 @@ def test_the_number_of_partitions_changes_nothing(
     assert verdicts(config, "run_dir=" + str(Path(config).parent / "more")) == one
 
 
-def test_switched_off_it_has_no_work_and_select_does_not_hang_on_it(config: str, tmp_path: Path) -> None:
+def test_switched_off_it_has_no_work_and_select_does_not_hang_on_it(
+    config: str, tmp_path: Path
+) -> None:
     """Everyone stays, and turning it off and on renews itself, select and what follows, nothing else."""
     on, off = make_plan(load(config)), make_plan(load(config, ["fuzzy_dedup=null"]))
-    changed = {a.name for a, b in zip(on.phases, off.phases, strict=True) if a.fingerprint != b.fingerprint}
+    changed = {
+        a.name for a, b in zip(on.phases, off.phases, strict=True) if a.fingerprint != b.fingerprint
+    }
     assert changed == {"fuzzy_dedup", "select", "tokenize", "write_shards"}
     assert off.phase("select").parents == ("annotate",)
     assert set(verdicts(config, "fuzzy_dedup=null").values()) == {None}
@@ -139,5 +168,7 @@ def test_switched_off_it_has_no_work_and_select_does_not_hang_on_it(config: str,
 
 def test_near_deduplication_without_signatures_is_refused(config: str) -> None:
     """At once, with both ways out."""
-    with pytest.raises(ConfigError, match=r"annotate.minhash is null.*set annotate.minhash to \{\}"):
+    with pytest.raises(
+        ConfigError, match=r"annotate.minhash is null.*set annotate.minhash to \{\}"
+    ):
         load(config, ["annotate.minhash=null"])

@@ -47,7 +47,9 @@ HASTY = StorageSettings(retry_timeout_s=0.5)
 @pytest.fixture
 def bucket(seaweed_in_environment: Seaweed, request: pytest.FixtureRequest) -> S3Path:
     """A folder in the server's bucket for one test."""
-    return S3Path(BUCKET, hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:12], StorageSettings())
+    return S3Path(
+        BUCKET, hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:12], StorageSettings()
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------- objects
@@ -64,7 +66,9 @@ def stored(bucket: S3Path) -> S3Path:
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
-@given(reads=st.lists(st.tuples(st.integers(0, len(CONTENT)), st.integers(0, 1_500_000)), max_size=8))
+@given(
+    reads=st.lists(st.tuples(st.integers(0, len(CONTENT)), st.integers(0, 1_500_000)), max_size=8)
+)
 def test_an_object_reads_like_a_file(stored: S3Path, reads: list[tuple[int, int]]) -> None:
     """Any ranges in any order, beyond the end too."""
     with stored.open() as file:
@@ -100,20 +104,45 @@ def test_of_several_that_create_an_object_one_does(bucket: S3Path) -> None:
     """So it is with several that replace one version; the winner's answer may get lost."""
     assert [bool((bucket / "x").create(content)) for content in (b"1", b"2")] == [True, False]
     _, version = (bucket / "x").read_version()
-    assert [bool((bucket / "x").replace(content, version)) for content in (b"3", b"4")] == [True, False]
+    assert [bool((bucket / "x").replace(content, version)) for content in (b"3", b"4")] == [
+        True,
+        False,
+    ]
     assert (bucket / "x").read_bytes() == b"3"
-    assert (bucket / "x").replace(b"3", version), "the second time, since the first answer did not come"
+    assert (bucket / "x").replace(b"3", version), (
+        "the second time, since the first answer did not come"
+    )
 
 
 @pytest.mark.parametrize(
     ("address", "environment", "fault"),
     [
         ("s3://nobucket/x", {}, r"404 NoSuchBucket.*make the bucket"),
-        (f"s3://{BUCKET}/x", {"AWS_SECRET_ACCESS_KEY": "guessed"}, r"403 SignatureDoesNotMatch.*set AWS_ACCESS_KEY_ID"),
-        (f"s3://{BUCKET}/x", {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}, r"no credentials are found"),
-        (f"s3://{BUCKET}/x", {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, r"127\.0\.0\.1:9.*see storage\.endpoint"),
-        (f"s3://{BUCKET}/x", {"AWS_ENDPOINT_URL": "http://example.org"}, r"only https.*AWS_ALLOW_HTTP=true"),
-        (f"s3://{BUCKET}/x", {"AWS_ACCESS_KEY_ID": "", "AWS_PROFILE": "mine"}, r"AWS_PROFILE is 'mine'.*aws configure"),
+        (
+            f"s3://{BUCKET}/x",
+            {"AWS_SECRET_ACCESS_KEY": "guessed"},
+            r"403 SignatureDoesNotMatch.*set AWS_ACCESS_KEY_ID",
+        ),
+        (
+            f"s3://{BUCKET}/x",
+            {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""},
+            r"no credentials are found",
+        ),
+        (
+            f"s3://{BUCKET}/x",
+            {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"},
+            r"127\.0\.0\.1:9.*see storage\.endpoint",
+        ),
+        (
+            f"s3://{BUCKET}/x",
+            {"AWS_ENDPOINT_URL": "http://example.org"},
+            r"only https.*AWS_ALLOW_HTTP=true",
+        ),
+        (
+            f"s3://{BUCKET}/x",
+            {"AWS_ACCESS_KEY_ID": "", "AWS_PROFILE": "mine"},
+            r"AWS_PROFILE is 'mine'.*aws configure",
+        ),
         ("s3:///x", {}, r"names no bucket"),
     ],
 )
@@ -128,7 +157,9 @@ def test_a_storage_that_cannot_be_used_is_told_in_one_line_before_anything_runs(
 ) -> None:
     """What was asked for, what the server said, what to do; by the command too."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9/169.254.169.254")  # no machine's role in tests
+    monkeypatch.setenv(
+        "AWS_METADATA_ENDPOINT", "http://127.0.0.1:9/169.254.169.254"
+    )  # no machine's role in tests
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
         if not value:
@@ -184,7 +215,11 @@ def test_a_task_that_raises_leaves_nothing(bucket: S3Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("whole_bytes", [1 << 30, 1 << 20])
 def test_an_upload_that_dies_leaves_no_object(
-    bucket: S3Path, seaweed: Seaweed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole_bytes: int
+    bucket: S3Path,
+    seaweed: Seaweed,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    whole_bytes: int,
 ) -> None:
     """Its process is killed with signal 9 in the middle: no object, no record, and nothing hidden if it is one request.
 
@@ -219,7 +254,9 @@ def test_an_upload_that_dies_leaves_no_object(
     assert folder.path("u0.bin").read_bytes() == b"whole"
 
 
-def test_a_very_large_file_travels_in_parts(bucket: S3Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_very_large_file_travels_in_parts(
+    bucket: S3Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """S3 takes 5 GiB at once; here the bound is 1 MiB."""
     monkeypatch.setattr(s3, "WHOLE_BYTES", 1 << 20)
     monkeypatch.setattr(s3, "PART_BYTES", 5 << 20)
@@ -232,10 +269,14 @@ def test_a_server_that_stays_away_is_given_up(bucket: S3Path, tmp_path: Path) ->
     """After the stated time, with its last word; a file is not there then."""
     proxy = FaultProxy(1)
     proxy.refuse = True
-    away = S3Path(BUCKET, bucket.key, HASTY.model_copy(update={"endpoint": f"http://127.0.0.1:{proxy.port}"}))
+    away = S3Path(
+        BUCKET, bucket.key, HASTY.model_copy(update={"endpoint": f"http://127.0.0.1:{proxy.port}"})
+    )
     (tmp_path / "file").write_bytes(CONTENT)
     try:
-        with pytest.raises(StorageError, match=rf"{bucket}/x \(put\): .*tried again for 0\.5 s \(storage\.retry"):
+        with pytest.raises(
+            StorageError, match=rf"{bucket}/x \(put\): .*tried again for 0\.5 s \(storage\.retry"
+        ):
             (away / "x").upload(tmp_path / "file")
     finally:
         proxy.close()
@@ -248,9 +289,10 @@ def test_a_server_that_stays_away_is_given_up(bucket: S3Path, tmp_path: Path) ->
 def test_a_second_driver_is_refused_at_once(bucket: S3Path) -> None:
     """It is told who works there; when the first lets go, the folder is free."""
     with hold(bucket) as held:
-        with pytest.raises(HeldByAnother, match=rf"process {os.getpid()} of .*heard of \d s ago.*lapses \d\d s"):  # noqa: SIM117
-            with hold(bucket):
-                pass
+        with pytest.raises(
+            HeldByAnother, match=rf"process {os.getpid()} of .*heard of \d s ago.*lapses \d\d s"
+        ), hold(bucket):
+            pass
         held.check()
     with hold(bucket):
         pass
@@ -286,7 +328,9 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 60) -> None:
         time.sleep(0.05)
 
 
-def test_the_log_can_be_read_while_its_driver_lives(bucket: S3Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_log_can_be_read_while_its_driver_lives(
+    bucket: S3Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Within FLUSH_S, in order, over as many objects as it takes and over several drivers."""
     monkeypatch.setattr(event_log, "FLUSH_S", 0.05)
     monkeypatch.setattr(event_log, "PART_BYTES", 300)
@@ -297,7 +341,9 @@ def test_the_log_can_be_read_while_its_driver_lives(bucket: S3Path, monkeypatch:
                 time.sleep(0.02)
             wait_for(lambda driver=driver: len(list(events(bucket))) == 20 * (driver + 1))
         time.sleep(1.0)  # drivers are told apart by the second in which they start
-    assert [event["event"] for event in events(bucket)] == [f"{d}-{n}" for d in range(2) for n in range(20)]
+    assert [event["event"] for event in events(bucket)] == [
+        f"{d}-{n}" for d in range(2) for n in range(20)
+    ]
     assert len((bucket / "log").iterdir()) > 4
 
 
@@ -313,7 +359,9 @@ class Runs:
 
 
 @pytest.fixture(scope="session")
-def tree(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Path, lid_file: Path) -> dict[str, Any]:
+def tree(
+    tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Path, lid_file: Path
+) -> dict[str, Any]:
     """A config with every phase on, over 200 pages in four files."""
     crawl = make(tmp_path_factory.mktemp("crawl"), 200, documents_per_file=50)
     return {
@@ -333,7 +381,9 @@ def tree(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Path, lid_fil
 
 
 @pytest.fixture
-def config(tree: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., RunConfig]:
+def config(
+    tree: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., RunConfig]:
     """The config for a run folder, with keys of its sections changed."""
     monkeypatch.setenv("CORPUSMILL_CACHE", str(tmp_path / "cache"))
 
@@ -347,7 +397,11 @@ def config(tree: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.fixture(scope="session")
 def on_disk(tree: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The run that the others are compared with."""
-    plan = make_plan(RunConfig.model_validate({**tree, "run_dir": str(tmp_path_factory.mktemp("reference") / "run")}))
+    plan = make_plan(
+        RunConfig.model_validate(
+            {**tree, "run_dir": str(tmp_path_factory.mktemp("reference") / "run")}
+        )
+    )
     list(run(plan))
     return open_run(plan.run_dir)
 
@@ -357,7 +411,11 @@ def outputs(found: Run) -> dict[str, str]:
     files: dict[str, str] = {}
     for phase in found.folders:
         root = found.folder(phase).root
-        below = [path for path in (*root.iterdir(), *(root / "done").iterdir()) if not path.name.startswith(".")]
+        below = [
+            path
+            for path in (*root.iterdir(), *(root / "done").iterdir())
+            if not path.name.startswith(".")
+        ]
         files |= {
             f"{phase}/{path.parent.name}/{path.name}": hashlib.sha256(path.read_bytes()).hexdigest()
             for path in below
@@ -377,7 +435,11 @@ def test_a_run_in_a_bucket_has_the_bytes_of_one_on_a_disk(
     assert len(outputs(on_disk)) > 60
     assert asked["head"] <= 2 * len(PHASES) + 4  # whether a phase is complete, and its parent
     again = s3.requests.copy()
-    assert all(event.was_complete for event in run(make_plan(config(bucket))) if isinstance(event, PhaseFinished))
+    assert all(
+        event.was_complete
+        for event in run(make_plan(config(bucket)))
+        if isinstance(event, PhaseFinished)
+    )
     assert (s3.requests - again).total() < 50
 
 
@@ -396,7 +458,9 @@ def test_so_has_one_whose_connections_are_cut(
     proxy.cut_after, proxy.cuts = 3_000, 50
     before = s3.requests["again"]
     try:
-        cut = config(bucket, storage={"endpoint": f"http://127.0.0.1:{proxy.port}", "retry_timeout_s": 120.0})
+        cut = config(
+            bucket, storage={"endpoint": f"http://127.0.0.1:{proxy.port}", "retry_timeout_s": 120.0}
+        )
         list(run(make_plan(cut)))
     finally:
         proxy.close()
@@ -421,19 +485,31 @@ def test_so_has_one_that_was_killed(
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as killed:
         assert killed.stdout is not None
         assert killed.stdout.readline() == "annotating\n"
-        with pytest.raises(RunAborted, match=rf"another process is working in {bucket}: process {killed.pid} "):
+        with pytest.raises(
+            RunAborted, match=rf"another process is working in {bucket}: process {killed.pid} "
+        ):
             list(run(make_plan(config(bucket))))
         killed.send_signal(signal.SIGKILL)
     happened = list(run(make_plan(config(bucket))))
-    done = [event.task_id for event in happened if isinstance(event, TaskFinished) and event.phase == "annotate"]
-    complete = [event.phase for event in happened if isinstance(event, PhaseFinished) and event.was_complete]
+    done = [
+        event.task_id
+        for event in happened
+        if isinstance(event, TaskFinished) and event.phase == "annotate"
+    ]
+    complete = [
+        event.phase for event in happened if isinstance(event, PhaseFinished) and event.was_complete
+    ]
     assert (complete, len(done)) == (list(PHASES)[: list(PHASES).index("annotate")], 3)
     assert outputs(open_run(str(bucket))) == outputs(on_disk)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # webdataset leaves shards open
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # webdataset leaves shards open
 @pytest.mark.parametrize("verb", ["report", "status", "explain", "preview", "verify", "export"])
-def test_every_reader_of_a_run_reads_it_in_a_bucket(in_bucket: Run, on_disk: Run, tmp_path: Path, verb: str) -> None:
+def test_every_reader_of_a_run_reads_it_in_a_bucket(
+    in_bucket: Run, on_disk: Run, tmp_path: Path, verb: str
+) -> None:
     """By nothing but its address, with the words it has for a folder on a disk."""
     rest = {
         "report": ["--json"],
@@ -456,7 +532,9 @@ def test_every_reader_of_a_run_reads_it_in_a_bucket(in_bucket: Run, on_disk: Run
         accounts = [{**json.loads(each), "seconds": {}} for each in said]
         assert accounts[0] == accounts[1]
     if verb == "export":
-        files = [{p.name: p.read_bytes() for p in (tmp_path / f"out-{n}").iterdir()} for n in (1, 2)]
+        files = [
+            {p.name: p.read_bytes() for p in (tmp_path / f"out-{n}").iterdir()} for n in (1, 2)
+        ]
         assert files[0] == files[1] != {}
 
 
@@ -472,9 +550,13 @@ def in_bucket(bucket: S3Path, on_disk: Run) -> Run:
     return open_run(str(bucket))
 
 
-def test_the_loader_follows_the_link_to_the_dataset(in_bucket: Run, on_disk: Run, bucket: S3Path) -> None:
+def test_the_loader_follows_the_link_to_the_dataset(
+    in_bucket: Run, on_disk: Run, bucket: S3Path
+) -> None:
     """RUN/dataset is an address of the latest finished dataset, as it is a folder's name on a disk."""
-    catalogues = [read_catalogue(f"{found.run_dir}/dataset", ReadSettings()) for found in (on_disk, in_bucket)]
+    catalogues = [
+        read_catalogue(f"{found.run_dir}/dataset", ReadSettings()) for found in (on_disk, in_bucket)
+    ]
     assert catalogues[0].digest == catalogues[1].digest
     assert catalogues[1].address == str(in_bucket.dataset)
     (bucket / "elsewhere").write_bytes(b"../../another bucket")

@@ -15,7 +15,11 @@ from pipeline.planning.plan import PARENTS, PHASE_VERSIONS, fingerprint, make_pl
 from tests.conftest import REPOSITORY
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=8,
 )
@@ -54,12 +58,16 @@ def changed(before: dict[str, str | None], after: dict[str, str | None]) -> set[
         ("input.max_quarantined_share=0.5", set()),
     ],
 )
-def test_a_change_renews_what_hangs_on_it_and_nothing_else(config: str, override: str, renewed: set[str]) -> None:
+def test_a_change_renews_what_hangs_on_it_and_nothing_else(
+    config: str, override: str, renewed: set[str]
+) -> None:
     """Each setting belongs to one phase; it and its descendants get new folders, all others keep theirs."""
     assert changed(fingerprints(config), fingerprints(config, override)) == renewed
 
 
-def test_other_input_renews_the_phases_across_units_but_no_other_units_extract(config: str, wet_file: Path) -> None:
+def test_other_input_renews_the_phases_across_units_but_no_other_units_extract(
+    config: str, wet_file: Path
+) -> None:
     """A file more changes what is duplicate; the first unit keeps its name, so that it is not extracted again."""
     before = make_plan(load(config))
     copy = wet_file.with_name("z-second.warc.wet")
@@ -70,7 +78,9 @@ def test_other_input_renews_the_phases_across_units_but_no_other_units_extract(c
     assert after.phase("paragraph_dedup").fingerprint != before.phase("paragraph_dedup").fingerprint
 
 
-def test_a_changed_file_is_another_unit_and_a_moved_one_is_not(config: str, wet_file: Path, tmp_path: Path) -> None:
+def test_a_changed_file_is_another_unit_and_a_moved_one_is_not(
+    config: str, wet_file: Path, tmp_path: Path
+) -> None:
     """Units are known by name and content, not by folder or time of change."""
     (before,) = make_plan(load(config)).splits
     moved = tmp_path / "moved" / wet_file.name

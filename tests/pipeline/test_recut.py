@@ -39,13 +39,21 @@ def signals(small: Small, lid_file: Path) -> Small:
     kinds = [*PAGES, "good", "copy", "half", "french", "french"]
     files = [write_pages(small.folder / f"{name}.warc.wet", kinds) for name in ("first", "second")]
     annotate = WITH_SIGNALS["annotate"] | {"language": {"model": str(lid_file)}}
-    tree = {**small.tree, **WITH_SIGNALS, "annotate": annotate, "input": {"files": [str(path) for path in files]}}
+    tree = {
+        **small.tree,
+        **WITH_SIGNALS,
+        "annotate": annotate,
+        "input": {"files": [str(path) for path in files]},
+    }
     return Small(small.folder, tree)
 
 
 def stored_fates(found: Run) -> pa.Table:
     return pa.concat_tables(
-        [pq.read_table(found.folder("select").path(f"{split}.decisions.parquet")) for split in found.splits]
+        [
+            pq.read_table(found.folder("select").path(f"{split}.decisions.parquet"))
+            for split in found.splits
+        ]
     )
 
 
@@ -85,10 +93,15 @@ def test_what_recut_keeps_is_what_a_run_keeps(signals: Small, overrides: list[st
         name: amount.num_docs for name, (_, amount) in said.languages.items() if amount.num_docs
     } == report.languages
     of_select = {
-        decision: n for decision, n in report.reasons.items() if not decision.startswith(("length.", "paragraphs."))
+        decision: n
+        for decision, n in report.reasons.items()
+        if not decision.startswith(("length.", "paragraphs."))
     }
     assert {reason: n for reason, (_, n) in said.reasons.items() if n} == of_select
-    assert said.before.num_docs + said.newly_kept.num_docs - said.newly_dropped.num_docs == said.after.num_docs
+    assert (
+        said.before.num_docs + said.newly_kept.num_docs - said.newly_dropped.num_docs
+        == said.after.num_docs
+    )
     assert said.before.num_tokens == make_report(before).num_tokens
 
 
@@ -99,7 +112,9 @@ def test_tokens_are_counted_where_they_are_known_and_estimated_elsewhere(signals
     assert fewer.newly_dropped.num_docs > 0
     assert (
         fewer.after.num_tokens
-        == make_report(for_good(signals, ["select.quality={max_words: 14, min_words: 0}"])).num_tokens
+        == make_report(
+            for_good(signals, ["select.quality={max_words: 14, min_words: 0}"])
+        ).num_tokens
     )
     more = preview(before, ["select.language.keep=null"])
     share = more.before.num_tokens / more.before.num_chars
@@ -114,10 +129,14 @@ def test_examples_name_the_rule_that_decided(signals: Small) -> None:
     assert {example.detail for example in said.examples_kept} == {"fr"}
     assert {example.detail for example in said.examples_dropped} == {"en"}
     assert all(example.text for example in (*said.examples_kept, *said.examples_dropped))
-    assert len({example.doc_id for example in said.examples_dropped}) == min(10, said.newly_dropped.num_docs)
+    assert len({example.doc_id for example in said.examples_dropped}) == min(
+        10, said.newly_dropped.num_docs
+    )
     limited = preview(before, ["select.quality={max_words: 14, min_words: 0}"])
     assert {example.limit for example in limited.examples_dropped} == {14.0}
-    assert all(example.value is not None and example.value > 14 for example in limited.examples_dropped)
+    assert all(
+        example.value is not None and example.value > 14 for example in limited.examples_dropped
+    )
 
 
 def test_at_most_ten_examples_are_drawn_the_same_each_time(small: Small) -> None:
@@ -147,14 +166,23 @@ def test_a_change_of_more_than_select_is_refused(signals: Small) -> None:
     with pytest.raises(ConfigError) as raised:
         preview(found, ["select.language=null", "engine.batch_mb=1", *PHASE_OF])
     said = {fault.partition(" would have to run again")[0] for fault in raised.value.faults}
-    assert said == {f"--set {override.partition('=')[0]}: {phase}" for override, phase in PHASE_OF.items()}
+    assert said == {
+        f"--set {override.partition('=')[0]}: {phase}" for override, phase in PHASE_OF.items()
+    }
 
 
 def test_wrong_keys_and_values_are_refused_as_everywhere(signals: Small) -> None:
     """All at once, with the nearest key."""
     found, _ = signals.run()
     with pytest.raises(ConfigError) as raised:
-        preview(found, ["select.langauge=null", "select.language.min_score=7", "select.perplexity.cutoffs=nowhere.csv"])
+        preview(
+            found,
+            [
+                "select.langauge=null",
+                "select.language.min_score=7",
+                "select.perplexity.cutoffs=nowhere.csv",
+            ],
+        )
     assert any("did you mean language?" in fault for fault in raised.value.faults)
     with pytest.raises(ConfigError, match="no such file; wanted model, run, or the path"):
         preview(found, ["select.perplexity.cutoffs=nowhere.csv"])
@@ -163,7 +191,9 @@ def test_wrong_keys_and_values_are_refused_as_everywhere(signals: Small) -> None
 def test_a_rule_whose_scores_were_not_stored_is_refused(small: Small) -> None:
     """The message names what is missing."""
     found, _ = small.run()
-    with pytest.raises(ConfigError, match=r"stage quality needs rps_doc_word_count .* was not stored by this run"):
+    with pytest.raises(
+        ConfigError, match=r"stage quality needs rps_doc_word_count .* was not stored by this run"
+    ):
         preview(found, ["select.quality={}"])
 
 
@@ -191,11 +221,15 @@ def test_a_run_that_is_not_selected_yet_is_told(signals: Small) -> None:
     for event in run(signals.plan()):
         if isinstance(event, PhaseFinished) and event.phase == "fuzzy_dedup":
             break
-    with pytest.raises(RunNotFound, match="select is not done yet; run the config to its end first"):
+    with pytest.raises(
+        RunNotFound, match="select is not done yet; run the config to its end first"
+    ):
         preview(open_run(signals.folder / "run"), ["select.language=null"])
 
 
-def test_scores_of_another_version_are_told(signals: Small, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_of_another_version_are_told(
+    signals: Small, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A run would make them anew first; what is said is by the old ones."""
     found, _ = signals.run()
     assert preview(found, ["select.language=null"]).renewed == ()

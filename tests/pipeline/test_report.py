@@ -17,7 +17,14 @@ from rich.console import Console
 
 from pipeline.execution.engine import PhaseFinished, run
 from pipeline.reporting.explain import Run, open_run
-from pipeline.reporting.report import Report, make_report, print_report, reason_sentences, to_html, to_json
+from pipeline.reporting.report import (
+    Report,
+    make_report,
+    print_report,
+    reason_sentences,
+    to_html,
+    to_json,
+)
 from stages.contract import AccountsDoNotBalance
 from tests.pipeline.conftest import Small
 from tests.pipeline.test_ledger import PAGES, RULES, last_fates, write_pages
@@ -54,10 +61,16 @@ def test_figures_equal_what_is_counted_again(mixed: Run) -> None:
     assert report.steps[-1].num_docs == len(kept) == manifest["totals"]["num_docs"]
     texts = {row["doc_id"]: row["text"] for row in rows(mixed, "annotate", "documents")}
     assert report.steps[-1].num_chars == sum(len(texts[row["doc_id"]]) for row in kept)
-    assert report.reasons == Counter(decision for decision in decisions.values() if decision != "kept")
+    assert report.reasons == Counter(
+        decision for decision in decisions.values() if decision != "kept"
+    )
     assert list(report.reasons.values()) == sorted(report.reasons.values(), reverse=True)
     assert report.languages == Counter(row["language"] for row in kept)
-    assert report.num_tokens == manifest["totals"]["num_tokens"] == sum(report.language_tokens.values())
+    assert (
+        report.num_tokens
+        == manifest["totals"]["num_tokens"]
+        == sum(report.language_tokens.values())
+    )
     assert report.num_shards == len(manifest["shards"])
 
 
@@ -72,7 +85,11 @@ def test_steps_fall_from_read_to_kept(mixed: Run) -> None:
     ]
     counts = [step.num_docs for step in steps]
     assert counts == sorted(counts, reverse=True)
-    assert [step.why for step in steps[1:]] == ["length.too_few_chars", "paragraphs.none_left", "language.not_wanted"]
+    assert [step.why for step in steps[1:]] == [
+        "length.too_few_chars",
+        "paragraphs.none_left",
+        "language.not_wanted",
+    ]
 
 
 def test_quarantine_is_counted_by_cause(mixed: Run) -> None:
@@ -81,7 +98,10 @@ def test_quarantine_is_counted_by_cause(mixed: Run) -> None:
     lines = [
         json.loads(line)
         for split in mixed.splits
-        for line in mixed.folder("extract").path(f"{split}.quarantine.jsonl").read_text().splitlines()
+        for line in mixed.folder("extract")
+        .path(f"{split}.quarantine.jsonl")
+        .read_text()
+        .splitlines()
     ]
     assert lines
     assert sum(report.quarantine.values()) == len(lines)
@@ -100,7 +120,9 @@ def test_seconds_are_those_of_the_log(mixed: Run) -> None:
         "write_shards",
     } <= seconds.keys()
     logged = [json.loads(line) for line in (mixed.run_dir / "log.jsonl").read_text().splitlines()]
-    assert sum(seconds.values()) == pytest.approx(sum(s for e in logged for s in e.get("seconds", {}).values()))
+    assert sum(seconds.values()) == pytest.approx(
+        sum(s for e in logged for s in e.get("seconds", {}).values())
+    )
 
 
 def tamper(found: Run, phase: str, change: Callable[[dict[str, int]], None]) -> None:
@@ -123,11 +145,20 @@ def tamper(found: Run, phase: str, change: Callable[[dict[str, int]], None]) -> 
         ("tokenize", "documents", "tokenize"),
     ],
 )
-def test_books_that_do_not_balance_are_refused(mixed: Run, phase: str, count: str, blamed: str) -> None:
+def test_books_that_do_not_balance_are_refused(
+    mixed: Run, phase: str, count: str, blamed: str
+) -> None:
     """One document too many in a phase's account, or none at all: no report, but the phase and both numbers."""
     make_report(mixed)
-    tamper(mixed, phase, lambda counts: counts.update({count: counts[count] + 1}) if count else counts.clear())
-    with pytest.raises(AccountsDoNotBalance, match=rf"^({blamed}) took in \d+ documents, but \d+ were left before it"):
+    tamper(
+        mixed,
+        phase,
+        lambda counts: counts.update({count: counts[count] + 1}) if count else counts.clear(),
+    )
+    with pytest.raises(
+        AccountsDoNotBalance,
+        match=rf"^({blamed}) took in \d+ documents, but \d+ were left before it",
+    ):
         make_report(mixed)
 
 
@@ -136,7 +167,12 @@ def test_a_report_is_json_and_back(mixed: Run) -> None:
     report = make_report(mixed)
     again = json.loads(to_json(report))
     assert again == json.loads(json.dumps(asdict(report)))
-    assert again["steps"][0] == {"name": "read", "num_docs": 16, "num_chars": report.steps[0].num_chars, "why": ""}
+    assert again["steps"][0] == {
+        "name": "read",
+        "num_docs": 16,
+        "num_chars": report.steps[0].num_chars,
+        "why": "",
+    }
     assert again.keys() == set(Report.__dataclass_fields__)
 
 
@@ -151,7 +187,9 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
-        self.fetched += [value for name, value in attrs if name in ("src", "href", "data", "action")]
+        self.fetched += [
+            value for name, value in attrs if name in ("src", "href", "data", "action")
+        ]
         assert not any(name.startswith("on") for name, _ in attrs)
 
     def handle_data(self, data: str) -> None:
@@ -172,7 +210,10 @@ def test_the_page_needs_nothing_else(mixed: Run) -> None:
     assert page.fetched == []
     assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
     assert "url(" not in to_html(report)
-    assert f"{report.num_tokens:,} tokens in {report.num_shards} shards, from 16 documents" in page.text
+    assert (
+        f"{report.num_tokens:,} tokens in {report.num_shards} shards, from 16 documents"
+        in page.text
+    )
     for reason in report.reasons:
         assert reason in page.text
         assert reason_sentences()[reason] in page.text
@@ -199,9 +240,17 @@ def test_the_terminal_shows_every_table(mixed: Run) -> None:
     """Funnel, reasons with their meaning, languages, quarantine, seconds."""
     out = io.StringIO()
     print_report(make_report(mixed), Console(width=160, file=out))
-    for title in ("What is left after each step", "Why documents were dropped", "Kept, by language", "Quarantined: "):
+    for title in (
+        "What is left after each step",
+        "Why documents were dropped",
+        "Kept, by language",
+        "Quarantined: ",
+    ):
         assert title in out.getvalue()
-    assert re.search(r"language\.not_wanted +2 +The most likely language is not in the list to keep", out.getvalue())
+    assert re.search(
+        r"language\.not_wanted +2 +The most likely language is not in the list to keep",
+        out.getvalue(),
+    )
 
 
 def test_a_run_is_reported_as_far_as_it_has_got(small: Small) -> None:

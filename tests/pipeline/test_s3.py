@@ -79,7 +79,11 @@ def proxy(bucket: Bucket, cut_after: int) -> Generator[int]:
 
 def _relay(client: socket.socket, port: int, left: list[int]) -> None:
     """Both ways, until either end closes, nothing has come for a second, or no bytes are `left`."""
-    with client, socket.create_connection(("127.0.0.1", port)) as server, contextlib.suppress(OSError):
+    with (
+        client,
+        socket.create_connection(("127.0.0.1", port)) as server,
+        contextlib.suppress(OSError),
+    ):
         while ready := select.select([client, server], [], [], 1.0)[0]:
             for source in ready:
                 chunk = source.recv(4096)
@@ -96,7 +100,9 @@ def _relay(client: socket.socket, port: int, left: list[int]) -> None:
 CONTENT = bytes(range(256)) * 1_200
 
 
-def test_an_object_is_fetched_whole(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_object_is_fetched_whole(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In several ranges, nothing left beside it; also an empty one."""
     monkeypatch.setattr(fetching, "REQUEST_BYTES", 100_000)
     download(put(bucket, "a/b.bin", CONTENT), tmp_path / "b.bin", patience=HASTY)
@@ -117,7 +123,10 @@ def test_a_cut_connection_is_resumed_where_it_broke(
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
         download(url, tmp_path / "cut.bin", patience=HASTY, say=said.append)
     assert (tmp_path / "cut.bin").read_bytes() == CONTENT
-    assert [line.split(", ")[-1] for line in said if line.startswith("fetching")] == ["0.3 MB", "from byte 150,000"]
+    assert [line.split(", ")[-1] for line in said if line.startswith("fetching")] == [
+        "0.3 MB",
+        "from byte 150,000",
+    ]
 
 
 def test_two_versions_of_an_object_are_never_mixed(
@@ -137,7 +146,9 @@ def test_two_versions_of_an_object_are_never_mixed(
     assert (tmp_path / "x").read_bytes() == CONTENT[::-1]
 
 
-def test_faults_that_stay_are_told_at_once(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faults_that_stay_are_told_at_once(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No such object, no such bucket, no object named, and the wrong key: the address and the server's words."""
     for url in (bucket.url("absent"), "s3://nobucket/absent"):
         with pytest.raises(AssetError, match=rf"{url}: the server says: .*404"):
@@ -184,5 +195,9 @@ def test_a_snapshot_on_s3_gives_the_same_shards_as_its_files_on_disk(
     for name in shards:
         assert (fetched.dataset / name).read_bytes() == (on_disk.dataset / name).read_bytes()
     shutil.rmtree(tmp_path / "cache" / "crawls")
-    with pytest.raises(ConfigError, match=r"the list of CC-MAIN-1999-01 cannot be had: s3://bucket/mirror/.*404"):
-        list_input_splits(InputConfig.model_validate({"common_crawl": {**source, "crawl": "CC-MAIN-1999-01"}}))
+    with pytest.raises(
+        ConfigError, match=r"the list of CC-MAIN-1999-01 cannot be had: s3://bucket/mirror/.*404"
+    ):
+        list_input_splits(
+            InputConfig.model_validate({"common_crawl": {**source, "crawl": "CC-MAIN-1999-01"}})
+        )

@@ -39,7 +39,9 @@ class InventedLibrary:
         """Four hundred titles with four sentences each."""
         assert part == "pages"
         sentences = _sentences(language, 1_600)
-        return [(f"Title {i} <{language}>", " ".join(sentences[4 * i : 4 * i + 4])) for i in range(400)]
+        return [
+            (f"Title {i} <{language}>", " ".join(sentences[4 * i : 4 * i + 4])) for i in range(400)
+        ]
 
     def sentences(self, language: str) -> Sequence[str]:
         """Six hundred sentences."""
@@ -53,17 +55,24 @@ def _sentences(language: str, num_sentences: int) -> list[str]:
 
 
 def _sentence(draws: random.Random) -> str:
-    words = ["".join(draws.choices("aeioulnrstdéñç", k=draws.randint(2, 9))) for _ in range(draws.randint(8, 18))]
+    words = [
+        "".join(draws.choices("aeioulnrstdéñç", k=draws.randint(2, 9)))
+        for _ in range(draws.randint(8, 18))
+    ]
     return " ".join(words).capitalize() + " & 1984."
 
 
 LIBRARY = InventedLibrary()
 
 
-def make(out: Path, num_documents: int = 300, documents_per_file: int = 40, **arguments: Any) -> SampleCrawl:
+def make(
+    out: Path, num_documents: int = 300, documents_per_file: int = 40, **arguments: Any
+) -> SampleCrawl:
     """A small crawl of invented text."""
     arguments = {"seed": 1, "format": "wet", "library": LIBRARY, **arguments}
-    return generate(out, num_documents=num_documents, documents_per_file=documents_per_file, **arguments)
+    return generate(
+        out, num_documents=num_documents, documents_per_file=documents_per_file, **arguments
+    )
 
 
 @pytest.fixture(scope="module")
@@ -99,14 +108,19 @@ def pages_of(crawl: SampleCrawl) -> Iterator[tuple[Row, bytes]]:
     for path in crawl.files:
         mine = [row for row in rows if row["file"] == path.relative_to(crawl.folder).as_posix()]
         members = [m for m in members_of(path) if b"warcinfo" not in m[:40]]
-        pages = [m for m in members if b"WARC-Type: request" not in m and b"WARC-Type: metadata" not in m]
+        pages = [
+            m for m in members if b"WARC-Type: request" not in m and b"WARC-Type: metadata" not in m
+        ]
         yield from zip(mine, pages, strict=True)
 
 
 def bodies_of(crawl: SampleCrawl) -> dict[str, list[str]]:
     """Url to the lines of a WET page without its title, for all pages with a whole and decodable record."""
     return {
-        row["url"]: member.split(b"\r\n\r\n", 1)[1].decode().removesuffix("\n\r\n\r\n").split("\n")[1:]
+        row["url"]: member.split(b"\r\n\r\n", 1)[1]
+        .decode()
+        .removesuffix("\n\r\n\r\n")
+        .split("\n")[1:]
         for row, member in pages_of(crawl)
         if row["kind"] not in {"damaged_utf8", "truncated"}
     }
@@ -116,7 +130,9 @@ def digest_of(folder: Path) -> str:
     """One digest of all names and bytes in a folder."""
     whole = hashlib.sha256()
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-        whole.update(f"{path.relative_to(folder)}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+        whole.update(
+            f"{path.relative_to(folder)}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode()
+        )
     return whole.hexdigest()
 
 
@@ -137,10 +153,18 @@ def test_fastwarc_reads_every_sound_record(crawl: SampleCrawl) -> None:
     for path in crawl.files:
         for record in _read_to_the_break(path):
             block = record.reader.read()
-            digest = "sha1:" + b32encode(hashlib.sha1(block, usedforsecurity=False).digest()).decode()
+            digest = (
+                "sha1:" + b32encode(hashlib.sha1(block, usedforsecurity=False).digest()).decode()
+            )
             is_page = record.record_type in (WarcRecordType.conversion, WarcRecordType.response)
-            if is_page and record.headers["WARC-Block-Digest"] == digest and len(block) == record.content_length:
-                found[str(record.record_id).strip("<>")] = record.headers.get("WARC-Target-URI") or ""
+            if (
+                is_page
+                and record.headers["WARC-Block-Digest"] == digest
+                and len(block) == record.content_length
+            ):
+                found[str(record.record_id).strip("<>")] = (
+                    record.headers.get("WARC-Target-URI") or ""
+                )
     rows = [row for row in truth_of(crawl) if row["expected_fate"] != "quarantined"]
     sound = {row["record_id"].strip("<>"): row["url"] for row in rows}
     assert {record_id: url for record_id, url in found.items() if url} == sound
@@ -196,13 +220,17 @@ def test_truth_has_one_row_per_page_in_order(crawl: SampleCrawl) -> None:
     assert table.schema.equals(TRUTH)
     assert len(rows) == crawl.num_documents == 300
     assert [(row["file"], row["record"]) for row in rows] == [
-        (path.name, record) for path in crawl.files for record in range(40 if path != crawl.files[-1] else 20)
+        (path.name, record)
+        for path in crawl.files
+        for record in range(40 if path != crawl.files[-1] else 20)
     ]
     urls = {row["url"] for row in rows}
     assert len(urls) == 300
     assert {row["source_url"] for row in rows} - {None} < urls
     assert Counter(row["kind"] for row in rows) == crawl.num_documents_by_kind
-    assert {row["kind"]: row["expected_fate"] for row in rows} == {kind.name: kind.fate for kind in KINDS}
+    assert {row["kind"]: row["expected_fate"] for row in rows} == {
+        kind.name: kind.fate for kind in KINDS
+    }
     assert crawl.num_bytes == sum(path.stat().st_size for path in crawl.files)
 
 
@@ -249,7 +277,9 @@ def test_truth_counts_lines_as_ccnet_does(crawls: dict[str, SampleCrawl]) -> Non
                 pages_with[hash_paragraph(line)].add(url)
     for url, row in rows.items():
         if row["num_unique_lines"] is None:
-            assert row["expected_fate"] in {"too_short", "quarantined"} or row["kind"].startswith("damaged")
+            assert row["expected_fate"] in {"too_short", "quarantined"} or row["kind"].startswith(
+                "damaged"
+            )
             continue
         num_pages = [len(pages_with[h]) for h in {hash_paragraph(line) for line in bodies[url]}]
         counted = (num_pages.count(1), len(num_pages) - num_pages.count(1))
@@ -265,7 +295,9 @@ def test_copies_are_what_their_kind_says(crawls: dict[str, SampleCrawl]) -> None
         if row["source_url"] is None:
             continue
         copy, source = bodies[row["url"]], bodies[row["source_url"]]
-        shared = set(copy[7:-3]) & set(source[7:-3])  # between seven navigation lines and three of the footer
+        shared = set(copy[7:-3]) & set(
+            source[7:-3]
+        )  # between seven navigation lines and three of the footer
         if row["kind"] == "mirror_copy":
             assert copy[7:-3] == source[7:-3]
             num_whole += copy == source
@@ -288,21 +320,29 @@ def test_html_extracts_to_the_lines_of_the_text(crawls: dict[str, SampleCrawl]) 
         if row["kind"].startswith("damaged") or row["kind"] == "truncated":
             continue
         _, http_head, payload = member.removesuffix(b"\r\n\r\n").split(b"\r\n\r\n", 2)
-        where, head = ("header", http_head) if b"charset=" in http_head else ("meta", payload.split(b"<title>")[0])
+        where, head = (
+            ("header", http_head)
+            if b"charset=" in http_head
+            else ("meta", payload.split(b"<title>")[0])
+        )
         charset = head.split(b"charset=")[1].split()[0].strip(b'">').decode()
         declared[f"{where} {charset}"] += 1
         page = payload.decode(charset)
         title = page.split("<title>")[1].split("</title>")[0]
         assert title
         text = extract_plain_text(page)
-        assert [line for line in text.split("\n") if line] == [" ".join(line.split()) for line in bodies[row["url"]]]
+        assert [line for line in text.split("\n") if line] == [
+            " ".join(line.split()) for line in bodies[row["url"]]
+        ]
     assert declared["header utf-8"] > declared.total() / 2
     for charset in ("windows-1252", "iso-8859-1"):
         assert declared[f"header {charset}"]
         assert declared[f"meta {charset}"]
 
 
-def test_memory_does_not_grow_with_the_crawl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_does_not_grow_with_the_crawl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A thousand pages more, 3 MB of text, need less than half a megabyte more."""
 
     def peak_bytes(num_documents: int) -> int:
@@ -358,7 +398,9 @@ def test_any_number_of_files(tmp_path: Path, documents_per_file: int) -> None:
     assert len(rows) == len({row["url"] for row in rows}) == 100
     assert len(crawl.files) == -(-100 // documents_per_file)
     last_record = {row["file"]: row["record"] for row in rows}
-    assert all(row["record"] == last_record[row["file"]] for row in rows if row["kind"] in TAIL_KINDS)
+    assert all(
+        row["record"] == last_record[row["file"]] for row in rows if row["kind"] in TAIL_KINDS
+    )
 
 
 @pytest.mark.parametrize(
@@ -368,7 +410,10 @@ def test_any_number_of_files(tmp_path: Path, documents_per_file: int) -> None:
         ({"documents_per_file": 0}, "documents_per_file is 0, must be at least 1"),
         ({"languages": ("en", "xx")}, r"languages are \['en', 'xx'\], must be one to five"),
         ({"languages": ()}, "must be one to five"),
-        ({"num_documents": 10**9}, "usable sentences in 'en' make .* ask for fewer documents or bring more text"),
+        (
+            {"num_documents": 10**9},
+            "usable sentences in 'en' make .* ask for fewer documents or bring more text",
+        ),
     ],
 )
 def test_refused_arguments(tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
@@ -381,7 +426,9 @@ def test_refused_arguments(tmp_path: Path, arguments: dict[str, Any], message: s
 def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
     """A crawl is never written over another one."""
     (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(FileExistsError, match="is not an empty folder; remove it or name another one"):
+    with pytest.raises(
+        FileExistsError, match="is not an empty folder; remove it or name another one"
+    ):
         make(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
 
@@ -404,7 +451,11 @@ def test_permutations_are_bijections(n: int, key: int) -> None:
     assert sorted(map(permutation, range(n))) == list(range(n))
 
 
-@given(st.lists(st.builds(str.__mul__, st.sampled_from(["ab", "b", "ba"]), st.integers(20, 30)), max_size=20))
+@given(
+    st.lists(
+        st.builds(str.__mul__, st.sampled_from(["ab", "b", "ba"]), st.integers(20, 30)), max_size=20
+    )
+)
 def test_kept_sentences_are_prefix_free(sentences: list[str]) -> None:
     """No kept sentence begins another, and each long enough one that went is begun by a kept one."""
     kept = sample_crawl._prefix_free(sentences)
@@ -417,7 +468,9 @@ def test_kept_sentences_are_prefix_free(sentences: list[str]) -> None:
 @pytest.mark.models
 def test_real_texts_make_a_crawl(tmp_path: Path) -> None:
     """With the project's own texts the good pages are in the languages asked for, and nearly all lines differ."""
-    crawl = generate(tmp_path / "crawl", num_documents=300, seed=1, format="wet", documents_per_file=100)
+    crawl = generate(
+        tmp_path / "crawl", num_documents=300, seed=1, format="wet", documents_per_file=100
+    )
     rows = truth_of(crawl)
     assert {row["language"] for row in rows if row["kind"] == "good"} == {"en", "fr", "es"}
     bodies = bodies_of(crawl)

@@ -17,7 +17,14 @@ from rich.console import Console
 from pipeline.execution.engine import Event, PhaseFinished, RunAborted, TaskFinished, run
 from pipeline.planning.plan import RunPlan
 from pipeline.reporting.explain import open_run
-from pipeline.reporting.status import SILENT_AFTER_S, PhaseStatus, Status, print_status, read_status, to_json
+from pipeline.reporting.status import (
+    SILENT_AFTER_S,
+    PhaseStatus,
+    Status,
+    print_status,
+    read_status,
+    to_json,
+)
 from tests.conftest import REPOSITORY
 from tests.pipeline.conftest import Small
 from tests.pipeline.test_ledger import PAGES, RULES, write_pages
@@ -28,7 +35,10 @@ NUM_FILES = 3
 @pytest.fixture
 def plan(small: Small) -> RunPlan:
     """Three units; the second file ends in a broken record."""
-    files = [write_pages(small.folder / f"{i}.warc.wet", PAGES, broken) for i, broken in enumerate((0, 1, 0))]
+    files = [
+        write_pages(small.folder / f"{i}.warc.wet", PAGES, broken)
+        for i, broken in enumerate((0, 1, 0))
+    ]
     return small.plan(input={"files": [str(path) for path in files]}, **RULES)
 
 
@@ -44,7 +54,9 @@ def phase_of(status: Status, name: str) -> PhaseStatus:
 def at_work(plan: RunPlan, num_tasks: int, phase: str) -> Iterator[None]:
     """The run, until so many pieces of that phase are done; on leaving, its driver is stopped."""
     with contextlib.closing(run(plan)) as events:  # pyright: ignore[reportArgumentType] - it is a generator
-        is_work = (isinstance(event, TaskFinished) and event.phase == phase for event in _alive(events))
+        is_work = (
+            isinstance(event, TaskFinished) and event.phase == phase for event in _alive(events)
+        )
         while num_tasks:
             num_tasks -= next(is_work)
         yield
@@ -66,7 +78,9 @@ def test_a_run_at_work_shows_its_rate_and_what_is_left(plan: RunPlan) -> None:
             "annotate": "running",
             **dict.fromkeys(("select", "tokenize", "write_shards"), "waiting"),
         }
-        assert phase_of(found, "extract").num_tasks == phase_of(found, "select").num_tasks == NUM_FILES
+        assert (
+            phase_of(found, "extract").num_tasks == phase_of(found, "select").num_tasks == NUM_FILES
+        )
         assert phase_of(found, "write_shards").num_tasks is None
         working = phase_of(found, "annotate")
         assert (working.num_done, working.num_tasks) == (2, NUM_FILES)
@@ -80,7 +94,10 @@ def test_a_driver_that_says_nothing_for_long_is_called_silent(plan: RunPlan) -> 
         found = status_of(plan, after_s=SILENT_AFTER_S + 3600)
         assert found.state == "silent"
         assert found.silent_s > SILENT_AFTER_S
-        assert (phase_of(found, "annotate").rate_per_s, phase_of(found, "annotate").left_s) == (0, None)
+        assert (phase_of(found, "annotate").rate_per_s, phase_of(found, "annotate").left_s) == (
+            0,
+            None,
+        )
 
 
 def test_a_clock_behind_the_drivers_harms_nothing(plan: RunPlan) -> None:
@@ -128,7 +145,10 @@ def test_quarantine_is_counted_before_the_phase_is_summed_up(plan: RunPlan) -> N
         assert phase_of(early, "extract").num_done == NUM_FILES
     list(run(plan))
     assert sum(early.quarantine.values()) == 1
-    assert (early.quarantine, early.num_records) == (status_of(plan).quarantine, status_of(plan).num_records)
+    assert (early.quarantine, early.num_records) == (
+        status_of(plan).quarantine,
+        status_of(plan).num_records,
+    )
 
 
 def test_it_is_shown_to_people_and_to_programs(plan: RunPlan) -> None:
@@ -143,7 +163,9 @@ def test_it_is_shown_to_people_and_to_programs(plan: RunPlan) -> None:
     (line,) = (line for line in shown.splitlines() if line.startswith("annotate"))
     assert "2 of 3" in line
     assert "a minute" in line
-    assert {phase["name"]: phase["num_done"] for phase in json.loads(to_json(found))["phases"]}["annotate"] == 2
+    assert {phase["name"]: phase["num_done"] for phase in json.loads(to_json(found))["phases"]}[
+        "annotate"
+    ] == 2
 
 
 def test_the_command_needs_no_ray(plan: RunPlan) -> None:

@@ -61,7 +61,9 @@ def test_what_a_killed_task_left_is_cleared_and_never_taken_for_done(folder: Pha
         f"with PhaseFolder(Path({str(folder.root)!r})).commit('u0') as task:\n"
         "    task.path('u0.txt').write_bytes(b'half'); print('ready', flush=True); time.sleep(60)\n"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=REPOSITORY
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGKILL)
@@ -71,7 +73,9 @@ def test_what_a_killed_task_left_is_cleared_and_never_taken_for_done(folder: Pha
     assert not list(folder.root.rglob("u0.txt"))
 
 
-def test_a_record_that_was_not_whole_when_its_writer_was_killed_is_cleared(folder: PhaseFolder) -> None:
+def test_a_record_that_was_not_whole_when_its_writer_was_killed_is_cleared(
+    folder: PhaseFolder,
+) -> None:
     """What stands beside the records and the summary, waiting for its rename, is no record and does not stay."""
     for leftover in (folder.path("done") / ".u0.json-00ff", folder.path(".phase.json-00ff")):
         leftover.write_bytes(b"{")
@@ -112,6 +116,8 @@ def test_done_of_a_folder_that_is_not_there_is_empty(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_on_this_machine_is_told(tmp_path: Path) -> None:
     """What the driver made on its own machine alone: the worker says so, and makes no folder of its own."""
     elsewhere = PhaseFolder(tmp_path / "extract-00ff")
-    with pytest.raises(FileNotFoundError, match=r"extract-00ff is not on \S+: .* storage that all machines share"):
+    with pytest.raises(
+        FileNotFoundError, match=r"extract-00ff is not on \S+: .* storage that all machines share"
+    ):
         elsewhere.attempt("u0")
     assert not elsewhere.root.exists()

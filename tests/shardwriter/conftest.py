@@ -21,7 +21,9 @@ Written = tuple[bytes, bytes, ShardEntry]
 @pytest.fixture(scope="session")
 def tokenizer() -> TokenizerEntry:
     """A vocabulary of 50 ids, of which 0 ends a document."""
-    return TokenizerEntry("tiny", "ab" * 32, vocab_size=50, end_of_document=END, special_ids={"<pad>": 1})
+    return TokenizerEntry(
+        "tiny", "ab" * 32, vocab_size=50, end_of_document=END, special_ids={"<pad>": 1}
+    )
 
 
 @pytest.fixture(scope="session")
@@ -41,7 +43,9 @@ def write() -> Callable[..., Written]:
 
     def write(documents: Documents, tokenizer: TokenizerEntry, **settings: Any) -> Written:
         tar, index = io.BytesIO(), io.BytesIO()
-        entry = write_shard(tar, index, tokenizer=tokenizer, documents=documents, **{"shard": 0, **settings})
+        entry = write_shard(
+            tar, index, tokenizer=tokenizer, documents=documents, **{"shard": 0, **settings}
+        )
         return tar.getvalue(), index.getvalue(), entry
 
     return write
@@ -53,7 +57,9 @@ def random_documents() -> Callable[..., Documents]:
 
     def random_documents(doc_num_tokens: Sequence[int], first_doc_id: int = 0) -> Documents:
         lengths = np.array(doc_num_tokens, np.int64)
-        tokens = np.random.default_rng(len(lengths)).integers(2, 50, lengths.sum()).astype(np.uint32)
+        tokens = (
+            np.random.default_rng(len(lengths)).integers(2, 50, lengths.sum()).astype(np.uint32)
+        )
         tokens[np.cumsum(lengths) - 1] = END
         doc_ids = np.arange(first_doc_id, first_doc_id + len(lengths), dtype=np.uint64)
         return Documents(
@@ -83,6 +89,8 @@ def dataset(
         (tmp_path / entry.file).write_bytes(tar)
         (tmp_path / entry.index_file).write_bytes(index)
         entries.append(entry)
-    manifest = join(entries, tokenizer=tokenizer, fingerprint="f00d", run={"sources": ["a.warc.wet.gz"]})
+    manifest = join(
+        entries, tokenizer=tokenizer, fingerprint="f00d", run={"sources": ["a.warc.wet.gz"]}
+    )
     (tmp_path / MANIFEST_FILE).write_bytes(manifest.dumps())
     return tmp_path

@@ -61,7 +61,9 @@ def test_documentation_shows_the_manifest_byte_for_byte(
     assert shown.encode() == manifest.dumps()
 
 
-@pytest.mark.parametrize(("vocab_size", "name"), [(1, "uint16"), (2**16, "uint16"), (2**16 + 1, "uint32")])
+@pytest.mark.parametrize(
+    ("vocab_size", "name"), [(1, "uint16"), (2**16, "uint16"), (2**16 + 1, "uint32")]
+)
 def test_tokens_are_as_narrow_as_the_vocabulary_allows(vocab_size: int, name: str) -> None:
     """uint16 holds ids up to 65,535, so a vocabulary of exactly 65,536."""
     assert token_dtype(vocab_size).name == name
@@ -80,7 +82,16 @@ def test_read_index_maps_the_file(index: bytes, tmp_path: Path) -> None:
 
 def with_header(index: bytes, **changes: int) -> bytes:
     """`index` with fields of its header replaced and the checksum made right again."""
-    names = ("magic", "version", "shard", "shard_bytes", "num_samples", "num_docs", "num_tokens", "token_bytes")
+    names = (
+        "magic",
+        "version",
+        "shard",
+        "shard_bytes",
+        "num_samples",
+        "num_docs",
+        "num_tokens",
+        "token_bytes",
+    )
     fields = dict(zip(names, INDEX_HEADER.unpack_from(index), strict=False)) | changes
     covered = INDEX_HEADER.pack(*fields.values(), 0)[:-4]
     payload = index[INDEX_HEADER.size :]
@@ -90,18 +101,50 @@ def with_header(index: bytes, **changes: int) -> bytes:
 @pytest.mark.parametrize(
     ("damage", "error", "message"),
     [
-        (lambda b: b[:0], ShardCorrupt, "x.idx: found 0 bytes, wanted a header of 64 bytes; copy the file again"),
-        (lambda b: b[:-1], ShardCorrupt, "x.idx: found 167 bytes, wanted 168 bytes for 2 samples and 3 documents"),
+        (
+            lambda b: b[:0],
+            ShardCorrupt,
+            "x.idx: found 0 bytes, wanted a header of 64 bytes; copy the file again",
+        ),
+        (
+            lambda b: b[:-1],
+            ShardCorrupt,
+            "x.idx: found 167 bytes, wanted 168 bytes for 2 samples and 3 documents",
+        ),
         (lambda b: b + b"\0", ShardCorrupt, "x.idx: found 169 bytes"),
-        (lambda b: b"\x1f\x8b" + b[2:], FormatError, "byte 0: found .*wanted the magic .*give the .idx of a shard"),
-        (lambda b: with_header(b, version=2), FormatError, "byte 8: found 2, wanted 1; read it with the release"),
-        (lambda b: with_header(b, token_bytes=8), FormatError, "byte 48: found 8 bytes per token, wanted 2 or 4"),
-        (lambda b: with_header(b, num_tokens=8), ShardCorrupt, "last of sample_starts: found 9, wanted num_tokens = 8"),
-        (lambda b: b[:100] + b"\xff" + b[101:], ShardCorrupt, "byte 60: found crc32 [0-9a-f]{8}, wanted [0-9a-f]{8}; "),
+        (
+            lambda b: b"\x1f\x8b" + b[2:],
+            FormatError,
+            "byte 0: found .*wanted the magic .*give the .idx of a shard",
+        ),
+        (
+            lambda b: with_header(b, version=2),
+            FormatError,
+            "byte 8: found 2, wanted 1; read it with the release",
+        ),
+        (
+            lambda b: with_header(b, token_bytes=8),
+            FormatError,
+            "byte 48: found 8 bytes per token, wanted 2 or 4",
+        ),
+        (
+            lambda b: with_header(b, num_tokens=8),
+            ShardCorrupt,
+            "last of sample_starts: found 9, wanted num_tokens = 8",
+        ),
+        (
+            lambda b: b[:100] + b"\xff" + b[101:],
+            ShardCorrupt,
+            "byte 60: found crc32 [0-9a-f]{8}, wanted [0-9a-f]{8}; ",
+        ),
     ],
 )
 def test_index_errors_say_what_is_wrong(
-    index: bytes, tmp_path: Path, damage: Callable[[bytes], bytes], error: type[FormatError], message: str
+    index: bytes,
+    tmp_path: Path,
+    damage: Callable[[bytes], bytes],
+    error: type[FormatError],
+    message: str,
 ) -> None:
     """Each way in which an index can be wrong has an error that names place, finding, wish and cure."""
     (tmp_path / "x.idx").write_bytes(damage(index))
@@ -124,14 +167,21 @@ def test_errors_survive_pickling() -> None:
     """An error raised in a worker process arrives whole."""
     error = ShardCorrupt("a.tar, byte 5", "3", "4", "copy it again")
     copy = pickle.loads(pickle.dumps(error))
-    assert (type(copy), str(copy)) == (ShardCorrupt, "a.tar, byte 5: found 3, wanted 4; copy it again")
+    assert (type(copy), str(copy)) == (
+        ShardCorrupt,
+        "a.tar, byte 5: found 3, wanted 4; copy it again",
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------- manifest
 
 sizes = st.integers(0, 2**60)
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=8,
 )
@@ -142,7 +192,11 @@ def manifests(draw: st.DrawFn) -> Manifest:
     """A manifest that does not contradict itself."""
     entries: list[ShardEntry] = []
     for shard in range(draw(st.integers(0, 3))):
-        languages = draw(st.dictionaries(st.text(max_size=3), st.builds(Count, sizes, sizes), min_size=1, max_size=3))
+        languages = draw(
+            st.dictionaries(
+                st.text(max_size=3), st.builds(Count, sizes, sizes), min_size=1, max_size=3
+            )
+        )
         entries.append(
             ShardEntry(
                 shard=shard,
@@ -157,9 +211,13 @@ def manifests(draw: st.DrawFn) -> Manifest:
             )
         )
     vocab_size = draw(st.integers(1, 2**32))
-    tokenizer = TokenizerEntry(draw(st.text()), "ab" * 32, vocab_size, draw(st.integers(0, vocab_size - 1)))
+    tokenizer = TokenizerEntry(
+        draw(st.text()), "ab" * 32, vocab_size, draw(st.integers(0, vocab_size - 1))
+    )
     run = draw(st.dictionaries(st.text(), json_values, max_size=3))
-    return join(draw(st.permutations(entries)), tokenizer=tokenizer, fingerprint=draw(st.text()), run=run)
+    return join(
+        draw(st.permutations(entries)), tokenizer=tokenizer, fingerprint=draw(st.text()), run=run
+    )
 
 
 @given(manifests())
@@ -190,30 +248,62 @@ def change(value: dict[str, Any], path: str, new: object) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("path", "new", "message"),
     [
-        ("format", "mosaic", r"m: format: found 'mosaic', wanted 'corpusmill-shards'; give the manifest of a dataset"),
+        (
+            "format",
+            "mosaic",
+            r"m: format: found 'mosaic', wanted 'corpusmill-shards'; give the manifest of a dataset",
+        ),
         ("version", 2, r"m: version: found 2, wanted 1; read it with the release that wrote it"),
         ("version", True, r"m\.version: found True, wanted a number"),
         ("totals", ..., r"m: found keys missing \['totals'\] and unknown \[\]"),
         ("surprise", 1, r"unknown \['surprise'\]"),
         ("token_dtype", "uint32", r"m: token_dtype: found 'uint32', wanted 'uint16' for 50 ids"),
         ("shards/1/num_docs", ..., r"m: shards\[1\]: found keys missing \['num_docs'\]"),
-        ("shards/1/num_docs", -1, r"m: shards\[1\]\.num_docs: found -1, wanted a number of at least 0"),
+        (
+            "shards/1/num_docs",
+            -1,
+            r"m: shards\[1\]\.num_docs: found -1, wanted a number of at least 0",
+        ),
         ("shards/1/num_docs", "5", r"m: shards\[1\]\.num_docs: found '5', wanted a number"),
-        ("shards/1/sha256", "xyz", r"m: shards\[1\]\.sha256: found 'xyz', wanted 64 hexadecimal digits"),
-        ("shards/1/file", "/tmp/a.tar", r"m: shards\[1\]\.file: found '/tmp/a.tar', wanted 'shard-000001.tar'"),
-        ("shards/1/languages/en", 3, r"m: shards\[1\]\.languages\['en'\]: found 3, wanted a JSON object"),
-        ("tokenizer/end_of_document", 50, r"m: tokenizer: found .*'end_of_document' is 50, must lie in 0\.\.49"),
-        ("tokenizer/special_ids/<pad>", "1", r"m: tokenizer\.special_ids\.<pad>: found '1', wanted a number"),
+        (
+            "shards/1/sha256",
+            "xyz",
+            r"m: shards\[1\]\.sha256: found 'xyz', wanted 64 hexadecimal digits",
+        ),
+        (
+            "shards/1/file",
+            "/tmp/a.tar",
+            r"m: shards\[1\]\.file: found '/tmp/a.tar', wanted 'shard-000001.tar'",
+        ),
+        (
+            "shards/1/languages/en",
+            3,
+            r"m: shards\[1\]\.languages\['en'\]: found 3, wanted a JSON object",
+        ),
+        (
+            "tokenizer/end_of_document",
+            50,
+            r"m: tokenizer: found .*'end_of_document' is 50, must lie in 0\.\.49",
+        ),
+        (
+            "tokenizer/special_ids/<pad>",
+            "1",
+            r"m: tokenizer\.special_ids\.<pad>: found '1', wanted a number",
+        ),
     ],
 )
-def test_manifest_errors_say_what_is_wrong(dataset: Path, path: str, new: object, message: str) -> None:
+def test_manifest_errors_say_what_is_wrong(
+    dataset: Path, path: str, new: object, message: str
+) -> None:
     """Each way in which a manifest can be wrong has an error that names the key, the finding and the wish."""
     value = change(Manifest.loads((dataset / "manifest.json").read_bytes()).to_json(), path, new)
     with pytest.raises(FormatError, match=message):
         Manifest.from_json(value, "m")
 
 
-@pytest.mark.parametrize("data", [b"", b"\xff\xfe", b"[1]", b'"corpusmill-shards"', b"[" * 100_000, b"{}"])
+@pytest.mark.parametrize(
+    "data", [b"", b"\xff\xfe", b"[1]", b'"corpusmill-shards"', b"[" * 100_000, b"{}"]
+)
 def test_what_is_no_manifest_is_refused(data: bytes) -> None:
     """Bytes that are not JSON, and JSON that is not a manifest, are refused as such."""
     with pytest.raises(FormatError, match="manifest"):
@@ -241,7 +331,14 @@ def test_manifest_names_contradictions(dataset: Path) -> None:
 
 def test_format_imports_nothing_but_numpy() -> None:
     """Readers pay for the standard library and numpy only."""
-    tree = ast.parse((Path(__file__).parents[2] / "shardwriter" / "format.py").read_text(encoding="utf-8"))
+    tree = ast.parse(
+        (Path(__file__).parents[2] / "shardwriter" / "format.py").read_text(encoding="utf-8")
+    )
     names = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    names += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    names += [
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    ]
     assert {name.partition(".")[0] for name in names} - {*sys.stdlib_module_names} == {"numpy"}

@@ -33,13 +33,17 @@ def shards(draw: st.DrawFn) -> tuple[Documents, TokenizerEntry, int]:
     vocab_size = draw(st.sampled_from([2, 300, 2**16, 2**16 + 1, 2**32]))
     end = draw(st.integers(0, vocab_size - 1))
     texts = draw(st.lists(st.lists(st.integers(0, vocab_size - 1), max_size=12), max_size=12))
-    doc_ids = draw(st.lists(st.integers(0, 2**64 - 1), min_size=len(texts), max_size=len(texts), unique=True))
+    doc_ids = draw(
+        st.lists(st.integers(0, 2**64 - 1), min_size=len(texts), max_size=len(texts), unique=True)
+    )
     metadata = [{"doc_id": doc_id, "title": draw(st.text(max_size=3))} for doc_id in doc_ids]
     documents = Documents(
         tokens=np.array([token for text in texts for token in [*text, end]], np.int64),
         doc_num_tokens=np.array([len(text) + 1 for text in texts], np.int32),
         doc_ids=np.array(doc_ids, np.uint64),
-        languages=[draw(st.sampled_from(["en", "zh"])) for _ in texts] if draw(st.booleans()) else None,
+        languages=[draw(st.sampled_from(["en", "zh"])) for _ in texts]
+        if draw(st.booleans())
+        else None,
         metadata=metadata if draw(st.booleans()) else None,
     )
     return documents, TokenizerEntry("any", "0" * 64, vocab_size, end), draw(st.integers(1, 40))
@@ -53,7 +57,9 @@ def read_with_tarfile(tar: bytes) -> list[tuple[str, bytes, tarfile.TarInfo]]:
 
 @given(shards())
 @settings(max_examples=60)
-def test_tarfile_and_index_agree(write: Write, shard: tuple[Documents, TokenizerEntry, int]) -> None:
+def test_tarfile_and_index_agree(
+    write: Write, shard: tuple[Documents, TokenizerEntry, int]
+) -> None:
     """What tarfile and numpy read out of a shard is what went in, and the index points at it."""
     documents, tokenizer, sample_tokens = shard
     tar, raw_index, entry = write(documents, tokenizer, shard=3, sample_tokens=sample_tokens)
@@ -65,7 +71,9 @@ def test_tarfile_and_index_agree(write: Write, shard: tuple[Documents, Tokenizer
 
     assert [t for block in blocks for t in block.tolist()] == documents.tokens.tolist()
     assert all(block.dtype == tokenizer.token_dtype for block in blocks)
-    doc_lengths = [np.diff([*s.tolist(), len(b)]).tolist() for s, b in zip(starts, blocks, strict=True)]
+    doc_lengths = [
+        np.diff([*s.tolist(), len(b)]).tolist() for s, b in zip(starts, blocks, strict=True)
+    ]
     assert list(chain.from_iterable(doc_lengths)) == documents.doc_num_tokens.tolist()
     for sample, block in enumerate(blocks):
         start, stop = index.sample_starts[sample : sample + 2]
@@ -87,10 +95,14 @@ def test_tarfile_and_index_agree(write: Write, shard: tuple[Documents, Tokenizer
 
 
 @given(shards())
-def test_samples_are_whole_documents_cut_greedily(write: Write, shard: tuple[Documents, TokenizerEntry, int]) -> None:
+def test_samples_are_whole_documents_cut_greedily(
+    write: Write, shard: tuple[Documents, TokenizerEntry, int]
+) -> None:
     """A sample exceeds `sample_tokens` only as a single document, and the next document would never have fitted."""
     documents, tokenizer, sample_tokens = shard
-    index = ShardIndex.from_bytes(write(documents, tokenizer, sample_tokens=sample_tokens)[1], "index")
+    index = ShardIndex.from_bytes(
+        write(documents, tokenizer, sample_tokens=sample_tokens)[1], "index"
+    )
     doc_starts = index.doc_starts.tolist()
     firsts = [doc_starts.index(start) for start in index.sample_starts.tolist()]
     for first, last in pairwise(firsts):
@@ -102,7 +114,9 @@ def test_samples_are_whole_documents_cut_greedily(write: Write, shard: tuple[Doc
 
 @given(shards())
 @settings(max_examples=20)
-def test_equal_documents_give_equal_bytes(write: Write, shard: tuple[Documents, TokenizerEntry, int]) -> None:
+def test_equal_documents_give_equal_bytes(
+    write: Write, shard: tuple[Documents, TokenizerEntry, int]
+) -> None:
     """Writing twice gives the same tar, index and entry, whatever integer dtype the tokens came in."""
     documents, tokenizer, sample_tokens = shard
     other = replace(documents, tokens=documents.tokens.astype(np.uint32))
@@ -110,16 +124,25 @@ def test_equal_documents_give_equal_bytes(write: Write, shard: tuple[Documents, 
     assert first == write(other, tokenizer, sample_tokens=sample_tokens)
 
 
-def test_headers_are_plain_ustar(write: Write, tokenizer: TokenizerEntry, worked_example: Documents) -> None:
+def test_headers_are_plain_ustar(
+    write: Write, tokenizer: TokenizerEntry, worked_example: Documents
+) -> None:
     """Every header is that of an ownerless regular file of time 0, byte for byte as tarfile's own parser wants it."""
     tar, _, _ = write(replace(worked_example, metadata=[{}] * 3), tokenizer, sample_tokens=5)
     members = read_with_tarfile(tar)
     assert [name for name, _, _ in members] == [
-        f"000000-{sample:05d}.{member}" for sample in range(2) for member in ("docs.npy", "json", "tokens.npy")
+        f"000000-{sample:05d}.{member}"
+        for sample in range(2)
+        for member in ("docs.npy", "json", "tokens.npy")
     ]
     for _, _, header in members:
         assert (header.mode, header.uid, header.gid, header.mtime) == (0o644, 0, 0, 0)
-        assert (header.uname, header.gname, header.type, header.pax_headers) == ("", "", tarfile.REGTYPE, {})
+        assert (header.uname, header.gname, header.type, header.pax_headers) == (
+            "",
+            "",
+            tarfile.REGTYPE,
+            {},
+        )
         assert tar[header.offset : header.offset + 265][257:] == b"ustar\x0000"
 
 
@@ -129,7 +152,9 @@ def test_tar_command_lists_a_shard_without_a_word(
 ) -> None:
     """The system's tar reads a shard and has nothing to complain of."""
     (tmp_path / "shard.tar").write_bytes(write(worked_example, tokenizer)[0])
-    listing = subprocess.run(["tar", "tf", tmp_path / "shard.tar"], capture_output=True, check=True, text=True)
+    listing = subprocess.run(
+        ["tar", "tf", tmp_path / "shard.tar"], capture_output=True, check=True, text=True
+    )
     assert listing.stdout.split() == ["000000-00000.docs.npy", "000000-00000.tokens.npy"]
     assert listing.stderr == ""
 
@@ -137,7 +162,9 @@ def test_tar_command_lists_a_shard_without_a_word(
 @given(shards())
 @settings(max_examples=15, deadline=None)  # importing webdataset takes most of the first example
 def test_webdataset_reads_a_shard(
-    write: Write, tmp_path_factory: pytest.TempPathFactory, shard: tuple[Documents, TokenizerEntry, int]
+    write: Write,
+    tmp_path_factory: pytest.TempPathFactory,
+    shard: tuple[Documents, TokenizerEntry, int],
 ) -> None:
     """Plain webdataset groups the members into samples and decodes them, with no code of ours."""
     documents, tokenizer, sample_tokens = shard
@@ -154,16 +181,24 @@ def test_webdataset_reads_a_shard(
             wds.WebDataset(str(path), shardshuffle=False, empty_check=False).decode()  # type: ignore[no-untyped-call]
         )
     index = ShardIndex.from_bytes(raw_index, "index")
-    assert [sample["__key__"] for sample in samples] == [f"000000-{k:05d}" for k in range(index.num_samples)]
-    assert [len(sample["tokens.npy"]) for sample in samples] == np.diff(index.sample_starts).tolist()
-    assert [token for sample in samples for token in sample["tokens.npy"].tolist()] == documents.tokens.tolist()
+    assert [sample["__key__"] for sample in samples] == [
+        f"000000-{k:05d}" for k in range(index.num_samples)
+    ]
+    assert [len(sample["tokens.npy"]) for sample in samples] == np.diff(
+        index.sample_starts
+    ).tolist()
+    assert [
+        token for sample in samples for token in sample["tokens.npy"].tolist()
+    ] == documents.tokens.tolist()
     if documents.metadata is not None:
         assert [each for sample in samples for each in sample["json"]] == documents.metadata
 
 
 def test_golden_bytes(write: Write, tokenizer: TokenizerEntry, worked_example: Documents) -> None:
     """The bytes of a fixed shard never change within a version of the format (a change here is marked FORMAT)."""
-    with_metadata = replace(worked_example, metadata=[{"url": "https://example.org/é"}, {"n": 1.5}, b'{"raw":true}'])
+    with_metadata = replace(
+        worked_example, metadata=[{"url": "https://example.org/é"}, {"n": 1.5}, b'{"raw":true}']
+    )
     tar, index, entry = write(with_metadata, tokenizer, shard=3, sample_tokens=5)
     assert entry.sha256 == hashlib.sha256(tar).hexdigest()
     assert entry.index_sha256 == hashlib.sha256(index).hexdigest()
@@ -171,7 +206,9 @@ def test_golden_bytes(write: Write, tokenizer: TokenizerEntry, worked_example: D
     assert entry.index_sha256 == "9152db7a56c5ee5604437b2683eb574bde7f0820915872e2a6fd0d5cffc4861e"
 
 
-def test_entry_counts_labels(write: Write, tokenizer: TokenizerEntry, worked_example: Documents) -> None:
+def test_entry_counts_labels(
+    write: Write, tokenizer: TokenizerEntry, worked_example: Documents
+) -> None:
     """Documents and tokens are counted per language and bucket; labels that were not given are not counted."""
     entry = write(worked_example, tokenizer)[2]
     assert entry.languages == {"en": Count(2, 5), "fr": Count(1, 4)}
@@ -187,7 +224,9 @@ def test_sample_tokens_of_one_gives_a_sample_per_document(
 
 def test_empty_shard_is_valid(write: Write, tokenizer: TokenizerEntry) -> None:
     """A shard of no documents is a tar of no members with an index that says so."""
-    nothing = Documents(np.zeros(0, np.uint16), np.zeros(0, np.int64), np.zeros(0, np.uint64), languages=[])
+    nothing = Documents(
+        np.zeros(0, np.uint16), np.zeros(0, np.int64), np.zeros(0, np.uint64), languages=[]
+    )
     tar, raw_index, entry = write(nothing, tokenizer)
     index = ShardIndex.from_bytes(raw_index, "index")
     assert read_with_tarfile(tar) == []
@@ -198,7 +237,10 @@ def test_empty_shard_is_valid(write: Write, tokenizer: TokenizerEntry) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"tokens": np.array([11, 50, 0, 21, 0, 31, 32, 33, 0])}, r"shard 0, document 0 \(doc_id 7\): token 1 is 50, "),
+        (
+            {"tokens": np.array([11, 50, 0, 21, 0, 31, 32, 33, 0])},
+            r"shard 0, document 0 \(doc_id 7\): token 1 is 50, ",
+        ),
         (
             {"tokens": np.array([11, 12, 0, 21, 0, 31, 32, -1, 0])},
             r"document 2 \(doc_id 9\): token 2 is -1, .* 0\.\.49",
@@ -207,13 +249,26 @@ def test_empty_shard_is_valid(write: Write, tokenizer: TokenizerEntry) -> None:
             {"tokens": np.array([11, 12, 0, 21, 9, 31, 32, 33, 0])},
             r"document 1 .*last token is 9, .*end-of-document id 0",
         ),
-        ({"metadata": [{}, {"score": float("nan")}, {}]}, r"document 1 \(doc_id 5\): metadata that are not JSON"),
-        ({"metadata": [{}, {}, {"date": object()}]}, r"document 2 \(doc_id 9\): metadata that are not JSON"),
-        ({"metadata": [{"title": "\ud800"}, {}, {}]}, r"document 0 \(doc_id 7\): metadata that are not JSON"),
+        (
+            {"metadata": [{}, {"score": float("nan")}, {}]},
+            r"document 1 \(doc_id 5\): metadata that are not JSON",
+        ),
+        (
+            {"metadata": [{}, {}, {"date": object()}]},
+            r"document 2 \(doc_id 9\): metadata that are not JSON",
+        ),
+        (
+            {"metadata": [{"title": "\ud800"}, {}, {}]},
+            r"document 0 \(doc_id 7\): metadata that are not JSON",
+        ),
     ],
 )
 def test_refuses_what_the_dataset_cannot_hold(
-    write: Write, tokenizer: TokenizerEntry, worked_example: Documents, change: dict[str, Any], message: str
+    write: Write,
+    tokenizer: TokenizerEntry,
+    worked_example: Documents,
+    change: dict[str, Any],
+    message: str,
 ) -> None:
     """A token outside the vocabulary, an open document and metadata that are not JSON are refused by document."""
     with pytest.raises(ValueError, match=message):
@@ -223,17 +278,28 @@ def test_refuses_what_the_dataset_cannot_hold(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"tokens": np.zeros(9)}, "tokens is a 1-D array of float64, must be a 1-D array of integers"),
+        (
+            {"tokens": np.zeros(9)},
+            "tokens is a 1-D array of float64, must be a 1-D array of integers",
+        ),
         ({"tokens": np.zeros((3, 3), int)}, "tokens is a 2-D array"),
         ({"doc_num_tokens": np.array([3, 2, 5])}, "adds up to 10, but there are 9 tokens"),
-        ({"doc_num_tokens": np.array([5, 0, 4])}, r"document 1 \(doc_id 5\) has 0 tokens, must have at least"),
-        ({"doc_ids": np.array([7, 5, 9])}, "doc_ids is a 1-D array of int64, must be a 1-D array of uint64"),
+        (
+            {"doc_num_tokens": np.array([5, 0, 4])},
+            r"document 1 \(doc_id 5\) has 0 tokens, must have at least",
+        ),
+        (
+            {"doc_ids": np.array([7, 5, 9])},
+            "doc_ids is a 1-D array of int64, must be a 1-D array of uint64",
+        ),
         ({"doc_ids": np.array([7, 7, 9], np.uint64)}, "doc_id 7 occurs more than once"),
         ({"languages": ["en"]}, "languages has 1 entries for 3 documents"),
         ({"buckets": ["head", None, "tail"]}, r"buckets\[1\] is None, must be a string"),
     ],
 )
-def test_documents_must_agree(worked_example: Documents, change: dict[str, Any], message: str) -> None:
+def test_documents_must_agree(
+    worked_example: Documents, change: dict[str, Any], message: str
+) -> None:
     """Columns of documents that contradict each other are refused when they are put together."""
     with pytest.raises((ValueError, TypeError), match=message):
         replace(worked_example, **change)
@@ -242,14 +308,19 @@ def test_documents_must_agree(worked_example: Documents, change: dict[str, Any],
 def test_refuses_a_member_over_8_gib(write: Write) -> None:
     """A document too long for a tar member is refused before its tokens are looked at."""
     num_tokens = 2**31
-    huge = Documents(np.broadcast_to(np.uint32(0), num_tokens), np.array([num_tokens]), np.array([1], np.uint64))
+    huge = Documents(
+        np.broadcast_to(np.uint32(0), num_tokens), np.array([num_tokens]), np.array([1], np.uint64)
+    )
     with pytest.raises(
-        ValueError, match=r"000000-00000\.tokens\.npy would have 8589934720 bytes, .* at most 8589934591"
+        ValueError,
+        match=r"000000-00000\.tokens\.npy would have 8589934720 bytes, .* at most 8589934591",
     ):
         write(huge, TokenizerEntry("wide", "0" * 64, 2**20, 0))
 
 
-def test_refuses_nonsense_settings(write: Write, tokenizer: TokenizerEntry, worked_example: Documents) -> None:
+def test_refuses_nonsense_settings(
+    write: Write, tokenizer: TokenizerEntry, worked_example: Documents
+) -> None:
     """Negative shards and samples of no tokens are refused."""
     with pytest.raises(ValueError, match="sample_tokens is 0"):
         write(worked_example, tokenizer, sample_tokens=0)
@@ -262,5 +333,7 @@ def test_short_write_is_an_error(tokenizer: TokenizerEntry, worked_example: Docu
         def write(self, data: Any, /) -> int:
             return super().write(bytes(data)[:100])
 
-    with pytest.raises(OSError, match="took 100 of 512 bytes after 0 bytes; open the file buffered"):
+    with pytest.raises(
+        OSError, match="took 100 of 512 bytes after 0 bytes; open the file buffered"
+    ):
         write_shard(Stingy(), io.BytesIO(), shard=0, tokenizer=tokenizer, documents=worked_example)

@@ -19,18 +19,38 @@ from tokenizers import models, pre_tokenizers
 from stages.contract import DOC_ID, Settings, Stage
 from stages.dedup.exact_dedup import CopiesFilterSettings, ExactDedupFilter
 from stages.dedup.minhash import MinHash, MinHashFilter, MinHashFilterSettings, MinHashSettings
-from stages.dedup.paragraphs import ParagraphHashes, ParagraphHashesSettings, ParagraphRemoval, ParagraphRemovalSettings
-from stages.filters.classifiers import Classifiers, ClassifiersFilter, ClassifiersFilterSettings, ClassifiersSettings
+from stages.dedup.paragraphs import (
+    ParagraphHashes,
+    ParagraphHashesSettings,
+    ParagraphRemoval,
+    ParagraphRemovalSettings,
+)
+from stages.filters.classifiers import (
+    Classifiers,
+    ClassifiersFilter,
+    ClassifiersFilterSettings,
+    ClassifiersSettings,
+)
 from stages.filters.decontamination import (
     Decontamination,
     DecontaminationFilter,
     DecontaminationFilterSettings,
     DecontaminationSettings,
 )
-from stages.filters.language import Language, LanguageFilter, LanguageFilterSettings, LanguageSettings
+from stages.filters.language import (
+    Language,
+    LanguageFilter,
+    LanguageFilterSettings,
+    LanguageSettings,
+)
 from stages.filters.length import Length, LengthSettings
 from stages.filters.lines import Lines, LinesSettings
-from stages.filters.perplexity import Perplexity, PerplexityFilter, PerplexityFilterSettings, PerplexitySettings
+from stages.filters.perplexity import (
+    Perplexity,
+    PerplexityFilter,
+    PerplexityFilterSettings,
+    PerplexitySettings,
+)
 from stages.filters.quality import Quality, QualityFilter, QualityFilterSettings, QualitySettings
 from stages.filters.reference import (
     MODEL_FILE,
@@ -73,7 +93,10 @@ class Example:
     def batch(self, rows: Sequence[Row] | None = None) -> pa.Table:
         """Rows as a batch of the columns that the stage needs, and no others; what a row does not say is null."""
         rows = self.rows() if rows is None else rows
-        fields = [DOC_ID, *(field for field in self.stage.needs_of(self.settings) if field.name != "doc_id")]
+        fields = [
+            DOC_ID,
+            *(field for field in self.stage.needs_of(self.settings) if field.name != "doc_id"),
+        ]
         columns = [pa.array([row.get(f.name) for row in rows], f.type) for f in fields[1:]]
         ids = pa.array(range(5 << 32, (5 << 32) + len(rows)), pa.uint64())
         return pa.table([ids, *columns], schema=pa.schema(fields))
@@ -119,7 +142,10 @@ _BROKEN_SIGNALS: Mapping[str, Row] = {
     "curly_brackets_too_many": {"rps_doc_curly_bracket": 0.01},
     "bad_words_too_many": {"rps_doc_ldnoobw_words": 1},
     **{f"top_{n}gram_too_frequent": {f"rps_doc_frac_chars_top_{n}gram": 1.0} for n in (2, 3, 4)},
-    **{f"duplicate_{n}grams_too_many": {f"rps_doc_frac_chars_dupe_{n}grams": 1.0} for n in (5, 6, 7, 8, 9, 10)},
+    **{
+        f"duplicate_{n}grams_too_many": {f"rps_doc_frac_chars_dupe_{n}grams": 1.0}
+        for n in (5, 6, 7, 8, 9, 10)
+    },
 }
 
 EXAMPLES = (
@@ -162,9 +188,18 @@ EXAMPLES = (
         LinesSettings(min_sentences=2),
         {"text": _TEXT, "kept_lines": [0, 4]},
         {
-            "lorem_ipsum": {"text": f"{_TEXT}\nLorem ipsum dolor sit amet.", "kept_lines": [0, 1, 2]},
-            "curly_bracket": {"text": f"{_TEXT}\nif (this) {{ then do that. }}.", "kept_lines": [0, 1, 2]},
-            "sentences_too_few": {"text": "The treaty was signed in the museum.\nHome", "kept_lines": [0, 1]},
+            "lorem_ipsum": {
+                "text": f"{_TEXT}\nLorem ipsum dolor sit amet.",
+                "kept_lines": [0, 1, 2],
+            },
+            "curly_bracket": {
+                "text": f"{_TEXT}\nif (this) {{ then do that. }}.",
+                "kept_lines": [0, 1, 2],
+            },
+            "sentences_too_few": {
+                "text": "The treaty was signed in the museum.\nHome",
+                "kept_lines": [0, 1],
+            },
             "none_left": {"text": "Home\nContact", "kept_lines": [0, 1]},
         },
     ),
@@ -175,14 +210,24 @@ EXAMPLES = (
         {"language": "en", "language_score": 0.9},
         {"score_too_low": {"language_score": 0.49}, "not_wanted": {"language": "fr"}},
     ),
-    Example(Perplexity, PerplexitySettings(models={"en": "tiny-lm"}), {"text": _TEXT, "language": "en"}, {}),
+    Example(
+        Perplexity,
+        PerplexitySettings(models={"en": "tiny-lm"}),
+        {"text": _TEXT, "language": "en"},
+        {},
+    ),
     Example(
         PerplexityFilter,
         PerplexityFilterSettings(cutoffs={"en": (340, 520)}, keep=("head", "all")),
         {"language": "en", "perplexity": 100.0},
         {"bucket_not_wanted": {"perplexity": 900.0}},
     ),
-    Example(Reference, ReferenceSettings(models={"en": "tiny-reference"}), {"text": _TEXT, "language": "en"}, {}),
+    Example(
+        Reference,
+        ReferenceSettings(models={"en": "tiny-reference"}),
+        {"text": _TEXT, "language": "en"},
+        {},
+    ),
     Example(
         ReferenceFilter,
         ReferenceFilterSettings(min_score=0.25),
@@ -191,7 +236,9 @@ EXAMPLES = (
     ),
     Example(
         Classifiers,
-        ClassifiersSettings.model_validate({"hq": {"model": "tiny-reference", "label": POSITIVE_LABEL}}),
+        ClassifiersSettings.model_validate(
+            {"hq": {"model": "tiny-reference", "label": POSITIVE_LABEL}}
+        ),
         {"text": _TEXT, "language": "en"},
         {},
     ),
@@ -201,7 +248,12 @@ EXAMPLES = (
         {"classifier_hq": 0.2, "classifier_toxic": None},
         {"score_too_low": {"classifier_hq": 0.1}, "score_too_high": {"classifier_toxic": 0.6}},
     ),
-    Example(Quality, QualitySettings(bad_words={"en": "tiny-domains"}), {"text": _TEXT, "language": "en"}, {}),
+    Example(
+        Quality,
+        QualitySettings(bad_words={"en": "tiny-domains"}),
+        {"text": _TEXT, "language": "en"},
+        {},
+    ),
     Example(
         QualityFilter,
         QualityFilterSettings(
@@ -216,7 +268,9 @@ EXAMPLES = (
         _ORDINARY_SIGNALS,
         _BROKEN_SIGNALS,
     ),
-    Example(Decontamination, DecontaminationSettings(sets={"test": "tiny-set"}), {"text": _TEXT}, {}),
+    Example(
+        Decontamination, DecontaminationSettings(sets={"test": "tiny-set"}), {"text": _TEXT}, {}
+    ),
     Example(
         DecontaminationFilter,
         DecontaminationFilterSettings(max_share=0.1),
@@ -267,18 +321,30 @@ HOSTILE: Mapping[str, str | None] = {
 
 def tiny_lid(path: Path) -> Path:
     """A fastText model that tells English from French, after a fashion."""
-    return _trained(path, {"__label__en": "the treaty was signed in the museum", "__label__fr": "le chat et la souris"})
+    return _trained(
+        path,
+        {
+            "__label__en": "the treaty was signed in the museum",
+            "__label__fr": "le chat et la souris",
+        },
+    )
 
 
 def tiny_reference(folder: Path) -> Path:
     """A folder with an is-reference classifier."""
-    _trained(folder / MODEL_FILE, {POSITIVE_LABEL: "the treaty was signed", NEGATIVE_LABEL: "buy cheap shoes online"})
+    _trained(
+        folder / MODEL_FILE,
+        {POSITIVE_LABEL: "the treaty was signed", NEGATIVE_LABEL: "buy cheap shoes online"},
+    )
     return folder
 
 
 def _trained(path: Path, lines: Mapping[str, str]) -> Path:
     corpus = path.with_suffix(".txt")
-    corpus.write_text("\n".join([f"{label} {text}" for label, text in lines.items()] * 50) + "\n", encoding="utf-8")
+    corpus.write_text(
+        "\n".join([f"{label} {text}" for label, text in lines.items()] * 50) + "\n",
+        encoding="utf-8",
+    )
     # fastText 0.9.3 draws a tenth of the weights per thread and leaves the rest as malloc gave them: NaN, now and then.
     model = fasttext.train_supervised(str(corpus), dim=10, epoch=20, lr=0.5, thread=11, verbose=0)
     model.save_model(str(path))
@@ -309,7 +375,9 @@ def tiny_lm(folder: Path) -> Path:
     """A folder with SentencePiece pieces and a KenLM model of a few words of English."""
     pieces = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["the treaty was signed", "the museum of history", "a second line of the page 0"] * 40),
+        sentence_iterator=iter(
+            ["the treaty was signed", "the museum of history", "a second line of the page 0"] * 40
+        ),
         model_writer=pieces,
         vocab_size=60,
         hard_vocab_limit=False,
@@ -330,7 +398,9 @@ def tiny_lines(path: Path, *lines: str) -> Path:
 def tiny_unigram(path: Path) -> Path:
     """A Unigram tokenizer.json of single letters, with </s> as token 1."""
     letters = [(letter, -3.0) for letter in "▁abcdefghijklmnopqrstuvwxyzTA.,1984"]
-    tokenizer = tokenizers.Tokenizer(models.Unigram([("<unk>", 0.0), ("</s>", 0.0), *letters], unk_id=0))
+    tokenizer = tokenizers.Tokenizer(
+        models.Unigram([("<unk>", 0.0), ("</s>", 0.0), *letters], unk_id=0)
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.add_special_tokens(["<unk>", "</s>"])
     tokenizer.save(str(path))

@@ -21,7 +21,9 @@ from stages.dedup.connected_components import (
 )
 
 NUM_NODES = 14
-PAIRS = st.lists(st.tuples(st.integers(0, NUM_NODES - 1), st.integers(0, NUM_NODES - 1)), max_size=25)
+PAIRS = st.lists(
+    st.tuples(st.integers(0, NUM_NODES - 1), st.integers(0, NUM_NODES - 1)), max_size=25
+)
 
 
 def components_of(pairs: list[tuple[int, int]]) -> list[int]:
@@ -55,7 +57,9 @@ def test_forests_merge_to_the_components_of_all_pairs(
 
 
 @given(PAIRS)
-def test_a_forest_has_one_pair_less_than_each_component_has_documents(pairs: list[tuple[int, int]]) -> None:
+def test_a_forest_has_one_pair_less_than_each_component_has_documents(
+    pairs: list[tuple[int, int]],
+) -> None:
     """It joins what all the pairs join, and has no circle."""
     forest = spanning_forest(array(pairs))
     labels = components_of(pairs)
@@ -67,19 +71,29 @@ def test_a_forest_has_one_pair_less_than_each_component_has_documents(pairs: lis
 def test_stars_join_all_that_share_a_hash(rows: list[tuple[int, int]]) -> None:
     """Documents with an equal hash are in one component, the others are not."""
     rows = sorted(rows, key=lambda row: row[1])
-    hashes, documents = np.array([r[0] for r in rows], np.uint64), np.array([r[1] for r in rows], np.uint64)
+    hashes, documents = (
+        np.array([r[0] for r in rows], np.uint64),
+        np.array([r[1] for r in rows], np.uint64),
+    )
     pairs = stars(*groups_of_equal(hashes, documents))
     expected = [(a[1], b[1]) for a, b in itertools.combinations(rows, 2) if a[0] == b[0]]
     assert components_of([(int(a), int(b)) for a, b in pairs]) == components_of(expected)
 
 
-@given(st.lists(st.lists(st.integers(0, 2), min_size=4, max_size=4), min_size=2, max_size=12), st.integers(1, 11))
-def test_similar_pairs_join_whom_a_chain_of_similar_signatures_joins(rows: list[list[int]], cut: int) -> None:
+@given(
+    st.lists(st.lists(st.integers(0, 2), min_size=4, max_size=4), min_size=2, max_size=12),
+    st.integers(1, 11),
+)
+def test_similar_pairs_join_whom_a_chain_of_similar_signatures_joins(
+    rows: list[list[int]], cut: int
+) -> None:
     """Within each of two groups, as comparing all with all would."""
     cut = min(cut, len(rows))
     signatures, documents = np.array(rows, np.uint32), np.arange(len(rows), dtype=np.uint64)
     offsets = 4 * np.arange(len(rows) + 1)
-    pairs = similar_pairs(documents, np.array([0, cut, len(rows)]), offsets, signatures.ravel(), False, 0.75)
+    pairs = similar_pairs(
+        documents, np.array([0, cut, len(rows)]), offsets, signatures.ravel(), False, 0.75
+    )
     expected = [
         (a, b)
         for a, b in itertools.combinations(range(len(rows)), 2)
@@ -89,8 +103,12 @@ def test_similar_pairs_join_whom_a_chain_of_similar_signatures_joins(rows: list[
     assert len(spanning_forest(pairs)) == len(pairs)
 
 
-@given(st.lists(st.sets(st.integers(0, 5)), min_size=2, max_size=12), st.sampled_from([0.2, 0.5, 0.8]))
-def test_similar_pairs_join_whom_a_chain_of_similar_sets_joins(sets: list[set[int]], least: float) -> None:
+@given(
+    st.lists(st.sets(st.integers(0, 5)), min_size=2, max_size=12), st.sampled_from([0.2, 0.5, 0.8])
+)
+def test_similar_pairs_join_whom_a_chain_of_similar_sets_joins(
+    sets: list[set[int]], least: float
+) -> None:
     """By Jaccard's similarity, sets of any size, empty ones too (which are alike)."""
     values = np.array([value for one in sets for value in sorted(one)], np.uint64)
     offsets = np.append(0, np.cumsum([len(one) for one in sets])).astype(np.int64)
@@ -108,16 +126,28 @@ def test_similar_pairs_join_whom_a_chain_of_similar_sets_joins(sets: list[set[in
 def test_groups_before_a_document_are_left_out(rows: list[tuple[int, int]], first: int) -> None:
     """What is left are the groups with a document from there on, whole and in order."""
     rows = sorted(rows, key=lambda row: row[1])
-    hashes, documents = np.array([r[0] for r in rows], np.uint64), np.array([r[1] for r in rows], np.uint64)
+    hashes, documents = (
+        np.array([r[0] for r in rows], np.uint64),
+        np.array([r[1] for r in rows], np.uint64),
+    )
     groups = groups_of_equal(hashes, documents)
     some, starts = groups_reaching(*groups, first)
-    every = [part.tolist() for part in np.split(groups[0], groups[1][1:-1])] if len(groups[0]) else []
+    every = (
+        [part.tolist() for part in np.split(groups[0], groups[1][1:-1])] if len(groups[0]) else []
+    )
     expected = [group for group in every if group[-1] >= first]
     assert [some[a:b].tolist() for a, b in itertools.pairwise(starts)] == expected
 
 
-@given(PAIRS, st.lists(st.integers(0, 3), min_size=NUM_NODES, max_size=NUM_NODES), st.integers(1, 5), st.randoms())
-def test_who_stays(pairs: list[tuple[int, int]], scores: list[int], num_parts: int, rng: random.Random) -> None:
+@given(
+    PAIRS,
+    st.lists(st.integers(0, 3), min_size=NUM_NODES, max_size=NUM_NODES),
+    st.integers(1, 5),
+    st.randoms(),
+)
+def test_who_stays(
+    pairs: list[tuple[int, int]], scores: list[int], num_parts: int, rng: random.Random
+) -> None:
     """Of each component of two or more the first of those with the highest score, in whatever order they are told."""
     parents, chosen = np.zeros(NUM_NODES, np.uint64), np.zeros(NUM_NODES, np.uint64)
     best = np.zeros(NUM_NODES)

@@ -50,7 +50,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
         "tiny-reference": tiny_reference(folder / "reference"),
         "tiny-domains": tiny_lines(folder / "domains.txt", "blocked.example"),
         "tiny-set": tiny_lines(
-            folder / "set.txt", "Was the treaty signed in the museum of history? The treaty was signed"
+            folder / "set.txt",
+            "Was the treaty signed in the museum of history? The treaty was signed",
         ),
         "tiny-unigram": tiny_unigram(folder / "tokenizer.json"),
     }
@@ -94,8 +95,12 @@ def test_every_stage_of_the_chain_has_an_example() -> None:
     assert not missing, f"add to EXAMPLES in tests/stages/examples.py: {missing}"
 
 
-@pytest.mark.parametrize(("phase", "stage"), PLACES, ids=lambda value: value if isinstance(value, str) else value.name)
-def test_a_stage_is_called_as_its_module_and_its_section(phase: str, stage: type[Stage[Any]]) -> None:
+@pytest.mark.parametrize(
+    ("phase", "stage"), PLACES, ids=lambda value: value if isinstance(value, str) else value.name
+)
+def test_a_stage_is_called_as_its_module_and_its_section(
+    phase: str, stage: type[Stage[Any]]
+) -> None:
     """One name for file, section of the config (unless there is nothing to set) and prefix of the reasons."""
     assert stage.__module__.startswith("stages.")
     assert stage.__module__.endswith(f".{stage.name}")
@@ -128,9 +133,13 @@ def test_the_plan_refuses_a_stage_whose_columns_are_missing(example: Example) ->
         if needed.name == "doc_id":
             continue
         index = whole.get_field_index(needed.name)
-        with pytest.raises(ValueError, match=f"stage {example.stage.name} needs {needed.name} .* no such column"):
+        with pytest.raises(
+            ValueError, match=f"stage {example.stage.name} needs {needed.name} .* no such column"
+        ):
             spec.output_schema(whole.remove(index))
-        with pytest.raises(ValueError, match=f"stage {example.stage.name} needs {needed.name} .* bool"):
+        with pytest.raises(
+            ValueError, match=f"stage {example.stage.name} needs {needed.name} .* bool"
+        ):
             spec.output_schema(whole.set(index, pa.field(needed.name, pa.bool_())))
 
 
@@ -139,8 +148,12 @@ def test_the_plan_refuses_a_stage_whose_columns_are_missing(example: Example) ->
 REASONS = [(example, fault) for example in EXAMPLES for fault in example.dropped]
 
 
-@pytest.mark.parametrize(("example", "fault"), REASONS, ids=lambda value: getattr(value, "label", value))
-def test_every_reason_is_reached(opened: Mapping[str, Stage[Any]], example: Example, fault: str) -> None:
+@pytest.mark.parametrize(
+    ("example", "fault"), REASONS, ids=lambda value: getattr(value, "label", value)
+)
+def test_every_reason_is_reached(
+    opened: Mapping[str, Stage[Any]], example: Example, fault: str
+) -> None:
     """The row that an example gives for a reason is dropped for it, and the ordinary row stays."""
     stage = opened[example.label]
     batch = example.batch([example.ordinary, {**example.ordinary, **example.dropped[fault]}])
@@ -153,7 +166,9 @@ def test_every_reason_is_reached(opened: Mapping[str, Stage[Any]], example: Exam
 @example_of_each
 def test_every_declared_reason_has_a_row(example: Example) -> None:
     """No reason is declared that no example reaches."""
-    assert {f"{example.stage.name}.{fault}" for fault in example.dropped} == set(example.stage.reasons)
+    assert {f"{example.stage.name}.{fault}" for fault in example.dropped} == set(
+        example.stage.reasons
+    )
 
 
 @example_of_each
@@ -175,7 +190,9 @@ def test_an_unopened_stage_travels_to_another_process(
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.label)
 @settings(max_examples=25)
 @given(data=st.data())
-def test_cuts_make_no_difference(opened: Mapping[str, Stage[Any]], example: Example, data: st.DataObject) -> None:
+def test_cuts_make_no_difference(
+    opened: Mapping[str, Stage[Any]], example: Example, data: st.DataObject
+) -> None:
     """In one batch, in one batch of several chunks, or in several batches, each row has the same outcome."""
     stage, batch = opened[example.label], many(example)
     cuts = sorted(data.draw(st.lists(st.integers(0, batch.num_rows), max_size=5)))
@@ -183,13 +200,17 @@ def test_cuts_make_no_difference(opened: Mapping[str, Stage[Any]], example: Exam
     parts = [batch.slice(start, end - start) for start, end in zip([0, *cuts], ends, strict=True)]
     whole = judged(stage, batch)
     assert judged(stage, pa.concat_tables(parts)) == whole
-    assert {doc_id: decision for part in parts for doc_id, decision in judged(stage, part).items()} == whole
+    assert {
+        doc_id: decision for part in parts for doc_id, decision in judged(stage, part).items()
+    } == whole
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.label)
 @settings(max_examples=15)
 @given(data=st.data())
-def test_order_makes_no_difference(opened: Mapping[str, Stage[Any]], example: Example, data: st.DataObject) -> None:
+def test_order_makes_no_difference(
+    opened: Mapping[str, Stage[Any]], example: Example, data: st.DataObject
+) -> None:
     """Rows that come in another order have the same outcomes, in that order."""
     stage, batch = opened[example.label], many(example)
     order = data.draw(st.permutations(range(batch.num_rows)))
@@ -206,7 +227,9 @@ def many(example: Example) -> pa.Table:
 def hostile_row(example: Example, text: str | None) -> dict[str, Any]:
     """The ordinary row with that text; no lines of it are to go."""
     of_another_text = ("duplicate_lines", "kept_lines")
-    return {name: value for name, value in example.ordinary.items() if name not in of_another_text} | {"text": text}
+    return {
+        name: value for name, value in example.ordinary.items() if name not in of_another_text
+    } | {"text": text}
 
 
 READERS = [example for example in EXAMPLES if "text" in example.stage.needs.names]
@@ -214,7 +237,9 @@ READERS = [example for example in EXAMPLES if "text" in example.stage.needs.name
 
 @pytest.mark.parametrize("hostile", HOSTILE)
 @pytest.mark.parametrize("example", READERS, ids=lambda example: example.label)
-def test_hostile_documents_survive(opened: Mapping[str, Stage[Any]], example: Example, hostile: str) -> None:
+def test_hostile_documents_survive(
+    opened: Mapping[str, Stage[Any]], example: Example, hostile: str
+) -> None:
     """A text that no one would write is judged like any other, and changes nothing for its neighbours."""
     stage = opened[example.label]
     rows = [example.ordinary, hostile_row(example, HOSTILE[hostile]), example.ordinary]
@@ -225,7 +250,9 @@ def test_hostile_documents_survive(opened: Mapping[str, Stage[Any]], example: Ex
 
 
 @pytest.mark.parametrize("example", READERS, ids=lambda example: example.label)
-def test_documents_without_url_or_title_survive(opened: Mapping[str, Stage[Any]], example: Example) -> None:
+def test_documents_without_url_or_title_survive(
+    opened: Mapping[str, Stage[Any]], example: Example
+) -> None:
     """The columns that a stage does not need pass through it untouched, whatever is in them."""
     batch = example.batch()
     others = [field for field in DOCUMENT if field.name not in batch.column_names]
@@ -235,8 +262,14 @@ def test_documents_without_url_or_title_survive(opened: Mapping[str, Stage[Any]]
     )
     kept = opened[example.label].apply(whole).kept
     assert all(kept.column(field.name).null_count == kept.num_rows for field in others)
-    bare = {doc_id: decision.get("reason") for doc_id, decision in judged(opened[example.label], batch).items()}
-    assert {doc_id: decision.get("reason") for doc_id, decision in judged(opened[example.label], whole).items()} == bare
+    bare = {
+        doc_id: decision.get("reason")
+        for doc_id, decision in judged(opened[example.label], batch).items()
+    }
+    assert {
+        doc_id: decision.get("reason")
+        for doc_id, decision in judged(opened[example.label], whole).items()
+    } == bare
 
 
 class Careless(Stage[LengthSettings]):
@@ -260,7 +293,9 @@ class Careless(Stage[LengthSettings]):
 def test_a_broken_contract_is_found(fault: str) -> None:
     """The checks of this suite can fail: a column of another type, a missing one, an unknown reason, a lost row."""
     stage = Careless(LengthSettings())
-    batch = next(one for one in EXAMPLES if one.stage is Length).batch([{"text": "a"}, {"text": "b"}])
+    batch = next(one for one in EXAMPLES if one.stage is Length).batch(
+        [{"text": "a"}, {"text": "b"}]
+    )
     assert len(judged(stage, batch)) == 2
     stage.fault = fault
     with pytest.raises(AssertionError):
@@ -270,10 +305,16 @@ def test_a_broken_contract_is_found(fault: str) -> None:
 @pytest.mark.models
 def test_the_published_language_model_keeps_the_contract_too() -> None:
     """lid.176.ftz on every hostile text, together and one by one."""
-    example = Example(Language, LanguageSettings(), {"text": "The quick brown fox jumps over the lazy dog."}, {})
+    example = Example(
+        Language, LanguageSettings(), {"text": "The quick brown fox jumps over the lazy dog."}, {}
+    )
     stage = example.made({"lid.176.ftz": assets.resolve("lid.176.ftz")})
     stage.open()
-    batch = example.batch([example.ordinary, *(hostile_row(example, text) for text in HOSTILE.values())])
+    batch = example.batch(
+        [example.ordinary, *(hostile_row(example, text) for text in HOSTILE.values())]
+    )
     decisions = judged(stage, batch)
-    assert {k: v for i in range(batch.num_rows) for k, v in judged(stage, batch.slice(i, 1)).items()} == decisions
+    assert {
+        k: v for i in range(batch.num_rows) for k, v in judged(stage, batch.slice(i, 1)).items()
+    } == decisions
     assert decisions[min(decisions)]["language"] == "en"

@@ -26,9 +26,9 @@ from stages.filters.decontamination import (
 from stages.kernels import overlap as _overlap
 from tests.stages.examples import HOSTILE
 
-few_words = st.lists(st.sampled_from(["a", "B", "c", "d-e", "\u4e2d\u6587", "f\u00ad", "..."]), max_size=14).map(
-    " ".join
-)
+few_words = st.lists(
+    st.sampled_from(["a", "B", "c", "d-e", "\u4e2d\u6587", "f\u00ad", "..."]), max_size=14
+).map(" ".join)
 
 
 def opened(folder: Path, sets: Mapping[str, Sequence[str]], **others: Any) -> Decontamination:
@@ -37,19 +37,27 @@ def opened(folder: Path, sets: Mapping[str, Sequence[str]], **others: Any) -> De
     for name, examples in sets.items():
         files[name] = folder / f"{name}.txt"
         files[name].write_text("".join(f"{example}\n" for example in examples), encoding="utf-8")
-    stage = Decontamination(DecontaminationSettings(sets={name: name for name in sets}, **others), files)
+    stage = Decontamination(
+        DecontaminationSettings(sets={name: name for name in sets}, **others), files
+    )
     stage.open()
     return stage
 
 
 def found(stage: Decontamination, *texts: str | None) -> list[dict[str, tuple[int, float]]]:
     """For each text: set -> (words, share)."""
-    batch = pa.table({"doc_id": pa.array(range(len(texts)), pa.uint64()), "text": pa.array(texts, pa.large_string())})
+    batch = pa.table(
+        {
+            "doc_id": pa.array(range(len(texts)), pa.uint64()),
+            "text": pa.array(texts, pa.large_string()),
+        }
+    )
     outcome = stage.apply(batch)
     outcome.check(batch, stage.name)
     assert outcome.kept.schema.field("contamination").type == CONTAMINATION.type
     return [
-        {one["set"]: (one["words"], one["share"]) for one in row} for row in outcome.kept["contamination"].to_pylist()
+        {one["set"]: (one["words"], one["share"]) for one in row}
+        for row in outcome.kept["contamination"].to_pylist()
     ]
 
 
@@ -91,8 +99,12 @@ def test_counts_are_those_of_a_set_of_runs(
     folder = tmp_path_factory.mktemp("sets")
     stage = opened(folder, sets, ngram_words=longest, min_example_words=shortest)
     for text, shared in zip(texts, found(stage, *texts), strict=True):
-        wanted = {name: plainly(text, examples, longest, shortest) for name, examples in sets.items()}
-        assert {name: count for name, (count, _) in shared.items()} == {n: c for n, c in wanted.items() if c}
+        wanted = {
+            name: plainly(text, examples, longest, shortest) for name, examples in sets.items()
+        }
+        assert {name: count for name, (count, _) in shared.items()} == {
+            n: c for n, c in wanted.items() if c
+        }
         assert all(share == round(count / len(words(text)), 4) for count, share in shared.values())
 
 
@@ -102,7 +114,9 @@ def test_the_kernel_finds_the_words_of_the_rule(text: str) -> None:
     mine = words(text)
     hashes, firsts = _word_hashes(pa.array(["x", text], pa.large_string()))
     assert firsts.tolist() == [0, 1, 1 + len(mine)]
-    assert [hashes[1:].tolist().index(one) for one in hashes[1:].tolist()] == [mine.index(word) for word in mine]
+    assert [hashes[1:].tolist().index(one) for one in hashes[1:].tolist()] == [
+        mine.index(word) for word in mine
+    ]
     alone = [_word_hashes(pa.array([word], pa.large_string()))[0].tolist() for word in mine]
     assert alone == [[one] for one in hashes[1:].tolist()]
 
@@ -117,8 +131,19 @@ def test_hostile_texts_have_the_words_of_the_rule(hostile: str) -> None:
 
 def test_words_are_told_by_letters_alone() -> None:
     """Punctuation and white space only separate; format characters vanish; some scripts go by character."""
-    assert words("\u201cDon\u2019t stop\u2014now!\u201d") == words("don't stop, NOW") == ["don", "t", "stop", "now"]
-    assert words("co\u00adop 3+4=7 caf\u00e9 e\u0301") == ["coop", "3", "4", "7", "caf\u00e9", "e\u0301"]
+    assert (
+        words("\u201cDon\u2019t stop\u2014now!\u201d")
+        == words("don't stop, NOW")
+        == ["don", "t", "stop", "now"]
+    )
+    assert words("co\u00adop 3+4=7 caf\u00e9 e\u0301") == [
+        "coop",
+        "3",
+        "4",
+        "7",
+        "caf\u00e9",
+        "e\u0301",
+    ]
     assert words("\u4e2d\u6587\u3002abc\u0e01\u0e31 \ud55c\uad6d") == [
         "\u4e2d",
         "\u6587",
@@ -132,7 +157,10 @@ def test_words_are_told_by_letters_alone() -> None:
 def test_shares_are_told_per_set(tmp_path: Path) -> None:
     """Thirteen words in common are found wherever they lie; twelve are not; an example of eight is found whole."""
     question = " ".join(f"w{i}" for i in range(20))
-    stage = opened(tmp_path, {"long": [question], "short": ["one two three four five six seven eight", "too short"]})
+    stage = opened(
+        tmp_path,
+        {"long": [question], "short": ["one two three four five six seven eight", "too short"]},
+    )
     part = " ".join(f"W{i}," for i in range(3, 16))
     assert found(
         stage,
@@ -141,23 +169,45 @@ def test_shares_are_told_per_set(tmp_path: Path) -> None:
         f"{question} and then: one two three four five six seven eight!",
         "one two three four five six seven nine, too short",
         None,
-    ) == [{"long": (13, round(13 / 17, 4))}, {}, {"long": (20, 0.6667), "short": (8, 0.2667)}, {}, {}]
+    ) == [
+        {"long": (13, round(13 / 17, 4))},
+        {},
+        {"long": (20, 0.6667), "short": (8, 0.2667)},
+        {},
+        {},
+    ]
 
 
 def test_sets_are_read_as_they_come(tmp_path: Path) -> None:
     """Every string in a line of .jsonl at any depth, each by itself; folders; packed files; spelled surrogates."""
     folder = tmp_path / "mixed"
     folder.mkdir()
-    lines = [{"id": 1, "q": "a b c", "options": ["d e f", {"x": "g h i"}], "n": None}, "j k \ud800 l"]
-    (folder / "one.jsonl").write_text("\n\ufeff".join(map(json.dumps, lines)) + "\n\n", encoding="utf-8")
+    lines = [
+        {"id": 1, "q": "a b c", "options": ["d e f", {"x": "g h i"}], "n": None},
+        "j k \ud800 l",
+    ]
+    (folder / "one.jsonl").write_text(
+        "\n\ufeff".join(map(json.dumps, lines)) + "\n\n", encoding="utf-8"
+    )
     (folder / "two.txt.gz").write_bytes(gzip.compress(b"m n o\np q r"))
     (folder / "README.md").write_text("s t u")
     stage = Decontamination(
-        DecontaminationSettings(sets={"x": "mixed"}, ngram_words=3, min_example_words=3), {"mixed": folder}
+        DecontaminationSettings(sets={"x": "mixed"}, ngram_words=3, min_example_words=3),
+        {"mixed": folder},
     )
     stage.open()
     texts = ["a b c", "d e f", "g h i", "c d e", "j k l", "m n o", "p q r", "o p q", "s t u"]
-    assert [bool(one) for one in found(stage, *texts)] == [True, True, True, False, True, True, True, False, False]
+    assert [bool(one) for one in found(stage, *texts)] == [
+        True,
+        True,
+        True,
+        False,
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_sets_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
@@ -199,7 +249,9 @@ def decided(column: list[Any], **limits: Any) -> list[tuple[Any, ...] | None]:
             "doc_id": pa.array(range(len(column)), pa.uint64()),
             "contamination": pa.array(
                 [
-                    None if one is None else [{"set": s, "words": 1, "share": x} for s, x in one.items()]
+                    None
+                    if one is None
+                    else [{"set": s, "words": 1, "share": x} for s, x in one.items()]
                     for one in column
                 ],
                 CONTAMINATION.type,
@@ -211,7 +263,10 @@ def decided(column: list[Any], **limits: Any) -> list[tuple[Any, ...] | None]:
     whole.check(batch, stage.name)
     parts = [stage.apply(batch.slice(i, 1)).dropped for i in range(len(column))]
     assert pa.concat_tables([whole.dropped.slice(0, 0), *parts]) == whole.dropped
-    dropped = {row["doc_id"]: (row["value"], row["limit"], row["detail"]) for row in whole.dropped.to_pylist()}
+    dropped = {
+        row["doc_id"]: (row["value"], row["limit"], row["detail"])
+        for row in whole.dropped.to_pylist()
+    }
     return [dropped.get(i) for i in range(len(column))]
 
 
@@ -231,7 +286,10 @@ def test_each_set_may_have_its_limit() -> None:
     assert decided(column, max_share=limits) == [None, (0.3, 0.2, "a"), None, (0.6, 0.2, "a")]
 
 
-@given(st.lists(st.dictionaries(st.sampled_from("abc"), st.integers(0, 4)), max_size=6), st.integers(0, 4))
+@given(
+    st.lists(st.dictionaries(st.sampled_from("abc"), st.integers(0, 4)), max_size=6),
+    st.integers(0, 4),
+)
 def test_a_row_is_dropped_if_one_set_is_above(rows: list[dict[str, int]], limit: int) -> None:
     """And by the worst of them."""
     column = [{name: share / 4 for name, share in row.items()} for row in rows]
@@ -244,7 +302,9 @@ def test_a_row_is_dropped_if_one_set_is_above(rows: list[dict[str, int]], limit:
 def test_every_key_is_in_the_sieve() -> None:
     """Whatever the number of keys: each has its bit, and few others have."""
     for num_texts in (1, 2, 3, 1000):
-        hashes, firsts = _word_hashes(pa.array([f"t{i}" for i in range(num_texts)], pa.large_string()))
+        hashes, firsts = _word_hashes(
+            pa.array([f"t{i}" for i in range(num_texts)], pa.large_string())
+        )
         keys = _overlap.run_keys(_overlap.prefixes(hashes), firsts, 1, False)
         assert len(set(keys.tolist())) == num_texts
         bits = _overlap.sieve(keys)

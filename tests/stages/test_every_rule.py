@@ -33,7 +33,9 @@ def test_every_rule_sees_every_row_and_drops_none() -> None:
 
 def test_rules_drop_again_afterwards() -> None:
     """Also where what was done in between raised."""
-    batch = pa.table({"doc_id": pa.array([0], pa.uint64()), "text": pa.array(["x"], pa.large_string())})
+    batch = pa.table(
+        {"doc_id": pa.array([0], pa.uint64()), "text": pa.array(["x"], pa.large_string())}
+    )
     with pytest.raises(ZeroDivisionError), every_rule():
         1 / 0  # noqa: B018
     assert Length(LengthSettings(min_chars=2)).apply(batch).dropped.num_rows == 1

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.html.extraction import _FEW_ATTRIBUTES, CAUSES, MAX_ATTRIBUTES, HtmlSettings, Page, Unusable, extract
+from stages.html.extraction import (
+    _FEW_ATTRIBUTES,
+    CAUSES,
+    MAX_ATTRIBUTES,
+    HtmlSettings,
+    Page,
+    Unusable,
+    extract,
+)
 from stages.html.justext import JustextSettings
 
 DEFAULT = HtmlSettings()
@@ -33,7 +41,9 @@ def test_a_page_gives_its_title_and_a_line_per_block() -> None:
 
 def test_settings_choose_what_is_kept() -> None:
     """Navigation goes with `main_content`; bullets and alternative texts come when asked for."""
-    assert text_of(PAGE.encode(), settings=HtmlSettings(main_content=True)).startswith("Head|One two three")
+    assert text_of(PAGE.encode(), settings=HtmlSettings(main_content=True)).startswith(
+        "Head|One two three"
+    )
     with_all = text_of(PAGE.encode(), settings=HtmlSettings(list_bullets=True, alt_texts=True))
     assert "• a" in with_all
     assert with_all.endswith("ALT")
@@ -54,7 +64,16 @@ RUSSIAN = "Привет, как дела? Сегодня хорошая пого
         (RUSSIAN.encode("cp1251"), "text/html; charset=utf-8", "cp1251"),
         (RUSSIAN.encode("cp1251"), "text/plain", "cp1251"),
     ],
-    ids=["header", "header-loose", "meta", "header-unknown", "bom-wins", "bom-utf16", "header-wrong", "plain"],
+    ids=[
+        "header",
+        "header-loose",
+        "meta",
+        "header-unknown",
+        "bom-wins",
+        "bom-utf16",
+        "header-wrong",
+        "plain",
+    ],
 )
 def test_the_charset_is_found(body: bytes, content_type: str, charset: str) -> None:
     """Byte order mark, HTTP header, meta element, then the bytes themselves; a wrong header is overruled."""
@@ -76,7 +95,9 @@ def test_charsets_mean_what_they_mean_on_the_web(text: str, label: str, codec: s
 
 def test_plain_text_is_left_as_it_is() -> None:
     """Nothing in it is taken for a tag."""
-    assert extract(b"a < b\n\n  <p>", "text/plain", HtmlSettings()) == Page("", "a < b\n\n  <p>", "cp1252", 0)
+    assert extract(b"a < b\n\n  <p>", "text/plain", HtmlSettings()) == Page(
+        "", "a < b\n\n  <p>", "cp1252", 0
+    )
 
 
 def test_few_undecodable_bytes_are_replaced_and_counted() -> None:
@@ -92,7 +113,12 @@ def test_few_undecodable_bytes_are_replaced_and_counted() -> None:
     ("body", "settings", "cause", "detail"),
     [
         (b"<p>" * 11, HtmlSettings(max_tags=10), "html.too_many_tags", "11 tags, at most 10"),
-        (b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 4, HtmlSettings(), "html.not_text", "control characters"),
+        (
+            b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 4,
+            HtmlSettings(),
+            "html.not_text",
+            "control characters",
+        ),
         (
             b"\xef\xbb\xbf" + b"\xff\x81\x8d" * 50,
             HtmlSettings(max_undecodable_share=0),
@@ -101,7 +127,9 @@ def test_few_undecodable_bytes_are_replaced_and_counted() -> None:
         ),
     ],
 )
-def test_a_page_without_text_says_why(body: bytes, settings: HtmlSettings, cause: str, detail: str) -> None:
+def test_a_page_without_text_says_why(
+    body: bytes, settings: HtmlSettings, cause: str, detail: str
+) -> None:
     """Cause from the table, with the numbers."""
     page = extract(body, "text/html", settings)
     assert isinstance(page, Unusable)
@@ -131,24 +159,34 @@ ATTRIBUTES = {
 
 @pytest.mark.parametrize("charset", ["utf-8", "utf-16"])
 @pytest.mark.parametrize("form", ATTRIBUTES.values(), ids=ATTRIBUTES)
-def test_a_tag_with_more_attributes_than_the_parser_can_take_is_refused(form: str, charset: str) -> None:
+def test_a_tag_with_more_attributes_than_the_parser_can_take_is_refused(
+    form: str, charset: str
+) -> None:
     """However they are written; a tag with as many as are allowed passes."""
     settings = HtmlSettings(max_tags=10**9)
     for num_more, is_read in ((0, True), (1, False)):
         attributes = "".join(form.format(i) for i in range(MAX_ATTRIBUTES + num_more))
-        page = extract(f"<p>words<a {attributes}>more".encode(charset), f"text/html; charset={charset}", settings)
+        page = extract(
+            f"<p>words<a {attributes}>more".encode(charset),
+            f"text/html; charset={charset}",
+            settings,
+        )
         assert isinstance(page, Page) == is_read, page
         assert is_read or (isinstance(page, Unusable) and page.cause == "html.too_many_attributes")
 
 
-@pytest.mark.parametrize("scrap", ["<a x='", '<a b="', "<a<", "<a =", "<a b=\"<c d='", "< ", "<" + "a" * 13_000 + " "])
+@pytest.mark.parametrize(
+    "scrap", ["<a x='", '<a b="', "<a<", "<a =", "<a b=\"<c d='", "< ", "<" + "a" * 13_000 + " "]
+)
 def test_looking_for_attributes_takes_linear_time(scrap: str) -> None:
     """Eight million characters of what makes a careless pattern look again and again."""
     text = scrap * (8_000_000 // len(scrap))
     _FEW_ATTRIBUTES.fullmatch(text)  # quadratic, it would not end within the time that a test has
 
 
-@pytest.mark.parametrize("body", [b"", b"<", b"<!--", b"<title>", b"<p", b"</p></html>", b"\x00", b"<p>\x00x"])
+@pytest.mark.parametrize(
+    "body", [b"", b"<", b"<!--", b"<title>", b"<p", b"</p></html>", b"\x00", b"<p>\x00x"]
+)
 def test_scraps_of_pages_give_a_page_or_a_cause(body: bytes) -> None:
     """The shortest broken pages there are."""
     page = extract(body, "text/html", HtmlSettings())
@@ -157,16 +195,33 @@ def test_scraps_of_pages_give_a_page_or_a_cause(body: bytes) -> None:
 
 SCRAPS = st.lists(
     st.sampled_from(
-        ["<p>", "</p", "<!--", "-->", "<![CDATA[", "&#xD800;", "&#0;", "&#x110000;", "<table><p>", "\0", "é"]
+        [
+            "<p>",
+            "</p",
+            "<!--",
+            "-->",
+            "<![CDATA[",
+            "&#xD800;",
+            "&#0;",
+            "&#x110000;",
+            "<table><p>",
+            "\0",
+            "é",
+        ]
     )
     | st.text(max_size=5)
 ).map("".join)
 
 
 @pytest.mark.parametrize(
-    "settings", [HtmlSettings(), HtmlSettings(justext=JustextSettings())], ids=["resiliparse", "justext"]
+    "settings",
+    [HtmlSettings(), HtmlSettings(justext=JustextSettings())],
+    ids=["resiliparse", "justext"],
 )
-@given(st.binary(max_size=200) | SCRAPS.map(lambda text: text.encode("utf-8", "replace")), st.text(max_size=30))
+@given(
+    st.binary(max_size=200) | SCRAPS.map(lambda text: text.encode("utf-8", "replace")),
+    st.text(max_size=30),
+)
 def test_nothing_is_ever_raised(settings: HtmlSettings, body: bytes, content_type: str) -> None:
     """Any bytes under any content type: a page whose text is UTF-8, or a cause."""
     page = extract(body, content_type, settings)

@@ -17,7 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from stages.filters.language import Language, LanguageFilter, LanguageFilterSettings, LanguageSettings
+from stages.filters.language import (
+    Language,
+    LanguageFilter,
+    LanguageFilterSettings,
+    LanguageSettings,
+)
 
 HOSTILE = [
     "",
@@ -38,7 +43,10 @@ HOSTILE = [
 def batch_of(texts: Sequence[str | None]) -> pa.Table:
     """One row per text."""
     return pa.table(
-        {"doc_id": pa.array(range(len(texts)), pa.uint64()), "text": pa.array(texts, pa.large_string())},
+        {
+            "doc_id": pa.array(range(len(texts)), pa.uint64()),
+            "text": pa.array(texts, pa.large_string()),
+        },
     )
 
 
@@ -56,18 +64,35 @@ def scored(stage: Language, texts: Sequence[str | None]) -> list[tuple[str | Non
     outcome.check(batch, stage.name)
     assert outcome.kept.schema.field("language").equals(Language.adds.field("language"))
     assert outcome.kept.schema.field("language_score").equals(Language.adds.field("language_score"))
-    return list(zip(outcome.kept["language"].to_pylist(), outcome.kept["language_score"].to_pylist(), strict=True))
+    return list(
+        zip(
+            outcome.kept["language"].to_pylist(),
+            outcome.kept["language_score"].to_pylist(),
+            strict=True,
+        )
+    )
 
 
 @pytest.fixture(scope="module")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A fastText model of two languages."""
     folder = tmp_path_factory.mktemp("lid")
-    lines = ["__label__en the cat and the dog are here", "__label__fr le chat et le chien sont ici"] * 50
+    lines = [
+        "__label__en the cat and the dog are here",
+        "__label__fr le chat et le chien sont ici",
+    ] * 50
     (folder / "train.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     # fastText 0.9.3 draws a tenth of the weights per thread and leaves the rest as malloc gave them: NaN, now and then.
     model = fasttext.train_supervised(
-        str(folder / "train.txt"), dim=10, epoch=20, lr=0.5, minn=2, maxn=3, bucket=1000, thread=11, verbose=0
+        str(folder / "train.txt"),
+        dim=10,
+        epoch=20,
+        lr=0.5,
+        minn=2,
+        maxn=3,
+        bucket=1000,
+        thread=11,
+        verbose=0,
     )
     model.save_model(str(folder / "lid.bin"))
     return folder / "lid.bin"
@@ -106,22 +131,37 @@ def test_equals_predict_one_by_one(tiny_model: Path, tiny_stage: Language, texts
     for text in texts:
         labels, scores = map(list, model.predict([text.replace("\n", "")]))
         label, score = labels[0][0], scores[0][0]
-        wanted.append((label.removeprefix("__label__"), round(float(score), 2)) if text else (None, 0.0))
+        wanted.append(
+            (label.removeprefix("__label__"), round(float(score), 2)) if text else (None, 0.0)
+        )
     assert scored(tiny_stage, texts) == wanted
     assert [row for text in texts for row in scored(tiny_stage, [text])] == wanted
 
 
 def test_any_fasttext_model_tells_the_language_under_names_that_others_know(tmp_path: Path):
     """Labels such as GlotLID's are renamed where `labels` has them, and stay where not; scores are the model's."""
-    words = ["__label__eng_Latn the cat and the dog are here", "__label__rus_Cyrl кошка и собака уже здесь"] * 50
+    words = [
+        "__label__eng_Latn the cat and the dog are here",
+        "__label__rus_Cyrl кошка и собака уже здесь",
+    ] * 50
     (tmp_path / "train.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
     model = fasttext.train_supervised(
-        str(tmp_path / "train.txt"), dim=10, epoch=20, lr=0.5, minn=2, maxn=3, bucket=1000, thread=11, verbose=0
+        str(tmp_path / "train.txt"),
+        dim=10,
+        epoch=20,
+        lr=0.5,
+        minn=2,
+        maxn=3,
+        bucket=1000,
+        thread=11,
+        verbose=0,
     )
     model.save_model(str(tmp_path / "glot.bin"))
     texts = ["the dog", "собака здесь", ""]
     as_it_is = scored(opened(tmp_path / "glot.bin"), texts)
-    renaming = Language(LanguageSettings(model="glot", labels={"eng_Latn": "en"}), {"glot": tmp_path / "glot.bin"})
+    renaming = Language(
+        LanguageSettings(model="glot", labels={"eng_Latn": "en"}), {"glot": tmp_path / "glot.bin"}
+    )
     renaming.open()
     renamed = scored(renaming, texts)
     assert [label for label, _ in as_it_is] == ["eng_Latn", "rus_Cyrl", None]
@@ -162,11 +202,15 @@ def test_labels_of_lid_176_hold_their_floor(shared_data: Path):
     """On 200 labelled sentences of each of five languages lid.176.ftz stays at its measured accuracy or above."""
     floors = {"en": 0.995, "fr": 0.99, "de": 0.995, "ru": 1.0, "zh": 0.97}
     wanted = re.compile("|".join(floors))
-    with lzma.open(shared_data / "labels" / "eld_big-test_60langs.tsv.xz", "rt", encoding="utf-8") as file:
+    with lzma.open(
+        shared_data / "labels" / "eld_big-test_60langs.tsv.xz", "rt", encoding="utf-8"
+    ) as file:
         rows = [line.rstrip("\n").split("\t") for line in file if wanted.match(line)]
     stage = opened(shared_data / "models" / "lid.176.ftz")
     for language, floor in floors.items():
-        texts: Sequence[str | None] = list(islice((text for label, text in rows if label == language), 200))
+        texts: Sequence[str | None] = list(
+            islice((text for label, text in rows if label == language), 200)
+        )
         found = [label for label, _ in scored(stage, texts)]
         assert found.count(language) / len(texts) >= floor, language
 
@@ -183,7 +227,9 @@ def test_golden_scores_of_lid_176(shared_data: Path):
     assert scored(stage, texts) == [("en", 0.99), ("fr", 0.97), ("ja", 0.97)]
 
 
-def filtered(settings: LanguageFilterSettings, rows: Sequence[tuple[str | None, float]]) -> tuple[list[int], list[Any]]:
+def filtered(
+    settings: LanguageFilterSettings, rows: Sequence[tuple[str | None, float]]
+) -> tuple[list[int], list[Any]]:
     """The ids kept and the drops."""
     batch = pa.table(
         {
@@ -204,10 +250,34 @@ def test_filter_drops_unsure_then_unwanted():
     kept, dropped = filtered(LanguageFilterSettings(min_score=0.5, keep=("en", "de")), rows)
     assert kept == [0]
     assert dropped == [
-        {"doc_id": 1, "reason": "language.score_too_low", "value": 0.49, "limit": 0.5, "detail": None},
-        {"doc_id": 3, "reason": "language.score_too_low", "value": 0.1, "limit": 0.5, "detail": None},
-        {"doc_id": 4, "reason": "language.score_too_low", "value": 0.0, "limit": 0.5, "detail": None},
-        {"doc_id": 2, "reason": "language.not_wanted", "value": None, "limit": None, "detail": "fr"},
+        {
+            "doc_id": 1,
+            "reason": "language.score_too_low",
+            "value": 0.49,
+            "limit": 0.5,
+            "detail": None,
+        },
+        {
+            "doc_id": 3,
+            "reason": "language.score_too_low",
+            "value": 0.1,
+            "limit": 0.5,
+            "detail": None,
+        },
+        {
+            "doc_id": 4,
+            "reason": "language.score_too_low",
+            "value": 0.0,
+            "limit": 0.5,
+            "detail": None,
+        },
+        {
+            "doc_id": 2,
+            "reason": "language.not_wanted",
+            "value": None,
+            "limit": None,
+            "detail": "fr",
+        },
     ]
 
 
@@ -220,15 +290,21 @@ def test_filter_keeps_every_language_by_default():
 
 
 @settings(deadline=None)
-@given(st.lists(st.tuples(st.none() | st.sampled_from(["en", "fr"]), st.integers(0, 100)), max_size=8))
+@given(
+    st.lists(st.tuples(st.none() | st.sampled_from(["en", "fr"]), st.integers(0, 100)), max_size=8)
+)
 def test_filter_accounts_balance(rows: list[tuple[str | None, int]]):
     """Any batch, the empty one included, splits into kept and dropped as the rule says."""
     settings = LanguageFilterSettings(keep=("en",))
     kept, _ = filtered(settings, [(language, score / 100) for language, score in rows])
-    assert kept == [row for row, (language, score) in enumerate(rows) if score >= 50 and language == "en"]
+    assert kept == [
+        row for row, (language, score) in enumerate(rows) if score >= 50 and language == "en"
+    ]
 
 
-@pytest.mark.parametrize("wrong", [{"min_score": 1.7}, {"min_score": -0.1}, {"keep": ()}, {"threshold": 0.5}])
+@pytest.mark.parametrize(
+    "wrong", [{"min_score": 1.7}, {"min_score": -0.1}, {"keep": ()}, {"threshold": 0.5}]
+)
 def test_filter_settings_are_checked(wrong: dict[str, Any]):
     """Scores outside 0..1, an empty list and unknown keys are refused."""
     with pytest.raises(ValidationError):

@@ -17,7 +17,10 @@ from stages.filters.length import Length, LengthSettings
 def batch_of(texts: Sequence[str | None]) -> pa.Table:
     """One row per text."""
     return pa.table(
-        {"doc_id": pa.array(range(len(texts)), pa.uint64()), "text": pa.array(texts, pa.large_string())},
+        {
+            "doc_id": pa.array(range(len(texts)), pa.uint64()),
+            "text": pa.array(texts, pa.large_string()),
+        },
     )
 
 
@@ -32,12 +35,20 @@ def kept_texts(stage: Length, texts: Sequence[str | None]) -> list[str | None]:
 def test_counts_code_points_and_includes_both_limits():
     """Three code points are three whether they take three bytes or twelve, and a text at a limit is kept."""
     stage = Length(LengthSettings(min_chars=3, max_chars=4))
-    assert kept_texts(stage, ["ab", "abc", "日本語", "😀😀😀😀", "a\nbcd"]) == ["abc", "日本語", "😀😀😀😀"]
+    assert kept_texts(stage, ["ab", "abc", "日本語", "😀😀😀😀", "a\nbcd"]) == [
+        "abc",
+        "日本語",
+        "😀😀😀😀",
+    ]
 
 
 def test_drops_tell_length_and_limit():
     """A drop names the fault, the length seen and the limit it was held against."""
-    dropped = Length(LengthSettings(min_chars=2, max_chars=3)).apply(batch_of(["é", "ok", "long", None])).dropped
+    dropped = (
+        Length(LengthSettings(min_chars=2, max_chars=3))
+        .apply(batch_of(["é", "ok", "long", None]))
+        .dropped
+    )
     assert dropped.select(["doc_id", "reason", "value", "limit"]).to_pylist() == [
         {"doc_id": 0, "reason": "length.too_few_chars", "value": 1.0, "limit": 2.0},
         {"doc_id": 3, "reason": "length.too_few_chars", "value": 0.0, "limit": 2.0},
@@ -48,12 +59,21 @@ def test_drops_tell_length_and_limit():
 def test_default_is_that_of_ccnet():
     """By default 300 code points are kept, 299 are not, and no text is too long."""
     stage = Length(LengthSettings())
-    assert kept_texts(stage, ["x" * 299, "x" * 300, "x" * 1_000_000]) == ["x" * 300, "x" * 1_000_000]
+    assert kept_texts(stage, ["x" * 299, "x" * 300, "x" * 1_000_000]) == [
+        "x" * 300,
+        "x" * 1_000_000,
+    ]
 
 
 @settings(deadline=None)
-@given(st.lists(st.none() | st.text(max_size=12), max_size=8), st.integers(0, 8), st.none() | st.integers(8, 12))
-def test_keeps_exactly_what_len_says(texts: list[str | None], min_chars: int, max_chars: int | None):
+@given(
+    st.lists(st.none() | st.text(max_size=12), max_size=8),
+    st.integers(0, 8),
+    st.none() | st.integers(8, 12),
+)
+def test_keeps_exactly_what_len_says(
+    texts: list[str | None], min_chars: int, max_chars: int | None
+):
     """For any text, batch and limits the kept rows are those whose len() lies between the limits, in order."""
     stage = Length(LengthSettings(min_chars=min_chars, max_chars=max_chars))
     wanted = [text for text in texts if min_chars <= len(text or "") <= (max_chars or 99)]

@@ -35,7 +35,9 @@ def only(**rule: Any) -> Lines:
     return Lines(LinesSettings(**{**NOTHING.model_dump(), **rule}))
 
 
-def batch_of(texts: Sequence[str | None], kept_lines: Sequence[Sequence[int] | None] | None = None) -> pa.Table:
+def batch_of(
+    texts: Sequence[str | None], kept_lines: Sequence[Sequence[int] | None] | None = None
+) -> pa.Table:
     """One row per text."""
     return pa.table(
         {
@@ -60,11 +62,19 @@ def decisions(stage: Lines, texts: Sequence[str | None]) -> list[str]:
     ("rule", "text", "left"),
     [
         ({"max_word_chars": 5}, "to entering\nto exit", "to exit"),
-        ({"remove_citations": True}, "Bread[12] and wine[]\nBees[edit][citation needed]", "Bread and wine\nBees"),
+        (
+            {"remove_citations": True},
+            "Bread[12] and wine[]\nBees[edit][citation needed]",
+            "Bread and wine\nBees",
+        ),
         ({"end_marks": (".", '"')}, 'Yes.\nNo!\nHome\nOh...\n"No"', 'Yes.\n"No"'),
         ({"min_words_per_line": 3}, "one two\none two three\n one  two ", "one two three"),
         ({"remove_javascript": True}, "Please turn on JavaScript\nfine", "fine"),
-        ({"policy_phrases": ("use cookies",)}, "We Use Cookies here\nWe bake cookies", "We bake cookies"),
+        (
+            {"policy_phrases": ("use cookies",)},
+            "We Use Cookies here\nWe bake cookies",
+            "We bake cookies",
+        ),
     ],
 )
 def test_each_rule_takes_its_lines(rule: dict[str, Any], text: str, left: str) -> None:
@@ -84,7 +94,10 @@ def test_each_rule_takes_its_lines(rule: dict[str, Any], text: str, left: str) -
 )
 def test_each_rule_drops_its_documents(rule: dict[str, Any], text: str, reason: str) -> None:
     """A rule alone drops what it names; without it the text stays."""
-    assert decisions(only(**rule), [text, f"{GOOD} {GOOD} {GOOD}"]) == [reason, f"{GOOD} {GOOD} {GOOD}"]
+    assert decisions(only(**rule), [text, f"{GOOD} {GOOD} {GOOD}"]) == [
+        reason,
+        f"{GOOD} {GOOD} {GOOD}",
+    ]
     assert decisions(Lines(NOTHING), [text]) == [text]
 
 
@@ -92,7 +105,9 @@ def test_brackets_in_lines_that_go_anyway_do_no_harm() -> None:
     """As in C4's code: "{" counts after javascript was taken out, "lorem ipsum" before, both after short lines."""
     text = f"{GOOD}\nvar javascript = {{ a few more words }}.\nlorem ipsum"
     assert decisions(Lines(LinesSettings(min_sentences=1)), [text]) == [GOOD]
-    assert decisions(Lines(LinesSettings()), [f"{GOOD}\nlorem ipsum javascript a b c."]) == ["lines.lorem_ipsum"]
+    assert decisions(Lines(LinesSettings()), [f"{GOOD}\nlorem ipsum javascript a b c."]) == [
+        "lines.lorem_ipsum"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -111,22 +126,40 @@ def test_sentences_are_ends_inside_and_one_more(line: str, sentences: int) -> No
     """A line of n sentences passes a minimum of n and not of n + 1."""
     assert decisions(only(min_sentences=sentences), [line]) == [line]
     dropped = only(min_sentences=sentences + 1).apply(batch_of([line])).dropped
-    assert dropped.select(["value", "limit"]).to_pylist() == [{"value": sentences, "limit": sentences + 1}]
+    assert dropped.select(["value", "limit"]).to_pylist() == [
+        {"value": sentences, "limit": sentences + 1}
+    ]
 
 
 def test_what_went_is_on_record() -> None:
     """Indices point into the lines as they were read; lengths are those of what is left; the rest is counted."""
-    outcome = Lines(LinesSettings(min_sentences=1)).apply(batch_of([f"Home\n {GOOD}\nHome", GOOD], [[2, 5, 6], [0]]))
+    outcome = Lines(LinesSettings(min_sentences=1)).apply(
+        batch_of([f"Home\n {GOOD}\nHome", GOOD], [[2, 5, 6], [0]])
+    )
     columns = ["num_chars", "num_lines", "kept_lines", "lines_removed", "chars_removed"]
     assert outcome.kept.select(columns).to_pylist() == [
-        {"num_chars": 31, "num_lines": 1, "kept_lines": [5], "lines_removed": [2, 6], "chars_removed": 11},
-        {"num_chars": 31, "num_lines": 1, "kept_lines": [0], "lines_removed": [], "chars_removed": 0},
+        {
+            "num_chars": 31,
+            "num_lines": 1,
+            "kept_lines": [5],
+            "lines_removed": [2, 6],
+            "chars_removed": 11,
+        },
+        {
+            "num_chars": 31,
+            "num_lines": 1,
+            "kept_lines": [0],
+            "lines_removed": [],
+            "chars_removed": 0,
+        },
     ]
 
 
 def test_indices_of_another_text_are_refused() -> None:
     """An index for each line, or none at all."""
-    with pytest.raises(ValueError, match=r"document 1: kept_lines has 2 indices, but the text has 1 lines"):
+    with pytest.raises(
+        ValueError, match=r"document 1: kept_lines has 2 indices, but the text has 1 lines"
+    ):
         Lines(LinesSettings()).apply(batch_of([GOOD, GOOD], [[0], [0, 1]]))
 
 
@@ -188,8 +221,12 @@ def test_equals_c4_line_by_line(texts: list[str | None]) -> None:
     """In any batch, one by one or together, what is left is what C4's loop leaves."""
     stage = Lines(LinesSettings(min_sentences=0))
     wanted = [c4(text or "") for text in texts]
-    assert [None if decision.startswith("lines.") else decision for decision in decisions(stage, texts)] == wanted
-    assert [decision for text in texts for decision in decisions(stage, [text])] == decisions(stage, texts)
+    assert [
+        None if decision.startswith("lines.") else decision for decision in decisions(stage, texts)
+    ] == wanted
+    assert [decision for text in texts for decision in decisions(stage, [text])] == decisions(
+        stage, texts
+    )
 
 
 @settings(deadline=None)
@@ -199,7 +236,9 @@ def test_a_second_time_takes_nothing_more(text: str) -> None:
     stage = Lines(LinesSettings(min_sentences=1, remove_citations=False))
     outcome = stage.apply(batch_of([text]))
     again = stage.apply(outcome.kept)
-    assert again.kept.select(["text", "kept_lines"]).equals(outcome.kept.select(["text", "kept_lines"]))
+    assert again.kept.select(["text", "kept_lines"]).equals(
+        outcome.kept.select(["text", "kept_lines"])
+    )
     assert again.kept["chars_removed"].to_pylist() == [0] * outcome.kept.num_rows
 
 

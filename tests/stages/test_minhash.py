@@ -24,7 +24,8 @@ from stages.dedup.minhash import (
 )
 
 TEXT = st.text(
-    st.sampled_from("aB .,\n\x1c\u00a0é漢かกİΣσȺ😀'-") | st.characters(exclude_categories=["Cs"]), max_size=60
+    st.sampled_from("aB .,\n\x1c\u00a0é漢かกİΣσȺ😀'-") | st.characters(exclude_categories=["Cs"]),
+    max_size=60,
 )
 
 
@@ -35,13 +36,20 @@ def judged(text: str, settings: MinHashSettings) -> datasketch.MinHash:
 
 
 def batch_of(*texts: str | None) -> pa.Table:
-    return pa.table({"doc_id": pa.array(range(len(texts)), pa.uint64()), "text": pa.array(texts, pa.large_string())})
+    return pa.table(
+        {
+            "doc_id": pa.array(range(len(texts)), pa.uint64()),
+            "text": pa.array(texts, pa.large_string()),
+        }
+    )
 
 
 @given(st.lists(TEXT, max_size=6), st.integers(1, 6), st.integers(0, 2**32 - 1))
 def test_signatures_are_datasketchs(texts: list[str], ngram_words: int, seed: int) -> None:
     """For any text, number of words and seed, value for value; a text without words has none."""
-    settings = MinHashSettings(num_permutations=16, ngram_words=ngram_words, threshold=0.5, seed=seed)
+    settings = MinHashSettings(
+        num_permutations=16, ngram_words=ngram_words, threshold=0.5, seed=seed
+    )
     found, has_words = signatures(pa.array(texts, pa.large_string()), settings)
     assert found.tolist() == [judged(text, settings).hashvalues.tolist() for text in texts]
     assert has_words.tolist() == [bool(ngrams(text, ngram_words)) for text in texts]
@@ -50,9 +58,14 @@ def test_signatures_are_datasketchs(texts: list[str], ngram_words: int, seed: in
 @given(st.lists(TEXT, max_size=6), st.integers(1, 6))
 def test_ngram_sets_are_those_of_the_rule(texts: list[str], ngram_words: int) -> None:
     """Of each text the n-grams of `ngrams`, each once, by the first 8 bytes of their SHA-1, sorted."""
-    found = ngram_sets(pa.array(texts, pa.large_string()), MinHashSettings(ngram_words=ngram_words)).to_pylist()
+    found = ngram_sets(
+        pa.array(texts, pa.large_string()), MinHashSettings(ngram_words=ngram_words)
+    ).to_pylist()
     digests = [
-        {hashlib.sha1(gram.encode(), usedforsecurity=False).digest()[:8] for gram in ngrams(text, ngram_words)}
+        {
+            hashlib.sha1(gram.encode(), usedforsecurity=False).digest()[:8]
+            for gram in ngrams(text, ngram_words)
+        }
         for text in texts
     ]
     assert found == [sorted(int.from_bytes(digest, "little") for digest in one) for one in digests]
@@ -60,7 +73,9 @@ def test_ngram_sets_are_those_of_the_rule(texts: list[str], ngram_words: int) ->
 
 def test_a_signature_stays_what_it_is() -> None:
     """Golden values: a datasketch that hashes otherwise must be a new version of the stage."""
-    (found,), _ = signatures(pa.array(["The quick brown fox jumps over the lazy dog"]), MinHashSettings())
+    (found,), _ = signatures(
+        pa.array(["The quick brown fox jumps over the lazy dog"]), MinHashSettings()
+    )
     assert found[:4].tolist() == [525945524, 412836237, 741861544, 729940982]
 
 
@@ -100,10 +115,15 @@ def test_bands_decide_as_datasketchs_index() -> None:
     sketches = [judged(text, settings) for text in texts]
     for i, sketch in enumerate(sketches):
         index.insert(i, sketch)
-    rows = [set(row) for row in MinHash(settings).apply(batch_of(*texts)).kept.column("minhash").to_pylist()]
+    rows = [
+        set(row)
+        for row in MinHash(settings).apply(batch_of(*texts)).kept.column("minhash").to_pylist()
+    ]
     found = [{j for j, other in enumerate(rows) if other & row} for row in rows]
     assert found == [set(index.query(sketch)) for sketch in sketches]
-    assert 1 < np.mean([len(group) for group in found]) < 5  # some edited copies are candidates, and some are not
+    assert (
+        1 < np.mean([len(group) for group in found]) < 5
+    )  # some edited copies are candidates, and some are not
 
 
 @given(st.lists(TEXT, min_size=1, max_size=8), st.integers(0, 8))
@@ -123,13 +143,18 @@ def test_documents_without_words_have_no_hashes_and_signatures_only_to_verify() 
     assert [row and len(row) for row in kept.column("minhash").to_pylist()] == [9, None, None]
     assert kept.column("minhash_signature").null_count == 3
     kept = MinHash(MinHashSettings(verify=True)).apply(batch).kept
-    assert [row and len(row) for row in kept.column("minhash_signature").to_pylist()] == [128, None, None]
+    assert [row and len(row) for row in kept.column("minhash_signature").to_pylist()] == [
+        128,
+        None,
+        None,
+    ]
 
 
 def test_a_threshold_without_bands_is_refused_with_a_way_out() -> None:
     """So high that datasketch would make a single band."""
     with pytest.raises(
-        ValidationError, match=r"threshold is 0.97, too high for 64 permutations .* raise num_permutations"
+        ValidationError,
+        match=r"threshold is 0.97, too high for 64 permutations .* raise num_permutations",
     ):
         MinHashSettings(threshold=0.97, num_permutations=64)
 
@@ -137,7 +162,10 @@ def test_a_threshold_without_bands_is_refused_with_a_way_out() -> None:
 def test_the_filter_drops_whoever_has_a_representative() -> None:
     """The others pass; the column stays for the ledger."""
     batch = pa.table(
-        {"doc_id": pa.array([1, 2, 3], pa.uint64()), "representative": pa.array([None, 1, None], pa.uint64())}
+        {
+            "doc_id": pa.array([1, 2, 3], pa.uint64()),
+            "representative": pa.array([None, 1, None], pa.uint64()),
+        }
     )
     outcome = MinHashFilter(MinHashFilterSettings()).apply(batch)
     outcome.check(batch, "minhash")

@@ -43,7 +43,10 @@ GOLDEN = [
     ("مرحبا بالعالم ١٢٣", 9472442048022130614),
     ("हिन्दी में ४५ शब्द", 15926160079000147309),
     ("ﬀ STRASSE ẞ Straße", 1759941607616064216),
-    ("emoji \U0001f469\u200d\U0001f680 \U0001f680 and \U0001d7d8\U0001d7d9\U0001d7da \U0001d400", 3192594071458887408),
+    (
+        "emoji \U0001f469\u200d\U0001f680 \U0001f680 and \U0001d7d8\U0001d7d9\U0001d7da \U0001d400",
+        3192594071458887408,
+    ),
     ("\u3000\u5168\u89d2\u30b9\u30da\u30fc\u30b9\u3000", 4551241077519432137),
     ("\x00\x1b[31mred\x1b[0m\x7f\x85 end\x9f", 4774246307375519309),
     ("soft\xadhyphen\u200bzero\ufeffwidth", 16984370010138532875),
@@ -60,12 +63,17 @@ LINES = st.text(
     ),
     max_size=80,
 )
-TEXTS = st.lists(st.one_of(st.none(), st.lists(LINES, min_size=1, max_size=5).map("\n".join)), max_size=8)
+TEXTS = st.lists(
+    st.one_of(st.none(), st.lists(LINES, min_size=1, max_size=5).map("\n".join)), max_size=8
+)
 
 
 def hashes_line_by_line(texts: list[str | None]) -> list[list[int]]:
     """The plain rule on each line of each text."""
-    return [[] if text is None else [hash_paragraph(line) for line in text.split("\n")] for text in texts]
+    return [
+        [] if text is None else [hash_paragraph(line) for line in text.split("\n")]
+        for text in texts
+    ]
 
 
 def hashes_per_text(texts: pa.Array | pa.ChunkedArray) -> list[list[int]]:
@@ -114,7 +122,10 @@ def test_no_texts_have_no_hashes() -> None:
 def test_every_code_point_within_a_line() -> None:
     """Each of the 1,112,064 code points, between two letters, becomes what it becomes in plain Python."""
     code_points = np.r_[0:0xD800, 0xE000:0x110000]
-    lines = ["".join(f"a{chr(c)}" for c in part if chr(c) != "\n") + "a" for part in np.array_split(code_points, 8192)]
+    lines = [
+        "".join(f"a{chr(c)}" for c in part if chr(c) != "\n") + "a"
+        for part in np.array_split(code_points, 8192)
+    ]
     assert hashes_of_lines(lines) == [hash_paragraph(line) for line in lines]
 
 
@@ -130,7 +141,8 @@ def test_every_length_around_the_blocks_of_sha1() -> None:
     """Messages of 0 to 300 bytes, which fill one to five blocks in every way, hash as hashlib has it."""
     lines = ["y" * n for n in range(300)]
     assert hashes_of_lines(lines) == [
-        int.from_bytes(hashlib.sha1(line.encode(), usedforsecurity=False).digest()[:8], "little") for line in lines
+        int.from_bytes(hashlib.sha1(line.encode(), usedforsecurity=False).digest()[:8], "little")
+        for line in lines
     ]
 
 
@@ -147,16 +159,27 @@ def test_code_is_compiled_where_it_cannot_be_cached() -> None:
     assert compiled(namespace["double"])(21) == 42
 
 
-@given(st.lists(st.one_of(st.binary(max_size=6), st.sampled_from([b"\xc3", b"\xe2\x80", b"\xf0\x9f\x98\x80", b"\n"]))))
+@given(
+    st.lists(
+        st.one_of(
+            st.binary(max_size=6),
+            st.sampled_from([b"\xc3", b"\xe2\x80", b"\xf0\x9f\x98\x80", b"\n"]),
+        )
+    )
+)
 @settings(deadline=None)
 def test_bytes_that_are_not_utf8_are_refused(pieces: list[bytes]) -> None:
     """Whatever the bytes, either they are UTF-8 and are hashed, or they are refused; nothing is misread."""
     raw = b"".join(pieces)
-    array = pa.LargeStringArray.from_buffers(1, pa.py_buffer(np.array([0, len(raw)])), pa.py_buffer(raw))
+    array = pa.LargeStringArray.from_buffers(
+        1, pa.py_buffer(np.array([0, len(raw)])), pa.py_buffer(raw)
+    )
     try:
         expected = hashes_line_by_line([raw.decode()])
     except UnicodeDecodeError:
-        with pytest.raises(ValueError, match=r"text 0, line \d+: not UTF-8 at byte \d+ of the line"):
+        with pytest.raises(
+            ValueError, match=r"text 0, line \d+: not UTF-8 at byte \d+ of the line"
+        ):
             hash_paragraphs(array)
     else:
         assert hashes_per_text(array) == expected
@@ -167,18 +190,28 @@ def must_go_by_reading(corpus: list[list[int]], keep: Keep) -> list[bool]:
     must_go: list[bool] = []
     for index, document in enumerate(corpus):
         for line, h in enumerate(document):
-            others = corpus[:index] if keep == "keep_first" else corpus[:index] + corpus[index + 1 :]
+            others = (
+                corpus[:index] if keep == "keep_first" else corpus[:index] + corpus[index + 1 :]
+            )
             is_elsewhere = any(h in other for other in others)
             must_go.append(h == 0 or h in document[:line] or is_elsewhere)
     return must_go
 
 
-HASHES = st.one_of(st.integers(0, 4), st.integers(0, 4).map(lambda k: k << 61), st.integers(0, 2**64 - 1))
+HASHES = st.one_of(
+    st.integers(0, 4), st.integers(0, 4).map(lambda k: k << 61), st.integers(0, 2**64 - 1)
+)
 
 
-@given(st.lists(st.lists(HASHES, max_size=8), max_size=8), st.sampled_from(["drop_all_copies", "keep_first"]), st.booleans())
+@given(
+    st.lists(st.lists(HASHES, max_size=8), max_size=8),
+    st.sampled_from(["drop_all_copies", "keep_first"]),
+    st.booleans(),
+)
 @settings(deadline=None)
-def test_the_copies_that_go_are_those_that_the_rule_names(corpus: list[list[int]], keep: Keep, is_wide: bool) -> None:
+def test_the_copies_that_go_are_those_that_the_rule_names(
+    corpus: list[list[int]], keep: Keep, is_wide: bool
+) -> None:
     """Both rules equal their reading by brute force, whichever bits of the hashes differ."""
     documents = 7 * np.repeat(np.arange(len(corpus)), [len(d) for d in corpus])
     hashes = np.array([h for document in corpus for h in document], np.uint64)
@@ -190,10 +223,14 @@ def test_the_copies_that_go_are_those_that_the_rule_names(corpus: list[list[int]
 def test_many_hashes_of_one_hash_range(keep: Keep) -> None:
     """Over many partitions, one of them swollen by a single frequent hash, and with the top 16 bits all equal."""
     rng = np.random.default_rng(1)
-    hashes = rng.integers(1, 100_000, 200_000, dtype=np.uint64) * np.uint64(2**31 - 1) | np.uint64(0xABCD << 48)
+    hashes = rng.integers(1, 100_000, 200_000, dtype=np.uint64) * np.uint64(2**31 - 1) | np.uint64(
+        0xABCD << 48
+    )
     hashes[rng.random(len(hashes)) < 0.4] = 7
     documents = np.sort(rng.integers(0, 20_000, len(hashes))).astype(np.uint32)
-    num_documents_of = {h: len(set(group)) for h, group in grouped(hashes.tolist(), documents.tolist()).items()}
+    num_documents_of = {
+        h: len(set(group)) for h, group in grouped(hashes.tolist(), documents.tolist()).items()
+    }
     seen: set[int] = set()
     expected = []
     for h in hashes.tolist():
@@ -235,9 +272,16 @@ HASHING = ParagraphHashes(ParagraphHashesSettings())
 REMOVAL = ParagraphRemoval(ParagraphRemovalSettings())
 
 
-def documents_table(texts: list[str | None], removed: list[list[int] | None] | None = None) -> pa.Table:
+def documents_table(
+    texts: list[str | None], removed: list[list[int] | None] | None = None
+) -> pa.Table:
     """A batch of documents, with `duplicate_lines` where they are given."""
-    table = pa.table({"doc_id": pa.array(range(len(texts)), pa.uint64()), "text": pa.array(texts, pa.large_string())})
+    table = pa.table(
+        {
+            "doc_id": pa.array(range(len(texts)), pa.uint64()),
+            "text": pa.array(texts, pa.large_string()),
+        }
+    )
     if removed is None:
         return table
     return table.append_column("duplicate_lines", pa.array(removed, pa.list_(pa.uint32())))
@@ -256,7 +300,9 @@ def test_hashing_adds_hashes_and_lengths(texts: list[str | None], cut: int) -> N
     batch = documents_table(texts)
     outcome = apply(HASHING, batch)
     assert outcome.kept.column("paragraph_hashes").to_pylist() == hashes_line_by_line(texts)
-    assert outcome.kept.column("original_num_chars").to_pylist() == [len(text or "") for text in texts]
+    assert outcome.kept.column("original_num_chars").to_pylist() == [
+        len(text or "") for text in texts
+    ]
     assert outcome.kept.column("original_num_lines").to_pylist() == [
         0 if text is None else text.count("\n") + 1 for text in texts
     ]
@@ -279,7 +325,9 @@ def removals(draw: st.DrawFn) -> tuple[list[str | None], list[list[int] | None]]
 
 @given(removals(), st.integers(0, 8))
 @settings(deadline=None)
-def test_removal_leaves_the_very_lines(documents: tuple[list[str | None], list[list[int] | None]], cut: int) -> None:
+def test_removal_leaves_the_very_lines(
+    documents: tuple[list[str | None], list[list[int] | None]], cut: int
+) -> None:
     """The lines not named stay as they are, with their indices; what has no text is dropped, in any batch."""
     texts, removed = documents
     batch = documents_table(texts, removed)
@@ -307,7 +355,10 @@ def test_the_three_steps_together() -> None:
     hashed = apply(HASHING, batch).kept.column("paragraph_hashes").combine_chunks()
     documents = np.repeat(np.arange(3, dtype=np.uint32), np.diff(hashed.offsets.to_numpy()))
     gone = duplicated(hashed.values.to_numpy(), documents, keep="drop_all_copies")
-    removed = [np.flatnonzero(gone[start:end]).tolist() for start, end in pairwise(hashed.offsets.to_pylist())]
+    removed = [
+        np.flatnonzero(gone[start:end]).tolist()
+        for start, end in pairwise(hashed.offsets.to_pylist())
+    ]
     assert removed == [[1], [0, 3, 4], [0]]
     outcome = apply(REMOVAL, documents_table(batch.column("text").to_pylist(), removed))
     assert outcome.kept.column("text").to_pylist() == ["Bread", "Wine\n "]
@@ -319,14 +370,18 @@ def test_the_three_steps_together() -> None:
 def test_lines_that_the_text_does_not_have_are_refused(wrong: list[int]) -> None:
     """Indices beyond the text, repeated or not rising mean that the verdicts belong to another text."""
     batch = documents_table(["a\nb", "c\nd"], [[0], wrong])
-    with pytest.raises(ValueError, match=r"document 1: duplicate_lines is .* indices into the 2 lines of its text"):
+    with pytest.raises(
+        ValueError, match=r"document 1: duplicate_lines is .* indices into the 2 lines of its text"
+    ):
         REMOVAL.apply(batch)
 
 
 @pytest.mark.shared_data
 def test_real_pages_hash_line_by_line(shared_data: Path) -> None:
     """Crawled pages, and Wikipedia in four more languages, hash as their lines do."""
-    pages = gzip.decompress((shared_data / "common-crawl" / "cc-main-2026-17.safe.warc.wet.gz").read_bytes())
+    pages = gzip.decompress(
+        (shared_data / "common-crawl" / "cc-main-2026-17.safe.warc.wet.gz").read_bytes()
+    )
     texts: list[str | None] = [*pages.decode(errors="replace").split("WARC/1.0")]
     for path in sorted((shared_data / "reference").glob("[dfjz]*.txt.xz")):
         with lzma.open(path, "rt", encoding="utf-8") as file:

@@ -58,7 +58,10 @@ def test_every_code_point_is_normalized_as_in_steps():
 
 
 @settings(deadline=None)
-@given(st.text() | st.text(alphabet=st.characters(categories=["Mn", "Mc", "Me", "Lu", "Nd", "Pi", "Cc", "Zs"])))
+@given(
+    st.text()
+    | st.text(alphabet=st.characters(categories=["Mn", "Mc", "Me", "Lu", "Nd", "Pi", "Cc", "Zs"]))
+)
 def test_every_string_is_normalized_as_in_steps(text: str):
     """Context (combining marks in any order, final sigma, white space at the ends) makes no difference."""
     assert normalize_for_lm(text) == normalized_in_steps(text)
@@ -83,7 +86,11 @@ def test_examples_of_normalization(text: str, line: str):
 
 def test_spaces_are_all_that_split_knows():
     """SPACES holds every character at which str.split splits and which outlives the normalisation, and no other."""
-    assert [c for c in map(chr, range(0x110000)) if c.isspace() and normalize_for_lm(f"a{c}b") == f"a{c}b"] == [*SPACES]
+    assert [
+        c
+        for c in map(chr, range(0x110000))
+        if c.isspace() and normalize_for_lm(f"a{c}b") == f"a{c}b"
+    ] == [*SPACES]
 
 
 # ---- scores ----
@@ -134,7 +141,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Language models of whole words (en), of unigram pieces (sco) and of pieces that may hold white space (ang)."""
     folder = tmp_path_factory.mktemp("lm")
     sentences = ["the cat sat", "the dog sat", "a cat and the dog sat 0", "the cat", "the dog"] * 40
-    kinds = {"en": ("word", "nmt_nfkc"), "sco": ("unigram", "nmt_nfkc"), "ang": ("unigram", "identity")}
+    kinds = {
+        "en": ("word", "nmt_nfkc"),
+        "sco": ("unigram", "nmt_nfkc"),
+        "ang": ("unigram", "identity"),
+    }
     for language, (model_type, rule) in kinds.items():
         (folder / f"{language}.sp.model").write_bytes(pieces_of(sentences, model_type, rule))
         (folder / f"{language}.arpa.bin").write_text(ARPA, encoding="utf-8")
@@ -144,12 +155,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def stage(folder: Path) -> Perplexity:
     """The stage with all models loaded."""
-    perplexity = Perplexity(PerplexitySettings(models=dict.fromkeys(("en", "sco", "ang"), "lm")), {"lm": folder})
+    perplexity = Perplexity(
+        PerplexitySettings(models=dict.fromkeys(("en", "sco", "ang"), "lm")), {"lm": folder}
+    )
     perplexity.open()
     return perplexity
 
 
-def perplexities(stage: Perplexity, rows: Sequence[tuple[str | None, str | None]]) -> list[float | None]:
+def perplexities(
+    stage: Perplexity, rows: Sequence[tuple[str | None, str | None]]
+) -> list[float | None]:
     """The perplexity of every (language, text)."""
     batch = pa.table(
         {
@@ -171,11 +186,23 @@ def test_perplexity_of_a_sentence_worked_by_hand(stage: Perplexity):
 
 @pytest.mark.parametrize("language", ["en", "sco", "ang"])
 @pytest.mark.parametrize(
-    "text", ["the cat sat", "the dog sat 12", "a strange cat", "sat\u3000\xa0sat sat", "日本 the", "".join(SPACES)]
+    "text",
+    [
+        "the cat sat",
+        "the dog sat 12",
+        "a strange cat",
+        "sat\u3000\xa0sat sat",
+        "日本 the",
+        "".join(SPACES),
+    ],
 )
-def test_perplexity_is_the_formula_over_tokens(stage: Perplexity, folder: Path, language: str, text: str):
+def test_perplexity_is_the_formula_over_tokens(
+    stage: Perplexity, folder: Path, language: str, text: str
+):
     """Perplexity is 10 to minus KenLM's log10 probabilities over CCNet's count of tokens and the end of sentence."""
-    processor = sentencepiece.SentencePieceProcessor(model_file=str(folder / f"{language}.sp.model"))
+    processor = sentencepiece.SentencePieceProcessor(
+        model_file=str(folder / f"{language}.sp.model")
+    )
     config = kenlm.Config()
     config.show_progress = False
     config.arpa_complain = kenlm.ARPALoadComplain.NONE
@@ -195,26 +222,38 @@ def test_no_model_or_no_text_means_no_perplexity(stage: Perplexity):
 @settings(deadline=None)
 @given(
     rows=st.lists(
-        st.tuples(st.sampled_from(["en", "sco", "ang", "fr", None]), st.none() | st.text(max_size=20)), max_size=6
+        st.tuples(
+            st.sampled_from(["en", "sco", "ang", "fr", None]), st.none() | st.text(max_size=20)
+        ),
+        max_size=6,
     )
 )
-def test_batch_makes_no_difference(stage: Perplexity, rows: Sequence[tuple[str | None, str | None]]):
+def test_batch_makes_no_difference(
+    stage: Perplexity, rows: Sequence[tuple[str | None, str | None]]
+):
     """Any text, in any batch, scores as it does alone; scores are finite, at least 1, with one decimal."""
     together = perplexities(stage, rows)
     assert together == [score for row in rows for score in perplexities(stage, [row])]
-    assert all(score is None or (1 <= score <= MAX_PERPLEXITY and score == round(score, 1)) for score in together)
+    assert all(
+        score is None or (1 <= score <= MAX_PERPLEXITY and score == round(score, 1))
+        for score in together
+    )
 
 
 def test_hopeless_text_has_a_finite_perplexity(tmp_path: Path, folder: Path):
     """Where 10^x would overflow the limit is stored, so that the document is in the tail and not in bucket all."""
     (tmp_path / "en.sp.model").write_bytes((folder / "en.sp.model").read_bytes())
-    (tmp_path / "en.arpa.bin").write_text(ARPA.replace("-2.0\t<unk>", "-900\t<unk>"), encoding="utf-8")
+    (tmp_path / "en.arpa.bin").write_text(
+        ARPA.replace("-2.0\t<unk>", "-900\t<unk>"), encoding="utf-8"
+    )
     assert LanguageModel(tmp_path, "en").perplexity("zzzz") == MAX_PERPLEXITY
 
 
 def test_missing_file_is_named(tmp_path: Path):
     """A folder without the models is refused with the file that is missing and the setting to mend."""
-    with pytest.raises(FileNotFoundError, match=r"no en\.sp\.model, wanted .* point models\.en at a folder"):
+    with pytest.raises(
+        FileNotFoundError, match=r"no en\.sp\.model, wanted .* point models\.en at a folder"
+    ):
         LanguageModel(tmp_path, "en")
 
 
@@ -268,11 +307,20 @@ def test_histograms_merge_by_addition(some: list[float], others: list[float]):
 
 def test_bins_are_pinned():
     """Bins stored by one version are read by the next: the bin of a few values is fixed; empty input is fine."""
-    assert bins([1.0, 1.004, 1.005, 340.0, 1e6, MAX_PERPLEXITY]).tolist() == [0, 0, 1, 1168, 2770, 138500]
+    assert bins([1.0, 1.004, 1.005, 340.0, 1e6, MAX_PERPLEXITY]).tolist() == [
+        0,
+        0,
+        1,
+        1168,
+        2770,
+        138500,
+    ]
     assert bins(pa.array([], pa.float64())).tolist() == []
 
 
-@pytest.mark.parametrize(("histogram", "percent"), [({}, 30), ({5: 1}, 101), ({5: 1}, -1), ({5: 1}, float("nan"))])
+@pytest.mark.parametrize(
+    ("histogram", "percent"), [({}, 30), ({5: 1}, 101), ({5: 1}, -1), ({5: 1}, float("nan"))]
+)
 def test_percentile_of_nothing_is_refused(histogram: dict[int, int], percent: float):
     """An empty histogram or a percent outside 0..100 is an error, not a number."""
     with pytest.raises(ValueError, match=r"wanted 0\.\.100 of at least one"):
@@ -310,7 +358,9 @@ def test_broken_cutoffs_are_refused(tmp_path: Path, table: str, fault: str):
 CUTOFFS = {"en": (340.0, 520.0)}
 
 
-def filtered(settings: PerplexityFilterSettings, rows: Sequence[tuple[str | None, float | None]]) -> Any:
+def filtered(
+    settings: PerplexityFilterSettings, rows: Sequence[tuple[str | None, float | None]]
+) -> Any:
     """What the filter makes of (language, perplexity) rows."""
     batch = pa.table(
         {
@@ -326,7 +376,15 @@ def filtered(settings: PerplexityFilterSettings, rows: Sequence[tuple[str | None
     return outcome
 
 
-ROWS = [("en", 339.9), ("en", 340.0), ("en", 519.9), ("en", 520.0), ("en", None), ("fr", 100.0), (None, 5.0)]
+ROWS = [
+    ("en", 339.9),
+    ("en", 340.0),
+    ("en", 519.9),
+    ("en", 520.0),
+    ("en", None),
+    ("fr", 100.0),
+    (None, 5.0),
+]
 
 
 def test_buckets_end_strictly_below_their_cutoffs():
@@ -340,28 +398,44 @@ def test_buckets_end_strictly_below_their_cutoffs():
     ("keep", "drops"),
     [
         (("head", "middle", "all"), [(3, 520.0, 520.0, "tail")]),
-        (("head", "all"), [(1, 340.0, 340.0, "middle"), (2, 519.9, 340.0, "middle"), (3, 520.0, 340.0, "tail")]),
+        (
+            ("head", "all"),
+            [(1, 340.0, 340.0, "middle"), (2, 519.9, 340.0, "middle"), (3, 520.0, 340.0, "tail")],
+        ),
         (("middle", "all"), [(0, 339.9, None, "head"), (3, 520.0, 520.0, "tail")]),
         (
             ("tail", "all"),
             [(0, 339.9, None, "head"), (1, 340.0, None, "middle"), (2, 519.9, None, "middle")],
         ),
-        (("head", "middle", "tail"), [(4, None, None, "all"), (5, 100.0, None, "all"), (6, 5.0, None, "all")]),
+        (
+            ("head", "middle", "tail"),
+            [(4, None, None, "all"), (5, 100.0, None, "all"), (6, 5.0, None, "all")],
+        ),
     ],
 )
 def test_drops_tell_bucket_and_missed_cutoff(keep: tuple[str, ...], drops: list[tuple[Any, ...]]):
     """The limit of a drop is the cutoff under which it would have been kept, null where there is none."""
-    dropped = filtered(PerplexityFilterSettings.model_validate({"cutoffs": CUTOFFS, "keep": keep}), ROWS).dropped
-    assert [(row["doc_id"], row["value"], row["limit"], row["detail"]) for row in dropped.to_pylist()] == drops
+    dropped = filtered(
+        PerplexityFilterSettings.model_validate({"cutoffs": CUTOFFS, "keep": keep}), ROWS
+    ).dropped
+    assert [
+        (row["doc_id"], row["value"], row["limit"], row["detail"]) for row in dropped.to_pylist()
+    ] == drops
 
 
 @settings(deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(["en", "fr", None]), st.none() | st.floats(1, 1000)), max_size=8))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["en", "fr", None]), st.none() | st.floats(1, 1000)), max_size=8
+    )
+)
 def test_filter_accounts_balance(rows: Sequence[tuple[str | None, float | None]]):
     """Any batch, the empty one included, splits into kept and dropped as the rule says."""
     outcome = filtered(PerplexityFilterSettings(cutoffs=CUTOFFS, keep=("head",)), rows)
     assert outcome.kept["doc_id"].to_pylist() == [
-        row for row, (language, score) in enumerate(rows) if language == "en" and score is not None and score < 340
+        row
+        for row, (language, score) in enumerate(rows)
+        if language == "en" and score is not None and score < 340
     ]
 
 

@@ -21,7 +21,13 @@ REPLACED = {
         "a@b.io",
         "x" * 64 + "@" + "y" * 63 + ".museum",
     ],
-    "ip": ["8.8.8.8", "172.32.0.1", "2a00:1450:4001:81b::200e", "2606:4700:4700::1111", "2600:1:2:3:4:5:6:7"],
+    "ip": [
+        "8.8.8.8",
+        "172.32.0.1",
+        "2a00:1450:4001:81b::200e",
+        "2606:4700:4700::1111",
+        "2600:1:2:3:4:5:6:7",
+    ],
     "phone": [
         "+31 20 123 4567",
         "+44 (0)20 7946 0958",
@@ -82,24 +88,35 @@ LEFT = [
 def applied(texts: Sequence[str | None], stage: Pii | None = None) -> list[dict[str, object]]:
     """What becomes of every text, after the accounts were checked."""
     stage = stage or Pii(PiiSettings())
-    batch = pa.table({"doc_id": pa.array(range(len(texts)), pa.uint64()), "text": pa.array(texts, pa.large_string())})
+    batch = pa.table(
+        {
+            "doc_id": pa.array(range(len(texts)), pa.uint64()),
+            "text": pa.array(texts, pa.large_string()),
+        }
+    )
     outcome = stage.apply(batch)
     outcome.check(batch, stage.name)
     return outcome.kept.drop_columns("doc_id").to_pylist()
 
 
-@pytest.mark.parametrize(("kind", "text"), [(kind, text) for kind, texts in REPLACED.items() for text in texts])
+@pytest.mark.parametrize(
+    ("kind", "text"), [(kind, text) for kind, texts in REPLACED.items() for text in texts]
+)
 @pytest.mark.parametrize("around", ["{}", "Write to {}.", "({}), or", "条约{}，夏天", '"{}"\n'])
 def test_each_kind_is_replaced_and_counted(kind: str, text: str, around: str) -> None:
     """Alone, at the end of a sentence, in brackets and quotes, and between letters that put no blanks."""
     (row,) = applied([around.format(text)])
-    assert row == {"text": around.format(DEFAULTS[kind])} | {f"pii_{k}": int(k == kind) for k in KINDS}
+    assert row == {"text": around.format(DEFAULTS[kind])} | {
+        f"pii_{k}": int(k == kind) for k in KINDS
+    }
 
 
 @pytest.mark.parametrize("text", LEFT)
 def test_what_only_looks_like_it_stays(text: str) -> None:
     """Private and documentation addresses, wrong checksums, dates, versions, ISBNs."""
-    assert applied([f"see {text} there"]) == [{"text": f"see {text} there"} | {f"pii_{k}": 0 for k in KINDS}]
+    assert applied([f"see {text} there"]) == [
+        {"text": f"see {text} there"} | {f"pii_{k}": 0 for k in KINDS}
+    ]
 
 
 def test_a_number_ends_where_brackets_begin_again() -> None:
@@ -117,10 +134,16 @@ def test_placeholders_are_the_settings_and_null_leaves_a_kind_alone() -> None:
         ],
         stage,
     )
-    assert row == {"text": r"\1 8.8.8.8 8.8.4.4 ", "pii_email": 1, "pii_ip": 0, "pii_card": 1, "pii_phone": 0}
-    assert applied(["ann@example.org"], Pii(PiiSettings(email=None, ip=None, card=None, phone=None)))[0]["text"] == (
-        "ann@example.org"
-    )
+    assert row == {
+        "text": r"\1 8.8.8.8 8.8.4.4 ",
+        "pii_email": 1,
+        "pii_ip": 0,
+        "pii_card": 1,
+        "pii_phone": 0,
+    }
+    assert applied(
+        ["ann@example.org"], Pii(PiiSettings(email=None, ip=None, card=None, phone=None))
+    )[0]["text"] == ("ann@example.org")
 
 
 PIECES = [text for texts in REPLACED.values() for text in texts] + LEFT

@@ -19,9 +19,17 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from stages.contract import Outcome
-from stages.filters.quality import DEFINITIONS, Quality, QualityFilter, QualityFilterSettings, QualitySettings
+from stages.filters.quality import (
+    DEFINITIONS,
+    Quality,
+    QualityFilter,
+    QualityFilterSettings,
+    QualitySettings,
+)
 
-OFF: dict[str, Any] = {name: None for name in QualityFilterSettings.model_fields if name.startswith(("min", "max"))}
+OFF: dict[str, Any] = {
+    name: None for name in QualityFilterSettings.model_fields if name.startswith(("min", "max"))
+}
 
 
 def batch_of(texts: Sequence[str | None], language: str = "en") -> pa.Table:
@@ -92,18 +100,30 @@ def dupe_ngrams(words: Sequence[str], n: int) -> float:
 def defined_word_signals(text: str) -> dict[str, float]:
     """The signals that are made of words."""
     raw_words = text.split()
-    words = [w for w in (lower(raw.translate({ord(c): None for c in string.punctuation})) for raw in raw_words) if w]
+    words = [
+        w
+        for w in (
+            lower(raw.translate({ord(c): None for c in string.punctuation})) for raw in raw_words
+        )
+        if w
+    ]
     counts, num_ellipses = Counter(words), text.count("...") + text.count("…")
     return {
         "rps_doc_word_count": len(words),
         "rps_doc_mean_word_length": share(sum(map(len, words)), len(words)),
         "hash_to_word_ratio": share(text.count("#"), len(raw_words)),
         "ellipsis_to_word_ratio": share(num_ellipses, len(raw_words)),
-        "frac_words_without_letter": share(sum(not any(map(str.isalpha, w)) for w in raw_words), len(raw_words)),
+        "frac_words_without_letter": share(
+            sum(not any(map(str.isalpha, w)) for w in raw_words), len(raw_words)
+        ),
         "rps_doc_lorem_ipsum": share(" ".join(words).count("lorem ipsum"), len(" ".join(words))),
         "rps_doc_frac_unique_words": share(len(counts), len(words)),
-        "rps_doc_unigram_entropy": -sum(n / len(words) * math.log(n / len(words)) for n in counts.values()),
-        "num_stop_words": len({"the", "be", "to", "of", "and", "that", "have", "with"} & set(words)),
+        "rps_doc_unigram_entropy": -sum(
+            n / len(words) * math.log(n / len(words)) for n in counts.values()
+        ),
+        "num_stop_words": len(
+            {"the", "be", "to", "of", "and", "that", "have", "with"} & set(words)
+        ),
         **{f"rps_doc_frac_chars_top_{n}gram": top_ngram(words, n) for n in range(2, 5)},
         **{f"rps_doc_frac_chars_dupe_{n}grams": dupe_ngrams(words, n) for n in range(5, 11)},
     }
@@ -121,7 +141,9 @@ def defined_piece_signals(text: str) -> dict[str, float]:
     return {
         "rps_doc_num_sentences": len(re.findall(r"\b[^.!?]+[.!?]*", text)),
         "rps_doc_symbol_to_word_ratio": share(num_symbols, len(pieces)),
-        "rps_doc_frac_no_alph_words": share(sum(not re.search("[a-zA-Z]", p) for p in pieces), len(pieces)),
+        "rps_doc_frac_no_alph_words": share(
+            sum(not re.search("[a-zA-Z]", p) for p in pieces), len(pieces)
+        ),
         "rps_doc_frac_all_caps_words": share(sum(map(str.isupper, pieces)), len(pieces)),
         "rps_doc_curly_bracket": share(text.count("{") + text.count("}"), len(text)),
         "newline_to_word_ratio": share(text.count("\n"), len(pieces)),
@@ -147,20 +169,34 @@ def defined_line_signals(text: str) -> dict[str, float]:
     lines = [line for line in stripped if line]
     paragraphs = [tuple(run) for is_text, run in groupby(stripped, key=bool) if is_text]
     dupe_lines, dupe_line_chars = repeated(lines, [len(line) for line in lines])
-    dupe_paragraphs, dupe_paragraph_chars = repeated(paragraphs, [sum(map(len, p)) for p in paragraphs])
+    dupe_paragraphs, dupe_paragraph_chars = repeated(
+        paragraphs, [sum(map(len, p)) for p in paragraphs]
+    )
     return {
-        "rps_doc_frac_lines_end_with_ellipsis": share(sum(x.endswith(("...", "…")) for x in lines), len(lines)),
-        "frac_lines_start_with_bulletpoint": share(sum(x[0] in "-–•‣▶◀◦■□▪▫" for x in lines), len(lines)),
-        "frac_lines_end_with_terminal_punctuation": share(sum(x[-1] in '.!?"”' for x in lines), len(lines)),
+        "rps_doc_frac_lines_end_with_ellipsis": share(
+            sum(x.endswith(("...", "…")) for x in lines), len(lines)
+        ),
+        "frac_lines_start_with_bulletpoint": share(
+            sum(x[0] in "-–•‣▶◀◦■□▪▫" for x in lines), len(lines)
+        ),
+        "frac_lines_end_with_terminal_punctuation": share(
+            sum(x[-1] in '.!?"”' for x in lines), len(lines)
+        ),
         "frac_short_lines": share(sum(len(x) <= 30 for x in lines), len(lines)),
-        "rps_lines_ending_with_terminal_punctution_mark_mean": mean([x[-1] in ".!?”" for x in lines]),
-        "rps_lines_javascript_counts_mean": mean([normal(x).split().count("javascript") for x in lines]),
+        "rps_lines_ending_with_terminal_punctution_mark_mean": mean(
+            [x[-1] in ".!?”" for x in lines]
+        ),
+        "rps_lines_javascript_counts_mean": mean(
+            [normal(x).split().count("javascript") for x in lines]
+        ),
         "rps_lines_num_words_mean": mean([len(normal(x).split()) for x in lines]),
         "rps_lines_numerical_chars_fraction_mean": mean(
             [share(sum(map(str.isnumeric, normal(x))), len(normal(x))) for x in lines]
         ),
         "rps_lines_start_with_bulletpoint_mean": mean([x[0] in "–•‣▶◀◦■□▪▫" for x in lines]),
-        "rps_lines_uppercase_letter_fraction_mean": mean([share(sum(map(str.isupper, x)), len(x)) for x in lines]),
+        "rps_lines_uppercase_letter_fraction_mean": mean(
+            [share(sum(map(str.isupper, x)), len(x)) for x in lines]
+        ),
         "frac_dupe_lines": dupe_lines,
         "frac_chars_dupe_lines": dupe_line_chars,
         "frac_dupe_paragraphs": dupe_paragraphs,
@@ -171,7 +207,9 @@ def defined_line_signals(text: str) -> dict[str, float]:
 def assert_as_defined(texts: Sequence[str]) -> None:
     """All signals agree exactly, but for the entropy, whose logarithm is rounded."""
     for text, signals in zip(texts, measured(texts), strict=True):
-        expected = defined_word_signals(text) | defined_piece_signals(text) | defined_line_signals(text)
+        expected = (
+            defined_word_signals(text) | defined_piece_signals(text) | defined_line_signals(text)
+        )
         entropy = expected.pop("rps_doc_unigram_entropy")
         assert signals.pop("rps_doc_unigram_entropy") == pytest.approx(entropy, abs=1.1e-8)
         assert signals == expected
@@ -179,13 +217,45 @@ def assert_as_defined(texts: Sequence[str]) -> None:
 
 # --- The signals ---
 
-PHRASES = ["the ", "The", "be", "WITH", "cat", "d'État", "a-b", "#", "...", "....", "…", "-", "• ", " ", '."', "”"]
+PHRASES = [
+    "the ",
+    "The",
+    "be",
+    "WITH",
+    "cat",
+    "d'État",
+    "a-b",
+    "#",
+    "...",
+    "....",
+    "…",
+    "-",
+    "• ",
+    " ",
+    '."',
+    "”",
+]
 SCRIPTS = ["12", "½", "漢字", "ไทย", "😀", "İ", "ΣΑΣ", "ǅ", "Ⓐ", "Ⅷ", "A_B", "Ab", "NATO"]
-RARE = ["lorem ", "ipsum", "Lorem, Ipsum!", "{", "}", "javascript ", "JavaScript", "?!", "3.14", "_"]
+RARE = [
+    "lorem ",
+    "ipsum",
+    "Lorem, Ipsum!",
+    "{",
+    "}",
+    "javascript ",
+    "JavaScript",
+    "?!",
+    "3.14",
+    "_",
+]
 BREAKS = ["\n", "\n\n", " \n\t\n", "\u00a0", "\u2028", "\x1c", "\u3000", "\U000e0041", "\U0010ffff"]
 phrases = st.sampled_from([*PHRASES, *SCRIPTS, *RARE, *BREAKS])
-pages = st.lists(st.one_of(phrases, phrases, phrases, st.text(max_size=4)), max_size=60).map("".join)
-refrains = st.lists(st.sampled_from(["a ", "bb ", "ccc ", "a bb ", "bb a ccc\n", "a\n\n"]), max_size=60).map("".join)
+pages = st.lists(st.one_of(phrases, phrases, phrases, st.text(max_size=4)), max_size=60).map(
+    "".join
+)
+refrains = st.lists(
+    st.sampled_from(["a ", "bb ", "ccc ", "a bb ", "bb a ccc\n", "a\n\n"]), max_size=60
+).map("".join)
 
 
 @settings(max_examples=200, deadline=None)
@@ -240,7 +310,10 @@ BAD_WORDS = "quality.bad_words_too_many"
 
 
 def listed(
-    tmp_path: Path, texts: Sequence[str | None], languages: Sequence[str | None], **lists: Mapping[str, Sequence[str]]
+    tmp_path: Path,
+    texts: Sequence[str | None],
+    languages: Sequence[str | None],
+    **lists: Mapping[str, Sequence[str]],
 ) -> pa.Table:
     """Texts measured with lists of words: setting -> language -> entries."""
     files: dict[str, Path] = {}
@@ -254,24 +327,43 @@ def listed(
     stage.open()
     batch = batch_of(texts).set_column(2, "language", pa.array(languages, pa.string()))
     kept = stage.apply(batch).kept
-    assert kept.select(Quality.adds_of(stage.settings).names).schema == Quality.adds_of(stage.settings)
+    assert kept.select(Quality.adds_of(stage.settings).names).schema == Quality.adds_of(
+        stage.settings
+    )
     return kept
 
 
 ENTRIES = ["the", "a", "bb", "a bb", "bb a ccc", "漢字", "be", "cat the"]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(texts=st.lists(st.one_of(pages, refrains), min_size=1, max_size=4), entries=st.sets(st.sampled_from(ENTRIES)))
-def test_listed_words_are_counted_as_redpajama_does(tmp_path: Path, texts: list[str], entries: set[str]):
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    texts=st.lists(st.one_of(pages, refrains), min_size=1, max_size=4),
+    entries=st.sets(st.sampled_from(ENTRIES)),
+)
+def test_listed_words_are_counted_as_redpajama_does(
+    tmp_path: Path, texts: list[str], entries: set[str]
+):
     """Runs of words on a list are counted, overlaps too; stop words are the share of pieces that equal an entry."""
     entries |= {"ccc"}
-    kept = listed(tmp_path, texts, ["en"] * len(texts), bad_words={"en": [*entries]}, stop_words={"en": [*entries]})
+    kept = listed(
+        tmp_path,
+        texts,
+        ["en"] * len(texts),
+        bad_words={"en": [*entries]},
+        stop_words={"en": [*entries]},
+    )
     for text, row in zip(texts, kept.to_pylist(), strict=True):
         words, pieces = normal(text).split(), pieces_of(text)
-        runs = (words[i:j] for i in range(len(words)) for j in range(i + 1, min(i + 4, len(words) + 1)))
+        runs = (
+            words[i:j] for i in range(len(words)) for j in range(i + 1, min(i + 4, len(words) + 1))
+        )
         assert row["rps_doc_ldnoobw_words"] == sum(" ".join(run) in entries for run in runs)
-        assert row["rps_doc_stop_word_fraction"] == share(sum(p in entries for p in pieces), len(pieces))
+        assert row["rps_doc_stop_word_fraction"] == share(
+            sum(p in entries for p in pieces), len(pieces)
+        )
 
 
 def test_each_language_has_its_own_list(tmp_path: Path):
@@ -279,14 +371,18 @@ def test_each_language_has_its_own_list(tmp_path: Path):
     texts, languages = ["mist", "mist mist", "mist", None, "mist"], ["en", "de", "fr", "de", None]
     kept = listed(tmp_path, texts, languages, bad_words={"de": ["", "Mist", "mist"], "en": ["rot"]})
     assert kept["rps_doc_ldnoobw_words"].to_pylist() == [0, 2, None, 0, None]
-    judge = QualityFilter(QualityFilterSettings.model_validate(OFF | {"languages": None, "max_bad_words": 0}))
+    judge = QualityFilter(
+        QualityFilterSettings.model_validate(OFF | {"languages": None, "max_bad_words": 0})
+    )
     dropped = judge.apply(kept).dropped.to_pylist()
     assert dropped == [{"doc_id": 1, "reason": BAD_WORDS, "value": 2, "limit": 0, "detail": None}]
 
 
 def test_a_list_without_words_is_refused(tmp_path: Path):
     """An empty file, or one that is no text, stops the run before it starts, with its path."""
-    with pytest.raises(ValueError, match=r"bad_words-en\.txt: no word in this list; give one a line"):
+    with pytest.raises(
+        ValueError, match=r"bad_words-en\.txt: no word in this list; give one a line"
+    ):
         listed(tmp_path, ["a"], ["en"], bad_words={"en": [" ", ""]})
     (tmp_path / "latin").write_bytes(b"\xe9t\xe9")
     stage = Quality(QualitySettings(stop_words={"fr": "latin"}), {"latin": tmp_path / "latin"})
@@ -323,8 +419,22 @@ NEAR_AND_PAST: list[tuple[str, float, str, str, str, float]] = [
     ("min_alpha_word_share", 0.8, "a b c d 1", "a b c 1", "alpha_words_too_few", 0.75),
     ("min_stop_words", 2, "The end of", "the THE the", "stop_words_too_few", 1),
     ("max_duplicate_line_share", 0.5, "a\na", "a\na\na", "duplicate_lines_too_many", 2 / 3),
-    ("max_duplicate_paragraph_share", 0.5, "a\n\na", "a\n\na\n\na", "duplicate_paragraphs_too_many", 2 / 3),
-    ("max_duplicate_line_char_share", 0.4, "ab\nab\nc", "abc\nabc\nd", "duplicate_lines_too_long", 3 / 7),
+    (
+        "max_duplicate_paragraph_share",
+        0.5,
+        "a\n\na",
+        "a\n\na\n\na",
+        "duplicate_paragraphs_too_many",
+        2 / 3,
+    ),
+    (
+        "max_duplicate_line_char_share",
+        0.4,
+        "ab\nab\nc",
+        "abc\nabc\nd",
+        "duplicate_lines_too_long",
+        3 / 7,
+    ),
     (
         "max_duplicate_paragraph_char_share",
         0.4,
@@ -335,7 +445,14 @@ NEAR_AND_PAST: list[tuple[str, float, str, str, str, float]] = [
     ),
     ("max_top_2gram_char_share", 0.8, "a b a b c", "a b a b", "top_2gram_too_frequent", 1),
     ("max_top_3gram_char_share", 0.9, "a b c a b d", "a b c a b c", "top_3gram_too_frequent", 1),
-    ("max_top_4gram_char_share", 0.9, "a b c d a b c", "a b c d a b c d", "top_4gram_too_frequent", 1),
+    (
+        "max_top_4gram_char_share",
+        0.9,
+        "a b c d a b c",
+        "a b c d a b c d",
+        "top_4gram_too_frequent",
+        1,
+    ),
     *(
         (
             f"max_duplicate_{n}gram_char_share",
@@ -351,7 +468,14 @@ NEAR_AND_PAST: list[tuple[str, float, str, str, str, float]] = [
     ("max_short_line_share", 0.5, "a" * 30 + "\n" + "b" * 31, "a" * 30, "short_lines_too_many", 1),
     ("max_newlines_per_word", 0.5, "a\nb", "a\n\nb", "newlines_too_many", 1),
     ("min_sentences", 2, "Oh? Well", "Oh well...", "sentences_too_few", 1),
-    ("max_lorem_ipsum_share", 0, "lorem a ipsum", "Lorem ipsum", "lorem_ipsum_too_frequent", 1 / 11),
+    (
+        "max_lorem_ipsum_share",
+        0,
+        "lorem a ipsum",
+        "Lorem ipsum",
+        "lorem_ipsum_too_frequent",
+        1 / 11,
+    ),
     ("max_curly_bracket_share", 0.5, "{}ab", "{}", "curly_brackets_too_many", 1),
 ]
 
@@ -364,12 +488,20 @@ def test_a_rule_keeps_its_limit_and_drops_what_is_past(
     outcome = filtered([near, past], language="en", **{name: limit})
     assert outcome.kept["text"].to_pylist() == [near]
     (drop,) = outcome.dropped.to_pylist()
-    assert drop == {"doc_id": 1, "reason": f"quality.{reason}", "value": value, "limit": limit, "detail": None}
+    assert drop == {
+        "doc_id": 1,
+        "reason": f"quality.{reason}",
+        "value": value,
+        "limit": limit,
+        "detail": None,
+    }
 
 
 def test_every_reason_is_reached():
     """The cases above break every rule there is, and each reason is a sentence that names its setting."""
-    assert {f"quality.{case[4]}" for case in NEAR_AND_PAST} == set(QualityFilter.reasons) - {BAD_WORDS}
+    assert {f"quality.{case[4]}" for case in NEAR_AND_PAST} == set(QualityFilter.reasons) - {
+        BAD_WORDS
+    }
     for name, _, _, _, reason, _ in NEAR_AND_PAST:
         sentence = QualityFilter.reasons[f"quality.{reason}"]
         assert name in sentence
@@ -379,21 +511,34 @@ def test_every_reason_is_reached():
 def test_the_first_broken_rule_is_the_reason():
     """A text that breaks several rules is dropped once, for the first in the order of the settings."""
     outcome = filtered(["# #", "# # a"], min_words=1, max_symbol_share=0.1, min_stop_words=1)
-    assert outcome.dropped["reason"].to_pylist() == ["quality.words_too_few", "quality.hashes_too_many"]
+    assert outcome.dropped["reason"].to_pylist() == [
+        "quality.words_too_few",
+        "quality.hashes_too_many",
+    ]
 
 
 def test_other_languages_pass_unjudged():
     """Documents outside `languages` pass; null judges every document."""
     assert filtered(["zu kurz"], language="de", min_words=50).kept.num_rows == 1
     assert filtered(["zu kurz"], language="de", min_words=50, languages=None).kept.num_rows == 0
-    assert filtered(["zu kurz"], language="de", min_words=50, languages=("fr", "de")).kept.num_rows == 0
+    assert (
+        filtered(["zu kurz"], language="de", min_words=50, languages=("fr", "de")).kept.num_rows
+        == 0
+    )
 
 
 def test_defaults_are_gophers():
     """Rae et al. 2021, appendix A.1.1 and table A1; the rules of C4 and FineWeb are off."""
     limits = QualityFilterSettings().model_dump()
     assert [limits[f"max_top_{n}gram_char_share"] for n in (2, 3, 4)] == [0.20, 0.18, 0.16]
-    assert [limits[f"max_duplicate_{n}gram_char_share"] for n in range(5, 11)] == [0.15, 0.14, 0.13, 0.12, 0.11, 0.10]
+    assert [limits[f"max_duplicate_{n}gram_char_share"] for n in range(5, 11)] == [
+        0.15,
+        0.14,
+        0.13,
+        0.12,
+        0.11,
+        0.10,
+    ]
     assert (limits["min_words"], limits["max_words"], limits["min_stop_words"]) == (50, 100_000, 2)
     assert [name for name, limit in limits.items() if limit is None] == [
         "min_terminal_line_share",
@@ -409,10 +554,18 @@ def test_defaults_are_gophers():
 def test_only_signals_with_a_limit_are_needed():
     """A filter asks for the columns that its rules speak of, so that scores stored without the others can be judged."""
     few = QualityFilterSettings.model_validate(OFF | {"min_words": 3, "max_bad_words": 0})
-    assert QualityFilter.needs_of(few).names == ["doc_id", "language", "rps_doc_word_count", "rps_doc_ldnoobw_words"]
+    assert QualityFilter.needs_of(few).names == [
+        "doc_id",
+        "language",
+        "rps_doc_word_count",
+        "rps_doc_ldnoobw_words",
+    ]
 
 
 def test_settings_that_keep_nothing_are_refused():
     """A lower limit above its upper one is a mistake; the message shows both."""
-    with pytest.raises(ValidationError, match="min_words is 60, above max_words, which is 50: nothing could be kept"):
+    with pytest.raises(
+        ValidationError,
+        match="min_words is 60, above max_words, which is 50: nothing could be kept",
+    ):
         QualityFilterSettings(min_words=60, max_words=50)

@@ -29,13 +29,17 @@ CITED = "the treaty was signed in the museum of history"
 CRAWLED = "buy cheap shoes online click here"
 
 
-def trained(folder: Path, labels: tuple[str, str], cited: str = CITED, crawled: str = CRAWLED) -> Path:
+def trained(
+    folder: Path, labels: tuple[str, str], cited: str = CITED, crawled: str = CRAWLED
+) -> Path:
     """A folder with a classifier of the given labels."""
     folder.mkdir(exist_ok=True)
     lines = [f"{labels[0]} {cited}", f"{labels[1]} {crawled}"] * 50
     (folder / "train.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     # fastText 0.9.3 draws a tenth of the weights per thread and leaves the rest as malloc gave them: NaN, now and then.
-    model = fasttext.train_supervised(str(folder / "train.txt"), dim=10, epoch=20, lr=0.5, thread=11, verbose=0)
+    model = fasttext.train_supervised(
+        str(folder / "train.txt"), dim=10, epoch=20, lr=0.5, thread=11, verbose=0
+    )
     model.save_model(str(folder / MODEL_FILE))
     return folder
 
@@ -47,7 +51,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     labels = (POSITIVE_LABEL, NEGATIVE_LABEL)
     return {
         "r-en": trained(root / "en", labels),
-        "r-fr": trained(root / "fr", labels, "le traité fut signé au musée", "achetez des chaussures ici"),
+        "r-fr": trained(
+            root / "fr", labels, "le traité fut signé au musée", "achetez des chaussures ici"
+        ),
     }
 
 
@@ -62,10 +68,15 @@ def stage(folders: dict[str, Path]) -> Reference:
 @pytest.fixture(scope="module")
 def classifiers(folders: dict[str, Path]) -> dict[str, Any]:
     """Language -> its classifier, as fastText loads it."""
-    return {language: fasttext.load_model(str(folders[f"r-{language}"] / MODEL_FILE)) for language in ("en", "fr")}
+    return {
+        language: fasttext.load_model(str(folders[f"r-{language}"] / MODEL_FILE))
+        for language in ("en", "fr")
+    }
 
 
-def scores_of(stage: Reference, rows: Sequence[tuple[str | None, str | None]]) -> list[float | None]:
+def scores_of(
+    stage: Reference, rows: Sequence[tuple[str | None, str | None]]
+) -> list[float | None]:
     """The score of every (language, text)."""
     batch = pa.table(
         {
@@ -76,13 +87,17 @@ def scores_of(stage: Reference, rows: Sequence[tuple[str | None, str | None]]) -
     )
     outcome = stage.apply(batch)
     outcome.check(batch, stage.name)
-    assert outcome.kept.schema.field("reference_score").equals(Reference.adds.field("reference_score"))
+    assert outcome.kept.schema.field("reference_score").equals(
+        Reference.adds.field("reference_score")
+    )
     return outcome.kept["reference_score"].to_pylist()
 
 
 def test_each_language_has_its_own_classifier(stage: Reference):
     """Text like the references scores high, text like the crawl low, in the language that the document is in."""
-    cited, crawled, french = scores_of(stage, [("en", CITED), ("en", CRAWLED), ("fr", "le traité fut signé")])
+    cited, crawled, french = scores_of(
+        stage, [("en", CITED), ("en", CRAWLED), ("fr", "le traité fut signé")]
+    )
     assert cited is not None
     assert crawled is not None
     assert french is not None
@@ -92,13 +107,19 @@ def test_each_language_has_its_own_classifier(stage: Reference):
 
 def test_no_classifier_or_no_text_means_no_score(stage: Reference):
     """The score is null for other languages, for no language and for blank texts."""
-    assert scores_of(stage, [("de", CITED), (None, CITED), ("en", ""), ("en", None), ("en", " \n ")]) == [None] * 5
+    assert (
+        scores_of(stage, [("de", CITED), (None, CITED), ("en", ""), ("en", None), ("en", " \n ")])
+        == [None] * 5
+    )
 
 
 @settings(deadline=None)
 @given(
     rows=st.lists(
-        st.tuples(st.sampled_from(["en", "fr", "de", None]), st.text(max_size=30) | st.sampled_from([CITED, CRAWLED])),
+        st.tuples(
+            st.sampled_from(["en", "fr", "de", None]),
+            st.text(max_size=30) | st.sampled_from([CITED, CRAWLED]),
+        ),
         max_size=6,
     )
 )
@@ -134,7 +155,10 @@ def test_unopened_stage_pickles_and_names_its_files(folders: dict[str, Path]):
 def test_other_labels_are_refused(tmp_path: Path):
     """A classifier of other labels is refused with what was found and what was wanted."""
     folder = trained(tmp_path / "wiki", ("__label__wiki", "__label__cc"))
-    with pytest.raises(ValueError, match=r"'__label__cc', '__label__wiki'.*wanted \['__label__crawl', '__label__ref"):
+    with pytest.raises(
+        ValueError,
+        match=r"'__label__cc', '__label__wiki'.*wanted \['__label__crawl', '__label__ref",
+    ):
         load_classifier(folder / MODEL_FILE)
 
 
@@ -152,5 +176,11 @@ def test_filter_keeps_documents_without_a_score():
     outcome = stage.apply(batch)
     assert outcome.kept["doc_id"].to_pylist() == [0, 2, 3]
     assert outcome.dropped.to_pylist() == [
-        {"doc_id": 1, "reason": "reference.score_too_low", "value": 0.2499, "limit": 0.25, "detail": None}
+        {
+            "doc_id": 1,
+            "reason": "reference.score_too_low",
+            "value": 0.2499,
+            "limit": 0.25,
+            "detail": None,
+        }
     ]

@@ -37,17 +37,33 @@ SENTENCES = [
     "我能吞下玻璃而不伤身体。日本語のテキスト、カタカナ。",
 ] * 4
 
-LITERALS = ["<|endoftext|>", "<|pad|>", "<tool>", "</s>", "<s>", "<unk>", "<sep>", "\uffff1", "\uffff300"]
+LITERALS = [
+    "<|endoftext|>",
+    "<|pad|>",
+    "<tool>",
+    "</s>",
+    "<s>",
+    "<unk>",
+    "<sep>",
+    "\uffff1",
+    "\uffff300",
+]
 
 crawled = st.lists(
-    st.one_of(st.text(), st.sampled_from([*LITERALS, " ", "  ", "\n", "\r\n", "1234", "the", "'ve", "ÄÖ"])), max_size=12
+    st.one_of(
+        st.text(), st.sampled_from([*LITERALS, " ", "  ", "\n", "\r\n", "1234", "the", "'ve", "ÄÖ"])
+    ),
+    max_size=12,
 ).map("".join)
 
 
 def batch_of(texts: list[str | None]) -> pa.Table:
     """A batch of documents with these texts, numbered from 0."""
     return pa.table(
-        {"doc_id": pa.array(range(len(texts)), pa.uint64()), "text": pa.array(texts, pa.large_string())},
+        {
+            "doc_id": pa.array(range(len(texts)), pa.uint64()),
+            "text": pa.array(texts, pa.large_string()),
+        },
     )
 
 
@@ -83,7 +99,8 @@ def train_byte_level() -> tokenizers.Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     tokenizer.train_from_iterator(
-        SENTENCES, trainers.BpeTrainer(vocab_size=600, initial_alphabet=alphabet, show_progress=False)
+        SENTENCES,
+        trainers.BpeTrainer(vocab_size=600, initial_alphabet=alphabet, show_progress=False),
     )
     return tokenizer
 
@@ -130,7 +147,20 @@ def gpt2_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 RANKS: Mapping[bytes, int] = {bytes([b]): b for b in range(256)} | {
     token.encode(): 256 + i
     for i, token in enumerate(
-        [" t", "he", " the", "aa", "aaa", "123", "é", "in", "ing", "  ", " a", "éT"]  # nothing but 123 makes 123
+        [
+            " t",
+            "he",
+            " the",
+            "aa",
+            "aaa",
+            "123",
+            "é",
+            "in",
+            "ing",
+            "  ",
+            " a",
+            "éT",
+        ]  # nothing but 123 makes 123
     )
 }
 
@@ -139,7 +169,9 @@ RANKS: Mapping[bytes, int] = {bytes([b]): b for b in range(256)} | {
 def tiktoken_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A rank file of 268 tokens."""
     path = tmp_path_factory.mktemp("tiktoken") / "tiny.tiktoken"
-    path.write_bytes(b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in RANKS.items()))
+    path.write_bytes(
+        b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in RANKS.items())
+    )
     return path
 
 
@@ -169,20 +201,30 @@ def sentencepiece_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def symbols_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A SentencePiece BPE model with a symbol of its own, which a fast encoder may read otherwise."""
     path = tmp_path_factory.mktemp("symbols") / "bpe.model"
-    return train_sentencepiece(path, model_type="bpe", byte_fallback=True, user_defined_symbols=["<sep>"])
+    return train_sentencepiece(
+        path, model_type="bpe", byte_fallback=True, user_defined_symbols=["<sep>"]
+    )
 
 
 @pytest.fixture(scope="module")
 def stages(
-    json_file: Path, gpt2_folder: Path, tiktoken_file: Path, sentencepiece_file: Path, unigram_file: Path
+    json_file: Path,
+    gpt2_folder: Path,
+    tiktoken_file: Path,
+    sentencepiece_file: Path,
+    unigram_file: Path,
 ) -> dict[str, tuple[Tokenize, ...]]:
     """Kind -> the stage with each encoder that can do it; the reference library first."""
     cl100k: dict[str, Any] = {"tiktoken_pattern": "cl100k"}
     return {
         "json": tuple(opened(json_file, encoder=e) for e in ("tokenizers", "gigatoken", "auto")),
         "gpt2": tuple(opened(gpt2_folder, encoder=e) for e in ("tokenizers", "gigatoken")),
-        "tiktoken": tuple(opened(tiktoken_file, encoder=e, **cl100k) for e in ("tokenizers", "gigatoken")),
-        "sentencepiece": tuple(opened(sentencepiece_file, encoder=e) for e in ("sentencepiece", "auto")),
+        "tiktoken": tuple(
+            opened(tiktoken_file, encoder=e, **cl100k) for e in ("tokenizers", "gigatoken")
+        ),
+        "sentencepiece": tuple(
+            opened(sentencepiece_file, encoder=e) for e in ("sentencepiece", "auto")
+        ),
         "unigram": (opened(unigram_file, encoder="tokenizers"), opened(unigram_file)),
     }
 
@@ -194,9 +236,13 @@ KINDS = ["json", "gpt2", "tiktoken", "sentencepiece", "unigram"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(texts=st.lists(crawled, max_size=5))
-def test_every_encoder_gives_the_same_ids(stages: dict[str, tuple[Tokenize, ...]], kind: str, texts: list[str]):
+def test_every_encoder_gives_the_same_ids(
+    stages: dict[str, tuple[Tokenize, ...]], kind: str, texts: list[str]
+):
     """Any text, spelled special tokens included, has one list of ids and one fate, whatever library encodes."""
     first, *others = [applied(stage, [*texts]) for stage in stages[kind]]
     for other in others:
@@ -204,9 +250,13 @@ def test_every_encoder_gives_the_same_ids(stages: dict[str, tuple[Tokenize, ...]
         assert other.dropped.equals(first.dropped)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(text=st.text())
-def test_json_kind_equals_the_library_called_bare(stages: dict[str, tuple[Tokenize, ...]], json_file: Path, text: str):
+def test_json_kind_equals_the_library_called_bare(
+    stages: dict[str, tuple[Tokenize, ...]], json_file: Path, text: str
+):
     """The ids of a tokenizer.json are those of HuggingFace tokenizers, without its cutting and padding, and the end."""
     bare = tokenizers.Tokenizer.from_file(str(json_file))
     bare.no_truncation()
@@ -216,7 +266,9 @@ def test_json_kind_equals_the_library_called_bare(stages: dict[str, tuple[Tokeni
         assert ids_of(stage, [text]) == [[*bare.encode(text, add_special_tokens=False).ids, end]]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(text=crawled)
 def test_sentencepiece_kind_equals_the_library_called_bare(
     stages: dict[str, tuple[Tokenize, ...]], sentencepiece_file: Path, text: str
@@ -229,7 +281,30 @@ def test_sentencepiece_kind_equals_the_library_called_bare(
 
 THE_THEMES = [116, 257, 258, 109, 101, 39, 115, 32]
 CAFE_TO_END = [32, 99, 97, 102]
-TAIL = [72, 69, 264, 265, 10, 32, 266, 39, 115, 60, 124, 101, 110, 100, 111, 102, 116, 101, 120, 116, 124, 62]
+TAIL = [
+    72,
+    69,
+    264,
+    265,
+    10,
+    32,
+    266,
+    39,
+    115,
+    60,
+    124,
+    101,
+    110,
+    100,
+    111,
+    102,
+    116,
+    101,
+    120,
+    116,
+    124,
+    62,
+]
 
 
 @pytest.mark.parametrize(
@@ -251,9 +326,13 @@ def test_tiktoken_kind_gives_the_ids_of_tiktoken(
         assert ids_of(stage, [text]) == [expected]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(words=st.lists(st.text(alphabet="ahei tnég", min_size=1, max_size=12), max_size=4))
-def test_tiktoken_kind_merges_by_rank(stages: dict[str, tuple[Tokenize, ...]], tiktoken_file: Path, words: list[str]):
+def test_tiktoken_kind_merges_by_rank(
+    stages: dict[str, tuple[Tokenize, ...]], tiktoken_file: Path, words: list[str]
+):
     """Within a word, the pair that makes the lowest rank is merged first, as tiktoken's byte_pair_merge does."""
     text = " ".join(words)
     definition = read_definition(tiktoken_file, "cl100k")
@@ -277,18 +356,26 @@ def merge_by_rank(word: bytes) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", ["json", "gpt2", "tiktoken"])
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(text=crawled)
-def test_byte_level_decoding_undoes_encoding(stages: dict[str, tuple[Tokenize, ...]], kind: str, text: str):
+def test_byte_level_decoding_undoes_encoding(
+    stages: dict[str, tuple[Tokenize, ...]], kind: str, text: str
+):
     """Byte-level BPE loses nothing: the ids decode to the text and the end token's name."""
     stage = stages[kind][-1]
     assert stage.decode(ids_of(stage, [text])[0]) == text + "<|endoftext|>"
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(texts=st.lists(crawled, max_size=6), cut=st.integers(0, 6))
-def test_batch_size_changes_nothing(stages: dict[str, tuple[Tokenize, ...]], kind: str, texts: list[str], cut: int):
+def test_batch_size_changes_nothing(
+    stages: dict[str, tuple[Tokenize, ...]], kind: str, texts: list[str], cut: int
+):
     """Two batches give together what one gives, however the batch's columns are chunked."""
     stage = stages[kind][-1]
     batch = batch_of([*texts])
@@ -360,7 +447,9 @@ def test_a_forged_special_is_dropped_with_its_id(stages: dict[str, tuple[Tokeniz
 # --- Which encoder, and what the manifest is told ---
 
 
-def test_describe_tells_tokenizer_and_encoder(stages: dict[str, tuple[Tokenize, ...]], json_file: Path):
+def test_describe_tells_tokenizer_and_encoder(
+    stages: dict[str, tuple[Tokenize, ...]], json_file: Path
+):
     """The manifest learns name, digest, size, end, special ids, the encoder and the reason for it."""
     info = stages["json"][2].describe()
     bare = tokenizers.Tokenizer.from_file(str(json_file))
@@ -368,7 +457,9 @@ def test_describe_tells_tokenizer_and_encoder(stages: dict[str, tuple[Tokenize, 
     assert info.sha256 == hashlib.sha256(json_file.read_bytes()).hexdigest()
     assert info.vocab_size == bare.get_vocab_size(with_added_tokens=True)
     assert info.end_of_document == bare.token_to_id("<|endoftext|>")
-    assert dict(info.special_ids) == {name: bare.token_to_id(name) for name in ("<|endoftext|>", "<|pad|>")}
+    assert dict(info.special_ids) == {
+        name: bare.token_to_id(name) for name in ("<|endoftext|>", "<|pad|>")
+    }
     assert info.encoder.startswith("gigatoken 0.10")
     assert info.encoder_reason.startswith("gigatoken agrees with tokenizers on ")
 
@@ -379,10 +470,15 @@ def test_two_files_have_one_digest(gpt2_folder: Path):
         f"{hashlib.sha256((gpt2_folder / name).read_bytes()).hexdigest()}  {name}\n"
         for name in ("encoder.json", "vocab.bpe")
     ]
-    assert read_definition(gpt2_folder, None).sha256 == hashlib.sha256("".join(lines).encode()).hexdigest()
+    assert (
+        read_definition(gpt2_folder, None).sha256
+        == hashlib.sha256("".join(lines).encode()).hexdigest()
+    )
 
 
-def test_what_gigatoken_does_not_load_goes_to_the_reference(stages: dict[str, tuple[Tokenize, ...]]):
+def test_what_gigatoken_does_not_load_goes_to_the_reference(
+    stages: dict[str, tuple[Tokenize, ...]],
+):
     """A Unigram tokenizer falls back to tokenizers, and the reason says that gigatoken refused it."""
     info = stages["unigram"][1].describe()
     assert info.encoder.startswith("tokenizers ")
@@ -395,19 +491,29 @@ def test_what_gigatoken_reads_otherwise_goes_to_the_reference(symbols_file: Path
     bare = sentencepiece.SentencePieceProcessor(model_file=str(symbols_file))
     assert stage.describe().encoder.startswith("sentencepiece ")
     assert stage.describe().encoder_reason == "gigatoken normalises text otherwise in rare cases"
-    texts = ["<sep>", "a<sep>", "\u00a8\u2de0"]  # a symbol that begins a text; a combining mark that is reordered
+    texts = [
+        "<sep>",
+        "a<sep>",
+        "\u00a8\u2de0",
+    ]  # a symbol that begins a text; a combining mark that is reordered
     assert ids_of(stage, texts) == [[*bare.encode(text), bare.eos_id()] for text in texts]
-    with pytest.raises(ValueError, match=r"bpe\.model: encoder gigatoken was asked for, but .* set encoder to auto"):
+    with pytest.raises(
+        ValueError, match=r"bpe\.model: encoder gigatoken was asked for, but .* set encoder to auto"
+    ):
         opened(symbols_file, encoder="gigatoken")
 
 
 def test_an_encoder_for_another_kind_is_refused(sentencepiece_file: Path):
     """HuggingFace tokenizers cannot stand in for SentencePiece, and the message lists what can."""
-    with pytest.raises(ValueError, match=r"'tokenizers' does not read this kind.*auto, gigatoken or sentencepiece"):
+    with pytest.raises(
+        ValueError, match=r"'tokenizers' does not read this kind.*auto, gigatoken or sentencepiece"
+    ):
         opened(sentencepiece_file, encoder="tokenizers")
 
 
-def test_merges_may_be_written_as_text(json_file: Path, tmp_path: Path, stages: dict[str, tuple[Tokenize, ...]]):
+def test_merges_may_be_written_as_text(
+    json_file: Path, tmp_path: Path, stages: dict[str, tuple[Tokenize, ...]]
+):
     """Older tokenizer.json files write a merge as "left right"; the ids are the same."""
     spec = json.loads(json_file.read_text())
     spec["model"]["merges"] = [" ".join(merge) for merge in spec["model"]["merges"]]
@@ -415,12 +521,16 @@ def test_merges_may_be_written_as_text(json_file: Path, tmp_path: Path, stages: 
     assert ids_of(opened(tmp_path), [*SENTENCES]) == ids_of(stages["json"][0], [*SENTENCES])
 
 
-def test_dropout_does_not_apply(json_file: Path, tmp_path: Path, stages: dict[str, tuple[Tokenize, ...]]):
+def test_dropout_does_not_apply(
+    json_file: Path, tmp_path: Path, stages: dict[str, tuple[Tokenize, ...]]
+):
     """A tokenizer file with BPE dropout encodes like one without: the same text has the same ids, always."""
     spec = json.loads(json_file.read_text())
     spec["model"]["dropout"] = 0.5
     (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
-    assert ids_of(opened(tmp_path, encoder="tokenizers"), [*SENTENCES]) == ids_of(stages["json"][0], [*SENTENCES])
+    assert ids_of(opened(tmp_path, encoder="tokenizers"), [*SENTENCES]) == ids_of(
+        stages["json"][0], [*SENTENCES]
+    )
 
 
 def _growth_by_new_words(tokenizer_file: Path) -> int:
@@ -438,10 +548,14 @@ def _growth_by_new_words(tokenizer_file: Path) -> int:
     return max(encode_new_words() for _ in range(40)) - warm
 
 
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
+@pytest.mark.skipif(
+    not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc"
+)
 def test_memory_of_gigatoken_is_bounded(json_file: Path):
     """Ever new words grow a process only as long as the cache lives (seen: 4 to 26 MB; without an end, 175 MB)."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as alone:  # nothing else grows there
+    with ProcessPoolExecutor(
+        1, mp_context=multiprocessing.get_context("spawn")
+    ) as alone:  # nothing else grows there
         assert alone.submit(_growth_by_new_words, json_file).result() < 48 << 20
 
 
@@ -473,8 +587,14 @@ def test_the_config_beside_a_tokenizer_names_its_end(json_file: Path, tmp_path: 
             "<|endoftxt|>",
             r"end_of_document '<\|endoftxt\|>' is not in the vocabulary; the nearest is '<\|endoftext\|>'",
         ),
-        (10**6, r"end_of_document is id 1000000, the vocabulary has 0\.\.\d+; special tokens: '<\|endoftext\|>' = "),
-        ("e", r"the text 'e' encodes to id \d+, which is to mark the end .* set end_of_document to a special token"),
+        (
+            10**6,
+            r"end_of_document is id 1000000, the vocabulary has 0\.\.\d+; special tokens: '<\|endoftext\|>' = ",
+        ),
+        (
+            "e",
+            r"the text 'e' encodes to id \d+, which is to mark the end .* set end_of_document to a special token",
+        ),
     ],
 )
 def test_an_end_that_will_not_do_is_refused(json_file: Path, end: str | int, message: str):
@@ -487,7 +607,8 @@ def test_a_tokenizer_without_an_end_must_be_told(tmp_path: Path):
     """The word auto does not guess where no special token is an end."""
     train_byte_level().save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(
-        ValueError, match="names no end-of-document token; set end_of_document to a token, an id or null"
+        ValueError,
+        match="names no end-of-document token; set end_of_document to a token, an id or null",
     ):
         opened(tmp_path)
 
@@ -499,16 +620,34 @@ def test_a_tokenizer_without_an_end_must_be_told(tmp_path: Path):
     ("files", "message"),
     [
         ({}, "no tokenizer in this folder; wanted one of tokenizer.json"),
-        ({"a.model": b"", "b.model": b""}, r"several tokenizers lie here \(a.model, b.model\); give the path of one"),
-        ({"a.model": b"no protobuf"}, r"a\.model: not a SentencePiece model .* fetch the file anew"),
+        (
+            {"a.model": b"", "b.model": b""},
+            r"several tokenizers lie here \(a.model, b.model\); give the path of one",
+        ),
+        (
+            {"a.model": b"no protobuf"},
+            r"a\.model: not a SentencePiece model .* fetch the file anew",
+        ),
         ({"encoder.json": b"{}"}, r"vocab\.bpe: missing beside encoder\.json"),
         ({"tokenizer.json": b"{"}, r"tokenizer\.json: cannot be read as JSON"),
         ({"tokenizer.json": b"[]"}, "holds a JSON list, wanted an object"),
-        ({"tokenizer.json": b"{}"}, "not a tokenizer.json of HuggingFace tokenizers .* save it with Tokenizer.save"),
-        ({"tokenizer.json": b'{"model": {"vocab": {"a": 0}}}'}, "HuggingFace tokenizers cannot read it"),
+        (
+            {"tokenizer.json": b"{}"},
+            "not a tokenizer.json of HuggingFace tokenizers .* save it with Tokenizer.save",
+        ),
+        (
+            {"tokenizer.json": b'{"model": {"vocab": {"a": 0}}}'},
+            "HuggingFace tokenizers cannot read it",
+        ),
         ({"x.tiktoken": b"YQ== 0\n"}, "set tiktoken_pattern to one of r50k, cl100k, o200k"),
-        ({"r50k_base.tiktoken": b"YQ== 0\nYg==\n"}, r"line 2 is b'Yg==', wanted a base64 token and its rank"),
-        ({"r50k_base.tiktoken": b"YQ== 4294967296\n"}, r"largest token id is 4294967297, ids must stay below 2\^32"),
+        (
+            {"r50k_base.tiktoken": b"YQ== 0\nYg==\n"},
+            r"line 2 is b'Yg==', wanted a base64 token and its rank",
+        ),
+        (
+            {"r50k_base.tiktoken": b"YQ== 4294967296\n"},
+            r"largest token id is 4294967297, ids must stay below 2\^32",
+        ),
     ],
 )
 def test_a_bad_file_is_named_with_its_remedy(tmp_path: Path, files: dict[str, bytes], message: str):
@@ -551,4 +690,6 @@ def test_offsets_survive_a_sliced_column(stages: dict[str, tuple[Tokenize, ...]]
         for stage in stages[kind]:
             window = stage.apply(batch_of(texts).slice(1, 2)).kept["tokens"]
             assert window.to_pylist() == ids_of(stage, texts[1:3])
-            assert np.diff(window.combine_chunks().offsets.to_numpy()).sum() == sum(map(len, window.to_pylist()))
+            assert np.diff(window.combine_chunks().offsets.to_numpy()).sum() == sum(
+                map(len, window.to_pylist())
+            )

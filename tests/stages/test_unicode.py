@@ -24,8 +24,40 @@ GOOD = [
     "条约在博物馆签署，夏天很长。「好」",
     "تم توقيع المعاهدة في المتحف",
 ]
-PIECES = ["schÃ¶n", "lâ€™Ã©tÃ©", "Ã ", "\n", "Â ", "â€œ", "Ð¿Ñ", "вЂ", "é", "à", "’", "œ", "«", "²", "€", "а", "z", " "]
-PIECES += ["&amp;", "&lt;", "&EACUTE;", "&", "<b>", "\x85", "\x9d", "\x1b[0m", "\0", "\ufeff", "\r\n", "\xa0"]
+PIECES = [
+    "schÃ¶n",
+    "lâ€™Ã©tÃ©",
+    "Ã ",
+    "\n",
+    "Â ",
+    "â€œ",
+    "Ð¿Ñ",
+    "вЂ",
+    "é",
+    "à",
+    "’",
+    "œ",
+    "«",
+    "²",
+    "€",
+    "а",
+    "z",
+    " ",
+]
+PIECES += [
+    "&amp;",
+    "&lt;",
+    "&EACUTE;",
+    "&",
+    "<b>",
+    "\x85",
+    "\x9d",
+    "\x1b[0m",
+    "\0",
+    "\ufeff",
+    "\r\n",
+    "\xa0",
+]
 PIECES += ["ﬁ", "ＡＢ", "“", "e\u0301"]
 texts_of_pieces = st.lists(st.sampled_from(PIECES), max_size=8).map("".join) | st.text(max_size=12)
 SETTINGS = [
@@ -50,7 +82,12 @@ SUSPICIOUS = opened()._suspicious
 
 def repaired(stage: Unicode, texts: Sequence[str | None]) -> list[str | None]:
     """The texts that come out, after the accounts were checked."""
-    batch = pa.table({"doc_id": pa.array(range(len(texts)), pa.uint64()), "text": pa.array(texts, pa.large_string())})
+    batch = pa.table(
+        {
+            "doc_id": pa.array(range(len(texts)), pa.uint64()),
+            "text": pa.array(texts, pa.large_string()),
+        }
+    )
     outcome = stage.apply(batch)
     outcome.check(batch, stage.name)
     assert outcome.kept.schema.field("text").type == pa.large_string()
@@ -59,7 +96,14 @@ def repaired(stage: Unicode, texts: Sequence[str | None]) -> list[str | None]:
 
 def test_what_software_broke_is_mended() -> None:
     """Mojibake, entities, Windows-1252 and control characters; and what people write stays as it is."""
-    broken = ["schÃ¶n &lt;3", "lâ€™Ã©tÃ©", "caf\x85 \x1b[31mred\x1b[0m\ufeff", "“ﬁne” ＡＢ。", None, ""]
+    broken = [
+        "schÃ¶n &lt;3",
+        "lâ€™Ã©tÃ©",
+        "caf\x85 \x1b[31mred\x1b[0m\ufeff",
+        "“ﬁne” ＡＢ。",
+        None,
+        "",
+    ]
     assert repaired(opened(), broken) == ["schön <3", "l’été", "caf… red", "“ﬁne” ＡＢ。", None, ""]
     assert repaired(opened(uncurl_quotes=True, fix_latin_ligatures=True), ["“ﬁne”"]) == ['"fine"']
 

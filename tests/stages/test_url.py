@@ -18,7 +18,9 @@ from stages.filters.url import MAX_CATEGORIES, BlockList, Url, UrlSettings, norm
 from stages.kernels import url_keys as _url_keys
 
 label = st.from_regex(r"[a-z0-9]([a-z0-9\-]{0,6}[a-z0-9])?", fullmatch=True)
-host = st.lists(label, min_size=1, max_size=4).map(".".join).filter(lambda h: not h.startswith("www"))
+host = (
+    st.lists(label, min_size=1, max_size=4).map(".".join).filter(lambda h: not h.startswith("www"))
+)
 segment = st.from_regex(r"[a-z0-9._~\-]{1,5}", fullmatch=True)
 path = st.lists(segment, max_size=4).map(lambda parts: "".join(f"/{part}" for part in parts))
 
@@ -35,7 +37,9 @@ def opened(files: dict[str, Path] | None = None, **settings: Any) -> Url:
 
 def decisions(stage: Url, *urls: str | None) -> list[Any]:
     """For each URL None, or (reason, value, limit, detail)."""
-    batch = pa.table({"doc_id": pa.array(range(len(urls)), pa.uint64()), "url": pa.array(urls, pa.string())})
+    batch = pa.table(
+        {"doc_id": pa.array(range(len(urls)), pa.uint64()), "url": pa.array(urls, pa.string())}
+    )
     outcome = stage.apply(batch)
     outcome.check(batch, stage.name)
     assert outcome.kept.schema.equals(batch.schema)
@@ -92,7 +96,15 @@ def test_normal_forms(url: str | None, wanted: str) -> None:
     upper=st.booleans(),
 )
 def test_spelling_makes_no_difference(
-    host: str, path: str, scheme: str, user: str, www: str, port: str, end: str, escaped: bool, upper: bool
+    host: str,
+    path: str,
+    scheme: str,
+    user: str,
+    www: str,
+    port: str,
+    end: str,
+    escaped: bool,
+    upper: bool,
 ) -> None:
     """Scheme, user, www, port, case, escapes, a last slash and the fragment leave the normal form as it is."""
     www = www if "." in host else ""
@@ -101,10 +113,14 @@ def test_spelling_makes_no_difference(
     assert normal(url) == host + path
 
 
-@given(st.lists(st.text(max_size=30) | st.builds(str.__add__, host, st.text(max_size=9)), max_size=8))
+@given(
+    st.lists(st.text(max_size=30) | st.builds(str.__add__, host, st.text(max_size=9)), max_size=8)
+)
 def test_a_row_is_normalised_for_itself(urls: list[str]) -> None:
     """Whatever lies beside it, and whatever it is."""
-    assert normal_form(pa.chunked_array([urls[:3], urls[3:]], pa.string())).to_pylist() == [normal(u) for u in urls]
+    assert normal_form(pa.chunked_array([urls[:3], urls[3:]], pa.string())).to_pylist() == [
+        normal(u) for u in urls
+    ]
 
 
 # --- Block lists ---
@@ -114,8 +130,14 @@ def test_a_row_is_normalised_for_itself(urls: list[str]) -> None:
 def test_hits_are_those_of_a_set(entries: set[str], host: str, path: str) -> None:
     """Every domain that the host lies in and every prefix of the path, and nothing else, is found."""
     labels, parts = host.split("."), path.split("/")[1:]
-    domains = [host] if labels[-1].isdigit() else [".".join(labels[i:]) for i in reversed(range(len(labels)))]
-    candidates = domains + [host + "".join(f"/{part}" for part in parts[: i + 1]) for i in range(len(parts))]
+    domains = (
+        [host]
+        if labels[-1].isdigit()
+        else [".".join(labels[i:]) for i in reversed(range(len(labels)))]
+    )
+    candidates = domains + [
+        host + "".join(f"/{part}" for part in parts[: i + 1]) for i in range(len(parts))
+    ]
     some = entries | set(candidates[::2])
     listed = BlockList.made([("", pa.array(sorted(some), pa.large_string()))])
     hits = listed.hits(_url_keys.parents, pa.array([host + path], pa.large_string()))
@@ -178,7 +200,15 @@ def test_lists_lie_as_ut1_unpacks_them(tmp_path: Path) -> None:
     references = ("ut1", "hosts", "more.txt.gz")
     files = {name: tmp_path / name for name in references}
     stage = opened(files, domains=references)
-    urls = ["bad.com", "worse.com", "site.com/bad", "ignored.com", "game.com", "ads.com", "packed.com"]
+    urls = [
+        "bad.com",
+        "worse.com",
+        "site.com/bad",
+        "ignored.com",
+        "game.com",
+        "ads.com",
+        "packed.com",
+    ]
     assert [decision and decision[-1] for decision in decisions(stage, *urls)] == [
         "adult: bad.com",
         "adult: worse.com",  # of two categories the first
@@ -190,7 +220,9 @@ def test_lists_lie_as_ut1_unpacks_them(tmp_path: Path) -> None:
     ]
 
 
-def test_a_line_may_lie_across_two_readings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_may_lie_across_two_readings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where a list is cut for reading makes no difference."""
     whole = BlockList.read([blocked_file(tmp_path)])
     for num_bytes in (1, 7, 100):
@@ -200,7 +232,9 @@ def test_a_line_may_lie_across_two_readings(tmp_path: Path, monkeypatch: pytest.
 
 
 def blocked_file(folder: Path) -> Path:
-    (folder / "list.txt").write_text("\n".join(f"site{i}.example/p{i}" for i in range(50)), encoding="utf-8")
+    (folder / "list.txt").write_text(
+        "\n".join(f"site{i}.example/p{i}" for i in range(50)), encoding="utf-8"
+    )
     return folder / "list.txt"
 
 
@@ -208,8 +242,13 @@ def test_a_million_entries_take_eight_megabytes(tmp_path: Path) -> None:
     """What stays in memory is 8 bytes an entry; while reading, a small multiple of that."""
     num_entries = 1_000_000
     file = tmp_path / "domains"
-    file.write_text("".join(f"host-{i * 7919}.example{i % 97}.com\n" for i in range(num_entries)), encoding="ascii")
-    BlockList.made([("", pa.array(["warm.up"], pa.large_string()))])  # compiled before it is measured
+    file.write_text(
+        "".join(f"host-{i * 7919}.example{i % 97}.com\n" for i in range(num_entries)),
+        encoding="ascii",
+    )
+    BlockList.made(
+        [("", pa.array(["warm.up"], pa.large_string()))]
+    )  # compiled before it is measured
     gc.collect()
     arrow_before = pa.total_allocated_bytes()
     tracemalloc.start()
@@ -222,15 +261,22 @@ def test_a_million_entries_take_eight_megabytes(tmp_path: Path) -> None:
     assert len(listed.entries) == num_entries
     assert held + pa.total_allocated_bytes() - arrow_before < 8.2 * num_entries
     assert peak < 100e6
-    found = listed.hits(_url_keys.parents, pa.array(["x.host-7919.example1.com", "host-1.com"], pa.large_string()))
+    found = listed.hits(
+        _url_keys.parents, pa.array(["x.host-7919.example1.com", "host-1.com"], pa.large_string())
+    )
     assert found.texts.tolist() == [0]
 
 
 def test_too_many_categories_and_empty_folders_are_refused(tmp_path: Path) -> None:
     """A list that could not say where an entry is from, or a folder that holds none, is a fault of the config."""
-    chunks = [(f"c{i}", pa.array([f"{i}.com"], pa.large_string())) for i in range(MAX_CATEGORIES + 1)]
+    chunks = [
+        (f"c{i}", pa.array([f"{i}.com"], pa.large_string())) for i in range(MAX_CATEGORIES + 1)
+    ]
     assert len(BlockList.made(chunks[:-1]).entries) == MAX_CATEGORIES
-    with pytest.raises(ValueError, match=f"more than {MAX_CATEGORIES} categories, the last being 'c{MAX_CATEGORIES}'"):
+    with pytest.raises(
+        ValueError,
+        match=f"more than {MAX_CATEGORIES} categories, the last being 'c{MAX_CATEGORIES}'",
+    ):
         BlockList.made(chunks)
     with pytest.raises(ValueError, match="no file named domains or urls"):
         opened({"empty": tmp_path}, domains=("empty",))
@@ -271,7 +317,8 @@ def test_lists_of_words_may_be_files(tmp_path: Path) -> None:
     assert Url.files_of(settings) == ("hard.txt", "curated.txt")
     stage = opened(files, hard_words="hard.txt", curated="curated.txt")
     assert [
-        decision and decision[0] for decision in decisions(stage, "x.com/worse", "en.wikipedia.org/wiki/X", "x.com")
+        decision and decision[0]
+        for decision in decisions(stage, "x.com/worse", "en.wikipedia.org/wiki/X", "x.com")
     ] == [
         "url.hard_word",
         "url.curated",
@@ -279,7 +326,10 @@ def test_lists_of_words_may_be_files(tmp_path: Path) -> None:
     ]
     (tmp_path / "hard.txt").write_text("two words\n", encoding="utf-8")
     stage = opened(files, hard_words="hard.txt")
-    assert decisions(stage, "x.com/words", "x.com/two") == [("url.hard_word", None, None, "words"), None]
+    assert decisions(stage, "x.com/words", "x.com/two") == [
+        ("url.hard_word", None, None, "words"),
+        None,
+    ]
     (tmp_path / "hard.txt").write_text("two-words\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"hard\.txt: 'two-words' is no single word"):
         opened(files, hard_words="hard.txt")
@@ -290,7 +340,9 @@ def test_lists_of_words_may_be_files(tmp_path: Path) -> None:
 
 def test_patterns_and_sources(tmp_path: Path) -> None:
     """The pattern that is found is told; curated sources go last, by domain or by path."""
-    stage = opened(patterns=(r"/wp-login\b", r"\.(xyz|top)(/|$)"), curated=("arxiv.org", "x.com/wiki"))
+    stage = opened(
+        patterns=(r"/wp-login\b", r"\.(xyz|top)(/|$)"), curated=("arxiv.org", "x.com/wiki")
+    )
     assert [
         decision and (decision[0], decision[-1])
         for decision in decisions(

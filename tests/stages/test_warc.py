@@ -31,7 +31,12 @@ DEFAULT = WarcSettings()
 
 
 def record(
-    content: bytes, *, kind: str = "conversion", length: int | None = None, without: str = "", **fields: str
+    content: bytes,
+    *,
+    kind: str = "conversion",
+    length: int | None = None,
+    without: str = "",
+    **fields: str,
 ) -> bytes:
     """A WARC record; `length` is what it claims, `without` names a field to leave out."""
     named = {
@@ -50,13 +55,23 @@ def record(
 def response(http: bytes) -> bytes:
     """A WARC record of an HTTP response."""
     return record(
-        http, kind="response", Content_Type="application/http; msgtype=response", WARC_Payload_Digest="sha1:P"
+        http,
+        kind="response",
+        Content_Type="application/http; msgtype=response",
+        WARC_Payload_Digest="sha1:P",
     )
 
 
-def page(body: bytes, *headers: str, status: str = "200 OK", content_type: str = "text/html") -> bytes:
+def page(
+    body: bytes, *headers: str, status: str = "200 OK", content_type: str = "text/html"
+) -> bytes:
     """An HTTP response."""
-    return "\r\n".join([f"HTTP/1.1 {status}", f"Content-Type: {content_type}", *headers, "", ""]).encode() + body
+    return (
+        "\r\n".join(
+            [f"HTTP/1.1 {status}", f"Content-Type: {content_type}", *headers, "", ""]
+        ).encode()
+        + body
+    )
 
 
 def member(content: bytes) -> bytes:
@@ -66,7 +81,9 @@ def member(content: bytes) -> bytes:
 
 def text_of(name: str) -> bytes:
     """The content of a WET record that is long enough not to be mistaken."""
-    return f"Title {name}\n".encode() + b"".join(b"line %d of %s\n" % (i, name.encode()) for i in range(40))
+    return f"Title {name}\n".encode() + b"".join(
+        b"line %d of %s\n" % (i, name.encode()) for i in range(40)
+    )
 
 
 A, B, C = (record(text_of(name)) for name in "ABC")
@@ -77,7 +94,9 @@ ARC_START = (
 )
 
 
-def arc_record(http: bytes, *, url: str = "http://Example.org:80/a", length: int | None = None) -> bytes:
+def arc_record(
+    http: bytes, *, url: str = "http://Example.org:80/a", length: int | None = None
+) -> bytes:
     """An ARC record; `length` is what it claims."""
     header = f"{url} 192.0.2.1 20260102030405 text/html {len(http) if length is None else length}\n"
     return header.encode() + http + b"\n"
@@ -96,7 +115,9 @@ _COUNT = iter(range(10**9))
 class Reading:
     """Everything that comes out of one file."""
 
-    def __init__(self, folder: Path, data: bytes, settings: WarcSettings = DEFAULT, batch_bytes: int = MIB) -> None:
+    def __init__(
+        self, folder: Path, data: bytes, settings: WarcSettings = DEFAULT, batch_bytes: int = MIB
+    ) -> None:
         self.path = folder / f"{next(_COUNT)}.warc"
         self.path.write_bytes(data)
         self.reader = WarcReader(self.path, settings, split=0, batch_bytes=batch_bytes)
@@ -131,7 +152,10 @@ def test_a_wet_record_becomes_a_row_of_the_document_schema(folder: Path) -> None
     """Every column is taken from the record, the file's name without its folder, and the record's number."""
     path = folder / "crawl.warc.wet.gz"
     info = member(record(b"x", kind="warcinfo"))
-    path.write_bytes(info + member(record(b"Title\nfirst \n\tsecond\n\n", WARC_Target_URI="<https://u@B.org:81/?q>")))
+    path.write_bytes(
+        info
+        + member(record(b"Title\nfirst \n\tsecond\n\n", WARC_Target_URI="<https://u@B.org:81/?q>"))
+    )
     (table,) = WarcReader(path, WarcSettings(), split=7, first_record=100, batch_bytes=MIB)
     assert table.schema == DOCUMENT
     assert table.to_pylist() == [
@@ -154,16 +178,25 @@ def test_a_wet_record_becomes_a_row_of_the_document_schema(folder: Path) -> None
     [
         pytest.param(lambda records: b"".join(member(r) for r in records), id="member-per-record"),
         pytest.param(lambda records: member(b"".join(records)), id="one-member"),
-        pytest.param(lambda records: member(b"".join(records[:2])) + member(records[2]), id="two-in-one-member"),
+        pytest.param(
+            lambda records: member(b"".join(records[:2])) + member(records[2]),
+            id="two-in-one-member",
+        ),
         pytest.param(b"".join, id="uncompressed"),
         pytest.param(b"\r\n\r\n".join, id="more-newlines"),
-        pytest.param(lambda records: b"".join(r.removesuffix(b"\r\n\r\n") for r in records), id="no-newlines"),
         pytest.param(
-            lambda records: b"".join(member(b"".join(records)[i : i + 500]) for i in range(0, 9000, 500)),
+            lambda records: b"".join(r.removesuffix(b"\r\n\r\n") for r in records), id="no-newlines"
+        ),
+        pytest.param(
+            lambda records: b"".join(
+                member(b"".join(records)[i : i + 500]) for i in range(0, 9000, 500)
+            ),
             id="members-cut-by-size",
         ),
         pytest.param(
-            lambda records: member(b"") + member(records[0]) + member(b"") + member(b"".join(records[1:])),
+            lambda records: (
+                member(b"") + member(records[0]) + member(b"") + member(b"".join(records[1:]))
+            ),
             id="empty-members",
         ),
     ],
@@ -178,7 +211,9 @@ def test_however_records_are_packed_the_documents_are_the_same(
 
 
 @pytest.mark.parametrize("writer", [ZstdWriter, Lz4Writer])
-def test_zstd_and_lz4_are_read_without_offsets(folder: Path, writer: type[ZstdWriter | Lz4Writer]) -> None:
+def test_zstd_and_lz4_are_read_without_offsets(
+    folder: Path, writer: type[ZstdWriter | Lz4Writer]
+) -> None:
     """Their readers do not say where a frame begins, so no offset is given rather than a wrong one."""
     path = folder / "packed"
     packer = writer(str(path))
@@ -193,11 +228,18 @@ def test_zstd_and_lz4_are_read_without_offsets(folder: Path, writer: type[ZstdWr
 
 def test_offsets_are_those_of_the_record_on_disk(folder: Path) -> None:
     """Reading a file from `warc_offset` on gives the record, compressed or not; in a shared member, that member's."""
-    for data, inflate in ((A + B + C, bytes), (member(A) + member(B) + member(C), lambda d: zlib.decompress(d, 31))):
+    for data, inflate in (
+        (A + B + C, bytes),
+        (member(A) + member(B) + member(C), lambda d: zlib.decompress(d, 31)),
+    ):
         for row, name in zip(Reading(folder, data).rows, "ABC", strict=True):
             offset = row["warc_offset"]
             assert isinstance(offset, int)
-            content = inflate(data[offset:]) if inflate is bytes else zlib.decompressobj(31).decompress(data[offset:])
+            content = (
+                inflate(data[offset:])
+                if inflate is bytes
+                else zlib.decompressobj(31).decompress(data[offset:])
+            )
             assert content.startswith(b"WARC/1.0")
             assert f"Title {name}\n".encode() in content[:400]
     shared = Reading(folder, member(A) + member(B + C))
@@ -207,9 +249,19 @@ def test_offsets_are_those_of_the_record_on_disk(folder: Path) -> None:
 @pytest.mark.parametrize("batch_bytes", [1, 1000, 3000, MIB])
 def test_batch_bytes_changes_nothing_but_the_batches(folder: Path, batch_bytes: int) -> None:
     """The same rows in the same order, and the same report, whatever the size of a batch."""
-    data = b"".join(map(member, [A, record(b"\xff", WARC_Target_URI="x:"), B, response(page(b"<p>D")), C])) + b"end"
-    whole, cut = Reading(folder, data, batch_bytes=64 * MIB), Reading(folder, data, batch_bytes=batch_bytes)
-    assert [{**row, "warc_file": ""} for row in whole.rows] == [{**row, "warc_file": ""} for row in cut.rows]
+    data = (
+        b"".join(
+            map(member, [A, record(b"\xff", WARC_Target_URI="x:"), B, response(page(b"<p>D")), C])
+        )
+        + b"end"
+    )
+    whole, cut = (
+        Reading(folder, data, batch_bytes=64 * MIB),
+        Reading(folder, data, batch_bytes=batch_bytes),
+    )
+    assert [{**row, "warc_file": ""} for row in whole.rows] == [
+        {**row, "warc_file": ""} for row in cut.rows
+    ]
     assert [entry.cause for entry in cut.report.quarantine] == ["warc.not_utf8", "warc.garbage"]
     assert whole.report.counters() == cut.report.counters()
     assert all(table.num_rows for table in cut.tables)
@@ -235,14 +287,19 @@ def by_the_book(content: str) -> tuple[str, str]:
 
 
 WHITE = "".join(chr(code) for code in range(0x10000) if chr(code).isspace())
-CONTENTS = st.text(st.sampled_from("\n\n\r\0ab é日𝄞\u200b\ufeff" + WHITE) | st.characters(codec="utf-8"), max_size=60)
+CONTENTS = st.text(
+    st.sampled_from("\n\n\r\0ab é日𝄞\u200b\ufeff" + WHITE) | st.characters(codec="utf-8"),
+    max_size=60,
+)
 
 
 @given(st.lists(CONTENTS, min_size=1, max_size=8))
 def test_texts_take_the_form_of_ccnet(folder: Path, contents: list[str]) -> None:
     """Line by line in Python gives the same: lines stripped as by `str.strip`, first one title, no blank end."""
     reading = Reading(folder, b"".join(record(content.encode()) for content in contents))
-    assert [(row["title"], row["text"]) for row in reading.rows] == [by_the_book(content) for content in contents]
+    assert [(row["title"], row["text"]) for row in reading.rows] == [
+        by_the_book(content) for content in contents
+    ]
     assert reading.report.nul_bytes_replaced == sum(content.count("\0") for content in contents)
     assert reading.report.text_bytes == sum(len(str(row["text"]).encode()) for row in reading.rows)
 
@@ -256,7 +313,10 @@ def test_the_first_line_stays_where_it_is_no_title(folder: Path) -> None:
 def test_text_that_is_not_utf8_is_quarantined_unless_little_of_it_is(folder: Path) -> None:
     """The default allows no replacement; up to `max_undecodable_share` they are made, and counted."""
     data = record(b"title\n" + b"x" * 90 + b"\xff\xfe" + "\ufffd".encode()) + A
-    strict, lenient = Reading(folder, data), Reading(folder, data, WarcSettings(max_undecodable_share=0.05))
+    strict, lenient = (
+        Reading(folder, data),
+        Reading(folder, data, WarcSettings(max_undecodable_share=0.05)),
+    )
     assert (strict.names, strict.causes) == ("A", ["not_utf8"])
     assert "2 of 99 characters" in strict.report.quarantine[0].detail
     assert lenient.rows[0]["text"] == "x" * 90 + "\ufffd" * 3
@@ -284,7 +344,9 @@ def test_source_domain_is_the_host_alone(url: str, host: str) -> None:
 # What is skipped
 
 
-@pytest.mark.parametrize("kind", ["warcinfo", "request", "metadata", "revisit", "resource", "continuation", "novel"])
+@pytest.mark.parametrize(
+    "kind", ["warcinfo", "request", "metadata", "revisit", "resource", "continuation", "novel"]
+)
 def test_other_record_types_are_skipped_and_counted(folder: Path, kind: str) -> None:
     """Records that hold no document are counted by type; a type that the standard lacks is unknown."""
     reading = Reading(folder, record(b"x", kind=kind) + A)
@@ -303,7 +365,9 @@ def test_other_record_types_are_skipped_and_counted(folder: Path, kind: str) -> 
         (record(b"tiny"), "content_too_short"),
     ],
 )
-def test_sound_records_that_are_no_documents_are_skipped_for_a_reason(folder: Path, data: bytes, reason: str) -> None:
+def test_sound_records_that_are_no_documents_are_skipped_for_a_reason(
+    folder: Path, data: bytes, reason: str
+) -> None:
     """Each reason of the table is reached."""
     reading = Reading(folder, data + A, WarcSettings(min_content_bytes=5))
     assert reading.names == "A"
@@ -318,25 +382,39 @@ def test_sound_records_that_are_no_documents_are_skipped_for_a_reason(folder: Pa
     ("headers", "body"),
     [
         ((), b"<title>T</title><p>Hello"),
-        (("Transfer-Encoding: chunked",), b"5\r\n<titl\r\n13;x=y\r\ne>T</title><p>Hello\r\n0\r\n\r\n"),
+        (
+            ("Transfer-Encoding: chunked",),
+            b"5\r\n<titl\r\n13;x=y\r\ne>T</title><p>Hello\r\n0\r\n\r\n",
+        ),
         (("Content-Encoding: gzip",), gzip.compress(b"<title>T</title><p>Hello", mtime=0)),
         (("Content-Encoding: deflate",), zlib.compress(b"<title>T</title><p>Hello")),
         (("Content-Encoding: deflate",), zlib.compress(b"<title>T</title><p>Hello", wbits=-15)),
         (("Content-Encoding: br",), brotli.compress(b"<title>T</title><p>Hello")),
-        (("content-encoding: gzip", "x-folded: a", " b"), gzip.compress(b"<title>T</title><p>Hello", mtime=0)),
+        (
+            ("content-encoding: gzip", "x-folded: a", " b"),
+            gzip.compress(b"<title>T</title><p>Hello", mtime=0),
+        ),
     ],
 )
-def test_the_page_in_a_response_is_unwrapped(folder: Path, headers: tuple[str, ...], body: bytes) -> None:
+def test_the_page_in_a_response_is_unwrapped(
+    folder: Path, headers: tuple[str, ...], body: bytes
+) -> None:
     """Chunks and content codings come off as the HTTP header says."""
     reading = Reading(folder, response(page(body, *headers)))
-    assert [(row["title"], row["text"], row["digest"]) for row in reading.rows] == [("T", "Hello", "sha1:P")]
+    assert [(row["title"], row["text"], row["digest"]) for row in reading.rows] == [
+        ("T", "Hello", "sha1:P")
+    ]
     assert reading.report.num_stored_decoded == reading.report.num_cut == 0
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd", "compress"])
-def test_a_page_stored_without_the_coding_it_names_is_taken_as_it_stands(folder: Path, coding: str) -> None:
+def test_a_page_stored_without_the_coding_it_names_is_taken_as_it_stands(
+    folder: Path, coding: str
+) -> None:
     """Many archives store decoded bodies under the old header; such pages are counted."""
-    reading = Reading(folder, response(page(b"<p>Hello there, all of you", f"Content-Encoding: {coding}")))
+    reading = Reading(
+        folder, response(page(b"<p>Hello there, all of you", f"Content-Encoding: {coding}"))
+    )
     assert [row["text"] for row in reading.rows] == ["Hello there, all of you"]
     assert reading.report.num_stored_decoded == 1
 
@@ -349,7 +427,10 @@ def test_pages_that_were_cut_are_kept_and_counted(folder: Path) -> None:
         page(b"5000\r\n" + letters[:4000], "Transfer-Encoding: chunked"),
     ]
     reading = Reading(folder, b"".join(map(response, cut)))
-    assert [str(row["text"]).startswith("0\n\n7919\n\n15838") for row in reading.rows] == [True, True]
+    assert [str(row["text"]).startswith("0\n\n7919\n\n15838") for row in reading.rows] == [
+        True,
+        True,
+    ]
     assert reading.report.num_cut == 2
 
 
@@ -381,15 +462,22 @@ def test_pages_that_cannot_be_had_are_quarantined(folder: Path, http: bytes, cau
         pytest.param(lambda parts: b"".join(map(member, parts)), id="member-per-record"),
         pytest.param(lambda parts: member(b"".join(parts)), id="one-member"),
         pytest.param(lambda parts: b"".join(parts[1:]), id="no-description"),
-        pytest.param(lambda parts: b"".join(part.removesuffix(b"\n") for part in parts), id="no-newlines"),
-        pytest.param(lambda parts: b"\r\n".join([parts[0].replace(b"\n", b"\r\n"), *parts[1:]]), id="more-newlines"),
+        pytest.param(
+            lambda parts: b"".join(part.removesuffix(b"\n") for part in parts), id="no-newlines"
+        ),
+        pytest.param(
+            lambda parts: b"\r\n".join([parts[0].replace(b"\n", b"\r\n"), *parts[1:]]),
+            id="more-newlines",
+        ),
         pytest.param(
             lambda parts: b"".join(member(b"".join(parts)[i : i + 7]) for i in range(0, 9000, 7)),
             id="members-cut-by-size",
         ),
     ],
 )
-def test_a_document_of_an_arc_file_is_what_a_response_is(folder: Path, pack: Callable[[list[bytes]], bytes]) -> None:
+def test_a_document_of_an_arc_file_is_what_a_response_is(
+    folder: Path, pack: Callable[[list[bytes]], bytes]
+) -> None:
     """However it is packed, each row is that of the WARC file with the same responses, but for digest and offset."""
     arc = Reading(folder, pack([ARC_START, ARC_A, ARC_B, ARC_C]))
     warc = Reading(folder, b"".join(response(page_of(name)) for name in "ABC"))
@@ -410,11 +498,16 @@ def test_a_document_of_an_arc_file_is_what_a_response_is(folder: Path, pack: Cal
         (arc_record(page(b"x", content_type="image/png")), "media_type"),
         (arc_record(b"this is not HTTP"), "warc.http_header_broken"),
         (arc_record(page(bytes(3 * MIB))), "warc.record_too_large"),
-        (arc_record(page(gzip.compress(bytes(3 * MIB)), "Content-Encoding: gzip")), "warc.record_too_large"),
+        (
+            arc_record(page(gzip.compress(bytes(3 * MIB)), "Content-Encoding: gzip")),
+            "warc.record_too_large",
+        ),
         (arc_record(page(bytes(range(32)) * 9)), "html.not_text"),
     ],
 )
-def test_the_rules_for_responses_hold_in_arc_files(folder: Path, data: bytes, decision: str) -> None:
+def test_the_rules_for_responses_hold_in_arc_files(
+    folder: Path, data: bytes, decision: str
+) -> None:
     """The same reasons and causes as for WARC, and the record after it is read."""
     reading = Reading(folder, ARC_START + data + ARC_A, WarcSettings(max_record_bytes=2 * MIB))
     assert reading.names == "A"
@@ -440,8 +533,13 @@ def test_what_an_arc_header_says_is_kept(folder: Path) -> None:
 def test_batch_bytes_changes_nothing_in_arc_files(folder: Path, batch_bytes: int) -> None:
     """The same rows and the same report, whatever the size of a batch."""
     data = ARC_START + ARC_A + ARC_SHORT + ARC_B + b"garbage\n" + ARC_C
-    whole, cut = Reading(folder, data, batch_bytes=64 * MIB), Reading(folder, data, batch_bytes=batch_bytes)
-    assert [{**row, "warc_file": ""} for row in whole.rows] == [{**row, "warc_file": ""} for row in cut.rows]
+    whole, cut = (
+        Reading(folder, data, batch_bytes=64 * MIB),
+        Reading(folder, data, batch_bytes=batch_bytes),
+    )
+    assert [{**row, "warc_file": ""} for row in whole.rows] == [
+        {**row, "warc_file": ""} for row in cut.rows
+    ]
     assert whole.report.counters() == cut.report.counters()
 
 
@@ -458,7 +556,10 @@ def test_neither_a_large_arc_record_nor_an_endless_line_is_held(folder: Path) ->
     tracemalloc.stop()
     path.unlink()
     assert num_docs == 3
-    assert [entry.cause for entry in reader.report.quarantine] == ["warc.record_too_large", "warc.garbage"]
+    assert [entry.cause for entry in reader.report.quarantine] == [
+        "warc.record_too_large",
+        "warc.garbage",
+    ]
     assert peak_bytes < 8 * MIB
 
 
@@ -471,11 +572,16 @@ BAD_CRC[-6] ^= 1
 SHORT, LONG = (record(text_of("X"), length=length) for length in (100, 1000))
 SWALLOWING = record(text_of("X"), length=len(text_of("X")) + 4 + len(C) - 4)
 HUGE = record(text_of("X"), length=10**12)
-NO_LENGTH, NO_TYPE = record(text_of("X"), without="Content-Length"), record(text_of("X"), without="WARC-Type")
+NO_LENGTH, NO_TYPE = (
+    record(text_of("X"), without="Content-Length"),
+    record(text_of("X"), without="WARC-Type"),
+)
 NO_URL = record(text_of("X"), without="WARC-Target-URI")
 LONG_HEADER = record(b"x", X="y" * 70_000)
 ONE_MEMBER = member(A + B + C)
-ARC_SHORT, ARC_LONG, ARC_HUGE = (arc_record(page_of("X"), length=length) for length in (100, 1500, 10**12))
+ARC_SHORT, ARC_LONG, ARC_HUGE = (
+    arc_record(page_of("X"), length=length) for length in (100, 1500, 10**12)
+)
 FLIPPED_ARC = bytearray(member(ARC_B))
 FLIPPED_ARC[len(FLIPPED_ARC) // 2] ^= 0x55
 
@@ -494,9 +600,17 @@ BROKEN = {
     "gzip-cut-in-checksum": (member(A) + member(B)[:-3], "A", ["truncated"]),
     "gzip-flipped": (member(A) + bytes(FLIPPED) + member(C), "AC", ["compression_corrupt"]),
     "gzip-bad-checksum": (member(A) + bytes(BAD_CRC) + member(C), "AC", ["compression_corrupt"]),
-    "gzip-two-broken": (bytes(FLIPPED) + bytes(BAD_CRC) + member(C), "C", ["compression_corrupt"] * 2),
+    "gzip-two-broken": (
+        bytes(FLIPPED) + bytes(BAD_CRC) + member(C),
+        "C",
+        ["compression_corrupt"] * 2,
+    ),
     "gzip-damaged-at-start": (b"xx" + member(A)[2:] + member(B), "B", ["garbage"]),
-    "gzip-garbage-between": (member(A) + b"garbage" + member(B) + bytes(99) + member(C), "ABC", ["garbage"] * 2),
+    "gzip-garbage-between": (
+        member(A) + b"garbage" + member(B) + bytes(99) + member(C),
+        "ABC",
+        ["garbage"] * 2,
+    ),
     "gzip-garbage-behind": (member(A) + bytes(512), "A", ["garbage"]),
     "gzip-no-warc-between": (member(A) + member(b"hello") + member(C), "AC", ["garbage"]),
     "one-member-cut": (ONE_MEMBER[:-60], "AB", ["truncated"]),
@@ -508,14 +622,26 @@ BROKEN = {
     "length-too-short": (A + SHORT + C, "AC", ["content_length_wrong"]),
     "length-too-long": (A + LONG + C, "AC", ["content_length_wrong"]),
     "length-huge": (A + HUGE + C, "AC", ["content_length_wrong"]),
-    "gzip-length-too-short": (member(A) + member(SHORT) + member(C), "AC", ["content_length_wrong"]),
+    "gzip-length-too-short": (
+        member(A) + member(SHORT) + member(C),
+        "AC",
+        ["content_length_wrong"],
+    ),
     "gzip-length-too-long": (member(A) + member(LONG) + member(C), "AC", ["content_length_wrong"]),
     "gzip-length-huge": (member(A) + member(HUGE) + member(C), "AC", ["content_length_wrong"]),
     "gzip-length-huge-at-end": (member(A) + member(HUGE), "A", ["content_length_wrong"]),
-    "gzip-swallowing-the-next": (member(A) + member(SWALLOWING) + member(C), "AC", ["content_length_wrong"]),
+    "gzip-swallowing-the-next": (
+        member(A) + member(SWALLOWING) + member(C),
+        "AC",
+        ["content_length_wrong"],
+    ),
     "one-member-length-huge": (member(A + HUGE + C), "AC", ["content_length_wrong"]),
     "no-length": (A + NO_LENGTH + C, "AC", ["header_missing"]),
-    "length-no-number": (A + record(b"x").replace(b"Length: 1", b"Length: -1") + C, "AC", ["header_missing"]),
+    "length-no-number": (
+        A + record(b"x").replace(b"Length: 1", b"Length: -1") + C,
+        "AC",
+        ["header_missing"],
+    ),
     "no-type": (A + NO_TYPE + C, "AC", ["header_missing"]),
     "no-url": (A + NO_URL + C, "AC", ["header_missing"]),
     "header-too-long": (A + LONG_HEADER + C, "AC", ["header_too_long"]),
@@ -524,7 +650,11 @@ BROKEN = {
     "arc-no-more-than-a-start": (ARC_START[:60], "", ["not_a_warc"]),
     "arc-garbage-between": (ARC_START + ARC_A + b"garbage\n" + ARC_B, "AB", ["garbage"]),
     "arc-garbage-for-a-start": (b"filedesc:\n" + ARC_A + ARC_B, "AB", ["garbage"]),
-    "arc-date-that-is-none": (ARC_START + ARC_B.replace(b" 2026", b" MMXX") + ARC_C, "C", ["garbage"]),
+    "arc-date-that-is-none": (
+        ARC_START + ARC_B.replace(b" 2026", b" MMXX") + ARC_C,
+        "C",
+        ["garbage"],
+    ),
     "arc-cut": (ARC_START + ARC_A + ARC_B[:-50], "A", ["truncated"]),
     "arc-cut-in-header": (ARC_START + ARC_A + ARC_B[:40], "A", ["garbage"]),
     "arc-length-too-short": (ARC_START + ARC_A + ARC_SHORT + ARC_C, "AC", ["content_length_wrong"]),
@@ -535,7 +665,11 @@ BROKEN = {
         "AC",
         ["content_length_wrong"],
     ),
-    "arc-gzip-flipped": (member(ARC_START) + bytes(FLIPPED_ARC) + member(ARC_C), "C", ["compression_corrupt"]),
+    "arc-gzip-flipped": (
+        member(ARC_START) + bytes(FLIPPED_ARC) + member(ARC_C),
+        "C",
+        ["compression_corrupt"],
+    ),
     "arc-gzip-cut": (member(ARC_START) + member(ARC_A) + member(ARC_B)[:90], "A", ["truncated"]),
     "lonely-versions": (A + b"WARC/1.0\r\n\r\n" * 3 + C, "AC", ["header_missing"]),
 }
@@ -569,7 +703,9 @@ def test_an_entry_says_where_the_break_is(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("pack", [member, bytes], ids=["gzip", "uncompressed"])
-def test_a_bomb_is_passed_over_without_being_held(folder: Path, pack: Callable[[bytes], bytes]) -> None:
+def test_a_bomb_is_passed_over_without_being_held(
+    folder: Path, pack: Callable[[bytes], bytes]
+) -> None:
     """A record of 200 MB (20 MB uncompressed) goes by in a few MiB of memory, and the next one is read."""
     num_bytes = 200_000_000 if pack is member else 20_000_000
     path = folder / "bomb"
@@ -593,7 +729,9 @@ def test_one_line_of_20_mb_is_a_document(folder: Path) -> None:
 
 def test_a_file_of_faults_is_given_up_after_max_faults(folder: Path) -> None:
     """Neither the list nor the time grows without bound."""
-    reading = Reading(folder, (b"WARC/1.0\r\nWARC-Type: revisit\r\n\r\n") * 5000 + A, WarcSettings(max_faults=20))
+    reading = Reading(
+        folder, (b"WARC/1.0\r\nWARC-Type: revisit\r\n\r\n") * 5000 + A, WarcSettings(max_faults=20)
+    )
     assert reading.causes == ["header_missing"] * 21 + ["too_many_faults"]
     members = Reading(folder, bytes(BAD_CRC) * 100 + member(A), WarcSettings(max_faults=20))
     assert members.causes[-1] == "too_many_faults"
@@ -616,7 +754,10 @@ def test_only_a_file_that_cannot_be_opened_raises(folder: Path) -> None:
 
 def test_accounts_that_do_not_balance_are_a_bug() -> None:
     """A record without a fate raises, naming the file and the numbers."""
-    with pytest.raises(AccountsDoNotBalance, match=r"a\.gz: 1 records, but 0 documents, 0 skipped and 0 quarantined"):
+    with pytest.raises(
+        AccountsDoNotBalance,
+        match=r"a\.gz: 1 records, but 0 documents, 0 skipped and 0 quarantined",
+    ):
         ReadReport("a.gz", num_records=1).check()
 
 
@@ -639,7 +780,15 @@ PACKED = {
     "arc": [ARC_START + ARC_RECORDS[0], *ARC_RECORDS[1:]],
 }
 NOISE = st.binary(max_size=40) | st.sampled_from(
-    [b"WARC/1.0\r\n", b"\x1f\x8b\x08\0\0\0\0\0\0\x03", b"\r\n\r\n", RECORDS[0], ARC_RECORDS[0], b"filedesc:", b" "]
+    [
+        b"WARC/1.0\r\n",
+        b"\x1f\x8b\x08\0\0\0\0\0\0\x03",
+        b"\r\n\r\n",
+        RECORDS[0],
+        ARC_RECORDS[0],
+        b"filedesc:",
+        b" ",
+    ]
 )
 
 
@@ -658,11 +807,15 @@ def test_no_damage_raises_and_what_lies_before_it_is_returned(
     reading.report.check()
 
 
-@given(flips=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), max_size=6))
+@given(
+    flips=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), max_size=6)
+)
 @pytest.mark.parametrize("packing", [*PACKED, "one-member"])
 def test_no_flipped_bits_raise(folder: Path, packing: str, flips: list[tuple[float, int]]) -> None:
     """Any bytes changed: nothing raises, the accounts balance, and gzip's checksums let nothing false through."""
-    data = bytearray(member(b"".join(RECORDS)) if packing == "one-member" else b"".join(PACKED[packing]))
+    data = bytearray(
+        member(b"".join(RECORDS)) if packing == "one-member" else b"".join(PACKED[packing])
+    )
     for at, mask in flips:
         data[int(at * len(data))] ^= mask
     reading = Reading(folder, bytes(data))
@@ -704,7 +857,11 @@ def by_warcio(path: Path) -> list[tuple[str, str, bytes]]:
     """Type, URL and content of every record, as warcio reads them."""
     with path.open("rb") as file:
         return [
-            (item.rec_type, item.rec_headers.get_header("WARC-Target-URI", ""), item.raw_stream.read())
+            (
+                item.rec_type,
+                item.rec_headers.get_header("WARC-Target-URI", ""),
+                item.raw_stream.read(),
+            )
             for item in Warcio(file, no_record_parse=True)
         ]
 
@@ -737,7 +894,11 @@ def test_real_files_give_what_warcio_and_fastwarc_give(shared_data: Path, name: 
     assert len(rows) == GOOD[name]
     assert reader.report.quarantine == []
     assert sorted(reader.report.record_types.elements()) == sorted(kind for kind, _, _ in records)
-    converted = [(row["url"], row["title"] + row["text"]) for row in rows if path.name.endswith((".wet", ".wet.gz"))]
+    converted = [
+        (row["url"], row["title"] + row["text"])
+        for row in rows
+        if path.name.endswith((".wet", ".wet.gz"))
+    ]
     assert converted == contents(records)
     fast = FastWarc(str(path), record_types=WarcRecordType.conversion, parse_http=False)
     assert len(list(fast)) == len(converted)
@@ -752,7 +913,10 @@ ARC_FILES = {
     # warcio hands these out: cut short by the end of the file, ending within a line, with no header or no length at all
     "hostile/webrecorder+warcio/example-space-in-url.arc": (0, {"truncated": 1}),
     "hostile/netarchivesuite+jwat/test-arc-1.0-dashed-fields.arc": (0, {"content_length_wrong": 1}),
-    "hostile/netarchivesuite+jwat/test-arc-1.0-invalid-fields.arc": (0, {"content_length_wrong": 1}),
+    "hostile/netarchivesuite+jwat/test-arc-1.0-invalid-fields.arc": (
+        0,
+        {"content_length_wrong": 1},
+    ),
     "hostile/webrecorder+warcio/bad.arc": (0, {"garbage": 2, "http_header_broken": 1}),
 }
 
@@ -778,7 +942,9 @@ def test_real_arc_files_give_what_warcio_gives(shared_data: Path, name: str) -> 
     num_docs, causes = ARC_FILES[name]
     found = arc_by_warcio(path)
     assert len(rows) == num_docs
-    assert Counter(entry.cause.removeprefix("warc.") for entry in reader.report.quarantine) == causes
+    assert (
+        Counter(entry.cause.removeprefix("warc.") for entry in reader.report.quarantine) == causes
+    )
     assert {(row["url"], row["date"], row["warc_offset"]) for row in rows} <= set(found)
     assert reader.report.num_records == len(found) + (name.endswith("then-garbage.arc"))
 
@@ -793,7 +959,9 @@ def test_every_real_file_is_read_and_accounted_for(shared_data: Path, part: str)
         reader = WarcReader(path, WarcSettings(), split=0, batch_bytes=MIB)
         num_rows = sum(table.num_rows for table in reader)
         report = reader.report
-        assert report.num_records == num_rows + report.skipped.total() + len(report.quarantine) > 0, path
+        assert (
+            report.num_records == num_rows + report.skipped.total() + len(report.quarantine) > 0
+        ), path
         assert set(report.skipped) <= SKIPPED.keys()
         assert {entry.cause for entry in report.quarantine} <= CAUSES.keys()
         assert len(report.quarantine) <= 4, path

@@ -41,10 +41,19 @@ def write_language(folder: Path, *, seed: int = 0, num_shards: int = 3) -> Path:
         for place in np.flatnonzero(rng.random(len(tokens)) < 0.9).tolist():
             tokens[place] = (tokens[place - 1] * 3 + 1) % VOCAB_SIZE
         tokens[np.cumsum(lengths) - 1] = 0
-        documents = Documents(tokens.astype(np.uint16), lengths, np.arange(len(lengths), dtype=np.uint64))
-        with (folder / shard_file(shard)).open("wb") as tar, (folder / index_file(shard)).open("wb") as index:
-            entries.append(write_shard(tar, index, shard=shard, tokenizer=tokenizer, documents=documents))
-    (folder / MANIFEST_FILE).write_bytes(join(entries, tokenizer=tokenizer, fingerprint="f00d").dumps())
+        documents = Documents(
+            tokens.astype(np.uint16), lengths, np.arange(len(lengths), dtype=np.uint64)
+        )
+        with (
+            (folder / shard_file(shard)).open("wb") as tar,
+            (folder / index_file(shard)).open("wb") as index,
+        ):
+            entries.append(
+                write_shard(tar, index, shard=shard, tokenizer=tokenizer, documents=documents)
+            )
+    (folder / MANIFEST_FILE).write_bytes(
+        join(entries, tokenizer=tokenizer, fingerprint="f00d").dumps()
+    )
     return folder
 
 
@@ -60,7 +69,9 @@ def settings_of(run_dir: Path, manifest: Path | None, **changes: Any) -> dict[st
     if manifest is not None:
         settings["data"] = {**settings["data"], "manifest": str(manifest)}
     for name, change in changes.items():
-        settings[name] = {**settings.get(name, {}), **change} if isinstance(change, Mapping) else change
+        settings[name] = (
+            {**settings.get(name, {}), **change} if isinstance(change, Mapping) else change
+        )
     return settings
 
 
@@ -81,7 +92,9 @@ def train_each(runs: Sequence[Mapping[str, Any]]) -> None:
     ranks.leave()
 
 
-def train_all(num_ranks: int, runs: Sequence[Mapping[str, Any]], folder: Path, timeout_s: float = 200) -> None:
+def train_all(
+    num_ranks: int, runs: Sequence[Mapping[str, Any]], folder: Path, timeout_s: float = 200
+) -> None:
     """Train them to their end, on ranks of their own."""
     run_world(num_ranks, train_each, runs, folder=folder, timeout_s=timeout_s)
 

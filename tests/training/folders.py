@@ -66,7 +66,9 @@ def change_config(folder: Path, **changes: Any) -> None:
     path.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
 
 
-def write_tokenizer(path: Path, special: tuple[str, ...] = SPECIAL, *, starts_with: str | None = None) -> Path:
+def write_tokenizer(
+    path: Path, special: tuple[str, ...] = SPECIAL, *, starts_with: str | None = None
+) -> Path:
     """A tokenizer of bytes, with merges for what templates are made of, so that a template is some 10 tokens."""
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers, processors, trainers
@@ -76,12 +78,18 @@ def write_tokenizer(path: Path, special: tuple[str, ...] = SPECIAL, *, starts_wi
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE - 10, initial_alphabet=alphabet, special_tokens=list(special), show_progress=False
+        vocab_size=VOCAB_SIZE - 10,
+        initial_alphabet=alphabet,
+        special_tokens=list(special),
+        show_progress=False,
     )
-    tokenizer.train_from_iterator(["user assistant system Below is an instruction Write a response"] * 9, trainer)
+    tokenizer.train_from_iterator(
+        ["user assistant system Below is an instruction Write a response"] * 9, trainer
+    )
     if starts_with is not None:
         template: Any = processors.TemplateProcessing(
-            single=f"{starts_with} $A", special_tokens=[(starts_with, tokenizer.token_to_id(starts_with))]
+            single=f"{starts_with} $A",
+            special_tokens=[(starts_with, tokenizer.token_to_id(starts_with))],
         )
         tokenizer.post_processor = template
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -135,4 +143,8 @@ def weights_of(folder: Path) -> dict[str, Tensor]:
     """All tensors of a folder."""
     from safetensors.torch import load_file
 
-    return {name: tensor for path in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(path).items()}
+    return {
+        name: tensor
+        for path in sorted(folder.glob("*.safetensors"))
+        for name, tensor in load_file(path).items()
+    }

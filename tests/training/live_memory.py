@@ -37,7 +37,11 @@ class LiveMemory(TorchDispatchMode):
         return total
 
     def __torch_dispatch__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         given = {storage._cdata for storage in _storages((args, kwargs))}
         out = func(*args, **(kwargs or {}))
@@ -49,7 +53,9 @@ class LiveMemory(TorchDispatchMode):
 
 
 def _storages(tree: Any) -> list[torch.UntypedStorage]:
-    return [_local(leaf).untyped_storage() for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+    return [
+        _local(leaf).untyped_storage() for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)
+    ]
 
 
 def _local(tensor: Tensor) -> Tensor:

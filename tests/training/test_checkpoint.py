@@ -27,7 +27,9 @@ def test_a_run_goes_on_from_the_object_store_on_an_empty_disk(
     train_all(2, [first], tmp_path)
     found = keys(seaweed_in_environment, "run")
     assert {key.partition("/")[0] for key in found} == {"step-00000002", "step-00000003"}
-    assert [key for key in found if key.endswith(MARKER)] == [f"step-0000000{step}/{MARKER}" for step in (2, 3)]
+    assert [key for key in found if key.endswith(MARKER)] == [
+        f"step-0000000{step}/{MARKER}" for step in (2, 3)
+    ]
     expected = losses(tmp_path / "run")
     shutil.rmtree(tmp_path / "run")
     config = config_of(tmp_path / "run", language, steps=5, checkpoint=checkpoint, optimizer=data)

@@ -32,7 +32,17 @@ def test_the_largest_config_names_every_key() -> None:
     written = yaml.safe_load((REPOSITORY / "configs" / "train-1b.yaml").read_text())
     default = load("train-1b.yaml").model_dump()
     assert default.keys() == written.keys()
-    for section in ("model", "data", "parallel", "precision", "optimizer", "guard", "checkpoint", "watch", "process"):
+    for section in (
+        "model",
+        "data",
+        "parallel",
+        "precision",
+        "optimizer",
+        "guard",
+        "checkpoint",
+        "watch",
+        "process",
+    ):
         assert default[section].keys() == written[section].keys(), section
 
 
@@ -52,11 +62,23 @@ def test_all_faults_are_told_at_once() -> None:
         (["data.instructions=a.jsonl"], "found manifest, instructions"),
         (["data.manifest=null", "data.instructions=a.jsonl"], "give tokenizer"),
         (["parallel.strategy=ddp", "parallel.tensor=2"], "tensor 2 needs zero2 or zero3"),
-        (["parallel.strategy=zero1", "parallel.shard_degree=2"], "shard_degree is for zero2 and zero3"),
-        (["parallel.strategy=ddp", "parallel.offload=parameters"], "offload: parameters needs zero2 or zero3"),
-        (["parallel.strategy=zero1", "parallel.offload=optimizer"], "zero1 with offload: optimizer"),
+        (
+            ["parallel.strategy=zero1", "parallel.shard_degree=2"],
+            "shard_degree is for zero2 and zero3",
+        ),
+        (
+            ["parallel.strategy=ddp", "parallel.offload=parameters"],
+            "offload: parameters needs zero2 or zero3",
+        ),
+        (
+            ["parallel.strategy=zero1", "parallel.offload=optimizer"],
+            "zero1 with offload: optimizer",
+        ),
         (["lora.rank=4", "parallel.tensor=2"], "lora does not go with parallel.tensor 2"),
-        (["precision.float8=rowwise", "parallel.tensor=2"], "float8 rowwise does not go with parallel.tensor 2"),
+        (
+            ["precision.float8=rowwise", "parallel.tensor=2"],
+            "float8 rowwise does not go with parallel.tensor 2",
+        ),
         (["model.num_kv_heads=3"], "num_heads 4 must be a multiple of num_kv_heads 3"),
         (["model.dim=65"], "dim 65 must be num_heads 4 times an even number"),
     ],

@@ -70,7 +70,9 @@ def test_their_model_says_the_same_here(tmp_path: Path, changes: dict[str, Any])
     """A model that transformers saved gives transformers' logits in ours."""
     write_llama(tmp_path, **changes)
     assert (len(list(tmp_path.glob("*.safetensors"))) > 1) == ("max_shard_size" in changes)
-    torch.testing.assert_close(logits(read_folder(tmp_path), tokens()), their_logits(tmp_path, tokens()), **CLOSE)
+    torch.testing.assert_close(
+        logits(read_folder(tmp_path), tokens()), their_logits(tmp_path, tokens()), **CLOSE
+    )
 
 
 def test_configs_of_transformers_4_are_read_too(tmp_path: Path) -> None:
@@ -93,7 +95,8 @@ def test_adapters_stay_as_they_are(tmp_path: Path) -> None:
     model = read_folder(tmp_path, LoraConfig(rank=2, targets=("q_proj",)))
     found = dict(model.named_parameters())
     assert torch.equal(
-        found["layers.0.self_attn.q_proj.weight"], weights_of(tmp_path)["model.layers.0.self_attn.q_proj.weight"]
+        found["layers.0.self_attn.q_proj.weight"],
+        weights_of(tmp_path)["model.layers.0.self_attn.q_proj.weight"],
     )
     assert bool((found["layers.0.self_attn.q_proj.lora_a"] == 1).all())
 
@@ -120,7 +123,14 @@ def test_import_prints_a_section_that_fits(tmp_path: Path) -> None:
 def faults_of(folder: Path, vocab_size: int = VOCAB_SIZE, **changes: Any) -> str:
     """What loading a folder into a model of its settings, and these changes, says."""
     alone()
-    settings = {"dim": 64, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "ffn_dim": 128, "rope_theta": 1e4}
+    settings = {
+        "dim": 64,
+        "num_layers": 2,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "ffn_dim": 128,
+        "rope_theta": 1e4,
+    }
     config = ModelConfig.model_validate({**settings, **changes})
     with pytest.raises(DoesNotFit) as raised:
         load_into(folder, Decoder(config, vocab_size))
@@ -130,7 +140,9 @@ def faults_of(folder: Path, vocab_size: int = VOCAB_SIZE, **changes: Any) -> str
 def test_all_differences_are_told_at_once(tmp_path: Path) -> None:
     """Another model: each key with both values, and the command that prints the right ones."""
     write_llama(tmp_path)
-    said = faults_of(tmp_path, num_layers=3, num_kv_heads=4, rope_theta=5e5, norm_eps=1e-6, rope_scaling={})
+    said = faults_of(
+        tmp_path, num_layers=3, num_kv_heads=4, rope_theta=5e5, norm_eps=1e-6, rope_scaling={}
+    )
     for part in (
         "model.num_layers is 3 in the config, 2 there",
         "model.num_kv_heads is 4 in the config, 2 there",
@@ -146,7 +158,10 @@ def test_a_padded_vocabulary_is_refused_with_both_shapes(tmp_path: Path) -> None
     """vocab_size null rounds up, an imported model has as many rows as it has."""
     write_llama(tmp_path)
     said = faults_of(tmp_path, vocab_size=384)
-    assert "model.vocab_size is None in the config, which makes embed_tokens.weight (384, 64), and 300 there" in said
+    assert (
+        "model.vocab_size is None in the config, which makes embed_tokens.weight (384, 64), and 300 there"
+        in said
+    )
     assert "(300, 64)" in said
 
 
@@ -158,13 +173,21 @@ def test_a_padded_vocabulary_is_refused_with_both_shapes(tmp_path: Path) -> None
         ({"attention_bias": True}, "attention_bias is true, wanted false"),
         ({"mlp_bias": True}, "mlp_bias is true, wanted false"),
         ({"head_dim": 32}, "head_dim is 32, wanted hidden_size / num_attention_heads = 16"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type is 'yarn', wanted 'default' or 'llama3'"),
+        (
+            {"rope_parameters": {"rope_type": "yarn"}},
+            "rope_type is 'yarn', wanted 'default' or 'llama3'",
+        ),
         ({"quantization_config": {"bits": 4}}, "take the weights before they were quantised"),
         ({"hidden_size": None}, "hidden_size is missing"),
-        ({"num_attention_heads": 3, "head_dim": None}, "dim 64 must be num_heads 3 times an even number"),
+        (
+            {"num_attention_heads": 3, "head_dim": None},
+            "dim 64 must be num_heads 3 times an even number",
+        ),
     ],
 )
-def test_what_the_decoder_does_not_compute_is_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+def test_what_the_decoder_does_not_compute_is_refused(
+    tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
     """Another architecture is never loaded as if it were ours, and `import` says so too."""
     write_llama(tmp_path)
     change_config(tmp_path, **changes)
@@ -222,7 +245,10 @@ def test_tensors_that_the_config_does_not_speak_of_are_told(tmp_path: Path) -> N
     [
         {},
         {"model": {"rope_scaling": {"original_seq_len": 32}}},
-        {"lora": {"rank": 4, "targets": ["q_proj", "down_proj"]}, "optimizer": {"learning_rate": 1e-1}},
+        {
+            "lora": {"rank": 4, "targets": ["q_proj", "down_proj"]},
+            "optimizer": {"learning_rate": 1e-1},
+        },
     ],
     ids=["grouped", "llama3", "adapters"],
 )
@@ -263,7 +289,13 @@ def test_an_export_may_be_bf16_with_its_tokenizer(tmp_path: Path, language: Path
     config = config_of(tmp_path / "run", language, steps=1, model={"vocab_size": VOCAB_SIZE})
     train(config, alone())
     tokenizer = write_tokenizer(tmp_path / "tokenizer.json")
-    arguments = ["export", str(tmp_path / "run"), str(tmp_path / "out"), "--tokenizer", str(tokenizer)]
+    arguments = [
+        "export",
+        str(tmp_path / "run"),
+        str(tmp_path / "out"),
+        "--tokenizer",
+        str(tokenizer),
+    ]
     said = CliRunner().invoke(app, arguments)
     assert said.exit_code == 0, said.output
     assert said.output == f"{tmp_path / 'out'}: {tmp_path / 'run/checkpoints/step-00000001'}\n"
@@ -284,7 +316,10 @@ def test_exports_that_cannot_be_made_say_why(tmp_path: Path, language: Path) -> 
     with pytest.raises(DoesNotFit, match="is no checkpoint"):
         export(tmp_path / "nowhere", tmp_path / "out")
     run_dir = tmp_path / "run"
-    train(config_of(run_dir, language, steps=1, data={"tokenizer": str(tmp_path / "gone.json")}), alone())
+    train(
+        config_of(run_dir, language, steps=1, data={"tokenizer": str(tmp_path / "gone.json")}),
+        alone(),
+    )
     with pytest.raises(DoesNotFit, match=r"gone\.json cannot be read .* give --tokenizer"):
         export(run_dir, tmp_path / "out")
     large = write_tokenizer(tmp_path / "tokenizer.json")
@@ -305,14 +340,24 @@ def test_a_round_trip_changes_no_byte(tmp_path: Path, language: Path) -> None:
         folder = tmp_path / name
         write_llama(folder, dtype=dtype, tie_word_embeddings=dtype == torch.bfloat16)
         section = model_settings(folder)
-        config = config_of(tmp_path / f"run-{name}", language, steps=1, model=section, optimizer=NO_CHANGE)
+        config = config_of(
+            tmp_path / f"run-{name}", language, steps=1, model=section, optimizer=NO_CHANGE
+        )
         train(config, alone())
         export(tmp_path / f"run-{name}", tmp_path / f"out-{name}", dtype=name)
         before, after = weights_of(folder), weights_of(tmp_path / f"out-{name}")
         before.setdefault("lm_head.weight", before["model.embed_tokens.weight"])
         assert before.keys() == after.keys()
-        assert all(torch.equal(before[key].view(torch.uint8), after[key].view(torch.uint8)) for key in before)
-        assert json.loads((tmp_path / f"out-{name}/config.json").read_text())["max_position_embeddings"] == 512
+        assert all(
+            torch.equal(before[key].view(torch.uint8), after[key].view(torch.uint8))
+            for key in before
+        )
+        assert (
+            json.loads((tmp_path / f"out-{name}/config.json").read_text())[
+                "max_position_embeddings"
+            ]
+            == 512
+        )
         shutil.rmtree(folder)  # a run that goes on has weights of its own
         assert train(config.model_copy(update={"steps": 2}), alone()).step == 2
 
@@ -329,7 +374,9 @@ def test_two_ranks_read_the_same_weights(tmp_path: Path, language: Path) -> None
     }
     section = model_settings(tmp_path / "folder")
     runs = [
-        settings_of(tmp_path / mode, language, steps=1, model=section, optimizer=NO_CHANGE, **changes)
+        settings_of(
+            tmp_path / mode, language, steps=1, model=section, optimizer=NO_CHANGE, **changes
+        )
         for mode, changes in modes.items()
     ]
     train_all(2, runs, tmp_path)

@@ -93,19 +93,25 @@ def rows_of(path: Path, tokenizer: Path, **settings: Any) -> InstructionRows:
     chat_tokenizer, seq_len = ChatTokenizer(tokenizer), settings.pop("seq_len", 256)
     conversations = read_conversations(path, chat_tokenizer, seq_len=seq_len)
     defaults: dict[str, Any] = {"rows_per_rank": 1, "seed": 3}
-    return InstructionRows(conversations, chat_tokenizer, seq_len=seq_len, **{**defaults, **settings})
+    return InstructionRows(
+        conversations, chat_tokenizer, seq_len=seq_len, **{**defaults, **settings}
+    )
 
 
 def decoded(tokenizer: Path, ids: Sequence[int]) -> str:
     """Text with its special tokens."""
     import tokenizers
 
-    return tokenizers.Tokenizer.from_file(str(tokenizer)).decode(list(ids), skip_special_tokens=False)
+    return tokenizers.Tokenizer.from_file(str(tokenizer)).decode(
+        list(ids), skip_special_tokens=False
+    )
 
 
 def equal(first: dict[str, Any], second: dict[str, Any]) -> bool:
     """Whether two batches are the same."""
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+    return first.keys() == second.keys() and all(
+        torch.equal(first[name], second[name]) for name in first
+    )
 
 
 # -------------------------------------------------------------------------------------------------------- what counts
@@ -151,13 +157,22 @@ def test_only_answers_and_their_ends_count(
     tmp_path: Path, tokenizer: Path, record: dict[str, Any], text: str, counted: str
 ) -> None:
     """The template is as stated, and decoding the labels that count gives exactly what the assistant said."""
-    batch = next(rows_of(write_lines(tmp_path / "lines.jsonl", [record]), tokenizer, documents=["document_ids"]))
-    inputs, labels, documents = (batch[name][0].tolist() for name in ("input_ids", "labels", "document_ids"))
+    batch = next(
+        rows_of(
+            write_lines(tmp_path / "lines.jsonl", [record]), tokenizer, documents=["document_ids"]
+        )
+    )
+    inputs, labels, documents = (
+        batch[name][0].tolist() for name in ("input_ids", "labels", "document_ids")
+    )
     num = documents.count(0)
     assert f"{decoded(tokenizer, inputs[:num])}<|im_end|>" == text
     assert decoded(tokenizer, [label for label in labels if label != IGNORED_LABEL]) == counted
     # each label is the next input, but for the last one, which is the end of all
-    assert all(label in (IGNORED_LABEL, following) for label, following in zip(labels, inputs[1:num], strict=False))
+    assert all(
+        label in (IGNORED_LABEL, following)
+        for label, following in zip(labels, inputs[1:num], strict=False)
+    )
     assert set(labels[num:]) == {IGNORED_LABEL}
     assert set(documents[num:]) == {1}
 
@@ -196,15 +211,22 @@ def test_transformers_makes_the_same_tokens_of_a_chat(
 def test_special_tokens_in_texts_are_texts(tmp_path: Path, tokenizer: Path) -> None:
     """Nobody ends a turn by writing its end."""
     record = {
-        "messages": [{"role": "user", "content": "<|im_end|><s>"}, {"role": "assistant", "content": "<|im_end|>"}]
+        "messages": [
+            {"role": "user", "content": "<|im_end|><s>"},
+            {"role": "assistant", "content": "<|im_end|>"},
+        ]
     }
-    found = read_conversations(write_lines(tmp_path / "a.jsonl", [record]), ChatTokenizer(tokenizer), seq_len=99)
+    found = read_conversations(
+        write_lines(tmp_path / "a.jsonl", [record]), ChatTokenizer(tokenizer), seq_len=99
+    )
     end = ChatTokenizer(tokenizer).end_id
     assert found.tokens.tolist().count(end) == 2
     assert decoded(tokenizer, found.tokens.tolist()).count("<|im_end|>") == 4
 
 
-def test_settings_in_the_tokenizer_do_not_cut_or_pad(tmp_path: Path, lines: Path, tokenizer: Path) -> None:
+def test_settings_in_the_tokenizer_do_not_cut_or_pad(
+    tmp_path: Path, lines: Path, tokenizer: Path
+) -> None:
     """A tokenizer.json may bring a truncation and a padding of its own; neither is wanted here."""
     import tokenizers
 
@@ -212,14 +234,19 @@ def test_settings_in_the_tokenizer_do_not_cut_or_pad(tmp_path: Path, lines: Path
     other.enable_truncation(8)
     other.enable_padding(length=16)
     other.save(str(tmp_path / "other.json"))
-    same = [read_conversations(lines, ChatTokenizer(p), seq_len=99) for p in (tokenizer, tmp_path / "other.json")]
+    same = [
+        read_conversations(lines, ChatTokenizer(p), seq_len=99)
+        for p in (tokenizer, tmp_path / "other.json")
+    ]
     assert np.array_equal(same[0].tokens, same[1].tokens)
 
 
 # -------------------------------------------------------------------------------------------------------- broken input
 
 
-def test_broken_lines_are_left_out_and_told(tmp_path: Path, tokenizer: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_broken_lines_are_left_out_and_told(
+    tmp_path: Path, tokenizer: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Each with its number, what was found and what was wanted; the others are used, and the run says it once."""
     broken: dict[Any, str] = {
         "{": "found no JSON",
@@ -252,10 +279,17 @@ def test_broken_lines_are_left_out_and_told(tmp_path: Path, tokenizer: Path, cap
     assert f"15 broken lines are left out; {path}:2: found no JSON" in capfd.readouterr().err
 
 
-def test_a_conversation_longer_than_a_row_is_cut_and_counted(tmp_path: Path, tokenizer: Path) -> None:
+def test_a_conversation_longer_than_a_row_is_cut_and_counted(
+    tmp_path: Path, tokenizer: Path
+) -> None:
     """Its beginning stays, the row is full, and `cut_conversations` says so."""
     records = [
-        {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b" * 99}]},
+        {
+            "messages": [
+                {"role": "user", "content": "a"},
+                {"role": "assistant", "content": "b" * 99},
+            ]
+        },
         *answers(1),
     ]
     rows = rows_of(write_lines(tmp_path / "lines.jsonl", records), tokenizer, seq_len=64)
@@ -303,13 +337,17 @@ def test_each_goes_into_the_first_row_with_room(num_slots: list[int], seq_len: i
         assert room[row] >= 0
 
 
-@given(st.lists(st.integers(1, 60), min_size=1, max_size=100), st.integers(0, 2**40), st.integers(0, 5))
+@given(
+    st.lists(st.integers(1, 60), min_size=1, max_size=100), st.integers(0, 2**40), st.integers(0, 5)
+)
 def test_an_epoch_has_each_conversation_once(num_slots: list[int], seed: int, epoch: int) -> None:
     """Rows are full to seq_len at most, none is empty, and equal arguments give equal rows."""
     slots = np.array(num_slots)
     packed = pack_epoch(slots, seq_len=60, seed=seed, epoch=epoch)
     assert sorted(packed.conversations.tolist()) == list(range(len(num_slots)))
-    used = [int(slots[packed.conversations[a:b]].sum()) for a, b in itertools.pairwise(packed.starts)]
+    used = [
+        int(slots[packed.conversations[a:b]].sum()) for a, b in itertools.pairwise(packed.starts)
+    ]
     assert sum(used) == sum(num_slots)
     assert all(0 < places <= 60 for places in used)
     again = pack_epoch(slots, seq_len=60, seed=seed, epoch=epoch)
@@ -321,26 +359,40 @@ def test_the_order_is_pinned() -> None:
     """Golden values: other ones would change what a state means, and need STATE_VERSION to rise."""
     packed = pack_epoch(np.array([5, 3, 8, 2, 7, 4]), seq_len=10, seed=7, epoch=0)
     other = pack_epoch(np.array([5, 3, 8, 2, 7, 4]), seq_len=10, seed=7, epoch=1)
-    assert (packed.conversations.tolist(), packed.starts.tolist()) == ([3, 5, 1, 0, 2, 4], [0, 3, 4, 5, 6])
-    assert (other.conversations.tolist(), other.starts.tolist()) == ([2, 3, 4, 1, 0, 5], [0, 2, 4, 6])
+    assert (packed.conversations.tolist(), packed.starts.tolist()) == (
+        [3, 5, 1, 0, 2, 4],
+        [0, 3, 4, 5, 6],
+    )
+    assert (other.conversations.tolist(), other.starts.tolist()) == (
+        [2, 3, 4, 1, 0, 5],
+        [0, 2, 4, 6],
+    )
 
 
 @given(st.lists(st.integers(2, 33), min_size=1, max_size=40), st.integers(1, 3), st.integers(0, 99))
-def test_packing_conserves_every_token(tokenizer: Path, lengths: list[int], rows_per_rank: int, seed: int) -> None:
+def test_packing_conserves_every_token(
+    tokenizer: Path, lengths: list[int], rows_per_rank: int, seed: int
+) -> None:
     """In each of two epochs every token but the last of a conversation is an input, and all that count are labels."""
     starts = np.cumsum([0, *lengths])
     ids = np.arange(1000, starts[-1] + 1000, dtype=np.int32)  # no two alike
     counts = (ids * 7 + seed) % 3 > 0
     made = Conversations(ids, counts, starts, "file", (), 0, has_chats=False)
-    rows = InstructionRows(made, ChatTokenizer(tokenizer), seq_len=32, rows_per_rank=rows_per_rank, seed=seed)
+    rows = InstructionRows(
+        made, ChatTokenizer(tokenizer), seq_len=32, rows_per_rank=rows_per_rank, seed=seed
+    )
     is_last = np.isin(np.arange(len(ids)), starts[1:] - 1)
     is_first = np.isin(np.arange(len(ids)), starts[:-1])
-    num_rows = sum(pack_epoch(np.diff(starts) - 1, seq_len=32, seed=seed, epoch=e).num_rows for e in (0, 1))
+    num_rows = sum(
+        pack_epoch(np.diff(starts) - 1, seq_len=32, seed=seed, epoch=e).num_rows for e in (0, 1)
+    )
     batches = [next(rows) for _ in range(-(-num_rows // rows_per_rank))]
     inputs = torch.cat([batch["input_ids"] for batch in batches])[:num_rows]
     labels = torch.cat([batch["labels"] for batch in batches])[:num_rows]
     assert Counter(inputs[inputs >= 1000].tolist()) == dict.fromkeys(ids[~is_last].tolist(), 2)
-    assert Counter(labels[labels != IGNORED_LABEL].tolist()) == dict.fromkeys(ids[counts & ~is_first].tolist(), 2)
+    assert Counter(labels[labels != IGNORED_LABEL].tolist()) == dict.fromkeys(
+        ids[counts & ~is_first].tolist(), 2
+    )
     follows = labels != IGNORED_LABEL
     assert torch.equal(labels[follows], inputs[follows] + 1)
 
@@ -359,7 +411,9 @@ def test_rows_tell_of_their_documents(lines: Path, tokenizer: Path) -> None:
         assert batch["position_ids"].flatten()[start:stop].tolist() == list(range(stop - start))
         if start % 256:
             assert stop // 256 == start // 256 or stop % 256 == 0
-    counted = [set(batch["labels"].flatten()[a:b].tolist()) for a, b in itertools.pairwise(cu_seqlens)]
+    counted = [
+        set(batch["labels"].flatten()[a:b].tolist()) for a, b in itertools.pairwise(cu_seqlens)
+    ]
     left_over = [place for place, found in enumerate(counted) if found == {IGNORED_LABEL}]
     assert all(cu_seqlens[place + 1] % 256 == 0 for place in left_over)
     assert not {"document_ids", "cu_seqlens"} & next(rows_of(lines, tokenizer)).keys()
@@ -368,7 +422,9 @@ def test_rows_tell_of_their_documents(lines: Path, tokenizer: Path) -> None:
 # --------------------------------------------------------------------------------------------------------------- resume
 
 
-def test_resumed_at_any_step_it_goes_on_as_if_nothing_had_been(lines: Path, tokenizer: Path) -> None:
+def test_resumed_at_any_step_it_goes_on_as_if_nothing_had_been(
+    lines: Path, tokenizer: Path
+) -> None:
     """Through the ends of two epochs: a fresh one with the state of any step gives the very rest."""
     settings: dict[str, Any] = {"rows_per_rank": 2, "documents": ["document_ids"]}
     rows = rows_of(lines, tokenizer, **settings)
@@ -398,7 +454,11 @@ def test_other_ranks_go_on_with_the_same_rows(lines: Path, tokenizer: Path) -> N
             rank.load_state_dict(state)
         for _ in range(steps):
             batches = [next(rank) for rank in ranks]
-            dealt += [{n: t[i : i + 1] for n, t in batch.items()} for batch in batches for i in range(rows_per_rank)]
+            dealt += [
+                {n: t[i : i + 1] for n, t in batch.items()}
+                for batch in batches
+                for i in range(rows_per_rank)
+            ]
         assert all(rank.state_dict() == ranks[0].state_dict() for rank in ranks)
         state = ranks[0].state_dict()
     assert state["position"] == len(dealt) == 40
@@ -409,7 +469,9 @@ def test_epochs_differ_and_seeds_too(lines: Path, tokenizer: Path) -> None:
     """Another order in each, of the same conversations."""
     slots = np.full(30, 9)
     orders = {
-        (s, e): pack_epoch(slots, seq_len=20, seed=s, epoch=e).conversations.tolist() for s in (0, 1) for e in (0, 1)
+        (s, e): pack_epoch(slots, seq_len=20, seed=s, epoch=e).conversations.tolist()
+        for s in (0, 1)
+        for e in (0, 1)
     }
     assert len({tuple(order) for order in orders.values()}) == 4
 
@@ -447,14 +509,25 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def fine_tuning(run_dir: Path, base: Path, lines: Path, tokenizer: Path, **changes: Any) -> Any:
     """A run of twelve steps on an imported model."""
-    data = {"instructions": str(lines), "tokenizer": str(tokenizer), "seq_len": 128, "global_batch_rows": 4}
+    data = {
+        "instructions": str(lines),
+        "tokenizer": str(tokenizer),
+        "seq_len": 128,
+        "global_batch_rows": 4,
+    }
     optimizer = {"learning_rate": 1e-2, "warmup_steps": 0, "schedule": "constant"}
-    defaults: dict[str, Any] = {"steps": 12, "checkpoint": {"every_steps": 6}, "optimizer": optimizer}
+    defaults: dict[str, Any] = {
+        "steps": 12,
+        "checkpoint": {"every_steps": 6},
+        "optimizer": optimizer,
+    }
     defaults |= {"model": model_settings(base), "data": {**data, "micro_batch_rows": 2}}
     return config_of(run_dir, None, **{**defaults, **changes})
 
 
-def test_fine_tuning_lowers_the_loss(tmp_path: Path, base: Path, lines: Path, tokenizer: Path) -> None:
+def test_fine_tuning_lowers_the_loss(
+    tmp_path: Path, base: Path, lines: Path, tokenizer: Path
+) -> None:
     """All weights move, and a run that was stopped on the way ends with the very same ones."""
     config = fine_tuning(tmp_path / "whole", base, lines, tokenizer)
     train(config, alone())
@@ -466,7 +539,9 @@ def test_fine_tuning_lowers_the_loss(tmp_path: Path, base: Path, lines: Path, to
     assert losses(half.run_dir) == found
 
 
-def test_adapters_learn_while_the_model_stays(tmp_path: Path, base: Path, lines: Path, tokenizer: Path) -> None:
+def test_adapters_learn_while_the_model_stays(
+    tmp_path: Path, base: Path, lines: Path, tokenizer: Path
+) -> None:
     """The loss falls, the imported weights keep every bit, and the merged export says what the adapters said."""
     config = fine_tuning(tmp_path / "run", base, lines, tokenizer, lora={"rank": 8})
     train(config, alone())
@@ -475,10 +550,16 @@ def test_adapters_learn_while_the_model_stays(tmp_path: Path, base: Path, lines:
     newest = tmp_path / "run/checkpoints/step-00000012"
     model = read_checkpoint(newest)
     after, before = dict(model.named_parameters()), weights_of(base)
-    assert all(torch.equal(after[name.removeprefix("model.")], weight) for name, weight in before.items())
+    assert all(
+        torch.equal(after[name.removeprefix("model.")], weight) for name, weight in before.items()
+    )
     assert read_progress(newest)["rows"]["end_token"] == "<|im_end|>"
     export(tmp_path / "run", tmp_path / "out", dtype="fp32")
     _, llama_for_causal_lm = llama_of_transformers()
     with torch.no_grad():
-        theirs = llama_for_causal_lm.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()(tokens()).logits
+        theirs = (
+            llama_for_causal_lm.from_pretrained(tmp_path / "out", dtype=torch.float32)
+            .eval()(tokens())
+            .logits
+        )
     torch.testing.assert_close(theirs, logits(model, tokens()), rtol=1e-4, atol=1e-4)

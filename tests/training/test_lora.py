@@ -46,7 +46,9 @@ def test_an_untrained_adapter_changes_nothing() -> None:
     """Weights keep their names and values, and logits are the same, bit for bit."""
     before, after = plain(), adapted()
     weights = dict(after.named_parameters())
-    assert all(torch.equal(parameter, weights[name]) for name, parameter in before.named_parameters())
+    assert all(
+        torch.equal(parameter, weights[name]) for name, parameter in before.named_parameters()
+    )
     assert torch.equal(logits(before, tokens()), logits(after, tokens()))
 
 
@@ -63,7 +65,9 @@ def test_only_adapters_are_trained() -> None:
         for target in ("self_attn.q_proj", "self_attn.v_proj", "mlp.down_proj")
         for matrix in (lora.A, lora.B)
     }
-    assert all(bool(gradient.any()) == name.endswith(lora.B) for name, gradient in with_gradient.items())
+    assert all(
+        bool(gradient.any()) == name.endswith(lora.B) for name, gradient in with_gradient.items()
+    )
 
 
 def test_merged_weights_say_what_the_adapters_said() -> None:
@@ -106,7 +110,10 @@ def test_adapters_are_drawn_by_name_and_seed() -> None:
 @pytest.mark.parametrize(
     ("targets", "said"),
     [
-        (("q_proj", "query"), r"\['query'\], which no block has; there are \['down_proj', 'gate_proj', 'k_proj'"),
+        (
+            ("q_proj", "query"),
+            r"\['query'\], which no block has; there are \['down_proj', 'gate_proj', 'k_proj'",
+        ),
         (("lm_head",), "which no block has"),
         ((), "nothing would be trained"),
     ],

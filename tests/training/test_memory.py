@@ -26,7 +26,14 @@ VOCAB_SIZE = 384
 SETTINGS: dict[str, Any] = {
     "steps": 1,
     "run_dir": "unused",
-    "model": {"dim": 64, "num_layers": 3, "num_heads": 4, "num_kv_heads": 2, "ffn_dim": 176, "vocab_size": VOCAB_SIZE},
+    "model": {
+        "dim": 64,
+        "num_layers": 3,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "ffn_dim": 176,
+        "vocab_size": VOCAB_SIZE,
+    },
     "data": {"manifest": "unused", "seq_len": 96, "micro_batch_rows": 2, "document_masks": False},
     "precision": {"loss_chunk_tokens": 64},
 }
@@ -41,7 +48,10 @@ MODES: dict[int, dict[str, dict[str, Any]]] = {
         "tensor": {"parallel": {"tensor": 2}},
         "offloaded-parameters": {"parallel": {"strategy": "zero3", "offload": "parameters"}},
         "offloaded-optimizer": {"parallel": {"strategy": "ddp", "offload": "optimizer"}},
-        "adapters": {"parallel": {"strategy": "zero3"}, "lora": {"rank": 3, "targets": ["q_proj", "down_proj"]}},
+        "adapters": {
+            "parallel": {"strategy": "zero3"},
+            "lora": {"rank": 3, "targets": ["q_proj", "down_proj"]},
+        },
     },
     4: {
         "hsdp": {"parallel": {"strategy": "zero3", "shard_degree": 2}},
@@ -69,7 +79,11 @@ class Step:
             if self.config.lora is not None:
                 lora.add_adapters(self.decoder, self.config.lora)
         self.model = parallel.parallelise(
-            self.decoder, self._fill, parallel=self.config.parallel, precision=self.config.precision, ranks=here
+            self.decoder,
+            self._fill,
+            parallel=self.config.parallel,
+            precision=self.config.precision,
+            ranks=here,
         )
         parameters = dict(self.decoder.named_parameters())
         self.optimizer = Optimizer(parameters, self.config.optimizer, self.config.parallel, here)
@@ -82,7 +96,9 @@ class Step:
 
     def forward(self) -> torch.Tensor:
         """The loss of one micro-batch."""
-        rows = torch.ones(self.config.data.micro_batch_rows, self.config.data.seq_len, dtype=torch.int64)
+        rows = torch.ones(
+            self.config.data.micro_batch_rows, self.config.data.seq_len, dtype=torch.int64
+        )
         loss, _ = self.model(rows, rows, Mask())
         return loss
 
@@ -124,7 +140,9 @@ def test_state_takes_what_was_planned(num_ranks: int, tmp_path: Path) -> None:
     run_world(num_ranks, count_each, list(settings.values()), tmp_path, folder=tmp_path)
     found = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(num_ranks)]
     for place, (name, given) in enumerate(settings.items()):
-        planned = footprint(TrainConfig.model_validate(given), VOCAB_SIZE, num_ranks, device_type="cpu")
+        planned = footprint(
+            TrainConfig.model_validate(given), VOCAB_SIZE, num_ranks, device_type="cpu"
+        )
         for part in ("parameters", "gradients", "optimizer"):
             fullest = max(on_rank[place][part] for on_rank in found)
             assert fullest == getattr(planned, part), (name, part)
@@ -153,12 +171,17 @@ def kept_bytes(settings: Mapping[str, Any]) -> int:
 )
 def test_blocks_keep_what_was_planned(changes: dict[str, Any], checkpointing: str) -> None:
     """Two blocks more keep as many bytes more as planned, of activations and of weights gathered or cast."""
-    changes = {**changes, "parallel": {**changes["parallel"], "activation_checkpointing": checkpointing}}
+    changes = {
+        **changes,
+        "parallel": {**changes["parallel"], "activation_checkpointing": checkpointing},
+    }
     measured, planned = [], []
     for num_layers in (2, 4):
         settings = settings_of({**changes, "model": {"num_layers": num_layers}})
         measured.append(kept_bytes(settings))
-        found = footprint(TrainConfig.model_validate(settings), VOCAB_SIZE, 1, device_type="cpu").moments["last"]
+        found = footprint(
+            TrainConfig.model_validate(settings), VOCAB_SIZE, 1, device_type="cpu"
+        ).moments["last"]
         planned.append(found.activations + found.gathered)
     assert planned[1] - planned[0] == measured[1] - measured[0]
 
@@ -172,9 +195,16 @@ def test_blocks_keep_what_was_planned(changes: dict[str, Any], checkpointing: st
         {"parallel": {"strategy": "zero2"}},
         {"parallel": {"strategy": "zero3", "activation_checkpointing": "full"}},
         {"parallel": {"strategy": "zero3", "activation_checkpointing": "selective"}},
-        {"parallel": {"strategy": "zero3", "activation_checkpointing": "full"}, "data": {"seq_len": 16}},
+        {
+            "parallel": {"strategy": "zero3", "activation_checkpointing": "full"},
+            "data": {"seq_len": 16},
+        },
         {"parallel": {"strategy": "zero3"}, "data": {"global_batch_rows": 8}},
-        {"parallel": {"strategy": "zero3"}, "model": {"num_layers": 1}, "precision": {"loss_chunk_tokens": 4096}},
+        {
+            "parallel": {"strategy": "zero3"},
+            "model": {"num_layers": 1},
+            "precision": {"loss_chunk_tokens": 4096},
+        },
     ],
     ids=[
         "fp32",
@@ -206,12 +236,21 @@ def test_the_fullest_moment_is_as_full_as_planned(changes: dict[str, Any]) -> No
 def test_the_planner_counts_the_parameters_that_the_model_has() -> None:
     """Whole and in fp32: four bytes each of model.num_parameters."""
     config = TrainConfig.model_validate(settings_of({"parallel": {"strategy": "ddp"}}))
-    assert footprint(config, VOCAB_SIZE, 1).parameters == 4 * num_parameters(config.model, VOCAB_SIZE)
+    assert footprint(config, VOCAB_SIZE, 1).parameters == 4 * num_parameters(
+        config.model, VOCAB_SIZE
+    )
 
 
 def test_zero_cuts_what_it_says() -> None:
     """8 B parameters on 8 GPUs: 16 bytes each under ddp; by ZeRO, an eighth of moments, then gradients, weights."""
-    model = {"dim": 4096, "num_layers": 32, "num_heads": 32, "num_kv_heads": 8, "ffn_dim": 14336, "vocab_size": 128256}
+    model = {
+        "dim": 4096,
+        "num_layers": 32,
+        "num_heads": 32,
+        "num_kv_heads": 8,
+        "ffn_dim": 14336,
+        "vocab_size": 128256,
+    }
     data = {"global_batch_rows": 8, "micro_batch_rows": 1, "seq_len": 1024}
     found = {}
     for strategy in ("ddp", "zero1", "zero2", "zero3"):
@@ -221,7 +260,9 @@ def test_zero_cuts_what_it_says() -> None:
     assert found["ddp"].parameters == pytest.approx(whole, rel=1e-3)
     assert found["ddp"].optimizer == pytest.approx(2 * whole, rel=1e-3)
     assert found["zero1"].optimizer == pytest.approx(2 * whole / 8, rel=0.05)
-    assert found["zero2"].gradients == found["zero3"].parameters == pytest.approx(whole / 8, rel=1e-3)
+    assert (
+        found["zero2"].gradients == found["zero3"].parameters == pytest.approx(whole / 8, rel=1e-3)
+    )
     assert found["zero2"].moments["loss"].gathered == pytest.approx(whole / 2, rel=1e-3)
     assert found["zero3"].moments["loss"].gathered < 2 * GIB
 
@@ -229,7 +270,9 @@ def test_zero_cuts_what_it_says() -> None:
 def test_gradients_are_whole_where_micro_batches_are_accumulated() -> None:
     """fully_shard sums them before it cuts them, so a second micro-batch costs four bytes a parameter."""
     data = {"micro_batch_rows": 2, "global_batch_rows": 8}
-    once = TrainConfig.model_validate(settings_of({"data": {**data, "micro_batch_rows": 2, "global_batch_rows": 8}}))
+    once = TrainConfig.model_validate(
+        settings_of({"data": {**data, "micro_batch_rows": 2, "global_batch_rows": 8}})
+    )
     twice = TrainConfig.model_validate(settings_of({"data": {**data, "global_batch_rows": 16}}))
     whole = 4 * num_parameters(once.model, VOCAB_SIZE)
     assert footprint(once, VOCAB_SIZE, 4).moments["loss"].gradients == 0
@@ -239,9 +282,17 @@ def test_gradients_are_whole_where_micro_batches_are_accumulated() -> None:
 @pytest.mark.parametrize(
     ("changes", "num_gpus", "message"),
     [
-        ({"parallel": {"tensor": 4}}, 4, r"parallel.tensor is 4, which does not divide model.num_kv_heads 2"),
+        (
+            {"parallel": {"tensor": 4}},
+            4,
+            r"parallel.tensor is 4, which does not divide model.num_kv_heads 2",
+        ),
         ({"parallel": {"tensor": 2}}, 3, r"parallel.tensor is 2, which does not divide 3 ranks"),
-        ({"data": {"global_batch_rows": 4}}, 4, r"data.global_batch_rows is 4, but 4 data-parallel ranks of 2 rows"),
+        (
+            {"data": {"global_batch_rows": 4}},
+            4,
+            r"data.global_batch_rows is 4, but 4 data-parallel ranks of 2 rows",
+        ),
     ],
 )
 def test_what_cannot_run_is_refused(changes: dict[str, Any], num_gpus: int, message: str) -> None:

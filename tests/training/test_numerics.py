@@ -18,7 +18,9 @@ from training.offload import ActivationOffload
 
 def whole_loss(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     """With all logits at once."""
-    return torch_cross_entropy(hidden @ weight.T, labels, ignore_index=IGNORED_LABEL, reduction="none")
+    return torch_cross_entropy(
+        hidden @ weight.T, labels, ignore_index=IGNORED_LABEL, reduction="none"
+    )
 
 
 @given(
@@ -43,7 +45,9 @@ def test_a_loss_in_chunks_is_the_loss(
     expected = whole_loss(hidden, weight, labels)
     torch.testing.assert_close(losses, expected.detach(), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(total, expected.sum(), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(found, torch.autograd.grad(3 * expected.sum(), (hidden, weight)), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        found, torch.autograd.grad(3 * expected.sum(), (hidden, weight)), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_large_logits_do_not_overflow() -> None:
@@ -70,7 +74,9 @@ def test_documents_in_a_row_see_only_themselves(cuts: set[int], num_kv_heads: in
     query = torch.randn(1, 16, 4, 8)
     key, value = (torch.randn(1, 16, num_kv_heads, 8) for _ in range(2))
     bounds = [0, *sorted(cuts), 16]
-    ids = torch.bucketize(torch.arange(16), torch.tensor(sorted(cuts), dtype=torch.int64), right=True)
+    ids = torch.bucketize(
+        torch.arange(16), torch.tensor(sorted(cuts), dtype=torch.int64), right=True
+    )
     together = attend(query, key, value, document_mask(ids[None]))
     for start, stop in itertools.pairwise(bounds):
         alone = attend(query[:, start:stop], key[:, start:stop], value[:, start:stop], Mask())
@@ -95,7 +101,10 @@ def test_offloaded_activations_give_the_same_bits(num_forwards: int) -> None:
     def gradients(offload: ActivationOffload | None) -> list[Tensor]:
         torch.manual_seed(0)
         blocks = [nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8)) for _ in range(3)]
-        computes = [offload.around(block, is_last=block is blocks[-1]) if offload else block for block in blocks]
+        computes = [
+            offload.around(block, is_last=block is blocks[-1]) if offload else block
+            for block in blocks
+        ]
         outs: list[Tensor] = []
         for _ in range(num_forwards):
             out = torch.randn(4, 8)
@@ -114,7 +123,10 @@ def test_offloaded_activations_give_the_same_bits(num_forwards: int) -> None:
 
 def test_offloaded_activations_are_other_tensors() -> None:
     """What backward gets has been away: it lies elsewhere than what forward made; weights stay."""
-    offload, made = ActivationOffload(torch.device("cpu"), min_bytes=1), torch.randn(4, 4, requires_grad=True)
+    offload, made = (
+        ActivationOffload(torch.device("cpu"), min_bytes=1),
+        torch.randn(4, 4, requires_grad=True),
+    )
     weight = nn.Parameter(torch.randn(4, 4))
     product = offload.around(torch.matmul, is_last=False)(made, weight)
     saved_left, saved_right = product.grad_fn._saved_self, product.grad_fn._saved_mat2

@@ -27,7 +27,9 @@ MODES: dict[int, dict[str, dict[str, Any]]] = {
         "offloaded-optimizer": {"parallel": {"offload": "optimizer"}},
         "offloaded-parameters": {"parallel": {"offload": "parameters", "strategy": "zero3"}},
         "full-checkpointing": {"parallel": {"activation_checkpointing": "full"}},
-        "selective-checkpointing": {"parallel": {"activation_checkpointing": "selective", "strategy": "zero3"}},
+        "selective-checkpointing": {
+            "parallel": {"activation_checkpointing": "selective", "strategy": "zero3"}
+        },
         "offloaded-activations": {"parallel": {"activation_offload": True}},
         "small-loss-chunks": {"precision": {"loss_chunk_tokens": 7}},
         "no-accumulation": {"data": {"micro_batch_rows": 6}},
@@ -59,10 +61,14 @@ ROUGH: dict[str, dict[str, Any]] = {
 def reference(language: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """Losses of one process that has the whole model and all rows."""
     run_dir = tmp_path_factory.mktemp("reference")
-    config = config_of(run_dir, language, parallel={"strategy": "ddp"}, data={"micro_batch_rows": 12})
+    config = config_of(
+        run_dir, language, parallel={"strategy": "ddp"}, data={"micro_batch_rows": 12}
+    )
     train(config, ranks.join(config.parallel, timeout_s=60, dump_dir=run_dir))
     found = losses(run_dir)
-    assert found[-1] < found[0] - 0.3, "four steps must teach something, or nothing is compared here"
+    assert found[-1] < found[0] - 0.3, (
+        "four steps must teach something, or nothing is compared here"
+    )
     return found
 
 
@@ -73,13 +79,20 @@ def worlds(
     """Every mode of a number of ranks, trained."""
     num_ranks, folder = request.param, tmp_path_factory.mktemp("modes")
     modes = {**MODES[num_ranks], **(ROUGH if num_ranks == 2 else {})}
-    data = {"micro_batch_rows": 3}  # of 12 in a step: two micro-batches where two ranks see different rows
-    runs = [settings_of(folder / name, language, **{"data": data, **mode}) for name, mode in modes.items()]
+    data = {
+        "micro_batch_rows": 3
+    }  # of 12 in a step: two micro-batches where two ranks see different rows
+    runs = [
+        settings_of(folder / name, language, **{"data": data, **mode})
+        for name, mode in modes.items()
+    ]
     train_all(num_ranks, runs, folder)
     return num_ranks, folder
 
 
-def test_every_mode_learns_as_one_process_does(worlds: tuple[int, Path], reference: list[float]) -> None:
+def test_every_mode_learns_as_one_process_does(
+    worlds: tuple[int, Path], reference: list[float]
+) -> None:
     """Loss of each step within 1e-5 of the single process's, in fp32."""
     num_ranks, folder = worlds
     for mode in MODES[num_ranks]:
@@ -98,10 +111,15 @@ def test_bf16_is_near(worlds: tuple[int, Path], reference: list[float]) -> None:
 
 @pytest.mark.filterwarnings("ignore")  # the compiler's own, many
 @pytest.mark.parametrize(
-    ("strategy", "checkpointing"), [("ddp", "none"), ("zero3", "none"), ("zero3", "full"), ("zero3", "selective")]
+    ("strategy", "checkpointing"),
+    [("ddp", "none"), ("zero3", "none"), ("zero3", "full"), ("zero3", "selective")],
 )
 def test_compiled_blocks_learn_the_same_and_are_compiled_once(
-    language: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, checkpointing: str
+    language: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    strategy: str,
+    checkpointing: str,
 ) -> None:
     """Twelve blocks, one compilation; torch gives up after eight. Traced and differentiated, not made into code."""
     model = {"num_layers": 12, "dim": 16, "num_heads": 2, "num_kv_heads": 1, "ffn_dim": 16}
@@ -113,7 +131,15 @@ def test_compiled_blocks_learn_the_same_and_are_compiled_once(
     for is_compiled in (False, True):
         run_dir = tmp_path / str(is_compiled)
         precision, data = {"compile": is_compiled}, {"micro_batch_rows": 6}
-        config = config_of(run_dir, language, steps=3, precision=precision, parallel=parallel, model=model, data=data)
+        config = config_of(
+            run_dir,
+            language,
+            steps=3,
+            precision=precision,
+            parallel=parallel,
+            model=model,
+            data=data,
+        )
         train(config, ranks.join(config.parallel, timeout_s=60, dump_dir=run_dir))
         found.append(losses(run_dir))
     assert found[1] == pytest.approx(found[0], rel=1e-5)
@@ -130,14 +156,19 @@ def test_compiled_blocks_learn_the_same_and_are_compiled_once(
         ({"strategy": "zero3", "shard_degree": 2, "tensor": 2}, 8, (2, 2, 2)),
     ],
 )
-def test_ranks_lie_in_a_mesh(settings: dict[str, Any], world_size: int, shape: tuple[int, int, int]) -> None:
+def test_ranks_lie_in_a_mesh(
+    settings: dict[str, Any], world_size: int, shape: tuple[int, int, int]
+) -> None:
     """Copies x shards x tensor."""
     assert ranks.mesh_shape(ParallelConfig.model_validate(settings), world_size) == shape
 
 
 def test_degrees_that_do_not_divide_the_ranks_are_refused() -> None:
     """With the degrees that do."""
-    with pytest.raises(ranks.DoesNotFit, match=r"shard_degree is 4, .* 6 data-parallel .* those that do: 1, 2, 3, 6"):
+    with pytest.raises(
+        ranks.DoesNotFit,
+        match=r"shard_degree is 4, .* 6 data-parallel .* those that do: 1, 2, 3, 6",
+    ):
         ranks.mesh_shape(ParallelConfig(shard_degree=4), 6)
     with pytest.raises(ranks.DoesNotFit, match=r"tensor is 4, which does not divide 6 ranks"):
         ranks.mesh_shape(ParallelConfig(tensor=4), 6)

@@ -19,7 +19,12 @@ from training.plan import GPUS, MAX_REMEDIES, Plan, gpu_of, make_plan, vocab_siz
 from training.plan_report import picture
 
 VOCAB_SIZE = 50304
-LARGE = ("model.dim=4096", "model.num_layers=32", "model.ffn_dim=14336", "parallel.shard_degree=null")
+LARGE = (
+    "model.dim=4096",
+    "model.num_layers=32",
+    "model.ffn_dim=14336",
+    "parallel.shard_degree=null",
+)
 """Llama 3's 8 B, but for its vocabulary."""
 
 
@@ -28,9 +33,13 @@ def config_of(*changes: str) -> TrainConfig:
     return load("train-1b.yaml", [f"model.vocab_size={VOCAB_SIZE}", *changes])
 
 
-def plan_of(*changes: str, num_gpus: int = 16, gpu: str = "h100-80gb", tokens: float | None = None) -> Plan:
+def plan_of(
+    *changes: str, num_gpus: int = 16, gpu: str = "h100-80gb", tokens: float | None = None
+) -> Plan:
     """Its plan."""
-    return make_plan(config_of(*changes), num_gpus=num_gpus, gpu=GPUS[gpu], vocab_size=VOCAB_SIZE, tokens=tokens)
+    return make_plan(
+        config_of(*changes), num_gpus=num_gpus, gpu=GPUS[gpu], vocab_size=VOCAB_SIZE, tokens=tokens
+    )
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -42,17 +51,41 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return ended.value.code
 
 
-@pytest.mark.parametrize(("gpu", "code", "verdict"), [("h100-80gb", 0, "fits: "), ("l40s-48gb", 1, "does not fit: ")])
+@pytest.mark.parametrize(
+    ("gpu", "code", "verdict"), [("h100-80gb", 0, "fits: "), ("l40s-48gb", 1, "does not fit: ")]
+)
 def test_the_exit_code_tells_whether_it_fits(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], gpu: str, code: int, verdict: str
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    gpu: str,
+    code: int,
+    verdict: str,
 ) -> None:
     """0 and 1, and the table has a row for each layout."""
     rows = "data.micro_batch_rows=4"  # 62 GiB
-    arguments = ("--gpus", "16", "--gpu", gpu, "--set", f"model.vocab_size={VOCAB_SIZE}", "--set", rows)
+    arguments = (
+        "--gpus",
+        "16",
+        "--gpu",
+        gpu,
+        "--set",
+        f"model.vocab_size={VOCAB_SIZE}",
+        "--set",
+        rows,
+    )
     assert run(monkeypatch, *arguments) == code
     out = capsys.readouterr().out
     assert verdict in out
-    for row in ("as configured", "ddp", "zero1", "zero2", "zero3", "hsdp", "tensor 2", "activation offload"):
+    for row in (
+        "as configured",
+        "ddp",
+        "zero1",
+        "zero2",
+        "zero3",
+        "hsdp",
+        "tensor 2",
+        "activation offload",
+    ):
         assert f"\n{row}" in out
 
 
@@ -62,14 +95,22 @@ def test_the_exit_code_tells_whether_it_fits(
         (("--gpu", "h100"), "--gpu is h100, which is not known; there are a100-40gb, "),
         (("--tokens", "0"), "--tokens 0, above 0"),
         (("--mfu", "40"), "--mfu 40, in 0..1"),
-        (("--set", "parallel.shard_degree=3"), "parallel.shard_degree is 3, which does not divide 16"),
+        (
+            ("--set", "parallel.shard_degree=3"),
+            "parallel.shard_degree is 3, which does not divide 16",
+        ),
     ],
 )
 def test_what_cannot_be_planned_is_wrong_usage(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    message: str,
 ) -> None:
     """2, with what was found and what is wanted."""
-    assert run(monkeypatch, "--gpus", "16", "--set", f"model.vocab_size={VOCAB_SIZE}", *arguments) == 2
+    assert (
+        run(monkeypatch, "--gpus", "16", "--set", f"model.vocab_size={VOCAB_SIZE}", *arguments) == 2
+    )
     assert message in capsys.readouterr().err
 
 
@@ -85,7 +126,9 @@ def test_known_gpus_have_a_peak_and_less_memory_than_their_name() -> None:
     """The driver keeps some; names are told apart whatever their case."""
     for name, gpu in GPUS.items():
         named_gb = float(name.rsplit("-", 1)[1].removesuffix("gb"))
-        assert 0.95 * named_gb * GIB < gpu.memory_bytes < 1.01 * named_gb * GIB or name == "l40s-48gb"
+        assert (
+            0.95 * named_gb * GIB < gpu.memory_bytes < 1.01 * named_gb * GIB or name == "l40s-48gb"
+        )
         assert gpu.peak_flops in PEAK_FLOPS.values()
     assert gpu_of("H100-80GB") is GPUS["h100-80gb"]
 
@@ -94,12 +137,16 @@ def test_a_plan_of_one_billion_parameters_is_what_one_expects() -> None:
     """16 bytes a parameter under ddp, and bf16 casts of what lies in blocks; less by each cut."""
     plan = plan_of()
     rows = {option.name: option.footprint for option in (plan.here, *plan.others)}
-    strategies = [found for name in ("ddp", "zero1", "zero2", "zero3") if (found := rows[name]) is not None]
+    strategies = [
+        found for name in ("ddp", "zero1", "zero2", "zero3") if (found := rows[name]) is not None
+    ]
     ddp, *cut = strategies
     assert plan.num_parameters == pytest.approx(1.18e9, rel=0.01)
     state = ddp.peak.parameters + ddp.peak.gradients + ddp.peak.optimizer
     assert state == pytest.approx(16 * plan.num_parameters, rel=1e-4)
-    assert ddp.peak.gathered == pytest.approx(2 * (plan.num_parameters - 2 * VOCAB_SIZE * 2048), rel=1e-3)
+    assert ddp.peak.gathered == pytest.approx(
+        2 * (plan.num_parameters - 2 * VOCAB_SIZE * 2048), rel=1e-3
+    )
     totals = [found.peak.total for found in strategies]
     assert len(cut) == 3
     assert totals == sorted(totals, reverse=True)
@@ -114,7 +161,9 @@ def test_hours_are_tokens_by_speed() -> None:
     assert plan.hours(plan.here) == pytest.approx(1e9 / speed / 3600)
     assert plan_of().tokens == 50_000 * 128 * 8192
     slower = [
-        option for option in plan.others if option.name in ("checkpointing full", "tensor 8", "offload optimizer")
+        option
+        for option in plan.others
+        if option.name in ("checkpointing full", "tensor 8", "offload optimizer")
     ]
     assert len(slower) == 3
     for option in slower:
@@ -149,18 +198,24 @@ def test_layouts_that_cannot_be_are_listed_with_the_reason() -> None:
     assert "tensor 8" not in picture(plan)
 
 
-@pytest.mark.parametrize(("num_gpus", "changes"), [(16, ()), (8, LARGE)], ids=["fits", "is cut off"])
+@pytest.mark.parametrize(
+    ("num_gpus", "changes"), [(16, ()), (8, LARGE)], ids=["fits", "is cut off"]
+)
 def test_the_picture_has_a_bar_for_each_layout(num_gpus: int, changes: tuple[str, ...]) -> None:
     """Well-formed, each bar's parts as wide as their bytes, and none beyond the picture."""
     plan = plan_of(*changes, num_gpus=num_gpus)
     root = ET.fromstring(picture(plan))  # noqa: S314 - our own
     name = "{http://www.w3.org/2000/svg}"
     texts = [text.text for text in root.iter(f"{name}text")]
-    options = [(option.name, found) for option in (plan.here, *plan.others) if (found := option.footprint)]
+    options = [
+        (option.name, found) for option in (plan.here, *plan.others) if (found := option.footprint)
+    ]
     parts = [rect for rect in root.iter(f"{name}rect") if rect.find(f"{name}title") is not None]
     for bar, found in options:
         assert bar in texts
         assert any(text and text.startswith(f"{found.peak.total / GIB:,.1f}") for text in texts)
     rows = {rect.get("y") for rect in parts}
     assert len(rows) == len(options)
-    assert max(float(rect.get("x", 0)) + float(rect.get("width", 0)) for rect in parts) <= float(root.get("width", 0))
+    assert max(float(rect.get("x", 0)) + float(rect.get("width", 0)) for rect in parts) <= float(
+        root.get("width", 0)
+    )

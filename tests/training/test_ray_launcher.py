@@ -20,7 +20,11 @@ from tests.training.conftest import losses, settings_of, train_all
 from training.checkpoint import step_of, whole_checkpoints
 
 STEPS = 40
-CHANGES: dict[str, Any] = {"steps": STEPS, "checkpoint": {"every_steps": 10}, "optimizer": {"schedule": "constant"}}
+CHANGES: dict[str, Any] = {
+    "steps": STEPS,
+    "checkpoint": {"every_steps": 10},
+    "optimizer": {"schedule": "constant"},
+}
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +38,16 @@ def plain(language: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def start(folder: Path, settings: Mapping[str, Any], *arguments: str) -> subprocess.Popen[str]:
     """The command, in that folder, on a Ray of its own."""
     (folder / "config.yaml").write_text(yaml.safe_dump(dict(settings)))
-    environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "RAY_ADDRESS")}
+    environment = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in ("RANK", "WORLD_SIZE", "RAY_ADDRESS")
+    }
     environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    environment |= {"RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0", "RAY_TRAIN_METRICS_ENABLED": "0"}  # processes less
+    environment |= {
+        "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+        "RAY_TRAIN_METRICS_ENABLED": "0",
+    }  # processes less
     return subprocess.Popen(
         [sys.executable, "-m", "training", "run", "config.yaml", "--launcher", "ray", *arguments],
         cwd=folder, env={**environment, "PYTHONPATH": str(REPOSITORY)}, stdout=subprocess.PIPE,
@@ -60,7 +71,9 @@ def workers_of(driver: subprocess.Popen[str]) -> list[int]:
     for process in Path("/proc").glob("[0-9]*"):
         try:
             names[int(process.name)] = (process / "cmdline").read_text()
-            parents[int(process.name)] = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+            parents[int(process.name)] = int(
+                (process / "stat").read_text().rpartition(")")[2].split()[1]
+            )
         except OSError:  # it has ended meanwhile
             continue
     found: list[int] = []
@@ -81,7 +94,9 @@ def wait_until(is_true: Any, driver: subprocess.Popen[str]) -> None:
 
 @pytest.mark.ray
 @pytest.mark.timeout(600)
-def test_a_killed_worker_changes_nothing_and_sigterm_saves(language: Path, plain: Path, tmp_path: Path) -> None:
+def test_a_killed_worker_changes_nothing_and_sigterm_saves(
+    language: Path, plain: Path, tmp_path: Path
+) -> None:
     """One of two gets kill -9: both start again, and losses are those of plain processes bit for bit.
 
     Then the command is told to leave: exit code 4, and all steps are saved.
@@ -108,7 +123,10 @@ def test_what_does_not_fit_is_said_once(language: Path, tmp_path: Path) -> None:
     settings = settings_of(tmp_path / "run", language, parallel={"tensor": 2})
     code, output = end_of(start(tmp_path, settings, "--workers", "1"))
     assert code == 2, output
-    assert "error: parallel.tensor is 2, which does not divide 1 ranks; start a multiple of it\n" in output
+    assert (
+        "error: parallel.tensor is 2, which does not divide 1 ranks; start a multiple of it\n"
+        in output
+    )
     assert output.count("Error in training function") == 1  # Ray's word for each attempt
 
 
@@ -117,7 +135,11 @@ def test_workers_get_absolute_paths(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     from training.ray_launcher import with_absolute_paths
 
     monkeypatch.chdir(tmp_path)
-    given = {"run_dir": "runs/a", "steps": 3, "data": {"manifest": "s3://bucket/a", "tokenizer": "/t.json"}}
+    given = {
+        "run_dir": "runs/a",
+        "steps": 3,
+        "data": {"manifest": "s3://bucket/a", "tokenizer": "/t.json"},
+    }
     wanted = {"run_dir": f"{tmp_path}/runs/a", "steps": 3, "data": given["data"]}
     assert with_absolute_paths(given) == wanted
     mixture = {"data": {"mixture": {"web": {"manifest": "web", "weight": 1.0}}}}
@@ -130,5 +152,7 @@ def test_a_run_dir_on_another_disk_is_refused(tmp_path: Path) -> None:
     from training.ray_launcher import _refuse_missing
 
     _refuse_missing(str(tmp_path))
-    with pytest.raises(DoesNotFit, match=r"run_dir is .*not there on .*on a volume that every node mounts"):
+    with pytest.raises(
+        DoesNotFit, match=r"run_dir is .*not there on .*on a volume that every node mounts"
+    ):
         _refuse_missing(str(tmp_path / "elsewhere"))

@@ -54,14 +54,21 @@ def weights_of(run_dir: Path, config: TrainConfig) -> dict[str, np.ndarray[Any, 
 def uninterrupted(language: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of runs on two ranks that nobody disturbed."""
     folder = tmp_path_factory.mktemp("uninterrupted")
-    runs = [settings_of(folder / strategy, language, **settings(strategy)) for strategy in ("zero1", "zero3")]
+    runs = [
+        settings_of(folder / strategy, language, **settings(strategy))
+        for strategy in ("zero1", "zero3")
+    ]
     train_all(2, runs, folder)
     return folder
 
 
 def settings(strategy: str) -> dict[str, Any]:
     """Of the runs that are compared."""
-    return {"steps": STEPS, "parallel": {"strategy": strategy}, "checkpoint": {"every_steps": 2, "keep_last": 100}}
+    return {
+        "steps": STEPS,
+        "parallel": {"strategy": strategy},
+        "checkpoint": {"every_steps": 2, "keep_last": 100},
+    }
 
 
 @pytest.mark.parametrize("strategy", ["zero1", "zero3"])
@@ -78,11 +85,16 @@ def test_a_killed_run_ends_with_the_same_bits(
     train_all(2, [run], tmp_path)
     config = TrainConfig.model_validate(run)
     assert losses(tmp_path / "run") == losses(uninterrupted / strategy)
-    found, expected = weights_of(tmp_path / "run", config), weights_of(uninterrupted / strategy, config)
+    found, expected = (
+        weights_of(tmp_path / "run", config),
+        weights_of(uninterrupted / strategy, config),
+    )
     assert all(np.array_equal(found[name], expected[name]) for name in expected)
 
 
-def test_a_run_goes_on_over_other_ranks_and_strategies(language: Path, uninterrupted: Path, tmp_path: Path) -> None:
+def test_a_run_goes_on_over_other_ranks_and_strategies(
+    language: Path, uninterrupted: Path, tmp_path: Path
+) -> None:
     """2 ranks of zero1, 1 of ddp, 3 of zero3, 4 of tensor x shards: the same rows in each step, the same losses."""
     settings_by_world: list[tuple[int, int, dict[str, Any]]] = [
         (2, 2, {"strategy": "zero1"}),
@@ -95,17 +107,29 @@ def test_a_run_goes_on_over_other_ranks_and_strategies(language: Path, uninterru
         changes = {**settings("zero3"), "steps": steps, "parallel": parallel}
         # the schedule must not depend on where this part of the run ends
         optimizer = {"schedule": "constant"}
-        train_all(world_size, [settings_of(run_dir, language, **changes, optimizer=optimizer)], tmp_path)
-    whole = settings_of(tmp_path / "whole", language, **settings("zero3"), optimizer={"schedule": "constant"})
+        train_all(
+            world_size, [settings_of(run_dir, language, **changes, optimizer=optimizer)], tmp_path
+        )
+    whole = settings_of(
+        tmp_path / "whole", language, **settings("zero3"), optimizer={"schedule": "constant"}
+    )
     train_all(1, [whole], tmp_path)
     assert losses(run_dir) == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)
-    assert [line["position"] for line in log_of(run_dir)] == [12 * step for step in range(1, STEPS + 1)]
+    assert [line["position"] for line in log_of(run_dir)] == [
+        12 * step for step in range(1, STEPS + 1)
+    ]
 
 
-def test_ranks_that_do_not_divide_the_batch_leave_no_row_out(language: Path, tmp_path: Path) -> None:
+def test_ranks_that_do_not_divide_the_batch_leave_no_row_out(
+    language: Path, tmp_path: Path
+) -> None:
     """3 ranks of 4 rows take 12 at a time: of a batch of 16, steps take 24, 12, 12, 24 ... rows, on average 16."""
     run = settings_of(
-        tmp_path / "run", language, steps=5, data={"global_batch_rows": 16, "micro_batch_rows": 4}, parallel={}
+        tmp_path / "run",
+        language,
+        steps=5,
+        data={"global_batch_rows": 16, "micro_batch_rows": 4},
+        parallel={},
     )
     train_all(3, [run], tmp_path)
     assert [line["position"] for line in log_of(tmp_path / "run")] == [24, 36, 48, 72, 84]
@@ -122,14 +146,18 @@ def test_sigterm_saves_and_leaves(language: Path, tmp_path: Path) -> None:
         processes[1].terminate()
         for process in processes:
             process.join(60)
-        assert [process.exitcode for process in processes] == [0, 0], (tmp_path / MESSAGES).read_text()
+        assert [process.exitcode for process in processes] == [0, 0], (
+            tmp_path / MESSAGES
+        ).read_text()
     (saved,) = whole_checkpoints(tmp_path / "run" / "checkpoints")
     assert json.loads((saved / MARKER).read_text())["step"] == log_of(tmp_path / "run")[-1]["step"]
 
 
 def test_a_checkpoint_that_is_not_whole_is_passed_over(language: Path, tmp_path: Path) -> None:
     """Without its marker it does not count; the one before does, and the result is the same."""
-    config = config_of(tmp_path / "run", language, steps=4, checkpoint={"every_steps": 2, "keep_last": 9})
+    config = config_of(
+        tmp_path / "run", language, steps=4, checkpoint={"every_steps": 2, "keep_last": 9}
+    )
     train_here(config)
     expected = losses(tmp_path / "run")
     newest = whole_checkpoints(tmp_path / "run" / "checkpoints")[-1]
@@ -151,7 +179,8 @@ def test_a_checkpoint_of_another_model_is_refused(language: Path, tmp_path: Path
     """With the names and both shapes."""
     train_here(config_of(tmp_path / "run", language, steps=1))
     with pytest.raises(
-        DoesNotFit, match=r"(?s)gate_proj.weight is \(128, 64\) there, \(160, 64\) here.*another run_dir"
+        DoesNotFit,
+        match=r"(?s)gate_proj.weight is \(128, 64\) there, \(160, 64\) here.*another run_dir",
     ):
         train_here(config_of(tmp_path / "run", language, steps=2, model={"ffn_dim": 160}))
 
@@ -178,7 +207,9 @@ def test_rows_are_those_of_the_loader(language: Path, tmp_path: Path) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             draw(name, parameter, config.model, config.seed)
-    loader = TokenLoader(language, seq_len=64, global_batch_rows=12, rank=0, world_size=1, documents=["document_ids"])
+    loader = TokenLoader(
+        language, seq_len=64, global_batch_rows=12, rank=0, world_size=1, documents=["document_ids"]
+    )
     batch = next(loader)
     with torch.no_grad():
         logits = model(batch["input_ids"], None, document_mask(batch["document_ids"]))
@@ -195,7 +226,8 @@ def test_a_full_disk_ends_the_run_and_says_so(language: Path, tmp_path: Path) ->
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "checkpoints").write_text("not a folder")
     with pytest.raises(
-        CheckpointFailed, match=r"could not be written: rank 0: .*Not a directory.*goes on from the newest"
+        CheckpointFailed,
+        match=r"could not be written: rank 0: .*Not a directory.*goes on from the newest",
     ):
         train_here(config_of(tmp_path / "run", language, steps=2, checkpoint={"every_steps": 1}))
 
@@ -206,9 +238,17 @@ def test_a_full_disk_ends_the_run_and_says_so(language: Path, tmp_path: Path) ->
 def test_bad_steps_are_skipped_and_counted(language: Path, tmp_path: Path) -> None:
     """With a learning rate that breaks the model, steps are refused until there have been too many in a row."""
     optimizer = {"learning_rate": 1e30, "warmup_steps": 0, "max_grad_norm": 1e30}
-    with pytest.raises(TrainingStopped, match=r"the 3. bad step in a row .*lower optimizer.learning_rate"):
+    with pytest.raises(
+        TrainingStopped, match=r"the 3. bad step in a row .*lower optimizer.learning_rate"
+    ):
         train_here(
-            config_of(tmp_path / "run", language, steps=20, optimizer=optimizer, guard={"max_skipped_in_a_row": 3})
+            config_of(
+                tmp_path / "run",
+                language,
+                steps=20,
+                optimizer=optimizer,
+                guard={"max_skipped_in_a_row": 3},
+            )
         )
     assert [line["bad_steps"] for line in log_of(tmp_path / "run")][-2:] == [1, 2]
 
@@ -247,7 +287,10 @@ def test_learning_rates_rise_then_fall(
 ) -> None:
     """Up over the warm-up to the height, never up again, never under the least."""
     config = OptimizerConfig(
-        schedule=schedule, warmup_steps=warmup_steps, min_lr_share=min_lr_share, decay_share=decay_share
+        schedule=schedule,
+        warmup_steps=warmup_steps,
+        min_lr_share=min_lr_share,
+        decay_share=decay_share,
     )
     rates = [learning_rate(step, steps, config) / config.learning_rate for step in range(steps)]
     up, down = rates[:warmup_steps], rates[warmup_steps:]
@@ -261,7 +304,12 @@ def test_learning_rates_rise_then_fall(
 def test_schedules_have_these_values() -> None:
     """Half-way and at the end: 100 steps, a tenth to warm up, down to a tenth."""
     settings = {"learning_rate": 1.0, "warmup_steps": 10, "min_lr_share": 0.1, "decay_share": 0.2}
-    expected = {"cosine": (0.55, 0.1), "linear": (0.55, 0.1), "wsd": (1.0, 0.145), "constant": (1.0, 1.0)}
+    expected = {
+        "cosine": (0.55, 0.1),
+        "linear": (0.55, 0.1),
+        "wsd": (1.0, 0.145),
+        "constant": (1.0, 1.0),
+    }
     for schedule, (half, end) in expected.items():
         config = OptimizerConfig.model_validate({**settings, "schedule": schedule})
         assert learning_rate(55, 100, config) == pytest.approx(half)
@@ -270,6 +318,8 @@ def test_schedules_have_these_values() -> None:
 
 def test_a_batch_that_the_ranks_cannot_fill_is_refused(language: Path, tmp_path: Path) -> None:
     """Naming both keys."""
-    with pytest.raises(DoesNotFit, match=r"global_batch_rows is 12, but 1 data-parallel ranks of 13 rows"):
+    with pytest.raises(
+        DoesNotFit, match=r"global_batch_rows is 12, but 1 data-parallel ranks of 13 rows"
+    ):
         train_here(config_of(tmp_path, language, data={"micro_batch_rows": 13}))
     shutil.rmtree(tmp_path)

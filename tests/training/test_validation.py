@@ -70,14 +70,29 @@ def write_held_out(folder: Path, *, sha256: str = "ab" * 32, with_metadata: bool
         about = []
         for doc, stop in enumerate(np.cumsum(lengths).tolist()):
             tokens[stop - 1] = 0
-            about.append({"doc_id": doc, "language": ("en", "fr")[doc % 2], "bucket": ("head", "tail")[doc % 3 == 0]})
-            written.append((tokens[stop - lengths[doc] : stop], about[-1]["language"], about[-1]["bucket"]))
+            about.append(
+                {
+                    "doc_id": doc,
+                    "language": ("en", "fr")[doc % 2],
+                    "bucket": ("head", "tail")[doc % 3 == 0],
+                }
+            )
+            written.append(
+                (tokens[stop - lengths[doc] : stop], about[-1]["language"], about[-1]["bucket"])
+            )
         ids = np.arange(len(lengths), dtype=np.uint64) + np.uint64(shard << 32)
-        documents = Documents(tokens, np.array(lengths, np.int64), ids, metadata=about if with_metadata else None)
-        with (folder / shard_file(shard)).open("wb") as tar, (folder / index_file(shard)).open("wb") as index:
+        documents = Documents(
+            tokens, np.array(lengths, np.int64), ids, metadata=about if with_metadata else None
+        )
+        with (
+            (folder / shard_file(shard)).open("wb") as tar,
+            (folder / index_file(shard)).open("wb") as index,
+        ):
             settings = {"shard": shard, "tokenizer": tokenizer, "sample_tokens": 100}
             entries.append(write_shard(tar, index, documents=documents, **settings))
-    (folder / MANIFEST_FILE).write_bytes(join(entries, tokenizer=tokenizer, fingerprint="f00d").dumps())
+    (folder / MANIFEST_FILE).write_bytes(
+        join(entries, tokenizer=tokenizer, fingerprint="f00d").dumps()
+    )
     return HeldOut(folder, written)
 
 
@@ -119,7 +134,9 @@ def plain_losses(model: Decoder, held_out: HeldOut) -> list[tuple[float, int]]:
             with torch.no_grad():
                 logits = model(piece[:, :-1], None, Mask())
             assert isinstance(logits, torch.Tensor)
-            total += float(torch.nn.functional.cross_entropy(logits[0], piece[0, 1:], reduction="sum"))
+            total += float(
+                torch.nn.functional.cross_entropy(logits[0], piece[0, 1:], reduction="sum")
+            )
         found.append((total, len(tokens) - 1))
     return found
 
@@ -129,7 +146,9 @@ def mean(losses_and_counts: Sequence[tuple[float, int]]) -> float:
     return sum(loss for loss, _ in losses_and_counts) / sum(count for _, count in losses_and_counts)
 
 
-def test_figures_are_those_of_each_document_alone(language: Path, held_out: HeldOut, tmp_path: Path) -> None:
+def test_figures_are_those_of_each_document_alone(
+    language: Path, held_out: HeldOut, tmp_path: Path
+) -> None:
     """In total and by language, bucket and both, they equal a plain cross entropy document by document."""
     config = config_of(tmp_path, language, data=DATA, validation={"manifest": str(held_out.folder)})
     figures, model = validate(config)
@@ -139,7 +158,11 @@ def test_figures_are_those_of_each_document_alone(language: Path, held_out: Held
     assert figures["validation/tokens"] == sum(count for _, count in plain)
     about = [(f"/{language}", f"/{bucket}") for _, language, bucket in held_out.documents]
     for group in ("/en", "/fr", "/head", "/tail", "/en/head", "/fr/tail"):
-        members = [found for found, (of, at) in zip(plain, about, strict=True) if group in (of, at, of + at)]
+        members = [
+            found
+            for found, (of, at) in zip(plain, about, strict=True)
+            if group in (of, at, of + at)
+        ]
         assert figures[f"validation/loss{group}"] == pytest.approx(mean(members), rel=1e-6), group
         if group.count("/") == 1:
             assert figures[f"validation/tokens{group}"] == sum(count for _, count in members)
@@ -147,19 +170,30 @@ def test_figures_are_those_of_each_document_alone(language: Path, held_out: Held
 
 def test_groups_add_up_to_the_total(language: Path, held_out: HeldOut, tmp_path: Path) -> None:
     """Languages, and buckets, each sum to all tokens and all losses."""
-    figures, _ = validate(config_of(tmp_path, language, data=DATA, validation={"manifest": str(held_out.folder)}))
+    figures, _ = validate(
+        config_of(tmp_path, language, data=DATA, validation={"manifest": str(held_out.folder)})
+    )
     for groups in (("/en", "/fr"), ("/head", "/tail")):
         tokens = [figures[f"validation/tokens{group}"] for group in groups]
-        sums = [figures[f"validation/loss{group}"] * count for group, count in zip(groups, tokens, strict=True)]
+        sums = [
+            figures[f"validation/loss{group}"] * count
+            for group, count in zip(groups, tokens, strict=True)
+        ]
         assert sum(tokens) == figures["validation/tokens"]
         assert sum(sums) == pytest.approx(figures["validation/loss"] * sum(tokens), rel=1e-12)
 
 
-def test_a_dataset_without_metadata_has_totals_only(language: Path, held_out: HeldOut, tmp_path: Path) -> None:
+def test_a_dataset_without_metadata_has_totals_only(
+    language: Path, held_out: HeldOut, tmp_path: Path
+) -> None:
     """The same loss under the three names of all documents."""
     bare = write_held_out(tmp_path / "bare", with_metadata=False)
-    found, _ = validate(config_of(tmp_path, language, data=DATA, validation={"manifest": str(bare.folder)}))
-    wanted, _ = validate(config_of(tmp_path, language, data=DATA, validation={"manifest": str(held_out.folder)}))
+    found, _ = validate(
+        config_of(tmp_path, language, data=DATA, validation={"manifest": str(bare.folder)})
+    )
+    wanted, _ = validate(
+        config_of(tmp_path, language, data=DATA, validation={"manifest": str(held_out.folder)})
+    )
     names = {"validation/loss", "validation/perplexity", "validation/tokens"}
     assert found == {name: wanted[name] for name in names}
 
@@ -169,14 +203,23 @@ def test_only_the_first_documents_count(language: Path, held_out: HeldOut, tmp_p
     for num in (3, 10, None):
         section = {"manifest": str(held_out.folder), "documents": num}
         figures, model = validate(config_of(tmp_path, language, data=DATA, validation=section))
-        assert figures["validation/loss"] == pytest.approx(mean(plain_losses(model, held_out)[:num]), rel=1e-6)
+        assert figures["validation/loss"] == pytest.approx(
+            mean(plain_losses(model, held_out)[:num]), rel=1e-6
+        )
 
 
-def run_ranks(num_ranks: int, settings: Sequence[dict[str, Any]]) -> list[list[list[dict[str, float]]]]:
+def run_ranks(
+    num_ranks: int, settings: Sequence[dict[str, Any]]
+) -> list[list[list[dict[str, float]]]]:
     """What each rank finds for each of the settings, twice."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    world = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    world = {
+        "WORLD_SIZE": str(num_ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+    }
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", WORKER, json.dumps(settings)], cwd=REPOSITORY, stdout=subprocess.PIPE,
@@ -193,7 +236,9 @@ def run_ranks(num_ranks: int, settings: Sequence[dict[str, Any]]) -> list[list[l
     return [json.loads(out) for out, _ in ended]
 
 
-def test_ranks_find_what_one_process_finds(language: Path, held_out: HeldOut, tmp_path: Path) -> None:
+def test_ranks_find_what_one_process_finds(
+    language: Path, held_out: HeldOut, tmp_path: Path
+) -> None:
     """Two gloo ranks, whatever the strategy, give the same figures to 1e-6, on both ranks and in both runs."""
     section = {"manifest": str(held_out.folder)}
     alone, _ = validate(config_of(tmp_path, language, data=DATA, validation=section))
@@ -203,7 +248,10 @@ def test_ranks_find_what_one_process_finds(language: Path, held_out: HeldOut, tm
         {"strategy": "zero3", "activation_checkpointing": "full"},
         {"strategy": "zero2", "tensor": 2},
     ]
-    found = run_ranks(2, [settings_of(tmp_path, language, data=DATA, validation=section, parallel=m) for m in modes])
+    found = run_ranks(
+        2,
+        [settings_of(tmp_path, language, data=DATA, validation=section, parallel=m) for m in modes],
+    )
     assert found[0] == found[1]
     for mode, (first, second) in zip(modes, found[0], strict=True):
         assert first == second
@@ -213,7 +261,10 @@ def test_ranks_find_what_one_process_finds(language: Path, held_out: HeldOut, tm
 def test_training_does_not_notice_it(language: Path, held_out: HeldOut, tmp_path: Path) -> None:
     """A run that validates after each step learns bit for bit what one that never does, and logs the figures."""
     sections = {"without": None, "with": {"manifest": str(held_out.folder), "every_steps": 1}}
-    settings = [settings_of(tmp_path / name, language, validation=section) for name, section in sections.items()]
+    settings = [
+        settings_of(tmp_path / name, language, validation=section)
+        for name, section in sections.items()
+    ]
     train_all(2, settings, tmp_path)
     assert losses(tmp_path / "with") == losses(tmp_path / "without")
     validated = [line for line in log_of(tmp_path / "with") if "validation/loss" in line]
@@ -225,12 +276,16 @@ def test_another_tokenizer_is_refused(language: Path, tmp_path: Path) -> None:
     """With both named, before anything is read."""
     other = write_held_out(tmp_path / "other", sha256="cd" * 32)
     config = config_of(tmp_path, language, validation={"manifest": str(other.folder)})
-    with pytest.raises(DoesNotFit, match=r"validation.manifest .*cdcdcdcdcdcd.*, data.manifest .* with another"):
+    with pytest.raises(
+        DoesNotFit, match=r"validation.manifest .*cdcdcdcdcdcd.*, data.manifest .* with another"
+    ):
         Validation(config, joined(config))
 
 
 def test_nothing_to_predict_is_refused(language: Path, held_out: HeldOut, tmp_path: Path) -> None:
     """A document of one token predicts nothing."""
-    config = config_of(tmp_path, language, validation={"manifest": str(held_out.folder), "documents": 1})
+    config = config_of(
+        tmp_path, language, validation={"manifest": str(held_out.folder), "documents": 1}
+    )
     with pytest.raises(DoesNotFit, match=r"none of the first 1 documents has two tokens"):
         Validation(config, joined(config))

@@ -29,7 +29,9 @@ def test_figures_are_in_the_log_on_the_board_and_on_the_terminal(
     """Loss of each step: TensorBoard's own reader finds what log.jsonl has."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    config = config_of(tmp_path / "run", language, steps=3, watch={"every_steps": 1, "tensorboard": True})
+    config = config_of(
+        tmp_path / "run", language, steps=3, watch={"every_steps": 1, "tensorboard": True}
+    )
     train(config, ranks.join(config.parallel, timeout_s=60, dump_dir=tmp_path))
     lines = log_of(tmp_path / "run")
     board = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
@@ -74,8 +76,14 @@ def test_a_trace_holds_the_steps_asked_for(language: Path, tmp_path: Path) -> No
     watching = {"every_steps": 1, "tensorboard": False, "profile_steps": [2, 3]}
     config = config_of(tmp_path / "run", language, steps=5, watch=watching)
     train(config, ranks.join(config.parallel, timeout_s=60, dump_dir=tmp_path))
-    trace = json.loads(gzip.decompress((tmp_path / "run" / "profile" / "rank-00000.json.gz").read_bytes()))
-    steps = {event["name"] for event in trace["traceEvents"] if str(event.get("name")).startswith("ProfilerStep")}
+    trace = json.loads(
+        gzip.decompress((tmp_path / "run" / "profile" / "rank-00000.json.gz").read_bytes())
+    )
+    steps = {
+        event["name"]
+        for event in trace["traceEvents"]
+        if str(event.get("name")).startswith("ProfilerStep")
+    }
     assert len(steps) == 2
 
 
@@ -118,7 +126,12 @@ def test_garbage_is_collected_when_it_is_due_and_at_no_other_time() -> None:
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("NVIDIA H100 80GB HBM3", 989e12), ("NVIDIA H100 PCIe", 756e12), ("NVIDIA H200", 989e12), ("cpu", None)],
+    [
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA H200", 989e12),
+        ("cpu", None),
+    ],
 )
 def test_peaks_are_known_by_the_name_of_the_device(name: str, expected: float | None) -> None:
     """Dense bf16; the PCIe card is another one."""
@@ -147,14 +160,21 @@ def test_every_panel_of_training_shows_a_real_run(
         language,
         steps=300,  # seconds, on any machine: rates are of several answers
         data={"global_batch_rows": 2},
-        watch={"every_steps": 5, "tensorboard": False, "metrics": {"port": port}, "peak_tflops": 0.05},
+        watch={
+            "every_steps": 5,
+            "tensorboard": False,
+            "metrics": {"port": port},
+            "peak_tflops": 0.05,
+        },
         validation={"manifest": str(language), "every_steps": 50, "documents": 5},
     )
     start = time.time()
     with asking(port, tmp_path / "prometheus", every_s=0.2) as prometheus:
         train(config, ranks.join(config.parallel, timeout_s=60, dump_dir=tmp_path))
         seen = Watched(prometheus, "tiny", start, time.time())
-        assert {title for title, _ in seen.empty("training")} <= {"GPU, peak since the report before"}
+        assert {title for title, _ in seen.empty("training")} <= {
+            "GPU, peak since the report before"
+        }
         (shown,) = seen.series('corpusmill_train_loss{run="$run"}').values()
         prometheus.assert_healthy(firing=set())
     losses = [line["loss"] for line in log_of(tmp_path / "tiny") if "loss" in line]
@@ -168,6 +188,7 @@ def test_a_rank_whose_port_is_taken_says_so(language: Path, tmp_path: Path) -> N
         port = taken.getsockname()[1]
         config = config_of(tmp_path / "run", language, watch={"metrics": {"port": port}})
         with pytest.raises(
-            ranks.DoesNotFit, match=rf"rank 0 cannot answer Prometheus on 127.0.0.1:{port} .*another port"
+            ranks.DoesNotFit,
+            match=rf"rank 0 cannot answer Prometheus on 127.0.0.1:{port} .*another port",
         ):
             train(config, ranks.join(config.parallel, timeout_s=60, dump_dir=tmp_path))

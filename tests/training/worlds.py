@@ -32,7 +32,12 @@ def start(
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     # the whole environment: the process that ranks are forked from has that of its own start
-    world = {**os.environ, "WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    world = {
+        **os.environ,
+        "WORLD_SIZE": str(num_ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
     processes = [
         _CONTEXT.Process(
             target=_be_rank,
@@ -56,7 +61,9 @@ def start(
             process.join()
 
 
-def run_world(num_ranks: int, work: Callable[..., None], *arguments: Any, folder: Path, timeout_s: float = 200) -> None:
+def run_world(
+    num_ranks: int, work: Callable[..., None], *arguments: Any, folder: Path, timeout_s: float = 200
+) -> None:
     """Do some work on all ranks, to its end; none may fail or warn."""
     with start(num_ranks, work, *arguments, folder=folder) as processes:
         for process in processes:
@@ -66,7 +73,10 @@ def run_world(num_ranks: int, work: Callable[..., None], *arguments: Any, folder
 
 
 def _be_rank(
-    environment: dict[str, str], messages: Path, work: Callable[..., None], arguments: tuple[Any, ...]
+    environment: dict[str, str],
+    messages: Path,
+    work: Callable[..., None],
+    arguments: tuple[Any, ...],
 ) -> None:
     import torch
 
