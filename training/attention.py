@@ -30,7 +30,7 @@ class Mask:
 pytree.register_dataclass(Mask)  # so that torch.compile and fully_shard see its tensors
 
 
-def document_mask(document_ids_BT: Tensor) -> Mask:  # noqa: N803
+def document_mask(document_ids_BT: Tensor) -> Mask:
     """Of (B, T) ids that differ between documents: T * T bytes per row, so for short rows and processors only."""
     seq_len = document_ids_BT.shape[1]
     causal = torch.ones(seq_len, seq_len, dtype=torch.bool, device=document_ids_BT.device).tril()
@@ -38,7 +38,7 @@ def document_mask(document_ids_BT: Tensor) -> Mask:  # noqa: N803
     return Mask(allowed=(same & causal)[:, None])
 
 
-def attend(query_BTHC: Tensor, key_BTKC: Tensor, value_BTKC: Tensor, mask: Mask) -> Tensor:  # noqa: N803
+def attend(query_BTHC: Tensor, key_BTKC: Tensor, value_BTKC: Tensor, mask: Mask) -> Tensor:
     """(B, T, H, C), each token's weighted values; heads of keys are shared by H / K query heads."""
     if mask.cu_seqlens is not None:
         return _attend_packed(query_BTHC, key_BTKC, value_BTKC, mask.cu_seqlens)

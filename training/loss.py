@@ -20,9 +20,9 @@ IGNORED_LABEL = -100
 
 
 def cross_entropy(
-    hidden_ND: Tensor,  # noqa: N803 - shapes: N tokens, D width, V vocabulary (of this rank)
-    weight_VD: Tensor,  # noqa: N803
-    labels_N: Tensor,  # noqa: N803
+    hidden_ND: Tensor,
+    weight_VD: Tensor,
+    labels_N: Tensor,
     *,
     chunk_tokens: int,
     group: dist.ProcessGroup | None = None,

@@ -36,7 +36,7 @@ class Rope:
     cos: Tensor
     sin: Tensor
 
-    def rotate(self, heads_BTHC: Tensor) -> Tensor:  # noqa: N803
+    def rotate(self, heads_BTHC: Tensor) -> Tensor:
         """The same, turned by the positions' angles."""
         first, second = heads_BTHC.float().chunk(2, dim=-1)
         turned = torch.cat([-second, first], dim=-1)
@@ -76,7 +76,7 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(config.dim, config.num_kv_heads * config.head_dim, bias=False)
         self.o_proj = nn.Linear(config.num_heads * config.head_dim, config.dim, bias=False)
 
-    def forward(self, hidden_BTD: Tensor, rope: Rope, mask: Mask) -> Tensor:  # noqa: N803
+    def forward(self, hidden_BTD: Tensor, rope: Rope, mask: Mask) -> Tensor:
         """(B, T, D) to the same; with tensor parallelism these are this rank's heads."""
         parts = (self.q_proj(hidden_BTD), self.k_proj(hidden_BTD), self.v_proj(hidden_BTD))
         query, key, value = (
@@ -95,7 +95,7 @@ class FeedForward(nn.Module):
         self.up_proj = nn.Linear(config.dim, config.ffn_dim, bias=False)
         self.down_proj = nn.Linear(config.ffn_dim, config.dim, bias=False)
 
-    def forward(self, hidden_BTD: Tensor) -> Tensor:  # noqa: N803
+    def forward(self, hidden_BTD: Tensor) -> Tensor:
         """(B, T, D) to the same."""
         return self.down_proj(
             nn.functional.silu(self.gate_proj(hidden_BTD)) * self.up_proj(hidden_BTD)
@@ -117,19 +117,19 @@ class Block(nn.Module):
         self.mlp = FeedForward(config)
         self.compute = self.run
 
-    def forward(self, hidden_BTD: Tensor, rope: Rope, mask: Mask) -> Tensor:  # noqa: N803
+    def forward(self, hidden_BTD: Tensor, rope: Rope, mask: Mask) -> Tensor:
         """(B, T, D) to the same, by `compute`: `run`, or that compiled or with activations offloaded."""
         return self.compute(hidden_BTD, rope, mask)
 
-    def run(self, hidden_BTD: Tensor, rope: Rope, mask: Mask) -> Tensor:  # noqa: N803
+    def run(self, hidden_BTD: Tensor, rope: Rope, mask: Mask) -> Tensor:
         """What is compiled. A method, as torch.compile knows all blocks by its code and so compiles but the first."""
         if self.checkpointing is None:
             return self.plain(hidden_BTD, rope, mask)
         return checkpoint(self.plain, hidden_BTD, rope, mask, **self.checkpointing)
 
-    def plain(self, hidden_BTD: Tensor, rope: Rope, mask: Mask) -> Tensor:  # noqa: N803
+    def plain(self, hidden_BTD: Tensor, rope: Rope, mask: Mask) -> Tensor:
         """What a block computes."""
-        hidden_BTD = hidden_BTD + self.self_attn(self.input_layernorm(hidden_BTD), rope, mask)  # noqa: N806
+        hidden_BTD = hidden_BTD + self.self_attn(self.input_layernorm(hidden_BTD), rope, mask)
         return hidden_BTD + self.mlp(self.post_attention_layernorm(hidden_BTD))
 
 
@@ -147,12 +147,12 @@ class Head(nn.Linear):
             weight, DTensor
         ):  # cut over the vocabulary: every rank sees all tokens and its own columns
             group = weight.device_mesh.get_group()
-            hidden_BTD = hidden_BTD.redistribute(placements=[Replicate()])  # noqa: N806  # pyright: ignore[reportAttributeAccessIssue]
-            hidden_BTD = hidden_BTD.to_local(grad_placements=[Partial()])  # noqa: N806  # pyright: ignore[reportAttributeAccessIssue]
+            hidden_BTD = hidden_BTD.redistribute(placements=[Replicate()])  # pyright: ignore[reportAttributeAccessIssue]
+            hidden_BTD = hidden_BTD.to_local(grad_placements=[Partial()])  # pyright: ignore[reportAttributeAccessIssue]
             weight = weight.to_local()
         if torch.is_autocast_enabled(hidden_BTD.device.type):
             dtype = torch.get_autocast_dtype(hidden_BTD.device.type)
-            hidden_BTD, weight = hidden_BTD.to(dtype), weight.to(dtype)  # noqa: N806
+            hidden_BTD, weight = hidden_BTD.to(dtype), weight.to(dtype)
         if labels_BT is None:
             return nn.functional.linear(hidden_BTD, weight)
         return cross_entropy(
@@ -181,14 +181,14 @@ class Decoder(nn.Module):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """What `Head.forward` gives: a loss where there are labels, else logits."""
         rope = self._rope_of(input_ids_BT)
-        hidden_BTD = self.embed_tokens(input_ids_BT)  # noqa: N806
+        hidden_BTD = self.embed_tokens(input_ids_BT)
         if isinstance(hidden_BTD, DTensor):  # tensor parallel: this rank's tokens
-            hidden_BTD = hidden_BTD.to_local()  # noqa: N806
+            hidden_BTD = hidden_BTD.to_local()
         for block in self.layers:
-            hidden_BTD = block(hidden_BTD, rope, mask)  # noqa: N806
+            hidden_BTD = block(hidden_BTD, rope, mask)
         return self.lm_head(self.norm(hidden_BTD), labels_BT)
 
-    def _rope_of(self, input_ids_BT: Tensor) -> Rope:  # noqa: N803
+    def _rope_of(self, input_ids_BT: Tensor) -> Rope:
         seq_len = input_ids_BT.shape[1]
         if (
             self._rope is None

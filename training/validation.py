@@ -142,7 +142,7 @@ class Validation:
                 module, FSDPModule
             ):  # without backward, zero2 would keep the whole weights
                 module.reshard()
-        for batch, losses_N in zip(batches, losses, strict=True):  # noqa: N806
+        for batch, losses_N in zip(batches, losses, strict=True):
             places = batch.documents.flatten().numpy()
             values = losses_N.double().cpu().numpy()
             sums += np.bincount(places[places >= 0], values[places >= 0], minlength=len(sums))

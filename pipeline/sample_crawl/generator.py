@@ -198,7 +198,7 @@ def generate(
     *,
     num_documents: int,
     seed: int,
-    format: Format,  # noqa: A002 - the word that the config and the command line have for it
+    format: Format,
     documents_per_file: int = 2_500,
     languages: Sequence[str] = ("en", "fr", "es"),
     layout: Layout = "flat",
@@ -878,7 +878,7 @@ def _html(page: _Page, meta: str) -> str:
 # ---- Files.
 
 
-def _file_names(num_files: int, format: Format, layout: Layout) -> list[str]:  # noqa: A002 - as in `generate`
+def _file_names(num_files: int, format: Format, layout: Layout) -> list[str]:
     folder = (
         f"crawl-data/CC-MAIN-SAMPLE/segments/1793491200000.00/{format}/"
         if layout == "common-crawl"
@@ -961,7 +961,7 @@ def _truth_writer(path: Path) -> Generator[Callable[[tuple[object, ...]], None]]
             flush()
 
 
-def _write_paths_list(folder: Path, names: Sequence[str], format: Format) -> Path:  # noqa: A002
+def _write_paths_list(folder: Path, names: Sequence[str], format: Format) -> Path:
     """The list of files that lies beside each crawl of Common Crawl; returns its path under `folder`."""
     path = Path(f"crawl-data/CC-MAIN-SAMPLE/{format}.paths.gz")
     (folder / path).write_bytes(

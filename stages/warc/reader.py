@@ -204,7 +204,7 @@ class WarcReader:
         Args:
             path: a local WET, WARC or ARC file: gzip, zstd, lz4, or uncompressed.
             settings: what to take and what to refuse.
-            unit: the unit's index, the upper 32 bits of every `doc_id`.
+            split: the unit's index, the upper 32 bits of every `doc_id`.
             first_record: records in the files of the unit that come before this one (the sum of their `num_records`).
             batch_bytes: content per batch, about; a batch holds at least one document.
         """

@@ -261,7 +261,7 @@ class SlowHandler(BaseHTTPRequestHandler):
         threading.Event().wait(0.5)
         self.wfile.write(CONTENT)
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class has it
+    def log_message(self, format: str, *args: object) -> None:
         """Keep the terminal quiet."""
 
 

@@ -65,7 +65,7 @@ class Handler(BaseHTTPRequestHandler):
         end = start + state.cut_after.pop(0) if state.cut_after else len(state.body)
         self.wfile.write(state.body[start:end])
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class has it
+    def log_message(self, format: str, *args: object) -> None:
         """Keep the terminal quiet."""
 
 

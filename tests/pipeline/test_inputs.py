@@ -250,7 +250,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body[start : start + state.cut_after.pop(name, len(body))])
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class has it
+    def log_message(self, format: str, *args: object) -> None:
         """Keep the terminal quiet."""
 
 

@@ -289,9 +289,12 @@ def test_a_server_that_stays_away_is_given_up(bucket: S3Path, tmp_path: Path) ->
 def test_a_second_driver_is_refused_at_once(bucket: S3Path) -> None:
     """It is told who works there; when the first lets go, the folder is free."""
     with hold(bucket) as held:
-        with pytest.raises(
-            HeldByAnother, match=rf"process {os.getpid()} of .*heard of \d s ago.*lapses \d\d s"
-        ), hold(bucket):
+        with (
+            pytest.raises(
+                HeldByAnother, match=rf"process {os.getpid()} of .*heard of \d s ago.*lapses \d\d s"
+            ),
+            hold(bucket),
+        ):
             pass
         held.check()
     with hold(bucket):
