@@ -407,7 +407,8 @@ def apply(stage: Stage[Any], batch: pa.Table) -> Outcome:
         middle = batch.num_rows // 2
         halves = [apply(stage, batch.slice(0, middle)), apply(stage, batch.slice(middle))]
         kept = [_conform(half.kept, _after(stage, batch.slice(0, 0)).schema) for half in halves]
-        return Outcome(pa.concat_tables(kept), pa.concat_tables([half.dropped for half in halves]))
+        dropped = pa.concat_tables([half.dropped for half in halves])
+        return Outcome(pa.concat_tables(kept), dropped, halves[0].counters + halves[1].counters)
     outcome.check(batch, stage.name)
     return outcome
 

@@ -49,7 +49,7 @@ from pipeline.runs.phase_folder import (
     write_atomically,
 )
 from shardwriter.format import MANIFEST_FILE, Manifest, ShardIndex, sample_key
-from stages.contract import every_rule
+from stages.contract import evaluate_all_rules
 from stages.dedup.paragraphs import hash_paragraph
 from stages.filters.perplexity import PerplexityFilterSettings
 from storage.object_store import S3Path
@@ -323,7 +323,7 @@ def _rules(run: Run, doc_id: int, phase: str, representative: int | None = None)
         stages = Select(plan).stages() if phase == "select" else plan.phase(phase).stages
         rows = rows.append_column(REPRESENTATIVE, pa.array([representative], REPRESENTATIVE.type))
         rows = rows.append_column(COPY_BY, pa.nulls(1, COPY_BY.type))  # what is stored is no copy
-        with every_rule() as judgements:
+        with evaluate_all_rules() as results:
             for spec in stages:
                 if spec.stage.reasons and (phase == "select" or _is_mere_rule(spec)):
                     rows = spec.opened().apply(rows).kept
@@ -331,10 +331,10 @@ def _rules(run: Run, doc_id: int, phase: str, representative: int | None = None)
     except (AssetError, ConfigError, OSError, TaskFailed, ValueError) as error:
         yield f"             its rules cannot be told: {error}"
         return
-    for judgement in judgements:
-        verdict = "breaks" if _first(judgement.is_broken) else "passes"
-        shown = {name: _first(getattr(judgement, name)) for name in ("value", "limit", "detail")}
-        yield f"             {verdict} {judgement.reason}{why(shown)}"
+    for result in results:
+        verdict = "breaks" if _first(result.is_broken) else "passes"
+        shown = {name: _first(getattr(result, name)) for name in ("value", "limit", "detail")}
+        yield f"             {verdict} {result.reason}{why(shown)}"
     yield from cutoffs
 
 

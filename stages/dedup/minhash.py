@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 
 from stages.contract import Outcome, Settings, Stage, drop_where, keep_all
+from stages.counters import Counters
 from stages.kernels import minhash as _minhash
 from stages.kernels import sha1 as _sha1
 
@@ -225,6 +226,10 @@ class MinHash(Stage[MinHashSettings]):
         ]
     )
 
+    counters: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"band_hashes": "Hashes of bands, by which near-duplicates are found"}
+    )
+
     @classmethod
     def adds_of(cls, settings: MinHashSettings) -> pa.Schema:
         """With the n-grams where pairs are verified by them."""
@@ -249,7 +254,9 @@ class MinHash(Stage[MinHashSettings]):
         }
         if self.settings.verify == "exact":
             added["minhash_ngrams"] = ngram_sets(batch.column("text"), self.settings)
-        return keep_all(batch, added)
+        counters = Counters()
+        counters.add("band_hashes", np.count_nonzero(has_words) * hashes.shape[1])
+        return keep_all(batch, added, counters)
 
 
 def _lists(

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from stages.contract import DOCUMENT, Outcome, Settings, Stage, drop_where, keep_all
+from stages.counters import Counters
 from stages.dedup.minhash import UNSPACED
 from stages.kernels import overlap as _overlap
 from stages.kernels import sha1 as _sha1
@@ -100,6 +101,12 @@ class Decontamination(Stage[DecontaminationSettings]):
     version = 1
     needs = pa.schema([DOCUMENT.field("text")])
     adds = pa.schema([CONTAMINATION])
+    counters: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {
+            "contaminated.": "Documents that share a word n-gram with the evaluation set",
+            "contaminated_words.": "Words of documents in word n-grams of the evaluation set",
+        }
+    )
 
     _names: tuple[str, ...]
     _runs: list[_Runs]
@@ -167,7 +174,12 @@ class Decontamination(Stage[DecontaminationSettings]):
         column = pa.ListArray.from_arrays(
             pa.array(ends, pa.int32()), elements, type=CONTAMINATION.type
         )
-        return keep_all(batch, {CONTAMINATION.name: column})
+        counters = Counters()
+        for set_index, name in enumerate(self._names):
+            of_set = words[:, set_index]
+            counters.add(f"contaminated.{name}", np.count_nonzero(of_set))
+            counters.add(f"contaminated_words.{name}", of_set.sum())
+        return keep_all(batch, {CONTAMINATION.name: column}, counters)
 
 
 class _Runs(NamedTuple):
@@ -302,6 +314,9 @@ class DecontaminationFilter(Stage[DecontaminationFilterSettings]):
             "max_share."
         }
     )
+    counters: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"decontaminated.": "Documents dropped because of the evaluation set"}
+    )
 
     def apply(self, batch: pa.Table) -> Outcome:
         """Keep the rows that share no more than max_share with each set."""
@@ -324,7 +339,7 @@ class DecontaminationFilter(Stage[DecontaminationFilterSettings]):
         detail = (names.combine_chunks() if isinstance(names, pa.ChunkedArray) else names).take(
             places
         )
-        return drop_where(
+        outcome = drop_where(
             batch,
             is_broken,
             "decontamination.share_too_high",
@@ -332,6 +347,8 @@ class DecontaminationFilter(Stage[DecontaminationFilterSettings]):
             limit=limit,
             detail=detail,
         )
+        outcome.counters.add_values("decontaminated.", outcome.dropped.column("detail"))
+        return outcome
 
     def _limits(self, names: pa.Array | pa.ChunkedArray) -> NDArray[np.float64]:
         given = self.settings.max_share

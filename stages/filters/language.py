@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from stages.contract import DOCUMENT, Outcome, Settings, Stage, chain, drop_where, keep_all
+from stages.counters import Counters
 
 LABEL_PREFIX = "__label__"
 """What fastText writes before every label."""
@@ -64,6 +65,9 @@ class Language(Stage[LanguageSettings]):
     version = 1
     needs = pa.schema([DOCUMENT.field("text")])
     adds = pa.schema([pa.field("language", pa.string()), pa.field("language_score", pa.float64())])
+    counters: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"language.": "Documents in the language"}
+    )
 
     _model: Any
 
@@ -89,9 +93,11 @@ class Language(Stage[LanguageSettings]):
             text = pc.utf8_slice_codeunits(text, 0, self.settings.max_chars)
         labels, scores = top_labels(self._model, text.cast(pa.large_binary()).to_pylist())
         names = [label and self.settings.labels.get(label, label) for label in labels]
-        return keep_all(
-            batch, {"language": pa.array(names, pa.string()), "language_score": pa.array(scores)}
-        )
+        languages = pa.array(names, pa.string())
+        counters = Counters()
+        counters.add_values("language.", languages)
+        added = {"language": languages, "language_score": pa.array(scores)}
+        return keep_all(batch, added, counters)
 
 
 def top_labels(model: Any, texts: Sequence[bytes | None]) -> tuple[list[str | None], np.ndarray]:

@@ -35,6 +35,7 @@ from stages.contract import (
     keep_all,
     with_columns,
 )
+from stages.counters import Counters
 
 POLICY_PHRASES = (
     "terms of use",
@@ -127,6 +128,12 @@ class Lines(Stage[LinesSettings]):
             ),  # by how many the text is shorter, line feeds counted
         ]
     )
+    counters: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {
+            "chars_removed": "Characters removed with lines, of the documents kept by this stage",
+            "lines_removed": "Lines removed, of the documents kept by this stage",
+        }
+    )
     reasons: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
             "lines.lorem_ipsum": 'A line has "lorem ipsum" in it; the value is the number of such lines.',
@@ -174,7 +181,9 @@ class Lines(Stage[LinesSettings]):
                 ),
             }
         )
-        return self._dropped(changed, facts)
+        outcome = self._dropped(changed, facts)
+        _count_removed(outcome.kept, outcome.counters)
+        return outcome
 
     def _judged(
         self, lines: pa.Array
@@ -249,6 +258,12 @@ class Lines(Stage[LinesSettings]):
                 drop_where(outcome.kept, is_dropped, reason, value=of_living[value], limit=limit),
             )
         return outcome
+
+
+def _count_removed(kept: pa.Table, counters: Counters) -> None:
+    lines_removed = pc.list_value_length(kept.column("lines_removed"))
+    counters.add("chars_removed", pc.sum(kept.column("chars_removed")).as_py())
+    counters.add("lines_removed", pc.sum(lines_removed).as_py())
 
 
 def _has(lines: pa.Array, phrases: Sequence[str]) -> pa.Array:

@@ -28,6 +28,7 @@ import pyarrow.compute as pc
 from pydantic import Field, model_validator
 
 from stages.contract import DOCUMENT, Outcome, Settings, Stage, drop_where, keep_all, with_columns
+from stages.counters import Counters
 
 Bucket = Literal["head", "middle", "tail", "all"]
 
@@ -166,6 +167,9 @@ class Perplexity(Stage[PerplexitySettings]):
     version = 1
     needs = pa.schema([DOCUMENT.field("text"), pa.field("language", pa.string())])
     adds = pa.schema([pa.field("perplexity", pa.float64())])
+    counters: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"perplexity.": "Histogram (see `bins`) of the perplexities of documents in the language"}
+    )
 
     _models: dict[str, LanguageModel]
 
@@ -188,10 +192,16 @@ class Perplexity(Stage[PerplexitySettings]):
         perplexities: list[float | None] = [None] * batch.num_rows
         # One language after another: models that take turns push each other out of the processor's caches (10 % of
         # the time with three languages).
+        counters = Counters()
         for language, model in self._models.items():
+            found: list[float] = []
             for row in [i for i, other in enumerate(languages) if other == language]:
-                perplexities[row] = model.perplexity(texts[row].as_py() or "")
-        return keep_all(batch, {"perplexity": pa.array(perplexities, pa.float64())})
+                perplexity = perplexities[row] = model.perplexity(texts[row].as_py() or "")
+                if perplexity is not None:
+                    found.append(perplexity)
+            counters.observe(f"perplexity.{language}", bins(found).tolist())
+        added = {"perplexity": pa.array(perplexities, pa.float64())}
+        return keep_all(batch, added, counters)
 
 
 # ---- cutoffs ----

@@ -191,7 +191,7 @@ class Url(Stage[UrlSettings]):
         outcome = keep_all(batch, {_NORMAL: normal_form(batch.column("url"))})
         for judge in self._judges:
             outcome = chain(outcome, judge(outcome.kept))
-        return Outcome(outcome.kept.drop_columns([_NORMAL]), outcome.dropped)
+        return Outcome(outcome.kept.drop_columns([_NORMAL]), outcome.dropped, outcome.counters)
 
     def _lines_of(self, given: str | tuple[str, ...]) -> list[str]:
         if not isinstance(given, str):

@@ -35,7 +35,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pydantic import Field
 
-from stages.contract import DOCUMENT, Outcome, Settings, Stage, keep_all
+from stages.contract import DOCUMENT, Column, Outcome, Settings, Stage, keep_all
+from stages.counters import Counters
 
 KINDS = ("email", "ip", "card", "phone")
 """In the order of trying, where two could begin at one place."""
@@ -130,6 +131,14 @@ class Pii(Stage[PiiSettings]):
     adds: ClassVar[pa.Schema] = pa.schema(
         [DOCUMENT.field("text"), *(pa.field(f"pii_{kind}", pa.int32()) for kind in KINDS)]
     )
+    counters: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {
+            "pii_email": "E-mail addresses replaced",
+            "pii_ip": "IP addresses replaced",
+            "pii_card": "Card numbers replaced",
+            "pii_phone": "Phone numbers replaced",
+        }
+    )
 
     def apply(self, batch: pa.Table) -> Outcome:
         """Replace and count."""
@@ -153,10 +162,12 @@ class Pii(Stage[PiiSettings]):
             texts = pc.replace_with_mask(
                 texts, pa.array(is_read), pa.array(replaced, pa.large_string())
             )
-        return keep_all(
-            batch,
-            {"text": texts, **{f"pii_{kind}": pa.array(number) for kind, number in counts.items()}},
-        )
+        added: dict[str, Column] = {"text": texts}
+        counters = Counters()
+        for kind, number in counts.items():
+            added[f"pii_{kind}"] = pa.array(number)
+            counters.add(f"pii_{kind}", number.sum())
+        return keep_all(batch, added, counters)
 
 
 def _rows_to_read(

@@ -101,6 +101,7 @@ class Tokenize(Stage[TokenizeSettings]):
     adds: ClassVar[pa.Schema] = pa.schema(
         [pa.field("tokens", pa.large_list(pa.uint32())), pa.field("num_tokens", pa.int64())]
     )
+    counters: ClassVar[Mapping[str, str]] = MappingProxyType({"tokens": "Tokens"})
     reasons: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
             "tokenize.error_reserved_id": "The text encodes to a special id of the tokenizer (the value), "
@@ -155,7 +156,9 @@ class Tokenize(Stage[TokenizeSettings]):
         column = pa.chunked_array(tokens, self.adds.field("tokens").type)
         num_tokens = pc.cast(pc.list_value_length(column), pa.int64())
         annotated = with_columns(batch, {"tokens": column, "num_tokens": num_tokens})
-        return _without_forged(annotated, np.concatenate(forged))
+        outcome = _without_forged(annotated, np.concatenate(forged))
+        outcome.counters.add("tokens", pc.sum(outcome.kept.column("num_tokens")).as_py())
+        return outcome
 
     def describe(self) -> TokenizerInfo:
         """What the tokenizer is and what encodes; after `open`."""

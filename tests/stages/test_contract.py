@@ -17,6 +17,7 @@ from pipeline.execution.task import StageSpec
 from pipeline.models import registry as assets
 from pipeline.planning.plan import CHAIN
 from stages.contract import DOCUMENT, DROPPED, Outcome, Stage, drop_where, with_columns
+from stages.counters import Counters
 from stages.filters.language import Language, LanguageSettings
 from stages.filters.length import Length, LengthSettings
 from tests.stages.examples import (
@@ -67,11 +68,17 @@ def opened(files: Mapping[str, Path]) -> Mapping[str, Stage[Any]]:
 
 
 def judged(stage: Stage[Any], batch: pa.Table) -> Fates:
-    """What becomes of every document, once the outcome has been held against the contract."""
+    """Return the row of every document, kept or dropped, after a check of the contract."""
+    return applied(stage, batch)[0]
+
+
+def applied(stage: Stage[Any], batch: pa.Table) -> tuple[Fates, Counters]:
+    """Return the row of every document and the counters, after a check of the contract."""
     outcome = stage.apply(batch)
     check(stage, batch, outcome)
     decisions = {row["doc_id"]: row for row in outcome.kept.to_pylist()}
-    return decisions | {row["doc_id"]: row for row in outcome.dropped.to_pylist()}
+    decisions |= {row["doc_id"]: row for row in outcome.dropped.to_pylist()}
+    return decisions, outcome.counters
 
 
 def check(stage: Stage[Any], batch: pa.Table, outcome: Outcome) -> None:
@@ -79,6 +86,8 @@ def check(stage: Stage[Any], batch: pa.Table, outcome: Outcome) -> None:
     outcome.check(batch, stage.name)
     assert outcome.dropped.schema.equals(DROPPED)
     assert set(outcome.dropped.column("reason").to_pylist()) <= stage.reasons.keys()
+    for counter in [*outcome.counters.counts, *outcome.counters.histograms]:
+        assert stage.counter_display_name(counter)
     wanted = StageSpec(type(stage), stage.settings).output_schema(batch.schema)
     found = {field.name: field.type for field in outcome.kept.schema}
     assert found.keys() <= set(wanted.names)
@@ -193,16 +202,20 @@ def test_an_unopened_stage_travels_to_another_process(
 def test_cuts_make_no_difference(
     opened: Mapping[str, Stage[Any]], example: Example, data: st.DataObject
 ) -> None:
-    """In one batch, in one batch of several chunks, or in several batches, each row has the same outcome."""
+    """Rows and summed counters are the same for one batch, one batch of several chunks and several batches."""
     stage, batch = opened[example.label], many(example)
     cuts = sorted(data.draw(st.lists(st.integers(0, batch.num_rows), max_size=5)))
     ends = [*cuts, batch.num_rows]
     parts = [batch.slice(start, end - start) for start, end in zip([0, *cuts], ends, strict=True)]
-    whole = judged(stage, batch)
-    assert judged(stage, pa.concat_tables(parts)) == whole
-    assert {
-        doc_id: decision for part in parts for doc_id, decision in judged(stage, part).items()
-    } == whole
+    whole = applied(stage, batch)
+    assert applied(stage, pa.concat_tables(parts)) == whole
+    decisions: Fates = {}
+    counters = Counters()
+    for part in parts:
+        decisions_of_part, counters_of_part = applied(stage, part)
+        decisions |= decisions_of_part
+        counters += counters_of_part
+    assert (decisions, counters) == whole
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.label)
@@ -211,10 +224,10 @@ def test_cuts_make_no_difference(
 def test_order_makes_no_difference(
     opened: Mapping[str, Stage[Any]], example: Example, data: st.DataObject
 ) -> None:
-    """Rows that come in another order have the same outcomes, in that order."""
+    """Rows in another order have the same outcomes, and the counters are the same."""
     stage, batch = opened[example.label], many(example)
     order = data.draw(st.permutations(range(batch.num_rows)))
-    assert judged(stage, batch.take(pa.array(order))) == judged(stage, batch)
+    assert applied(stage, batch.take(pa.array(order))) == applied(stage, batch)
 
 
 def many(example: Example) -> pa.Table:
@@ -278,6 +291,7 @@ class Careless(Stage[LengthSettings]):
     name, version, needs = Length.name, Length.version, Length.needs
     adds: ClassVar[pa.Schema] = pa.schema([pa.field("num_letters", pa.int64())])
     reasons: ClassVar[Mapping[str, str]] = Length.reasons
+    counters: ClassVar[Mapping[str, str]] = {"letters": "Letters"}
     fault = ""
 
     def apply(self, batch: pa.Table) -> Outcome:
@@ -286,19 +300,20 @@ class Careless(Stage[LengthSettings]):
         kept = batch if self.fault == "column" else with_columns(batch, {"num_letters": letters})
         reason = "length.too_ugly" if self.fault == "reason" else "length.too_few_chars"
         outcome = drop_where(kept, pa.array([True, False]), reason)
+        outcome.counters.add("letters.a" if self.fault == "counter" else "letters")
         return Outcome(kept.slice(2), outcome.dropped) if self.fault == "loss" else outcome
 
 
-@pytest.mark.parametrize("fault", ["type", "column", "reason", "loss"])
+@pytest.mark.parametrize("fault", ["type", "column", "reason", "loss", "counter"])
 def test_a_broken_contract_is_found(fault: str) -> None:
-    """The checks of this suite can fail: a column of another type, a missing one, an unknown reason, a lost row."""
+    """Each check fails for its fault: a wrong type, a missing column, a lost row, an undeclared name."""
     stage = Careless(LengthSettings())
     batch = next(one for one in EXAMPLES if one.stage is Length).batch(
         [{"text": "a"}, {"text": "b"}]
     )
     assert len(judged(stage, batch)) == 2
     stage.fault = fault
-    with pytest.raises(AssertionError):
+    with pytest.raises((AssertionError, KeyError)):
         judged(stage, batch)
 
 
