@@ -532,7 +532,7 @@ def _missing_files(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
         ]
     if config.extract.url:
         references += [
-            (("extract", "url"), reference) for reference in Url.files_of(config.extract.url)
+            (("extract", "url"), reference) for reference in Url.required_files(config.extract.url)
         ]
     if annotate.decontamination:
         sets = annotate.decontamination.sets

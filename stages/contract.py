@@ -87,7 +87,7 @@ class Outcome:
     counters: Counters = field(default_factory=Counters)
 
     def check(self, batch: pa.Table, stage: str) -> None:
-        """Raise `AccountsDoNotBalance` unless each row of `batch` is kept, in order, or dropped once."""
+        """Raise `DocumentCountError` unless each row of `batch` is kept, in order, or dropped once."""
         kept, dropped = self.kept.column("doc_id"), self.dropped.column("doc_id")
         if dropped.length() == 0:
             is_complete = kept.equals(batch.column("doc_id"))
@@ -97,14 +97,14 @@ class Outcome:
             num_rows = kept.length() + dropped.length()
             is_complete = batch.num_rows == num_rows and kept.equals(expected)
         if not is_complete:
-            raise AccountsDoNotBalance(
+            raise DocumentCountError(
                 f"stage {stage}: {batch.num_rows} documents went in, {kept.length()} were kept and "
                 f"{dropped.length()} dropped, or their order changed; every document must come out "
                 f"exactly once, in order"
             )
 
 
-class AccountsDoNotBalance(AssertionError):
+class DocumentCountError(AssertionError):
     """A stage lost, duplicated or reordered documents. This is a bug of the stage, not of the input."""
 
 
@@ -135,7 +135,7 @@ class Stage(ABC, Generic[S]):
 
         Args:
             settings: the only configuration that the stage has.
-            files: reference -> local path, for each reference of `files_of(settings)`.
+            files: reference -> local path, for each reference of `required_files(settings)`.
         """
         self.settings = settings
         self.files = dict(files)  # a mappingproxy cannot be pickled
@@ -159,19 +159,19 @@ class Stage(ABC, Generic[S]):
         return f"{cls.counters[family + dot]}: {member}"
 
     @classmethod
-    def needs_of(cls, settings: S) -> pa.Schema:
+    def required_columns(cls, settings: S) -> pa.Schema:
         """Return the columns that `apply` reads under these settings; `needs` by default."""
         del settings
         return cls.needs
 
     @classmethod
-    def adds_of(cls, settings: S) -> pa.Schema:
+    def added_columns(cls, settings: S) -> pa.Schema:
         """Return the columns that `apply` adds under these settings; `adds` by default."""
         del settings
         return cls.adds
 
     @classmethod
-    def files_of(cls, settings: S) -> tuple[str, ...]:
+    def required_files(cls, settings: S) -> tuple[str, ...]:
         """Return the references (registry names or paths) of the files that `open` reads, sorted."""
         del settings
         return ()

@@ -33,7 +33,7 @@ import pyarrow.compute as pc
 
 from pipeline.execution.task_stats import Stopwatch, peak_mb, reset_peak_memory, worker
 from pipeline.models import registry as assets
-from stages.contract import DROPPED, AccountsDoNotBalance, Outcome, Settings, Stage
+from stages.contract import DROPPED, DocumentCountError, Outcome, Settings, Stage
 
 FLOW = pa.schema(
     [
@@ -76,14 +76,14 @@ class StageSpec:
         Raises:
             ValueError: a column that the stage needs is not there, or has another type.
         """
-        for needed in self.stage.needs_of(self.settings):
+        for needed in self.stage.required_columns(self.settings):
             index = schema.get_field_index(needed.name)
             found = schema.field(index).type if index >= 0 else "no such column"
             if found != needed.type:
                 raise ValueError(
                     f"stage {self.stage.name} needs {needed.name} {needed.type}; before it there is {found}"
                 )
-        for added in self.stage.adds_of(self.settings):
+        for added in self.stage.added_columns(self.settings):
             index = schema.get_field_index(added.name)
             schema = schema.append(added) if index < 0 else schema.set(index, added)
         return schema
@@ -91,7 +91,8 @@ class StageSpec:
     def digests(self) -> dict[str, str]:
         """The content of each model, as far as it is known on this machine."""
         known = {
-            reference: assets.digest(reference) for reference in self.stage.files_of(self.settings)
+            reference: assets.digest(reference)
+            for reference in self.stage.required_files(self.settings)
         }
         return {reference: digest for reference, digest in known.items() if digest is not None}
 
@@ -102,7 +103,8 @@ class StageSpec:
             UnitFailed: a model has another content than `digests` says: what the run was planned with, elsewhere.
         """
         files = {
-            reference: assets.resolve(reference) for reference in self.stage.files_of(self.settings)
+            reference: assets.resolve(reference)
+            for reference in self.stage.required_files(self.settings)
         }
         key = (self.stage, self.settings.model_dump_json())
         state = [_state_of(path) for path in files.values()]
@@ -394,7 +396,7 @@ def apply(stage: Stage[Any], batch: pa.Table) -> Outcome:
     try:
         outcome = stage.apply(batch)
     except BaseException as error:
-        if isinstance(error, AccountsDoNotBalance) or not _is_fault(error):
+        if isinstance(error, DocumentCountError) or not _is_fault(error):
             raise
         if batch.num_rows == 1:
             kind = next(

@@ -57,7 +57,7 @@ class TokenizeDocuments(SplitPhase):
     def index(self) -> pa.Schema:
         """What is told of each document beside its tokens: DOCUMENT_INDEX, scores by classifiers, what was replaced."""
         classifiers = self.config.annotate.classifiers
-        scores = [] if classifiers is None else Classifiers.adds_of(classifiers)
+        scores = [] if classifiers is None else Classifiers.added_columns(classifiers)
         return pa.schema(
             [*DOCUMENT_INDEX, *scores, *([] if self.config.tokenize.pii is None else PII)]
         )

@@ -242,7 +242,9 @@ def _fingerprint(
     previous: Sequence[PreviousRun],
 ) -> str | None:
     """The fingerprint of a phase, or None while one of its models has no content yet."""
-    references = [reference for spec in specs for reference in spec.stage.files_of(spec.settings)]
+    references = [
+        reference for spec in specs for reference in spec.stage.required_files(spec.settings)
+    ]
     cutoffs = (
         config.select.perplexity.cutoffs
         if name == "select" and config.select.perplexity

@@ -46,7 +46,7 @@ def references(config: RunConfig) -> list[str]:
     specs = [spec for phase in CHAIN for spec in stages_of(phase, config)]
     return list(
         dict.fromkeys(
-            reference for spec in specs for reference in spec.stage.files_of(spec.settings)
+            reference for spec in specs for reference in spec.stage.required_files(spec.settings)
         )
     )
 

@@ -348,7 +348,7 @@ def _cutoffs(spec: StageSpec, rows: pa.Table) -> Iterator[str]:
 
 def _is_mere_rule(spec: StageSpec) -> bool:
     """Whether a stage only judges: then what is stored is what it has judged, and no model is needed for it."""
-    return not spec.stage.adds.names and not spec.stage.files_of(spec.settings)
+    return not spec.stage.adds.names and not spec.stage.required_files(spec.settings)
 
 
 def _first(values: Any) -> Any:

@@ -25,7 +25,7 @@ from rich.table import Table
 from pipeline.config import RunConfig
 from pipeline.planning.plan import CHAIN, DECIDED_BY, PHASE_VERSIONS, RunPlan
 from pipeline.reporting.explain import Run
-from stages.contract import AccountsDoNotBalance, Counters
+from stages.contract import Counters, DocumentCountError
 from stages.transform.pii import KINDS
 from stages.warc.reader import CAUSES
 
@@ -76,7 +76,7 @@ def make_report(run: Run) -> Report:
     """Sum up a run, as far as it has got.
 
     Raises:
-        AccountsDoNotBalance: a phase took in another number of documents than the one before it put out.
+        DocumentCountError: a phase took in another number of documents than the one before it put out.
     """
     tallies = {name: _tally(run, name) for name in PHASE_VERSIONS}
     extract, tokens = tallies["extract"], tallies["tokenize"].counts
@@ -167,7 +167,7 @@ def _steps(tallies: Mapping[str, Counters], complete: Collection[str]) -> Iterat
         if phase not in complete:
             return
         if counts["documents"] != num_docs:
-            raise AccountsDoNotBalance(
+            raise DocumentCountError(
                 f"{phase} took in {counts['documents']} documents, but {num_docs} were left before it; "
                 f"a bug, not a fault of the input"
             )

@@ -66,11 +66,11 @@ def _mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return x ^ (x >> np.uint64(31))
 
 
-class CopiesFilterSettings(Settings):
+class ExactDedupFilterSettings(Settings):
     """Nothing to set: who has to go was decided by the phase `copies`."""
 
 
-class ExactDedupFilter(Stage[CopiesFilterSettings]):
+class ExactDedupFilter(Stage[ExactDedupFilterSettings]):
     """Drops the documents of which an earlier one is a copy: `copy_by` says in what, null that there is none."""
 
     name = "exact_dedup"

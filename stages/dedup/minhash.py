@@ -231,7 +231,7 @@ class MinHash(Stage[MinHashSettings]):
     )
 
     @classmethod
-    def adds_of(cls, settings: MinHashSettings) -> pa.Schema:
+    def added_columns(cls, settings: MinHashSettings) -> pa.Schema:
         """With the n-grams where pairs are verified by them."""
         ngrams = pa.field("minhash_ngrams", pa.large_list(pa.uint64()))
         return cls.adds.append(ngrams) if settings.verify == "exact" else cls.adds

@@ -130,12 +130,12 @@ class Classifiers(Stage[ClassifiersSettings]):
     _models: Mapping[str, Any]
 
     @classmethod
-    def files_of(cls, settings: ClassifiersSettings) -> tuple[str, ...]:
+    def required_files(cls, settings: ClassifiersSettings) -> tuple[str, ...]:
         """The models, each once, sorted."""
         return tuple(sorted({one.model for one in settings.models.values()}))
 
     @classmethod
-    def adds_of(cls, settings: ClassifiersSettings) -> pa.Schema:
+    def added_columns(cls, settings: ClassifiersSettings) -> pa.Schema:
         """One column per name."""
         return pa.schema([pa.field(column(name), pa.float64()) for name in settings.models])
 
@@ -224,7 +224,7 @@ class ClassifiersFilter(Stage[ClassifiersFilterSettings]):
     )
 
     @classmethod
-    def needs_of(cls, settings: ClassifiersFilterSettings) -> pa.Schema:
+    def required_columns(cls, settings: ClassifiersFilterSettings) -> pa.Schema:
         """The columns that have limits."""
         return pa.schema([pa.field(column(name), pa.float64()) for name in settings.limits])
 

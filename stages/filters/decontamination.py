@@ -112,7 +112,7 @@ class Decontamination(Stage[DecontaminationSettings]):
     _runs: list[_Runs]
 
     @classmethod
-    def files_of(cls, settings: DecontaminationSettings) -> tuple[str, ...]:
+    def required_files(cls, settings: DecontaminationSettings) -> tuple[str, ...]:
         """The files, each once, sorted."""
         return tuple(sorted(set(settings.sets.values())))
 

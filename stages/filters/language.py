@@ -72,7 +72,7 @@ class Language(Stage[LanguageSettings]):
     _model: Any
 
     @classmethod
-    def files_of(cls, settings: LanguageSettings) -> tuple[str, ...]:
+    def required_files(cls, settings: LanguageSettings) -> tuple[str, ...]:
         """The one model."""
         return (settings.model,)
 

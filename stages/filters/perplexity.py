@@ -174,7 +174,7 @@ class Perplexity(Stage[PerplexitySettings]):
     _models: dict[str, LanguageModel]
 
     @classmethod
-    def files_of(cls, settings: PerplexitySettings) -> tuple[str, ...]:
+    def required_files(cls, settings: PerplexitySettings) -> tuple[str, ...]:
         """The folders, each once, sorted."""
         return tuple(sorted(set(settings.models.values())))
 

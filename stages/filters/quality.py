@@ -118,12 +118,12 @@ class Quality(Stage[QualitySettings]):
     _lists: Mapping[str, Mapping[str, _quality_signals.Phrases]]  # signal -> language -> list
 
     @classmethod
-    def needs_of(cls, settings: QualitySettings) -> pa.Schema:
+    def required_columns(cls, settings: QualitySettings) -> pa.Schema:
         """The text; the language where there are lists."""
-        return pa.schema([*cls.needs, _LANGUAGE]) if cls.files_of(settings) else cls.needs
+        return pa.schema([*cls.needs, _LANGUAGE]) if cls.required_files(settings) else cls.needs
 
     @classmethod
-    def adds_of(cls, settings: QualitySettings) -> pa.Schema:
+    def added_columns(cls, settings: QualitySettings) -> pa.Schema:
         """A column more for each kind of list."""
         return pa.schema(
             [
@@ -137,7 +137,7 @@ class Quality(Stage[QualitySettings]):
         )
 
     @classmethod
-    def files_of(cls, settings: QualitySettings) -> tuple[str, ...]:
+    def required_files(cls, settings: QualitySettings) -> tuple[str, ...]:
         """The lists, each once, sorted."""
         return tuple(
             sorted(
@@ -545,7 +545,7 @@ class QualityFilter(Stage[QualityFilterSettings]):
     )
 
     @classmethod
-    def needs_of(cls, settings: QualityFilterSettings) -> pa.Schema:
+    def required_columns(cls, settings: QualityFilterSettings) -> pa.Schema:
         """The signals that have a limit."""
         wanted = {rule.signal for rule in _RULES if getattr(settings, rule.limit) is not None}
         fields = [*_SIGNAL_FIELDS, *_LISTED_FIELDS.values()]

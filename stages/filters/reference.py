@@ -57,7 +57,7 @@ class Reference(Stage[ReferenceSettings]):
     _classifiers: dict[str, Any]
 
     @classmethod
-    def files_of(cls, settings: ReferenceSettings) -> tuple[str, ...]:
+    def required_files(cls, settings: ReferenceSettings) -> tuple[str, ...]:
         """The folders, each once, sorted."""
         return tuple(sorted(set(settings.models.values())))
 

@@ -151,7 +151,7 @@ class Url(Stage[UrlSettings]):
     _judges: list[Callable[[pa.Table], Outcome]]
 
     @classmethod
-    def files_of(cls, settings: UrlSettings) -> tuple[str, ...]:
+    def required_files(cls, settings: UrlSettings) -> tuple[str, ...]:
         """The lists that are files, each once, in the order of the settings."""
         lists = (settings.subwords, settings.hard_words, settings.soft_words, settings.curated)
         return tuple(

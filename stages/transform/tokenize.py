@@ -110,7 +110,7 @@ class Tokenize(Stage[TokenizeSettings]):
     )
 
     @classmethod
-    def files_of(cls, settings: TokenizeSettings) -> tuple[str, ...]:
+    def required_files(cls, settings: TokenizeSettings) -> tuple[str, ...]:
         """The tokenizer's file or folder."""
         return (settings.tokenizer,)
 

@@ -35,7 +35,7 @@ from numba import njit
 from numpy.typing import NDArray
 from pydantic import Field
 
-from stages.contract import DOCUMENT, AccountsDoNotBalance, Counters, Settings
+from stages.contract import DOCUMENT, Counters, DocumentCountError, Settings
 from stages.html import extraction as html
 from stages.html.extraction import HtmlSettings, Unusable
 from stages.warc.http import TooLarge, parse_response
@@ -153,10 +153,10 @@ class ReadReport:
     """Pages stored without the content coding that their HTTP header names."""
 
     def check(self) -> None:
-        """Raise `AccountsDoNotBalance` unless every record has exactly one fate."""
+        """Raise `DocumentCountError` unless every record has exactly one fate."""
         num_fates = self.num_documents + self.skipped.total() + len(self.quarantine)
         if num_fates != self.num_records or self.record_types.total() != self.num_records:
-            raise AccountsDoNotBalance(
+            raise DocumentCountError(
                 f"{self.file}: {self.num_records} records, but {self.num_documents} documents, "
                 f"{self.skipped.total()} skipped and {len(self.quarantine)} quarantined: a bug in stages/warc/reader.py"
             )

@@ -33,7 +33,7 @@ from pipeline.execution.task import (
 from pipeline.runs.phase_folder import PendingOutput, PhaseFolder
 from stages.contract import (
     DOCUMENT,
-    AccountsDoNotBalance,
+    DocumentCountError,
     Outcome,
     Settings,
     Stage,
@@ -357,14 +357,14 @@ def test_a_stage_that_loses_a_document_fails_its_unit(folder: PhaseFolder) -> No
     """The accounts are checked at each call; nothing of the unit is committed, and the message names the stage."""
     stage = Losing(NoSettings())
     with pytest.raises(
-        AccountsDoNotBalance, match="stage losing: 2 documents went in, 1 were kept and 0 dropped"
+        DocumentCountError, match="stage losing: 2 documents went in, 1 were kept and 0 dropped"
     ):
         apply(stage, documents(["a", "b"]))
     (result,) = Flow(
         folder, [documents(["a", "b"]), documents(["c"], first=2)], [Touchy, Losing, Later]
     ).run()
     assert result["failed"].startswith(
-        "stage losing: AccountsDoNotBalance: stage losing: 2 documents went in"
+        "stage losing: DocumentCountError: stage losing: 2 documents went in"
     )
     assert is_untouched(folder)
 

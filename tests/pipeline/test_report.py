@@ -25,7 +25,7 @@ from pipeline.reporting.report import (
     to_html,
     to_json,
 )
-from stages.contract import AccountsDoNotBalance
+from stages.contract import DocumentCountError
 from tests.pipeline.conftest import Small
 from tests.pipeline.test_ledger import PAGES, RULES, last_fates, write_pages
 
@@ -156,7 +156,7 @@ def test_books_that_do_not_balance_are_refused(
         lambda counts: counts.update({count: counts[count] + 1}) if count else counts.clear(),
     )
     with pytest.raises(
-        AccountsDoNotBalance,
+        DocumentCountError,
         match=rf"^({blamed}) took in \d+ documents, but \d+ were left before it",
     ):
         make_report(mixed)

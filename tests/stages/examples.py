@@ -17,7 +17,7 @@ import tokenizers
 from tokenizers import models, pre_tokenizers
 
 from stages.contract import DOC_ID, Settings, Stage
-from stages.dedup.exact_dedup import CopiesFilterSettings, ExactDedupFilter
+from stages.dedup.exact_dedup import ExactDedupFilter, ExactDedupFilterSettings
 from stages.dedup.minhash import MinHash, MinHashFilter, MinHashFilterSettings, MinHashSettings
 from stages.dedup.paragraphs import (
     ParagraphHashes,
@@ -95,7 +95,11 @@ class Example:
         rows = self.rows() if rows is None else rows
         fields = [
             DOC_ID,
-            *(field for field in self.stage.needs_of(self.settings) if field.name != "doc_id"),
+            *(
+                field
+                for field in self.stage.required_columns(self.settings)
+                if field.name != "doc_id"
+            ),
         ]
         columns = [pa.array([row.get(f.name) for row in rows], f.type) for f in fields[1:]]
         ids = pa.array(range(5 << 32, (5 << 32) + len(rows)), pa.uint64())
@@ -103,7 +107,7 @@ class Example:
 
     def made(self, files: Mapping[str, Path]) -> Stage[Any]:
         """The stage, not opened yet."""
-        wanted = self.stage.files_of(self.settings)
+        wanted = self.stage.required_files(self.settings)
         return self.stage(self.settings, {reference: files[reference] for reference in wanted})
 
 
@@ -279,7 +283,7 @@ EXAMPLES = (
     ),
     Example(
         ExactDedupFilter,
-        CopiesFilterSettings(),
+        ExactDedupFilterSettings(),
         {"copy_by": None},
         {"same_digest": {"copy_by": "digest"}, "same_text": {"copy_by": "text"}},
     ),

@@ -41,7 +41,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def opened(files: dict[str, Path], **models: dict[str, Any]) -> Classifiers:
     """The stage, ready to work, after a journey to another process."""
     chosen = ClassifiersSettings.model_validate(models)
-    needed = {reference: files[reference] for reference in Classifiers.files_of(chosen)}
+    needed = {reference: files[reference] for reference in Classifiers.required_files(chosen)}
     stage = pickle.loads(pickle.dumps(Classifiers(chosen, needed)))
     stage.open()
     return stage
@@ -60,7 +60,7 @@ def scores_of(
     )
     outcome = stage.apply(batch)
     outcome.check(batch, stage.name)
-    added = stage.adds_of(stage.settings)
+    added = stage.added_columns(stage.settings)
     assert outcome.kept.schema.equals(pa.schema([*batch.schema, *added]))
     return outcome.kept.select(added.names).to_pylist()
 

@@ -193,7 +193,7 @@ def test_unopened_stage_pickles(tiny_model: Path):
     pickled = pickle.dumps(Language(LanguageSettings(model="lid"), {"lid": tiny_model}))
     stage = pickle.loads(pickled)
     stage.open()
-    assert stage.files_of(stage.settings) == ("lid",)
+    assert stage.required_files(stage.settings) == ("lid",)
     assert scored(stage, ["the dog"])[0][0] == "en"
 
 

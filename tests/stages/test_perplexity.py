@@ -266,7 +266,7 @@ def test_terminal_stays_clean(folder: Path, capfd: pytest.CaptureFixture[str]):
 def test_unopened_stage_pickles_and_names_its_files(folder: Path):
     """A stage travels to a worker process before it is opened; a folder used twice is named once."""
     settings = PerplexitySettings(models={"sco": "b", "en": "b", "de": "a"})
-    assert Perplexity.files_of(settings) == ("a", "b")
+    assert Perplexity.required_files(settings) == ("a", "b")
     pickled = pickle.dumps(Perplexity(PerplexitySettings(models={"en": "b"}), {"b": folder}))
     stage = pickle.loads(pickled)
     stage.open()

@@ -323,11 +323,11 @@ def listed(
             path.write_text("\n".join(entries), encoding="utf-8")
     settings = {kind: {lang: f"{kind}-{lang}.txt" for lang in of} for kind, of in lists.items()}
     stage = Quality(QualitySettings(**settings), files)
-    assert set(Quality.files_of(stage.settings)) == set(files)
+    assert set(Quality.required_files(stage.settings)) == set(files)
     stage.open()
     batch = batch_of(texts).set_column(2, "language", pa.array(languages, pa.string()))
     kept = stage.apply(batch).kept
-    assert kept.select(Quality.adds_of(stage.settings).names).schema == Quality.adds_of(
+    assert kept.select(Quality.added_columns(stage.settings).names).schema == Quality.added_columns(
         stage.settings
     )
     return kept
@@ -554,7 +554,7 @@ def test_defaults_are_gophers():
 def test_only_signals_with_a_limit_are_needed():
     """A filter asks for the columns that its rules speak of, so that scores stored without the others can be judged."""
     few = QualityFilterSettings.model_validate(OFF | {"min_words": 3, "max_bad_words": 0})
-    assert QualityFilter.needs_of(few).names == [
+    assert QualityFilter.required_columns(few).names == [
         "doc_id",
         "language",
         "rps_doc_word_count",

@@ -148,7 +148,7 @@ def test_unopened_stage_pickles_and_names_its_files(folders: dict[str, Path]):
     settings = ReferenceSettings(models={"fr": "r-fr", "en": "r-en", "sco": "r-en"})
     stage = pickle.loads(pickle.dumps(Reference(settings, folders)))
     stage.open()
-    assert stage.files_of(settings) == ("r-en", "r-fr")
+    assert stage.required_files(settings) == ("r-en", "r-fr")
     assert scores_of(stage, [("sco", CITED)]) == scores_of(stage, [("en", CITED)])
 
 

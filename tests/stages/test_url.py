@@ -314,7 +314,7 @@ def test_lists_of_words_may_be_files(tmp_path: Path) -> None:
     (tmp_path / "curated.txt").write_text("wikipedia.org\n", encoding="utf-8")
     files = {name: tmp_path / name for name in ("hard.txt", "curated.txt")}
     settings = UrlSettings(hard_words="hard.txt", curated="curated.txt", soft_words=("a",))
-    assert Url.files_of(settings) == ("hard.txt", "curated.txt")
+    assert Url.required_files(settings) == ("hard.txt", "curated.txt")
     stage = opened(files, hard_words="hard.txt", curated="curated.txt")
     assert [
         decision and decision[0]

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from warcio.archiveiterator import ArchiveIterator as Warcio
 from warcio.exceptions import ArchiveLoadFailed
 
-from stages.contract import DOCUMENT, AccountsDoNotBalance
+from stages.contract import DOCUMENT, DocumentCountError
 from stages.html.extraction import HtmlSettings
 from stages.warc.reader import CAUSES, SKIPPED, ReadReport, WarcReader, WarcSettings, source_domain
 
@@ -755,7 +755,7 @@ def test_only_a_file_that_cannot_be_opened_raises(folder: Path) -> None:
 def test_accounts_that_do_not_balance_are_a_bug() -> None:
     """A record without a fate raises, naming the file and the numbers."""
     with pytest.raises(
-        AccountsDoNotBalance,
+        DocumentCountError,
         match=r"a\.gz: 1 records, but 0 documents, 0 skipped and 0 quarantined",
     ):
         ReadReport("a.gz", num_records=1).check()
