@@ -199,7 +199,7 @@ def test_the_image_is_of_the_tested_versions_and_holds_every_package() -> None:
     }
     assert let_through == copied
     assert all((REPOSITORY / name).exists() for name in copied)
-    assert '--constraint constraints.txt ".[s3]"' in dockerfile
+    assert '--constraint constraints.txt ".[pipeline,s3]"' in dockerfile
     assert f"docker build -t corpusmill:{project['project']['version']} ." in dockerfile
     assert re.search(r"^USER 1000$", dockerfile, re.MULTILINE)
 

@@ -1,0 +1,154 @@
+"""The `corpusmill` command: the commands of `python -m pipeline`, and `loader` and `training` as groups.
+
+The module imports nothing heavy. It also works in the light installation, where only the loader can run, and
+names the extra to install for the rest.
+
+    corpusmill run ccnet.yaml
+    corpusmill loader inspect runs/ccnet/dataset
+    corpusmill training run train-tiny.yaml
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import metadata
+from types import ModuleType
+from typing import Annotated, NoReturn
+
+import typer
+
+PROGRAM = "corpusmill"
+COMPLETION_VARIABLE = "_CORPUSMILL_COMPLETE"
+"""Typer's completion scripts set this variable when they ask for the words that may follow."""
+
+MISSING_LIBRARY = 2
+"""Exit code when a library of an extra is not installed."""
+
+GROUPS = {
+    "loader": "Inspect, check, time and export a dataset.",
+    "training": "Train a model on a dataset, plan memory, convert checkpoints.",
+}
+"""Command groups that are packages of their own: name -> help text."""
+
+EXTRA_OF_LIBRARY = {
+    "obstore": "s3",
+    "cmake": "train-models",
+    "ninja": "train-models",
+    "pyarrow": "pipeline",
+    "ray": "pipeline",
+}
+"""Libraries that need another extra than their command does."""
+
+EXTRA_OF_GROUP = {"loader": "train", "training": "train"}
+OUR_PACKAGES = frozenset(
+    {"config_files", "storage", "stages", "shardwriter", "pipeline", *GROUPS},
+)
+
+
+def main() -> NoReturn:
+    """Run the command line. A library that is not installed becomes a message and exit code 2."""
+    words = sys.argv[1:]
+    group = words[0] if words and words[0] in GROUPS else None
+    try:
+        _dispatch(words, group)
+    except ModuleNotFoundError as error:
+        library = (error.name or "").partition(".")[0]
+        if not library or library in OUR_PACKAGES:
+            raise
+        print(_explain_missing(library, group), file=sys.stderr)
+        sys.exit(MISSING_LIBRARY)
+    sys.exit(0)
+
+
+def _dispatch(words: list[str], group: str | None) -> None:
+    """Call the command line that is responsible for these words; it ends the process."""
+    is_completion = COMPLETION_VARIABLE in os.environ
+    if is_completion:
+        make_app(_completed_group())(prog_name=PROGRAM)
+    elif group is not None:
+        sys.argv = [f"{PROGRAM} {group}", *words[1:]]
+        sys.exit(_import_group(group).main())
+    elif not words or words[0].startswith("-"):
+        make_app()(prog_name=PROGRAM)
+    else:
+        from pipeline import cli
+
+        cli.main()
+
+
+def make_app(group: str | None = None) -> typer.Typer:
+    """Return the whole command tree, for help and shell completion.
+
+    Args:
+        group: the group whose commands are loaded; the others have only their name and help text.
+    """
+    from pipeline import cli
+
+    app = typer.Typer(
+        name=PROGRAM,
+        help=cli.app.info.help,
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(_root_options)
+    app.add_typer(cli.app, name="")  # without a name, its commands become commands of this app
+    for name, summary in GROUPS.items():
+        nested = _load_group(name) if name == group else typer.Typer()
+        app.add_typer(nested, name=name, help=summary)
+    return app
+
+
+def _load_group(name: str) -> typer.Typer:
+    """Return the commands of a group, or none where its command line is no Typer program."""
+    return getattr(_import_group(name), "app", None) or typer.Typer()
+
+
+def _import_group(name: str) -> ModuleType:
+    """Import the command line of a group. No other module of the pipeline may import these packages."""
+    if name == "loader":
+        import loader.__main__ as command_line
+    else:
+        import training.__main__ as command_line
+    return command_line
+
+
+def _completed_group() -> str | None:
+    """Return the group on the command line that the shell completes, if there is one."""
+    words = (
+        os.environ.get("COMP_WORDS", "").split()
+        or os.environ.get("_TYPER_COMPLETE_ARGS", "").split()
+    )
+    return next((word for word in words[1:2] if word in GROUPS), None)
+
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        print(f"{PROGRAM} {metadata.version(PROGRAM)}")
+        raise typer.Exit
+
+
+def _root_options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the version and exit.",
+        ),
+    ] = False,
+) -> None:
+    """Take the options that stand before any command; their callbacks do the work."""
+    del version
+
+
+def _explain_missing(library: str, group: str | None) -> str:
+    """Return the message for a library that cannot be imported."""
+    extra = EXTRA_OF_LIBRARY.get(library) or EXTRA_OF_GROUP.get(group or "", "pipeline")
+    command = " ".join(sys.argv[:1] if group else [PROGRAM, *sys.argv[1:2]])
+    return (
+        f"error: `{command}` needs the library {library!r}, which is not installed here.\n"
+        f"Install it with: pip install 'corpusmill[{extra}]'"
+    )
