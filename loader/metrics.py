@@ -2,7 +2,7 @@
 
 Promises: figures are read when Prometheus asks, in a thread of the endpoint's own; reading takes microseconds and no
 lock that a batch waits for. METRICS is all that a loader tells; each is a value of its `stats()` under another name.
-Leaves to others: what a trainer has to tell beside (training/observability.py), fetching and showing (docs/watching.md).
+Leaves to others: what a trainer has to tell beside (training/observability/), fetching and showing (docs/watching.md).
 
     loader = TokenLoader("/data/web", seq_len=2048, global_batch_rows=512)
     close = serve(9465, Figures(METRICS, loader.stats, {"rank": "0"}))   # http://127.0.0.1:9465/metrics

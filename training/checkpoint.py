@@ -34,7 +34,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
 from training.config import CheckpointConfig
-from training.distributed import DoesNotFit, Ranks
+from training.parallel.distributed import IncompatibleConfig, Ranks
 
 MARKER = "complete.json"
 CHECKPOINT_VERSION = 1
@@ -146,7 +146,7 @@ class Checkpoints:
         """Read a checkpoint into the live tensors of a state; its progress.
 
         Raises:
-            DoesNotFit: it is of another model or version, or not whole.
+            IncompatibleConfig: it is of another model or version, or not whole.
         """
         progress = read_progress(path)
         tensors = {**_prefixed("model", state.model), **_prefixed("optimizer", state.optimizer)}
@@ -219,22 +219,22 @@ def step_of(path: Path) -> int:
 
 
 def read_progress(path: Path) -> dict[str, Any]:
-    """What complete.json says; raises DoesNotFit where it is missing or of another version."""
+    """What complete.json says; raises IncompatibleConfig where it is missing or of another version."""
     try:
         progress = json.loads((path / MARKER).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise DoesNotFit(
+        raise IncompatibleConfig(
             f"{path} has no {MARKER}: it is no checkpoint, or was cut short; take another"
         ) from error
     if progress.get("version") != CHECKPOINT_VERSION:
-        raise DoesNotFit(
+        raise IncompatibleConfig(
             f"{path / MARKER}: version is {progress.get('version')}, wanted {CHECKPOINT_VERSION}"
         )
     return progress
 
 
 def refuse_other_model(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Raise DoesNotFit unless every tensor is in the checkpoint in this shape; all differences in one message."""
+    """Raise IncompatibleConfig unless every tensor is in the checkpoint in this shape; all differences in one message."""
     stored = FileSystemReader(path).read_metadata().state_dict_metadata
     faults: list[str] = []
     for name, tensor in tensors.items():
@@ -247,7 +247,7 @@ def refuse_other_model(path: Path, tensors: Mapping[str, Tensor]) -> None:
             )
     if faults:
         more = f" and {len(faults) - 5} more" if len(faults) > 5 else ""
-        raise DoesNotFit(
+        raise IncompatibleConfig(
             f"{path} is a checkpoint of another model: {'; '.join(faults[:5])}{more}. Give the run another run_dir, "
             f"or the model the settings it was saved with"
         )
@@ -290,7 +290,7 @@ def _store(address: str) -> Any:
     try:
         from obstore.store import from_url
     except ImportError as error:
-        raise DoesNotFit(
+        raise IncompatibleConfig(
             f"checkpoint.upload is {address}: that takes obstore, pip install 'corpusmill[s3]'"
         ) from error
     is_plain = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")

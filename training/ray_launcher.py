@@ -43,13 +43,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from training.config import TrainConfig
 
 if TYPE_CHECKING:
-    from training.trainer import Ended
+    from training.trainer import TrainResult
 
 PATH_KEYS = {"run_dir", "manifest", "instructions", "tokenizer", "initial_weights"}
 LISTEN_EVERY_S = 1.0
 
 
-def launch(config: TrainConfig, *, num_workers: int | None, max_failures: int) -> Ended:
+def launch(config: TrainConfig, *, num_workers: int | None, max_failures: int) -> TrainResult:
     """Run a config on Ray Train's workers, to its end or until this process gets SIGTERM.
 
     Args:
@@ -58,10 +58,10 @@ def launch(config: TrainConfig, *, num_workers: int | None, max_failures: int) -
         max_failures: how often all workers are started again after a loss; -1: as often as it takes.
 
     Raises:
-        DoesNotFit, ResumeMismatch, TrainingStopped: as `train`.
+        IncompatibleConfig, ResumeMismatch, TrainingStopped: as `train`.
         ray.train.TrainingFailedError: workers failed once more than allowed, for the reasons in it.
     """
-    from training import distributed as ranks
+    from training.parallel import distributed
 
     settings = with_absolute_paths(config.model_dump(mode="json"))
     Path(settings["run_dir"]).mkdir(parents=True, exist_ok=True)
@@ -70,13 +70,13 @@ def launch(config: TrainConfig, *, num_workers: int | None, max_failures: int) -
         num_gpus = int(ray.cluster_resources().get("GPU", 0))
         num_workers = num_workers or max(1, num_gpus)
         _say_what_is_missing(num_workers, num_gpus)
-        nccl = ranks.flight_recorder(Path(settings["run_dir"]) / "hang") if num_gpus else {}
+        nccl = distributed.flight_recorder(Path(settings["run_dir"]) / "hang") if num_gpus else {}
         with _leave_on_sigterm() as leaving:
             trainer = TorchTrainer(
                 lambda settings: work(settings, leaving),
                 train_loop_config=settings,
                 torch_config=TorchConfig(
-                    backend=ranks.backend(has_cuda=num_gpus > 0),
+                    backend=distributed.backend(has_cuda=num_gpus > 0),
                     timeout_s=config.process.start_timeout_s,
                 ),
                 scaling_config=ScalingConfig(num_workers=num_workers, use_gpu=num_gpus > 0),
@@ -112,36 +112,36 @@ def with_absolute_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def work(settings: Mapping[str, Any], leaving: Any) -> Ended:
+def work(settings: Mapping[str, Any], leaving: Any) -> TrainResult:
     """What a worker does: what a process under torchrun does, told to leave by the actor `leaving`.
 
     Ray joined the ranks before, and parts them afterwards.
     """
     from loader.state import ResumeMismatch
-    from training import distributed as ranks
-    from training.trainer import DoesNotFit, TrainingStopped, train
+    from training.parallel import distributed
+    from training.trainer import IncompatibleConfig, TrainingStopped, train
 
     config = TrainConfig.model_validate(settings)
     told = threading.Event()
     try:
         _refuse_missing(config.run_dir)
         dump_dir = Path(config.run_dir) / "hang"
-        here = ranks.join(
+        here = distributed.join(
             config.parallel, timeout_s=config.process.start_timeout_s, dump_dir=dump_dir
         )
         if here.is_first:
             threading.Thread(target=_listen, args=(leaving, told), daemon=True).start()
         return train(config, here, told)
-    except (DoesNotFit, ResumeMismatch, TrainingStopped) as error:
+    except (IncompatibleConfig, ResumeMismatch, TrainingStopped) as error:
         raise _Final(error) from None
 
 
 def _refuse_missing(run_dir: str) -> None:
     """The driver made it, so it is missing where it is another disk's."""
-    from training.distributed import DoesNotFit
+    from training.parallel.distributed import IncompatibleConfig
 
     if not Path(run_dir).is_dir():
-        raise DoesNotFit(
+        raise IncompatibleConfig(
             f"run_dir is {run_dir}, which is not there on {socket.gethostname()}: all ranks write their part of a "
             f"checkpoint to it, so it must lie on a volume that every node mounts under this path"
         )

@@ -19,8 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from training import checkpoint, data, hugging_face, lora, parallel
-from training import observability as watch
+from training import checkpoint
 from training.config import (
     CheckpointConfig,
     GuardConfig,
@@ -28,10 +27,15 @@ from training.config import (
     ValidationConfig,
     WatchConfig,
 )
-from training.distributed import DoesNotFit, Ranks
-from training.model import Decoder, draw, flops_per_token, vocab_size_of
-from training.optimizer import Optimizer, learning_rate
-from training.validation import Validation
+from training.data import rows as data
+from training.data.validation import Validation
+from training.hugging_face import export as hugging_face
+from training.model import lora
+from training.model.decoder import Decoder, draw, flops_per_token, vocab_size_of
+from training.observability import metrics_log
+from training.parallel import parallelize as parallel
+from training.parallel.distributed import IncompatibleConfig, Ranks
+from training.parallel.optimizer import Optimizer, learning_rate
 
 NORM_MEMORY = 0.98
 """Of the running mean of gradient norms, per step: half of it is of the last 35."""
@@ -42,7 +46,7 @@ class TrainingStopped(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Ended:
+class TrainResult:
     """How a run ended: steps done, its last loss, and whether it was told to leave before its end."""
 
     step: int
@@ -50,23 +54,25 @@ class Ended:
     was_stopped: bool
 
 
-def train(config: TrainConfig, ranks: Ranks, told_to_leave: threading.Event | None = None) -> Ended:
+def train(
+    config: TrainConfig, ranks: Ranks, stop_requested: threading.Event | None = None
+) -> TrainResult:
     """Run a config to its end, from the newest checkpoint in its run_dir where there is one.
 
     Args:
         config: the run.
         ranks: this process among them.
-        told_to_leave: once set on any rank, means what SIGTERM means; for launchers that keep signals to themselves.
+        stop_requested: once set on any rank, means what SIGTERM means; for launchers that keep signals to themselves.
 
     Raises:
-        DoesNotFit: config, ranks, dataset and machine do not go together.
+        IncompatibleConfig: config, ranks, dataset and machine do not go together.
         TrainingStopped: too many bad steps, by the guard's settings.
         CheckpointFailed: a checkpoint could not be written.
         ReadFailed, FormatError, ShardCorrupt, ResumeMismatch: as the loader.
     """
     with ExitStack() as closing:
         trainer = Trainer(config, ranks, closing)
-        return trainer.run(told_to_leave)
+        return trainer.run(stop_requested)
 
 
 class Trainer:
@@ -84,20 +90,22 @@ class Trainer:
         self.optimizer = Optimizer(self.parameters, config.optimizer, config.parallel, ranks)
         self.guard = Guard(config.guard)
         self.step = 0
-        self.log = watch.Log(self.run_dir, config.watch, config.model_dump(), writes=ranks.is_first)
+        self.log = metrics_log.Log(
+            self.run_dir, config.watch, config.model_dump(), writes=ranks.is_first
+        )
         closing.callback(self.log.close)
         closing.callback(
-            watch.answer_prometheus(
+            metrics_log.answer_prometheus(
                 config.watch, self.run_dir, self.ranks.rank, self.rows.stats, self.log
             )
         )
-        self.garbage = watch.Garbage(config.watch.gc_every_steps)
+        self.garbage = metrics_log.Garbage(config.watch.gc_every_steps)
         closing.callback(self.garbage.close)
         self.validation = Validation(config, ranks) if config.validation else None
         self.flops_per_token = flops_per_token(config.model, self.vocab_size, config.data.seq_len)
         name = torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else "cpu"
         told = config.watch.peak_tflops
-        self.peak_flops = told * 1e12 if told is not None else watch.peak_flops(name)
+        self.peak_flops = told * 1e12 if told is not None else metrics_log.peak_flops(name)
         stats = self.rows.stats()
         if stats.get("broken_lines"):
             self.log.say(
@@ -147,20 +155,20 @@ class Trainer:
 
     # -------------------------------------------------------------------------------------------------------- the loop
 
-    def run(self, told_to_leave: threading.Event | None = None) -> Ended:
+    def run(self, stop_requested: threading.Event | None = None) -> TrainResult:
         """Train to the end, or until told to leave: by SIGTERM, or by the event."""
-        told_to_leave = told_to_leave or threading.Event()
-        config, clock, loss = self.config, watch.Clock(), math.nan
+        stop_requested = stop_requested or threading.Event()
+        config, clock, loss = self.config, metrics_log.Clock(), math.nan
         first_step, was_stopped = self.step, False
         with (
-            _Leaving(told_to_leave),
-            watch.tracing(config.watch, self.run_dir, self.ranks) as traced,
-            watch.memory_history(config.watch, self.run_dir, self.ranks),
+            _Leaving(stop_requested),
+            metrics_log.tracing(config.watch, self.run_dir, self.ranks) as traced,
+            metrics_log.memory_history(config.watch, self.run_dir, self.ranks),
         ):
             while self.step < config.steps and not was_stopped:
                 with clock.waiting():
                     micro_batches = self.rows.micro_batches(self.step)
-                figures = self._train_step(micro_batches, wants_to_leave=told_to_leave.is_set())
+                figures = self._train_step(micro_batches, wants_to_leave=stop_requested.is_set())
                 loss, was_stopped = figures["loss"], bool(figures.pop("wants_to_leave"))
                 clock.tokens += int(figures.pop("tokens"))
                 clock.steps += 1
@@ -173,7 +181,7 @@ class Trainer:
                     self._report(figures, clock)
                 self._between_steps(was_stopped)
         self.checkpoints.wait()
-        return Ended(self.step, loss, was_stopped and self.step < config.steps)
+        return TrainResult(self.step, loss, was_stopped and self.step < config.steps)
 
     def _train_step(
         self, micro_batches: list[data.MicroBatch], *, wants_to_leave: bool
@@ -200,7 +208,7 @@ class Trainer:
         rate = learning_rate(self.step, self.config.steps, self.config.optimizer)
         if self.guard.accepts(mean_loss, float(norm), self.step):
             self.optimizer.step(rate)
-        self.optimizer.forget_gradients()
+        self.optimizer.zero_grad()
         return {
             "loss": mean_loss,
             "grad_norm": float(norm),
@@ -210,9 +218,9 @@ class Trainer:
             "wants_to_leave": leave.item(),
         }
 
-    def _report(self, figures: dict[str, float], clock: watch.Clock) -> None:
+    def _report(self, figures: dict[str, float], clock: metrics_log.Clock) -> None:
         rates = clock.report(self.flops_per_token, self.ranks.world_size, self.peak_flops)
-        memory = watch.memory_figures(self.ranks.device)
+        memory = metrics_log.memory_figures(self.ranks.device)
         stats = self.rows.stats()
         names = "skipped_rows", "retries", "refetches", "broken_lines", "cut_conversations"
         loader = {f"loader_{name}": stats[name] for name in names if name in stats}
@@ -320,4 +328,4 @@ def _duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{seconds:02d}"
 
 
-__all__ = ["DoesNotFit", "Ended", "Trainer", "TrainingStopped", "train"]
+__all__ = ["IncompatibleConfig", "TrainResult", "Trainer", "TrainingStopped", "train"]

@@ -33,7 +33,7 @@ class Ours:
     """corpusmill's trainer, by a config made of the spec."""
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
-        from training import distributed as ranks
+        from training.parallel import distributed
         from training.trainer import Trainer
 
         self._closing = ExitStack()
@@ -42,8 +42,8 @@ class Ours:
         self.sent_bytes = 0
         if self.config.parallel.activation_offload:
             self._count_what_is_sent()
-        joined = ranks.join(self.config.parallel, timeout_s=600, dump_dir=Path(folder))
-        self._closing.callback(ranks.leave)
+        joined = distributed.join(self.config.parallel, timeout_s=600, dump_dir=Path(folder))
+        self._closing.callback(distributed.leave)
         self.trainer = Trainer(self.config, joined, self._closing)
         self.trainer.checkpoints = _NoCheckpoints()  # type: ignore[assignment]
         if spec.get(SAVE_ON_CPU):
@@ -51,7 +51,7 @@ class Ours:
 
     def run(self, steps: int, *, gc_every_steps: int | None = 50) -> dict[str, Any]:
         """The trainer's own figures of so many steps, one before them left out."""
-        from training.observability import Garbage
+        from training.observability.metrics_log import Garbage
 
         self.trainer.garbage.close()
         self.trainer.garbage = Garbage(gc_every_steps)
@@ -85,7 +85,7 @@ class Ours:
         self._closing.close()
 
     def _count_what_is_sent(self) -> None:
-        from training.offload import ActivationOffload
+        from training.parallel.activation_offload import ActivationOffload
 
         send: Callable[..., Any] = ActivationOffload._send  # noqa: SLF001 - nobody else asks for this number
 
@@ -149,7 +149,7 @@ class _KeptLog:
 
 def _save_on_cpu(model: Any) -> None:
     """Put torch's own offload around every block but the last."""
-    from training.parallel import decoder_of
+    from training.parallel.parallelize import decoder_of
 
     def around(compute: Callable[..., Any]) -> Callable[..., Any]:
         def saved(*args: Any) -> Any:

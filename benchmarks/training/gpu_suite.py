@@ -286,7 +286,7 @@ def _fits(entrants: Mapping[str, Mapping[str, Any]], there: Sequence[str], peak_
 def plan(spec: Mapping[str, Any]) -> dict[str, Any]:
     """What the planner says that torch's allocator will hold at most: all but the context of CUDA."""
     from benchmarks.training.entrant import config_of
-    from training.memory import GIB, footprint
+    from training.planning.memory import GIB, footprint
 
     planned = footprint(config_of(spec, "planned"), spec["vocab_size"], 1)
     peak = planned.peak
@@ -461,7 +461,7 @@ OFFLOADS = {"offload": "", "save_on_cpu": "", "checkpointing full, offload": "ch
 def summarize(suite: Suite) -> dict[str, Any]:
     """Per entrant: tokens/s, MFU, memory against the plan; then goals."""
     from training.config import ModelConfig
-    from training.model import flops_per_token
+    from training.model.decoder import flops_per_token
 
     model = ModelConfig(**suite.size.shape, vocab_size=suite.size.vocab_size)
     rows: dict[str, dict[str, Any]] = {}

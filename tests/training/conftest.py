@@ -12,7 +12,7 @@ import pytest
 
 from shardwriter import Documents, join, write_shard
 from shardwriter.format import MANIFEST_FILE, TokenizerEntry, index_file, shard_file
-from tests.training.worlds import run_world
+from tests.training.rank_processes import run_world
 from training.config import TrainConfig
 
 VOCAB_SIZE = 250
@@ -82,14 +82,14 @@ def config_of(run_dir: Path, manifest: Path | None, **changes: Any) -> TrainConf
 
 def train_each(runs: Sequence[Mapping[str, Any]]) -> None:
     """What a rank does: runs after one another in one world."""
-    from training import distributed as ranks
+    from training.parallel import distributed
     from training.trainer import train
 
     for settings in runs:
         config = TrainConfig.model_validate(settings)
         timeout_s, dump_dir = config.process.start_timeout_s, Path(config.run_dir) / "hang"
-        train(config, ranks.join(config.parallel, timeout_s=timeout_s, dump_dir=dump_dir))
-    ranks.leave()
+        train(config, distributed.join(config.parallel, timeout_s=timeout_s, dump_dir=dump_dir))
+    distributed.leave()
 
 
 def train_all(

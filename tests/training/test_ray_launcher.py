@@ -148,11 +148,11 @@ def test_workers_get_absolute_paths(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 def test_a_run_dir_on_another_disk_is_refused(tmp_path: Path) -> None:
     """A worker that does not see the driver's folder names its machine."""
-    from training.distributed import DoesNotFit
+    from training.parallel.distributed import IncompatibleConfig
     from training.ray_launcher import _refuse_missing
 
     _refuse_missing(str(tmp_path))
     with pytest.raises(
-        DoesNotFit, match=r"run_dir is .*not there on .*on a volume that every node mounts"
+        IncompatibleConfig, match=r"run_dir is .*not there on .*on a volume that every node mounts"
     ):
         _refuse_missing(str(tmp_path / "elsewhere"))

@@ -26,21 +26,23 @@ from tests.training.conftest import (
     train_each,
     write_language,
 )
-from tests.training.worlds import MESSAGES, start
-from training import distributed as ranks
+from tests.training.rank_processes import MESSAGES, start
 from training.checkpoint import MARKER, load_weights, whole_checkpoints
 from training.config import GuardConfig, OptimizerConfig, TrainConfig
-from training.distributed import DoesNotFit
-from training.model import Decoder
-from training.optimizer import learning_rate
-from training.trainer import Ended, Guard, TrainingStopped, train
+from training.model.decoder import Decoder
+from training.parallel import distributed
+from training.parallel.distributed import IncompatibleConfig
+from training.parallel.optimizer import learning_rate
+from training.trainer import Guard, TrainingStopped, TrainResult, train
 
 STEPS = 6
 
 
-def train_here(config: TrainConfig) -> Ended:
+def train_here(config: TrainConfig) -> TrainResult:
     """In this process, alone."""
-    return train(config, ranks.join(config.parallel, timeout_s=60, dump_dir=Path(config.run_dir)))
+    return train(
+        config, distributed.join(config.parallel, timeout_s=60, dump_dir=Path(config.run_dir))
+    )
 
 
 def weights_of(run_dir: Path, config: TrainConfig) -> dict[str, np.ndarray[Any, Any]]:
@@ -179,7 +181,7 @@ def test_a_checkpoint_of_another_model_is_refused(language: Path, tmp_path: Path
     """With the names and both shapes."""
     train_here(config_of(tmp_path / "run", language, steps=1))
     with pytest.raises(
-        DoesNotFit,
+        IncompatibleConfig,
         match=r"(?s)gate_proj.weight is \(128, 64\) there, \(160, 64\) here.*another run_dir",
     ):
         train_here(config_of(tmp_path / "run", language, steps=2, model={"ffn_dim": 160}))
@@ -198,8 +200,8 @@ def test_rows_are_those_of_the_loader(language: Path, tmp_path: Path) -> None:
     import torch
     from torch.nn.functional import cross_entropy
 
-    from training.attention import Mask, document_mask
-    from training.model import draw
+    from training.model.attention import Mask, document_mask
+    from training.model.decoder import draw
 
     config = config_of(tmp_path / "run", language, steps=1)
     train_here(config)
@@ -319,7 +321,7 @@ def test_schedules_have_these_values() -> None:
 def test_a_batch_that_the_ranks_cannot_fill_is_refused(language: Path, tmp_path: Path) -> None:
     """Naming both keys."""
     with pytest.raises(
-        DoesNotFit, match=r"global_batch_rows is 12, but 1 data-parallel ranks of 13 rows"
+        IncompatibleConfig, match=r"global_batch_rows is 12, but 1 data-parallel ranks of 13 rows"
     ):
         train_here(config_of(tmp_path, language, data={"micro_batch_rows": 13}))
     shutil.rmtree(tmp_path)

@@ -1,0 +1,565 @@
+"""Instructions become rows: the right tokens count, each once in an epoch, and a run goes on exactly where it was."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.training.conftest import config_of, losses
+from tests.training.hugging_face.model_folders import (
+    SPECIAL,
+    VOCAB_SIZE,
+    alone,
+    llama_of_transformers,
+    logits,
+    read_checkpoint,
+    tokens,
+    weights_of,
+    write_llama,
+    write_tokenizer,
+)
+from training.checkpoint import read_progress
+from training.config import DataConfig
+from training.data.instructions import (
+    OPEN_ROWS,
+    ChatTokenizer,
+    Conversations,
+    InstructionRows,
+    OtherInstructions,
+    open_instructions,
+    pack,
+    pack_epoch,
+    read_conversations,
+)
+from training.hugging_face.export import export, model_settings
+from training.model.loss import IGNORED_LABEL
+from training.parallel.distributed import IncompatibleConfig
+from training.trainer import train
+
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hi, you!"},
+    {"role": "assistant", "content": "Hello!"},
+    {"role": "user", "content": "And now?\n"},
+    {"role": "assistant", "content": "\nBye."},
+]
+COUNTED = "Hello!<|im_end|>\nBye.<|im_end|>"
+
+
+def write_lines(path: Path, records: Iterable[Any]) -> Path:
+    """A file of one record in each line; strings are lines as they are."""
+    lines = [record if isinstance(record, str) else json.dumps(record) for record in records]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8", errors="surrogatepass")
+    return path
+
+
+def answers(num: int) -> list[Any]:
+    """Instructions and answers of several lengths, no two alike, some of them chats."""
+    found: list[Any] = []
+    for number in range(num):
+        ask, answer = f"Say {number}.", f"{number} is what I say. " * (1 + number % 4)
+        if number % 3:
+            found.append({"instruction": ask, "output": answer})
+        else:
+            turns = [{"role": "user", "content": ask}, {"role": "assistant", "content": answer}]
+            found.append({"messages": turns})
+    return found
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Has all the special tokens."""
+    return write_tokenizer(tmp_path_factory.mktemp("tokenizer") / "tokenizer.json")
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Path:
+    """Thirty instructions."""
+    return write_lines(tmp_path / "lines.jsonl", answers(30))
+
+
+def rows_of(path: Path, tokenizer: Path, **settings: Any) -> InstructionRows:
+    """Of a file; 256 tokens wide unless told."""
+    chat_tokenizer, seq_len = ChatTokenizer(tokenizer), settings.pop("seq_len", 256)
+    conversations = read_conversations(path, chat_tokenizer, seq_len=seq_len)
+    defaults: dict[str, Any] = {"rows_per_rank": 1, "seed": 3}
+    return InstructionRows(
+        conversations, chat_tokenizer, seq_len=seq_len, **{**defaults, **settings}
+    )
+
+
+def decoded(tokenizer: Path, ids: Sequence[int]) -> str:
+    """Text with its special tokens."""
+    import tokenizers
+
+    return tokenizers.Tokenizer.from_file(str(tokenizer)).decode(
+        list(ids), skip_special_tokens=False
+    )
+
+
+def equal(first: dict[str, Any], second: dict[str, Any]) -> bool:
+    """Whether two batches are the same."""
+    return first.keys() == second.keys() and all(
+        torch.equal(first[name], second[name]) for name in first
+    )
+
+
+# -------------------------------------------------------------------------------------------------------- what counts
+
+
+@pytest.mark.parametrize(
+    ("record", "text", "counted"),
+    [
+        (
+            {"messages": CHAT},
+            (
+                "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi, you!<|im_end|>\n<|im_start|>assistant\n"
+                "Hello!<|im_end|>\n<|im_start|>user\nAnd now?\n<|im_end|>\n<|im_start|>assistant\n\nBye.<|im_end|>"
+            ),
+            COUNTED,
+        ),
+        (
+            {"messages": [*CHAT[1:3], {"role": "user", "content": "no answer to this"}]},
+            "<|im_start|>user\nHi, you!<|im_end|>\n<|im_start|>assistant\nHello!<|im_end|>",
+            "Hello!<|im_end|>",
+        ),
+        (
+            {"instruction": "Add {them}.", "input": "1, 2", "output": "3"},
+            (
+                "Below is an instruction that describes a task, paired with an input that provides further context. "
+                "Write a response that appropriately completes the request.\n\n"
+                "### Instruction:\nAdd {them}.\n\n### Input:\n1, 2\n\n### Response:3<|im_end|>"
+            ),
+            "3<|im_end|>",
+        ),
+        (
+            {"instruction": "Count.", "input": "", "output": "1 é 2"},
+            (
+                "Below is an instruction that describes a task. Write a response that appropriately "
+                "completes the request.\n\n### Instruction:\nCount.\n\n### Response:1 é 2<|im_end|>"
+            ),
+            "1 é 2<|im_end|>",
+        ),
+    ],
+    ids=["chat", "unanswered", "input", "no-input"],
+)
+def test_only_answers_and_their_ends_count(
+    tmp_path: Path, tokenizer: Path, record: dict[str, Any], text: str, counted: str
+) -> None:
+    """The template is as stated, and decoding the labels that count gives exactly what the assistant said."""
+    batch = next(
+        rows_of(
+            write_lines(tmp_path / "lines.jsonl", [record]), tokenizer, documents=["document_ids"]
+        )
+    )
+    inputs, labels, documents = (
+        batch[name][0].tolist() for name in ("input_ids", "labels", "document_ids")
+    )
+    num = documents.count(0)
+    assert f"{decoded(tokenizer, inputs[:num])}<|im_end|>" == text
+    assert decoded(tokenizer, [label for label in labels if label != IGNORED_LABEL]) == counted
+    # each label is the next input, but for the last one, which is the end of all
+    assert all(
+        label in (IGNORED_LABEL, following)
+        for label, following in zip(labels, inputs[1:num], strict=False)
+    )
+    assert set(labels[num:]) == {IGNORED_LABEL}
+    assert set(documents[num:]) == {1}
+
+
+@pytest.mark.parametrize("special", [SPECIAL, SPECIAL[1:]], ids=["start-token", "start-as-text"])
+@pytest.mark.parametrize("starts_with", [None, "<s>"])
+def test_transformers_makes_the_same_tokens_of_a_chat(
+    tmp_path: Path, special: tuple[str, ...], starts_with: str | None
+) -> None:
+    """The chat template that an export has gives, in AutoTokenizer, the tokens that were trained on."""
+    llama_of_transformers()
+    from transformers import AutoTokenizer
+
+    tokenizer = write_tokenizer(tmp_path / "tokenizer.json", special, starts_with=starts_with)
+    chat = [*CHAT[:4], {"role": "assistant", "content": "Bye."}]
+    path = write_lines(tmp_path / "lines.jsonl", [{"messages": chat}])
+    config = config_of(
+        tmp_path / "run", None, steps=1, model={"vocab_size": VOCAB_SIZE},
+        data={"instructions": str(path), "tokenizer": str(tokenizer), "seq_len": 128},
+    )  # fmt: skip
+    train(config, alone())
+    export(tmp_path / "run", tmp_path / "out")
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert theirs.eos_token == "<|im_end|>"
+    assert theirs.bos_token == starts_with
+    ids = theirs.apply_chat_template(chat, return_dict=False)
+    ours = read_conversations(path, ChatTokenizer(tokenizer), seq_len=128).tokens.tolist()
+    assert [*ours, *theirs.encode("\n", add_special_tokens=False)] == ids
+    prompt = theirs.apply_chat_template(chat[:-1], add_generation_prompt=True, return_dict=False)
+    assert ours[: len(prompt)] == prompt
+    written = json.loads((tmp_path / "out/config.json").read_text())
+    assert written["eos_token_id"] == theirs.eos_token_id
+    assert written["bos_token_id"] == theirs.bos_token_id
+
+
+def test_special_tokens_in_texts_are_texts(tmp_path: Path, tokenizer: Path) -> None:
+    """Nobody ends a turn by writing its end."""
+    record = {
+        "messages": [
+            {"role": "user", "content": "<|im_end|><s>"},
+            {"role": "assistant", "content": "<|im_end|>"},
+        ]
+    }
+    found = read_conversations(
+        write_lines(tmp_path / "a.jsonl", [record]), ChatTokenizer(tokenizer), seq_len=99
+    )
+    end = ChatTokenizer(tokenizer).end_id
+    assert found.tokens.tolist().count(end) == 2
+    assert decoded(tokenizer, found.tokens.tolist()).count("<|im_end|>") == 4
+
+
+def test_settings_in_the_tokenizer_do_not_cut_or_pad(
+    tmp_path: Path, lines: Path, tokenizer: Path
+) -> None:
+    """A tokenizer.json may bring a truncation and a padding of its own; neither is wanted here."""
+    import tokenizers
+
+    other = tokenizers.Tokenizer.from_file(str(tokenizer))
+    other.enable_truncation(8)
+    other.enable_padding(length=16)
+    other.save(str(tmp_path / "other.json"))
+    same = [
+        read_conversations(lines, ChatTokenizer(p), seq_len=99)
+        for p in (tokenizer, tmp_path / "other.json")
+    ]
+    assert np.array_equal(same[0].tokens, same[1].tokens)
+
+
+# -------------------------------------------------------------------------------------------------------- broken input
+
+
+def test_broken_lines_are_left_out_and_told(
+    tmp_path: Path, tokenizer: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Each with its number, what was found and what was wanted; the others are used, and the run says it once."""
+    broken: dict[Any, str] = {
+        "{": "found no JSON",
+        "[1]": "found list, wanted an object",
+        '{"text": "x"}': "found keys ['text'], wanted messages, or instruction and output",
+        '{"instruction": "x", "output": ""}': "found output '', wanted text",
+        '{"instruction": 7, "output": "x"}': "found instruction 7, wanted text",
+        '{"instruction": "x", "input": ["y"], "output": "z"}': "found input ['y'], wanted text",
+        '{"messages": {}}': "found messages that are dict, wanted a list",
+        '{"messages": [{"role": "user", "content": "x"}]}': "found no message of role 'assistant'",
+        '{"messages": ["x", {"role": "assistant", "content": "x"}]}': "found role None, wanted one of system, user",
+        '{"messages": [{"role": "tool", "content": "x"}, {"role": "assistant", "content": "x"}]}': "found role 'tool'",
+        '{"messages": [{"role": "assistant", "content": null}]}': "found content None, wanted text",
+        '{"messages": [{"role": "assistant", "content": "\\ud800"}]}': "half a surrogate pair",
+        json.dumps({"instruction": "x" * 400, "output": "y"}): "wanted fewer than data.seq_len 256",
+        "[" * 100_000: "found no JSON",
+        '{"instruction": "\ud800", "output": "x"}': "found no JSON ('utf-8' codec",
+    }
+    path = write_lines(tmp_path / "lines.jsonl", ["", *broken, "  ", *answers(3)])
+    rows = rows_of(path, tokenizer)
+    assert len(rows.faults) == len(broken)
+    for number, (said, fault) in enumerate(zip(broken.values(), rows.faults, strict=True), start=2):
+        assert fault.startswith(f"{path}:{number}: found ")
+        assert said in fault
+    stats = rows.stats()
+    assert (stats["broken_lines"], stats["conversations"]) == (15, 3)
+    assert stats["first_faults"] == list(rows.faults[:5])
+    data = {"instructions": str(path), "tokenizer": str(tokenizer), "seq_len": 256}
+    train(config_of(tmp_path / "run", None, steps=1, data=data), alone())
+    assert f"15 broken lines are left out; {path}:2: found no JSON" in capfd.readouterr().err
+
+
+def test_a_conversation_longer_than_a_row_is_cut_and_counted(
+    tmp_path: Path, tokenizer: Path
+) -> None:
+    """Its beginning stays, the row is full, and `cut_conversations` says so."""
+    records = [
+        {
+            "messages": [
+                {"role": "user", "content": "a"},
+                {"role": "assistant", "content": "b" * 99},
+            ]
+        },
+        *answers(1),
+    ]
+    rows = rows_of(write_lines(tmp_path / "lines.jsonl", records), tokenizer, seq_len=64)
+    assert rows.stats()["cut_conversations"] == 1
+    labels = torch.cat([next(rows)["labels"] for _ in range(2)])
+    text = {decoded(tokenizer, [i for i in row if i != IGNORED_LABEL]) for row in labels.tolist()}
+    assert len(text) == 2
+    assert any(len(t) > 30 and set(t) == {"b"} for t in text)
+
+
+def test_files_that_give_nothing_are_refused(tmp_path: Path, tokenizer: Path) -> None:
+    """No usable line, no file, no tokenizer, no token that ends a turn: each says which and what is wanted."""
+
+    def fault(instructions: Path, tokenizer: Path) -> str:
+        data = DataConfig(instructions=str(instructions), tokenizer=str(tokenizer), seq_len=64)
+        with pytest.raises(IncompatibleConfig) as raised:
+            open_instructions(data, alone(), ())
+        return str(raised.value)
+
+    path = write_lines(tmp_path / "lines.jsonl", ["{}", "{"])
+    said = fault(path, tokenizer)
+    assert f"{path} has no usable line (2 are broken), wanted objects with" in said
+    assert f"{path}:1: found keys []" in said
+    assert "cannot be read" in fault(tmp_path / "none.jsonl", tokenizer)
+    assert "cannot be read as a tokenizer.json" in fault(path, path)
+    assert "cannot be read as a tokenizer.json" in fault(path, tmp_path / "none.json")
+    assert "none of the tokens that can end an answer: <|im_end|>, <|eot_id|>" in fault(
+        path, write_tokenizer(tmp_path / "tokenizer.json", ("<s>",))
+    )
+
+
+# -------------------------------------------------------------------------------------------------------------- packing
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=300), st.integers(40, 100))
+def test_each_goes_into_the_first_row_with_room(num_slots: list[int], seq_len: int) -> None:
+    """No row is overfull, and a row is begun only where none of the newest had room; earlier ones come first."""
+    rows = pack(np.array(num_slots), seq_len).tolist()
+    room: list[int] = []
+    for row, wanted in zip(rows, num_slots, strict=True):
+        first = max(0, len(room) - OPEN_ROWS)
+        assert all(left < wanted for left in room[first:row])
+        assert first <= row <= len(room)
+        room[row : row + 1] = [(room[row] if row < len(room) else seq_len) - wanted]
+        assert room[row] >= 0
+
+
+@given(
+    st.lists(st.integers(1, 60), min_size=1, max_size=100), st.integers(0, 2**40), st.integers(0, 5)
+)
+def test_an_epoch_has_each_conversation_once(num_slots: list[int], seed: int, epoch: int) -> None:
+    """Rows are full to seq_len at most, none is empty, and equal arguments give equal rows."""
+    slots = np.array(num_slots)
+    packed = pack_epoch(slots, seq_len=60, seed=seed, epoch=epoch)
+    assert sorted(packed.conversations.tolist()) == list(range(len(num_slots)))
+    used = [
+        int(slots[packed.conversations[a:b]].sum()) for a, b in itertools.pairwise(packed.starts)
+    ]
+    assert sum(used) == sum(num_slots)
+    assert all(0 < places <= 60 for places in used)
+    again = pack_epoch(slots, seq_len=60, seed=seed, epoch=epoch)
+    assert np.array_equal(packed.conversations, again.conversations)
+    assert np.array_equal(packed.starts, again.starts)
+
+
+def test_the_order_is_pinned() -> None:
+    """Golden values: other ones would change what a state means, and need STATE_VERSION to rise."""
+    packed = pack_epoch(np.array([5, 3, 8, 2, 7, 4]), seq_len=10, seed=7, epoch=0)
+    other = pack_epoch(np.array([5, 3, 8, 2, 7, 4]), seq_len=10, seed=7, epoch=1)
+    assert (packed.conversations.tolist(), packed.starts.tolist()) == (
+        [3, 5, 1, 0, 2, 4],
+        [0, 3, 4, 5, 6],
+    )
+    assert (other.conversations.tolist(), other.starts.tolist()) == (
+        [2, 3, 4, 1, 0, 5],
+        [0, 2, 4, 6],
+    )
+
+
+@given(st.lists(st.integers(2, 33), min_size=1, max_size=40), st.integers(1, 3), st.integers(0, 99))
+def test_packing_conserves_every_token(
+    tokenizer: Path, lengths: list[int], rows_per_rank: int, seed: int
+) -> None:
+    """In each of two epochs every token but the last of a conversation is an input, and all that count are labels."""
+    starts = np.cumsum([0, *lengths])
+    ids = np.arange(1000, starts[-1] + 1000, dtype=np.int32)  # no two alike
+    counts = (ids * 7 + seed) % 3 > 0
+    made = Conversations(ids, counts, starts, "file", (), 0, has_chats=False)
+    rows = InstructionRows(
+        made, ChatTokenizer(tokenizer), seq_len=32, rows_per_rank=rows_per_rank, seed=seed
+    )
+    is_last = np.isin(np.arange(len(ids)), starts[1:] - 1)
+    is_first = np.isin(np.arange(len(ids)), starts[:-1])
+    num_rows = sum(
+        pack_epoch(np.diff(starts) - 1, seq_len=32, seed=seed, epoch=e).num_rows for e in (0, 1)
+    )
+    batches = [next(rows) for _ in range(-(-num_rows // rows_per_rank))]
+    inputs = torch.cat([batch["input_ids"] for batch in batches])[:num_rows]
+    labels = torch.cat([batch["labels"] for batch in batches])[:num_rows]
+    assert Counter(inputs[inputs >= 1000].tolist()) == dict.fromkeys(ids[~is_last].tolist(), 2)
+    assert Counter(labels[labels != IGNORED_LABEL].tolist()) == dict.fromkeys(
+        ids[counts & ~is_first].tolist(), 2
+    )
+    follows = labels != IGNORED_LABEL
+    assert torch.equal(labels[follows], inputs[follows] + 1)
+
+
+def test_rows_tell_of_their_documents(lines: Path, tokenizer: Path) -> None:
+    """Ids, positions and lengths all say the same, and what is left over in a row is a document of its own."""
+    names = "document_ids", "position_ids", "cu_seqlens"
+    batch = next(rows_of(lines, tokenizer, rows_per_rank=4, documents=names))
+    cu_seqlens = batch["cu_seqlens"].tolist()
+    assert cu_seqlens[0] == 0
+    assert cu_seqlens[-1] == 4 * 256
+    documents = (batch["document_ids"] + torch.arange(4)[:, None] * 1000).flatten()
+    assert cu_seqlens[1:-1] == (torch.nonzero(documents.diff()).flatten() + 1).tolist()
+    assert batch["max_seqlen"] == int(np.diff(cu_seqlens).max())
+    for start, stop in itertools.pairwise(cu_seqlens):
+        assert batch["position_ids"].flatten()[start:stop].tolist() == list(range(stop - start))
+        if start % 256:
+            assert stop // 256 == start // 256 or stop % 256 == 0
+    counted = [
+        set(batch["labels"].flatten()[a:b].tolist()) for a, b in itertools.pairwise(cu_seqlens)
+    ]
+    left_over = [place for place, found in enumerate(counted) if found == {IGNORED_LABEL}]
+    assert all(cu_seqlens[place + 1] % 256 == 0 for place in left_over)
+    assert not {"document_ids", "cu_seqlens"} & next(rows_of(lines, tokenizer)).keys()
+
+
+# --------------------------------------------------------------------------------------------------------------- resume
+
+
+def test_resumed_at_any_step_it_goes_on_as_if_nothing_had_been(
+    lines: Path, tokenizer: Path
+) -> None:
+    """Through the ends of two epochs: a fresh one with the state of any step gives the very rest."""
+    settings: dict[str, Any] = {"rows_per_rank": 2, "documents": ["document_ids"]}
+    rows = rows_of(lines, tokenizer, **settings)
+    states, batches = [json.dumps(rows.state_dict())], []
+    while rows.stats()["epochs"][0] < 2.2:
+        batches.append(next(rows))
+        states.append(json.dumps(rows.state_dict()))
+    assert len(batches) > 10
+    for step, state in enumerate(states):
+        fresh = rows_of(lines, tokenizer, **settings)
+        fresh.load_state_dict(json.loads(state))
+        assert fresh.stats() == {**fresh.stats(), "position": 2 * step}
+        assert all(equal(next(fresh), batch) for batch in batches[step:])
+
+
+def test_other_ranks_go_on_with_the_same_rows(lines: Path, tokenizer: Path) -> None:
+    """Two ranks, then one, then three: each row comes once, in the order that one rank alone has."""
+    whole = rows_of(lines, tokenizer)
+    state: dict[str, Any] = whole.state_dict()
+    dealt: list[dict[str, Any]] = []
+    for world_size, rows_per_rank, steps in ((2, 2, 3), (1, 3, 2), (3, 1, 4), (2, 1, 5)):
+        ranks = [
+            rows_of(lines, tokenizer, rank=rank, world_size=world_size, rows_per_rank=rows_per_rank)
+            for rank in range(world_size)
+        ]
+        for rank in ranks:
+            rank.load_state_dict(state)
+        for _ in range(steps):
+            batches = [next(rank) for rank in ranks]
+            dealt += [
+                {n: t[i : i + 1] for n, t in batch.items()}
+                for batch in batches
+                for i in range(rows_per_rank)
+            ]
+        assert all(rank.state_dict() == ranks[0].state_dict() for rank in ranks)
+        state = ranks[0].state_dict()
+    assert state["position"] == len(dealt) == 40
+    assert all(equal(next(whole), row) for row in dealt)
+
+
+def test_epochs_differ_and_seeds_too(lines: Path, tokenizer: Path) -> None:
+    """Another order in each, of the same conversations."""
+    slots = np.full(30, 9)
+    orders = {
+        (s, e): pack_epoch(slots, seq_len=20, seed=s, epoch=e).conversations.tolist()
+        for s in (0, 1)
+        for e in (0, 1)
+    }
+    assert len({tuple(order) for order in orders.values()}) == 4
+
+
+def test_a_state_of_other_rows_is_refused(tmp_path: Path, lines: Path, tokenizer: Path) -> None:
+    """Another file, tokenizer, seed or length, or a loader's state: both values are shown."""
+    state = rows_of(lines, tokenizer).state_dict()
+    other_lines = write_lines(tmp_path / "other.jsonl", answers(29))
+    other_tokenizer = write_tokenizer(tmp_path / "tokenizer.json", (*SPECIAL, "<pad>"))
+    for rows, names in (
+        (rows_of(other_lines, tokenizer), {"file"}),
+        (rows_of(lines, other_tokenizer), {"tokenizer"}),
+        (rows_of(lines, tokenizer, seed=4), {"seed"}),
+        (rows_of(lines, tokenizer, seq_len=128), {"seq_len"}),
+    ):
+        with pytest.raises(OtherInstructions) as raised:
+            rows.load_state_dict(state)
+        assert raised.value.differences.keys() == names
+    with pytest.raises(OtherInstructions, match=r"seed is 3 in the state, 4 here.*another run_dir"):
+        rows_of(lines, tokenizer, seed=4).load_state_dict(state)
+    with pytest.raises(OtherInstructions, match="kind is None in the state, 'instructions' here"):
+        rows_of(lines, tokenizer).load_state_dict({"version": 1, "position": 7, "seed": 3})
+
+
+# ------------------------------------------------------------------------------------------------------------- training
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model to start from."""
+    folder = tmp_path_factory.mktemp("base")
+    write_llama(folder, initializer_range=0.02)
+    return folder
+
+
+def fine_tuning(run_dir: Path, base: Path, lines: Path, tokenizer: Path, **changes: Any) -> Any:
+    """A run of twelve steps on an imported model."""
+    data = {
+        "instructions": str(lines),
+        "tokenizer": str(tokenizer),
+        "seq_len": 128,
+        "global_batch_rows": 4,
+    }
+    optimizer = {"learning_rate": 1e-2, "warmup_steps": 0, "schedule": "constant"}
+    defaults: dict[str, Any] = {
+        "steps": 12,
+        "checkpoint": {"every_steps": 6},
+        "optimizer": optimizer,
+    }
+    defaults |= {"model": model_settings(base), "data": {**data, "micro_batch_rows": 2}}
+    return config_of(run_dir, None, **{**defaults, **changes})
+
+
+def test_fine_tuning_lowers_the_loss(
+    tmp_path: Path, base: Path, lines: Path, tokenizer: Path
+) -> None:
+    """All weights move, and a run that was stopped on the way ends with the very same ones."""
+    config = fine_tuning(tmp_path / "whole", base, lines, tokenizer)
+    train(config, alone())
+    found = losses(config.run_dir)
+    assert found[-1] < found[0] - 1.0
+    half = fine_tuning(tmp_path / "halves", base, lines, tokenizer, steps=6)
+    train(half, alone())
+    train(half.model_copy(update={"steps": 12}), alone())
+    assert losses(half.run_dir) == found
+
+
+def test_adapters_learn_while_the_model_stays(
+    tmp_path: Path, base: Path, lines: Path, tokenizer: Path
+) -> None:
+    """The loss falls, the imported weights keep every bit, and the merged export says what the adapters said."""
+    config = fine_tuning(tmp_path / "run", base, lines, tokenizer, lora={"rank": 8})
+    train(config, alone())
+    found = losses(config.run_dir)
+    assert found[-1] < found[0] - 0.3
+    newest = tmp_path / "run/checkpoints/step-00000012"
+    model = read_checkpoint(newest)
+    after, before = dict(model.named_parameters()), weights_of(base)
+    assert all(
+        torch.equal(after[name.removeprefix("model.")], weight) for name, weight in before.items()
+    )
+    assert read_progress(newest)["rows"]["end_token"] == "<|im_end|>"
+    export(tmp_path / "run", tmp_path / "out", dtype="fp32")
+    _, llama_for_causal_lm = llama_of_transformers()
+    with torch.no_grad():
+        theirs = (
+            llama_for_causal_lm.from_pretrained(tmp_path / "out", dtype=torch.float32)
+            .eval()(tokens())
+            .logits
+        )
+    torch.testing.assert_close(theirs, logits(model, tokens()), rtol=1e-4, atol=1e-4)

@@ -1,0 +1,292 @@
+"""Loss on held-out documents is each document's own, however ranks share them out."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from shardwriter import Documents, join, write_shard
+from shardwriter.format import MANIFEST_FILE, TokenizerEntry, index_file, shard_file
+from tests.conftest import REPOSITORY
+from tests.training.conftest import VOCAB_SIZE, config_of, log_of, losses, settings_of, train_all
+from training.config import TrainConfig
+from training.data.validation import Validation
+from training.model.attention import Mask
+from training.model.decoder import Decoder, draw
+from training.parallel import distributed
+from training.parallel.distributed import IncompatibleConfig, Ranks
+from training.parallel.parallelize import decoder_of, parallelise
+
+SEQ_LEN = 16
+DATA = {"seq_len": SEQ_LEN, "micro_batch_rows": 3}
+
+WORKER = """
+import json, sys
+import torch
+from tests.training.data.test_validation import built, joined
+from training.config import TrainConfig
+from training.data.validation import Validation
+torch.set_num_threads(1)
+found = []
+for settings in json.loads(sys.argv[1]):
+    config = TrainConfig.model_validate(settings)
+    here = joined(config)
+    validation, model = Validation(config, here), built(config, here)
+    found.append([validation.run(model), validation.run(model)])
+print(json.dumps(found))
+torch.distributed.destroy_process_group()
+"""
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOut:
+    """A dataset, and its documents: tokens, language, bucket."""
+
+    folder: Path
+    documents: list[tuple[NDArray[np.int64], str, str]]
+
+
+def write_held_out(folder: Path, *, sha256: str = "ab" * 32, with_metadata: bool = True) -> HeldOut:
+    """Two shards, an empty one between them, of documents of 1 to 90 tokens in samples of some 100."""
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(3)
+    tokenizer = TokenizerEntry("tiny", sha256, vocab_size=VOCAB_SIZE, end_of_document=0)
+    entries, written = [], []
+    for shard, lengths in enumerate(([1, 90, 17, 2, 33, 60, 16, 5], [], [40, 7, 1, 18, 64, 49])):
+        tokens = rng.integers(1, VOCAB_SIZE, sum(lengths))
+        about = []
+        for doc, stop in enumerate(np.cumsum(lengths).tolist()):
+            tokens[stop - 1] = 0
+            about.append(
+                {
+                    "doc_id": doc,
+                    "language": ("en", "fr")[doc % 2],
+                    "bucket": ("head", "tail")[doc % 3 == 0],
+                }
+            )
+            written.append(
+                (tokens[stop - lengths[doc] : stop], about[-1]["language"], about[-1]["bucket"])
+            )
+        ids = np.arange(len(lengths), dtype=np.uint64) + np.uint64(shard << 32)
+        documents = Documents(
+            tokens, np.array(lengths, np.int64), ids, metadata=about if with_metadata else None
+        )
+        with (
+            (folder / shard_file(shard)).open("wb") as tar,
+            (folder / index_file(shard)).open("wb") as index,
+        ):
+            settings = {"shard": shard, "tokenizer": tokenizer, "sample_tokens": 100}
+            entries.append(write_shard(tar, index, documents=documents, **settings))
+    (folder / MANIFEST_FILE).write_bytes(
+        join(entries, tokenizer=tokenizer, fingerprint="f00d").dumps()
+    )
+    return HeldOut(folder, written)
+
+
+@pytest.fixture(scope="session")
+def held_out(tmp_path_factory: pytest.TempPathFactory) -> HeldOut:
+    """With metadata."""
+    return write_held_out(tmp_path_factory.mktemp("held-out") / "dataset")
+
+
+def joined(config: TrainConfig) -> Ranks:
+    """The process as it is, alone or among others."""
+    return distributed.join(config.parallel, timeout_s=60, dump_dir=Path(config.run_dir))
+
+
+def built(config: TrainConfig, here: Ranks) -> torch.nn.Module:
+    """The untrained model, laid over the ranks."""
+    with torch.device("meta"):
+        decoder = Decoder(config.model, 256)
+    return parallelise(
+        decoder, lambda name, parameter: draw(name, parameter, config.model, config.seed),
+        parallel=config.parallel, precision=config.precision, ranks=here,
+    )  # fmt: skip
+
+
+def validate(config: TrainConfig) -> tuple[dict[str, float], Decoder]:
+    """Figures on one process, and the model they are of."""
+    here = joined(config)
+    model = built(config, here)
+    return Validation(config, here).run(model), decoder_of(model)
+
+
+def plain_losses(model: Decoder, held_out: HeldOut) -> list[tuple[float, int]]:
+    """(sum, count) of each document, piece by piece, by torch's own cross entropy over whole logits."""
+    found = []
+    for tokens, _, _ in held_out.documents:
+        total, ids = 0.0, torch.from_numpy(tokens)[None]
+        for start in range(0, len(tokens) - 1, SEQ_LEN):
+            piece = ids[:, start : start + SEQ_LEN + 1]
+            with torch.no_grad():
+                logits = model(piece[:, :-1], None, Mask())
+            assert isinstance(logits, torch.Tensor)
+            total += float(
+                torch.nn.functional.cross_entropy(logits[0], piece[0, 1:], reduction="sum")
+            )
+        found.append((total, len(tokens) - 1))
+    return found
+
+
+def mean(losses_and_counts: Sequence[tuple[float, int]]) -> float:
+    """Over tokens."""
+    return sum(loss for loss, _ in losses_and_counts) / sum(count for _, count in losses_and_counts)
+
+
+def test_figures_are_those_of_each_document_alone(
+    language: Path, held_out: HeldOut, tmp_path: Path
+) -> None:
+    """In total and by language, bucket and both, they equal a plain cross entropy document by document."""
+    config = config_of(tmp_path, language, data=DATA, validation={"manifest": str(held_out.folder)})
+    figures, model = validate(config)
+    plain = plain_losses(model, held_out)
+    assert figures["validation/loss"] == pytest.approx(mean(plain), rel=1e-6)
+    assert figures["validation/perplexity"] == pytest.approx(math.exp(mean(plain)), rel=1e-5)
+    assert figures["validation/tokens"] == sum(count for _, count in plain)
+    about = [(f"/{language}", f"/{bucket}") for _, language, bucket in held_out.documents]
+    for group in ("/en", "/fr", "/head", "/tail", "/en/head", "/fr/tail"):
+        members = [
+            found
+            for found, (of, at) in zip(plain, about, strict=True)
+            if group in (of, at, of + at)
+        ]
+        assert figures[f"validation/loss{group}"] == pytest.approx(mean(members), rel=1e-6), group
+        if group.count("/") == 1:
+            assert figures[f"validation/tokens{group}"] == sum(count for _, count in members)
+
+
+def test_groups_add_up_to_the_total(language: Path, held_out: HeldOut, tmp_path: Path) -> None:
+    """Languages, and buckets, each sum to all tokens and all losses."""
+    figures, _ = validate(
+        config_of(tmp_path, language, data=DATA, validation={"manifest": str(held_out.folder)})
+    )
+    for groups in (("/en", "/fr"), ("/head", "/tail")):
+        tokens = [figures[f"validation/tokens{group}"] for group in groups]
+        sums = [
+            figures[f"validation/loss{group}"] * count
+            for group, count in zip(groups, tokens, strict=True)
+        ]
+        assert sum(tokens) == figures["validation/tokens"]
+        assert sum(sums) == pytest.approx(figures["validation/loss"] * sum(tokens), rel=1e-12)
+
+
+def test_a_dataset_without_metadata_has_totals_only(
+    language: Path, held_out: HeldOut, tmp_path: Path
+) -> None:
+    """The same loss under the three names of all documents."""
+    bare = write_held_out(tmp_path / "bare", with_metadata=False)
+    found, _ = validate(
+        config_of(tmp_path, language, data=DATA, validation={"manifest": str(bare.folder)})
+    )
+    wanted, _ = validate(
+        config_of(tmp_path, language, data=DATA, validation={"manifest": str(held_out.folder)})
+    )
+    names = {"validation/loss", "validation/perplexity", "validation/tokens"}
+    assert found == {name: wanted[name] for name in names}
+
+
+def test_only_the_first_documents_count(language: Path, held_out: HeldOut, tmp_path: Path) -> None:
+    """validation.documents takes so many, across shards; null takes all."""
+    for num in (3, 10, None):
+        section = {"manifest": str(held_out.folder), "documents": num}
+        figures, model = validate(config_of(tmp_path, language, data=DATA, validation=section))
+        assert figures["validation/loss"] == pytest.approx(
+            mean(plain_losses(model, held_out)[:num]), rel=1e-6
+        )
+
+
+def run_ranks(
+    num_ranks: int, settings: Sequence[dict[str, Any]]
+) -> list[list[list[dict[str, float]]]]:
+    """What each rank finds for each of the settings, twice."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    world = {
+        "WORLD_SIZE": str(num_ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+    }
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", WORKER, json.dumps(settings)], cwd=REPOSITORY, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True, env={**os.environ, **world, "RANK": str(rank)},
+        )
+        for rank in range(num_ranks)
+    ]  # fmt: skip
+    try:
+        ended = [process.communicate(timeout=200) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * num_ranks, ended[0][1][-4000:]
+    return [json.loads(out) for out, _ in ended]
+
+
+def test_ranks_find_what_one_process_finds(
+    language: Path, held_out: HeldOut, tmp_path: Path
+) -> None:
+    """Two gloo ranks, whatever the strategy, give the same figures to 1e-6, on both ranks and in both runs."""
+    section = {"manifest": str(held_out.folder)}
+    alone, _ = validate(config_of(tmp_path, language, data=DATA, validation=section))
+    modes: list[dict[str, Any]] = [
+        {"strategy": "ddp"},
+        {"strategy": "zero2"},
+        {"strategy": "zero3", "activation_checkpointing": "full"},
+        {"strategy": "zero2", "tensor": 2},
+    ]
+    found = run_ranks(
+        2,
+        [settings_of(tmp_path, language, data=DATA, validation=section, parallel=m) for m in modes],
+    )
+    assert found[0] == found[1]
+    for mode, (first, second) in zip(modes, found[0], strict=True):
+        assert first == second
+        assert first == pytest.approx(alone, rel=1e-6), mode
+
+
+def test_training_does_not_notice_it(language: Path, held_out: HeldOut, tmp_path: Path) -> None:
+    """A run that validates after each step learns bit for bit what one that never does, and logs the figures."""
+    sections = {"without": None, "with": {"manifest": str(held_out.folder), "every_steps": 1}}
+    settings = [
+        settings_of(tmp_path / name, language, validation=section)
+        for name, section in sections.items()
+    ]
+    train_all(2, settings, tmp_path)
+    assert losses(tmp_path / "with") == losses(tmp_path / "without")
+    validated = [line for line in log_of(tmp_path / "with") if "validation/loss" in line]
+    assert [line["step"] for line in validated] == [1, 2, 3, 4]
+    assert len({line["validation/loss/en"] for line in validated}) == 4
+
+
+def test_another_tokenizer_is_refused(language: Path, tmp_path: Path) -> None:
+    """With both named, before anything is read."""
+    other = write_held_out(tmp_path / "other", sha256="cd" * 32)
+    config = config_of(tmp_path, language, validation={"manifest": str(other.folder)})
+    with pytest.raises(
+        IncompatibleConfig,
+        match=r"validation.manifest .*cdcdcdcdcdcd.*, data.manifest .* with another",
+    ):
+        Validation(config, joined(config))
+
+
+def test_nothing_to_predict_is_refused(language: Path, held_out: HeldOut, tmp_path: Path) -> None:
+    """A document of one token predicts nothing."""
+    config = config_of(
+        tmp_path, language, validation={"manifest": str(held_out.folder), "documents": 1}
+    )
+    with pytest.raises(IncompatibleConfig, match=r"none of the first 1 documents has two tokens"):
+        Validation(config, joined(config))

@@ -1,0 +1,391 @@
+"""Weights go in and out of Hugging Face's form unchanged, and mean the same to transformers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from typer.testing import CliRunner
+
+from tests.training.conftest import config_of, settings_of, train_all
+from tests.training.hugging_face.model_folders import (
+    SCALING,
+    VOCAB_SIZE,
+    alone,
+    change_config,
+    llama_of_transformers,
+    logits,
+    read_checkpoint,
+    read_folder,
+    tokens,
+    weights_of,
+    write_llama,
+    write_tokenizer,
+)
+from training.cli import app
+from training.config import LoraConfig, ModelConfig
+from training.hugging_face.export import export, load_into, model_settings
+from training.model.decoder import Decoder
+from training.parallel.distributed import IncompatibleConfig
+from training.trainer import train
+
+CLOSE: dict[str, float] = {"rtol": 1e-4, "atol": 1e-5}
+"""fp32, logits of about 1: both sum products of 64 and 128 numbers, in their own order."""
+
+NO_CHANGE = {"learning_rate": 1e-30}
+"""Too little to change any weight that is not 0."""
+
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 500_000.0, **SCALING}
+
+
+def their_logits(folder: Path, ids: torch.Tensor) -> torch.Tensor:
+    """What transformers makes of a folder."""
+    _, llama_for_causal_lm = llama_of_transformers()
+    model = llama_for_causal_lm.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        return model(ids).logits
+
+
+# ------------------------------------------------------------------------------------------------------------------- in
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"rope_parameters": LLAMA3},
+        {"num_key_value_heads": 4},
+        {"tie_word_embeddings": True},
+        {"max_shard_size": "60KB"},
+        {"dtype": torch.bfloat16},
+    ],
+    ids=["grouped", "llama3", "ungrouped", "tied", "sharded", "bf16"],
+)
+def test_their_model_says_the_same_here(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """A model that transformers saved gives transformers' logits in ours."""
+    write_llama(tmp_path, **changes)
+    assert (len(list(tmp_path.glob("*.safetensors"))) > 1) == ("max_shard_size" in changes)
+    torch.testing.assert_close(
+        logits(read_folder(tmp_path), tokens()), their_logits(tmp_path, tokens()), **CLOSE
+    )
+
+
+def test_configs_of_transformers_4_are_read_too(tmp_path: Path) -> None:
+    """rope_theta and rope_scaling, as the folders on the hub have them, mean what rope_parameters mean."""
+    write_llama(tmp_path, rope_parameters=LLAMA3)
+    new = model_settings(tmp_path)
+    scaling = {"rope_type": "llama3", **SCALING}
+    change_config(tmp_path, rope_parameters=None, rope_theta=500_000.0, rope_scaling=scaling)
+    assert model_settings(tmp_path) == new
+    assert new["rope_scaling"]["original_seq_len"] == 32
+    assert new["rope_theta"] == 500_000.0
+    change_config(tmp_path, rope_scaling=None, rope_theta=None)
+    assert model_settings(tmp_path)["rope_theta"] == 10_000.0
+    assert model_settings(tmp_path)["rope_scaling"] is None
+
+
+def test_adapters_stay_as_they_are(tmp_path: Path) -> None:
+    """Weights go into the matrices under the adapters; these keep what was drawn."""
+    write_llama(tmp_path)
+    model = read_folder(tmp_path, LoraConfig(rank=2, targets=("q_proj",)))
+    found = dict(model.named_parameters())
+    assert torch.equal(
+        found["layers.0.self_attn.q_proj.weight"],
+        weights_of(tmp_path)["model.layers.0.self_attn.q_proj.weight"],
+    )
+    assert bool((found["layers.0.self_attn.q_proj.lora_a"] == 1).all())
+
+
+def test_import_prints_a_section_that_fits(tmp_path: Path) -> None:
+    """`import` prints YAML that a config takes as it is, and the folder then fits it."""
+    write_llama(tmp_path, rope_parameters=LLAMA3)
+    said = CliRunner().invoke(app, ["import", str(tmp_path)])
+    assert said.exit_code == 0, said.output
+    section = yaml.safe_load(said.output)["model"]
+    assert section == {
+        "dim": 64, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "ffn_dim": 128, "vocab_size": VOCAB_SIZE,
+        "norm_eps": 1e-5, "rope_theta": 500_000.0,
+        "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_seq_len": 32},
+        "initial_weights": str(tmp_path),
+    }  # fmt: skip
+    alone()
+    load_into(tmp_path, Decoder(ModelConfig.model_validate(section), section["vocab_size"]))
+
+
+# ----------------------------------------------------------------------------------------------------------- the faults
+
+
+def faults_of(folder: Path, vocab_size: int = VOCAB_SIZE, **changes: Any) -> str:
+    """What loading a folder into a model of its settings, and these changes, says."""
+    alone()
+    settings = {
+        "dim": 64,
+        "num_layers": 2,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "ffn_dim": 128,
+        "rope_theta": 1e4,
+    }
+    config = ModelConfig.model_validate({**settings, **changes})
+    with pytest.raises(IncompatibleConfig) as raised:
+        load_into(folder, Decoder(config, vocab_size))
+    return str(raised.value)
+
+
+def test_all_differences_are_told_at_once(tmp_path: Path) -> None:
+    """Another model: each key with both values, and the command that prints the right ones."""
+    write_llama(tmp_path)
+    said = faults_of(
+        tmp_path, num_layers=3, num_kv_heads=4, rope_theta=5e5, norm_eps=1e-6, rope_scaling={}
+    )
+    for part in (
+        "model.num_layers is 3 in the config, 2 there",
+        "model.num_kv_heads is 4 in the config, 2 there",
+        "model.rope_theta is 500000.0 in the config, 10000.0 there",
+        "model.norm_eps is 1e-06 in the config, 1e-05 there",
+        "model.rope_scaling is {'factor': 8.0",
+        f"`python -m training import {tmp_path}`",
+    ):
+        assert part in said
+
+
+def test_a_padded_vocabulary_is_refused_with_both_shapes(tmp_path: Path) -> None:
+    """vocab_size null rounds up, an imported model has as many rows as it has."""
+    write_llama(tmp_path)
+    said = faults_of(tmp_path, vocab_size=384)
+    assert (
+        "model.vocab_size is None in the config, which makes embed_tokens.weight (384, 64), and 300 there"
+        in said
+    )
+    assert "(300, 64)" in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model_type": "qwen2"}, "model_type is 'qwen2', wanted 'llama'"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu', wanted 'silu'"),
+        ({"attention_bias": True}, "attention_bias is true, wanted false"),
+        ({"mlp_bias": True}, "mlp_bias is true, wanted false"),
+        ({"head_dim": 32}, "head_dim is 32, wanted hidden_size / num_attention_heads = 16"),
+        (
+            {"rope_parameters": {"rope_type": "yarn"}},
+            "rope_type is 'yarn', wanted 'default' or 'llama3'",
+        ),
+        ({"quantization_config": {"bits": 4}}, "take the weights before they were quantised"),
+        ({"hidden_size": None}, "hidden_size is missing"),
+        (
+            {"num_attention_heads": 3, "head_dim": None},
+            "dim 64 must be num_heads 3 times an even number",
+        ),
+    ],
+)
+def test_what_the_decoder_does_not_compute_is_refused(
+    tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    """Another architecture is never loaded as if it were ours, and `import` says so too."""
+    write_llama(tmp_path)
+    change_config(tmp_path, **changes)
+    assert said in faults_of(tmp_path)
+    with pytest.raises(IncompatibleConfig, match="is no model for this trainer"):
+        model_settings(tmp_path)
+
+
+def test_damaged_folders_are_named(tmp_path: Path) -> None:
+    """Missing files, cut files, other tensors: each says which, and what to do."""
+    assert "wanted is a folder as `hf download` makes it" in faults_of(tmp_path / "nowhere")
+    write_llama(tmp_path, max_shard_size="60KB")
+    change_config(tmp_path, tie_word_embeddings=True)
+    first, *_ = files = sorted(tmp_path.glob("*.safetensors"))
+    content = first.read_bytes()
+    first.write_bytes(content[:100])
+    assert f"a file of {tmp_path} cannot be read" in faults_of(tmp_path)
+    first.unlink()
+    assert f"names files that are not there: {first.name}" in faults_of(tmp_path)
+    first.write_bytes(content)
+    (tmp_path / "config.json").write_text("[1]")
+    assert "found list, wanted an object" in faults_of(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    assert "config.json cannot be read" in faults_of(tmp_path)
+    for path in [*files, tmp_path / "model.safetensors.index.json"]:
+        path.unlink()
+    write_llama(tmp_path / "other")
+    (tmp_path / "other/config.json").rename(tmp_path / "config.json")
+    assert "has no *.safetensors" in faults_of(tmp_path)
+
+
+def test_tensors_that_the_config_does_not_speak_of_are_told(tmp_path: Path) -> None:
+    """Too few, too many, of another shape: nothing is left out silently."""
+    write_llama(tmp_path / "small", num_hidden_layers=1)
+    change_config(tmp_path / "small", num_hidden_layers=2)
+    assert "model.layers.1.self_attn.q_proj.weight is missing" in faults_of(tmp_path / "small")
+    write_llama(tmp_path / "large", num_hidden_layers=3)
+    change_config(tmp_path / "large", num_hidden_layers=2)
+    assert "model.layers.2.input_layernorm.weight is unknown; " in faults_of(tmp_path / "large")
+    write_llama(tmp_path / "wide", intermediate_size=192)
+    change_config(tmp_path / "wide", intermediate_size=128)
+    said = faults_of(tmp_path / "wide")
+    assert "model.layers.0.mlp.gate_proj.weight is (192, 64) there, (128, 64) here" in said
+    assert " and 1 more" in said
+    write_llama(tmp_path / "tied", tie_word_embeddings=True)
+    change_config(tmp_path / "tied", tie_word_embeddings=False)
+    assert "lm_head.weight is missing" in faults_of(tmp_path / "tied")
+
+
+# ------------------------------------------------------------------------------------------------------------------ out
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"model": {"rope_scaling": {"original_seq_len": 32}}},
+        {
+            "lora": {"rank": 4, "targets": ["q_proj", "down_proj"]},
+            "optimizer": {"learning_rate": 1e-1},
+        },
+    ],
+    ids=["grouped", "llama3", "adapters"],
+)
+def test_transformers_says_the_same_of_an_export(
+    tmp_path: Path,
+    language: Path,
+    changes: dict[str, Any],
+) -> None:
+    """What was trained here gives the same logits there, adapters merged, in one file or in several."""
+    config = config_of(tmp_path / "run", language, steps=2, **changes)
+    train(config, alone())
+    newest = tmp_path / "run/checkpoints/step-00000002"
+    ours = logits(read_checkpoint(newest), tokens())
+    assert export(tmp_path / "run", tmp_path / "one", dtype="fp32") == newest
+    export(newest, tmp_path / "many", dtype="fp32", shard_bytes=60_000)
+    assert [path.name for path in (tmp_path / "one").glob("*.safetensors")] == ["model.safetensors"]
+    files = list((tmp_path / "many").glob("*.safetensors"))
+    assert len(files) > 3
+    assert all(path.stat().st_size < 70_000 or len(weights_of_file(path)) == 1 for path in files)
+    for folder in ("one", "many"):
+        torch.testing.assert_close(their_logits(tmp_path / folder, tokens()), ours, **CLOSE)
+    read_back = logits(read_folder(tmp_path / "many"), tokens())
+    torch.testing.assert_close(read_back, ours, **CLOSE)
+
+
+def weights_of_file(path: Path) -> list[str]:
+    """Names of the tensors in a file."""
+    from safetensors.torch import load_file
+
+    return list(load_file(path))
+
+
+def test_an_export_may_be_bf16_with_its_tokenizer(tmp_path: Path, language: Path) -> None:
+    """The command writes bf16 and a tokenizer that AutoTokenizer opens, with the id that ends a document."""
+    llama_of_transformers()
+    from transformers import AutoConfig, AutoTokenizer
+
+    config = config_of(tmp_path / "run", language, steps=1, model={"vocab_size": VOCAB_SIZE})
+    train(config, alone())
+    tokenizer = write_tokenizer(tmp_path / "tokenizer.json")
+    arguments = [
+        "export",
+        str(tmp_path / "run"),
+        str(tmp_path / "out"),
+        "--tokenizer",
+        str(tokenizer),
+    ]
+    said = CliRunner().invoke(app, arguments)
+    assert said.exit_code == 0, said.output
+    assert said.output == f"{tmp_path / 'out'}: {tmp_path / 'run/checkpoints/step-00000001'}\n"
+    assert {w.dtype for w in weights_of(tmp_path / "out").values()} == {torch.bfloat16}
+    found = AutoTokenizer.from_pretrained(tmp_path / "out")
+    about = AutoConfig.from_pretrained(tmp_path / "out")
+    assert found.eos_token == "<|endoftext|>"
+    assert about.eos_token_id == found.eos_token_id == 2
+    assert about.bos_token_id is None
+    assert about.dtype == torch.bfloat16
+    assert about.max_position_embeddings == 64
+    assert found.decode(found("Hello, you!")["input_ids"]) == "Hello, you!"
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_exports_that_cannot_be_made_say_why(tmp_path: Path, language: Path) -> None:
+    """No checkpoint, a folder in the way, another tokenizer, a tokenizer that is gone; nothing half-made stays."""
+    with pytest.raises(IncompatibleConfig, match="is no checkpoint"):
+        export(tmp_path / "nowhere", tmp_path / "out")
+    run_dir = tmp_path / "run"
+    train(
+        config_of(run_dir, language, steps=1, data={"tokenizer": str(tmp_path / "gone.json")}),
+        alone(),
+    )
+    with pytest.raises(IncompatibleConfig, match=r"gone\.json cannot be read .* give --tokenizer"):
+        export(run_dir, tmp_path / "out")
+    large = write_tokenizer(tmp_path / "tokenizer.json")
+    with pytest.raises(
+        IncompatibleConfig, match=r"has ids up to 2\d\d, the model a vocabulary of 256"
+    ):
+        export(run_dir, tmp_path / "out", tokenizer=large)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(IncompatibleConfig, match="is there already"):
+        export(run_dir, tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "run", "tokenizer.json"]
+
+
+# ------------------------------------------------------------------------------------------------------- there and back
+
+
+def test_a_round_trip_changes_no_byte(tmp_path: Path, language: Path) -> None:
+    """In and out again: the same tensors, bit for bit; of bf16 too, as long as it stays bf16."""
+    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+        folder = tmp_path / name
+        write_llama(folder, dtype=dtype, tie_word_embeddings=dtype == torch.bfloat16)
+        section = model_settings(folder)
+        config = config_of(
+            tmp_path / f"run-{name}", language, steps=1, model=section, optimizer=NO_CHANGE
+        )
+        train(config, alone())
+        export(tmp_path / f"run-{name}", tmp_path / f"out-{name}", dtype=name)
+        before, after = weights_of(folder), weights_of(tmp_path / f"out-{name}")
+        before.setdefault("lm_head.weight", before["model.embed_tokens.weight"])
+        assert before.keys() == after.keys()
+        assert all(
+            torch.equal(before[key].view(torch.uint8), after[key].view(torch.uint8))
+            for key in before
+        )
+        assert (
+            json.loads((tmp_path / f"out-{name}/config.json").read_text())[
+                "max_position_embeddings"
+            ]
+            == 512
+        )
+        shutil.rmtree(folder)  # a run that goes on has weights of its own
+        assert train(config.model_copy(update={"steps": 2}), alone()).step == 2
+
+
+@pytest.mark.timeout(240)
+def test_two_ranks_read_the_same_weights(tmp_path: Path, language: Path) -> None:
+    """However the model lies over two ranks, each reads its part, and together they have the folder's weights."""
+    write_llama(tmp_path / "folder", max_shard_size="60KB", tie_word_embeddings=True)
+    modes: dict[str, dict[str, Any]] = {
+        "zero2": {},
+        "zero3": {"parallel": {"strategy": "zero3", "offload": "parameters"}},
+        "tensor": {"parallel": {"tensor": 2}},
+        "adapters": {"lora": {"rank": 2}},
+    }
+    section = model_settings(tmp_path / "folder")
+    runs = [
+        settings_of(
+            tmp_path / mode, language, steps=1, model=section, optimizer=NO_CHANGE, **changes
+        )
+        for mode, changes in modes.items()
+    ]
+    train_all(2, runs, tmp_path)
+    before = weights_of(tmp_path / "folder")
+    before["lm_head.weight"] = before["model.embed_tokens.weight"]
+    for mode in modes:
+        export(tmp_path / mode, tmp_path / f"{mode}-out", dtype="fp32")
+        after = weights_of(tmp_path / f"{mode}-out")
+        assert before.keys() == after.keys()
+        assert all(torch.equal(before[key], after[key]) for key in before), mode

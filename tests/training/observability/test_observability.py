@@ -1,0 +1,194 @@
+"""What a run tells of itself can be read by what it is written for."""
+
+from __future__ import annotations
+
+import gc
+import gzip
+import json
+import socket
+import time
+import weakref
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.prometheus import Watched, asking, free_port, needs_prometheus
+from tests.training.conftest import config_of, log_of
+from training.config import WatchConfig
+from training.observability import metrics_log
+from training.parallel import distributed
+from training.trainer import train
+
+
+def test_figures_are_in_the_log_on_the_board_and_on_the_terminal(
+    language: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Loss of each step: TensorBoard's own reader finds what log.jsonl has."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    config = config_of(
+        tmp_path / "run", language, steps=3, watch={"every_steps": 1, "tensorboard": True}
+    )
+    train(config, distributed.join(config.parallel, timeout_s=60, dump_dir=tmp_path))
+    lines = log_of(tmp_path / "run")
+    board = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    board.Reload()
+    assert {"loss", "grad_norm", "learning_rate", "tokens_per_s", "stall_share", "position"} <= {
+        *board.Tags()["scalars"]
+    }
+    found = [(event.step, event.value) for event in board.Scalars("loss")]
+    assert found == [(line["step"], pytest.approx(line["loss"], rel=1e-6)) for line in lines]
+    assert "step       3/3  loss" in capsys.readouterr().err
+
+
+def test_half_a_line_of_a_killed_rank_is_left_out(tmp_path: Path) -> None:
+    """The next run adds to the same log, a line of its own."""
+    for step, half in ((1, '{"step": 2, "loss": 3.'), (2, "")):
+        log = metrics_log.Log(tmp_path, WatchConfig(tensorboard=False), {"steps": 2}, writes=True)
+        log.write(step, {"loss": 0.5})
+        log.close()
+        with (tmp_path / "log.jsonl").open("a") as file:
+            file.write(half)
+    assert [line["step"] for line in log_of(tmp_path)] == [1, 2]
+
+
+def test_weights_and_biases_gets_the_figures_without_a_network(
+    language: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Offline mode: its file holds the config and each step's loss."""
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    watching = {"every_steps": 1, "tensorboard": False, "wandb": {"project": "corpus"}}
+    config = config_of(tmp_path / "run", language, steps=2, watch=watching)
+    train(config, distributed.join(config.parallel, timeout_s=60, dump_dir=tmp_path))
+    (written,) = (tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")
+    content = written.read_bytes()
+    assert b"grad_norm" in content
+    assert b"global_batch_rows" in content
+
+
+def test_a_trace_holds_the_steps_asked_for(language: Path, tmp_path: Path) -> None:
+    """Of every rank, as Perfetto and chrome://tracing read it."""
+    watching = {"every_steps": 1, "tensorboard": False, "profile_steps": [2, 3]}
+    config = config_of(tmp_path / "run", language, steps=5, watch=watching)
+    train(config, distributed.join(config.parallel, timeout_s=60, dump_dir=tmp_path))
+    trace = json.loads(
+        gzip.decompress((tmp_path / "run" / "profile" / "rank-00000.json.gz").read_bytes())
+    )
+    steps = {
+        event["name"]
+        for event in trace["traceEvents"]
+        if str(event.get("name")).startswith("ProfilerStep")
+    }
+    assert len(steps) == 2
+
+
+def test_the_stall_share_is_time_spent_waiting_for_rows() -> None:
+    """Half of the time: half of it; tokens/s and MFU by their formulas."""
+    clock = metrics_log.Clock()
+    with clock.waiting():
+        time.sleep(0.05)
+    time.sleep(0.05)
+    clock.tokens, clock.steps = 1000, 2
+    found = clock.report(flops_per_token=6, num_ranks=2, peak=100.0)
+    assert 0.3 < found["stall_share"] < 0.7
+    assert found["mfu"] == pytest.approx(found["tokens_per_s"] * 6 / 200)
+    assert found["step_s"] == pytest.approx(500 / found["tokens_per_s"])
+    assert clock.tokens == 0
+
+
+def test_garbage_is_collected_when_it_is_due_and_at_no_other_time() -> None:
+    """A cycle outlives steps 1 to 3 and goes at 4; afterwards Python collects again."""
+
+    class Node:
+        itself: Any
+
+    garbage = metrics_log.Garbage(4)
+    try:
+        assert not gc.isenabled()
+        node = Node()
+        node.itself = node
+        is_there = weakref.ref(node)
+        del node
+        for step in (1, 2, 3):
+            garbage.collect(step)
+            assert is_there()
+        garbage.collect(4)
+        assert not is_there()
+    finally:
+        garbage.close()
+    assert gc.isenabled()
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA H200", 989e12),
+        ("cpu", None),
+    ],
+)
+def test_peaks_are_known_by_the_name_of_the_device(name: str, expected: float | None) -> None:
+    """Dense bf16; the PCIe card is another one."""
+    assert metrics_log.peak_flops(name) == expected
+
+
+def test_a_log_of_another_rank_writes_nothing(tmp_path: Path) -> None:
+    """Only the first has files."""
+    log = metrics_log.Log(tmp_path / "run", WatchConfig(), {}, writes=False)
+    log.write(1, {"loss": 1.0})
+    log.close()
+    assert not (tmp_path / "run").exists()
+    assert not torch.cuda.is_available() or metrics_log.memory_figures(torch.device("cuda", 0))
+
+
+@needs_prometheus
+def test_every_panel_of_training_shows_a_real_run(
+    language: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """One rank on a processor: no panel is empty but the GPU's, the losses are those of the log, and no alert fires."""
+    request.addfinalizer(partial(torch.set_num_threads, torch.get_num_threads()))
+    torch.set_num_threads(1)  # steps this small cost more to share than to do
+    port = free_port()
+    config = config_of(
+        tmp_path / "tiny",
+        language,
+        steps=300,  # seconds, on any machine: rates are of several answers
+        data={"global_batch_rows": 2},
+        watch={
+            "every_steps": 5,
+            "tensorboard": False,
+            "metrics": {"port": port},
+            "peak_tflops": 0.05,
+        },
+        validation={"manifest": str(language), "every_steps": 50, "documents": 5},
+    )
+    start = time.time()
+    with asking(port, tmp_path / "prometheus", every_s=0.2) as prometheus:
+        train(config, distributed.join(config.parallel, timeout_s=60, dump_dir=tmp_path))
+        seen = Watched(prometheus, "tiny", start, time.time())
+        assert {title for title, _ in seen.empty("training")} <= {
+            "GPU, peak since the report before"
+        }
+        (shown,) = seen.series('corpusmill_train_loss{run="$run"}').values()
+        prometheus.assert_healthy(firing=set())
+    losses = [line["loss"] for line in log_of(tmp_path / "tiny") if "loss" in line]
+    assert set(shown) <= set(losses)
+    assert len(set(shown)) > 1
+
+
+def test_a_rank_whose_port_is_taken_says_so(language: Path, tmp_path: Path) -> None:
+    """With the key that names another."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        config = config_of(tmp_path / "run", language, watch={"metrics": {"port": port}})
+        with pytest.raises(
+            distributed.IncompatibleConfig,
+            match=rf"rank 0 cannot answer Prometheus on 127.0.0.1:{port} .*another port",
+        ):
+            train(config, distributed.join(config.parallel, timeout_s=60, dump_dir=tmp_path))

@@ -1,0 +1,302 @@
+"""What the planner says a run takes is what the trainer's tensors take."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.training.planning.live_memory import LiveMemory, local_bytes
+from tests.training.rank_processes import run_world
+from training.config import TrainConfig
+from training.model import lora
+from training.model.attention import Mask
+from training.model.decoder import Decoder, draw, num_parameters
+from training.parallel import distributed
+from training.parallel import parallelize as parallel
+from training.parallel.distributed import IncompatibleConfig
+from training.parallel.optimizer import Optimizer
+from training.planning.memory import GIB, footprint
+
+VOCAB_SIZE = 384
+
+SETTINGS: dict[str, Any] = {
+    "steps": 1,
+    "run_dir": "unused",
+    "model": {
+        "dim": 64,
+        "num_layers": 3,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "ffn_dim": 176,
+        "vocab_size": VOCAB_SIZE,
+    },
+    "data": {"manifest": "unused", "seq_len": 96, "micro_batch_rows": 2, "document_masks": False},
+    "precision": {"loss_chunk_tokens": 64},
+}
+
+MODES: dict[int, dict[str, dict[str, Any]]] = {
+    2: {
+        "ddp": {"parallel": {"strategy": "ddp"}},
+        "zero1": {"parallel": {"strategy": "zero1"}},
+        "zero2": {"parallel": {"strategy": "zero2"}},
+        "zero3": {"parallel": {"strategy": "zero3"}},
+        "uneven": {"parallel": {"strategy": "zero3"}, "model": {"ffn_dim": 177}},
+        "tensor": {"parallel": {"tensor": 2}},
+        "offloaded-parameters": {"parallel": {"strategy": "zero3", "offload": "parameters"}},
+        "offloaded-optimizer": {"parallel": {"strategy": "ddp", "offload": "optimizer"}},
+        "adapters": {
+            "parallel": {"strategy": "zero3"},
+            "lora": {"rank": 3, "targets": ["q_proj", "down_proj"]},
+        },
+    },
+    4: {
+        "hsdp": {"parallel": {"strategy": "zero3", "shard_degree": 2}},
+        "tensor-shard": {"parallel": {"strategy": "zero3", "tensor": 2}},
+    },
+}
+
+
+def settings_of(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Sections laid over the defaults."""
+    settings = dict(SETTINGS)
+    for section, change in changes.items():
+        settings[section] = {**settings.get(section, {}), **change}
+    return settings
+
+
+class Step:
+    """A model and its optimizer on this rank, and a step of them."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self.config = TrainConfig.model_validate(settings)
+        here = distributed.join(self.config.parallel, timeout_s=60, dump_dir=Path())
+        with torch.device("meta"):
+            self.decoder = Decoder(self.config.model, VOCAB_SIZE)
+            if self.config.lora is not None:
+                lora.add_adapters(self.decoder, self.config.lora)
+        self.model = parallel.parallelise(
+            self.decoder,
+            self._fill,
+            parallel=self.config.parallel,
+            precision=self.config.precision,
+            ranks=here,
+        )
+        parameters = dict(self.decoder.named_parameters())
+        self.optimizer = Optimizer(parameters, self.config.optimizer, self.config.parallel, here)
+
+    def _fill(self, name: str, parameter: torch.Tensor) -> None:
+        if lora.is_adapter(name):
+            lora.draw(name, parameter, 0)
+        else:
+            draw(name, parameter, self.config.model, 0)
+
+    def forward(self) -> torch.Tensor:
+        """The loss of one micro-batch."""
+        rows = torch.ones(
+            self.config.data.micro_batch_rows, self.config.data.seq_len, dtype=torch.int64
+        )
+        loss, _ = self.model(rows, rows, Mask())
+        return loss
+
+    def run(self, num_micro_batches: int) -> None:
+        """Forward and backward of each."""
+        for number in range(num_micro_batches):
+            with parallel.accumulating(self.model, is_last=number == num_micro_batches - 1):
+                self.forward().backward()
+
+    def take(self) -> None:
+        """Change the parameters."""
+        self.optimizer.clip()
+        self.optimizer.step(1e-3)
+        self.optimizer.zero_grad()
+
+
+def sizes_of(settings: Mapping[str, Any]) -> dict[str, int]:
+    """Bytes of this rank's tensors when a step is taken."""
+    step = Step(settings)
+    step.run(2)
+    return {
+        "parameters": local_bytes(list(step.decoder.parameters())),
+        "gradients": local_bytes([parameter.grad for parameter in step.decoder.parameters()]),
+        "optimizer": local_bytes(list(step.optimizer.state().values())),
+    }
+
+
+def count_each(settings: Sequence[Mapping[str, Any]], folder: Path) -> None:
+    """What a rank does: steps of several models in one world."""
+    sizes = [sizes_of(each) for each in settings]
+    (folder / f"rank-{torch.distributed.get_rank()}.json").write_text(json.dumps(sizes))
+    distributed.leave()
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_state_takes_what_was_planned(num_ranks: int, tmp_path: Path) -> None:
+    """Parameters, gradients and optimizer's state of the fullest rank, to the byte, whatever the layout."""
+    settings = {name: settings_of(mode) for name, mode in MODES[num_ranks].items()}
+    run_world(num_ranks, count_each, list(settings.values()), tmp_path, folder=tmp_path)
+    found = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(num_ranks)]
+    for place, (name, given) in enumerate(settings.items()):
+        planned = footprint(
+            TrainConfig.model_validate(given), VOCAB_SIZE, num_ranks, device_type="cpu"
+        )
+        for part in ("parameters", "gradients", "optimizer"):
+            fullest = max(on_rank[place][part] for on_rank in found)
+            assert fullest == getattr(planned, part), (name, part)
+
+
+def kept_bytes(settings: Mapping[str, Any]) -> int:
+    """Alive after a forward, of what it made."""
+    step = Step(settings)
+    with LiveMemory() as memory:
+        loss = step.forward()
+        assert loss.requires_grad
+        return memory.num_bytes
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"parallel": {"strategy": "ddp"}, "precision": {"compute": "fp32"}},
+        {"parallel": {"strategy": "ddp"}},
+        {"parallel": {"strategy": "zero2"}},
+        {"parallel": {"strategy": "zero2"}, "lora": {"rank": 4, "targets": ["q_proj", "up_proj"]}},
+        {"parallel": {"strategy": "ddp"}, "lora": {"rank": 4}},
+    ],
+    ids=["fp32", "autocast", "fully_shard", "two adapters", "all adapters"],
+)
+def test_blocks_keep_what_was_planned(changes: dict[str, Any], checkpointing: str) -> None:
+    """Two blocks more keep as many bytes more as planned, of activations and of weights gathered or cast."""
+    changes = {
+        **changes,
+        "parallel": {**changes["parallel"], "activation_checkpointing": checkpointing},
+    }
+    measured, planned = [], []
+    for num_layers in (2, 4):
+        settings = settings_of({**changes, "model": {"num_layers": num_layers}})
+        measured.append(kept_bytes(settings))
+        found = footprint(
+            TrainConfig.model_validate(settings), VOCAB_SIZE, 1, device_type="cpu"
+        ).moments["last"]
+        planned.append(found.activations + found.gathered)
+    assert planned[1] - planned[0] == measured[1] - measured[0]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"parallel": {"strategy": "ddp"}, "precision": {"compute": "fp32"}},
+        {"parallel": {"strategy": "ddp"}},
+        {"parallel": {"strategy": "ddp", "activation_checkpointing": "full"}},
+        {"parallel": {"strategy": "zero2"}},
+        {"parallel": {"strategy": "zero3", "activation_checkpointing": "full"}},
+        {"parallel": {"strategy": "zero3", "activation_checkpointing": "selective"}},
+        {
+            "parallel": {"strategy": "zero3", "activation_checkpointing": "full"},
+            "data": {"seq_len": 16},
+        },
+        {"parallel": {"strategy": "zero3"}, "data": {"global_batch_rows": 8}},
+        {
+            "parallel": {"strategy": "zero3"},
+            "model": {"num_layers": 1},
+            "precision": {"loss_chunk_tokens": 4096},
+        },
+    ],
+    ids=[
+        "fp32",
+        "autocast",
+        "autocast-full",
+        "zero2",
+        "zero3-full",
+        "zero3-selective",
+        "first block",
+        "accumulating",
+        "mostly head",
+    ],
+)
+def test_the_fullest_moment_is_as_full_as_planned(changes: dict[str, Any]) -> None:
+    """The most bytes alive in a step, within 10 %: the one thing that decides whether it fits."""
+    settings = settings_of({"data": {"global_batch_rows": 2}, **changes})
+    settings["data"] = {**SETTINGS["data"], "global_batch_rows": 2, **changes.get("data", {})}
+    planned = footprint(TrainConfig.model_validate(settings), VOCAB_SIZE, 1, device_type="cpu")
+    with LiveMemory() as memory:
+        step = Step(settings)
+        step.run(planned.micro_batches)
+        step.take()
+        memory.peak_bytes = 0
+        step.run(planned.micro_batches)
+        step.take()
+    assert planned.peak.total == pytest.approx(memory.peak_bytes, rel=0.1)
+
+
+def test_the_planner_counts_the_parameters_that_the_model_has() -> None:
+    """Whole and in fp32: four bytes each of model.num_parameters."""
+    config = TrainConfig.model_validate(settings_of({"parallel": {"strategy": "ddp"}}))
+    assert footprint(config, VOCAB_SIZE, 1).parameters == 4 * num_parameters(
+        config.model, VOCAB_SIZE
+    )
+
+
+def test_zero_cuts_what_it_says() -> None:
+    """8 B parameters on 8 GPUs: 16 bytes each under ddp; by ZeRO, an eighth of moments, then gradients, weights."""
+    model = {
+        "dim": 4096,
+        "num_layers": 32,
+        "num_heads": 32,
+        "num_kv_heads": 8,
+        "ffn_dim": 14336,
+        "vocab_size": 128256,
+    }
+    data = {"global_batch_rows": 8, "micro_batch_rows": 1, "seq_len": 1024}
+    found = {}
+    for strategy in ("ddp", "zero1", "zero2", "zero3"):
+        settings = settings_of({"model": model, "data": data, "parallel": {"strategy": strategy}})
+        found[strategy] = footprint(TrainConfig.model_validate(settings), 128256, 8)
+    whole = 4 * 8.03e9
+    assert found["ddp"].parameters == pytest.approx(whole, rel=1e-3)
+    assert found["ddp"].optimizer == pytest.approx(2 * whole, rel=1e-3)
+    assert found["zero1"].optimizer == pytest.approx(2 * whole / 8, rel=0.05)
+    assert (
+        found["zero2"].gradients == found["zero3"].parameters == pytest.approx(whole / 8, rel=1e-3)
+    )
+    assert found["zero2"].moments["loss"].gathered == pytest.approx(whole / 2, rel=1e-3)
+    assert found["zero3"].moments["loss"].gathered < 2 * GIB
+
+
+def test_gradients_are_whole_where_micro_batches_are_accumulated() -> None:
+    """fully_shard sums them before it cuts them, so a second micro-batch costs four bytes a parameter."""
+    data = {"micro_batch_rows": 2, "global_batch_rows": 8}
+    once = TrainConfig.model_validate(
+        settings_of({"data": {**data, "micro_batch_rows": 2, "global_batch_rows": 8}})
+    )
+    twice = TrainConfig.model_validate(settings_of({"data": {**data, "global_batch_rows": 16}}))
+    whole = 4 * num_parameters(once.model, VOCAB_SIZE)
+    assert footprint(once, VOCAB_SIZE, 4).moments["loss"].gradients == 0
+    assert footprint(twice, VOCAB_SIZE, 4).moments["loss"].gradients == whole
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_gpus", "message"),
+    [
+        (
+            {"parallel": {"tensor": 4}},
+            4,
+            r"parallel.tensor is 4, which does not divide model.num_kv_heads 2",
+        ),
+        ({"parallel": {"tensor": 2}}, 3, r"parallel.tensor is 2, which does not divide 3 ranks"),
+        (
+            {"data": {"global_batch_rows": 4}},
+            4,
+            r"data.global_batch_rows is 4, but 4 data-parallel ranks of 2 rows",
+        ),
+    ],
+)
+def test_what_cannot_run_is_refused(changes: dict[str, Any], num_gpus: int, message: str) -> None:
+    """As the trainer would refuse it."""
+    with pytest.raises(IncompatibleConfig, match=message):
+        footprint(TrainConfig.model_validate(settings_of(changes)), VOCAB_SIZE, num_gpus)

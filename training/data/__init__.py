@@ -1,0 +1,1 @@
+"""Rows of training data and held-out documents."""

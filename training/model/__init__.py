@@ -1,0 +1,1 @@
+"""The decoder: layers, loss, initial weights and size."""

@@ -1,0 +1,1 @@
+"""Memory and speed of a training config, before it runs."""
