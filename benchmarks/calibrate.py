@@ -30,23 +30,23 @@ from rich.table import Table
 from benchmarks.demo_chain import BYTES_PER_DOCUMENT, demo_config
 from benchmarks.result_file import commit, machine, save
 from pipeline.capacity.estimate import HASHED, Calibration, Cluster, estimate, fit
-from pipeline.config import change
 from pipeline.execution.engine import TaskFinished, do_here, run
 from pipeline.phases import PHASES
 from pipeline.planning.plan import make_plan
-from pipeline.reporting.explain import Run, open_run, plan_of
+from pipeline.planning.recorded_plan import load_plan
 from pipeline.runs.event_log import keep
+from pipeline.runs.run_folder import RunFolder
 
 NUM_FILES = 8
 
 
-def measure(documents: Sequence[int], folder: Path) -> list[Run]:
+def measure(documents: Sequence[int], folder: Path) -> list[RunFolder]:
     """A run of the demo's chain of each size, each in a process of its own: its first work tells what starting is."""
     run_dirs = [folder / str(count) for count in documents]
     for count, run_dir in zip(documents, run_dirs, strict=True):
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as alone:
             alone.submit(_run, count, run_dir).result()
-    return [open_run(run_dir) for run_dir in run_dirs]
+    return [RunFolder.open(run_dir) for run_dir in run_dirs]
 
 
 def _run(documents: int, run_dir: Path) -> None:
@@ -55,23 +55,22 @@ def _run(documents: int, run_dir: Path) -> None:
         make_plan(demo_config(megabytes, run_dir, "engine.kind=inline", num_files=NUM_FILES))
     ):
         pass
-    do_partitions_again(open_run(run_dir))
+    do_partitions_again(RunFolder.open(run_dir))
 
 
-def do_partitions_again(found: Run) -> None:
+def do_partitions_again(found: RunFolder) -> None:
     """Once more what each process did first, into the same log; the outputs stay as they are, byte for byte."""
-    config = change(found.config, str(found.run_dir))
-    plan = plan_of(found, config)
+    plan = load_plan(found)
     with keep(found.run_dir) as add:
         for name in HASHED:
             phase = PHASES[name](plan)
             for task_id in [*phase.task_ids()] * 2:
-                for result in do_here(phase, task_id, config.engine):
+                for result in do_here(phase, task_id, found.config.engine):
                     event = TaskFinished(name, **{"failed": None, **result})
                     add({"event": "TaskFinished", **asdict(event)})
 
 
-def calibrate(runs: Sequence[Run], source: str) -> Calibration:
+def calibrate(runs: Sequence[RunFolder], source: str) -> Calibration:
     """Fitted, with machine, commit and date."""
     here = machine()
     about = f"{here['cpu']}, {here['num_cpus']} cores, {here['memory_gb']} GB"
@@ -83,14 +82,14 @@ def calibrate(runs: Sequence[Run], source: str) -> Calibration:
     return fit(runs, source=source, **where)
 
 
-def check(calibration: Calibration, found: Run) -> list[dict[str, Any]]:
+def check(calibration: Calibration, found: RunFolder) -> list[dict[str, Any]]:
     """Predicted and measured, phase by phase, of a run that the calibration has not seen."""
-    config = change(found.config, str(found.run_dir))
+    config = found.config
     config = config.model_copy(
         update={"input": config.input.model_copy(update={"files_per_split": 1})}
     )
     files = [
-        found.folder("extract").record(split)["counters"]["counts"]["file_bytes"]
+        found.folder("extract").record(split.key)["counters"]["counts"]["file_bytes"]
         for split in found.splits
     ]
     cost = estimate(
@@ -99,7 +98,7 @@ def check(calibration: Calibration, found: Run) -> list[dict[str, Any]]:
     cpu_s: defaultdict[str, float] = defaultdict(float)
     peak_mb: defaultdict[str, float] = defaultdict(float)
     seen: set[tuple[str, str]] = set()
-    for event in found.events():
+    for event in found.read_events():
         if (
             event["event"] == "TaskFinished"
             and (key := (event["phase"], event["task_id"])) not in seen
@@ -172,7 +171,7 @@ def main() -> None:
     args = parser.parse_args()
     console = Console(width=140, highlight=False)
     with tempfile.TemporaryDirectory(prefix="corpusmill-") as folder:
-        runs = [open_run(path) for path in args.runs] or measure(args.documents, Path(folder))
+        runs = [RunFolder.open(path) for path in args.runs] or measure(args.documents, Path(folder))
         sizes = ", ".join(f"{n:,}" for n in dict.fromkeys(_num_documents(one) for one in runs))
         calibration = calibrate(runs, f"the demo's chain over the sample crawl ({sizes} documents)")
     if args.out:
@@ -183,7 +182,7 @@ def main() -> None:
         "checks": {},
     }
     for path in args.check:
-        found = open_run(path)
+        found = RunFolder.open(path)
         rows = check(calibration, found)
         print_check(_num_documents(found), rows, console)
         result["checks"][str(_num_documents(found))] = rows
@@ -191,9 +190,9 @@ def main() -> None:
         console.print(str(save("calibrate", result)))
 
 
-def _num_documents(found: Run) -> int:
+def _num_documents(found: RunFolder) -> int:
     return sum(
-        found.folder("extract").record(split)["counters"]["counts"]["documents"]
+        found.folder("extract").record(split.key)["counters"]["counts"]["documents"]
         for split in found.splits
     )
 

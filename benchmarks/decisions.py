@@ -24,7 +24,7 @@ from rich.table import Table
 
 from pipeline.config import RunConfig
 from pipeline.planning.input_splits import sample_crawl_folder
-from pipeline.reporting.explain import Run, open_run
+from pipeline.runs.run_folder import RunFolder
 from stages.dedup.minhash import ngrams
 
 LABELLED = ("good", "foreign", "near_source", "near_copy", "partial_source", "partial_copy")
@@ -52,7 +52,7 @@ class Measure:
         return self.num_right / self.num_found if self.num_found else 1.0
 
 
-def measure(run: Run) -> dict[str, Measure]:
+def measure(run: RunFolder) -> dict[str, Measure]:
     """Every kind of decision of a finished run on a sample crawl."""
     config = RunConfig.model_validate(run.config)
     assert config.input.sample_crawl is not None, "only a sample crawl comes with its truth"
@@ -72,7 +72,7 @@ def measure(run: Run) -> dict[str, Measure]:
     return measures
 
 
-def similarities(run: Run) -> dict[frozenset[str], float]:
+def similarities(run: RunFolder) -> dict[frozenset[str], float]:
     """Exact Jaccard similarity of every edited copy and its source, by their urls, where both have text left."""
     config = RunConfig.model_validate(run.config)
     assert config.input.sample_crawl is not None, "only a sample crawl comes with its truth"
@@ -98,7 +98,7 @@ def _jaccard(one: set[str], other: set[str]) -> float:
     return len(one & other) / max(1, len(one | other))
 
 
-def _pages(run: Run) -> dict[str, dict[str, Any]]:
+def _pages(run: RunFolder) -> dict[str, dict[str, Any]]:
     """What the run stored of every page, by url; later phases overwrite earlier ones."""
     pages: dict[str, dict[str, Any]] = {}
     for phase in ("extract", "annotate", "select"):
@@ -145,7 +145,7 @@ def _documents(
     return Measure(len(wanted & found), len(wanted), len(found))
 
 
-def _near_duplicates(run: Run, pages: Mapping[str, dict[str, Any]]) -> Measure:
+def _near_duplicates(run: RunFolder, pages: Mapping[str, dict[str, Any]]) -> Measure:
     config = RunConfig.model_validate(run.config)
     assert config.annotate.minhash is not None
     edited = similarities(
@@ -180,7 +180,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("run", type=Path, help="folder of a finished run on a sample crawl")
-    run = open_run(parser.parse_args().run)
+    run = RunFolder.open(parser.parse_args().run)
     table = Table("decision", "wanted", "found", "right", "recall", "precision", box=None)
     for name, m in measure(run).items():
         table.add_row(
@@ -193,7 +193,7 @@ def main() -> None:
         )
     console = Console()
     console.print(table)
-    if run.config["fuzzy_dedup"] is not None:
+    if run.config.fuzzy_dedup is not None:
         exact = sorted(similarities(run).values())
         console.print(
             f"Exact Jaccard similarity of {len(exact):,} edited copies and their sources: least {exact[0]:.3f}, "

@@ -43,8 +43,9 @@ from pipeline.phases.select import Select
 from pipeline.phases.write_shards import WriteShards
 from pipeline.planning.plan import RunPlan, make_plan
 from pipeline.planning.prepare import prepare
-from pipeline.reporting import explain as ledger
+from pipeline.planning.recorded_plan import record_plan
 from pipeline.reporting import report
+from pipeline.runs.run_folder import RunFolder
 from stages.contract import Counters
 
 CRAWL = "CC-MAIN-2026-17"
@@ -83,11 +84,11 @@ def simulate(num_splits: int, folder: Path) -> Measured:
     config = load("ccnet", [*_SETTINGS, *overrides])
     plan: RunPlan = timed("plan", lambda: make_plan(config))
     plan.run_dir.mkdir()
-    timed("write run.json", lambda: ledger.record_run(plan))
+    timed("write run.json", lambda: record_plan(plan))
     for make_phase in PHASES.values():
         for act, what in _acts(make_phase(plan), seeds):
             timed(act, what)
-    timed("report", lambda: report.make_report(ledger.open_run(plan.run_dir)))
+    timed("report", lambda: report.make_report(RunFolder.open(plan.run_dir)))
     return found
 
 

@@ -40,7 +40,7 @@ models_app.add_typer(train_app, name="train")
 Config = Annotated[
     str, typer.Argument(help="A YAML file, or the name of one in configs/.", metavar="CONFIG")
 ]
-RunFolder = Annotated[
+RunAddress = Annotated[
     str,
     typer.Argument(help="Folder of a run; s3://bucket/folder for one in a bucket.", metavar="RUN"),
 ]
@@ -99,11 +99,11 @@ def run(
 def _close(plan: Any, what_was_done: str) -> None:
     """Write the report of a run that has ended and print it, with where to look next; exit if too much was broken."""
     from pipeline.execution.engine import DATASET_LINK
-    from pipeline.reporting import explain as ledger
     from pipeline.reporting import report
     from pipeline.runs.phase_folder import write_atomically
+    from pipeline.runs.run_folder import RunFolder
 
-    found = ledger.open_run(plan.run_dir)
+    found = RunFolder.open(plan.run_dir)
     account = report.make_report(found)
     write_atomically(plan.run_dir / "report.html", report.to_html(account).encode())
     write_atomically(plan.run_dir / "report.json", report.to_json(account).encode())
@@ -164,7 +164,7 @@ def plan(
     from pipeline.planning.plan import make_plan
     from pipeline.planning.prepare import is_prepared
     from pipeline.reporting import report
-    from pipeline.reporting.explain import open_run
+    from pipeline.runs.run_folder import RunFolder
 
     settings = _load(config, overrides, run_dir, engine)
     rates = shipped = cost.read_calibration()
@@ -173,7 +173,7 @@ def plan(
         own = (
             cost.read_calibration(Path(calibration))
             if is_file
-            else cost.fit([open_run(calibration)])
+            else cost.fit([RunFolder.open(calibration)])
         )
         rates = own.filled_by(shipped)
     input_bytes: float | None = None
@@ -204,14 +204,14 @@ def plan(
 
 @app.command(name="report")
 def report_(
-    run: RunFolder, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+    run: RunAddress, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
 ) -> None:
     """Show the summary of a run again, and write its page anew."""
-    from pipeline.reporting import explain as ledger
     from pipeline.reporting import report
     from pipeline.runs.phase_folder import write_atomically
+    from pipeline.runs.run_folder import RunFolder
 
-    found = ledger.open_run(run)
+    found = RunFolder.open(run)
     account = report.make_report(found)
     if as_json:
         sys.stdout.write(report.to_json(account))
@@ -223,13 +223,13 @@ def report_(
 
 @app.command()
 def status(
-    run: RunFolder, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+    run: RunAddress, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
 ) -> None:
     """Show how far a run is, with rates and an end estimate, from its folder alone: from any machine, without Ray."""
-    from pipeline.reporting import explain as ledger
     from pipeline.reporting import status as watching
+    from pipeline.runs.run_folder import RunFolder
 
-    found = watching.read_status(ledger.open_run(run), now=time.time())
+    found = watching.read_status(RunFolder.open(run), now=time.time())
     if as_json:
         sys.stdout.write(watching.to_json(found))
         return
@@ -238,12 +238,13 @@ def status(
 
 @app.command()
 def explain(
-    run: RunFolder, document: Annotated[str, typer.Argument(help="A URL or a doc_id.")]
+    run: RunAddress, document: Annotated[str, typer.Argument(help="A URL or a doc_id.")]
 ) -> None:
     """Tell a document's whole story: where it stood, what was taken from it, its scores, why it was kept or dropped."""
-    from pipeline.reporting import explain as ledger
+    from pipeline.reporting.explain import explain as explain_document
+    from pipeline.runs.run_folder import RunFolder
 
-    for trace in ledger.explain(ledger.open_run(run), document):
+    for trace in explain_document(RunFolder.open(run), document):
         for line in trace.lines:
             console.print(line, markup=False)
         console.print()
@@ -251,20 +252,20 @@ def explain(
 
 @app.command()
 def preview(
-    run: RunFolder,
+    run: RunAddress,
     overrides: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show what other thresholds of `select` would keep and drop, from stored scores, in seconds. Writes nothing."""
-    from pipeline.reporting import explain as ledger
     from pipeline.reporting import preview as previewing
+    from pipeline.runs.run_folder import RunFolder
 
     if not overrides:
         _fail(
             "nothing to recut: name a threshold, such as --set select.language.min_score=0.65",
             WRONG_USAGE,
         )
-    found = previewing.preview(ledger.open_run(run), overrides)
+    found = previewing.preview(RunFolder.open(run), overrides)
     if as_json:
         sys.stdout.write(previewing.to_json(found))
         return
@@ -285,14 +286,14 @@ def verify(
     from webdataset.compat import WebDataset
     from webdataset.gopen import gopen_schemes
 
-    from pipeline.reporting import explain as ledger
     from pipeline.runs.phase_folder import parse_location
+    from pipeline.runs.run_folder import RunFolder
     from shardwriter import verify as verify_dataset
     from shardwriter.format import MANIFEST_FILE, Manifest
 
     folder = parse_location(dataset)
     if not (folder / MANIFEST_FILE).exists():
-        folder = ledger.open_run(dataset).dataset
+        folder = RunFolder.open(dataset).dataset
     findings = verify_dataset(folder)
     for finding in findings:
         console.print(str(finding), markup=False)
@@ -316,12 +317,12 @@ def verify(
 
 
 @app.command()
-def export(run: RunFolder, out: Annotated[Path, typer.Argument(help="Folder to make.")]) -> None:
+def export(run: RunAddress, out: Annotated[Path, typer.Argument(help="Folder to make.")]) -> None:
     """Write the kept documents as CCNet does: JSON lines, one gzip file per language and bucket."""
-    from pipeline.reporting.explain import open_run
     from pipeline.reporting.export import export_ccnet
+    from pipeline.runs.run_folder import RunFolder
 
-    written = export_ccnet(open_run(run), out)
+    written = export_ccnet(RunFolder.open(run), out)
     for name, num_docs in sorted(written.items()):
         console.print(f"{num_docs:>10,}  {out / name}", markup=False)
 
@@ -430,7 +431,7 @@ def main() -> NoReturn:
     from pipeline.execution.engine import RunAborted
     from pipeline.models.kenlm_build import TrainingFailed
     from pipeline.models.registry import AssetError
-    from pipeline.reporting.explain import RunNotFound
+    from pipeline.runs.run_folder import RunNotFound
     from storage.object_store import StorageError
 
     signal.signal(signal.SIGTERM, _terminate)

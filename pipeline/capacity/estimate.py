@@ -5,7 +5,7 @@ survival are those of a run that was measured (`fit` reads its log and its done-
 piece of work, and so much for what is in it. What will not fit is told with what would make it fit.
 Leaves to others: measuring (benchmarks/calibrate.py), how far the model is off (docs/planning.md says).
 
-    calibration = fit([open_run("runs/ten-files")])
+    calibration = fit([RunFolder.open("runs/ten-files")])
     cost = estimate(config, calibration, Cluster(nodes=10, cores=32, memory_gb=128), num_files=90_000)
     cost.cpu_hours, cost.hours, cost.price, cost.warnings
 
@@ -36,7 +36,7 @@ from pipeline.phases.hash_partitions import MAX_PARTITIONS, MIN_BUCKETS, partiti
 from pipeline.phases.paragraph_dedup import BYTES_PER_PARAGRAPH
 from pipeline.planning.input_splits import MAX_SPLITS, WET_BYTES, files_per_split
 from pipeline.planning.plan import CHAIN, PHASE_VERSIONS, stages_of
-from pipeline.reporting.explain import Run
+from pipeline.runs.run_folder import RunFolder
 
 VERSION = 1
 """Of the calibration file."""
@@ -231,7 +231,7 @@ class _Work:
     bytes: Mapping[str, int]  # by kind of file
 
 
-def fit(runs: Sequence[Run], **where: str) -> Calibration:
+def fit(runs: Sequence[RunFolder], **where: str) -> Calibration:
     """The calibration that finished runs of one config amount to.
 
     Runs with units of other sizes tell what a piece of work costs from what is in it; of units that are all alike
@@ -259,17 +259,18 @@ def fit(runs: Sequence[Run], **where: str) -> Calibration:
     )
 
 
-def _amounts_of_splits(run: Run) -> dict[str, dict[str, float]]:
+def _amounts_of_splits(run: RunFolder) -> dict[str, dict[str, float]]:
     counts: dict[str, dict[str, Mapping[str, int]]] = {
         phase: {
-            split: run.folder(phase).record(split)["counters"]["counts"] for split in run.splits
+            split.key: run.folder(phase).record(split.key)["counters"]["counts"]
+            for split in run.splits
         }
         for phase in ("extract", "annotate", "tokenize")
     }
     found: dict[str, dict[str, float]] = {}
     for split in run.splits:
         extract, annotate, tokenize = (
-            counts[phase][split] for phase in ("extract", "annotate", "tokenize")
+            counts[phase][split.key] for phase in ("extract", "annotate", "tokenize")
         )
         values = (
             extract.get("file_bytes", 0),
@@ -282,19 +283,19 @@ def _amounts_of_splits(run: Run) -> dict[str, dict[str, float]]:
             tokenize.get("documents_kept", 0),
             tokenize.get("tokens", 0),
         )
-        found[split] = dict(zip(AMOUNTS, map(float, values), strict=True))
+        found[split.key] = dict(zip(AMOUNTS, map(float, values), strict=True))
     return found
 
 
-def _works(run: Run) -> Iterator[_Work]:
-    if not run.folder("write_shards").complete():
+def _works(run: RunFolder) -> Iterator[_Work]:
+    if not run.has_finished("write_shards"):
         raise ConfigError(
             [f"{run.run_dir}: the run is not finished; only a finished one can be a calibration"]
         )
     splits = _amounts_of_splits(run)
     seen: set[tuple[str, str]] = set()
     done: set[tuple[str, str]] = set()
-    for event in run.events():
+    for event in run.read_events():
         if event["event"] != "TaskFinished" or event["failed"] or not event.get("cpu_seconds"):
             continue
         phase, task_id = event["phase"], event["task_id"]

@@ -42,7 +42,7 @@ from pipeline.execution.task import (
 from pipeline.execution.task_stats import Stopwatch, reset_peak_memory
 from pipeline.phases import PHASES, PartitionPhase, Phase, SplitPhase
 from pipeline.planning.plan import RunPlan, fingerprint
-from pipeline.reporting.explain import record_run
+from pipeline.planning.recorded_plan import record_plan
 from pipeline.runs.event_log import keep
 from pipeline.runs.phase_folder import set_latest_link
 from pipeline.runs.run_lock import HeldByAnother, RunLock, hold
@@ -128,7 +128,7 @@ def run(plan: RunPlan, engine: Engine | None = None) -> Iterator[Event]:
         keep(plan.run_dir) as log,
         engine or engine_of(plan.config.engine) as workers,
     ):
-        record_run(plan)
+        record_plan(plan)
         log({"event": "RunStarted"})
         why = "its driver was stopped"
         try:

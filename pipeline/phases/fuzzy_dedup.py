@@ -260,7 +260,7 @@ class FuzzyDedup(PartitionPhase):
         kept, places = ids.copy(), ids >> np.uint64(32)
         for place in np.unique(places[places < len(self.plan.previous_splits)]):
             split = self.plan.previous_splits[int(place)]
-            if split.run.config["fuzzy_dedup"] is None:
+            if split.run.config.fuzzy_dedup is None:
                 continue
             verdict = _batch(split.open(self.name, f"{_MERGE}.arrow"), split.index)
             here = np.flatnonzero(places == place)

@@ -133,7 +133,10 @@ class PartitionPhase(Phase):
 
     def counts(self, phase: str, name: str) -> list[int]:
         """What a parent has counted of each unit, in the same order."""
-        folders = [run.folder(phase).records(run.splits) for run in self.plan.previous]
+        folders = [
+            run.folder(phase).records(split.key for split in run.splits)
+            for run in self.plan.previous
+        ]
         folders.append(self.plan.folder(phase).records(split.key for split in self.plan.splits))
         return [record["counters"]["counts"].get(name, 0) for record in itertools.chain(*folders)]
 

@@ -27,8 +27,8 @@ import zlib
 from collections import Counter
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
+from typing import Self
 
 from config_files.reader import ConfigError
 from pipeline.config import CommonCrawl, InputConfig, SampleCrawl
@@ -68,15 +68,18 @@ class InputSplit:
     """What one task reads and what resuming counts: one file, or several small ones."""
 
     index: int
-    files: tuple[InputFile, ...]
+    key: str
+    files: tuple[InputFile, ...] = ()  # empty in the plan of a recorded run
 
-    @cached_property
-    def key(self) -> str:
-        """The unit's name in folders: its index and its content, so that a changed file is never taken for the old."""
-        content = hashlib.sha256(
-            "\n".join(f"{f.name} {f.digest}" for f in self.files).encode()
-        ).hexdigest()
-        return f"{self.index:06d}-{content[:8]}"
+    @classmethod
+    def create(cls, index: int, files: Sequence[InputFile]) -> Self:
+        """Return the split with a key made of its index and its content.
+
+        A file that was changed gives another key, so its old outputs are not used again.
+        """
+        names = "\n".join(f"{file.name} {file.digest}" for file in files)
+        content = hashlib.sha256(names.encode()).hexdigest()
+        return cls(index, f"{index:06d}-{content[:8]}", tuple(files))
 
     @property
     def num_bytes(self) -> int:
@@ -95,7 +98,7 @@ def list_input_splits(
     files = _files(config, storage)
     size = files_per_split(config, len(files))
     return tuple(
-        InputSplit(i // size, tuple(files[i : i + size])) for i in range(0, len(files), size)
+        InputSplit.create(i // size, files[i : i + size]) for i in range(0, len(files), size)
     )
 
 

@@ -24,8 +24,9 @@ from pipeline.execution.task import StageSpec
 from pipeline.models import registry as assets
 from pipeline.planning import previous_runs
 from pipeline.planning.input_splits import InputSplit, files_per_split, list_input_splits
-from pipeline.planning.previous_runs import PreviousRun, PreviousSplit, splits_of_runs
+from pipeline.planning.previous_runs import PreviousSplit, splits_of_runs
 from pipeline.runs.phase_folder import Location, PhaseFolder, parse_location
+from pipeline.runs.run_folder import RunFolder
 from stages.contract import Stage
 from stages.dedup.exact_dedup import ExactDedupFilter
 from stages.dedup.minhash import MinHash, MinHashFilter
@@ -125,7 +126,7 @@ class RunPlan:
     config: RunConfig
     splits: tuple[InputSplit, ...]
     phases: tuple[PhasePlan, ...]
-    previous: tuple[PreviousRun, ...] = ()
+    previous: tuple[RunFolder, ...] = ()
 
     @cached_property
     def previous_splits(self) -> tuple[PreviousSplit, ...]:
@@ -167,7 +168,7 @@ def make_plan(config: RunConfig) -> RunPlan:
 
 
 def plan_splits(
-    config: RunConfig, splits: Sequence[InputSplit], previous: tuple[PreviousRun, ...] = ()
+    config: RunConfig, splits: Sequence[InputSplit], previous: tuple[RunFolder, ...] = ()
 ) -> RunPlan:
     """The plan for units, and earlier runs, that are known already."""
     phases: dict[str, PhasePlan] = {}
@@ -239,7 +240,7 @@ def _fingerprint(
     config: RunConfig,
     splits: Sequence[InputSplit],
     before: Mapping[str, PhasePlan],
-    previous: Sequence[PreviousRun],
+    previous: Sequence[RunFolder],
 ) -> str | None:
     """The fingerprint of a phase, or None while one of its models has no content yet."""
     references = [

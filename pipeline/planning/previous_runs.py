@@ -12,9 +12,8 @@ says that a document lies in another run, and `owner` finds it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,37 +21,17 @@ import pyarrow as pa
 
 from config_files.reader import ConfigError
 from pipeline.config import RunConfig
-from pipeline.runs.phase_folder import RUN_FILE, PhaseFolder, parse_location
+from pipeline.runs.phase_folder import parse_location
+from pipeline.runs.run_folder import RunFolder, RunNotFound
 from stages.dedup.minhash import MinHash, MinHashSettings, bands
 from stages.dedup.paragraphs import ParagraphHashes
-
-
-@dataclass(frozen=True)
-class PreviousRun:
-    """What a later run has to know of an earlier one, as its run.json had it."""
-
-    run_dir: str
-    config: Mapping[str, Any]
-    folders: Mapping[str, str]  # phase -> name of its folder
-    splits: Sequence[str]
-    stages: Mapping[
-        str, Mapping[str, int]
-    ]  # phase -> stage -> version; empty in runs that did not record them
-
-    def folder(self, phase: str) -> PhaseFolder:
-        """Where the phase's outputs lie."""
-        return PhaseFolder(parse_location(self.run_dir) / self.folders[phase])
-
-    def to_json(self) -> dict[str, Any]:
-        """For a later run's run.json, from which `EarlierRun(**found)` makes it again."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)
 class PreviousSplit:
     """A unit of an earlier run."""
 
-    run: PreviousRun
+    run: RunFolder
     key: str
     index: int  # in its own run
 
@@ -61,14 +40,12 @@ class PreviousSplit:
         return self.run.folder(phase).open(name)
 
 
-def splits_of_runs(runs: Sequence[PreviousRun]) -> Iterator[PreviousSplit]:
+def splits_of_runs(runs: Sequence[RunFolder]) -> Iterator[PreviousSplit]:
     """All units of several runs, in order."""
-    return (PreviousSplit(run, key, index) for run in runs for index, key in enumerate(run.splits))
+    return (PreviousSplit(run, split.key, split.index) for run in runs for split in run.splits)
 
 
-def owner(
-    doc_id: int, num_splits: int, runs: Sequence[PreviousRun]
-) -> tuple[PreviousRun, int] | None:
+def owner(doc_id: int, num_splits: int, runs: Sequence[RunFolder]) -> tuple[RunFolder, int] | None:
     """The earlier run that a document lies in, and its number there; None if it is one of the run's own units."""
     index = (doc_id >> 32) - num_splits
     if index < 0:
@@ -77,14 +54,14 @@ def owner(
     return split.run, split.index << 32 | doc_id & 0xFFFF_FFFF
 
 
-def find(config: RunConfig) -> tuple[PreviousRun, ...]:
+def find(config: RunConfig) -> tuple[RunFolder, ...]:
     """The runs that `previous_runs` names, in its order.
 
     Raises:
         ConfigError: with every fault there is.
     """
     runs, faults, seen = (
-        list[PreviousRun](),
+        list[RunFolder](),
         list[str](),
         {_resolved(config.run_dir): "the run itself"},
     )
@@ -95,15 +72,13 @@ def find(config: RunConfig) -> tuple[PreviousRun, ...]:
             continue
         seen[where] = f"named twice, the first time as {name}"
         try:
-            found = json.loads((parse_location(name) / RUN_FILE).read_bytes())
-        except FileNotFoundError:
-            faults.append(f"previous_runs: {name}: no run here ({RUN_FILE} is missing)")
+            runs.append(RunFolder.open(name))
+        except RunNotFound as error:
+            faults.append(f"previous_runs: {error}")
             continue
-        runs.append(
-            PreviousRun(
-                name, found["config"], found["folders"], found["splits"], found.get("stages", {})
-            )
-        )
+        except ConfigError as error:
+            faults += [f"previous_runs: {fault}" for fault in error.faults]
+            continue
         faults += [f"previous_runs: {name}: {fault}" for fault in _faults(config, runs[-1])]
     if faults:
         raise ConfigError(faults)
@@ -116,7 +91,7 @@ def _resolved(run_dir: str) -> str:
     return str(found.resolve() if isinstance(found, Path) else found)
 
 
-def shares(config: RunConfig, phase: str, run: PreviousRun) -> Any:
+def shares(config: RunConfig, phase: str, run: RunFolder) -> Any:
     """What a phase of ours takes from an earlier run, as its fingerprint has it; None where it takes nothing.
 
     The names of units stand for what lies in extract's folder, which outlives a change of the input.
@@ -126,15 +101,20 @@ def shares(config: RunConfig, phase: str, run: PreviousRun) -> Any:
         "paragraph_dedup": ("extract",) if config.paragraph_dedup.keep != "keep_all" else (),
         "fuzzy_dedup": ("annotate", "fuzzy_dedup") if config.fuzzy_dedup is not None else (),
     }.get(phase, ())
-    return [[run.folders[name] for name in read], list(run.splits)] if read else None
+    return (
+        [[run.folders[name] for name in read], [split.key for split in run.splits]]
+        if read
+        else None
+    )
 
 
-def _faults(config: RunConfig, run: PreviousRun) -> Iterator[str]:
+def _faults(config: RunConfig, run: RunFolder) -> Iterator[str]:
     """What keeps our deduplication from reading a run."""
     if config.exact_dedup is not None:
-        theirs = run.config.get("exact_dedup")
-        if theirs is None or theirs["by"] != config.exact_dedup.by:
-            yield f"its copies are {_shown(theirs)}, ours {_shown(config.exact_dedup.model_dump())}; make them alike"
+        theirs = run.config.exact_dedup
+        if theirs is None or theirs.by != config.exact_dedup.by:
+            shown = _shown(None if theirs is None else theirs.model_dump())
+            yield f"its copies are {shown}, ours {_shown(config.exact_dedup.model_dump())}; make them alike"
         else:
             yield from _unfinished(run, "exact_dedup")
     if config.exact_dedup is not None or config.paragraph_dedup.keep != "keep_all":
@@ -142,23 +122,23 @@ def _faults(config: RunConfig, run: PreviousRun) -> Iterator[str]:
         yield from _other_version(run, "extract", ParagraphHashes.name, ParagraphHashes.version)
     if config.fuzzy_dedup is not None:
         assert config.annotate.minhash is not None
-        theirs = run.config["annotate"].get("minhash")
+        theirs = run.config.annotate.minhash
         if theirs is None:
             yield "its annotate.minhash is null: it has no signatures; run it again with annotate.minhash: {...}"
             return
         yield from _unfinished(run, "annotate")
         yield from _unfinished(run, "fuzzy_dedup")
         yield from _other_version(run, "annotate", MinHash.name, MinHash.version)
-        yield from _other_bands(config.annotate.minhash, MinHashSettings.model_validate(theirs))
+        yield from _other_bands(config.annotate.minhash, theirs)
 
 
-def _unfinished(run: PreviousRun, phase: str) -> Iterator[str]:
-    if phase not in run.folders or not run.folder(phase).complete():
+def _unfinished(run: RunFolder, phase: str) -> Iterator[str]:
+    if not run.has_finished(phase):
         yield f"its {phase} is not finished; run it to its end first"
 
 
-def _other_version(run: PreviousRun, phase: str, stage: str, ours: int) -> Iterator[str]:
-    if (theirs := run.stages.get(phase, {}).get(stage)) != ours:
+def _other_version(run: RunFolder, phase: str, stage: str, ours: int) -> Iterator[str]:
+    if (theirs := run.stage_versions.get(phase, {}).get(stage)) != ours:
         found = "did not record its version" if theirs is None else f"is version {theirs}"
         yield f"its stage {stage} {found}, ours is {ours}; run it again: what is still good is used again"
 

@@ -6,7 +6,7 @@ behind the one that decided, the near-duplicate in its place, the shard and row 
 the run folder, so it works long after, elsewhere, without the input.
 Leaves to others: sums over all documents (report.py).
 
-    run = open_run("runs/ccnet")
+    run = RunFolder.open("runs/ccnet")
     for story in explain(run, "https://example.org/page"):
         print("\\n".join(story.lines))
 """
@@ -14,12 +14,8 @@ Leaves to others: sums over all documents (report.py).
 from __future__ import annotations
 
 import contextlib
-import difflib
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +24,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from config_files.reader import ConfigError
-from pipeline.config import RunConfig, change
 from pipeline.execution.task import StageSpec, TaskFailed
 from pipeline.models.registry import AssetError
 from pipeline.phases.annotate import COPY_BY, documents_file
@@ -36,23 +31,14 @@ from pipeline.phases.extract import EXTRACTED, hashes_file
 from pipeline.phases.hash_partitions import read_around
 from pipeline.phases.paragraph_dedup import ParagraphDedup
 from pipeline.phases.select import REPRESENTATIVE, Select
-from pipeline.planning.input_splits import InputSplit
-from pipeline.planning.plan import RunPlan, plan_splits
-from pipeline.planning.previous_runs import PreviousRun, owner, splits_of_runs
-from pipeline.runs import event_log
-from pipeline.runs.phase_folder import (
-    RUN_FILE,
-    Location,
-    PhaseFolder,
-    parse_location,
-    to_json,
-    write_atomically,
-)
+from pipeline.planning.previous_runs import owner, splits_of_runs
+from pipeline.planning.recorded_plan import load_plan
+from pipeline.runs.phase_folder import PhaseFolder
+from pipeline.runs.run_folder import RunFolder, RunNotFound
 from shardwriter.format import MANIFEST_FILE, Manifest, ShardIndex, sample_key
 from stages.contract import evaluate_all_rules
 from stages.dedup.paragraphs import hash_paragraph
 from stages.filters.perplexity import PerplexityFilterSettings
-from storage.object_store import S3Path
 
 SCORES = ("language", "language_score", "perplexity", "reference_score")
 """What is told first of all that annotate has stored."""
@@ -61,105 +47,6 @@ NO_SCORES = {*EXTRACTED.names, "num_chars", "num_lines", "chars_removed"}
 
 NUM_LISTED = 5
 """Lines shown of those that were taken out."""
-
-
-class RunNotFound(Exception):
-    """There is no run, or not as much of one as is asked for."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run folder, as its run.json describes it."""
-
-    run_dir: Location
-    config: Mapping[str, Any]
-    folders: Mapping[str, str]  # phase -> name of its folder
-    splits: Sequence[str]
-    previous: tuple[PreviousRun, ...] = ()  # those that it was deduplicated against
-
-    def folder(self, phase: str) -> PhaseFolder:
-        """Where the phase's outputs lie."""
-        return PhaseFolder(self.run_dir / self.folders[phase])
-
-    def events(self) -> Iterator[dict[str, Any]]:
-        """What the drivers of this run have logged so far, oldest first: "time" (s since the epoch), "event", ..."""
-        return event_log.events(self.run_dir)
-
-    @property
-    def dataset(self) -> Location:
-        """Folder of shards, indexes and manifest.json."""
-        return self.run_dir / self.folders["write_shards"]
-
-
-def record_run(plan: RunPlan) -> None:
-    """Write run.json: which folders belong together, and the config in full."""
-    description: dict[str, Any] = {
-        "config": plan.config.model_dump(mode="json"),
-        "folders": {phase.name: plan.folder(phase.name).root.name for phase in plan.phases},
-        "splits": [split.key for split in plan.splits],
-        "stages": {
-            phase.name: {spec.stage.name: spec.stage.version for spec in phase.stages}
-            for phase in plan.phases
-        },
-        "previous_runs": [run.to_json() for run in plan.previous],
-    }
-    write_atomically(plan.run_dir / RUN_FILE, to_json(description))
-
-
-def open_run(run_dir: str | Location) -> Run:
-    """The run in a folder, or at s3://bucket/folder: then it is reached as the usual AWS_* environment says.
-
-    Raises:
-        RunNotFound: it holds none.
-        StorageError: the bucket cannot be read.
-    """
-    root = parse_location(run_dir) if isinstance(run_dir, str) else run_dir
-    try:
-        found = json.loads((root / RUN_FILE).read_bytes())
-    except FileNotFoundError as error:
-        siblings = (
-            [str(p.parent) for p in root.parent.glob(f"*/{RUN_FILE}")]
-            if isinstance(root, Path)
-            else []
-        )
-        nearest = difflib.get_close_matches(str(run_dir), siblings, 1) or siblings[:1]
-        hint = (
-            f"; did you mean {nearest[0]}?"
-            if nearest
-            else "; start one with `python -m pipeline run`"
-        )
-        raise RunNotFound(f"{run_dir}: no run here ({RUN_FILE} is missing){hint}") from error
-    previous = tuple(PreviousRun(**one) for one in found.get("previous_runs", ()))
-    return Run(root, found["config"], found["folders"], found["splits"], previous)
-
-
-@dataclass(frozen=True)
-class _KnownSplit(InputSplit):
-    """A unit of a run of which only its name is needed: its files may be gone."""
-
-    name: str
-
-    @cached_property
-    def key(self) -> str:
-        return self.name
-
-
-def plan_of(run: Run, config: RunConfig) -> RunPlan:
-    """A plan that reads what the run has stored, under a config that may differ in `select`. Needs no input."""
-    config = config.model_copy(update={"run_dir": str(run.run_dir)})
-    if isinstance(
-        run.run_dir, S3Path
-    ):  # reached from here, perhaps not as the run itself reached it
-        config = config.model_copy(update={"storage": run.run_dir.settings})
-    plan = plan_splits(
-        config, [_KnownSplit(i, (), key) for i, key in enumerate(run.splits)], run.previous
-    )
-    folders = {name: folder.removeprefix(f"{name}-") for name, folder in run.folders.items()}
-    phases = (
-        replace(phase, fingerprint=folders.get(phase.name, phase.fingerprint))
-        for phase in plan.phases
-    )
-    return replace(plan, phases=tuple(phases))
 
 
 @dataclass(frozen=True)
@@ -172,7 +59,7 @@ class DocumentTrace:
     columns: Mapping[str, Any]
 
 
-def explain(run: Run, key: str) -> list[DocumentTrace]:
+def explain(run: RunFolder, key: str) -> list[DocumentTrace]:
     """The stories of the documents with that doc_id, or that URL (a crawl may hold a page more than once).
 
     Raises:
@@ -197,7 +84,7 @@ class InShard(NamedTuple):
     num_tokens: int
 
 
-def find_in_shards(run: Run, doc_id: int) -> InShard | None:
+def find_in_shards(run: RunFolder, doc_id: int) -> InShard | None:
     """The place of a document that was kept and written."""
     path = run.dataset / MANIFEST_FILE
     if not path.exists():
@@ -215,9 +102,9 @@ def find_in_shards(run: Run, doc_id: int) -> InShard | None:
     return None
 
 
-def _ids_of_url(run: Run, url: str) -> Iterator[int]:
+def _ids_of_url(run: RunFolder, url: str) -> Iterator[int]:
     for split in run.splits:
-        for name in (f"{split}.documents.parquet", f"{split}.decisions.parquet"):
+        for name in (f"{split.key}.documents.parquet", f"{split.key}.decisions.parquet"):
             with contextlib.suppress(FileNotFoundError):  # not extracted yet
                 yield from (
                     _rows(run.folder("extract"), name, "url", url, ["doc_id"])
@@ -244,11 +131,11 @@ def row_of(
     return None
 
 
-def _trace(run: Run, doc_id: int) -> DocumentTrace | None:
+def _trace(run: RunFolder, doc_id: int) -> DocumentTrace | None:
     index = doc_id >> 32
     if index >= len(run.splits):
         return None
-    split = run.splits[index]
+    split = run.splits[index].key
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for phase in ("extract", "annotate", "select"):
         for kind in ("documents", "decisions"):
@@ -266,7 +153,7 @@ def _trace(run: Run, doc_id: int) -> DocumentTrace | None:
 
 
 def _chapters(
-    run: Run, doc_id: int, found: Mapping[tuple[str, str], dict[str, Any]], decision: str
+    run: RunFolder, doc_id: int, found: Mapping[tuple[str, str], dict[str, Any]], decision: str
 ) -> Iterator[str]:
     if read := found.get(("extract", "documents")):
         yield f"read         {read['warc_file']} at byte {read['warc_offset']}, {read['date']}, title {read['title']!r}"
@@ -314,12 +201,14 @@ def _short(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _rules(run: Run, doc_id: int, phase: str, representative: int | None = None) -> Iterator[str]:
+def _rules(
+    run: RunFolder, doc_id: int, phase: str, representative: int | None = None
+) -> Iterator[str]:
     """What every rule of a phase makes of what is stored of a document, also those behind the one that decided."""
     try:
-        plan = plan_of(run, change(run.config, str(run.run_dir)))
+        plan = load_plan(run)
         read = run.folder("annotate" if phase == "select" else phase)
-        rows = _rows(read, documents_file(run.splits[doc_id >> 32]), "doc_id", doc_id)
+        rows = _rows(read, documents_file(run.splits[doc_id >> 32].key), "doc_id", doc_id)
         stages = Select(plan).stages() if phase == "select" else plan.phase(phase).stages
         rows = rows.append_column(REPRESENTATIVE, pa.array([representative], REPRESENTATIVE.type))
         rows = rows.append_column(COPY_BY, pa.nulls(1, COPY_BY.type))  # what is stored is no copy
@@ -355,20 +244,20 @@ def _first(values: Any) -> Any:
     return values[0].as_py() if isinstance(values, pa.Array | pa.ChunkedArray) else values
 
 
-def _named(run: Run, doc_id: int) -> str:
+def _named(run: RunFolder, doc_id: int) -> str:
     """Number, URL and fate of another document, and the earlier run that has it, for those who want to go on there."""
     there = owner(doc_id, len(run.splits), run.previous)
     home, doc_id = there or (run, doc_id)
     where = f"{doc_id} of {home.run_dir}" if there else f"{doc_id}"
     for phase in ("select", "annotate", "extract"):
-        name = f"{home.splits[doc_id >> 32]}.decisions.parquet"
+        name = f"{home.splits[doc_id >> 32].key}.decisions.parquet"
         if row := row_of(home.folder(phase), name, doc_id, ["doc_id", "url", "decision"]):
             return f"{where}: {row['url']} ({'kept' if row['decision'] == 'kept' else 'dropped: ' + row['decision']})"
     return where  # its unit has not got that far, or the earlier run is no longer there
 
 
 def _removed(
-    run: Run, doc_id: int, read: Mapping[str, Any] | None, scored: Mapping[str, Any]
+    run: RunFolder, doc_id: int, read: Mapping[str, Any] | None, scored: Mapping[str, Any]
 ) -> Iterator[str]:
     if read is None:
         return
@@ -384,9 +273,9 @@ def _removed(
         yield from _listed([lines[i] for i in by_rules])
 
 
-def _duplicate_lines(run: Run, doc_id: int) -> list[int]:
+def _duplicate_lines(run: RunFolder, doc_id: int) -> list[int]:
     """The lines of a document that deduplicate took."""
-    plan = plan_of(run, change(run.config, str(run.run_dir)))
+    plan = load_plan(run)
     duplicate_lines = ParagraphDedup(plan).duplicate_lines_of(plan.splits[doc_id >> 32])
     return (
         duplicate_lines[duplicate_lines >> np.uint64(32) == np.uint64(doc_id & 0xFFFF_FFFF)]
@@ -395,7 +284,7 @@ def _duplicate_lines(run: Run, doc_id: int) -> list[int]:
     )
 
 
-def _with_copies(run: Run, doc_id: int, gone: Sequence[str]) -> Iterator[str]:
+def _with_copies(run: RunFolder, doc_id: int, gone: Sequence[str]) -> Iterator[str]:
     """The longest of the paragraphs that were taken, and for each another document that has it."""
     gone = sorted(gone, key=len, reverse=True)
     copies = _copies(run, doc_id, gone[:NUM_LISTED])
@@ -410,17 +299,18 @@ def _with_copies(run: Run, doc_id: int, gone: Sequence[str]) -> Iterator[str]:
     yield from list(_listed(gone))[NUM_LISTED:]
 
 
-def _copies(run: Run, doc_id: int, lines: Sequence[str]) -> dict[str, int]:
+def _copies(run: RunFolder, doc_id: int, lines: Sequence[str]) -> dict[str, int]:
     """Of each line the first other document, in input order, among those that deduplicate compared this one with."""
     wanted = {line: hash_paragraph(line) for line in lines}
-    size = run.config["paragraph_dedup"]["group_splits"] or len(run.splits)
+    # Not `run.config`: a run of a version with other keys can still be explained.
+    size = run.recorded_config["paragraph_dedup"]["group_splits"] or len(run.splits)
     first = (doc_id >> 32) // size * size
     files = [
         (len(run.splits) + i, split.run.folder("extract"), split.key)
         for i, split in enumerate(splits_of_runs(run.previous))
     ]
     files += [
-        (i, run.folder("extract"), run.splits[i])
+        (i, run.folder("extract"), run.splits[i].key)
         for i in range(first, min(first + size, len(run.splits)))
     ]
     copies: dict[str, int] = {}

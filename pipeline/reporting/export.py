@@ -4,7 +4,7 @@ Promises: the fields, their names and their meaning are those of CCNet's own out
 what was built on it reads ours; documents come in the order of the input; the same run gives the same bytes.
 Leaves to others: tokens and shards (shardwriter/), dropped documents (ledger.py).
 
-    export_ccnet(open_run("runs/ccnet"), Path("mined"))     # mined/en_head.json.gz, mined/en_middle.json.gz, ...
+    export_ccnet(RunFolder.open("runs/ccnet"), Path("mined"))     # mined/en_head.json.gz, mined/en_middle.json.gz, ...
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.phases.phase import row_groups
-from pipeline.reporting.explain import Run, RunNotFound
+from pipeline.runs.run_folder import RunFolder, RunNotFound
 
 
-def export_ccnet(run: Run, out: Path) -> Counter[str]:
+def export_ccnet(run: RunFolder, out: Path) -> Counter[str]:
     """Write the kept documents of a run into a new folder; returns documents per file.
 
     Raises:
         RunNotFound: the run has not got as far as select.
         FileExistsError: the folder is there already.
     """
-    if not run.folder("select").complete():
+    if not run.has_finished("select"):
         raise RunNotFound(
             f"{run.run_dir}: select is not done yet, so nothing is kept; run the config to its end first"
         )
@@ -49,13 +49,13 @@ def export_ccnet(run: Run, out: Path) -> Counter[str]:
     return written
 
 
-def _kept(run: Run) -> Iterator[dict[str, Any]]:
+def _kept(run: RunFolder) -> Iterator[dict[str, Any]]:
     for split in run.splits:
-        with run.folder("select").open(f"{split}.decisions.parquet") as file:
+        with run.folder("select").open(f"{split.key}.decisions.parquet") as file:
             decisions = pq.read_table(file, columns=["doc_id", "decision", "bucket"])
         kept = decisions.filter(pc.equal(decisions.column("decision"), "kept"))
         ids = kept.column("doc_id").combine_chunks()
-        for group in row_groups(run.folder("annotate").open(f"{split}.documents.parquet")):
+        for group in row_groups(run.folder("annotate").open(f"{split.key}.documents.parquet")):
             place = pc.index_in(group.column("doc_id"), value_set=ids)
             rows = group.filter(pc.is_valid(place))
             buckets = kept.column("bucket").take(place.drop_null()).fill_null("all")

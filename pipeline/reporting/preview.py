@@ -5,7 +5,7 @@ stages judge the very same scores, and cutoffs are taken from the run's histogra
 would renew more than `select` is refused, with the phase that would have to run again.
 Leaves to others: the rules (stages/), doing it for good (`python -m pipeline run`), single documents (ledger.py).
 
-    found = recut(open_run("runs/ccnet"), ["select.language.min_score=0.65"])
+    found = recut(RunFolder.open("runs/ccnet"), ["select.language.min_score=0.65"])
     found.before.num_docs, found.after.num_docs     # 10252, 9871
     print_recut(found, Console())
 """
@@ -28,7 +28,6 @@ import pyarrow.parquet as pq
 from rich.console import Console
 
 from config_files.reader import ConfigError
-from pipeline import config as configs
 from pipeline.config import RunConfig
 from pipeline.execution.engine import RunAborted, do_here
 from pipeline.execution.task import TaskFailed
@@ -36,9 +35,11 @@ from pipeline.phases.annotate import documents_file
 from pipeline.phases.select import Select
 from pipeline.phases.tokenize import order_keys
 from pipeline.planning.plan import PHASE_VERSIONS, RunPlan, plan_splits
-from pipeline.reporting.explain import Run, RunNotFound, plan_of, row_of, why
+from pipeline.planning.recorded_plan import load_plan
+from pipeline.reporting.explain import row_of, why
 from pipeline.reporting.report import as_table
 from pipeline.runs.phase_folder import PhaseFolder
+from pipeline.runs.run_folder import RunFolder, RunNotFound, RunSplit
 
 NUM_EXAMPLES = 10
 EXCERPT_CHARS = 100
@@ -95,7 +96,7 @@ class Preview:
     examples_dropped: tuple[Example, ...]
 
 
-def preview(run: Run, overrides: Sequence[str]) -> Preview:
+def preview(run: RunFolder, overrides: Sequence[str]) -> Preview:
     """What the run would keep if its config were changed like this.
 
     Args:
@@ -108,15 +109,11 @@ def preview(run: Run, overrides: Sequence[str]) -> Preview:
         RunAborted: a stage could not do it.
     """
     for phase in ("annotate", "fuzzy_dedup", "select"):
-        if phase not in run.folders or not run.folder(phase).complete():
+        if not run.has_finished(phase):
             raise RunNotFound(
                 f"{run.run_dir}: {phase} is not done yet; run the config to its end first"
             )
-    where = str(run.run_dir)
-    stored, changed = (
-        configs.change(run.config, where),
-        configs.change(run.config, where, overrides),
-    )
+    stored, changed = run.change_config(), run.change_config(overrides)
     changes = dict(_changes(stored.model_dump(mode="json"), changed.model_dump(mode="json")))
     _refuse_more_than_select(changes)
     totals = _Totals(run)
@@ -125,7 +122,7 @@ def preview(run: Run, overrides: Sequence[str]) -> Preview:
     return totals.sum(changes, _renewed(run, stored))
 
 
-def decisions_with(run: Run, config: RunConfig) -> Iterator[pa.Table]:
+def decisions_with(run: RunFolder, config: RunConfig) -> Iterator[pa.Table]:
     """The fates that select would write under this config: a table per unit, sorted by document.
 
     Raises:
@@ -133,24 +130,24 @@ def decisions_with(run: Run, config: RunConfig) -> Iterator[pa.Table]:
         RunAborted: a stage could not do it.
     """
     with tempfile.TemporaryDirectory(prefix="recut-") as folder:
-        phase = _SelectElsewhere(plan_of(run, config), PhaseFolder(Path(folder)))
+        phase = _SelectElsewhere(load_plan(run, config), PhaseFolder(Path(folder)))
         phase.folder.begin()
         for split in run.splits:
             try:
-                results = list(do_here(phase, split, config.engine))
+                results = list(do_here(phase, split.key, config.engine))
             except (ValueError, TaskFailed) as error:  # its steps cannot be built
                 raise ConfigError(
                     [f"select: {error}; what it needs was not stored by this run"]
                 ) from error
             for failed in (result["failed"] for result in results if "failed" in result):
-                raise RunAborted(f"{run.run_dir}, unit {split}: {failed}")
+                raise RunAborted(f"{run.run_dir}, unit {split.key}: {failed}")
             yield read_decisions(phase.folder, split)
-            phase.folder.path(f"{split}.decisions.parquet").unlink()
+            phase.folder.path(f"{split.key}.decisions.parquet").unlink()
 
 
-def read_decisions(folder: PhaseFolder, split: str) -> pa.Table:
+def read_decisions(folder: PhaseFolder, split: RunSplit) -> pa.Table:
     """A unit's fates, sorted by document."""
-    with folder.open(f"{split}.decisions.parquet") as file:
+    with folder.open(f"{split.key}.decisions.parquet") as file:
         return pq.read_table(file)
 
 
@@ -196,9 +193,9 @@ def _refuse_more_than_select(changes: Mapping[str, tuple[Any, Any]]) -> None:
         )
 
 
-def _renewed(run: Run, stored: RunConfig) -> tuple[str, ...]:
+def _renewed(run: RunFolder, stored: RunConfig) -> tuple[str, ...]:
     """Phases before select that this software would do anew: a stage has changed since, or a model has."""
-    plan = plan_splits(stored, plan_of(run, stored).splits, run.previous)
+    plan = plan_splits(stored, load_plan(run, stored).splits, run.previous)
     return tuple(
         phase.name
         for phase in plan.phases
@@ -215,7 +212,7 @@ def _renewed(run: Run, stored: RunConfig) -> tuple[str, ...]:
 class _Totals:
     """Sums over units; memory does not grow with their number."""
 
-    run: Run
+    run: RunFolder
     _amounts: dict[tuple[str, bool, bool], Amount] = field(
         default_factory=dict[tuple[str, bool, bool], Amount]
     )
@@ -224,10 +221,10 @@ class _Totals:
         default_factory=lambda: {True: [], False: []}
     )
 
-    def add(self, split: str, before: pa.Table, after: pa.Table) -> None:
+    def add(self, split: RunSplit, before: pa.Table, after: pa.Table) -> None:
         """Take a unit's fates before and after, sorted by document."""
         assert before.column("doc_id").equals(after.column("doc_id")), (
-            f"{split}: other documents than select had"
+            f"{split.key}: other documents than select had"
         )
         was_kept, is_kept = (
             pc.equal(decisions.column("decision"), KEPT) for decisions in (before, after)
@@ -264,11 +261,11 @@ class _Totals:
         self._draw(after.filter(pc.and_not(was_kept, is_kept)), kept=False)
         self._draw(before.filter(pc.and_not(is_kept, was_kept)), kept=True)
 
-    def _tokens(self, split: str, doc_ids: pa.ChunkedArray) -> pa.ChunkedArray:
+    def _tokens(self, split: RunSplit, doc_ids: pa.ChunkedArray) -> pa.ChunkedArray:
         """(n,) int64: the tokens of those that the run has tokenized, else null."""
         if not self.is_tokenized:
             return pa.chunked_array([pa.nulls(len(doc_ids), pa.int64())])
-        with self.run.folder("tokenize").map(f"{split}.documents.arrow") as source:
+        with self.run.folder("tokenize").map(f"{split.key}.documents.arrow") as source:
             index = pa.ipc.open_file(source).read_all().select(["doc_id", "num_tokens"])
             place = pc.index_in(doc_ids, value_set=index.column("doc_id").combine_chunks())
             return index.column("num_tokens").take(place)
@@ -332,7 +329,7 @@ class _Totals:
 
     def _example(self, decision: Mapping[str, Any]) -> Example:
         doc_id = int(decision["doc_id"])
-        name = documents_file(self.run.splits[doc_id >> 32])
+        name = documents_file(self.run.splits[doc_id >> 32].key)
         row = row_of(self.run.folder("annotate"), name, doc_id, ["doc_id", "text"])
         return Example(
             doc_id=doc_id,

@@ -5,7 +5,7 @@ dropped, in each step and over the run. One value (`Report`) is shown three ways
 self-contained HTML page, as JSON.
 Leaves to others: single documents (ledger.py).
 
-    report = make_report(open_run("runs/ccnet"))
+    report = make_report(RunFolder.open("runs/ccnet"))
     print_report(report, Console())
     Path("report.html").write_text(to_html(report))
 """
@@ -24,7 +24,7 @@ from rich.table import Table
 
 from pipeline.config import RunConfig
 from pipeline.planning.plan import CHAIN, DECIDED_BY, PHASE_VERSIONS, RunPlan
-from pipeline.reporting.explain import Run
+from pipeline.runs.run_folder import RunFolder
 from stages.contract import Counters, DocumentCountError
 from stages.transform.pii import KINDS
 from stages.warc.reader import CAUSES
@@ -72,7 +72,7 @@ class Report:
         return sum(self.quarantine.values()) / max(1, self.num_records)
 
 
-def make_report(run: Run) -> Report:
+def make_report(run: RunFolder) -> Report:
     """Sum up a run, as far as it has got.
 
     Raises:
@@ -112,12 +112,12 @@ def reason_sentences() -> dict[str, str]:
     }
 
 
-def _summary(run: Run, phase: str) -> dict[str, Any]:
+def _summary(run: RunFolder, phase: str) -> dict[str, Any]:
     folder = run.folder(phase)
     return folder.summary() if folder.complete() else {}
 
 
-def _tally(run: Run, phase: str) -> Counters:
+def _tally(run: RunFolder, phase: str) -> Counters:
     summary = _summary(run, phase)
     return Counters.from_json(summary["counters"]) if summary else Counters()
 
@@ -126,21 +126,22 @@ def _with_prefix(counts: Mapping[str, int], prefix: str) -> dict[str, int]:
     return {name.removeprefix(prefix): n for name, n in counts.items() if name.startswith(prefix)}
 
 
-def _lines(run: Run, counts: Mapping[str, int]) -> dict[str, int]:
-    if run.config["annotate"].get("lines") is None:
+def _lines(run: RunFolder, counts: Mapping[str, int]) -> dict[str, int]:
+    if run.config.annotate.lines is None:
         return {}
     return {"removed": counts.get("lines_removed", 0), "left": counts.get("paragraphs", 0)}
 
 
-def _placeholders(run: Run, counts: Mapping[str, int]) -> dict[str, int]:
+def _placeholders(run: RunFolder, counts: Mapping[str, int]) -> dict[str, int]:
     """Of every kind that was looked for, found or not."""
-    settings = run.config["tokenize"].get("pii") or {}
-    return {kind: counts.get(f"pii_{kind}", 0) for kind in KINDS if settings.get(kind) is not None}
+    settings = run.config.tokenize.pii
+    searched = [kind for kind in KINDS if getattr(settings, kind, None) is not None]
+    return {kind: counts.get(f"pii_{kind}", 0) for kind in searched}
 
 
-def _overlaps(run: Run, tallies: Mapping[str, Counters]) -> dict[str, dict[str, int]]:
+def _overlaps(run: RunFolder, tallies: Mapping[str, Counters]) -> dict[str, dict[str, int]]:
     """Of every evaluation set that was looked for, found or not."""
-    settings = run.config["annotate"].get("decontamination")
+    settings = run.config.annotate.decontamination
     annotated, selected = tallies["annotate"].counts, tallies["select"].counts
     return {
         name: {
@@ -148,7 +149,7 @@ def _overlaps(run: Run, tallies: Mapping[str, Counters]) -> dict[str, dict[str, 
             "words": annotated[f"contaminated_words.{name}"],
             "dropped": selected[f"decontaminated.{name}"],
         }
-        for name in sorted(settings["sets"] if settings else ())
+        for name in sorted(settings.sets if settings else ())
     }
 
 
@@ -197,10 +198,10 @@ def _steps(tallies: Mapping[str, Counters], complete: Collection[str]) -> Iterat
                 )
 
 
-def _seconds(run: Run) -> dict[str, float]:
+def _seconds(run: RunFolder) -> dict[str, float]:
     """Seconds of workers by phase and step, over all the times that this run was started."""
     total: Counter[str] = Counter()
-    for event in run.events():
+    for event in run.read_events():
         for step, seconds in event.get("seconds", {}).items():
             name = step if step == event["phase"] else f"{event['phase']}: {step}"
             total[name] += seconds

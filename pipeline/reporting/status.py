@@ -4,7 +4,7 @@ Promises: what is done is counted from the done-records, rates and the end estim
 keeps; nothing is written. A run that nobody works on any more cannot say so itself: the age of its last word is shown.
 Leaves to others: what came out of a run (report.py), single documents (ledger.py).
 
-    status = read_status(open_run("runs/ccnet"), now=time.time())
+    status = read_status(RunFolder.open("runs/ccnet"), now=time.time())
     status.state                    # "running"
     status.phases[2].left_s         # 840.0
 """
@@ -20,8 +20,8 @@ from typing import Any, Literal
 from rich.console import Console
 
 from pipeline.phases import PHASES, SplitPhase
-from pipeline.reporting.explain import Run
 from pipeline.reporting.report import as_table
+from pipeline.runs.run_folder import RunFolder
 from stages.contract import Counters
 
 RATE_WINDOW_S = 900.0
@@ -62,7 +62,7 @@ class Status:
     quarantine: Mapping[str, int]  # broken records so far, by cause
 
 
-def read_status(run: Run, *, now: float) -> Status:
+def read_status(run: RunFolder, *, now: float) -> Status:
     """How far the run is.
 
     Args:
@@ -70,7 +70,7 @@ def read_status(run: Run, *, now: float) -> Status:
         now: seconds since the epoch, by the clock of this machine. The log has the driver's clock: what lies in the
             future of this one counts as now.
     """
-    events = _of_latest_start(run.events())
+    events = _of_latest_start(run.read_events())
     last: Mapping[str, Any] = events[-1] if events else {"time": now}
     silent_s = max(0.0, now - last["time"])
     state: RunState = "running" if silent_s < SILENT_AFTER_S else "silent"
@@ -107,9 +107,9 @@ def _of_latest_start(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, A
 
 
 def _phase_status(
-    run: Run, name: str, events: Sequence[Mapping[str, Any]], state: RunState, now: float
+    run: RunFolder, name: str, events: Sequence[Mapping[str, Any]], state: RunState, now: float
 ) -> PhaseStatus:
-    if run.config.get(name, {}) is None:
+    if getattr(run.config, name) is None:
         return PhaseStatus(name, "off", 0, 0)
     mine = [event for event in events if event.get("phase") == name]
     started = next((event for event in mine if event["event"] == "PhaseStarted"), None)
@@ -132,7 +132,7 @@ def _phase_status(
     return PhaseStatus(name, "running", num_tasks, num_done, rate, left_s)
 
 
-def _counts_of_extract(run: Run) -> Mapping[str, int]:
+def _counts_of_extract(run: RunFolder) -> Mapping[str, int]:
     """What was read so far, by the done-records where they are not summed up yet."""
     folder = run.folder("extract")
     if folder.complete():

@@ -15,7 +15,7 @@ from pipeline.config import RunConfig, load
 from pipeline.execution.engine import Event, run
 from pipeline.planning.plan import make_plan
 from pipeline.planning.prepare import prepare
-from pipeline.reporting.explain import open_run
+from pipeline.runs.run_folder import RunFolder
 from tests.conftest import REPOSITORY
 
 LANGUAGES = ("en", "fr", "es")
@@ -91,7 +91,7 @@ def reference_run(chain: Chain) -> Path:
 
 def digests(run_dir: Path) -> dict[str, str]:
     """Every file that a run promises to make the same again: all but logs, locks and reports of time."""
-    folders = [run_dir / name for name in open_run(run_dir).folders.values()]
+    folders = [run_dir / name for name in RunFolder.open(run_dir).folders.values()]
     paths = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
     kept = [path for path in paths if ".attempts" not in path.parts]
     return {

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import webdataset
 
-from pipeline.reporting.explain import open_run
+from pipeline.runs.run_folder import RunFolder
 from tests.conftest import REPOSITORY, wet_record
 from tests.e2e.conftest import Chain
 
@@ -74,7 +74,7 @@ def test_a_run_ends_with_its_summary_and_next_commands(chain: Chain, reference_r
 @pytest.mark.models
 def test_the_shards_of_a_run_read_back_by_webdataset(reference_run: Path) -> None:
     """Plain webdataset sees the manifest's samples and tokens."""
-    dataset = open_run(reference_run).dataset
+    dataset = RunFolder.open(reference_run).dataset
     manifest = json.loads((dataset / "manifest.json").read_text())
     shards = [str(dataset / shard["file"]) for shard in manifest["shards"]]
     samples = list(webdataset.WebDataset(shards, shardshuffle=False, empty_check=False).decode())
@@ -88,7 +88,7 @@ def test_the_shards_of_a_run_read_back_by_webdataset(reference_run: Path) -> Non
 @pytest.mark.models
 def test_explain_tells_the_story_of_a_kept_and_of_a_dropped_page(reference_run: Path) -> None:
     """By URL and by id: where it stood, what was removed, its scores, its fate, its shard."""
-    run = open_run(reference_run)
+    run = RunFolder.open(reference_run)
     rows = [
         r
         for p in sorted(run.folder("select").root.glob("*.decisions.parquet"))

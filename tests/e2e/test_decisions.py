@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.decisions import Measure, measure
-from pipeline.reporting.explain import open_run
+from pipeline.runs.run_folder import RunFolder
 
 pytestmark = pytest.mark.models
 
@@ -25,7 +25,7 @@ FLOORS = {
 
 def test_decisions_stay_above_their_floors(reference_run: Path) -> None:
     """Exact duplicates, lengths, languages and low-quality text are found, and little else is taken for them."""
-    measured = measure(open_run(reference_run))
+    measured = measure(RunFolder.open(reference_run))
     seen = {name: (round(m.recall, 3), round(m.precision, 3)) for name, m in measured.items()}
     assert seen.keys() == FLOORS.keys()
     below = {
@@ -38,7 +38,7 @@ def test_decisions_stay_above_their_floors(reference_run: Path) -> None:
 
 def test_of_near_duplicates_the_one_with_the_lowest_perplexity_stays(reference_run: Path) -> None:
     """So whoever is dropped as a near-duplicate has one in its place that scores no worse."""
-    run = open_run(reference_run)
+    run = RunFolder.open(reference_run)
     perplexities: dict[int, float] = {}
     for path in run.folder("annotate").root.glob("*.documents.parquet"):
         table = pq.read_table(path, columns=["doc_id", "perplexity"])

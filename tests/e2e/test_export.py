@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.reporting.explain import RunNotFound, open_run
 from pipeline.reporting.export import export_ccnet
 from pipeline.reporting.report import make_report
+from pipeline.runs.run_folder import RunFolder, RunNotFound
 
 pytestmark = pytest.mark.models
 
@@ -42,7 +42,7 @@ CCNET_FIELDS = {
 
 def test_the_export_has_ccnets_files_and_fields(reference_run: Path, tmp_path: Path) -> None:
     """One file per language and bucket, every kept document once, lengths and line ids true of the text."""
-    run = open_run(reference_run)
+    run = RunFolder.open(reference_run)
     written = export_ccnet(run, tmp_path / "mined")
     documents = [
         (path.name, json.loads(line))
@@ -64,7 +64,7 @@ def test_the_export_has_ccnets_files_and_fields(reference_run: Path, tmp_path: P
 
 def test_the_export_repeats_and_overwrites_nothing(reference_run: Path, tmp_path: Path) -> None:
     """Two exports are the same bytes; into a folder that is there nothing is written."""
-    run = open_run(reference_run)
+    run = RunFolder.open(reference_run)
     for folder in ("one", "two"):
         export_ccnet(run, tmp_path / folder)
     one, two = (
@@ -80,4 +80,4 @@ def test_a_run_without_select_has_nothing_to_export(reference_run: Path, tmp_pat
     """The message says what to do first."""
     (tmp_path / "run.json").write_text((reference_run / "run.json").read_text())
     with pytest.raises(RunNotFound, match="run the config to its end"):
-        export_ccnet(open_run(tmp_path), tmp_path / "mined")
+        export_ccnet(RunFolder.open(tmp_path), tmp_path / "mined")

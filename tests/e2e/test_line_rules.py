@@ -9,8 +9,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.reporting.explain import explain, open_run
+from pipeline.reporting.explain import explain
 from pipeline.reporting.report import make_report
+from pipeline.runs.run_folder import RunFolder
 from tests.e2e.conftest import Chain
 
 pytestmark = pytest.mark.models
@@ -18,10 +19,10 @@ pytestmark = pytest.mark.models
 
 def scored_documents(run_dir: Path) -> pa.Table:
     """What annotate stored, in input order."""
-    run = open_run(run_dir)
+    run = RunFolder.open(run_dir)
     return pa.concat_tables(
         [
-            pq.read_table(run.folder("annotate").path(f"{split}.documents.parquet"))
+            pq.read_table(run.folder("annotate").path(f"{split.key}.documents.parquet"))
             for split in run.splits
         ]
     )
@@ -30,8 +31,8 @@ def scored_documents(run_dir: Path) -> pa.Table:
 def test_line_rules_are_counted_and_told(chain: Chain, reference_run: Path) -> None:
     """The funnel says how much text the rules took, explain says which lines, and the lengths are those of the text."""
     run_dir, _ = chain.run("line-rules", "annotate.lines={min_sentences: 1}")
-    before = {step.name: step for step in make_report(open_run(reference_run)).steps}
-    after = {step.name: step for step in make_report(open_run(run_dir)).steps}
+    before = {step.name: step for step in make_report(RunFolder.open(reference_run)).steps}
+    after = {step.name: step for step in make_report(RunFolder.open(run_dir)).steps}
     assert after["annotate: paragraphs"] == before["annotate: paragraphs"]
     assert after["annotate: lines"].num_chars < after["annotate: paragraphs"].num_chars
 
@@ -45,7 +46,7 @@ def test_line_rules_are_counted_and_told(chain: Chain, reference_run: Path) -> N
         .slice(0, 1)
         .to_pylist()[0]
     )
-    (trace,) = explain(open_run(run_dir), str(shorter["doc_id"]))
+    (trace,) = explain(RunFolder.open(run_dir), str(shorter["doc_id"]))
     count = len(shorter["lines_removed"])
     assert any(
         line.startswith(f"lines        {count} removed, {shorter['num_lines']} left")

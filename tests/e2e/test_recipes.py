@@ -11,8 +11,8 @@ from pipeline.config import load
 from pipeline.execution.engine import run
 from pipeline.planning.plan import make_plan
 from pipeline.planning.prepare import prepare
-from pipeline.reporting.explain import open_run
 from pipeline.reporting.report import make_report
+from pipeline.runs.run_folder import RunFolder
 from shardwriter import verify
 from tests.conftest import REPOSITORY
 
@@ -88,7 +88,7 @@ def test_a_recipe_runs_on_html_pages_by_its_own_rules(name: str, tmp_path: Path)
     config = load(name, [f"input={CRAWL}", "engine.kind=inline", f"run_dir={tmp_path}/run", *keep])
     prepare(config, say=lambda _: None)
     list(run(make_plan(config)))
-    found = open_run(tmp_path / "run")
+    found = RunFolder.open(tmp_path / "run")
     report = make_report(found)
     expected = RECIPES[name]
     assert report.reasons.keys() >= expected.must

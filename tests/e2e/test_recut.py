@@ -8,9 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.config import change
-from pipeline.reporting.explain import open_run
 from pipeline.reporting.preview import decisions_with, preview
+from pipeline.runs.run_folder import RunFolder
 from tests.e2e.conftest import Chain
 from tests.e2e.test_command_line import command
 
@@ -28,12 +27,14 @@ pytestmark = pytest.mark.models
 def test_recut_says_what_a_run_does(chain: Chain, overrides: list[str]) -> None:
     """Fate for fate, bucket for bucket; the run it was asked of is left as it was."""
     run_dir, _ = chain.run("preview")
-    before = open_run(run_dir)
+    before = RunFolder.open(run_dir)
     said = preview(before, overrides)
-    decisions = pa.concat_tables(decisions_with(before, change(before.config, "run", overrides)))
+    decisions = pa.concat_tables(decisions_with(before, before.change_config(overrides)))
     chain.run("preview", *overrides)
-    after = open_run(run_dir)
-    paths = [after.folder("select").path(f"{split}.decisions.parquet") for split in after.splits]
+    after = RunFolder.open(run_dir)
+    paths = [
+        after.folder("select").path(f"{split.key}.decisions.parquet") for split in after.splits
+    ]
     assert after.folders["select"] != before.folders["select"]
     assert decisions.equals(pa.concat_tables([pq.read_table(path) for path in paths]))
     assert (

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.execution.engine import RunAborted
-from pipeline.reporting.explain import open_run
+from pipeline.runs.run_folder import RunFolder
 from tests.e2e.conftest import Chain, digests
 
 pytestmark = [pytest.mark.models, pytest.mark.ray]
@@ -37,5 +37,5 @@ def test_what_no_machine_has_is_told_before_any_work(chain: Chain) -> None:
     assert "\n  tokenize asks for CPU 64, memory 2,000 MB; the nearest has only CPU 1\n" in str(
         caught.value
     )
-    found = open_run(chain.folder / "too-much")
+    found = RunFolder.open(chain.folder / "too-much")
     assert not found.folder("extract").done()

@@ -13,7 +13,7 @@ import yaml
 from pipeline.config import RunConfig, load
 from pipeline.execution.engine import Event, run
 from pipeline.planning.plan import RunPlan, make_plan
-from pipeline.reporting.explain import Run, open_run
+from pipeline.runs.run_folder import RunFolder
 from tests.stages.examples import tiny_lid
 
 
@@ -44,10 +44,10 @@ class Small:
         """The plan of that config."""
         return make_plan(self.config(run_name, **sections))
 
-    def run(self, run_name: str = "run", **sections: Any) -> tuple[Run, list[Event]]:
+    def run(self, run_name: str = "run", **sections: Any) -> tuple[RunFolder, list[Event]]:
         """Run it; the run folder as the ledger reads it, and what happened."""
         events = list(run(self.plan(run_name, **sections)))
-        return open_run(self.folder / run_name), events
+        return RunFolder.open(self.folder / run_name), events
 
 
 @pytest.fixture(scope="session")

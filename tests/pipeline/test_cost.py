@@ -181,7 +181,9 @@ def test_work_done_again_counts_in_time_but_not_in_memory(pages: Small) -> None:
     run, _ = pages.run()
     before = fit([run]).phases["paragraph_dedup"]
     (event,) = (
-        e for e in run.events() if e["event"] == "TaskFinished" and e["phase"] == "paragraph_dedup"
+        e
+        for e in run.read_events()
+        if e["event"] == "TaskFinished" and e["phase"] == "paragraph_dedup"
     )
     with keep(run.run_dir) as add:
         add({**event, "peak_mb": 9e6, "cpu_seconds": {"paragraph_dedup": 60.0}})

@@ -27,8 +27,8 @@ from pipeline.execution.engine import (
 )
 from pipeline.phases import PHASES, Phase
 from pipeline.planning import plan as plan_module
-from pipeline.reporting.explain import open_run
 from pipeline.runs.phase_folder import PhaseFolder
+from pipeline.runs.run_folder import RunFolder
 from tests.conftest import REPOSITORY, wet_record
 from tests.pipeline.conftest import Small
 from tests.pipeline.deadly import CHAIN_OF_EXTRACT, LOG
@@ -102,7 +102,7 @@ def test_documents_on_which_a_stage_raises_are_dropped(
     found, _ = small.run(
         input={"files": [str(path) for path in files]}, engine={"max_error_share": 1}
     )
-    dropped = decisions(found.folder("extract"), found.splits[0])
+    dropped = decisions(found.folder("extract"), found.splits[0].key)
     assert [(row["doc_id"] & 0xFFFFFFFF, row["decision"], row["detail"]) for row in dropped] == [
         (1, "length.error_value", "ValueError: bad value"),
         (3, "length.error_memory", "MemoryError: "),
@@ -235,7 +235,7 @@ def test_more_input_is_done_in_the_same_folder(small: Small, files: list[Path]) 
     two = {"files": [str(path) for path in files[1:]]}
     small.run(input=two)
     found, events = small.run(input={"files": [*two["files"], str(files[0])]})
-    assert worked_on(events) == [found.splits[2]]
+    assert worked_on(events) == [found.splits[2].key]
     counts = found.folder("extract").summary()["counters"]["counts"]
     assert counts["documents"] == 8
     found, events = small.run(input=two)
@@ -271,10 +271,10 @@ def test_a_process_that_dies_costs_its_unit_alone_on_ray(
         timeout=240,
     )
     assert done.returncode == 1, done.stdout + done.stderr
-    found = open_run(tmp_path / "run")
+    found = RunFolder.open(tmp_path / "run")
     assert log.read_bytes() == b".."
-    assert found.folder("extract").done() == {found.splits[0], found.splits[2]}
-    why = f"{found.splits[1]}: the process that worked on it died 2 times; is a document or a model at fault?"
+    assert found.folder("extract").done() == {found.splits[0].key, found.splits[2].key}
+    why = f"{found.splits[1].key}: the process that worked on it died 2 times; is a document or a model at fault?"
     first, *progress, last = done.stdout.splitlines()
     assert first == "extract: 3 pieces of work"
     assert [
@@ -288,11 +288,11 @@ def test_a_process_that_dies_costs_its_unit_alone_on_ray(
         f"  {why}",
         "mend the cause and run the same command again: only what failed, and what follows, is done",
     ]
-    on_ray = decisions(found.folder("extract"), found.splits[0])
+    on_ray = decisions(found.folder("extract"), found.splits[0].key)
     assert [row["decision"] for row in on_ray] == [
         "length.error_value",
         "length.error_memory",
         "length.error_other",
     ]
     found, events = small.run(**sections)
-    assert worked_on(events) == [found.splits[1]]
+    assert worked_on(events) == [found.splits[1].key]

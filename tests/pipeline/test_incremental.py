@@ -22,8 +22,9 @@ from pipeline.config import RunConfig
 from pipeline.execution.engine import PhaseFinished, run
 from pipeline.planning.plan import make_plan
 from pipeline.planning.previous_runs import owner
-from pipeline.reporting.explain import Run, explain, open_run
+from pipeline.reporting.explain import explain
 from pipeline.reporting.preview import preview
+from pipeline.runs.run_folder import RunFolder
 from tests.conftest import wet_record
 from tests.pipeline.conftest import Small
 
@@ -65,7 +66,7 @@ class Crawl:
             ]
             (self.folder / f"{month}.warc.wet").write_bytes(b"".join(records))
 
-    def run(self, name: str, months: Sequence[int], previous: Sequence[str] = ()) -> Run:
+    def run(self, name: str, months: Sequence[int], previous: Sequence[str] = ()) -> RunFolder:
         """A run over these months, against earlier ones."""
         files = [str(self.folder / f"{month}.warc.wet") for month in months]
         places = {
@@ -78,29 +79,29 @@ class Crawl:
         for event in run(plan):
             if isinstance(event, PhaseFinished) and event.phase == "fuzzy_dedup":
                 break
-        return open_run(plan.run_dir)
+        return RunFolder.open(plan.run_dir)
 
 
-def texts_of(found: Run) -> dict[str, str]:
+def texts_of(found: RunFolder) -> dict[str, str]:
     """URL -> what deduplication left of the documents that have text."""
     rows = [
         row
         for split in found.splits
-        for row in rows_of(found, "annotate", f"{split}.documents.parquet")
+        for row in rows_of(found, "annotate", f"{split.key}.documents.parquet")
     ]
     return {row["url"]: row["text"] for row in rows}
 
 
-def rows_of(found: Run, phase: str, name: str) -> list[dict[str, Any]]:
+def rows_of(found: RunFolder, phase: str, name: str) -> list[dict[str, Any]]:
     return pq.read_table(found.folder(phase).open(name)).to_pylist()
 
 
-def exact_copies_of(found: Run) -> dict[str, str]:
+def exact_copies_of(found: RunFolder) -> dict[str, str]:
     """URL -> URL of the document of which it is a copy."""
     rows = [
         row
         for split in found.splits
-        for row in rows_of(found, "annotate", f"{split}.decisions.parquet")
+        for row in rows_of(found, "annotate", f"{split.key}.decisions.parquet")
     ]
     return {
         row["url"]: url_of(found, row["representative"])
@@ -109,7 +110,7 @@ def exact_copies_of(found: Run) -> dict[str, str]:
     }
 
 
-def near_duplicates_of(found: Run) -> dict[str, str]:
+def near_duplicates_of(found: RunFolder) -> dict[str, str]:
     """URL -> URL of the document that stays in its place."""
     verdicts: dict[str, str] = {}
     for index in range(len(found.splits)):
@@ -121,9 +122,9 @@ def near_duplicates_of(found: Run) -> dict[str, str]:
     return verdicts
 
 
-def url_of(found: Run, doc_id: int) -> str:
+def url_of(found: RunFolder, doc_id: int) -> str:
     home, doc_id = owner(doc_id, len(found.splits), found.previous) or (found, doc_id)
-    name = f"{home.splits[doc_id >> 32]}.documents.parquet"
+    name = f"{home.splits[doc_id >> 32].key}.documents.parquet"
     with home.folder("extract").open(name) as file:
         rows = pq.read_table(file, columns=["doc_id", "url"]).to_pylist()
     return next(row["url"] for row in rows if row["doc_id"] == doc_id)
@@ -314,6 +315,8 @@ def test_a_run_that_cannot_be_compared_with_is_refused(months: Small) -> None:
             "annotate": {**described["config"]["annotate"], **annotate},
         }
         config["exact_dedup"] = config["exact_dedup"] if annotate else None
+        if annotate == {"minhash": None}:
+            config["fuzzy_dedup"] = None
         (first.run_dir / "run.json").write_text(json.dumps({**described, "config": config}))
         with pytest.raises(ConfigError, match=message):
             months.plan("2026-11", **month(months, "second"), previous_runs=[str(first.run_dir)])

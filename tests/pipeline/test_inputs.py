@@ -31,7 +31,7 @@ from pipeline.planning.input_splits import (
     list_input_splits,
     local_copy,
 )
-from pipeline.reporting.explain import Run, open_run
+from pipeline.runs.run_folder import RunFolder
 from pipeline.sample_crawl.generator import SampleCrawl
 from storage.object_store import StorageSettings
 from tests.conftest import REPOSITORY
@@ -287,7 +287,7 @@ def listed(server: Server, **keys: Any) -> tuple[InputSplit, ...]:
     return list_input_splits(InputConfig.model_validate(from_server(server, **keys)))
 
 
-def shards(run: Run) -> dict[str, str]:
+def shards(run: RunFolder) -> dict[str, str]:
     """Name -> digest of every shard and index."""
     return {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
@@ -300,7 +300,7 @@ def test_a_snapshot_gives_the_same_shards_as_its_files_on_disk(
 ) -> None:
     """The whole chain over http, and over the files themselves; the list is fetched once, each file once."""
     fetched, _ = small.run(input=from_server(server))
-    assert fetched.splits == [split.key for split in listed(server)]
+    assert [split.key for split in fetched.splits] == [split.key for split in listed(server)]
     assert [path.rsplit("/", 1)[-1] for path, _ in server.requests] == [
         "wet.paths.gz",
         *(path.name for path in snapshot.files),
@@ -386,7 +386,7 @@ def test_a_transfer_that_is_cut_is_resumed(
     server.cut_after[cut.name] = 1_000
     run, _ = small.run(input=from_server(server))
     assert server.asked(cut.name) == [None, "bytes=1000-"]
-    record = run.folder("extract").record(run.splits[1])
+    record = run.folder("extract").record(run.splits[1].key)
     assert record["counters"]["counts"]["documents"] > 20
 
 
@@ -409,7 +409,7 @@ def test_a_file_that_is_missing_fails_its_unit_alone(
     assert "phase extract: 1 of 3 pieces of work failed; the rest stays done" in done.stderr
     assert f"{missing}: the server says 404" in done.stderr
     assert "Traceback" not in done.stderr
-    assert len(open_run(config.run_dir).folder("extract").done()) == 2
+    assert len(RunFolder.open(config.run_dir).folder("extract").done()) == 2
     with pytest.raises(RunAborted, match=f"000001-.*{missing}: the server says 404"):
         small.run(input=from_server(server))
     server.missing.clear()

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from pipeline.config import RunConfig
 from pipeline.execution.engine import PhaseFinished, run
 from pipeline.planning.plan import make_plan
-from pipeline.reporting.explain import Run, RunNotFound, explain, find_in_shards, open_run
+from pipeline.reporting.explain import explain, find_in_shards
 from pipeline.reporting.report import make_report
+from pipeline.runs.run_folder import RunFolder, RunNotFound
 from shardwriter.format import ShardIndex
 from stages.filters.quality import DEFINITIONS
 from tests.conftest import wet_record
@@ -57,13 +58,13 @@ RULES: dict[str, Any] = {
 }
 
 
-def last_fates(found: Run) -> dict[int, str]:
+def last_fates(found: RunFolder) -> dict[int, str]:
     """Document -> fate, from the ledger's files; a second fate of a document is an error."""
     decisions: dict[int, str] = {}
     for phase in ("extract", "annotate", "select"):
         for split in found.splits:
             for row in pq.read_table(
-                found.folder(phase).path(f"{split}.decisions.parquet")
+                found.folder(phase).path(f"{split.key}.decisions.parquet")
             ).to_pylist():
                 assert row["doc_id"] not in decisions
                 decisions[row["doc_id"]] = row["decision"]
@@ -71,14 +72,14 @@ def last_fates(found: Run) -> dict[int, str]:
 
 
 @pytest.fixture
-def mixed(small: Small) -> Run:
+def mixed(small: Small) -> RunFolder:
     """A run over pages of every kind, in two files."""
     kinds = [*PAGES, "good", "copy"]
     files = [write_pages(small.folder / f"{name}.warc.wet", kinds) for name in ("first", "second")]
     return small.run(input={"files": [str(path) for path in files]}, **RULES)[0]
 
 
-def test_each_fault_of_a_page_has_its_reason(mixed: Run) -> None:
+def test_each_fault_of_a_page_has_its_reason(mixed: RunFolder) -> None:
     """What was dropped early has no second fate; what is left is kept."""
     decisions = last_fates(mixed)
     assert [decisions[record] for record in range(8)] == [
@@ -119,7 +120,7 @@ def test_every_document_has_exactly_one_fate(
     }
     plan = make_plan(RunConfig.model_validate(tree | RULES))
     list(run(plan))
-    found = open_run(plan.run_dir)
+    found = RunFolder.open(plan.run_dir)
     decisions = last_fates(found)
     assert set(decisions) == {
         index << 32 | record for index, kinds in enumerate(splits) for record in range(len(kinds))
@@ -137,7 +138,7 @@ def test_every_document_has_exactly_one_fate(
     assert sorted(int(doc_id) for index in indexes for doc_id in index.doc_ids) == sorted(kept)
 
 
-def test_stories_agree_with_the_ledger(mixed: Run) -> None:
+def test_stories_agree_with_the_ledger(mixed: RunFolder) -> None:
     """Told by URL or by id, every document has the fate that the ledger holds, and its place if it was kept."""
     for doc_id, decision in last_fates(mixed).items():
         url = f"https://example.org/{'fs'[doc_id >> 32]}/{doc_id & 0xFF}"
@@ -154,14 +155,14 @@ def test_stories_agree_with_the_ledger(mixed: Run) -> None:
             assert f"dropped: {decision}" in text
 
 
-def test_a_story_tells_what_deduplication_took(mixed: Run) -> None:
+def test_a_story_tells_what_deduplication_took(mixed: RunFolder) -> None:
     """The lines that went are shown, and how much is left."""
     (trace,) = explain(mixed, str(1 << 32 | 4))
     assert any("1 paragraphs removed, 1 left" in line for line in trace.lines)
     assert any(SHARED in line for line in trace.lines)
 
 
-def test_a_story_names_who_else_has_what_was_taken(mixed: Run) -> None:
+def test_a_story_names_who_else_has_what_was_taken(mixed: RunFolder) -> None:
     """Also of a page of which nothing is left: the first other document with the paragraph, and what became of it."""
     for doc_id in (1 << 32 | 4, 1 << 32 | 3):
         (trace,) = explain(mixed, str(doc_id))
@@ -217,18 +218,18 @@ def test_a_story_tells_every_score_and_every_rule_with_its_limit(
     assert decided == "select       dropped: language.not_wanted (fr)"
 
 
-def test_a_story_without_its_rules_is_still_told(mixed: Run) -> None:
+def test_a_story_without_its_rules_is_still_told(mixed: RunFolder) -> None:
     """A config that this software does not know: the rules are said to be untold, with the cause."""
     path = mixed.run_dir / "run.json"
     described = json.loads(path.read_text())
     described["config"]["select"]["astrology"] = {}
     path.write_text(json.dumps(described))
-    (trace,) = explain(open_run(mixed.run_dir), "0")
+    (trace,) = explain(RunFolder.open(mixed.run_dir), "0")
     assert trace.decision == "kept"
     assert any("its rules cannot be told: " in line and "astrology" in line for line in trace.lines)
 
 
-def test_a_place_is_where_the_tokens_lie(mixed: Run) -> None:
+def test_a_place_is_where_the_tokens_lie(mixed: RunFolder) -> None:
     """Shard, row, sample and span are those of the index, and of the sample's own JSON."""
     for doc_id in (doc_id for doc_id, decision in last_fates(mixed).items() if decision == "kept"):
         place = find_in_shards(mixed, doc_id)
@@ -254,14 +255,14 @@ def test_a_page_that_was_crawled_twice_has_two_stories(small: Small) -> None:
     assert [trace.doc_id for trace in explain(found, "https://example.org/again")] == [0, 1]
 
 
-def test_a_story_needs_the_run_folder_alone(mixed: Run, tmp_path: Path) -> None:
+def test_a_story_needs_the_run_folder_alone(mixed: RunFolder, tmp_path: Path) -> None:
     """Moved elsewhere, with input and config gone, it tells the same."""
     before = explain(mixed, "0")
     moved = tmp_path / "elsewhere"
     shutil.move(mixed.run_dir, moved)
     for path in tmp_path.glob("*.wet"):
         path.unlink()
-    assert explain(open_run(moved), "0") == before
+    assert explain(RunFolder.open(moved), "0") == before
 
 
 def test_a_story_goes_as_far_as_the_run_has_got(small: Small) -> None:
@@ -270,7 +271,7 @@ def test_a_story_goes_as_far_as_the_run_has_got(small: Small) -> None:
     for event in run(small.plan(input={"files": [str(path)]}, **RULES)):
         if isinstance(event, PhaseFinished):
             break
-    found = open_run(small.folder / "run")
+    found = RunFolder.open(small.folder / "run")
     (trace,) = explain(found, "0")
     assert trace.decision == "not decided yet"
     assert "in 2 paragraphs" in "\n".join(trace.lines)
@@ -281,7 +282,7 @@ def test_a_story_goes_as_far_as_the_run_has_got(small: Small) -> None:
 @pytest.mark.parametrize(
     "key", ["https://example.org/never", "99", "²", str(7 << 32), str(10**30), ""]
 )
-def test_what_was_never_read_is_told(mixed: Run, key: str) -> None:
+def test_what_was_never_read_is_told(mixed: RunFolder, key: str) -> None:
     """No such URL, record or unit: a message with the key, and where else to look."""
     with pytest.raises(
         RunNotFound,
@@ -290,20 +291,20 @@ def test_what_was_never_read_is_told(mixed: Run, key: str) -> None:
         explain(mixed, key)
 
 
-def test_a_folder_without_a_run_is_told(mixed: Run, tmp_path: Path) -> None:
+def test_a_folder_without_a_run_is_told(mixed: RunFolder, tmp_path: Path) -> None:
     """With the nearest folder that holds one, or the command that starts one."""
     with pytest.raises(
         RunNotFound, match=rf"no run here \(run\.json is missing\); did you mean {mixed.run_dir}\?"
     ):
-        open_run(tmp_path / "runn")
+        RunFolder.open(tmp_path / "runn")
     with pytest.raises(RunNotFound, match="start one with `python -m pipeline run`"):
-        open_run(tmp_path / "nowhere" / "run")
+        RunFolder.open(tmp_path / "nowhere" / "run")
 
 
-def test_run_json_describes_the_run(mixed: Run) -> None:
+def test_run_json_describes_the_run(mixed: RunFolder) -> None:
     """Config in full, a folder per phase, the units; and nothing else is needed to open it."""
     described = json.loads((mixed.run_dir / "run.json").read_text())
     assert described["config"]["extract"]["length"]["min_chars"] == 5
     assert described["folders"] == dict(mixed.folders)
     assert mixed.folder("select").root.is_dir()
-    assert mixed.splits == described["splits"]
+    assert [split.key for split in mixed.splits] == described["splits"]

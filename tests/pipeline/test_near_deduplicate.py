@@ -16,7 +16,7 @@ from pipeline.config import load
 from pipeline.execution.engine import run
 from pipeline.phases import fuzzy_dedup
 from pipeline.planning.plan import make_plan
-from pipeline.reporting.explain import open_run
+from pipeline.runs.run_folder import RunFolder
 from stages.dedup.minhash import MinHash, MinHashSettings, ngrams, signatures
 from tests.conftest import wet_record
 
@@ -65,7 +65,7 @@ def verdicts(config: str, *overrides: str) -> dict[str, str | None]:
     """URL -> URL of the document that stays in its place, or None, after a run."""
     plan = make_plan(load(config, overrides))
     list(run(plan))
-    select = open_run(plan.run_dir).folder("select").root
+    select = RunFolder.open(plan.run_dir).folder("select").root
     rows = [
         row
         for path in sorted(select.glob("*.decisions.parquet"))

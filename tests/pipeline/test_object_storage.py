@@ -29,10 +29,10 @@ from pipeline.config import RunConfig
 from pipeline.execution.engine import PhaseFinished, RunAborted, TaskFinished, run
 from pipeline.phases import PHASES
 from pipeline.planning.plan import make_plan
-from pipeline.reporting.explain import Run, RunNotFound, open_run
 from pipeline.runs import event_log, run_lock
 from pipeline.runs.event_log import events, keep
 from pipeline.runs.phase_folder import PhaseFolder
+from pipeline.runs.run_folder import RunFolder, RunNotFound
 from pipeline.runs.run_lock import HeldByAnother, hold
 from storage import object_store as s3
 from storage.object_store import S3Path, StorageError, StorageSettings
@@ -357,8 +357,8 @@ def test_the_log_can_be_read_while_its_driver_lives(
 class Runs:
     """The same run on a disk and in a bucket."""
 
-    on_disk: Run
-    in_bucket: Run
+    on_disk: RunFolder
+    in_bucket: RunFolder
 
 
 @pytest.fixture(scope="session")
@@ -398,7 +398,7 @@ def config(
 
 
 @pytest.fixture(scope="session")
-def on_disk(tree: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Run:
+def on_disk(tree: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """The run that the others are compared with."""
     plan = make_plan(
         RunConfig.model_validate(
@@ -406,10 +406,10 @@ def on_disk(tree: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> R
         )
     )
     list(run(plan))
-    return open_run(plan.run_dir)
+    return RunFolder.open(plan.run_dir)
 
 
-def outputs(found: Run) -> dict[str, str]:
+def outputs(found: RunFolder) -> dict[str, str]:
     """Digest of every output of every phase, records and summaries included."""
     files: dict[str, str] = {}
     for phase in found.folders:
@@ -428,13 +428,13 @@ def outputs(found: Run) -> dict[str, str]:
 
 
 def test_a_run_in_a_bucket_has_the_bytes_of_one_on_a_disk(
-    bucket: S3Path, config: Callable[..., RunConfig], on_disk: Run
+    bucket: S3Path, config: Callable[..., RunConfig], on_disk: RunFolder
 ) -> None:
     """Every file of every phase; and it asks for nothing about single objects that a listing tells."""
     before = s3.requests.copy()
     list(run(make_plan(config(bucket))))
     asked = s3.requests - before
-    assert outputs(open_run(str(bucket))) == outputs(on_disk)
+    assert outputs(RunFolder.open(str(bucket))) == outputs(on_disk)
     assert len(outputs(on_disk)) > 60
     assert asked["head"] <= 2 * len(PHASES) + 4  # whether a phase is complete, and its parent
     again = s3.requests.copy()
@@ -447,14 +447,16 @@ def test_a_run_in_a_bucket_has_the_bytes_of_one_on_a_disk(
 
 
 @pytest.mark.ray
-def test_so_has_one_on_ray(bucket: S3Path, config: Callable[..., RunConfig], on_disk: Run) -> None:
+def test_so_has_one_on_ray(
+    bucket: S3Path, config: Callable[..., RunConfig], on_disk: RunFolder
+) -> None:
     """Workers are other processes, which connect by themselves."""
     list(run(make_plan(config(bucket, engine={"kind": "ray", "workers": 2}))))
-    assert outputs(open_run(str(bucket))) == outputs(on_disk)
+    assert outputs(RunFolder.open(str(bucket))) == outputs(on_disk)
 
 
 def test_so_has_one_whose_connections_are_cut(
-    bucket: S3Path, config: Callable[..., RunConfig], on_disk: Run, seaweed: Seaweed
+    bucket: S3Path, config: Callable[..., RunConfig], on_disk: RunFolder, seaweed: Seaweed
 ) -> None:
     """Fifty times, after 3,000 bytes of answers each."""
     proxy = FaultProxy(seaweed.port)
@@ -468,11 +470,11 @@ def test_so_has_one_whose_connections_are_cut(
     finally:
         proxy.close()
     assert s3.requests["again"] - before >= 40
-    assert outputs(open_run(str(bucket))) == outputs(on_disk)
+    assert outputs(RunFolder.open(str(bucket))) == outputs(on_disk)
 
 
 def test_so_has_one_that_was_killed(
-    bucket: S3Path, config: Callable[..., RunConfig], on_disk: Run, tmp_path: Path
+    bucket: S3Path, config: Callable[..., RunConfig], on_disk: RunFolder, tmp_path: Path
 ) -> None:
     """Kill -9 in annotate; the next run takes over at once, since the driver was of this machine, and does the rest."""
     path = tmp_path / "killed.yaml"
@@ -503,7 +505,7 @@ def test_so_has_one_that_was_killed(
         event.phase for event in happened if isinstance(event, PhaseFinished) and event.was_complete
     ]
     assert (complete, len(done)) == (list(PHASES)[: list(PHASES).index("annotate")], 3)
-    assert outputs(open_run(str(bucket))) == outputs(on_disk)
+    assert outputs(RunFolder.open(str(bucket))) == outputs(on_disk)
 
 
 @pytest.mark.filterwarnings(
@@ -511,7 +513,7 @@ def test_so_has_one_that_was_killed(
 )  # webdataset leaves shards open
 @pytest.mark.parametrize("verb", ["report", "status", "explain", "preview", "verify", "export"])
 def test_every_reader_of_a_run_reads_it_in_a_bucket(
-    in_bucket: Run, on_disk: Run, tmp_path: Path, verb: str
+    in_bucket: RunFolder, on_disk: RunFolder, tmp_path: Path, verb: str
 ) -> None:
     """By nothing but its address, with the words it has for a folder on a disk."""
     rest = {
@@ -542,7 +544,7 @@ def test_every_reader_of_a_run_reads_it_in_a_bucket(
 
 
 @pytest.fixture
-def in_bucket(bucket: S3Path, on_disk: Run) -> Run:
+def in_bucket(bucket: S3Path, on_disk: RunFolder) -> RunFolder:
     """A copy of the finished run in the bucket."""
     root = on_disk.run_dir
     assert isinstance(root, Path)
@@ -550,11 +552,11 @@ def in_bucket(bucket: S3Path, on_disk: Run) -> Run:
         if path.is_file() and not path.is_relative_to(root / "dataset"):
             (bucket / str(path.relative_to(root)).replace("log.jsonl", "log/0.jsonl")).upload(path)
     (bucket / "dataset").write_bytes(on_disk.dataset.name.encode())
-    return open_run(str(bucket))
+    return RunFolder.open(str(bucket))
 
 
 def test_the_loader_follows_the_link_to_the_dataset(
-    in_bucket: Run, on_disk: Run, bucket: S3Path
+    in_bucket: RunFolder, on_disk: RunFolder, bucket: S3Path
 ) -> None:
     """RUN/dataset is an address of the latest finished dataset, as it is a folder's name on a disk."""
     catalogues = [
@@ -571,4 +573,4 @@ def test_the_loader_follows_the_link_to_the_dataset(
 def test_a_bucket_without_a_run_says_so(bucket: S3Path) -> None:
     """As a folder does."""
     with pytest.raises(RunNotFound, match=rf"{bucket}: no run here"):
-        open_run(str(bucket))
+        RunFolder.open(str(bucket))

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from rich.console import Console
 
-from pipeline.reporting.explain import Run
 from pipeline.reporting.report import make_report, print_report, to_html
+from pipeline.runs.run_folder import RunFolder
 from tests.conftest import wet_record
 from tests.pipeline.conftest import Small
 from tests.stages.examples import tiny_reference
@@ -29,19 +29,19 @@ def write_wet(path: Path, texts: Sequence[str]) -> dict[str, Any]:
     return {"files": [str(path)]}
 
 
-def stored(run: Run, phase: str) -> pa.Table:
+def stored(run: RunFolder, phase: str) -> pa.Table:
     """The documents of the first unit, as a phase stored them."""
-    return pq.read_table(run.folder(phase).path(f"{run.splits[0]}.documents.parquet"))
+    return pq.read_table(run.folder(phase).path(f"{run.splits[0].key}.documents.parquet"))
 
 
-def said_in_shards(run: Run) -> dict[str, dict[str, Any]]:
+def said_in_shards(run: RunFolder) -> dict[str, dict[str, Any]]:
     """What the first shard says of its documents, by URL."""
     with tarfile.open(run.dataset / "shard-000000.tar") as tar:
         files = [tar.extractfile(member) for member in tar if member.name.endswith(".json")]
         return {row["url"]: row for file in files if file is not None for row in json.load(file)}
 
 
-def on_terminal(run: Run) -> str:
+def on_terminal(run: RunFolder) -> str:
     """The report as it is printed."""
     console = Console(width=120, record=True, file=StringIO())
     print_report(make_report(run), console)
@@ -88,7 +88,7 @@ def test_placeholders_are_in_the_shards_and_not_in_what_is_scored(
         name for row in said_in_shards(bare).values() for name in row if name.startswith("pii_")
     ]
     with_pii, without = (
-        r.folder("tokenize").record(r.splits[0])["counters"]["counts"] for r in (run, bare)
+        r.folder("tokenize").record(r.splits[0].key)["counters"]["counts"] for r in (run, bare)
     )
     assert {name: n for name, n in with_pii.items() if name not in without} == {
         "pii_email": 1,
@@ -136,7 +136,7 @@ def test_other_limits_of_a_classifier_score_nothing_again(small: Small, tmp_path
     good, bad = stored(run, "annotate")["classifier_hq"].to_pylist()
     assert good > 0.4 > bad
     decisions = pq.read_table(
-        run.folder("select").path(f"{run.splits[0]}.decisions.parquet")
+        run.folder("select").path(f"{run.splits[0].key}.decisions.parquet")
     ).to_pylist()
     assert [(row["decision"], row["value"], row["limit"], row["detail"]) for row in decisions] == [
         ("kept", None, None, None),
@@ -167,7 +167,7 @@ def test_listed_urls_end_at_the_first_stage(small: Small, tmp_path: Path) -> Non
     run, _ = small.run(input=files, extract={"url": {"domains": [str(tmp_path / "list.txt")]}})
     assert stored(run, "extract")["url"].to_pylist() == ["https://example.org/0"]
     decisions = pq.read_table(
-        run.folder("extract").path(f"{run.splits[0]}.decisions.parquet")
+        run.folder("extract").path(f"{run.splits[0].key}.decisions.parquet")
     ).to_pylist()
     assert [(row["decision"], row["detail"]) for row in decisions] == [
         ("url.domain_blocked", "list: example.org/1")
@@ -206,7 +206,7 @@ def test_overlap_with_evaluation_sets_is_told_per_set(small: Small, tmp_path: Pa
         "other": {"documents": 0, "words": 0, "dropped": 0},
     }
     decisions = pq.read_table(
-        run.folder("select").path(f"{run.splits[0]}.decisions.parquet")
+        run.folder("select").path(f"{run.splits[0].key}.decisions.parquet")
     ).to_pylist()
     assert [(row["decision"], row["value"], row["limit"], row["detail"]) for row in decisions] == [
         ("decontamination.share_too_high", 0.8, 0.0, "history"),

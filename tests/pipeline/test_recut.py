@@ -15,14 +15,14 @@ import pytest
 from rich.console import Console
 
 from config_files.reader import ConfigError
-from pipeline.config import change, load
+from pipeline.config import load
 from pipeline.execution.engine import PhaseFinished, run
 from pipeline.planning import plan as planning
 from pipeline.planning.plan import make_plan
 from pipeline.reporting import preview as previewing
-from pipeline.reporting.explain import Run, RunNotFound, open_run
 from pipeline.reporting.preview import Preview, decisions_with, preview, print_preview, to_json
 from pipeline.reporting.report import make_report
+from pipeline.runs.run_folder import RunFolder, RunNotFound
 from tests.pipeline.conftest import Small
 from tests.pipeline.test_ledger import PAGES, write_pages
 
@@ -48,20 +48,20 @@ def signals(small: Small, lid_file: Path) -> Small:
     return Small(small.folder, tree)
 
 
-def stored_fates(found: Run) -> pa.Table:
+def stored_fates(found: RunFolder) -> pa.Table:
     return pa.concat_tables(
         [
-            pq.read_table(found.folder("select").path(f"{split}.decisions.parquet"))
+            pq.read_table(found.folder("select").path(f"{split.key}.decisions.parquet"))
             for split in found.splits
         ]
     )
 
 
-def for_good(small: Small, overrides: Sequence[str]) -> Run:
+def for_good(small: Small, overrides: Sequence[str]) -> RunFolder:
     """A real run with these overrides, in the same folder."""
     small.config()
     list(run(make_plan(load(str(small.path), [*overrides, f"run_dir={small.folder}/run"]))))
-    return open_run(small.folder / "run")
+    return RunFolder.open(small.folder / "run")
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_what_recut_keeps_is_what_a_run_keeps(signals: Small, overrides: list[st
     """Fates, documents, characters, languages and reasons are those of the ledger and the report of a real run."""
     before, _ = signals.run()
     said = preview(before, overrides)
-    decisions = pa.concat_tables(decisions_with(before, change(before.config, "run", overrides)))
+    decisions = pa.concat_tables(decisions_with(before, before.change_config(overrides)))
     after = for_good(signals, overrides)
     assert decisions.equals(stored_fates(after))
     assert make_report(before).steps[-1].num_docs == said.before.num_docs
@@ -212,7 +212,7 @@ def test_nothing_is_written_and_nothing_but_the_run_is_read(signals: Small, tmp_
     shutil.move(found.run_dir, moved)
     for path in tmp_path.glob("*.wet"):
         path.unlink()
-    again = preview(open_run(moved), ["select.language.keep=null"])
+    again = preview(RunFolder.open(moved), ["select.language.keep=null"])
     assert (again.after, again.examples_kept) == (said.after, said.examples_kept)
 
 
@@ -224,7 +224,7 @@ def test_a_run_that_is_not_selected_yet_is_told(signals: Small) -> None:
     with pytest.raises(
         RunNotFound, match="select is not done yet; run the config to its end first"
     ):
-        preview(open_run(signals.folder / "run"), ["select.language=null"])
+        preview(RunFolder.open(signals.folder / "run"), ["select.language=null"])
 
 
 def test_scores_of_another_version_are_told(
@@ -270,7 +270,7 @@ def test_a_run_that_is_not_tokenized_has_no_tokens(signals: Small) -> None:
     for event in run(signals.plan()):
         if isinstance(event, PhaseFinished) and event.phase == "select":
             break
-    said = preview(open_run(signals.folder / "run"), ["select.language=null"])
+    said = preview(RunFolder.open(signals.folder / "run"), ["select.language=null"])
     assert not said.is_tokenized
     assert said.after.num_tokens == 0
     assert said.after.num_docs > said.before.num_docs > 0

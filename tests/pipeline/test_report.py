@@ -16,7 +16,6 @@ import pytest
 from rich.console import Console
 
 from pipeline.execution.engine import PhaseFinished, run
-from pipeline.reporting.explain import Run, open_run
 from pipeline.reporting.report import (
     Report,
     make_report,
@@ -25,6 +24,7 @@ from pipeline.reporting.report import (
     to_html,
     to_json,
 )
+from pipeline.runs.run_folder import RunFolder
 from stages.contract import DocumentCountError
 from tests.pipeline.conftest import Small
 from tests.pipeline.test_ledger import PAGES, RULES, last_fates, write_pages
@@ -33,7 +33,7 @@ HOSTILE = "<script>alert('&\"')</script>"
 
 
 @pytest.fixture
-def mixed(small: Small) -> Run:
+def mixed(small: Small) -> RunFolder:
     """A run over pages of every kind in two files, with two broken records at the end of one."""
     kinds = [*PAGES, "good", "copy"]
     files = [
@@ -43,12 +43,12 @@ def mixed(small: Small) -> Run:
     return small.run(input={"files": [str(path) for path in files]}, **RULES)[0]
 
 
-def rows(found: Run, phase: str, kind: str) -> list[dict[str, Any]]:
-    paths = [found.folder(phase).path(f"{split}.{kind}.parquet") for split in found.splits]
+def rows(found: RunFolder, phase: str, kind: str) -> list[dict[str, Any]]:
+    paths = [found.folder(phase).path(f"{split.key}.{kind}.parquet") for split in found.splits]
     return [row for path in paths for row in pq.read_table(path).to_pylist()]
 
 
-def test_figures_equal_what_is_counted_again(mixed: Run) -> None:
+def test_figures_equal_what_is_counted_again(mixed: RunFolder) -> None:
     """From the ledger, the stored texts, the quarantine and the manifest."""
     report = make_report(mixed)
     decisions = last_fates(mixed)
@@ -74,7 +74,7 @@ def test_figures_equal_what_is_counted_again(mixed: Run) -> None:
     assert report.num_shards == len(manifest["shards"])
 
 
-def test_steps_fall_from_read_to_kept(mixed: Run) -> None:
+def test_steps_fall_from_read_to_kept(mixed: RunFolder) -> None:
     """Each step is named, has no more than the one before, and names the reasons that made the difference."""
     steps = make_report(mixed).steps
     assert [step.name for step in steps] == [
@@ -92,14 +92,14 @@ def test_steps_fall_from_read_to_kept(mixed: Run) -> None:
     ]
 
 
-def test_quarantine_is_counted_by_cause(mixed: Run) -> None:
+def test_quarantine_is_counted_by_cause(mixed: RunFolder) -> None:
     """As the quarantine's own lines have it; the share is of all records."""
     report = make_report(mixed)
     lines = [
         json.loads(line)
         for split in mixed.splits
         for line in mixed.folder("extract")
-        .path(f"{split}.quarantine.jsonl")
+        .path(f"{split.key}.quarantine.jsonl")
         .read_text()
         .splitlines()
     ]
@@ -109,7 +109,7 @@ def test_quarantine_is_counted_by_cause(mixed: Run) -> None:
     assert report.quarantined_share == pytest.approx(len(lines) / report.num_records)
 
 
-def test_seconds_are_those_of_the_log(mixed: Run) -> None:
+def test_seconds_are_those_of_the_log(mixed: RunFolder) -> None:
     """Summed by phase and step; a step that is the whole phase stands under the phase's name."""
     seconds = make_report(mixed).seconds
     assert {
@@ -125,7 +125,7 @@ def test_seconds_are_those_of_the_log(mixed: Run) -> None:
     )
 
 
-def tamper(found: Run, phase: str, change: Callable[[dict[str, int]], None]) -> None:
+def tamper(found: RunFolder, phase: str, change: Callable[[dict[str, int]], None]) -> None:
     """Change the counts of a complete phase."""
     path = found.folder(phase).path("phase.json")
     summary = json.loads(path.read_text())
@@ -146,7 +146,7 @@ def tamper(found: Run, phase: str, change: Callable[[dict[str, int]], None]) -> 
     ],
 )
 def test_books_that_do_not_balance_are_refused(
-    mixed: Run, phase: str, count: str, blamed: str
+    mixed: RunFolder, phase: str, count: str, blamed: str
 ) -> None:
     """One document too many in a phase's account, or none at all: no report, but the phase and both numbers."""
     make_report(mixed)
@@ -162,7 +162,7 @@ def test_books_that_do_not_balance_are_refused(
         make_report(mixed)
 
 
-def test_a_report_is_json_and_back(mixed: Run) -> None:
+def test_a_report_is_json_and_back(mixed: RunFolder) -> None:
     """Every figure, under the names of the fields."""
     report = make_report(mixed)
     again = json.loads(to_json(report))
@@ -203,7 +203,7 @@ def parsed(report: Report) -> Page:
     return page
 
 
-def test_the_page_needs_nothing_else(mixed: Run) -> None:
+def test_the_page_needs_nothing_else(mixed: RunFolder) -> None:
     """No script, no font, no picture, no address; the figures are in it."""
     report = make_report(mixed)
     page = parsed(report)
@@ -219,7 +219,7 @@ def test_the_page_needs_nothing_else(mixed: Run) -> None:
         assert reason_sentences()[reason] in page.text
 
 
-def test_the_page_takes_no_name_for_markup(mixed: Run) -> None:
+def test_the_page_takes_no_name_for_markup(mixed: RunFolder) -> None:
     """Names of folders, languages, reasons and causes are shown as they are, never obeyed."""
     named = {HOSTILE: 3}
     report = replace(
@@ -236,7 +236,7 @@ def test_the_page_takes_no_name_for_markup(mixed: Run) -> None:
     assert page.text.count(HOSTILE) == 7  # title and heading, and each of the five
 
 
-def test_the_terminal_shows_every_table(mixed: Run) -> None:
+def test_the_terminal_shows_every_table(mixed: RunFolder) -> None:
     """Funnel, reasons with their meaning, languages, quarantine, seconds."""
     out = io.StringIO()
     print_report(make_report(mixed), Console(width=160, file=out))
@@ -259,7 +259,7 @@ def test_a_run_is_reported_as_far_as_it_has_got(small: Small) -> None:
     plan = small.plan(input={"files": [str(path)]}, **RULES)
     seen: list[int] = []
     for event in run(plan):
-        report = make_report(open_run(plan.run_dir))
+        report = make_report(RunFolder.open(plan.run_dir))
         if isinstance(event, PhaseFinished):
             seen.append(len(report.steps))
             to_html(report)
@@ -273,6 +273,6 @@ def test_a_run_that_has_just_begun_has_an_empty_account(small: Small) -> None:
     """Nothing is complete: zeros, on the page too."""
     plan = small.plan()
     next(run(plan))
-    report = make_report(open_run(plan.run_dir))
+    report = make_report(RunFolder.open(plan.run_dir))
     assert (report.steps[0].num_docs, report.num_tokens, report.quarantined_share) == (0, 0, 0)
     assert "0 tokens in 0 shards, from 0 documents" in to_html(report)

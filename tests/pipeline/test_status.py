@@ -16,7 +16,6 @@ from rich.console import Console
 
 from pipeline.execution.engine import Event, PhaseFinished, RunAborted, TaskFinished, run
 from pipeline.planning.plan import RunPlan
-from pipeline.reporting.explain import open_run
 from pipeline.reporting.status import (
     SILENT_AFTER_S,
     PhaseStatus,
@@ -25,6 +24,7 @@ from pipeline.reporting.status import (
     read_status,
     to_json,
 )
+from pipeline.runs.run_folder import RunFolder
 from tests.conftest import REPOSITORY
 from tests.pipeline.conftest import Small
 from tests.pipeline.test_ledger import PAGES, RULES, write_pages
@@ -43,7 +43,7 @@ def plan(small: Small) -> RunPlan:
 
 
 def status_of(plan: RunPlan, after_s: float = 0) -> Status:
-    return read_status(open_run(plan.run_dir), now=time.time() + after_s)
+    return read_status(RunFolder.open(plan.run_dir), now=time.time() + after_s)
 
 
 def phase_of(status: Status, name: str) -> PhaseStatus:

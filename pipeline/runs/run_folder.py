@@ -1,0 +1,171 @@
+"""The folder of one run, on a disk or in a bucket, and the file run.json that describes it.
+
+run = RunFolder.open("runs/ccnet")          # or "s3://bucket/runs/ccnet"
+run.config.select.language
+run.folder("extract").done()
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+from config_files.reader import reread
+from pipeline.config import RunConfig, change
+from pipeline.runs import event_log
+from pipeline.runs.phase_folder import (
+    RUN_FILE,
+    Location,
+    PhaseFolder,
+    parse_location,
+    to_json,
+    write_atomically,
+)
+from storage.object_store import S3Path
+
+
+class RunNotFound(Exception):
+    """The folder holds no run, or the run has not reached the required phase."""
+
+
+@dataclass(frozen=True)
+class RunSplit:
+    """An input split as run.json records it. Its input files are not needed any more."""
+
+    index: int
+    key: str  # the task_id of the split, and the start of its file names
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """One run as its run.json describes it.
+
+    Attributes:
+        run_dir: where the folder was opened; it may have been moved since the run.
+        recorded_config: the config as JSON; use `config` instead.
+        folders: phase -> name of its folder inside `run_dir`.
+        splits: the input splits in input order.
+        stage_versions: phase -> stage -> version.
+        previous: the previous runs that this run was deduplicated against.
+    """
+
+    run_dir: Location
+    recorded_config: Mapping[str, Any]
+    folders: Mapping[str, str]
+    splits: tuple[RunSplit, ...]
+    stage_versions: Mapping[str, Mapping[str, int]]
+    previous: tuple[Self, ...] = ()
+
+    @classmethod
+    def open(cls, address: str | Location) -> Self:
+        """Open the run in a folder, or at s3://bucket/folder.
+
+        A bucket is reached with the usual AWS_* environment variables.
+
+        Raises:
+            RunNotFound: the folder holds no run.
+            StorageError: the bucket cannot be read.
+        """
+        run_dir = parse_location(address) if isinstance(address, str) else address
+        try:
+            described = json.loads((run_dir / RUN_FILE).read_bytes())
+        except FileNotFoundError as error:
+            raise RunNotFound(
+                f"{address}: no run here ({RUN_FILE} is missing); {_suggest(run_dir)}"
+            ) from error
+        return cls._from_json(described, run_dir)
+
+    @classmethod
+    def _from_json(cls, described: Mapping[str, Any], run_dir: Location) -> Self:
+        previous = [
+            cls._from_json(run, parse_location(run["run_dir"]))
+            for run in described.get("previous_runs", ())
+        ]
+        return cls(
+            run_dir=run_dir,
+            recorded_config=described["config"],
+            folders=described["folders"],
+            splits=number_splits(described["splits"]),
+            stage_versions=described.get("stages", {}),
+            previous=tuple(previous),
+        )
+
+    def record(self) -> None:
+        """Write run.json, atomically."""
+        described = self._to_json()
+        del described["run_dir"]  # a run folder may be moved
+        described["previous_runs"] = [run._to_json() for run in self.previous]  # noqa: SLF001
+        write_atomically(self.run_dir / RUN_FILE, to_json(described))
+
+    def _to_json(self) -> dict[str, Any]:
+        return {
+            "run_dir": str(self.run_dir),
+            "config": self.recorded_config,
+            "folders": dict(self.folders),
+            "splits": [split.key for split in self.splits],
+            "stages": self.stage_versions,
+        }
+
+    @cached_property
+    def config(self) -> RunConfig:
+        """The config of the run, with `run_dir` and `storage` as they were used to open it.
+
+        It is checked on first use, so that a run of another version can still be opened.
+
+        Raises:
+            ConfigError: the run was made by a version with other config keys.
+        """
+        config = reread(RunConfig, self.recorded_config, str(self.run_dir / RUN_FILE))
+        changes: dict[str, Any] = {"run_dir": str(self.run_dir)}
+        if isinstance(self.run_dir, S3Path):
+            changes["storage"] = self.run_dir.settings
+        return config.model_copy(update=changes)
+
+    def folder(self, phase: str) -> PhaseFolder:
+        """Return the folder with the outputs of a phase."""
+        return PhaseFolder(self.run_dir / self.folders[phase])
+
+    def has_finished(self, phase: str) -> bool:
+        """Return whether all tasks of a phase are done."""
+        return phase in self.folders and self.folder(phase).complete()
+
+    @property
+    def dataset(self) -> Location:
+        """The folder of shards, indexes and manifest.json."""
+        return self.run_dir / self.folders["write_shards"]
+
+    def read_events(self) -> Iterator[dict[str, Any]]:
+        """Read the event log, oldest event first.
+
+        Each event has "time" (seconds since the epoch) and "event" (its kind).
+        """
+        return event_log.events(self.run_dir)
+
+    def change_config(self, overrides: Sequence[str] = ()) -> RunConfig:
+        """Return the config with overrides (`key.of.key=value`) applied and checked.
+
+        Raises:
+            ConfigError: with every fault found.
+        """
+        return change(self.recorded_config, str(self.run_dir), overrides)
+
+
+def number_splits(keys: Sequence[str]) -> tuple[RunSplit, ...]:
+    """Return the splits with these keys, which are in input order."""
+    return tuple(RunSplit(index, key) for index, key in enumerate(keys))
+
+
+def _suggest(run_dir: Location) -> str:
+    """Name the run folder with the most similar name, or the command that makes a run."""
+    neighbours: list[str] = []
+    if isinstance(run_dir, Path):
+        neighbours = [str(path.parent) for path in run_dir.parent.glob(f"*/{RUN_FILE}")]
+    similar = difflib.get_close_matches(str(run_dir), neighbours, 1) or neighbours[:1]
+    if similar:
+        return f"did you mean {similar[0]}?"
+    return "start one with `python -m pipeline run`"
