@@ -39,7 +39,7 @@ from pipeline.models.demo_texts import summaries
 from pipeline.phases.fuzzy_dedup import FuzzyDedup
 from pipeline.planning.plan import RunPlan, make_plan
 from pipeline.sample_crawl.generator import generate
-from stages.dedup.minhash import MinHash, MinHashSettings, bands, ngrams, signatures
+from stages.dedup.minhash import SEED, MinHash, MinHashSettings, bands, ngrams, signatures
 
 LOWEST = 0.4
 """Pairs below it are not counted: with 9 bands of 13 rows one in 16,000 of them is a candidate."""
@@ -111,7 +111,7 @@ def datasketch_pairs(texts: Sequence[str], settings: MinHashSettings) -> set[Pai
     index = datasketch.MinHashLSH(threshold=settings.threshold, num_perm=settings.num_permutations)
     pairs: set[Pair] = set()
     for i, text in enumerate(texts):
-        sketch = datasketch.MinHash(num_perm=settings.num_permutations, seed=settings.seed)
+        sketch = datasketch.MinHash(num_perm=settings.num_permutations, seed=SEED)
         if grams := ngrams(text, settings.ngram_words):
             sketch.update_batch([gram.encode() for gram in grams])
             pairs |= {(int(str(j)), i) for j in index.query(sketch)}
@@ -189,7 +189,7 @@ def figures_of(
             }
             figures["by_similarity"].append(row)
     for verify in VERIFY:
-        plan: RunPlan = plan_of(folder / verify, {"off": "false"}.get(verify, verify))
+        plan: RunPlan = plan_of(folder / verify, {"off": "null"}.get(verify, verify))
         ours = verdicts(plan)
         wanted = groups(verified(theirs, texts, jaccard, settings, verify), len(texts))
         figures["verify"][verify] = {

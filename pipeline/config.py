@@ -41,11 +41,6 @@ from storage.object_store import BY_ENVIRONMENT, StorageSettings
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
-def _is_off(value: object) -> bool:
-    """Whether a stage that came later than a dataset may be off: then its key leaves no trace in a fingerprint."""
-    return value is None
-
-
 class SampleCrawl(Settings):
     """A crawl made on this machine from real texts, with a truth table beside it."""
 
@@ -123,12 +118,10 @@ class ExtractConfig(Settings):
     )
     url: UrlSettings | None = Field(
         default=None,
-        exclude_if=_is_off,
         description="Block lists, words and patterns that URLs are held against; null: all stay.",
     )
     unicode: UnicodeSettings | None = Field(
         default=None,
-        exclude_if=_is_off,
         description="Repair of mojibake and entities by ftfy; null: none.",
     )
     length: LengthSettings | None = Field(
@@ -167,7 +160,6 @@ class AnnotateConfig(Settings):
 
     lines: LinesSettings | None = Field(
         default=None,
-        exclude_if=_is_off,
         description="C4's rules for lines, after deduplication; null: none is judged.",
     )
     length: LengthSettings | None = Field(
@@ -185,7 +177,6 @@ class AnnotateConfig(Settings):
     )
     classifiers: ClassifiersSettings | None = Field(
         default=None,
-        exclude_if=_is_off,
         description="fastText classifiers by name; null: no scores.",
     )
     quality: QualitySettings | None = Field(
@@ -193,7 +184,6 @@ class AnnotateConfig(Settings):
     )
     decontamination: DecontaminationSettings | None = Field(
         default=None,
-        exclude_if=_is_off,
         description="Words shared with evaluation sets; null: none is looked for.",
     )
     minhash: MinHashSettings | None = Field(
@@ -251,7 +241,6 @@ class SelectConfig(Settings):
     )
     classifiers: ClassifiersFilterSettings | None = Field(
         default=None,
-        exclude_if=_is_off,
         description="Limits of the classifiers' scores, by name; null: none.",
     )
     quality: QualityFilterSettings | None = Field(
@@ -259,7 +248,6 @@ class SelectConfig(Settings):
     )
     decontamination: DecontaminationFilterSettings | None = Field(
         default=None,
-        exclude_if=_is_off,
         description="Limits of what is shared with evaluation sets; null: none.",
     )
 
@@ -269,7 +257,6 @@ class TokenizeConfig(TokenizeSettings):
 
     pii: PiiSettings | None = Field(
         default=None,
-        exclude_if=_is_off,
         description="Placeholders for e-mail, IP, phone and card numbers; null: none.",
     )
 
@@ -324,6 +311,23 @@ class PhaseResources(Resources):
     )
 
 
+class EngineAdvanced(Settings):
+    """Limits of a task that hardly any run needs to change."""
+
+    batch_mb: float = Field(
+        default=8, gt=0, le=1024, description="Size of the batches of text that stages process."
+    )
+    max_error_share: Share = Field(
+        default=0.01,
+        description="A task fails when a stage raises an error on more than this share of its documents.",
+    )
+    max_attempts: int = Field(
+        default=3,
+        ge=1,
+        description="How often a task is started when its process dies.",
+    )
+
+
 class EngineConfig(Settings):
     """How the work is carried out. Nothing in this section changes a byte of the output."""
 
@@ -338,17 +342,8 @@ class EngineConfig(Settings):
         ge=256,
         description="Memory that one task may take; partitions are sized by it.",
     )
-    batch_mb: float = Field(
-        default=8, gt=0, le=1024, description="Text that passes through the stages at a time."
-    )
-    max_error_share: Share = Field(
-        default=0.01,
-        description="A unit fails when more than this share of its documents makes a stage raise an error.",
-    )
-    max_attempts: int = Field(
-        default=3,
-        ge=1,
-        description="How often a unit is tried when the process that works on it dies.",
+    advanced: EngineAdvanced = Field(
+        default=EngineAdvanced(), description="Limits that hardly any run needs to change."
     )
     phases: Mapping[str, PhaseResources] = Field(
         default={},
@@ -358,7 +353,6 @@ class EngineConfig(Settings):
         default=None,
         ge=1,
         le=65_535,
-        exclude_if=_is_off,
         description="Port on which a Ray of this machine tells its metrics to Prometheus (docs/watching.md), the run's "
         "among them; null: any free one. On a cluster the cluster's own is asked.",
     )
@@ -407,7 +401,6 @@ class RunConfig(Settings):
     engine: EngineConfig = Field(default=EngineConfig(), description="How the work is carried out.")
     storage: StorageSettings = Field(
         default=BY_ENVIRONMENT,
-        exclude_if=lambda storage: storage == BY_ENVIRONMENT,
         description="How object storage is reached, where the input or the run folder lies on one.",
     )
 

@@ -284,7 +284,7 @@ class _OnRay(Engine):
         # A unit that goes on in another task goes there in one piece: its steps need its opening and closing row.
         is_handed_over = len(tasks) > 1
         ray.data.DataContext.get_current().target_max_block_size = (
-            None if is_handed_over else int(self.config.batch_mb * 2**20)
+            None if is_handed_over else int(self.config.advanced.batch_mb * 2**20)
         )
         flow = ray.data.from_items(
             [{"task_id": task_id} for task_id in task_ids], override_num_blocks=len(task_ids)
@@ -411,14 +411,19 @@ def tasks_of(phase: Phase, engine: EngineConfig) -> list[tuple[Request, list[tup
         if not tasks:
             tasks.append((request, []))
         elif not tasks[-1][0].is_like(request):
-            batch_bytes = int(engine.batch_mb * 2**20)
+            batch_bytes = int(engine.advanced.batch_mb * 2**20)
             tasks.append(
                 (
                     request,
                     [
                         (
                             "handover",
-                            Handover(name, phase.folder.attempt, engine.max_attempts, batch_bytes),
+                            Handover(
+                                name,
+                                phase.folder.attempt,
+                                engine.advanced.max_attempts,
+                                batch_bytes,
+                            ),
                         )
                     ],
                 )
@@ -435,9 +440,11 @@ def engine_of(config: EngineConfig) -> Engine:
 def steps_of(phase: Phase, engine: EngineConfig) -> list[tuple[str, Step]]:
     """A phase as named functions, from a piece of work to results, by way of tables."""
     if isinstance(phase, PartitionPhase):
-        return [(phase.name, _PartitionStep(phase, engine.max_attempts))]
+        return [(phase.name, _PartitionStep(phase, engine.advanced.max_attempts))]
     assert isinstance(phase, SplitPhase)
-    source = Source("read", phase.schema, phase.read, phase.folder.attempt, engine.max_attempts)
+    source = Source(
+        "read", phase.schema, phase.read, phase.folder.attempt, engine.advanced.max_attempts
+    )
     schema, steps = source.flow_schema, list[tuple[str, Step]]()
     for spec in phase.stages():
         schema = spec.output_schema(schema)
@@ -445,7 +452,7 @@ def steps_of(phase: Phase, engine: EngineConfig) -> list[tuple[str, Step]]:
     return [
         ("read", source),
         *steps,
-        ("write", SinkStep("write", phase.write, engine.max_error_share)),
+        ("write", SinkStep("write", phase.write, engine.advanced.max_error_share)),
     ]
 
 

@@ -351,7 +351,7 @@ class SinkStep:
         if failure is None and self._rows["errors"] > self.max_error_share * self._rows["rows"]:
             failure = (
                 f"{self._rows['errors']} of {self._rows['rows']} documents made a stage raise an error, more than "
-                f"engine.max_error_share allows; the first: {self._first_error}"
+                f"engine.advanced.max_error_share allows; the first: {self._first_error}"
             )
         if failure is None:
             with self._watch:

@@ -113,7 +113,7 @@ class Annotate(SplitPhase):
         duplicate_lines = ParagraphDedup(self.plan).duplicate_lines_of(split)
         records, lines = duplicate_lines >> np.uint64(32), duplicate_lines.astype(np.uint32)
         documents = self.plan.folder("extract").open(f"{task_id}.documents.parquet")
-        for table in row_groups(documents, batch_mb=self.config.engine.batch_mb):
+        for table in row_groups(documents, batch_mb=self.config.engine.advanced.batch_mb):
             wanted = table.column("doc_id").to_numpy() & np.uint64(0xFFFF_FFFF)
             offsets = np.append(
                 np.searchsorted(records, wanted), np.searchsorted(records, wanted[-1], side="right")

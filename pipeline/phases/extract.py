@@ -53,7 +53,7 @@ class Extract(SplitPhase):
                     self.config.extract.warc,
                     split=split.index,
                     first_record=num_records,
-                    batch_bytes=int(self.config.engine.batch_mb * 2**20),
+                    batch_bytes=int(self.config.engine.advanced.batch_mb * 2**20),
                 )
                 yield from reader
                 num_records += reader.report.num_records

@@ -90,7 +90,7 @@ class Select(SplitPhase):
         found = FuzzyDedup(self.plan).near_duplicates_of(self.split(task_id))
         names = [name for name in self.schema.names if name != REPRESENTATIVE.name]
         documents = self.plan.folder("annotate").open(documents_file(task_id))
-        for table in row_groups(documents, names, self.config.engine.batch_mb):
+        for table in row_groups(documents, names, self.config.engine.advanced.batch_mb):
             records = pc.cast(
                 pc.bit_wise_and(table.column("doc_id"), pa.scalar(0xFFFF_FFFF, pa.uint64())),
                 pa.uint32(),

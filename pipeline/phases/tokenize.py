@@ -83,7 +83,7 @@ class TokenizeDocuments(SplitPhase):
         for group in row_groups(
             self.plan.folder("annotate").open(f"{task_id}.documents.parquet"),
             [n for n in self.schema.names if n != "bucket"],
-            self.config.engine.batch_mb,
+            self.config.engine.advanced.batch_mb,
         ):
             place = pc.index_in(group.column("doc_id"), value_set=ids)
             found = pc.is_valid(place)

@@ -144,7 +144,7 @@ def _other_version(run: RunFolder, phase: str, stage: str, ours: int) -> Iterato
 
 
 def _other_bands(ours: MinHashSettings, theirs: MinHashSettings) -> Iterator[str]:
-    for name in ("num_permutations", "ngram_words", "seed"):
+    for name in ("num_permutations", "ngram_words"):
         if (here := getattr(ours, name)) != (there := getattr(theirs, name)):
             yield f"its annotate.minhash.{name} is {there}, ours {here}: their signatures cannot be compared"
     if bands(ours) != bands(theirs):

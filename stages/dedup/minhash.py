@@ -21,13 +21,13 @@ import string
 from collections.abc import Mapping
 from functools import cache
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from stages.contract import Outcome, Settings, Stage, drop_where, keep_all
 from stages.counters import Counters
@@ -40,6 +40,10 @@ UNSPACED = re.compile(
 )
 """Thai, Lao, Burmese, Khmer, Chinese and Japanese (Unicode, Blocks.txt); Korean puts blanks between words."""
 _PUNCTUATION = frozenset(string.punctuation)
+
+
+SEED = 1
+"""Seed of the permutations, datasketch's default. Signatures of two runs can only be compared under one seed."""
 
 
 class MinHashSettings(Settings):
@@ -63,20 +67,13 @@ class MinHashSettings(Settings):
         description="Jaccard similarity of the n-grams from which on documents are near-duplicates (RefinedWeb: 0.8, "
         "FineWeb: 0.75). Bands and rows follow from it; with LSH it is the middle of a slope, not a step.",
     )
-    verify: bool | Literal["exact"] = Field(
-        default=False,
-        description="What every candidate pair is held against the threshold by as well. signatures (or true): their "
-        "likeness, fewer pairs below it, and fewer above; num_permutations * 4 bytes of disk per document. exact: the "
-        "Jaccard similarity itself, no pair below it; 8 bytes of disk per word.",
+    verify: Literal["signatures", "exact"] | None = Field(
+        default=None,
+        description="How candidate pairs are checked against the threshold. null: not at all. signatures: by the "
+        "similarity of their signatures; removes most pairs below the threshold and some above it; needs "
+        "num_permutations * 4 bytes of disk per document. exact: by their Jaccard similarity; needs 8 bytes of disk "
+        "per word.",
     )
-    seed: int = Field(
-        default=1, ge=0, lt=2**32, description="Of the permutations (datasketch's default is 1)."
-    )
-
-    @field_validator("verify", mode="before")
-    @classmethod
-    def _signatures_are_true(cls, found: Any) -> Any:
-        return True if found == "signatures" else found
 
     @model_validator(mode="after")
     def _has_bands(self) -> Self:
@@ -108,11 +105,11 @@ def _bands(threshold: float, num_permutations: int) -> tuple[int, int]:
 
 
 @cache
-def _permutations(num_permutations: int, seed: int) -> NDArray[np.uint32]:
+def _permutations(num_permutations: int) -> NDArray[np.uint32]:
     """(2, num_permutations), as `_minhash.signatures` takes them."""
     import datasketch
 
-    permutations = datasketch.MinHash(num_perm=num_permutations, seed=seed).permutations
+    permutations = datasketch.MinHash(num_perm=num_permutations, seed=SEED).permutations
     return np.ascontiguousarray(permutations, np.uint32)
 
 
@@ -171,7 +168,7 @@ def signatures(
     """
     if len(texts) == 0:
         return np.empty((0, settings.num_permutations), np.uint32), np.empty(0, np.bool_)
-    permutations = _permutations(settings.num_permutations, settings.seed)
+    permutations = _permutations(settings.num_permutations)
     minima, num_words = _minhash.signatures(
         *_raw(texts), _characters(), settings.ngram_words, permutations
     )
@@ -239,7 +236,7 @@ class MinHash(Stage[MinHashSettings]):
     def open(self) -> None:
         """Ask datasketch for bands and permutations, and make the table of characters."""
         bands(self.settings)
-        _permutations(self.settings.num_permutations, self.settings.seed)
+        _permutations(self.settings.num_permutations)
         _characters()
 
     def apply(self, batch: pa.Table) -> Outcome:
@@ -249,7 +246,7 @@ class MinHash(Stage[MinHashSettings]):
         added: dict[str, pa.Array | pa.ChunkedArray] = {
             "minhash": _lists(hashes, has_words),
             "minhash_signature": _lists(minima, has_words)
-            if self.settings.verify is True
+            if self.settings.verify == "signatures"
             else pa.nulls(len(minima), pa.list_(pa.uint32())),
         }
         if self.settings.verify == "exact":

@@ -40,9 +40,6 @@ class LanguageSettings(Settings):
     )
     labels: dict[str, str] = Field(
         default={},
-        exclude_if=lambda value: (
-            not value
-        ),  # no trace in the fingerprints of those who do not ask for it
         description="What a label of the model is called from here on; others keep their names. Language models, stop "
         "words and `keep` go by lid.176's codes, so that GlotLID wants {eng_Latn: en, fra_Latn: fr}.",
     )

@@ -1,6 +1,6 @@
 r"""A web page as a server sent it, bytes and content type, into a title and lines of text.
 
-Promises: never raises, whatever the bytes, and ends in the time that `max_tags` and MAX_ATTRIBUTES allow; broken HTML
+Promises: never raises, whatever the bytes, and ends in the time that MAX_TAGS and MAX_ATTRIBUTES allow; broken HTML
 gives the text that can be had, and a page that gives none says why (`Unusable`, with a cause from `CAUSES`); every
 block element starts a line of its own.
 Leaves to others: fetching, HTTP, and the cleaning of lines (white space at their ends, blank lines).
@@ -28,14 +28,24 @@ from stages.html.justext import JustextSettings, main_text
 
 CAUSES: Mapping[str, str] = MappingProxyType(
     {
-        "html.too_many_tags": "The page has more tags than max_tags: it would take too long to parse.",
+        "html.too_many_tags": "The page has more than 50,000 tags: it would take too long to parse.",
         "html.too_many_attributes": "A tag has more than 10,000 attributes: it would take too long to parse.",
-        "html.not_text": "The share of control characters is above max_control_share: this is no text at all.",
-        "html.not_decodable": "The share of undecodable characters is above max_undecodable_share in every charset.",
+        "html.not_text": "The share of control characters is above 5 %: the page is not text.",
+        "html.not_decodable": "The share of undecodable characters is above 1 % in every charset.",
         "html.not_parsable": "The HTML parser gave up.",
     }
 )
 """Cause -> one sentence, for pages that give no text."""
+
+MAX_TAGS = 50_000
+"""Largest number of tags in a page; 1,808 real pages have up to 10,840. The parser takes quadratic time for misnested
+elements (0.3 s for 50,000 tags), and main content extraction for nested blocks (3 s for 12,000 tags)."""
+
+MAX_UNDECODABLE_SHARE = 0.01
+"""Largest share of characters that cannot be decoded in the best charset; each becomes U+FFFD."""
+
+MAX_CONTROL_SHARE = 0.05
+"""Largest share of control characters; resiliparse uses the same limit to recognise binary data."""
 
 MAX_ATTRIBUTES = 10_000
 """Of one tag. Real ones have some ten; the parser takes quadratic time for them (0.2 s for 10,000, 5 s for 40,000)."""
@@ -58,33 +68,11 @@ class HtmlSettings(Settings):
     )
     justext: JustextSettings | None = Field(
         default=None,
-        exclude_if=lambda value: (
-            value is None
-        ),  # no trace in the fingerprints of those who do not ask for it
         description="Take what jusText holds for content (as Pile-CC did), not what resiliparse does; null: no.",
     )
     alt_texts: bool = Field(default=False, description="Keep the alternative texts of images.")
     list_bullets: bool = Field(
         default=False, description="Begin the items of lists with a bullet or a number."
-    )
-    # The parser takes quadratic time for misnested elements (0.3 s for 50,000 tags), and main content for nested blocks
-    # (3 s for 12,000 tags, so about 50 s for 50,000).
-    max_tags: int = Field(
-        default=50_000,
-        ge=1,
-        description="Most tags in a page (1,808 real pages have up to 10,840): hostile nesting takes quadratic time.",
-    )
-    max_undecodable_share: float = Field(
-        default=0.01,
-        ge=0,
-        le=1,
-        description="Largest share of undecodable characters, in the charset that fits best; each becomes U+FFFD.",
-    )
-    max_control_share: float = Field(
-        default=0.05,
-        ge=0,
-        le=1,
-        description="Largest share of control characters; 0.05 is the limit at which resiliparse calls bytes binary.",
     )
 
     @model_validator(mode="after")
@@ -135,18 +123,16 @@ def extract(body: bytes, content_type: str, settings: HtmlSettings) -> Page | Un
     """
     num_tags = body.count(b"<")
     is_plain = content_type.strip().lower().startswith("text/plain")
-    if num_tags > settings.max_tags and not is_plain:
-        return Unusable(
-            "html.too_many_tags", f"{num_tags} tags, at most {settings.max_tags} are parsed"
-        )
-    decoded = _decode(body, content_type, settings.max_undecodable_share)
+    if num_tags > MAX_TAGS and not is_plain:
+        return Unusable("html.too_many_tags", f"{num_tags} tags, at most {MAX_TAGS} are parsed")
+    decoded = _decode(body, content_type)
     num_control = len(_CONTROL.findall(decoded.text))
-    if num_control > settings.max_control_share * len(decoded.text):
+    if num_control > MAX_CONTROL_SHARE * len(decoded.text):
         return Unusable(
             "html.not_text",
             f"{num_control} of {len(decoded.text)} characters are control characters",
         )
-    if decoded.undecodable_share > settings.max_undecodable_share:
+    if decoded.undecodable_share > MAX_UNDECODABLE_SHARE:
         return Unusable(
             "html.not_decodable",
             f"{decoded.num_undecodable} of {len(decoded.text)} characters are undecodable in {decoded.charset}",
@@ -197,12 +183,12 @@ _WIDER_CODECS: Mapping[str, str] = MappingProxyType(
 """WHATWG Encoding Standard, sections 10 to 13: what these names mean on the web, in the names of Python's codecs."""
 
 
-def _decode(body: bytes, content_type: str, max_undecodable_share: float) -> _Decoded:
+def _decode(body: bytes, content_type: str) -> _Decoded:
     """The text in the first charset that fits, or else in the one that fits best."""
     best: _Decoded | None = None
     for charset in _charsets(body, content_type):
         decoded = _decode_as(body, charset)
-        if decoded.undecodable_share <= max_undecodable_share:
+        if decoded.undecodable_share <= MAX_UNDECODABLE_SHARE:
             return decoded
         if best is None or decoded.undecodable_share < best.undecodable_share:
             best = decoded

@@ -76,39 +76,50 @@ SKIPPED: Mapping[str, str] = MappingProxyType(
 """Reason -> one sentence, for sound records that were not meant to become documents."""
 
 
-class WarcSettings(Settings):
-    """Which records become documents, and what is refused."""
+class WarcAdvanced(Settings):
+    """Limits and choices of the record reader that hardly any run needs to change."""
 
     max_record_bytes: int = Field(
         default=64 << 20,
         ge=1,
-        description="Largest record, and largest page in one, decompressed; larger ones are quarantined unread.",
+        description="Largest record, and largest page in a record after decompression. Larger ones are quarantined "
+        "without being held in memory (zip bombs).",
     )
     min_content_bytes: int = Field(
-        default=0, ge=0, description="Shortest content of a record that is looked at."
+        default=0, ge=0, description="Skip records whose content is shorter than this."
     )
     max_faults: int = Field(
-        default=1000, ge=1, description="Broken places after which the rest of a file is given up."
-    )
-    first_line_is_title: bool = Field(
-        default=True,
-        description="The first line of a WET text is its title and leaves the text, as in CCNet.",
+        default=1000,
+        ge=1,
+        description="Number of broken places after which the rest of a file is not read.",
     )
     media_types: tuple[str, ...] = Field(
         default=("text/html", "application/xhtml+xml", "text/plain"),
-        description="Content types that become documents (lower case, without parameters).",
+        description="Content types of HTTP responses to read (lower case, without parameters).",
     )
     http_statuses: tuple[int, ...] = Field(
-        default=(200,), description="HTTP answers that become documents."
+        default=(200,), description="Status codes of HTTP responses to read."
     )
     max_undecodable_share: float = Field(
         default=0.0,
         ge=0,
         le=1,
-        description="Largest share of a WET text's characters that may not be UTF-8; each becomes U+FFFD, counted.",
+        description="Largest share of a WET text's characters that may be invalid UTF-8; each becomes U+FFFD.",
+    )
+
+
+class WarcSettings(Settings):
+    """How records become documents."""
+
+    first_line_is_title: bool = Field(
+        default=True,
+        description="Whether the first line of a WET text is its title, which is taken off the text (CCNet).",
     )
     html: HtmlSettings = Field(
-        default=HtmlSettings(), description="How text is taken out of the pages of WARC files."
+        default=HtmlSettings(), description="Text extraction from the pages of WARC files."
+    )
+    advanced: WarcAdvanced = Field(
+        default=WarcAdvanced(), description="Limits that hardly any run needs to change."
     )
 
 
@@ -225,7 +236,7 @@ class WarcReader:
         rows: list[_Row] = []
         held_bytes = 0
         for record in read_records(
-            self.path, self.settings.max_record_bytes, self.settings.max_faults
+            self.path, self.settings.advanced.max_record_bytes, self.settings.advanced.max_faults
         ):
             row = self._judge(record)
             if row is None:
@@ -316,7 +327,7 @@ class WarcReader:
         for row in rows:
             text = row.content.decode("utf-8", errors="replace")
             num_undecodable = text.count("\ufffd") - row.content.count("\ufffd".encode())
-            if num_undecodable <= self.settings.max_undecodable_share * len(text):
+            if num_undecodable <= self.settings.advanced.max_undecodable_share * len(text):
                 replaced = row.num_undecodable + num_undecodable
                 decodable.append(row._replace(content=text.encode(), num_undecodable=replaced))
             else:
@@ -351,7 +362,7 @@ def _document(record: Record, number: int, settings: WarcSettings) -> _Row | _Sk
     """What becomes of a record."""
     if record.type not in ("conversion", "response"):
         return _Skipped(f"type_{record.type}")
-    if len(record.content) < settings.min_content_bytes:
+    if len(record.content) < settings.advanced.min_content_bytes:
         return _Skipped("content_too_short")
     url = _text(record.fields.get(b"warc-target-uri", b"")).strip("<> ")
     if not url:
@@ -365,7 +376,7 @@ def _converted(record: Record, number: int, url: str, settings: WarcSettings) ->
     """A WET text. Without a Content-Type it is taken for text/plain, the only type that WET files have."""
     if (
         _media_type(_text(record.fields.get(b"content-type", b"text/plain")))
-        not in settings.media_types
+        not in settings.advanced.media_types
     ):
         return _Skipped("media_type")
     return _Row(
@@ -386,7 +397,7 @@ def _answered(
     record: Record, number: int, url: str, settings: WarcSettings
 ) -> _Row | _Skipped | Broken:
     """A page as a server sent it."""
-    response = parse_response(record.content, settings.max_record_bytes)
+    response = parse_response(record.content, settings.advanced.max_record_bytes)
     if response is None:
         is_http = record.fields.get(b"content-type", b"").lower().startswith(b"application/http")
         if not is_http:
@@ -395,16 +406,14 @@ def _answered(
             record, "warc.http_header_broken", f"the content begins {record.content[:32]!r}"
         )
     if isinstance(response, TooLarge):
-        detail = (
-            f"the body expands ({response.coding}) to more than {settings.max_record_bytes} bytes"
-        )
+        detail = f"the body expands ({response.coding}) to more than {settings.advanced.max_record_bytes} bytes"
         return _broken(record, "warc.record_too_large", detail)
-    if response.status not in settings.http_statuses:
+    if response.status not in settings.advanced.http_statuses:
         return _Skipped("http_status")
     content_type = response.content_type or _text(
         record.fields.get(b"warc-identified-payload-type", b"")
     )
-    if _media_type(content_type) not in settings.media_types:
+    if _media_type(content_type) not in settings.advanced.media_types:
         return _Skipped("media_type")
     page = html.extract(response.body, content_type, settings.html)
     if isinstance(page, Unusable):

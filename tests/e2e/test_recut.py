@@ -60,7 +60,7 @@ def test_the_command_answers(chain: Chain) -> None:
         == figures["before"]["num_docs"] - figures["after"]["num_docs"]
         > 0
     )
-    code, out = command("preview", run_dir, "--set", "annotate.minhash.seed=2")
+    code, out = command("preview", run_dir, "--set", "annotate.minhash.num_permutations=64")
     assert (code, "annotate would have to run again" in out) == (2, True), out
     code, out = command("preview", run_dir)
     assert (code, "nothing to recut" in out) == (2, True), out

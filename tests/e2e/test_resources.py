@@ -20,7 +20,7 @@ def test_stages_with_tasks_of_their_own_give_the_same_bytes(
     own = "{extract: {stages: {length: {num_cpus: 0.5}}}, annotate: {stages: {language: {num_cpus: 0.25}, "
     own += "reference: {num_cpus: 0.5, memory_mb: 256}}}}"
     run_dir, _ = chain.run(
-        "own-tasks", "engine.kind=ray", f"engine.phases={own}", "engine.batch_mb=0.05"
+        "own-tasks", "engine.kind=ray", f"engine.phases={own}", "engine.advanced.batch_mb=0.05"
     )
     assert digests(run_dir) == digests(reference_run)
 

@@ -25,7 +25,7 @@ PARTITIONED = {"paragraph_dedup": paragraph_dedup, "fuzzy_dedup": fuzzy_dedup}
 
 def test_batches_of_any_size_give_the_same_bytes(chain: Chain, reference_run: Path) -> None:
     """A few documents at a time, or all at once."""
-    run_dir, _ = chain.run("small-batches", "engine.batch_mb=0.02")
+    run_dir, _ = chain.run("small-batches", "engine.advanced.batch_mb=0.02")
     assert digests(run_dir) == digests(reference_run)
 
 

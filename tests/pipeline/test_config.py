@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -11,7 +13,7 @@ from config_files.reader import ConfigError
 from pipeline.config import RunConfig, load
 from tests.conftest import REPOSITORY
 
-LATER_STAGES = [
+OPTIONAL_STAGES = [
     ("annotate", "decontamination"),
     ("select", "decontamination"),
     ("extract", "url"),
@@ -54,13 +56,51 @@ def test_every_shipped_config_loads(name: str) -> None:
     assert load(name).run_dir == f"runs/{name.removesuffix('.yaml')}"
 
 
-def test_the_default_config_names_every_key() -> None:
-    """A reader of ccnet.yaml sees every key there is, but for those of the other kinds of input and of HTML."""
+HIDDEN = {
+    "paragraph_dedup.group_splits",
+    "tokenize.encoder",
+    "tokenize.tiktoken_pattern",
+    "engine.advanced",
+    "extract.warc.html",
+    "extract.warc.advanced",
+    "annotate.language.labels",
+}
+"""Keys that ccnet.yaml leaves to docs/config.md, because hardly any run sets them."""
+
+
+def test_the_default_config_shows_every_common_key() -> None:
+    """ccnet.yaml shows every section, every optional stage, and every key but a few named ones."""
     written = yaml.safe_load((REPOSITORY / "configs" / "ccnet.yaml").read_text())
     default = load("ccnet.yaml").model_dump()
-    for section in ("paragraph_dedup", "select", "write_shards", "engine", "tokenize"):
-        missing = default[section].keys() - written[section].keys()
-        assert missing <= {"tiktoken_pattern"}, f"{section}: {missing}"
+
+    def missing(shown: Mapping[str, Any], known: Mapping[str, Any], where: str) -> Iterator[str]:
+        for key, value in known.items():
+            if key not in shown:
+                yield f"{where}{key}"
+            elif isinstance(value, dict) and isinstance(shown[key], dict) and key != "models":
+                yield from missing(shown[key], value, f"{where}{key}.")
+
+    sections = (
+        "extract",
+        "paragraph_dedup",
+        "annotate",
+        "fuzzy_dedup",
+        "select",
+        "tokenize",
+        "write_shards",
+        "engine",
+    )
+    for section in sections:
+        absent = set(missing(written[section], default[section], f"{section}."))
+        absent = {key for key in absent if not key.endswith(".length.max_chars")}
+        assert absent <= HIDDEN, absent
+
+
+def test_the_default_config_is_short() -> None:
+    """ccnet.yaml fits on two screens, and its lines on one."""
+    lines = (REPOSITORY / "configs" / "ccnet.yaml").read_text().splitlines()
+    assert len(lines) <= 100
+    assert max(map(len, lines)) <= 100
 
 
 def test_a_minimal_config_has_ccnets_defaults(tmp_path: Path) -> None:
@@ -136,12 +176,23 @@ def test_an_unknown_config_lists_those_there_are() -> None:
     assert "did you mean ccnet.yaml?" in fault
 
 
-def test_a_stage_that_is_off_leaves_no_trace() -> None:
-    """Stages that came later do not rename the folders of datasets that were made without them."""
+def test_optional_stages_are_off_by_default() -> None:
+    """ccnet.yaml runs CCNet's stages alone."""
     config = load("ccnet.yaml")
-    for section, stage in LATER_STAGES:
+    for section, stage in OPTIONAL_STAGES:
         assert getattr(getattr(config, section), stage) is None
-        assert stage not in getattr(config, section).model_dump()
+
+
+def test_candidate_pairs_are_verified_by_signatures_or_exactly(tmp_path: Path) -> None:
+    """`verify` is null, signatures or exact; other words for them are refused."""
+    path = write(tmp_path, MINIMAL)
+    for value in ("null", "signatures", "exact"):
+        minhash = load(path, [f"annotate.minhash={{verify: {value}}}"]).annotate.minhash
+        assert minhash is not None
+        assert minhash.verify == (None if value == "null" else value)
+    for value in ("true", "off", "none"):
+        (fault,) = faults_of(path, f"annotate.minhash={{verify: {value}}}")
+        assert "annotate.minhash.verify" in fault
 
 
 def test_limits_are_for_sets_that_are_looked_for(tmp_path: Path) -> None:

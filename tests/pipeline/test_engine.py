@@ -100,7 +100,7 @@ def test_documents_on_which_a_stage_raises_are_dropped(
 ) -> None:
     """Each costs itself alone, with a reason of its kind and the exception's words in the ledger."""
     found, _ = small.run(
-        input={"files": [str(path) for path in files]}, engine={"max_error_share": 1}
+        input={"files": [str(path) for path in files]}, engine={"advanced": {"max_error_share": 1}}
     )
     dropped = decisions(found.folder("extract"), found.splits[0].key)
     assert [(row["doc_id"] & 0xFFFFFFFF, row["decision"], row["detail"]) for row in dropped] == [
@@ -116,7 +116,10 @@ def test_too_many_of_them_fail_the_unit(
 ) -> None:
     """Above `max_error_share` nothing of the unit is committed, and the message counts them."""
     with pytest.raises(RunAborted) as caught:
-        small.run(input={"files": [str(path) for path in files]}, engine={"max_error_share": 0.5})
+        small.run(
+            input={"files": [str(path) for path in files]},
+            engine={"advanced": {"max_error_share": 0.5}},
+        )
     (line,) = failures(caught)
     assert line.startswith("  000000-")
     assert "3 of 5 documents made a stage raise an error" in line
@@ -257,7 +260,8 @@ def test_a_process_that_dies_costs_its_unit_alone_on_ray(
     write_wet(files[1], ["sound page", "kill"])
     sections: dict[str, Any] = {"input": {"files": [str(path) for path in files]}}
     small.config(
-        **sections, engine={"kind": "ray", "workers": 2, "max_attempts": 2, "max_error_share": 1}
+        **sections,
+        engine={"kind": "ray", "workers": 2, "advanced": {"max_attempts": 2, "max_error_share": 1}},
     )
     log = tmp_path / "killed"
     code = "from tests.pipeline.deadly import main; main()"

@@ -115,14 +115,14 @@ def expected(
     return verdict
 
 
-@pytest.mark.parametrize("verify", [False, "signatures", "exact"])
+@pytest.mark.parametrize("verify", [None, "signatures", "exact"])
 @pytest.mark.parametrize("keep", ["first", "longest", "best"])
 def test_groups_are_those_of_comparing_all_with_all(
     config: str, pages: list[tuple[str, str]], keep: str, verify: Any
 ) -> None:
     """Across files: who goes and who stays, by each rule, verified or not (without perplexities, best is first)."""
     settings = MinHashSettings(threshold=THRESHOLD, ngram_words=2, verify=verify)
-    overrides = [f"fuzzy_dedup.keep={keep}", f"annotate.minhash.verify={str(verify).lower()}"]
+    overrides = [f"fuzzy_dedup.keep={keep}", f"annotate.minhash.verify={verify or 'null'}"]
     found = verdicts(config, *overrides)
     assert found == expected(pages, settings, keep)
     assert 5 < sum(stays is not None for stays in found.values()) < len(pages) - NUM_FAMILIES
@@ -134,12 +134,14 @@ def test_verifying_takes_away_pairs_and_pieces_change_nothing(
     """Fewer documents go than without; comparing a few signatures at a time gives the same."""
     without = verdicts(config)
     verified = verdicts(
-        config, "annotate.minhash.verify=true", "run_dir=" + str(Path(config).parent / "verified")
+        config,
+        "annotate.minhash.verify=signatures",
+        "run_dir=" + str(Path(config).parent / "verified"),
     )
     assert sum(map(bool, verified.values())) < sum(map(bool, without.values()))
     monkeypatch.setattr(fuzzy_dedup, "VALUES_AT_A_TIME", 3 * 128)
     pieces = "run_dir=" + str(Path(config).parent / "pieces")
-    assert verdicts(config, "annotate.minhash.verify=true", pieces) == verified
+    assert verdicts(config, "annotate.minhash.verify=signatures", pieces) == verified
 
 
 @pytest.mark.parametrize("num_partitions", [2, 5, 300])

@@ -373,7 +373,7 @@ def tree(
         "annotate": {
             "language": {"model": str(lid_file)},
             "quality": {},
-            "minhash": {"verify": True, "threshold": 0.5},
+            "minhash": {"verify": "signatures", "threshold": 0.5},
         },
         "fuzzy_dedup": {"keep": "longest"},
         "select": {"language": None},

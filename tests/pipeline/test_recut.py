@@ -164,7 +164,7 @@ def test_a_change_of_more_than_select_is_refused(signals: Small) -> None:
     """With the key and the phase that would have to run again, one line for each."""
     found, _ = signals.run()
     with pytest.raises(ConfigError) as raised:
-        preview(found, ["select.language=null", "engine.batch_mb=1", *PHASE_OF])
+        preview(found, ["select.language=null", "engine.advanced.batch_mb=1", *PHASE_OF])
     said = {fault.partition(" would have to run again")[0] for fault in raised.value.faults}
     assert said == {
         f"--set {override.partition('=')[0]}: {phase}" for override, phase in PHASE_OF.items()
