@@ -18,7 +18,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from stages.kernels.sha1 import compiled
+from stages.kernels.compilation import compiled
 
 Pairs = NDArray[np.uint64]
 """(n, 2): the ids, or the positions, of two documents that are near-duplicates."""

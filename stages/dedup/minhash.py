@@ -31,8 +31,8 @@ from pydantic import Field, model_validator
 
 from stages.contract import Outcome, Settings, Stage, drop_where, keep_all
 from stages.counters import Counters
-from stages.kernels import minhash as _minhash
-from stages.kernels import sha1 as _sha1
+from stages.kernels import characters
+from stages.kernels import minhash as minhash_kernel
 
 UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u2fdf\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|"
@@ -106,7 +106,7 @@ def _bands(threshold: float, num_permutations: int) -> tuple[int, int]:
 
 @cache
 def _permutations(num_permutations: int) -> NDArray[np.uint32]:
-    """(2, num_permutations), as `_minhash.signatures` takes them."""
+    """(2, num_permutations), as `minhash_kernel.compute_signatures` takes them."""
     import datasketch
 
     permutations = datasketch.MinHash(num_perm=num_permutations, seed=SEED).permutations
@@ -128,20 +128,20 @@ def _normal_form(character: str) -> str:
 
 
 @cache
-def _characters() -> _sha1.CharacterTable:
+def _characters() -> characters.CharacterTable:
     """The rule of `ngrams` per character, asked of this Python's own Unicode (0.1 s, 60 kB)."""
-    return _sha1.character_table(_action, _is_plain)
+    return characters.build_character_table(_action, _is_plain)
 
 
 def _action(character: str) -> int:
     if character.isspace():
-        return _sha1.KEEP_SPACE
+        return characters.KEEP_SPACE
     if UNSPACED.match(character):
-        return _minhash.ALONE
+        return characters.ALONE
     becomes = _normal_form(character)
     if not becomes:
-        return _sha1.DELETE
-    return _sha1.KEEP if becomes == character else _sha1.packed(becomes)
+        return characters.DELETE
+    return characters.KEEP if becomes == character else characters.pack_replacement(becomes)
 
 
 def _is_plain(text: str) -> bool:
@@ -169,7 +169,7 @@ def signatures(
     if len(texts) == 0:
         return np.empty((0, settings.num_permutations), np.uint32), np.empty(0, np.bool_)
     permutations = _permutations(settings.num_permutations)
-    minima, num_words = _minhash.signatures(
+    minima, num_words = minhash_kernel.compute_signatures(
         *_raw(texts), _characters(), settings.ngram_words, permutations
     )
     return minima, num_words > 0
@@ -184,7 +184,7 @@ def ngram_sets(texts: pa.Array | pa.ChunkedArray, settings: MinHashSettings) -> 
     """
     if len(texts) == 0:
         return pa.array([], pa.large_list(pa.uint64()))
-    offsets, hashes = _minhash.ngram_hashes(*_raw(texts), _characters(), settings.ngram_words)
+    offsets, hashes = minhash_kernel.hash_ngrams(*_raw(texts), _characters(), settings.ngram_words)
     return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(hashes))
 
 
@@ -242,7 +242,7 @@ class MinHash(Stage[MinHashSettings]):
     def apply(self, batch: pa.Table) -> Outcome:
         """Annotate: see the class."""
         minima, has_words = signatures(batch.column("text"), self.settings)
-        hashes = _minhash.band_hashes(minima, *bands(self.settings))
+        hashes = minhash_kernel.hash_bands(minima, *bands(self.settings))
         added: dict[str, pa.Array | pa.ChunkedArray] = {
             "minhash": _lists(hashes, has_words),
             "minhash_signature": _lists(minima, has_words)

@@ -32,7 +32,8 @@ from numba import njit
 from numpy.typing import NDArray
 
 from stages.contract import Outcome, Settings, Stage, drop_where, keep_all, with_columns
-from stages.kernels import sha1 as _sha1
+from stages.kernels import characters, line_hashes
+from stages.kernels.compilation import compiled
 
 _PUNCTUATION = "«´»–—’“”„…∶━►、。〈〉《》「」【】！％（），．１：；？～"
 """What `cc_net.text_normalizer.UNICODE_PUNCT` deletes, by code point (its １ is 0 before this is asked)."""
@@ -91,8 +92,8 @@ def hash_paragraphs(
 
 def _hash_chunk(texts: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
     utf8, offsets, is_valid = _raw(texts)
-    firsts = _sha1.count_lines(utf8, offsets, is_valid)
-    hashes, exact = _sha1.hash_lines(utf8, offsets, firsts, _characters())
+    firsts = line_hashes.count_lines(utf8, offsets, is_valid)
+    hashes, exact = line_hashes.hash_lines(utf8, offsets, firsts, _characters())
     for line, start, end in exact:
         try:
             hashes[line] = hash_paragraph(utf8[start:end].tobytes().decode())
@@ -130,22 +131,22 @@ def _read_only(values: np.ndarray) -> np.ndarray:
 
 
 @cache
-def _characters() -> _sha1.CharacterTable:
+def _characters() -> characters.CharacterTable:
     """The rule of `hash_paragraph` per character, asked of this Python's own Unicode (0.1 s, 60 kB)."""
-    return _sha1.character_table(
+    return characters.build_character_table(
         _action, lambda text: text.split() == [text] and _normal_form(text) == text
     )
 
 
 def _action(character: str) -> int:
     if character == _FINAL_SIGMA:
-        return _sha1.EXACT
+        return characters.EXACT
     becomes = _DELETED.sub("", _DIGIT.sub("0", character.lower()))
     if character.isspace():
-        return _sha1.KEEP_SPACE if becomes else _sha1.DELETE_SPACE
+        return characters.KEEP_SPACE if becomes else characters.DELETE_SPACE
     if not becomes:
-        return _sha1.DELETE
-    return _sha1.KEEP if becomes == character else _sha1.packed(becomes)
+        return characters.DELETE
+    return characters.KEEP if becomes == character else characters.pack_replacement(becomes)
 
 
 def duplicated(
@@ -205,7 +206,7 @@ _MANY = np.uint32(2**32 - 1)  # in place of a rank: the hash is in two or more d
 _KEPT = np.uint32(2**32 - 2)  # in place of a rank: the one copy that stays has passed
 
 
-@_sha1.compiled
+@compiled
 def _partition(
     hashes: NDArray[np.uint64], documents: NDArray[np.uint32] | NDArray[np.uint64], bits: int
 ) -> tuple[NDArray[np.uint64], NDArray[np.int64], int]:
@@ -259,7 +260,7 @@ def _slot(keys: NDArray[np.uint64], h: np.uint64, bits: int) -> np.int64:
     return slot
 
 
-@_sha1.compiled
+@compiled
 def _mark_later(
     records: NDArray[np.uint64], starts: NDArray[np.int64], bits: int, must_go: NDArray[np.bool_]
 ) -> None:
@@ -275,7 +276,7 @@ def _mark_later(
                 must_go[np.int64(records[k, 1] & np.uint64(0xFFFFFFFF))] = False
 
 
-@_sha1.compiled
+@compiled
 def _mark_shared(
     records: NDArray[np.uint64], starts: NDArray[np.int64], bits: int, must_go: NDArray[np.bool_]
 ) -> None:
@@ -396,7 +397,7 @@ def _remove_lines(batch: pa.Table) -> tuple[pa.Array, pa.Array, NDArray[np.int64
     removed = batch.column("duplicate_lines").combine_chunks().cast(pa.list_(pa.uint32()))
     starts = removed.offsets.to_numpy()[:-1].astype(np.int64)
     ends = starts + pc.fill_null(pc.list_value_length(removed), 0).to_numpy()
-    firsts = _sha1.count_lines(utf8, offsets, is_valid)
+    firsts = line_hashes.count_lines(utf8, offsets, is_valid)
     new_utf8, new_offsets, kept, kept_offsets, fault = _copy_kept_lines(
         utf8,
         offsets,
@@ -420,7 +421,7 @@ def _remove_lines(batch: pa.Table) -> tuple[pa.Array, pa.Array, NDArray[np.int64
     )
 
 
-@_sha1.compiled
+@compiled
 def _copy_kept_lines(
     utf8: NDArray[np.uint8],
     offsets: NDArray[np.int64],

@@ -34,8 +34,7 @@ from pydantic import Field, model_validator
 from stages.contract import DOCUMENT, Outcome, Settings, Stage, drop_where, keep_all
 from stages.counters import Counters
 from stages.dedup.minhash import UNSPACED
-from stages.kernels import overlap as _overlap
-from stages.kernels import sha1 as _sha1
+from stages.kernels import characters, ngram_overlap
 
 _Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -60,9 +59,11 @@ _SUFFIXES = (".jsonl", ".txt", ".jsonl.gz", ".txt.gz")
 class DecontaminationSettings(Settings):
     """Which evaluation sets are looked for, and what counts as shared."""
 
-    sets: Annotated[Mapping[str, str], Field(min_length=1, max_length=_overlap.MAX_SETS)] = Field(
-        description="Name of a set -> its file (.jsonl, every string in it an example; .txt, every line one; .gz of "
-        "either), or a folder of such files.",
+    sets: Annotated[Mapping[str, str], Field(min_length=1, max_length=ngram_overlap.MAX_SETS)] = (
+        Field(
+            description="Name of a set -> its file (.jsonl, every string in it an example; .txt, every line one; .gz of "
+            "either), or a folder of such files.",
+        )
     )
     ngram_words: int = Field(
         default=13,
@@ -133,9 +134,11 @@ class Decontamination(Stage[DecontaminationSettings]):
             num_runs = 0
             while some := list(islice(examples, _EXAMPLES_AT_A_TIME)):
                 hashes, firsts = _word_hashes(pa.array(some, pa.large_string()))
-                states = _overlap.prefixes(hashes)
+                states = ngram_overlap.compute_prefix_states(hashes)
                 for num_words, parts in found.items():
-                    keys = _overlap.run_keys(states, firsts, num_words, num_words < longest)
+                    keys = ngram_overlap.compute_ngram_keys(
+                        states, firsts, num_words, num_words < longest
+                    )
                     parts.append((keys, number))
                     num_runs += len(keys)
             if not num_runs:
@@ -154,12 +157,15 @@ class Decontamination(Stage[DecontaminationSettings]):
         hashes, firsts = _word_hashes(
             pc.fill_null(pc.cast(batch.column("text"), pa.large_string()), "")
         )
-        states, shared = _overlap.prefixes(hashes), np.zeros(len(hashes), np.uint64)
+        states, shared = (
+            ngram_overlap.compute_prefix_states(hashes),
+            np.zeros(len(hashes), np.uint64),
+        )
         for runs in self._runs:
-            _overlap.note_shared(
+            ngram_overlap.mark_matches(
                 states, firsts, runs.num_words, runs.keys, runs.members, runs.bits, shared
             )
-        words = _overlap.sums_by_set(shared, firsts, len(self._names))  # (n, sets)
+        words = ngram_overlap.count_matches_by_set(shared, firsts, len(self._names))  # (n, sets)
         rows, sets = np.nonzero(words)
         found = words[rows, sets]
         elements = pa.StructArray.from_arrays(
@@ -200,7 +206,7 @@ class _Runs(NamedTuple):
         keys, members = keys[order], members[order]
         firsts = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
         keys, members = keys[firsts], np.bitwise_or.reduceat(members, firsts)
-        return cls(num_words, keys, members, _overlap.sieve(keys))
+        return cls(num_words, keys, members, ngram_overlap.build_bit_filter(keys))
 
 
 def _examples(path: Path) -> Iterator[str]:
@@ -256,20 +262,20 @@ def _normal_form(character: str) -> str:
 
 
 @cache
-def _characters() -> _sha1.CharacterTable:
+def _characters() -> characters.CharacterTable:
     """The rule of `words` per character, asked of this Python's own Unicode (0.5 s)."""
-    return _sha1.character_table(_action, _is_plain)
+    return characters.build_character_table(_action, _is_plain)
 
 
 def _action(character: str) -> int:
     becomes = _normal_form(character)
     if becomes == " ":
-        return _overlap.SEPARATE
+        return ngram_overlap.SEPARATE
     if becomes == f" {character} ":
-        return _overlap.ALONE
+        return characters.ALONE
     if not becomes:
-        return _sha1.DELETE
-    return _sha1.KEEP if becomes == character else _sha1.packed(becomes)
+        return characters.DELETE
+    return characters.KEEP if becomes == character else characters.pack_replacement(becomes)
 
 
 def _is_plain(text: str) -> bool:
@@ -283,7 +289,7 @@ def _word_hashes(texts: pa.Array | pa.ChunkedArray) -> tuple[NDArray[np.uint64],
         return np.zeros(0, np.uint64), np.zeros(1, np.int64)
     _, offsets, utf8 = whole.buffers()
     starts = np.frombuffer(offsets, np.int64)[whole.offset : whole.offset + len(whole) + 1]
-    return _overlap.word_hashes(np.frombuffer(utf8 or b"", np.uint8), starts, _characters())
+    return ngram_overlap.hash_words(np.frombuffer(utf8 or b"", np.uint8), starts, _characters())
 
 
 # --- Decisions ---

@@ -28,7 +28,9 @@ import pyarrow.compute as pc
 from pydantic import Field, model_validator
 
 from stages.contract import DOC_ID, Outcome, Settings, Stage, chain, drop_where, keep_all
-from stages.kernels import quality_signals as _quality_signals
+from stages.kernels.quality import columns
+from stages.kernels.quality import signals as kernel
+from stages.kernels.quality.alphabet import Phrases, build_alphabet
 
 DEFINITIONS: Mapping[str, str] = MappingProxyType(
     {
@@ -66,12 +68,12 @@ DEFINITIONS: Mapping[str, str] = MappingProxyType(
     | {
         f"rps_doc_frac_chars_top_{n}gram": f"Characters of the most frequent run of {n} words times its count, over "
         "those of all words; 0 if it occurs once; of several equally frequent, the first in the text."
-        for n in _quality_signals.TOP_NGRAMS
+        for n in columns.TOP_NGRAMS
     }
     | {
         f"rps_doc_frac_chars_dupe_{n}grams": f"Share of the words' characters in runs of {n} words that occur twice "
         "or more, none counted twice."
-        for n in _quality_signals.DUPE_NGRAMS
+        for n in columns.DUPE_NGRAMS
     }
 )
 """Signal -> what it is. The rps_ names and what they count: RedPajama-V2, core/quality_signals; of its rps_lines_
@@ -80,8 +82,7 @@ signals, which are lists of one number a line, the means."""
 _COUNTS = ("rps_doc_word_count", "rps_doc_num_sentences", "num_stop_words")
 _STOP_WORDS, _BAD_WORDS = "rps_doc_stop_word_fraction", "rps_doc_ldnoobw_words"
 _SIGNAL_FIELDS = [
-    pa.field(name, pa.int64() if name in _COUNTS else pa.float64())
-    for name in _quality_signals.SIGNALS
+    pa.field(name, pa.int64() if name in _COUNTS else pa.float64()) for name in columns.SIGNALS
 ]
 _LISTED_FIELDS = {
     _STOP_WORDS: pa.field(_STOP_WORDS, pa.float64()),
@@ -115,7 +116,7 @@ class Quality(Stage[QualitySettings]):
     needs: ClassVar[pa.Schema] = pa.schema([DOC_ID, pa.field("text", pa.large_string())])
     adds: ClassVar[pa.Schema] = pa.schema(_SIGNAL_FIELDS)
 
-    _lists: Mapping[str, Mapping[str, _quality_signals.Phrases]]  # signal -> language -> list
+    _lists: Mapping[str, Mapping[str, Phrases]]  # signal -> language -> list
 
     @classmethod
     def required_columns(cls, settings: QualitySettings) -> pa.Schema:
@@ -160,7 +161,7 @@ class Quality(Stage[QualitySettings]):
             if files
         }
 
-    def _phrases(self, reference: str, as_they_stand: bool) -> _quality_signals.Phrases:
+    def _phrases(self, reference: str, as_they_stand: bool) -> Phrases:
         path = self.files[reference]
         try:
             lines = path.read_text(encoding="utf-8-sig").splitlines()
@@ -178,7 +179,7 @@ class Quality(Stage[QualitySettings]):
             raise ValueError(
                 f"{path}: no word in this list; give one a line, or take the list out of annotate.quality"
             )
-        return _quality_signals.Phrases.of(phrases)
+        return Phrases.from_words(phrases)
 
     def apply(self, batch: pa.Table) -> Outcome:
         """Measure each text; a null one counts as empty."""
@@ -194,15 +195,15 @@ class Quality(Stage[QualitySettings]):
         texts: pa.Array,
         languages: pa.ChunkedArray,
         name: str,
-        lists: Mapping[str, _quality_signals.Phrases],
+        lists: Mapping[str, Phrases],
     ) -> pa.Array:
         """(n,) one of the signals by lists, null where there is none for the language."""
         values = np.full(len(texts), np.nan)
         for language, phrases in lists.items():
             is_mine = pc.fill_null(pc.equal(languages, language), False).combine_chunks()
-            found = _quality_signals.count_listed(
+            found = kernel.count_listed(
                 *_buffers(texts.filter(is_mine)),
-                _quality_signals.alphabet(),
+                build_alphabet(),
                 phrases,
                 name == _STOP_WORDS,
             )
@@ -229,10 +230,8 @@ def _buffers(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
 
 def _measured(texts: pa.Array) -> dict[str, np.ndarray]:
     """Signal -> (num_texts,) float64."""
-    values = _quality_signals.measure(*_buffers(texts), _quality_signals.alphabet())
-    signals = {
-        name: np.ascontiguousarray(values[:, i]) for i, name in enumerate(_quality_signals.SIGNALS)
-    }
+    values = kernel.measure(*_buffers(texts), build_alphabet())
+    signals = {name: np.ascontiguousarray(values[:, i]) for i, name in enumerate(columns.SIGNALS)}
     # The last bits of a logarithm are the mathematical library's own; RedPajama-V2 rounds all it stores to 8 decimals.
     signals["rps_doc_unigram_entropy"] = np.round(signals["rps_doc_unigram_entropy"], 8)
     return signals
@@ -386,14 +385,14 @@ class _Rule(NamedTuple):
 
 
 def _ngram_rules() -> Iterator[_Rule]:
-    for n in _quality_signals.TOP_NGRAMS:
+    for n in columns.TOP_NGRAMS:
         yield _Rule(
             f"max_top_{n}gram_char_share",
             f"rps_doc_frac_chars_top_{n}gram",
             f"quality.top_{n}gram_too_frequent",
             f"The share of characters in the most frequent run of {n} words is above max_top_{n}gram_char_share.",
         )
-    for n in _quality_signals.DUPE_NGRAMS:
+    for n in columns.DUPE_NGRAMS:
         yield _Rule(
             f"max_duplicate_{n}gram_char_share",
             f"rps_doc_frac_chars_dupe_{n}grams",

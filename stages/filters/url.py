@@ -37,9 +37,9 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 
 from stages.contract import DOCUMENT, Outcome, Settings, Stage, chain, drop_where, keep_all
-from stages.kernels import url_keys as _url_keys
+from stages.kernels import url_keys
 
-MAX_CATEGORIES = 1 << _url_keys.CATEGORY_BITS
+MAX_CATEGORIES = 1 << url_keys.CATEGORY_BITS
 """Files with a name of their own (`adult`, `malware`, ...) that one list can tell apart."""
 
 _CHUNK_BYTES = 1 << 24  # of a list read at a time
@@ -208,7 +208,7 @@ class Url(Stage[UrlSettings]):
             raise ValueError(f"{given}: {error}") from error
 
     def _judge_domains(self, batch: pa.Table, blocked: BlockList, reason: str) -> Outcome:
-        hits = blocked.hits(_url_keys.parents, batch.column(_NORMAL))
+        hits = blocked.hits(url_keys.list_parent_keys, batch.column(_NORMAL))
         is_first = np.diff(hits.texts, prepend=-1) > 0
         names = [
             f"{category}: {part}" if category else part
@@ -226,12 +226,12 @@ class Url(Stage[UrlSettings]):
         return _drop(batch, "url.subword", rows, found)
 
     def _judge_hard_words(self, batch: pa.Table, hard: BlockList) -> Outcome:
-        hits = hard.hits(_url_keys.words, batch.column(_NORMAL))
+        hits = hard.hits(url_keys.list_word_keys, batch.column(_NORMAL))
         is_first = np.diff(hits.texts, prepend=-1) > 0
         return _drop(batch, "url.hard_word", hits.texts[is_first], hits.parts(is_first))
 
     def _judge_soft_words(self, batch: pa.Table, soft: BlockList) -> Outcome:
-        hits = soft.hits(_url_keys.words, batch.column(_NORMAL))
+        hits = soft.hits(url_keys.list_word_keys, batch.column(_NORMAL))
         order = np.lexsort((hits.keys, hits.texts))  # (hits,) by URL, equal words side by side
         texts, keys = hits.texts[order], hits.keys[order]
         is_other = (np.diff(texts, prepend=-1) > 0) | (keys != np.roll(keys, 1))
@@ -319,7 +319,7 @@ class BlockList:
                     f"block lists of more than {MAX_CATEGORIES} categories, the last being {category!r}: leave some "
                     f"out, or join files into one"
                 )
-            keys = _url_keys.whole_keys(*_buffers(normal_form(lines)))
+            keys = url_keys.hash_urls(*_buffers(normal_form(lines)))
             keys = keys[keys > 0] | np.uint64(number)
             entries.resize(
                 len(entries) + len(keys), refcheck=False
@@ -330,11 +330,11 @@ class BlockList:
     @classmethod
     def of_words(cls, words: Iterable[str]) -> Self:
         """A list of words, of no category."""
-        keys, *_ = _url_keys.words(*_buffers(pa.array(list(words), pa.large_string())))
+        keys, *_ = url_keys.list_word_keys(*_buffers(pa.array(list(words), pa.large_string())))
         return cls(_distinct(keys), ("",))
 
     def hits(
-        self, parts_of: Callable[..., _url_keys.Spans], normal: pa.ChunkedArray | pa.Array
+        self, parts_of: Callable[..., url_keys.KeySpans], normal: pa.ChunkedArray | pa.Array
     ) -> Hits:
         """Which of the parts of URLs in normal form are listed."""
         utf8, offsets = _buffers(normal)
@@ -354,7 +354,7 @@ class BlockList:
 def _distinct(entries: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """The same memory, ascending; of keys that differ in the category alone, the first."""
     entries.sort()
-    num_distinct = _url_keys.keep_distinct(entries)
+    num_distinct = url_keys.drop_duplicate_keys(entries)
     return entries if num_distinct == len(entries) else entries[:num_distinct].copy()
 
 

@@ -23,7 +23,7 @@ from stages.filters.decontamination import (
     _word_hashes,
     words,
 )
-from stages.kernels import overlap as _overlap
+from stages.kernels import ngram_overlap
 from tests.stages.examples import HOSTILE
 
 few_words = st.lists(
@@ -233,7 +233,7 @@ def test_sets_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
 
 def test_sixty_four_sets_have_a_bit_each(tmp_path: Path) -> None:
     """As many as there may be."""
-    sets = {f"s{i:02}": [f"x{i} y{i}", "shared by all"] for i in range(_overlap.MAX_SETS)}
+    sets = {f"s{i:02}": [f"x{i} y{i}", "shared by all"] for i in range(ngram_overlap.MAX_SETS)}
     stage = opened(tmp_path, sets, ngram_words=2, min_example_words=2)
     shared = found(stage, "x63 y63", "x0 y0", "shared by")
     assert [set(one) for one in shared] == [{"s63"}, {"s00"}, set(sets)]
@@ -305,9 +305,11 @@ def test_every_key_is_in_the_sieve() -> None:
         hashes, firsts = _word_hashes(
             pa.array([f"t{i}" for i in range(num_texts)], pa.large_string())
         )
-        keys = _overlap.run_keys(_overlap.prefixes(hashes), firsts, 1, False)
+        keys = ngram_overlap.compute_ngram_keys(
+            ngram_overlap.compute_prefix_states(hashes), firsts, 1, False
+        )
         assert len(set(keys.tolist())) == num_texts
-        bits = _overlap.sieve(keys)
+        bits = ngram_overlap.build_bit_filter(keys)
         mask = 8 * len(bits) - 1
         assert all(bits[(key & mask) >> 3] >> (key & 7) & 1 for key in keys.tolist())
         assert np.unpackbits(bits).sum() <= num_texts

@@ -25,7 +25,6 @@ from stages.dedup.paragraphs import (
     hash_paragraph,
     hash_paragraphs,
 )
-from stages.kernels.sha1 import compiled
 
 Keep: TypeAlias = Literal["drop_all_copies", "keep_first"]
 
@@ -150,13 +149,6 @@ def test_lines_may_grow_when_lower_cased() -> None:
     """A long line of letters whose lower case takes more bytes fits."""
     line = "Ⱥ" * 100_000 + "İ" * 100_000
     assert hashes_of_lines([line]) == [hash_paragraph(line)]
-
-
-def test_code_is_compiled_where_it_cannot_be_cached() -> None:
-    """A function that numba has nowhere to cache (this one has no source file) is compiled all the same."""
-    namespace: dict[str, Any] = {}
-    exec("def double(number):\n    return 2 * number", namespace)  # noqa: S102 - a function without a file
-    assert compiled(namespace["double"])(21) == 42
 
 
 @given(

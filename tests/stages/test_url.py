@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stages.filters.url import MAX_CATEGORIES, BlockList, Url, UrlSettings, normal_form
-from stages.kernels import url_keys as _url_keys
+from stages.kernels import url_keys
 
 label = st.from_regex(r"[a-z0-9]([a-z0-9\-]{0,6}[a-z0-9])?", fullmatch=True)
 host = (
@@ -140,7 +140,7 @@ def test_hits_are_those_of_a_set(entries: set[str], host: str, path: str) -> Non
     ]
     some = entries | set(candidates[::2])
     listed = BlockList.made([("", pa.array(sorted(some), pa.large_string()))])
-    hits = listed.hits(_url_keys.parents, pa.array([host + path], pa.large_string()))
+    hits = listed.hits(url_keys.list_parent_keys, pa.array([host + path], pa.large_string()))
     assert hits.parts(np.ones(len(hits.keys), bool)) == [one for one in candidates if one in some]
 
 
@@ -149,7 +149,7 @@ def test_words_are_runs_of_letters_and_digits(text: str) -> None:
     """The words of a URL, whatever stands between them."""
     words = [word for word in "".join(c if c.isalnum() else " " for c in text).split(" ") if word]
     utf8 = np.frombuffer(text.encode() + b"ab", np.uint8)
-    _, _, starts, ends = _url_keys.words(utf8, np.array([0, len(utf8) - 2], np.int64))
+    _, _, starts, ends = url_keys.list_word_keys(utf8, np.array([0, len(utf8) - 2], np.int64))
     assert [utf8[s:e].tobytes().decode() for s, e in zip(starts, ends, strict=True)] == words
 
 
@@ -262,7 +262,8 @@ def test_a_million_entries_take_eight_megabytes(tmp_path: Path) -> None:
     assert held + pa.total_allocated_bytes() - arrow_before < 8.2 * num_entries
     assert peak < 100e6
     found = listed.hits(
-        _url_keys.parents, pa.array(["x.host-7919.example1.com", "host-1.com"], pa.large_string())
+        url_keys.list_parent_keys,
+        pa.array(["x.host-7919.example1.com", "host-1.com"], pa.large_string()),
     )
     assert found.texts.tolist() == [0]
 

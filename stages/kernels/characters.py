@@ -1,0 +1,134 @@
+r"""Per-character rewriting of UTF-8: a table of actions by code point, and a UTF-8 decoder.
+
+A stage describes its normal form (lower case, digits to 0, punctuation deleted, ...) as a Python
+function from a character to an action. `build_character_table` evaluates it once per code point,
+and the kernels look the actions up:
+
+    action of "A"  = pack_replacement("a")      write these bytes instead
+    action of "\n" = DELETE                     write nothing
+    action of "b"  = KEEP                       copy the character
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+# An action is one of these numbers, or else the 1 to 4 bytes of UTF-8 that replace the character,
+# first byte lowest. No replacement is a control character below 6, so the two never collide.
+DELETE = 0
+KEEP = 1
+EXACT = 2
+"""The result depends on more than this character: the caller must use the Python implementation."""
+KEEP_SPACE = 3
+"""White space. `strip` removes it at the ends of a line; elsewhere it is copied."""
+DELETE_SPACE = 4
+"""White space that is also deleted inside a line."""
+ALONE = 5
+"""The character is a word by itself (used by the kernels that split text into words)."""
+
+PAGE_BITS = 7
+PAGE = 1 << PAGE_BITS
+"""Code points per page of a `CharacterTable`. The first page is ASCII."""
+NUM_PAGES = 0x110000 // PAGE
+
+_SURROGATES = range(0xD800, 0xE000)
+
+
+class CharacterTable(NamedTuple):
+    """The action for each code point: `actions[pages[code_point // PAGE], code_point % PAGE]`.
+
+    Equal pages are stored once, so the table fits into the first-level cache.
+    """
+
+    pages: NDArray[np.uint16]  # (NUM_PAGES,) row of `actions` for each page
+    actions: NDArray[np.uint32]  # (num_distinct_pages, PAGE)
+    ascii: NDArray[np.uint8]  # (PAGE,) the byte to write for each ASCII byte, 0 if it is deleted
+
+
+def build_character_table(
+    action: Callable[[str], int], is_unchanged: Callable[[str], bool]
+) -> CharacterTable:
+    """Evaluate `action` for every code point.
+
+    Args:
+        action: returns the action for one character.
+        is_unchanged: returns whether every character of a string has the action `KEEP`. It saves
+            about a million calls of `action`.
+    """
+    pages = np.empty(NUM_PAGES, np.uint16)
+    row_of_page: dict[tuple[int, ...], int] = {}
+    for page in range(NUM_PAGES):
+        actions = _list_page_actions(page * PAGE, action, is_unchanged)
+        pages[page] = row_of_page.setdefault(actions, len(row_of_page))
+    distinct = np.array(list(row_of_page), np.uint32)
+
+    ascii_actions = distinct[pages[0]]
+    is_kept = (ascii_actions == KEEP) | (ascii_actions == KEEP_SPACE)
+    is_deleted = (ascii_actions == DELETE) | (ascii_actions == DELETE_SPACE)
+    replacements = np.where(is_deleted, 0, ascii_actions)
+    ascii_bytes = np.where(is_kept, np.arange(PAGE), replacements)
+    return CharacterTable(pages, distinct, ascii_bytes.astype(np.uint8))
+
+
+def _list_page_actions(
+    first: int, action: Callable[[str], int], is_unchanged: Callable[[str], bool]
+) -> tuple[int, ...]:
+    if first in _SURROGATES:  # not characters: valid UTF-8 contains none
+        return (EXACT,) * PAGE
+    characters = [chr(code_point) for code_point in range(first, first + PAGE)]
+    if is_unchanged("".join(characters)):
+        return (KEEP,) * PAGE
+    return tuple(action(character) for character in characters)
+
+
+def pack_replacement(replacement: str) -> int:
+    """Return the action that writes `replacement`, or `EXACT` if it has more than 4 bytes.
+
+    Args:
+        replacement: at least one character.
+    """
+    utf8 = replacement.encode()
+    return int.from_bytes(utf8, "little") if len(utf8) <= 4 else EXACT
+
+
+FIRST_REPLACEMENT = pack_replacement(" ")
+"""Actions from this number on are replacements."""
+
+
+@njit(nogil=True)
+def decode_character(utf8: NDArray[np.uint8], i: int, end: int) -> tuple[np.int64, int]:
+    """Return the code point and the width in bytes of the character at `i`.
+
+    The width is 0 if utf8[i:end] does not begin with well-formed UTF-8 (Unicode, table 3-7).
+    """
+    lead = np.int64(utf8[i])
+    if lead < 0x80:
+        return lead, 1
+    # `smallest` is the first code point that needs this width: smaller ones are overlong forms.
+    if lead < 0xE0:
+        width, smallest, code_point = 2, 0x80, lead & 0x1F
+    elif lead < 0xF0:
+        width, smallest, code_point = 3, 0x800, lead & 0x0F
+    else:
+        width, smallest, code_point = 4, 0x10000, lead & 0x0F
+    if lead < 0xC2 or lead > 0xF4 or i + width > end:
+        return np.int64(0), 0
+    for k in range(1, width):
+        continuation = np.int64(utf8[i + k])
+        if continuation & 0xC0 != 0x80:
+            return np.int64(0), 0
+        code_point = code_point << 6 | continuation & 0x3F
+    if code_point < smallest or code_point > 0x10FFFF:
+        return np.int64(0), 0
+    return code_point, width
+
+
+@njit(nogil=True)
+def look_up_action(table: CharacterTable, code_point: np.int64) -> np.uint32:
+    """Return the action of the table for a code point."""
+    return table.actions[table.pages[code_point >> PAGE_BITS], code_point & (PAGE - 1)]

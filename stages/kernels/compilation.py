@@ -1,0 +1,53 @@
+"""The decorator for functions that Python code calls, with numba's cache on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from numba import njit
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def compiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Compile a function without the GIL at its first call and cache the machine code on disk.
+
+    Numba tries the folder in NUMBA_CACHE_DIR, the folder of the source file, then the user's cache
+    folder. If all are read-only (a locked container), it refuses to cache. Each process then
+    compiles for itself, which takes about 4 s.
+    """
+    _discard_stale_index(function)
+    try:
+        return njit(nogil=True, cache=True)(function)
+    except RuntimeError:
+        return njit(nogil=True)(function)
+
+
+def _discard_stale_index(function: Callable[..., object]) -> None:
+    """Delete the cache index of a function if a kernel source file is newer.
+
+    Numba compares only the file of the cached function. Its machine code also contains the
+    functions and constants that it uses from other kernel modules, so an edit there (or a
+    `git pull`) would leave old code in use.
+    """
+    try:
+        source = Path(inspect.getfile(function))
+    except (OSError, TypeError):  # defined by exec: numba cannot cache it next to a file either
+        return
+    pattern = f"{source.stem}.{function.__qualname__}-*.nbi"
+    for index in (source.parent / "__pycache__").glob(pattern):
+        with contextlib.suppress(OSError):  # deleted by another process, or a read-only folder
+            if index.stat().st_mtime_ns < _newest_kernel_source_ns():
+                index.unlink()
+
+
+@cache
+def _newest_kernel_source_ns() -> int:
+    sources = Path(__file__).parent.rglob("*.py")
+    return max(source.stat().st_mtime_ns for source in sources)
