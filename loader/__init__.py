@@ -1,13 +1,13 @@
-"""Reads a dataset of shards for training: rank-aware, exact, resumable at once on any number of ranks.
+"""Read a dataset of token shards for training: one row order for any number of ranks, exact resume.
 
-`import loader` needs numpy and isal alone; torch is imported by whoever hands out tensors, obstore for remote
-addresses.
+`import loader` needs only numpy and isal. torch is imported when tensors are made, obstore when a
+remote dataset is opened.
 """
 
-from loader.dataset import TokenDataset
-from loader.loader import TokenLoader
-from loader.mixture import Mixture
+from loader.order.mixture import Mixture
 from loader.read_plan import shards_for_rank
 from loader.state import LoaderState
+from loader.token_dataset import TokenDataset
+from loader.token_loader import TokenLoader
 
 __all__ = ["LoaderState", "Mixture", "TokenDataset", "TokenLoader", "shards_for_rank"]

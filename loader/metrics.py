@@ -5,7 +5,7 @@ lock that a batch waits for. METRICS is all that a loader tells; each is a value
 Leaves to others: what a trainer has to tell beside (training/observability/), fetching and showing (docs/watching.md).
 
     loader = TokenLoader("/data/web", seq_len=2048, global_batch_rows=512)
-    close = serve(9465, Figures(METRICS, loader.stats, {"rank": "0"}))   # http://127.0.0.1:9465/metrics
+    close = serve(9465, StatsCollector(METRICS, loader.stats, {"rank": "0"}))   # http://127.0.0.1:9465/metrics
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ METRICS = (
 )
 
 
-class Figures:
-    """Figures under their metrics' names, as prometheus_client collects them; what has no figure now is left out."""
+class StatsCollector:
+    """StatsCollector under their metrics' names, as prometheus_client collects them; what has no figure now is left out."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class Figures:
                 yield family
 
 
-def serve(port: int, *figures: Figures, host: str = "127.0.0.1") -> Callable[[], None]:
+def serve(port: int, *figures: StatsCollector, host: str = "127.0.0.1") -> Callable[[], None]:
     """Answer Prometheus until the function that is returned is called; the process' own memory and CPU are told too.
 
     Raises:

@@ -1,11 +1,16 @@
-"""Which pieces of which shards a rank reads: a plan for those who read shards by other means than `TokenLoader`.
+"""The read plan of a rank: which rows of which shards it reads in an epoch.
 
-Promises: equal numbers of rows for all ranks, no row on two of them, and none on none but for fewer than
-lanes + world_size left over, other ones in each epoch; O(S) work for S shards. It is a plan under the global order,
-never ownership: a shard's rows may be several ranks', and another number of ranks cuts the same order elsewhere.
-Leaves to others: reading; order inside a span (as it lies in the shard; TokenLoader shuffles it in windows).
+It is for programs that read shards by other means than `TokenLoader`. The plan divides the epoch's
+sequence of rows (see loader/order/row_order.py, step 1) into `world_size` equal parts. A shard is not
+owned by a rank: one shard's rows may be read by several ranks, and another number of ranks divides the
+same sequence elsewhere.
 
-Where world_size divides lanes, these are the rows that TokenLoader deals this rank with global_batch_rows=lanes.
+All ranks get equal numbers of rows, and no row is on two ranks. Fewer than
+interleave_depth + world_size rows are on no rank; they differ from epoch to epoch. Inside a range the
+rows are in the order of the shard; `TokenLoader` permutes them in windows.
+
+If `world_size` divides `interleave_depth`, these are the rows that `TokenLoader` gives this rank with
+`global_batch_rows=interleave_depth`.
 """
 
 from __future__ import annotations
@@ -14,17 +19,25 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loader.manifest_columns import read_catalogue
-from loader.order import RowOrder, default_lanes
-from loader.rank_discovery import Mesh, resolve
+from loader.order.row_order import EpochLayout, RowOrder, choose_interleave_depth
+from loader.rank_discovery import Mesh, resolve_rank
+from loader.reading.manifest_columns import read_manifest_columns
+from loader.row_stream import Source
 from loader.storage import ReadSettings
-from loader.stream import Source
 from shardwriter.format import shard_file
 
 
 @dataclass(frozen=True)
-class Span:
-    """Rows first_row .. first_row + num_rows - 1 of a shard: its tokens first_token .. last_token, inclusive."""
+class ShardRange:
+    """Consecutive rows of one shard.
+
+    shard:       number of the shard
+    file:        name of its tar in the dataset's folder
+    first_row:   first row of the range
+    num_rows:    number of rows
+    first_token: token position in the shard at which the first row starts
+    last_token:  token position of the last token that the last row reads, inclusive
+    """
 
     shard: int
     file: str
@@ -43,45 +56,62 @@ def shards_for_rank(
     mesh: Mesh | None = None,
     epoch: int = 0,
     seed: int = 0,
-    lanes: int | None = None,
+    interleave_depth: int | None = None,
     settings: ReadSettings | None = None,
-) -> list[Span]:
-    """The spans that this rank reads in this epoch, in order.
+) -> list[ShardRange]:
+    """Return the ranges of rows that this rank reads in this epoch, in reading order.
+
+    The work is O(S) for S shards; no shard is opened.
 
     Args:
-        manifest: path or address of a manifest or its folder, or a manifest in memory.
-        seq_len: tokens per row (each row reads one more).
-        rank: as torch.distributed, torchrun's environment or Ray Train's context say, unless given.
-        world_size: given together with rank.
-        mesh: given instead of both.
-        epoch: from 0 on.
-        seed: as of the TokenLoader whose order this is.
-        lanes: likewise.
-        settings: for remote manifests.
+        manifest: path or address of a manifest or of its folder, or a `Manifest`.
+        seq_len: tokens per row. A row reads seq_len + 1 tokens.
+        rank: data-parallel rank; found by `rank_discovery` if not given.
+        world_size: number of ranks; give it together with `rank`.
+        mesh: device mesh, in place of rank and world_size.
+        epoch: number of the epoch, from 0.
+        seed: seed of the order, as for `TokenLoader`.
+        interleave_depth: as for `TokenLoader`.
+        settings: how a remote manifest is read.
 
     Raises:
-        ReadFailed, FormatError: the manifest cannot be read or is none.
-        ValueError: fewer rows than ranks.
+        ReadFailed: the manifest cannot be read.
+        FormatError: the file is not a manifest of a supported version.
+        ValueError: there are fewer rows than ranks.
     """
-    rank, world_size = resolve(rank, world_size, mesh)
-    shard_rows = read_catalogue(manifest, settings or ReadSettings()).shard_rows(seq_len)
-    order = RowOrder(shard_rows, seed, lanes or default_lanes(int(shard_rows.sum())))
+    rank, world_size = resolve_rank(rank, world_size, mesh)
+    columns = read_manifest_columns(manifest, settings or ReadSettings())
+    shard_rows = columns.count_shard_rows(seq_len)
+    depth = interleave_depth or choose_interleave_depth(int(shard_rows.sum()))
+    order = RowOrder(shard_rows, seed, depth)
     rows_per_rank = order.epoch_rows // world_size
     if not rows_per_rank:
         raise ValueError(
-            f"{order.epoch_rows} rows for {world_size} ranks; give at most {order.epoch_rows} ranks"
+            f"{order.epoch_rows} rows for {world_size} ranks; "
+            f"use at most {order.epoch_rows} ranks, or a smaller seq_len"
         )
-    layout = order.layout(epoch)
-    start, stop = rank * rows_per_rank, (rank + 1) * rows_per_rank
-    first, last = np.searchsorted(layout.row_starts, [start, stop - 1], side="right") - 1
-    spans: list[Span] = []
-    for slot in range(int(first), int(last) + 1):
-        shard, begin = int(layout.shards[slot]), int(layout.row_starts[slot])
-        first_row, stop_row = (
-            max(start, begin) - begin,
-            min(stop, int(layout.row_starts[slot + 1])) - begin,
-        )
+    start = rank * rows_per_rank
+    return _cut_layout(order.layout(epoch), start, start + rows_per_rank, seq_len)
+
+
+def _cut_layout(layout: EpochLayout, start: int, stop: int, seq_len: int) -> list[ShardRange]:
+    """Return the ranges of shards that hold rows start..stop - 1 of the layout."""
+    bounds = [start, stop - 1]
+    first_slot, last_slot = np.searchsorted(layout.row_starts, bounds, side="right") - 1
+    ranges: list[ShardRange] = []
+    for slot in range(int(first_slot), int(last_slot) + 1):
+        shard = int(layout.shards[slot])
+        slot_start, slot_stop = layout.row_starts[slot : slot + 2].tolist()
+        first_row = max(start, slot_start) - slot_start
+        stop_row = min(stop, slot_stop) - slot_start
         if stop_row > first_row:
-            tokens = first_row * seq_len, stop_row * seq_len
-            spans.append(Span(shard, shard_file(shard), first_row, stop_row - first_row, *tokens))
-    return spans
+            shard_range = ShardRange(
+                shard=shard,
+                file=shard_file(shard),
+                first_row=first_row,
+                num_rows=stop_row - first_row,
+                first_token=first_row * seq_len,
+                last_token=stop_row * seq_len,
+            )
+            ranges.append(shard_range)
+    return ranges

@@ -1,12 +1,10 @@
-"""What a checkpoint holds of the loader: where the stream stands, and which stream it is.
+"""The state of a loader in a checkpoint: the position in a row stream, and which stream it is.
 
-Promises: a state is a small JSON object, the same on every rank as long as no damaged row was skipped; it fits any
-number of ranks and any global batch. One that belongs to another stream is refused with each value that differs, what
-this loader has in its place, and the one flag that overrides.
-Leaves to others: storing it (torch's DCP, torchdata, json).
+The state is a small JSON object. It is the same on every rank, except for `skipped_rows` if damaged
+rows were skipped. It can be loaded on any number of ranks and with any global batch.
 
     state = LoaderState.from_dict(loader.state_dict())
-    state.position                                     # rows dealt out so far, over all ranks and epochs
+    state.position                                     # rows read so far, over all ranks and epochs
 """
 
 from __future__ import annotations
@@ -16,9 +14,9 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
 STATE_VERSION = 1
-"""Rises when a state of the version before would be read wrongly."""
+"""Raise this when a state of the previous version would be read wrongly."""
 
-_IDENTITY = (
+_IDENTITY_FIELDS = (
     "version",
     "order_version",
     "sources",
@@ -28,38 +26,45 @@ _IDENTITY = (
     "window_rows",
     "weights",
 )
+"""The fields that identify a stream. A state with other values belongs to another stream."""
+
 OVERRIDE = "allow_mismatch=True"
 
 
 class ResumeMismatch(ValueError):
-    """The state belongs to another stream. `differences`: name -> (in the state, in this loader)."""
+    """The state belongs to another row stream.
+
+    Attributes:
+        differences: field -> (value in the state, value in this loader).
+    """
 
     def __init__(self, differences: Mapping[str, tuple[Any, Any]]) -> None:
         super().__init__(differences)
         self.differences = dict(differences)
 
     def __str__(self) -> str:
-        lines = [
-            f"{name} is {saved!r} in the state, {here!r} here"
-            for name, (saved, here) in self.differences.items()
-        ]
+        differences: list[str] = []
+        for name, (saved, current) in self.differences.items():
+            differences.append(f"{name} is {saved!r} in the state, {current!r} here")
         return (
-            f"the state does not fit this loader: {'; '.join(lines)}. Build the loader as the state says, or give it "
-            f"{OVERRIDE} to go on at the same position of this other stream"
+            f"the state does not fit this loader: {'; '.join(differences)}. Create the loader with "
+            f"the values of the state, or with {OVERRIDE} to continue at the same position of the "
+            f"other stream"
         )
 
 
 @dataclass(frozen=True)
 class LoaderState:
-    """Where a stream of rows stands.
+    """Position in a row stream, with the values that identify the stream.
 
-    sources:           digest of each manifest
-    lanes:             of each source
-    weights:           of a mixture: [first position, [weight of each source]] as far as they took effect; else empty
-    global_batch_rows: when it was saved; may be another when it is loaded
-    position:          rows dealt out so far, over all ranks and epochs
-    carried_rows:      rows that an uneven step left to the next (`deal`)
-    skipped_rows:      damaged rows that the saving rank blanked out so far
+    sources:           digest of the manifest of each source
+    lanes: of each source
+    weights:           of a mixture: [first position, [weight of each source]] for each segment that
+                       has taken effect; empty for a single dataset
+    global_batch_rows: when the state was saved; another value is allowed when it is loaded
+    position:          rows read so far, over all ranks and epochs
+    carried_rows:      rows that an uneven step left to the next one (see order/rank_batches.py)
+    skipped_rows:      damaged rows that the saving rank skipped so far
     """
 
     sources: tuple[str, ...]
@@ -76,34 +81,46 @@ class LoaderState:
     version: int = STATE_VERSION
 
     def to_dict(self) -> dict[str, Any]:
-        """Numbers, strings and lists only: what json, DCP and torchdata keep as they are."""
+        """Return numbers, strings and lists only, which JSON, torch's DCP and torchdata preserve."""
         value = asdict(self)
-        value["sources"], value["lanes"] = list(self.sources), list(self.lanes)
+        value["sources"] = list(self.sources)
+        value["lanes"] = list(self.lanes)
         value["weights"] = [[first, list(weights)] for first, weights in self.weights]
         return value
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Self:
-        """The inverse of `to_dict`; raises ResumeMismatch for another version, ValueError for what is no state."""
-        if value.get("version", STATE_VERSION) != STATE_VERSION:
-            raise ResumeMismatch({"version": (value["version"], STATE_VERSION)})
-        wanted = {field.name for field in fields(cls)}
-        if set(value) != wanted:
-            missing, unknown = sorted(wanted - value.keys()), sorted(value.keys() - wanted)
-            raise ValueError(f"no state of a loader: keys missing {missing}, unknown {unknown}")
-        weights = tuple(
-            (int(first), tuple(map(float, weights))) for first, weights in value["weights"]
-        )
+        """Return the state that `to_dict` returned `value` for.
+
+        Raises:
+            ResumeMismatch: the state has another version.
+            ValueError: the keys are not those of a state.
+        """
+        version = value.get("version", STATE_VERSION)
+        if version != STATE_VERSION:
+            raise ResumeMismatch({"version": (version, STATE_VERSION)})
+        names = {field.name for field in fields(cls)}
+        if set(value) != names:
+            missing, unknown = sorted(names - value.keys()), sorted(value.keys() - names)
+            raise ValueError(
+                f"not the state of a loader: missing keys {missing}, unknown keys {unknown}"
+            )
+        weights: list[tuple[int, tuple[float, ...]]] = []
+        for first_position, segment_weights in value["weights"]:
+            weights.append((int(first_position), tuple(map(float, segment_weights))))
         tuples: dict[str, Any] = {
             "sources": tuple(value["sources"]),
             "lanes": tuple(value["lanes"]),
-            "weights": weights,
+            "weights": tuple(weights),
         }
         return cls(**{**value, **tuples})
 
-    def refuse_other_stream(self, here: LoaderState) -> None:
-        """Raise ResumeMismatch where this state is not one of the stream that `here` is a state of."""
-        pairs = {name: (getattr(self, name), getattr(here, name)) for name in _IDENTITY}
-        differences = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    def check_same_stream(self, current: LoaderState) -> None:
+        """Raise ResumeMismatch if `current` is the state of another stream."""
+        differences: dict[str, tuple[Any, Any]] = {}
+        for name in _IDENTITY_FIELDS:
+            saved_value, current_value = getattr(self, name), getattr(current, name)
+            if saved_value != current_value:
+                differences[name] = (saved_value, current_value)
         if differences:
             raise ResumeMismatch(differences)

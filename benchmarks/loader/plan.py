@@ -34,7 +34,7 @@ import json, sys, time
 from pathlib import Path
 import loader
 from loader.storage import ReadSettings
-from loader.stream import open_stream
+from loader.row_stream import open_row_stream
 import numpy as np
 
 def peak_mb():
@@ -43,7 +43,7 @@ def peak_mb():
 
 given, before = json.loads(sys.argv[1]), peak_mb()
 began = time.perf_counter()
-stream = open_stream(given["folder"], settings=ReadSettings(), **given["order"])
+stream = open_row_stream(given["folder"], settings=ReadSettings(), **given["order"])
 stream.locate(np.arange(512))
 plan_s = time.perf_counter() - began
 began = time.perf_counter()

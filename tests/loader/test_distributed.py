@@ -20,7 +20,7 @@ from tests.loader.conftest import Dataset
 ORDER = {
     "seq_len": 32,
     "global_batch_rows": 12,
-    "lanes": 4,
+    "interleave_depth": 4,
     "window_rows": 16,
     "seed": 9,
     "epochs": 1,

@@ -9,16 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loader.export import documents, export_mds, export_megatron, export_parquet
-from loader.manifest_columns import read_catalogue
-from loader.reader import Reader
+from loader.export import export_mds, export_megatron, export_parquet, read_documents
+from loader.reading.manifest_columns import read_manifest_columns
+from loader.reading.shard_reader import ShardReader
 from loader.storage import ReadSettings
 from tests.loader.conftest import Dataset, Make
 
 
-def open_reader(folder: Path) -> Reader:
+def open_reader(folder: Path) -> ShardReader:
     """A reader of the whole dataset."""
-    return Reader(read_catalogue(folder, ReadSettings()), seq_len=1, settings=ReadSettings())
+    return ShardReader(
+        read_manifest_columns(folder, ReadSettings()), seq_len=1, settings=ReadSettings()
+    )
 
 
 def wanted(dataset: Dataset) -> list[list[int]]:
@@ -33,7 +35,7 @@ def wanted(dataset: Dataset) -> list[list[int]]:
 def test_documents_are_those_that_were_written(dataset: Dataset) -> None:
     """Ids and tokens, shard by shard."""
     reader = open_reader(dataset.folder)
-    found = [document for shard in range(5) for document in documents(reader, shard)]
+    found = [document for shard in range(5) for document in read_documents(reader, shard)]
     assert [document.tokens.tolist() for document in found] == wanted(dataset)
     assert [document.doc_id for document in found if document.doc_id >> 32 == 3] == [
         (3 << 32) + i for i in range(9)
@@ -68,7 +70,7 @@ def test_mosaicml_reads_it(
 ) -> None:
     """Streaming's own reader gives ids and tokens, over several MDS shards."""
     mds = pytest.importorskip("streaming.base.format.mds.reader")
-    monkeypatch.setattr("loader.export.MDS_SHARD_BYTES", 500)
+    monkeypatch.setattr("loader.export.mds.MDS_SHARD_BYTES", 500)
     num_docs = export_mds(open_reader(dataset.folder), tmp_path)
     index = json.loads((tmp_path / "index.json").read_text())
     assert len(index["shards"]) > 2

@@ -18,7 +18,7 @@ from tests.loader.conftest import Dataset
 ORDER = {
     "seq_len": 32,
     "global_batch_rows": 8,
-    "lanes": 4,
+    "interleave_depth": 4,
     "window_rows": 16,
     "epochs": 1,
     "drop_last": True,

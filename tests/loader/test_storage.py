@@ -58,7 +58,13 @@ def stream(
     address: str, given: ReadSettings | None = None
 ) -> tuple[list[list[int]], dict[str, Any]]:
     """All rows of an epoch, and the loader's counts."""
-    order = {"seq_len": T, "global_batch_rows": 8, "lanes": 4, "window_rows": 8, "epochs": 1}
+    order = {
+        "seq_len": T,
+        "global_batch_rows": 8,
+        "interleave_depth": 4,
+        "window_rows": 8,
+        "epochs": 1,
+    }
     loader = TokenLoader(address, rank=0, world_size=1, settings=given, **order)
     rows = [row for batch in loader for row in batch["input_ids"].tolist()]
     stats = loader.stats()
@@ -94,7 +100,7 @@ def test_blocks_are_fetched_before_they_are_wanted(
     def fetched(ahead_bytes: int) -> int:
         given = settings(tmp_path / str(ahead_bytes), block_bytes=4096, ahead_bytes=ahead_bytes)
         loader = TokenLoader(
-            f"http://127.0.0.1:{server.port}", seq_len=T, global_batch_rows=1, rank=0, world_size=1, lanes=4,
+            f"http://127.0.0.1:{server.port}", seq_len=T, global_batch_rows=1, rank=0, world_size=1, interleave_depth=4,
             window_rows=8, epochs=1, settings=given,
         )  # fmt: skip
         next(loader)
@@ -128,7 +134,13 @@ def test_a_server_that_is_away_for_a_while(
     timer = threading.Timer(outage_s, lambda: setattr(proxy, "refuse", False))
     address, given = f"http://127.0.0.1:{proxy.port}", settings(tmp_path)
     loader = TokenLoader(
-        address, seq_len=T, global_batch_rows=8, lanes=4, window_rows=8, epochs=1, settings=given
+        address,
+        seq_len=T,
+        global_batch_rows=8,
+        interleave_depth=4,
+        window_rows=8,
+        epochs=1,
+        settings=given,
     )
     rows = next(loader)["input_ids"].tolist()
     proxy.refuse = True
@@ -142,7 +154,11 @@ def test_a_server_that_does_not_come_back(proxy: FaultProxy, tmp_path: Path) -> 
     """The error comes within the bound, and names file, bytes and cause; the loader can go on later."""
     given = settings(tmp_path, stall_timeout_s=1.0, request_timeout_s=0.3)
     loader = TokenLoader(
-        f"http://127.0.0.1:{proxy.port}", seq_len=T, global_batch_rows=8, lanes=1, settings=given
+        f"http://127.0.0.1:{proxy.port}",
+        seq_len=T,
+        global_batch_rows=8,
+        interleave_depth=1,
+        settings=given,
     )
     first = next(loader)
     proxy.refuse = True

@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from loader.manifest_columns import read_catalogue
+from loader.reading.manifest_columns import read_manifest_columns
 from loader.storage import ReadFailed, ReadSettings
 from pipeline import cli
 from pipeline.config import RunConfig
@@ -560,14 +560,15 @@ def test_the_loader_follows_the_link_to_the_dataset(
 ) -> None:
     """RUN/dataset is an address of the latest finished dataset, as it is a folder's name on a disk."""
     catalogues = [
-        read_catalogue(f"{found.run_dir}/dataset", ReadSettings()) for found in (on_disk, in_bucket)
+        read_manifest_columns(f"{found.run_dir}/dataset", ReadSettings())
+        for found in (on_disk, in_bucket)
     ]
     assert catalogues[0].digest == catalogues[1].digest
     assert catalogues[1].address == str(in_bucket.dataset)
     (bucket / "elsewhere").write_bytes(b"../../another bucket")
     for name in ("elsewhere", "nowhere"):
         with pytest.raises(ReadFailed, match=rf"{name}/manifest\.json"):
-            read_catalogue(f"{bucket}/{name}", ReadSettings())
+            read_manifest_columns(f"{bucket}/{name}", ReadSettings())
 
 
 def test_a_bucket_without_a_run_says_so(bucket: S3Path) -> None:

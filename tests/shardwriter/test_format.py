@@ -29,6 +29,7 @@ from shardwriter.format import (
     read_index,
     token_dtype,
 )
+from tests.conftest import REPOSITORY
 
 Write = Callable[..., tuple[bytes, bytes, ShardEntry]]
 
@@ -331,14 +332,12 @@ def test_manifest_names_contradictions(dataset: Path) -> None:
 
 def test_format_imports_nothing_but_numpy() -> None:
     """Readers pay for the standard library and numpy only."""
-    tree = ast.parse(
-        (Path(__file__).parents[2] / "shardwriter" / "format.py").read_text(encoding="utf-8")
-    )
-    names = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    names += [
-        alias.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Import)
-        for alias in node.names
-    ]
-    assert {name.partition(".")[0] for name in names} - {*sys.stdlib_module_names} == {"numpy"}
+    names: set[str] = set()
+    for path in sorted((REPOSITORY / "shardwriter" / "format").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                names.add(node.module or "")
+            elif isinstance(node, ast.Import):
+                names.update(alias.name for alias in node.names)
+    foreign = {name for name in names if not name.startswith("shardwriter.format.")}
+    assert {name.partition(".")[0] for name in foreign} - {*sys.stdlib_module_names} == {"numpy"}

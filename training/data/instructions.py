@@ -35,9 +35,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from loader.order import Ints, keys_of, permute
-from loader.packing import Flags, document_ids, lengths, position_ids
-from loader.rank_discovery import resolve
+from loader.order.permutation import Int64Array, derive_keys, permute
+from loader.rank_discovery import resolve_rank
+from loader.reading.packing import (
+    BoolArray,
+    compute_document_ids,
+    compute_position_ids,
+    compute_sequence_lengths,
+)
 from loader.state import ResumeMismatch
 from training.config import DataConfig
 from training.model.loss import IGNORED_LABEL
@@ -106,7 +111,7 @@ def open_instructions(
     assert data.tokenizer is not None
     tokenizer = ChatTokenizer(Path(data.tokenizer))
     conversations = read_conversations(Path(data.instructions), tokenizer, seq_len=data.seq_len)
-    rank, world_size = resolve(mesh=ranks.data_mesh)
+    rank, world_size = resolve_rank(mesh=ranks.data_mesh)
     rows = InstructionRows(
         conversations, tokenizer, seq_len=data.seq_len, rows_per_rank=data.micro_batch_rows, seed=data.seed, rank=rank,
         world_size=world_size, documents=documents,
@@ -234,7 +239,7 @@ class Conversations:
 
     tokens: NDArray[np.int32]
     counts: NDArray[np.bool_]
-    starts: Ints
+    starts: Int64Array
     digest: str
     faults: tuple[str, ...]
     num_cut: int
@@ -341,7 +346,7 @@ def _text(record: Mapping[str, Any], key: str) -> str:
 # -------------------------------------------------------------------------------------------------------------- packing
 
 
-def pack(num_slots: Ints, seq_len: int) -> Ints:
+def pack(num_slots: Int64Array, seq_len: int) -> Int64Array:
     """(n,) the row of each, rising from 0: the first of the newest rows that has room, else a new one.
 
     Args:
@@ -364,8 +369,8 @@ def pack(num_slots: Ints, seq_len: int) -> Ints:
 class Epoch(NamedTuple):
     """Rows of an epoch: row r holds conversations[starts[r] : starts[r + 1]]."""
 
-    conversations: Ints
-    starts: Ints
+    conversations: Int64Array
+    starts: Int64Array
 
     @property
     def num_rows(self) -> int:
@@ -373,10 +378,10 @@ class Epoch(NamedTuple):
         return len(self.starts) - 1
 
 
-def pack_epoch(num_slots: Ints, *, seq_len: int, seed: int, epoch: int) -> Epoch:
+def pack_epoch(num_slots: Int64Array, *, seq_len: int, seed: int, epoch: int) -> Epoch:
     """Conversations in the order that seed and epoch put them in, packed."""
     num = len(num_slots)
-    order = permute(np.arange(num), num, keys_of(seed, epoch, _SHUFFLE))
+    order = permute(np.arange(num), num, derive_keys(seed, epoch, _SHUFFLE))
     rows = pack(num_slots[order], seq_len)
     by_row = np.argsort(rows, kind="stable")
     starts = np.searchsorted(rows[by_row], np.arange(int(rows.max()) + 2))
@@ -460,14 +465,14 @@ class InstructionRows:
             place = here.stop
         marks[place : place + 1] = True
 
-    def _document_tensors(self, marks: Flags) -> dict[str, Any]:
+    def _document_tensors(self, marks: BoolArray) -> dict[str, Any]:
         found: dict[str, Any] = {}
         if "position_ids" in self._documents:
-            found["position_ids"] = torch.from_numpy(position_ids(marks))
+            found["position_ids"] = torch.from_numpy(compute_position_ids(marks))
         if "document_ids" in self._documents:
-            found["document_ids"] = torch.from_numpy(document_ids(marks))
+            found["document_ids"] = torch.from_numpy(compute_document_ids(marks))
         if "cu_seqlens" in self._documents:
-            cu_seqlens, found["max_seqlen"] = lengths(marks)
+            cu_seqlens, found["max_seqlen"] = compute_sequence_lengths(marks)
             found["cu_seqlens"] = torch.from_numpy(cu_seqlens)
         return found
 

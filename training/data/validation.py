@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from loader.manifest_columns import read_catalogue
-from loader.metadata import metadata
-from loader.reader import Reader
+from loader.reading.manifest_columns import read_manifest_columns
+from loader.reading.metadata import read_metadata
+from loader.reading.shard_reader import ShardReader
 from loader.storage import ReadSettings
 from training.config import DataConfig, TrainConfig
 from training.model.attention import Mask, document_mask
@@ -78,7 +78,7 @@ class Validation:
         )
         self._uses_lengths = ranks.device.type == "cuda" and config.precision.compute == "bf16"
         self._settings = ReadSettings()
-        catalogue = read_catalogue(config.validation.manifest, self._settings)
+        catalogue = read_manifest_columns(config.validation.manifest, self._settings)
         for where, sha256 in _tokenizers(config.data, self._settings):
             if sha256 != catalogue.tokenizer.sha256:
                 raise IncompatibleConfig(
@@ -86,7 +86,7 @@ class Validation:
                     f"{catalogue.tokenizer.name!r} (sha256 {catalogue.tokenizer.sha256[:12]}...), {where} with another "
                     f"({sha256[:12]}...): losses would mean nothing; make both with one tokenizer"
                 )
-        self._reader = Reader(catalogue, seq_len=1, settings=self._settings)
+        self._reader = ShardReader(catalogue, seq_len=1, settings=self._settings)
         self._places = list(_first_documents(self._reader, config.validation.documents))
         self._rows = _pack(self._places, self._seq_len)
         if not self._rows:
@@ -107,7 +107,7 @@ class Validation:
             ReadFailed, ShardCorrupt: documents cannot be read, the first time.
         """
         if self._batches is None:
-            self._groups = _groups(self._reader, self._places, self._settings)
+            self._groups = _groups(self._reader, self._places)
             self._batches = list(self._read_batches())
         document_losses = self._document_losses(model, self._batches)
         num_labels = np.array([max(0, place.num_tokens - 1) for place in self._places], np.int64)
@@ -178,12 +178,12 @@ def _tokenizers(data: DataConfig, settings: ReadSettings) -> Iterator[tuple[str,
     if data.manifest is not None:
         yield (
             f"data.manifest {data.manifest}",
-            read_catalogue(data.manifest, settings).tokenizer.sha256,
+            read_manifest_columns(data.manifest, settings).tokenizer.sha256,
         )
     for name, source in (data.mixture or {}).items():
         yield (
             f"data.mixture.{name} {source.manifest}",
-            read_catalogue(source.manifest, settings).tokenizer.sha256,
+            read_manifest_columns(source.manifest, settings).tokenizer.sha256,
         )
     if data.instructions is not None and data.tokenizer is not None:
         try:
@@ -195,10 +195,10 @@ def _tokenizers(data: DataConfig, settings: ReadSettings) -> Iterator[tuple[str,
         yield f"data.tokenizer {data.tokenizer}", found
 
 
-def _first_documents(reader: Reader, num: int | None) -> Iterator[_Place]:
-    left = int(reader.catalogue.num_docs.sum()) if num is None else num
-    for shard in np.flatnonzero(reader.catalogue.num_docs).tolist():
-        lengths = np.diff(reader.index(shard).doc_starts)[:left].tolist()
+def _first_documents(reader: ShardReader, num: int | None) -> Iterator[_Place]:
+    left = int(reader.manifest.num_docs.sum()) if num is None else num
+    for shard in np.flatnonzero(reader.manifest.num_docs).tolist():
+        lengths = np.diff(reader.load_index(shard).doc_starts)[:left].tolist()
         yield from (_Place(shard, number, length) for number, length in enumerate(lengths))
         left -= len(lengths)
         if not left:
@@ -227,15 +227,13 @@ def _pack(places: list[_Place], seq_len: int) -> list[list[_Piece]]:
     return rows
 
 
-def _groups(
-    reader: Reader, places: list[_Place], settings: ReadSettings
-) -> dict[tuple[str, ...], Ints]:
+def _groups(reader: ShardReader, places: list[_Place]) -> dict[tuple[str, ...], Ints]:
     """Documents of each group, by its labels: () all, ("en",), ("head",), ("en", "head")."""
     members: dict[tuple[str, ...], list[int]] = defaultdict(list)
     num_of_shard = {place.shard: place.number + 1 for place in places}
     document = 0
     for shard, num in num_of_shard.items():
-        for about in _abouts(reader, shard, num, settings):
+        for about in _abouts(reader, shard, num):
             labels = [str(about[field]) for field in _FIELDS if about.get(field) is not None]
             groups = {(), *((label,) for label in labels), tuple(labels)}
             for group in groups:
@@ -245,13 +243,11 @@ def _groups(
     return {group: np.array(members[group], np.int64) for group in sorted(members)}
 
 
-def _abouts(
-    reader: Reader, shard: int, num: int, settings: ReadSettings
-) -> Iterator[dict[str, Any]]:
+def _abouts(reader: ShardReader, shard: int, num: int) -> Iterator[dict[str, Any]]:
     """Of the first documents of a shard what is known of them; nothing where there is no metadata."""
-    index = reader.index(shard)
+    index = reader.load_index(shard)
     num_docs = np.diff(np.searchsorted(index.doc_starts, index.sample_starts)).tolist()
-    for sample, about in enumerate(metadata(reader, shard, settings)):
+    for sample, about in enumerate(read_metadata(reader, shard)):
         found = about if about is not None else [{}] * num_docs[sample]
         yield from found[:num]
         num -= len(found)
@@ -262,13 +258,15 @@ def _abouts(
 # ------------------------------------------------------------------------------------------------------------- batches
 
 
-def _tokens(reader: Reader, place: _Place, piece: _Piece) -> Ints:
+def _tokens(reader: ShardReader, place: _Place, piece: _Piece) -> Ints:
     """(num_labels + 1,) inputs of a piece and the label of the last."""
-    index = reader.index(place.shard)
+    index = reader.load_index(place.shard)
     start = int(index.doc_starts[place.number]) + piece.first
     sample = int(np.searchsorted(index.sample_starts, start, side="right")) - 1
     begin = start - int(index.sample_starts[sample])
-    return reader.sample(place.shard, sample)[begin : begin + piece.num_labels + 1].astype(np.int64)
+    return reader.read_sample(place.shard, sample)[begin : begin + piece.num_labels + 1].astype(
+        np.int64
+    )
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 import loader.metrics
-from loader.metrics import Figures, Metric
+from loader.metrics import Metric, StatsCollector
 from training.config import WatchConfig
 from training.parallel.distributed import IncompatibleConfig, Ranks
 
@@ -198,8 +198,8 @@ def answer_prometheus(
     if config.metrics is None:
         return lambda: None
     labels = {"run": run_dir.name}
-    of_loader = Figures(loader.metrics.METRICS, loader_stats, {**labels, "rank": str(rank)})
-    of_run = Figures(METRICS, lambda: log.latest, labels)
+    of_loader = StatsCollector(loader.metrics.METRICS, loader_stats, {**labels, "rank": str(rank)})
+    of_run = StatsCollector(METRICS, lambda: log.latest, labels)
     port = config.metrics.port + int(os.environ.get("LOCAL_RANK", "0"))
     try:
         return loader.metrics.serve(port, of_loader, of_run, host=config.metrics.host)

@@ -20,7 +20,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from loader.manifest_columns import read_catalogue
+from loader.reading.manifest_columns import read_manifest_columns
 from loader.storage import ReadFailed, ReadSettings
 from training.config import TrainConfig
 from training.model.decoder import flops_per_token, num_parameters, vocab_size_of
@@ -202,7 +202,7 @@ def vocab_size_for(config: TrainConfig) -> int:
                 else [source.manifest for source in data.mixture.values()]
             )
             found = max(
-                read_catalogue(str(s), ReadSettings()).tokenizer.vocab_size for s in sources
+                read_manifest_columns(str(s), ReadSettings()).tokenizer.vocab_size for s in sources
             )
     except (ReadFailed, OSError) as error:
         raise IncompatibleConfig(

@@ -1,0 +1,1 @@
+"""From row positions to batches: reading ahead in chunks, copying to a GPU, making tensors."""

@@ -1,0 +1,35 @@
+"""A chunk: the rows of some consecutive steps of one rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from loader.order.rank_batches import Step
+from loader.reading.open_shard import Tokens
+from loader.reading.packing import BoolArray
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(eq=False)
+class Chunk:
+    """The rows of some steps on this rank: n rows of T + 1 tokens.
+
+    steps:       the steps, in order
+    tokens:      (n, T + 1) as stored
+    is_whole:    (n,) bool, false for damaged rows
+    num_damaged: number of damaged rows
+    marks:       (n, T) bool, document starts, or None if they were not requested
+    on_device:   the same tokens on a CUDA device, or None
+    copied:      CUDA event after which `on_device` is valid
+    """
+
+    steps: list[Step]
+    tokens: Tokens
+    is_whole: BoolArray
+    num_damaged: int
+    marks: BoolArray | None
+    on_device: torch.Tensor | None = None
+    copied: Any = None

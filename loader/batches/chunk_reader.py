@@ -1,0 +1,160 @@
+"""Read the rows of several steps at once, ahead of their use.
+
+A chunk holds the rows of consecutive steps of one rank, about 8 MiB. Locating rows has a fixed cost
+per call, which a chunk spreads over many rows. Threads read the next chunks while the current one is
+used.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+
+from loader.batches.chunk import Chunk
+from loader.batches.cuda_copy import CudaCopier
+from loader.order.permutation import Int64Array
+from loader.order.rank_batches import RankBatches, Step
+from loader.reading.row_reader import RowReader
+
+CHUNK_BYTES = 8 * 2**20
+"""At this size, the fixed cost of a chunk is a tenth of the cost of copying its rows."""
+
+
+class ChunkReader:
+    """Reads the chunks of one rank in order.
+
+    Args:
+        rows: reads rows by position.
+        rank_batches: computes the steps of this rank.
+        prefetch_chunks: number of chunks that threads read ahead; 0 reads on demand.
+        ahead_bytes: of remote datasets, how far ahead blocks are fetched.
+        with_marks: also compute document starts.
+        copier: copies chunks to a CUDA device, or None.
+    """
+
+    def __init__(
+        self,
+        rows: RowReader,
+        rank_batches: RankBatches,
+        *,
+        prefetch_chunks: int,
+        ahead_bytes: int,
+        with_marks: bool,
+        copier: CudaCopier | None,
+    ) -> None:
+        self._rows, self._rank_batches = rows, rank_batches
+        self._prefetch_chunks = prefetch_chunks
+        self._ahead_rows = ahead_bytes // rows.row_bytes if rows.is_remote else 0
+        self._with_marks = with_marks
+        self._copier = copier
+        self._pool: ThreadPoolExecutor | None = None
+        self.restart(0, 0)
+
+    def restart(self, position: int, carried_rows: int) -> None:
+        """Drop the chunks that were read ahead and continue at another position."""
+        # Each is (position, carried_rows): after the last chunk that was returned, after the last
+        # chunk that was planned, and after the last row whose block was requested.
+        self._returned = self._planned = self._requested = position, carried_rows
+        self._pending: deque[Future[Chunk]] = deque()
+        # The first chunk is one step, to have it soon. Each further chunk has twice as many.
+        self._max_chunk_steps = 1
+
+    def read_next(self) -> Chunk | None:
+        """Return the next chunk, or None at the end of the stream.
+
+        If reading fails, the error is raised and the next call tries the same chunk again.
+        """
+        try:
+            chunk = self._take_prefetched() if self._prefetch_chunks else self._read_now()
+        except BaseException:
+            self.restart(*self._returned)
+            raise
+        if chunk is None:
+            return None
+        last_step = chunk.steps[-1]
+        self._returned = last_step.next_position, last_step.carried_rows
+        if self._copier is not None and chunk.on_device is not None:
+            self._copier.wait_for_copy(chunk.on_device, chunk.copied)
+        return chunk
+
+    def close(self) -> None:
+        """Stop the threads. They also stop when the reader is garbage-collected."""
+        self.restart(*self._returned)
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool = None
+
+    def _read_now(self) -> Chunk | None:
+        steps = self._plan_steps()
+        return self._read_chunk(steps) if steps else None
+
+    def _take_prefetched(self) -> Chunk | None:
+        self._start_reads()
+        chunk = self._pending.popleft().result() if self._pending else None
+        self._start_reads()
+        return chunk
+
+    def _start_reads(self) -> None:
+        while len(self._pending) < self._prefetch_chunks and (steps := self._plan_steps()):
+            self._pending.append(self._threads().submit(self._read_chunk, steps))
+        if self._ahead_rows:
+            self._request_blocks()
+
+    def _request_blocks(self) -> None:
+        """Request the remote blocks of the rows that come after the planned chunks.
+
+        All sections of the row order reach the ends of their blocks at about the same time. Without
+        these requests, all of them would wait for their next block then. Many rows are requested
+        together, because locating many rows costs little more than locating a few.
+        """
+        self._requested = max(self._requested, self._planned)
+        rows_requested = self._requested[0] - self._planned[0]
+        if rows_requested > self._ahead_rows * 3 // 4:
+            return
+        positions: list[Int64Array] = []
+        while self._requested[0] < self._planned[0] + self._ahead_rows:
+            step = self._rank_batches.make_step(*self._requested)
+            if step is None:
+                break
+            positions.append(step.positions)
+            self._requested = step.next_position, step.carried_rows
+        if positions:
+            self._threads().submit(self._rows.prefetch_positions, np.concatenate(positions))
+
+    def _threads(self) -> ThreadPoolExecutor:
+        if self._pool is None:
+            num_threads = max(1, self._prefetch_chunks) + bool(self._ahead_rows)
+            self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="loader-read")
+            weakref.finalize(self, self._pool.shutdown, wait=False, cancel_futures=True)
+        return self._pool
+
+    def _plan_steps(self) -> list[Step]:
+        """Return the steps of the next chunk; an empty list at the end of the stream."""
+        steps: list[Step] = []
+        rows_left = max(1, CHUNK_BYTES // self._rows.row_bytes)
+        while rows_left > 0 and len(steps) < self._max_chunk_steps:
+            step = self._rank_batches.make_step(*self._planned)
+            if step is None:
+                break
+            steps.append(step)
+            self._planned = step.next_position, step.carried_rows
+            rows_left -= step.rows_per_rank
+        self._max_chunk_steps *= 2
+        return steps
+
+    def _read_chunk(self, steps: list[Step]) -> Chunk:
+        positions = np.concatenate([step.positions for step in steps])
+        shape = len(positions), self._rows.stream.seq_len + 1
+        if self._copier is None:
+            tokens, pinned = np.empty(shape, self._rows.token_dtype), None
+        else:
+            tokens, pinned = self._copier.allocate_pinned(shape, self._rows.token_dtype)
+        is_whole, marks = self._rows.read_positions(positions, tokens, with_marks=self._with_marks)
+        num_damaged = len(is_whole) - int(np.count_nonzero(is_whole))
+        chunk = Chunk(steps, tokens, is_whole, num_damaged, marks)
+        if self._copier is not None and pinned is not None:
+            chunk.on_device, chunk.copied = self._copier.start_copy(pinned)
+        return chunk

@@ -1,0 +1,66 @@
+"""Copy tokens to a CUDA device from pinned memory, on a separate CUDA stream."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loader.batches.torch_import import import_torch
+from loader.reading.open_shard import Tokens
+
+if TYPE_CHECKING:
+    import torch
+
+
+class CudaCopier:
+    """Copies tokens to one CUDA device. Tokens keep their stored width until they are there."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._torch = import_torch("device='cuda'")
+        self.device = device
+        self._copy_stream = self._torch.cuda.Stream(device)
+
+    def allocate_pinned(
+        self, shape: tuple[int, int], dtype: np.dtype[Any]
+    ) -> tuple[Tokens, torch.Tensor]:
+        """Return one page-locked buffer, as an array and as a tensor."""
+        torch_dtype = {2: self._torch.uint16, 4: self._torch.uint32}[dtype.itemsize]
+        tensor = self._torch.empty(shape, dtype=torch_dtype, pin_memory=True)
+        return tensor.numpy(), tensor
+
+    def start_copy(self, pinned: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """Start the copy of a pinned tensor; return the copy and the event after which it is valid."""
+        with self._torch.cuda.stream(self._copy_stream):
+            on_device = pinned.to(self.device, non_blocking=True)
+            copied = self._torch.cuda.Event()
+            copied.record()
+        return on_device, copied
+
+    def wait_for_copy(self, on_device: torch.Tensor, copied: Any) -> None:
+        """Make the current CUDA stream wait for the copy."""
+        stream = self._torch.cuda.current_stream(self.device)
+        stream.wait_event(copied)
+        # Memory that was allocated on the copy stream must not be reused before this stream is done.
+        on_device.record_stream(stream)
+
+
+def open_cuda_copier(device: str | torch.device | None) -> CudaCopier | None:
+    """Return a copier for a CUDA device, or None for the CPU.
+
+    Raises:
+        ImportError: a device is given, but torch is not installed.
+        ValueError: the device is neither a CUDA device nor the CPU.
+    """
+    if device is None:
+        return None
+    torch = import_torch(f"device={str(device)!r}")
+    found = torch.device(device)
+    if found.type == "cpu":
+        return None
+    if found.type != "cuda":
+        raise ValueError(
+            f"device is {device!r}, must be a CUDA device or the CPU; "
+            f"leave it out and move the batches yourself"
+        )
+    return CudaCopier(found)

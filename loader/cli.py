@@ -1,0 +1,282 @@
+"""The command line of the loader: inspect a dataset, check its row order, measure speed, export it."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import sys
+import time
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import numpy as np
+import typer
+
+from loader.export import Document, export_mds, export_megatron, export_parquet, read_documents
+from loader.order_check import check_order, check_rows
+from loader.reading.manifest_columns import ManifestColumns, read_manifest_columns
+from loader.reading.shard_reader import ShardReader
+from loader.row_stream import open_row_stream
+from loader.storage import ReadFailed, ReadSettings
+from loader.token_loader import TokenLoader
+from shardwriter.format import FormatError
+
+DONE, FAILED, WRONG_USAGE = 0, 1, 2
+
+MAX_SHOWN_TOKENS = 60
+DEFAULT_CHECKED_BATCH_ROWS = 64
+
+app = typer.Typer(
+    name="loader",
+    help=(
+        "Inspect, check, measure and export a dataset of token shards.\n\n"
+        "Exit codes: 0 done; 1 a check failed, or the dataset cannot be read; 2 wrong usage."
+    ),
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+ManifestArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="MANIFEST",
+        help="Path or address (https, s3, gs, az) of a dataset's manifest or of its folder.",
+    ),
+]
+SeqLen = Annotated[int, typer.Option(min=1, help="Tokens per row.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the row order.")]
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Run the command line and exit with one of the exit codes.
+
+    Args:
+        arguments: None for those of the process.
+    """
+    _configure_logging()
+    is_module = Path(sys.argv[0]).name == "__main__.py"
+    try:
+        app(args=arguments, prog_name="python -m loader" if is_module else None)
+    except ModuleNotFoundError:
+        raise  # pipeline/console.py names the extra to install
+    except (FormatError, ReadFailed, ValueError, ImportError) as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(FAILED)
+    sys.exit(DONE)
+
+
+def _configure_logging() -> None:
+    """Print INFO messages of our packages on stderr."""
+    for name in ("loader", "storage"):
+        logger = logging.getLogger(name)
+        logger.setLevel(logging.INFO)
+        if not logger.handlers:
+            logger.addHandler(logging.StreamHandler())
+
+
+@app.command()
+def inspect(
+    manifest: ManifestArgument,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(help="The tokenizer.json of the dataset; documents are then shown as text."),
+    ] = None,
+    documents: Annotated[int, typer.Option(min=0, help="Number of documents to show.")] = 3,
+) -> None:
+    """Show the counts, languages and some documents of a dataset."""
+    columns = read_manifest_columns(manifest, ReadSettings())
+    _print_counts(columns)
+    _print_labels("language", columns.totals["languages"], columns.totals["num_tokens"])
+    _print_labels("bucket", columns.totals["buckets"], columns.totals["num_tokens"])
+    decode = _open_decoder(tokenizer, columns)
+    for document in _sample_documents(columns, documents):
+        shown = decode(document.tokens[:MAX_SHOWN_TOKENS])
+        if len(document.tokens) > MAX_SHOWN_TOKENS:
+            shown += f" ... ({len(document.tokens):,} tokens)"
+        typer.echo(f"\ndocument {document.doc_id}\n  {shown}")
+
+
+def _print_counts(columns: ManifestColumns) -> None:
+    totals, tokenizer = columns.totals, columns.tokenizer
+    typer.echo(f"dataset    {columns.address}")
+    typer.echo(f"digest     {columns.digest}")
+    dtype = tokenizer.token_dtype.name
+    typer.echo(f"tokenizer  {tokenizer.name}, {tokenizer.vocab_size:,} ids, {dtype}")
+    size = f"{totals['shard_bytes']:,} bytes, {totals['num_samples']:,} samples"
+    typer.echo(f"shards     {totals['num_shards']:,}, {size}")
+    typer.echo(f"documents  {totals['num_docs']:,}")
+    typer.echo(f"tokens     {totals['num_tokens']:,}")
+    if columns.num_shards:
+        percentiles = np.percentile(columns.num_tokens, [0, 50, 100])
+        low, median, high = percentiles.astype(np.int64).tolist()
+        typer.echo(f"           {low:,} / {median:,} / {high:,} per shard (min, median, max)")
+
+
+def _print_labels(title: str, counts: dict[str, dict[str, int]], total_tokens: int) -> None:
+    """Print documents and tokens of each language or bucket, the largest first."""
+    by_tokens = sorted(counts.items(), key=lambda item: -item[1]["num_tokens"])
+    for label, count in by_tokens:
+        share = count["num_tokens"] / max(1, total_tokens)
+        shown = f"{count['num_docs']:>14,} documents {count['num_tokens']:>18,} tokens"
+        typer.echo(f"{title:10} {label:10} {shown} {share:7.2%}")
+
+
+def _open_decoder(tokenizer: Path | None, columns: ManifestColumns) -> Callable[[Any], str]:
+    """Return a function that shows tokens as text, or as numbers if no tokenizer is given.
+
+    Raises:
+        FormatError: the dataset was made with another tokenizer.
+    """
+    if tokenizer is None:
+        return lambda tokens: " ".join(map(str, tokens.tolist()))
+    from tokenizers import Tokenizer
+
+    found = hashlib.sha256(tokenizer.read_bytes()).hexdigest()
+    if found != columns.tokenizer.sha256:
+        raise FormatError(
+            str(tokenizer),
+            f"sha256 {found}",
+            f"{columns.tokenizer.sha256} of {columns.tokenizer.name!r}",
+            "give the tokenizer that made the dataset",
+        )
+    opened = Tokenizer.from_file(str(tokenizer))
+    return lambda tokens: opened.decode(tokens.tolist())
+
+
+def _sample_documents(columns: ManifestColumns, num: int) -> list[Document]:
+    """Return the first documents of `num` shards, spread evenly over the dataset."""
+    filled_shards = np.flatnonzero(columns.num_docs)
+    if not len(filled_shards) or num < 1:
+        return []
+    reader = ShardReader(columns, seq_len=1, settings=ReadSettings())
+    num_shown = min(num, len(filled_shards))
+    chosen = np.linspace(0, len(filled_shards) - 1, num=num_shown).astype(np.int64)
+    return [next(read_documents(reader, shard)) for shard in filled_shards[chosen].tolist()]
+
+
+@app.command()
+def check(
+    manifest: ManifestArgument,
+    seq_len: SeqLen = 2048,
+    world_sizes: Annotated[
+        str, typer.Option(metavar="N,N,...", help="Numbers of ranks to check.")
+    ] = "1,2,3,8",
+    global_batch_rows: Annotated[
+        int | None,
+        typer.Option(min=1, help="Rows of a step. Default: 64, or one per rank if that is more."),
+    ] = None,
+    epoch: Annotated[int, typer.Option(min=0, help="Epoch to check.")] = 0,
+    seed: Seed = 0,
+    read: Annotated[
+        bool, typer.Option("--read", help="Also read every row and compare checksums.")
+    ] = False,
+) -> None:
+    """Check that the ranks together read each row of an epoch exactly once."""
+    stream = open_row_stream(manifest, seq_len=seq_len, seed=seed, settings=ReadSettings())
+    order = stream.orders[0]
+    num_left_over = order.num_rows - order.epoch_rows
+    typer.echo(
+        f"{order.num_rows:,} rows of {seq_len} tokens, interleave depth {order.interleave_depth}, "
+        f"epoch {epoch}: {order.epoch_rows:,} positions, {num_left_over} rows left over"
+    )
+    has_failed = False
+    for world_size in _parse_world_sizes(world_sizes):
+        batch_rows = max(global_batch_rows or DEFAULT_CHECKED_BATCH_ROWS, world_size)
+        found = check_order(stream, world_size, batch_rows, epoch)
+        has_failed |= not found.is_exact
+        typer.echo(
+            f"{world_size:5} ranks, {batch_rows} rows a step: "
+            f"{found.rows_per_rank[0]:,} rows on every rank, {found.num_without_step} in no step, "
+            f"{found.num_repeated} repeated, {found.num_missing} missing: "
+            f"{'exact' if found.is_exact else 'NOT EXACT'}"
+        )
+    if read:
+        damage = check_rows(stream)
+        has_failed |= damage.num_damaged_rows > 0
+        typer.echo(
+            f"read every row: {damage.num_damaged_rows} damaged rows, "
+            f"in {damage.num_damaged_samples} samples"
+        )
+    if has_failed:
+        raise typer.Exit(FAILED)
+
+
+def _parse_world_sizes(text: str) -> list[int]:
+    try:
+        world_sizes = [int(part) for part in text.split(",")]
+    except ValueError:
+        world_sizes = []
+    if not world_sizes or min(world_sizes) < 1:
+        raise typer.BadParameter(f"{text!r} is not a list of numbers of at least 1, such as 1,2,8")
+    return world_sizes
+
+
+@app.command()
+def bench(
+    manifest: ManifestArgument,
+    seq_len: SeqLen = 2048,
+    global_batch_rows: Annotated[int, typer.Option(min=1, help="Rows of a step.")] = 8,
+    seconds: Annotated[float, typer.Option(min=0, help="Time to measure each output.")] = 5.0,
+    seed: Seed = 0,
+) -> None:
+    """Measure the loader's speed on this machine, with int64 batches and with stored tokens."""
+    # Import torch outside of the measured time.
+    TokenLoader(manifest, seq_len=seq_len, global_batch_rows=1, rank=0, world_size=1).close()
+    for tokens in ("int64", "stored"):
+        started = time.perf_counter()
+        loader = TokenLoader(
+            manifest,
+            seq_len=seq_len,
+            global_batch_rows=global_batch_rows,
+            seed=seed,
+            rank=0,
+            world_size=1,
+            tokens=tokens,
+        )
+        next(loader)
+        first_batch_ms = (time.perf_counter() - started) * 1e3
+        stop = time.perf_counter() + seconds
+        while time.perf_counter() < stop:
+            next(loader)
+        stats = loader.stats()
+        loader.close()
+        typer.echo(
+            f"{tokens:7} first batch after {first_batch_ms:.1f} ms, "
+            f"then {stats['tokens_per_s'] / 1e6:,.1f} M tokens/s, "
+            f"{stats['wait_share']:.0%} of the time waiting, "
+            f"{stats['epochs']['']:.2f} epochs, {stats['retries']} retries"
+        )
+
+
+class ExportFormat(Enum):
+    """The formats of `export`."""
+
+    megatron = "megatron"
+    mds = "mds"
+    parquet = "parquet"
+
+
+_EXPORTERS: dict[ExportFormat, Callable[[ShardReader, Path], int]] = {
+    ExportFormat.megatron: export_megatron,
+    ExportFormat.mds: export_mds,
+    ExportFormat.parquet: export_parquet,
+}
+
+
+@app.command()
+def export(
+    format: Annotated[ExportFormat, typer.Argument(help="Format to write.")],
+    manifest: ManifestArgument,
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="Folder; for megatron, the path without .bin.")
+    ],
+) -> None:
+    """Copy the documents into the format of Megatron, MosaicML (mds) or Hugging Face (parquet)."""
+    columns = read_manifest_columns(manifest, ReadSettings())
+    reader = ShardReader(columns, seq_len=1, settings=ReadSettings())
+    num_docs = _EXPORTERS[format](reader, out)
+    typer.echo(f"{num_docs:,} documents, {int(columns.num_tokens.sum()):,} tokens: {out}")

@@ -1,0 +1,65 @@
+"""Iterate over the documents of a dataset, and write files under their final name when complete."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loader.order.permutation import Int64Array
+from loader.reading.open_shard import Tokens
+from loader.reading.shard_reader import ShardReader
+
+
+class SampleDocuments(NamedTuple):
+    """The D documents of one sample.
+
+    doc_ids: (D,) uint64
+    offsets: (D + 1,) int64, first token of each document in `tokens`; the last is the number of tokens
+    tokens:  (n,) as stored, end-of-document tokens included
+    """
+
+    doc_ids: NDArray[np.uint64]
+    offsets: Int64Array
+    tokens: Tokens
+
+
+class Document(NamedTuple):
+    """One document: its id and its (n,) tokens, the end-of-document token included."""
+
+    doc_id: int
+    tokens: Tokens
+
+
+def read_sample_documents(reader: ShardReader, shard: int) -> Iterator[SampleDocuments]:
+    """Yield the documents of each sample of a shard. Raises as `ShardReader.read_sample`."""
+    index = reader.load_index(shard)
+    # (S + 1,) first document of each sample
+    first_docs = np.searchsorted(index.doc_starts, index.sample_starts).tolist()
+    for sample in range(index.num_samples):
+        first, stop = first_docs[sample], first_docs[sample + 1]
+        offsets = index.doc_starts[first : stop + 1] - index.sample_starts[sample]
+        tokens = reader.read_sample(shard, sample)
+        yield SampleDocuments(index.doc_ids[first:stop], offsets, tokens)
+
+
+def read_documents(reader: ShardReader, shard: int) -> Iterator[Document]:
+    """Yield the documents of a shard in order. Raises as `ShardReader.read_sample`."""
+    for sample in read_sample_documents(reader, shard):
+        offsets = sample.offsets.tolist()
+        for doc, doc_id in enumerate(sample.doc_ids.tolist()):
+            yield Document(doc_id, sample.tokens[offsets[doc] : offsets[doc + 1]])
+
+
+@contextlib.contextmanager
+def create_file(path: Path) -> Generator[BinaryIO]:
+    """Open a file for writing under a temporary name, and rename it when it is complete."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.part")
+    with part.open("wb") as file:
+        yield file
+    part.replace(path)

@@ -1,0 +1,71 @@
+"""Write Megatron's indexed dataset: a `.bin` file of tokens and an `.idx` file.
+
+Layout: megatron/core/datasets/indexed_dataset.py, `_IndexWriter`.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import numpy as np
+
+from loader.export.documents import create_file
+from loader.order.permutation import Int64Array
+from loader.reading.shard_reader import ShardReader
+
+_INDEX_MAGIC = b"MMIDIDX\x00\x00"
+_INDEX_VERSION = 1
+_INDEX_HEADER = struct.Struct("<QBQQ")
+"""Version, dtype code, number of sequences, number of entries in the document index."""
+
+_DTYPES = {2: (8, "<u2"), 4: (4, "<i4")}
+"""Bytes per token -> (dtype code, dtype), from `DType` in indexed_dataset.py. It has no uint32."""
+
+
+def export_megatron(reader: ShardReader, prefix: Path) -> int:
+    """Write `<prefix>.bin` and `<prefix>.idx` with one sequence per document.
+
+    Returns:
+        The number of documents.
+
+    Raises:
+        ValueError: the vocabulary has more than 2**31 ids, which Megatron's int32 cannot hold.
+    """
+    vocab_size = reader.manifest.tokenizer.vocab_size
+    if vocab_size > 2**31:
+        raise ValueError(
+            f"vocab_size is {vocab_size}, but Megatron stores ids as int32, which hold 2**31; "
+            f"export to mds or parquet"
+        )
+    num_tokens = _write_tokens(reader, prefix.with_name(f"{prefix.name}.bin"))
+    # The index is written last: it marks the export as complete.
+    _write_index(reader, prefix.with_name(f"{prefix.name}.idx"), num_tokens)
+    return len(num_tokens)
+
+
+def _write_tokens(reader: ShardReader, path: Path) -> Int64Array:
+    """Write all tokens; return the (D,) number of tokens of each document."""
+    _, dtype = _DTYPES[reader.token_dtype.itemsize]
+    doc_num_tokens: list[Int64Array] = [np.zeros(0, np.int64)]
+    with create_file(path) as file:
+        for shard in range(reader.manifest.num_shards):
+            index = reader.load_index(shard)
+            doc_num_tokens.append(np.diff(index.doc_starts))
+            for sample in range(index.num_samples):
+                tokens = reader.read_sample(shard, sample)
+                file.write(tokens.astype(dtype, copy=False).tobytes())
+    return np.concatenate(doc_num_tokens)
+
+
+def _write_index(reader: ShardReader, path: Path, num_tokens: Int64Array) -> None:
+    code, _ = _DTYPES[reader.token_dtype.itemsize]
+    num_docs = len(num_tokens)
+    # (D,) byte of the .bin file at which each document starts
+    pointers = (np.cumsum(num_tokens) - num_tokens) * reader.token_dtype.itemsize
+    with create_file(path) as file:
+        file.write(_INDEX_MAGIC)
+        file.write(_INDEX_HEADER.pack(_INDEX_VERSION, code, num_docs, num_docs + 1))
+        file.write(num_tokens.astype("<i4").tobytes())
+        file.write(pointers.astype("<i8").tobytes())
+        file.write(np.arange(num_docs + 1, dtype="<i8").tobytes())

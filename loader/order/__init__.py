@@ -1,0 +1,1 @@
+"""The order of rows as arithmetic on positions: no files are read here."""

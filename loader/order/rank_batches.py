@@ -1,0 +1,127 @@
+"""Divide the positions of a stream into steps and ranks, with equal row counts on all ranks.
+
+A step takes the next `global_batch_rows` positions and divides them into equal parts: rank r of W
+takes part r. The next step depends on two integers only, `position` and `carried_rows`, so a run can
+continue on any number of ranks and with any global batch.
+
+If W does not divide the batch, `uneven="carry"` takes the largest multiple of W that fits and carries
+the rest to the next step. Example: 10 rows over 4 ranks.
+
+    step                 0   1   2   3
+    wanted (10 + carried) 10  12  10  12
+    rows taken           8   12  8   12
+    carried to the next  2   0   2   0
+
+No position is read twice or skipped. Only at the end of a finite stream can fewer than W positions be
+left without a step; `count_rows_left` reports them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from loader.order.permutation import Int64Array
+
+Uneven = Literal["refuse", "carry"]
+
+
+class Step(NamedTuple):
+    """The part of one step that one rank reads, and the state after the step.
+
+    first_position: of this rank's rows
+    rows_per_rank:  number of this rank's rows
+    next_position:  position of the next step, over all ranks
+    carried_rows:   rows that the next step takes in addition
+    """
+
+    first_position: int
+    rows_per_rank: int
+    next_position: int
+    carried_rows: int
+
+    @property
+    def positions(self) -> Int64Array:
+        """(rows_per_rank,) int64 positions of this rank's rows."""
+        return np.arange(self.first_position, self.first_position + self.rows_per_rank)
+
+
+@dataclass(frozen=True)
+class RankBatches:
+    """Computes the steps of one rank.
+
+    global_batch_rows: rows of one step, over all ranks
+    rank, world_size:  this rank and the number of ranks
+    uneven:            "refuse" or "carry" rows if `world_size` does not divide the batch
+    end:               position after the last row of the stream, or None for an endless stream
+    drop_last:         skip the last step if it is smaller than the others
+
+    Raises:
+        ValueError: the values do not fit each other.
+    """
+
+    global_batch_rows: int
+    rank: int
+    world_size: int
+    uneven: Uneven = "refuse"
+    end: int | None = None
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world_size:
+            raise ValueError(
+                f"rank is {self.rank}, must be in 0..{self.world_size - 1} "
+                f"for {self.world_size} ranks"
+            )
+        if self.uneven not in ("refuse", "carry"):
+            raise ValueError(f"uneven is {self.uneven!r}, must be 'refuse' or 'carry'")
+        if self.global_batch_rows < self.world_size:
+            raise ValueError(
+                f"global_batch_rows is {self.global_batch_rows} for {self.world_size} ranks, but "
+                f"each rank needs a row in each step; set it to at least {self.world_size}"
+            )
+        if self.uneven == "refuse":
+            self._check_divisible()
+        if self.end is not None and self.end < self.world_size:
+            raise ValueError(
+                f"the stream has {self.end} rows for {self.world_size} ranks; use at most "
+                f"{self.end} ranks, a smaller seq_len or more epochs"
+            )
+
+    def _check_divisible(self) -> None:
+        remainder = self.global_batch_rows % self.world_size
+        if remainder:
+            below = self.global_batch_rows - remainder
+            above = below + self.world_size
+            raise ValueError(
+                f"global_batch_rows is {self.global_batch_rows}, which is not divisible by "
+                f"{self.world_size} ranks; set it to {below} or {above}, or set uneven='carry' "
+                f"to let the size of steps differ by {self.world_size} rows"
+            )
+
+    def make_step(self, position: int, carried_rows: int = 0) -> Step | None:
+        """Return the step that starts at `position`, or None at the end of the stream."""
+        wanted_rows = self.global_batch_rows + carried_rows
+        rows_left = wanted_rows if self.end is None else max(0, self.end - position)
+        is_last = rows_left < wanted_rows
+        if is_last and self.drop_last:
+            return None
+        rows_per_rank = min(wanted_rows, rows_left) // self.world_size
+        if rows_per_rank == 0:
+            return None
+        step_rows = rows_per_rank * self.world_size
+        return Step(
+            first_position=position + self.rank * rows_per_rank,
+            rows_per_rank=rows_per_rank,
+            next_position=position + step_rows,
+            carried_rows=0 if is_last else wanted_rows - step_rows,
+        )
+
+    def count_rows_left(self, position: int) -> int:
+        """Return the number of rows from `position` to the end of the stream.
+
+        After `make_step` has returned None, these rows are in no step.
+        """
+        return 0 if self.end is None else max(0, self.end - position)

@@ -1,0 +1,103 @@
+"""Check by enumeration that an epoch's rows are read exactly once, and that every row can be read."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from loader.order.permutation import Int64Array
+from loader.order.rank_batches import RankBatches
+from loader.reading.shard_reader import ShardReader
+from loader.row_stream import RowStream
+from loader.storage import ReadSettings
+
+_ROWS_PER_READ = 256
+
+
+class OrderCheck(NamedTuple):
+    """How the rows of one epoch are divided among the ranks.
+
+    rows_per_rank:    rows that each rank reads
+    num_left_over:    rows without a position in this epoch
+    num_without_step: rows at the end of the epoch that are in no step
+    num_repeated:     rows that are read more than once; an error
+    num_missing:      rows that are not read and are not counted above; an error
+    """
+
+    rows_per_rank: list[int]
+    num_left_over: int
+    num_without_step: int
+    num_repeated: int
+    num_missing: int
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether all ranks read equally many rows, and no row is repeated or missing."""
+        return not self.num_repeated and not self.num_missing and len(set(self.rows_per_rank)) == 1
+
+
+def check_order(
+    stream: RowStream, world_size: int, global_batch_rows: int, epoch: int
+) -> OrderCheck:
+    """Enumerate the rows that each of `world_size` ranks reads in an epoch of a single dataset."""
+    order = stream.orders[0]
+    # (S,) rows of the dataset before each shard
+    rows_before_shard = np.cumsum(order.shard_rows) - order.shard_rows
+    num_reads = np.zeros(order.num_rows, np.int64)
+    rows_per_rank: list[int] = []
+    num_without_step = 0
+    start = epoch * order.epoch_rows
+    for rank in range(world_size):
+        batches = RankBatches(
+            global_batch_rows, rank, world_size, "carry", start + order.epoch_rows
+        )
+        positions, stop = _list_positions(batches, start)
+        _, shards, rows = stream.locate(positions)
+        np.add.at(num_reads, rows_before_shard[shards] + rows, 1)
+        rows_per_rank.append(len(positions))
+        num_without_step = batches.count_rows_left(stop)
+    num_left_over = order.num_rows - order.epoch_rows
+    num_unread = int((num_reads == 0).sum())
+    return OrderCheck(
+        rows_per_rank=rows_per_rank,
+        num_left_over=num_left_over,
+        num_without_step=num_without_step,
+        num_repeated=int((num_reads > 1).sum()),
+        num_missing=num_unread - num_left_over - num_without_step,
+    )
+
+
+def _list_positions(batches: RankBatches, start: int) -> tuple[Int64Array, int]:
+    """Return all positions of a rank from `start` on, and the position after the last step."""
+    taken = [np.zeros(0, np.int64)]
+    position, carried_rows = start, 0
+    while step := batches.make_step(position, carried_rows):
+        taken.append(step.positions)
+        position, carried_rows = step.next_position, step.carried_rows
+    return np.concatenate(taken), position
+
+
+class ReadCheck(NamedTuple):
+    """Damage that was found by reading every row of a dataset."""
+
+    num_damaged_rows: int
+    num_damaged_samples: int
+
+
+def check_rows(stream: RowStream) -> ReadCheck:
+    """Read every row of a single dataset and compare the checksums.
+
+    Raises:
+        ReadFailed, FormatError: see `ShardReader`.
+    """
+    settings = ReadSettings(on_corrupt="skip_and_count")
+    reader = ShardReader(stream.manifests[0], seq_len=stream.seq_len, settings=settings)
+    num_damaged_rows = 0
+    for shard, num_rows in enumerate(stream.orders[0].shard_rows.tolist()):
+        for first in range(0, num_rows, _ROWS_PER_READ):
+            rows = np.arange(first, min(first + _ROWS_PER_READ, num_rows))
+            tokens = np.empty((len(rows), stream.seq_len + 1), reader.token_dtype)
+            is_whole = reader.read_rows(np.full(len(rows), shard), rows, tokens)
+            num_damaged_rows += int((~is_whole).sum())
+    return ReadCheck(num_damaged_rows, reader.counters["damaged_samples"])

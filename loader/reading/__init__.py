@@ -1,0 +1,1 @@
+"""Reading manifests, indexes and tokens of a dataset."""

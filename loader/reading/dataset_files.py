@@ -1,0 +1,95 @@
+"""The files of one dataset: mapped into memory if they are local, fetched by range if they are remote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from loader.reading.manifest_columns import ManifestColumns
+from loader.storage import Buffer, Cache, Counters, ReadSettings, Remote, open_store
+
+
+class DatasetFiles:
+    """Reads files of a dataset's folder by name. Safe for several threads.
+
+    Byte ranges of remote files are kept in a cache on disk, which all ranks of a node share.
+    """
+
+    def __init__(
+        self, manifest: ManifestColumns, settings: ReadSettings, counters: Counters
+    ) -> None:
+        self._counters = counters
+        self._cache_key_prefix = manifest.digest[:16]
+        self._store = open_store(manifest.address, settings, counters)
+        self._cache: Cache | None = None
+        self._pool: ThreadPoolExecutor | None = None
+        if isinstance(self._store, Remote):
+            self._cache = Cache(settings, counters)
+            self._pool = ThreadPoolExecutor(
+                settings.fetch_threads, thread_name_prefix="loader-fetch"
+            )
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether files are fetched over a network."""
+        return isinstance(self._store, Remote)
+
+    def where(self, name: str) -> str:
+        """Return the path or address of a file, for error messages."""
+        return self._store.where(name)
+
+    def size(self, name: str) -> int:
+        """Return the number of bytes of a file."""
+        return self._store.size(name)
+
+    def map(self, name: str) -> Buffer:
+        """Map a local file into memory."""
+        assert not isinstance(self._store, Remote)
+        return self._store.map(name)
+
+    def open_ranges(self, name: str) -> Callable[[int, int], memoryview]:
+        """Return a function that reads bytes start..stop - 1 of a file, without the cache."""
+        store = self._store
+        if isinstance(store, Remote):
+            return lambda start, stop: store.fetch(name, start, stop)
+        mapped = memoryview(store.map(name))
+        return lambda start, stop: mapped[start:stop]
+
+    def fetch(self, name: str, start: int, stop: int) -> Buffer:
+        """Return bytes start..stop - 1 of a remote file, from the cache if they are in it."""
+        store, cache = self._store, self._cache
+        assert isinstance(store, Remote)
+        assert cache is not None
+        key = self._cache_key(name, start, stop)
+        return cache.get(key, stop - start, lambda: store.fetch(name, start, stop))
+
+    def refetch(self, name: str, start: int, stop: int) -> Buffer:
+        """Fetch bytes again whose checksum was wrong, and remove them from the cache."""
+        assert isinstance(self._store, Remote)
+        assert self._cache is not None
+        self._counters.add("refetches")
+        self._cache.drop(self._cache_key(name, start, stop))
+        return self._store.fetch(name, start, stop)
+
+    def _cache_key(self, name: str, start: int, stop: int) -> str:
+        return f"{self._cache_key_prefix}-{name}-{start}-{stop}"
+
+    def run_all(self, act: Callable[[Any], Any], items: Sequence[Any]) -> None:
+        """Call `act` on each item. For remote files the calls run in threads, to wait in parallel."""
+        if self._pool is None or len(items) < 2:
+            for item in items:
+                act(item)
+        else:
+            list(self._pool.map(act, items))
+
+    def submit_all(self, act: Callable[[Any], Any], items: Iterable[Any]) -> None:
+        """Start `act` on each item in threads and do not wait. Errors are ignored."""
+        assert self._pool is not None
+        for item in items:
+            self._pool.submit(act, item)
+
+    def close(self) -> None:
+        """Stop the threads. Data that was read before stays valid."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,155 @@
+"""Open shards: read their indexes, check them against the manifest, keep the recently used ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loader.reading.dataset_files import DatasetFiles
+from loader.reading.lru_cache import LruCache
+from loader.reading.manifest_columns import ManifestColumns
+from loader.reading.open_shard import OpenShard
+from loader.storage import Counters, ReadSettings
+from shardwriter.format import (
+    REFETCH,
+    FormatError,
+    ShardCorrupt,
+    ShardIndex,
+    index_file,
+    shard_file,
+)
+
+MAX_OPEN_SHARDS = 192
+"""An open local shard holds two memory maps and so two file descriptors; a process may usually open
+1,024 files."""
+
+MAX_SHARDS_CHECKED_EARLY = 4096
+"""Up to this many local shards, existence and size are checked before the first row. It takes 10 ms
+on a local disk."""
+
+_OTHER_DATASET = (
+    "put the index and the tar that were written together in one folder, or copy the dataset again"
+)
+
+
+class ShardOpener:
+    """Opens shards of one dataset. Safe for several threads."""
+
+    def __init__(
+        self,
+        manifest: ManifestColumns,
+        files: DatasetFiles,
+        settings: ReadSettings,
+        counters: Counters,
+    ) -> None:
+        self._manifest, self._files, self._counters = manifest, files, counters
+        self._settings = settings
+        self._shards = LruCache[int, OpenShard](MAX_OPEN_SHARDS, on_evict=self._remember_checks)
+        # Shard number -> packed bits of `OpenShard.checked`, of local shards that were closed.
+        self._past_checks: dict[int, NDArray[np.uint8]] = {}
+        self._lost: dict[int, ShardCorrupt] = {}
+
+    def check_local_files(self) -> None:
+        """Check that all local shards and indexes exist and that the tars have the right size.
+
+        Raises:
+            ReadFailed: a file is missing.
+            ShardCorrupt: a tar has another size.
+        """
+        num_tokens = self._manifest.num_tokens
+        if self._files.is_remote or len(num_tokens) > MAX_SHARDS_CHECKED_EARLY:
+            return
+        for number in np.flatnonzero(num_tokens).tolist():
+            self._check_size(number)
+            self._files.size(index_file(number))
+
+    def open(self, number: int) -> OpenShard | None:
+        """Return a shard, or None if it is corrupt and `on_corrupt` is "skip_and_count".
+
+        Raises:
+            ReadFailed: a file cannot be read.
+            FormatError: the index belongs to another shard or dataset.
+            ShardCorrupt: the shard is corrupt and `on_corrupt` is "stop".
+        """
+        if number in self._lost:
+            return None
+        try:
+            return self._shards.get(number, lambda: self._open(number))
+        except ShardCorrupt as error:
+            if self._settings.on_corrupt == "stop":
+                raise
+            self._lost[number] = error
+            self._counters.add("lost_shards")
+            return None
+
+    def open_or_raise(self, number: int) -> OpenShard:
+        """Return a shard. Raises as `open`, and ShardCorrupt for a corrupt shard in every case."""
+        shard = self.open(number)
+        if shard is None:
+            raise self._lost[number]
+        return shard
+
+    def _open(self, number: int) -> OpenShard:
+        index = self._read_index(number)
+        if index.num_tokens:
+            self._check_size(number)
+        checked = np.zeros(index.num_samples, np.bool_)
+        if number in self._past_checks:
+            checked[:] = np.unpackbits(self._past_checks[number], count=index.num_samples)
+        tar = None
+        if not self._files.is_remote:
+            tar = np.frombuffer(self._files.map(shard_file(number)), index.token_dtype)
+        return OpenShard(index, checked, tar, self._settings.block_bytes)
+
+    def _remember_checks(self, number: int, shard: OpenShard) -> None:
+        # Only of local shards: bytes from a network are checked each time they arrive.
+        if shard.tar is not None:
+            self._past_checks[number] = np.packbits(shard.checked & ~shard.damaged)
+
+    def _check_size(self, number: int) -> None:
+        name = shard_file(number)
+        found = self._files.size(name)
+        wanted = int(self._manifest.shard_bytes[number])
+        if found != wanted:
+            raise ShardCorrupt(
+                self._files.where(name), f"{found} bytes", f"{wanted} bytes", REFETCH
+            )
+
+    def _read_index(self, number: int) -> ShardIndex:
+        """Read an index and check that it belongs to this shard of this dataset."""
+        name = index_file(number)
+        where = self._files.where(name)
+        if self._files.is_remote:
+            index = self._fetch_index(name, where)
+        else:
+            index = ShardIndex.from_bytes(self._files.map(name), where)
+        wanted_values: dict[str, Any] = {"shard": number}
+        for column in ("shard_bytes", "num_samples", "num_docs", "num_tokens"):
+            wanted_values[column] = int(getattr(self._manifest, column)[number])
+        for column, wanted in wanted_values.items():
+            found = getattr(index, column)
+            if found != wanted:
+                raise FormatError(
+                    f"{where}: {column}", f"{found}", f"{wanted} as in the manifest", _OTHER_DATASET
+                )
+        self._check_token_dtype(index, where)
+        return index
+
+    def _check_token_dtype(self, index: ShardIndex, where: str) -> None:
+        tokenizer = self._manifest.tokenizer
+        if index.token_dtype != tokenizer.token_dtype:
+            wanted = (
+                f"{tokenizer.token_dtype.name}, because the manifest's tokenizer has "
+                f"{tokenizer.vocab_size} ids"
+            )
+            raise FormatError(f"{where}: tokens", index.token_dtype.name, wanted, _OTHER_DATASET)
+
+    def _fetch_index(self, name: str, where: str) -> ShardIndex:
+        num_bytes = self._files.size(name)
+        try:
+            return ShardIndex.from_bytes(self._files.fetch(name, 0, num_bytes), where)
+        except ShardCorrupt:
+            # The bytes may have been damaged on the way or in the cache: try once more.
+            return ShardIndex.from_bytes(self._files.refetch(name, 0, num_bytes), where)

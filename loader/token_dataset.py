@@ -1,0 +1,192 @@
+"""TokenDataset: the rows of a stream as a map-style dataset for torch.utils.data.DataLoader.
+
+Item p is the row at position p of the stream that `TokenLoader` reads with the same arguments. The
+states of `TokenLoader` and of the sampler are interchangeable. `TokenLoader` is several times faster.
+
+    dataset = TokenDataset("/data/web", seq_len=2048, seed=7)
+    sampler = dataset.sampler(global_batch_rows=512)
+    for step, batch in enumerate(DataLoader(dataset, batch_sampler=sampler, num_workers=2), start=1):
+        ...
+        state = sampler.state_dict(batches=step)
+
+Give the number of batches to `state_dict`: worker processes have already drawn later ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loader.batches.batch_builder import IGNORED_LABEL
+from loader.batches.torch_import import import_torch
+from loader.order.mixture import Mixture
+from loader.order.rank_batches import RankBatches, Uneven
+from loader.order.row_order import DEFAULT_WINDOW_ROWS
+from loader.rank_discovery import Mesh, resolve_rank
+from loader.reading.row_reader import RowReader
+from loader.row_stream import RowStream, Source, open_row_stream
+from loader.state import LoaderState
+from loader.storage import ReadSettings
+
+if TYPE_CHECKING:
+    import torch
+
+
+class TokenDataset:
+    """Rows by global position: {"input_ids": (T,) int64, "labels": (T,) int64}.
+
+    Positions continue from epoch to epoch.
+    """
+
+    def __init__(
+        self,
+        source: Source | Mixture,
+        *,
+        seq_len: int,
+        seed: int = 0,
+        epochs: int = 1,
+        interleave_depth: int | None = None,
+        window_rows: int = DEFAULT_WINDOW_ROWS,
+        settings: ReadSettings | None = None,
+    ) -> None:
+        """Read the manifest.
+
+        The arguments and errors are those of `TokenLoader`, except that `epochs` sets the length of
+        the dataset; for a mixture, it counts epochs of the first source.
+        """
+        self._settings = settings or ReadSettings()
+        self.stream = open_row_stream(
+            source,
+            seq_len=seq_len,
+            seed=seed,
+            settings=self._settings,
+            interleave_depth=interleave_depth,
+            window_rows=window_rows,
+        )
+        self._num_rows = epochs * self.stream.orders[0].epoch_rows
+        self._rows: RowReader | None = None
+
+    def __len__(self) -> int:
+        return self._num_rows
+
+    def __getitem__(self, position: int) -> dict[str, torch.Tensor]:
+        return self.__getitems__([position])[0]
+
+    def __getitems__(self, positions: Sequence[int]) -> list[dict[str, torch.Tensor]]:
+        """Return the rows at several positions, read together. DataLoader calls this method."""
+        torch = import_torch("TokenDataset")
+        if positions and not 0 <= min(positions) <= max(positions) < len(self):
+            raise IndexError(
+                f"positions {min(positions)}..{max(positions)}, must be in 0..{len(self) - 1}"
+            )
+        if self._rows is None:
+            self._rows = RowReader(self.stream, self._settings)
+        tokens = np.empty((len(positions), self.stream.seq_len + 1), self._rows.token_dtype)
+        is_whole, _ = self._rows.read_positions(np.array(positions, np.int64), tokens)
+        widened = torch.from_numpy(tokens.astype(np.int64))
+        items = [{"input_ids": row[:-1].clone(), "labels": row[1:].clone()} for row in widened]
+        for item in np.flatnonzero(~is_whole).tolist():
+            items[item]["labels"].fill_(IGNORED_LABEL)
+        return items
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the open files: each worker process opens its own."""
+        return {**self.__dict__, "_rows": None}
+
+    def sampler(
+        self,
+        *,
+        global_batch_rows: int,
+        rank: int | None = None,
+        world_size: int | None = None,
+        mesh: Mesh | None = None,
+        uneven: Uneven = "refuse",
+        drop_last: bool = False,
+        allow_mismatch: bool = False,
+    ) -> PositionSampler:
+        """Return the batches of this rank for DataLoader's `batch_sampler`.
+
+        The arguments are those of `TokenLoader`.
+        """
+        rank, world_size = resolve_rank(rank, world_size, mesh)
+        rank_batches = RankBatches(
+            global_batch_rows, rank, world_size, uneven, len(self), drop_last
+        )
+        return PositionSampler(self.stream, rank_batches, allow_mismatch=allow_mismatch)
+
+
+class PositionSampler:
+    """Iterable over the positions of each step of one rank.
+
+    Each `iter` starts at the loaded state, or at position 0.
+    """
+
+    def __init__(
+        self, stream: RowStream, rank_batches: RankBatches, *, allow_mismatch: bool
+    ) -> None:
+        self._stream, self._rank_batches = stream, rank_batches
+        self._allow_mismatch = allow_mismatch
+        # Each is (position, carried_rows).
+        self._start = self._current = 0, 0
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self._current = self._start
+        while step := self._rank_batches.make_step(*self._current):
+            self._current = step.next_position, step.carried_rows
+            yield step.positions.tolist()
+
+    def __len__(self) -> int:
+        position, carried_rows = self._start
+        batches = self._rank_batches
+        is_divisible = batches.global_batch_rows % batches.world_size == 0
+        if carried_rows == 0 and is_divisible and batches.end is not None:
+            num_full, rest = divmod(batches.end - position, batches.global_batch_rows)
+            has_smaller_last = not batches.drop_last and rest >= batches.world_size
+            return num_full + has_smaller_last
+        num_steps = 0
+        while step := batches.make_step(position, carried_rows):
+            position, carried_rows = step.next_position, step.carried_rows
+            num_steps += 1
+        return num_steps
+
+    def state_dict(self, batches: int | None = None) -> dict[str, Any]:
+        """Return the state after `batches` batches, counted from the loaded state.
+
+        Args:
+            batches: None for the state after the last batch that was drawn.
+
+        Raises:
+            ValueError: the stream has fewer batches.
+        """
+        position, carried_rows = self._current
+        if batches is not None:
+            position, carried_rows = self._start
+            for _ in range(batches):
+                step = self._rank_batches.make_step(position, carried_rows)
+                if step is None:
+                    raise ValueError(
+                        f"batches is {batches}, but the stream ends at position {position}"
+                    )
+                position, carried_rows = step.next_position, step.carried_rows
+        state = self._stream.make_state(
+            position,
+            global_batch_rows=self._rank_batches.global_batch_rows,
+            carried_rows=carried_rows,
+        )
+        return state.to_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Start at a state of a `TokenLoader` or of a sampler.
+
+        Raises:
+            ResumeMismatch, ValueError: as `TokenLoader.load_state_dict`.
+        """
+        state = LoaderState.from_dict(state_dict)
+        if not self._allow_mismatch:
+            current = self._stream.make_state(
+                state.position, global_batch_rows=self._rank_batches.global_batch_rows
+            )
+            state.check_same_stream(current)
+        self._start = self._current = state.position, state.carried_rows

@@ -1,0 +1,207 @@
+"""Reading rows of local shards, and what is said of broken ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from loader.reading.manifest_columns import read_manifest_columns
+from loader.reading.shard_reader import ShardReader
+from loader.storage import ReadFailed, ReadSettings
+from shardwriter.format import FormatError, Manifest, ShardCorrupt
+from tests.loader.conftest import Dataset, Make
+
+T = 16
+
+
+def open_reader(folder: Path, **settings: object) -> ShardReader:
+    """A reader of rows of 16 tokens."""
+    given = ReadSettings(**settings)
+    return ShardReader(read_manifest_columns(folder, given), seq_len=T, settings=given)
+
+
+def read(reader: ShardReader, shards: list[int], rows: list[int]) -> np.ndarray:
+    """Rows as int64."""
+    out = np.empty((len(shards), T + 1), reader.token_dtype)
+    assert reader.read_rows(np.array(shards), np.array(rows), out).all()
+    return out.astype(np.int64)
+
+
+@pytest.mark.parametrize("sample_tokens", [1, 20, 64, 10_000])
+def test_rows_are_the_tokens_of_the_shard(make: Make, sample_tokens: int) -> None:
+    """However the shard is cut into samples, any rows in any order are what was written."""
+    made = make([[3, 70, 1, 20, 9], [50, 8]], sample_tokens=sample_tokens)
+    places = [
+        (shard, row) for shard in range(2) for row in range((len(made.tokens[shard]) - 1) // T)
+    ]
+    shards, rows = (
+        list(each)
+        for each in zip(*np.random.default_rng(0).permutation(places).tolist(), strict=True)
+    )
+    found = read(open_reader(made.folder), shards, rows)
+    for shard, row, tokens in zip(shards, rows, found, strict=True):
+        assert tokens.tolist() == made.tokens[shard][row * T : (row + 1) * T + 1].tolist()
+
+
+def test_more_shards_than_stay_open(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards that were closed are opened again, and samples checked before are not checked twice."""
+    monkeypatch.setattr("loader.reading.shard_opener.MAX_OPEN_SHARDS", 2)
+    made = make([[40, 40]] * 5)
+    reader = open_reader(made.folder)
+    for _ in range(2):
+        for shard in range(5):
+            assert (
+                read(reader, [shard], [1])[0].tolist() == made.tokens[shard][T : 2 * T + 1].tolist()
+            )
+
+
+def test_a_flipped_bit_is_found_where_it_is(make: Make) -> None:
+    """The error names the shard, the sample and its bytes, and other samples can be read."""
+    made = make([[60, 60, 60]], sample_tokens=64)
+    path = made.folder / "shard-000000.tar"
+    data = bytearray(path.read_bytes())
+    reader = open_reader(made.folder)
+    offset = int(reader.load_index(0).sample_offsets[1])
+    data[offset + 5] ^= 16
+    path.write_bytes(data)
+    reader = open_reader(made.folder)
+    read(reader, [0], [0])
+    wanted = rf"shard-000000.tar, sample 000000-00001, bytes {offset}\.\.{offset + 119}: found tokens with another crc32"
+    for _ in range(2):
+        with pytest.raises(ShardCorrupt, match=wanted):
+            read(reader, [0], [4])
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-512])
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[100] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil", "error", "message"),
+    [
+        (
+            "shard-000001.tar",
+            Path.unlink,
+            ReadFailed,
+            r"shard-000001.tar: there is no such file; copy the dataset",
+        ),
+        ("shard-000001.idx", Path.unlink, ReadFailed, r"shard-000001.idx: there is no such file"),
+        (
+            "shard-000001.tar",
+            _cut,
+            ShardCorrupt,
+            r"shard-000001.tar: found \d+ bytes, wanted \d+ bytes",
+        ),
+    ],
+)
+def test_missing_and_truncated_files_are_found_before_the_first_row(
+    make: Make, name: str, spoil: object, error: type[Exception], message: str
+) -> None:
+    """When the reader is built."""
+    made = make([[60], [60]])
+    assert callable(spoil)
+    spoil(made.folder / name)
+    with pytest.raises(error, match=message):
+        open_reader(made.folder)
+
+
+def test_a_damaged_index_is_found_when_it_is_opened(make: Make) -> None:
+    """By its own checksum."""
+    made = make([[60]])
+    _flip(made.folder / "shard-000000.idx")
+    with pytest.raises(ShardCorrupt, match=r"shard-000000.idx, byte 60: found crc32"):
+        read(open_reader(made.folder), [0], [0])
+
+
+def test_a_lost_shard_blanks_its_rows_where_that_is_wished(make: Make) -> None:
+    """skip_and_count: rows of a shard whose index is damaged are the end of document, all others are whole."""
+    made = make([[60], [60]])
+    _flip(made.folder / "shard-000000.idx")
+    reader = open_reader(made.folder, on_corrupt="skip_and_count")
+    out = np.empty((2, T + 1), np.uint16)
+    assert reader.read_rows(np.array([0, 1]), np.array([0, 0]), out).tolist() == [False, True]
+    assert not out[0].any()
+    assert out[1].tolist() == made.tokens[1][: T + 1].tolist()
+    assert reader.counters["lost_shards"] == 1
+    assert reader.mark_document_starts(np.array([0]), np.array([0])).sum() == 1
+
+
+def test_the_index_of_another_shard_is_refused(make: Make) -> None:
+    """An index says which shard it belongs to."""
+    made = make([[60], [60]])
+    one, other = (made.folder / f"shard-00000{shard}.idx" for shard in range(2))
+    other.write_bytes(one.read_bytes())
+    with pytest.raises(
+        FormatError, match=r"shard-000001.idx: shard: found 0, wanted 1 as in the manifest"
+    ):
+        read(open_reader(made.folder), [1], [0])
+
+
+def test_an_index_of_another_dataset_is_refused(make: Make) -> None:
+    """Counts must be those of the manifest; so must the width of a token."""
+    made, other = make([[60]]), make([[61]], name="other")
+    index = made.folder / "shard-000000.idx"
+    index.write_bytes((other.folder / index.name).read_bytes())
+    with pytest.raises(FormatError, match=r"num_tokens: found 61, wanted 60|shard_bytes: found"):
+        read(open_reader(made.folder), [0], [0])
+
+
+def test_a_vocabulary_that_needs_four_bytes_is_not_read_as_two(make: Make) -> None:
+    """A manifest of a small vocabulary over shards of a large one is refused, before any token is misread."""
+    small, large = make([[256]], vocab_size=100), make([[128]], name="large", vocab_size=100_000)
+    manifest = Manifest.loads((small.folder / "manifest.json").read_bytes())
+    entry = Manifest.loads((large.folder / "manifest.json").read_bytes()).shards[0]
+    forged = Manifest(manifest.tokenizer, (entry,), type(manifest.totals).of([entry]), "f")
+    (large.folder / "manifest.json").write_bytes(forged.dumps())
+    with pytest.raises(
+        FormatError,
+        match=r"tokens: found uint32, wanted uint16, because the manifest's tokenizer has 100 ids",
+    ):
+        read(open_reader(large.folder), [0], [0])
+
+
+def test_another_format_version_is_refused(make: Make) -> None:
+    """With the number that was found."""
+    made = make([[60]])
+    path = made.folder / "manifest.json"
+    path.write_text(path.read_text().replace('"version": 1', '"version": 7'))
+    with pytest.raises(FormatError, match=r"version: found 7, wanted 1"):
+        open_reader(made.folder)
+
+
+def test_an_edited_manifest_is_refused(make: Make) -> None:
+    """By its digest or by what it contradicts."""
+    made = make([[60]])
+    path = made.folder / "manifest.json"
+    value = json.loads(path.read_text())
+    value["shards"][0]["num_tokens"] = 600
+    path.write_text(json.dumps(value, sort_keys=True, indent=1) + "\n")
+    with pytest.raises(FormatError, match=r"manifest.json: "):
+        open_reader(made.folder)
+
+
+def test_the_catalogue_agrees_with_the_manifest(dataset: Dataset) -> None:
+    """The quick way of reading a manifest gives what the format's own way gives."""
+    manifest = Manifest.loads((dataset.folder / "manifest.json").read_bytes())
+    columns = read_manifest_columns(dataset.folder, ReadSettings())
+    assert columns.digest == manifest.digest
+    assert columns.tokenizer == manifest.tokenizer
+    assert columns.num_tokens.tolist() == [entry.num_tokens for entry in manifest.shards]
+    in_memory = read_manifest_columns(manifest, ReadSettings())
+    assert in_memory.shard_bytes.tolist() == columns.shard_bytes.tolist()
+
+
+def test_samples_can_be_read_one_by_one(dataset: Dataset) -> None:
+    """Checked tokens of whole samples, end to end, are the shard."""
+    reader = open_reader(dataset.folder)
+    samples = [reader.read_sample(0, sample) for sample in range(reader.load_index(0).num_samples)]
+    assert np.concatenate(samples).tolist() == dataset.tokens[0].tolist()

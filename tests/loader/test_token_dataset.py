@@ -1,0 +1,187 @@
+"""The map-style dataset, with DataLoader and the trainers that want one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from loader import TokenDataset, TokenLoader
+from loader.state import ResumeMismatch
+from tests.loader.conftest import Dataset
+
+T = 32
+
+
+def rows(batches: Any) -> list[list[int]]:
+    """All input rows."""
+    return [row for batch in batches for row in batch["input_ids"].tolist()]
+
+
+def loader_rows(dataset: Dataset, **given: Any) -> list[list[int]]:
+    """What TokenLoader gives."""
+    order = {"seq_len": T, "global_batch_rows": 6, "seed": 2, "epochs": 1}
+    return rows(TokenLoader(dataset.folder, **{"rank": 0, "world_size": 1, **order, **given}))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_dataloader_gives_what_the_loader_gives(larger: Dataset, num_workers: int) -> None:
+    """The same rows in the same order, on any rank, in this process or in workers."""
+    dataset = TokenDataset(larger.folder, seq_len=T, seed=2)
+    for rank in range(2):
+        sampler = dataset.sampler(global_batch_rows=6, rank=rank, world_size=2)
+        batches = list(DataLoader(dataset, batch_sampler=sampler, num_workers=num_workers))
+        assert len(batches) == len(sampler)
+        assert rows(batches) == loader_rows(larger, rank=rank, world_size=2)
+
+
+def test_a_sampler_goes_on_from_the_state_of_a_loader(larger: Dataset) -> None:
+    """States are exchangeable, whichever wrote them, and on another number of ranks."""
+    dataset = TokenDataset(larger.folder, seq_len=T, seed=2)
+    sampler = dataset.sampler(global_batch_rows=6, rank=0, world_size=1)
+    taken = [
+        batch
+        for _, batch in zip(range(5), DataLoader(dataset, batch_sampler=sampler), strict=False)
+    ]
+    state = sampler.state_dict(batches=5)
+    loader = TokenLoader(
+        larger.folder, seq_len=T, seed=2, global_batch_rows=6, rank=0, world_size=1, epochs=1
+    )
+    assert {**state, "global_batch_rows": 6} == {**_after(loader, 5), "global_batch_rows": 6}
+    rest = [row for batch in loader for row in batch["input_ids"].tolist()]
+    assert rows(taken) + rest == loader_rows(larger)
+    again = dataset.sampler(global_batch_rows=6, rank=0, world_size=1)
+    again.load_state_dict(state)
+    assert rows(DataLoader(dataset, batch_sampler=again)) == rest
+    assert len(again) == len(sampler) - 5
+
+
+def _after(loader: TokenLoader, num: int) -> dict[str, Any]:
+    for _ in range(num):
+        next(loader)
+    return loader.state_dict()
+
+
+def test_a_sampler_refuses_the_state_of_another_stream(larger: Dataset, dataset: Dataset) -> None:
+    """As TokenLoader does."""
+    state = TokenLoader(
+        dataset.folder, seq_len=T, global_batch_rows=1, rank=0, world_size=1
+    ).state_dict()
+    sampler = TokenDataset(larger.folder, seq_len=T).sampler(
+        global_batch_rows=1, rank=0, world_size=1
+    )
+    with pytest.raises(ResumeMismatch, match="sources is"):
+        sampler.load_state_dict(state)
+
+
+def test_positions_outside_are_refused(dataset: Dataset) -> None:
+    """An index error names the range."""
+    rows_of = TokenDataset(dataset.folder, seq_len=T)
+    with pytest.raises(IndexError, match=rf"must be in 0\.\.{len(rows_of) - 1}"):
+        rows_of[len(rows_of)]
+    assert rows_of[0]["labels"][:-1].tolist() == rows_of[0]["input_ids"][1:].tolist()
+
+
+def test_stateful_dataloader_resumes(larger: Dataset) -> None:
+    """The loader of torchdata keeps TokenLoader's state and gives it back."""
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+    loader = TokenLoader(
+        larger.folder, seq_len=T, seed=2, global_batch_rows=6, rank=0, world_size=1, epochs=1
+    )
+
+    class Stream(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return iter(loader)
+
+        def state_dict(self) -> dict[str, Any]:
+            return loader.state_dict()
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            loader.load_state_dict(state)
+
+    outer = stateful.StatefulDataLoader(Stream(), batch_size=None)
+    it = iter(outer)
+    first = [next(it) for _ in range(4)]
+    state = outer.state_dict()
+    again = stateful.StatefulDataLoader(Stream(), batch_size=None)
+    again.load_state_dict(state)
+    assert rows(first) + rows(again) == loader_rows(larger)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_dcp_keeps_the_state(larger: Dataset, tmp_path: Path) -> None:
+    """TokenLoader is Stateful: torch.distributed.checkpoint saves and restores it in place."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.stateful import Stateful
+
+    order = {"seq_len": T, "seed": 2, "global_batch_rows": 6, "rank": 0, "world_size": 1}
+    loader, other = TokenLoader(larger.folder, **order), TokenLoader(larger.folder, **order)
+    assert isinstance(loader, Stateful)
+    next(loader)
+    dcp.save({"loader": loader}, checkpoint_id=tmp_path, no_dist=True)
+    dcp.load({"loader": other}, checkpoint_id=tmp_path, no_dist=True)
+    assert other.state_dict() == loader.state_dict()
+    assert torch.equal(next(other)["input_ids"], next(loader)["input_ids"])
+
+
+def test_hugging_face_trainer(larger: Dataset, tmp_path: Path) -> None:
+    """Trainer takes the dataset as it is: its rows are shuffled already, so it is told to keep their order."""
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    seen: list[list[int]] = []
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(1))
+
+        def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            seen.extend(input_ids.tolist())
+            return {"loss": (self.weight * labels.float()).mean()}
+
+    class InOrder(transformers.Trainer):
+        def _get_train_sampler(self, *_: Any) -> torch.utils.data.Sampler[int]:
+            return torch.utils.data.SequentialSampler(self.train_dataset)
+
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path),
+        per_device_train_batch_size=6,
+        max_steps=4,
+        report_to=[],
+        use_cpu=True,
+    )
+    InOrder(
+        model=Model(), args=arguments, train_dataset=TokenDataset(larger.folder, seq_len=T, seed=2)
+    ).train()
+    assert seen == loader_rows(larger)[:24]
+
+
+def test_lightning(larger: Dataset, tmp_path: Path) -> None:
+    """Lightning takes TokenLoader as a train_dataloader and keeps its state in its checkpoints."""
+    lightning = pytest.importorskip("lightning")
+    seen: list[list[int]] = []
+
+    class Model(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(1))
+
+        def training_step(self, batch: dict[str, torch.Tensor], _: int) -> torch.Tensor:
+            seen.extend(batch["input_ids"].tolist())
+            return (self.weight * batch["labels"].float()).mean()
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), 0.0)
+
+    loader = TokenLoader(
+        larger.folder, seq_len=T, seed=2, global_batch_rows=6, rank=0, world_size=1
+    )
+    trainer = lightning.Trainer(
+        max_steps=4, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        default_root_dir=tmp_path, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(Model(), loader)
+    assert seen == loader_rows(larger)[:24]
