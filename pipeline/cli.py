@@ -1,48 +1,57 @@
-"""The command line: `python -m pipeline run|plan|status|report|explain|recut|verify|export|models|sample-crawl`.
+"""The command line: `python -m pipeline run|plan|status|report|explain|preview|verify|export|...`.
 
-Parses and prints, decides nothing.
+The commands parse arguments and print. Each imports what it needs when it is called, because
+`--help` must not load Ray, Arrow or numba.
 """
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
-from rich.console import Console
 
-DONE, FAILED, WRONG_USAGE, TOO_MUCH_QUARANTINED, TERMINATED = 0, 1, 2, 3, 128 + signal.SIGTERM
+from pipeline.cli_models import models_app
+from pipeline.terminal import (
+    FAILED,
+    TOO_MUCH_QUARANTINED,
+    WRONG_USAGE,
+    CommandGroup,
+    console,
+    fail,
+    set_up_process,
+)
 
-EXIT_CODES = """
-Exit codes: 0 done; 1 failed, what is done stays done; 2 wrong config or usage; 3 done, but more input was
-quarantined than input.max_quarantined_share allows.
+if TYPE_CHECKING:
+    from pipeline.capacity.estimate import Calibration
+    from pipeline.config import RunConfig
+    from pipeline.planning.plan import RunPlan
+    from pipeline.reporting.report import Report
+    from pipeline.runs.run_folder import RunFolder
+
+HELP = """
+Turn Common Crawl files into tokenized WebDataset shards: the CCNet chain on Ray Data.
+
+Exit codes: 0 done; 1 failed, finished tasks are kept; 2 wrong config or usage; 3 done, but more
+input was quarantined than input.max_quarantined_share allows.
 """
 
-app = typer.Typer(
-    name="pipeline",
-    help="Common Crawl to tokenized WebDataset shards: the CCNet chain on Ray Data." + EXIT_CODES,
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
-models_app = typer.Typer(
-    help="Models and texts: what there is, fetching it, training your own.", no_args_is_help=True
-)
-train_app = typer.Typer(help="Train models from your own texts.", no_args_is_help=True)
-app.add_typer(models_app, name="models")
-models_app.add_typer(train_app, name="train")
+app = typer.Typer(help=HELP)
+"""The commands. `main` and the `corpusmill` program (console.py) add the options before them."""
 
-Config = Annotated[
+app.add_typer(models_app, name="models")
+
+ConfigFile = Annotated[
     str, typer.Argument(help="A YAML file, or the name of one in configs/.", metavar="CONFIG")
 ]
 RunAddress = Annotated[
     str,
-    typer.Argument(help="Folder of a run; s3://bucket/folder for one in a bucket.", metavar="RUN"),
+    typer.Argument(
+        help="Folder of a run, or s3://bucket/folder for a run in a bucket.", metavar="RUN"
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -53,22 +62,69 @@ Overrides = Annotated[
 RunDir = Annotated[
     str | None, typer.Option(help="Folder of the run, instead of the config's run_dir.")
 ]
-Engine = Annotated[
+EngineKind = Annotated[
     str | None, typer.Option(metavar="ray|inline", help="Instead of the config's engine.kind.")
 ]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
-console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 140)
-errors = Console(stderr=True, highlight=False, soft_wrap=True)
+
+def main() -> NoReturn:
+    """Run the command line. Every expected error becomes a message and an exit code."""
+    set_up_process()
+    make_program()()
+    raise AssertionError("Typer ends the process")
+
+
+def make_program() -> typer.Typer:
+    """Return the program `python -m pipeline`."""
+    program = typer.Typer(
+        help=HELP,
+        cls=CommandGroup,
+        no_args_is_help=True,
+        add_completion=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+    )
+    program.callback()(_read_root_options)
+    program.add_typer(app, name="")  # without a name, its commands are commands of the program
+    return program
+
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        print(f"corpusmill {metadata.version('corpusmill')}")
+        raise typer.Exit
+
+
+def _read_root_options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the version and exit.",
+        ),
+    ] = False,
+) -> None:
+    """Read the options before the command. Their callbacks do the work."""
+    del version
+
+
+# ------------------------------------------------------------------------------------------ run
 
 
 @app.command()
 def run(
-    config: Config,
+    config: ConfigFile,
     overrides: Overrides = None,
     run_dir: RunDir = None,
-    engine: Engine = None,
+    engine: EngineKind = None,
 ) -> None:
-    """Run a config from crawl to shards; what is done already is not done again."""
+    """Run a config, from crawl files to shards.
+
+    Tasks that are finished already are skipped.
+    """
     from pipeline.execution.engine import check
     from pipeline.execution.engine import run as run_plan
     from pipeline.planning.plan import make_plan
@@ -77,248 +133,292 @@ def run(
     from pipeline.reporting.prometheus import RunMetrics
 
     started = time.monotonic()
-    settings = _load(config, overrides, run_dir, engine)
+    settings = _load_config(config, overrides, run_dir, engine)
     check(settings)
-    prepare(settings, _say)
+    prepare(settings, _log_info)
     plan = make_plan(settings)
     if not plan.splits:
-        _fail(f"{config}: the input has no files", WRONG_USAGE)
+        fail(f"{config}: the input has no files; check the section `input`", WRONG_USAGE)
     metrics = RunMetrics(plan)
     with RunProgress(console) as progress:
         for event in run_plan(plan):
             progress.show(event)
             metrics.note(event)
-    verb = (
-        "nothing was left to do"
-        if progress.num_tasks == 0
-        else f"{progress.num_tasks} pieces of work done"
-    )
-    _close(plan, f"{verb}, in {time.monotonic() - started:.1f} s")
+    done = f"{progress.num_tasks} tasks done" if progress.num_tasks else "nothing was left to do"
+    _print_outcome(plan, f"{done}, in {time.monotonic() - started:.1f} s")
 
 
-def _close(plan: Any, what_was_done: str) -> None:
-    """Write the report of a run that has ended and print it, with where to look next; exit if too much was broken."""
+def _print_outcome(plan: RunPlan, what_was_done: str) -> None:
+    """Write and print the report of a finished run, and the next commands.
+
+    Exits with a code if too many records were quarantined.
+    """
     from pipeline.execution.engine import DATASET_LINK
-    from pipeline.reporting import report
-    from pipeline.runs.phase_folder import write_atomically
+    from pipeline.reporting.report import make_report, print_report
     from pipeline.runs.run_folder import RunFolder
 
     found = RunFolder.open(plan.run_dir)
-    account = report.make_report(found)
-    write_atomically(plan.run_dir / "report.html", report.to_html(account).encode())
-    write_atomically(plan.run_dir / "report.json", report.to_json(account).encode())
+    report = make_report(found)
+    _write_report(found, report)
     console.print()
-    report.print_report(account, console)
-    # in a bucket the link is for our loader alone
+    print_report(report, console)
+    # In a bucket, only our loader can follow the link.
     dataset = plan.run_dir / DATASET_LINK if isinstance(plan.run_dir, Path) else found.dataset
-    console.print(f"\n{what_was_done}. The dataset: {dataset}/manifest.json", markup=False)
-    console.print(
-        f"Next:  python -m pipeline explain {plan.run_dir} URL    why a page is, or is not, in the dataset\n"
-        f"       python -m pipeline verify {plan.run_dir}         rehash and recount every shard\n"
-        f"       {plan.run_dir}/report.html                       this summary as a page",
-        markup=False,
+    next_steps = (
+        f"\n{what_was_done}. The dataset: {dataset}/manifest.json\n"
+        f"Next:  python -m pipeline explain {plan.run_dir} URL   "
+        f"show why a page is in the dataset or not\n"
+        f"       python -m pipeline verify {plan.run_dir}        check every shard\n"
+        f"       {plan.run_dir}/report.html                      this summary as a page"
     )
-    if account.quarantined_share > (allowed := plan.config.input.max_quarantined_share):
-        _fail(
-            f"{account.quarantined_share:.2%} of the records are quarantined, input.max_quarantined_share allows "
-            f"{allowed:.2%}; see {found.folder('extract').root}/*.quarantine.jsonl",
-            TOO_MUCH_QUARANTINED,
+    console.print(next_steps, markup=False)
+    limit = plan.config.input.max_quarantined_share
+    if report.quarantined_share > limit:
+        message = (
+            f"{report.quarantined_share:.2%} of the records are quarantined, "
+            f"input.max_quarantined_share allows {limit:.2%}; "
+            f"see {found.folder('extract').root}/*.quarantine.jsonl"
         )
+        fail(message, TOO_MUCH_QUARANTINED)
+
+
+def _write_report(run: RunFolder, report: Report) -> None:
+    from pipeline.reporting.report import to_html, to_json
+    from pipeline.runs.phase_folder import write_atomically
+
+    write_atomically(run.run_dir / "report.html", to_html(report).encode())
+    write_atomically(run.run_dir / "report.json", to_json(report).encode())
+
+
+# ----------------------------------------------------------------------------------------- plan
 
 
 @app.command()
 def plan(
-    config: Config,
+    config: ConfigFile,
     overrides: Overrides = None,
     run_dir: RunDir = None,
-    engine: Engine = None,
+    engine: EngineKind = None,
     files: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="What so many files would take: as if the input had them; lists nothing."
-        ),
+        typer.Option(min=1, help="Estimate for this many input files, without listing any."),
     ] = None,
-    nodes: Annotated[int, typer.Option(min=1, help="Machines.")] = 1,
+    nodes: Annotated[int, typer.Option(min=1, help="Number of machines.")] = 1,
     cores: Annotated[
-        int | None, typer.Option(min=1, help="Of each machine; default: as this one.")
+        int | None, typer.Option(min=1, help="Cores per machine. Default: as this machine.")
     ] = None,
     memory_gb: Annotated[
-        float | None, typer.Option(help="Of each machine (10^9 bytes); default: as this one.")
+        float | None,
+        typer.Option(help="Memory per machine in 10^9 bytes. Default: as this machine."),
     ] = None,
     price_per_core_hour: Annotated[
-        float | None, typer.Option(min=0, help="In whatever money.")
+        float | None, typer.Option(min=0, help="Price of a core for an hour, in any currency.")
     ] = None,
     calibration: Annotated[
         str | None,
-        typer.Option(
-            help="Rates: a finished run, or a .json file; default: those that are shipped."
-        ),
+        typer.Option(help="Rates: a finished run, or a .json file. Default: the shipped rates."),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print what it will take as JSON.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the estimate as JSON.")] = False,
 ) -> None:
-    """Show what `run` would do, what is done already, and what it will take. Starts nothing, fetches nothing."""
-    from pipeline.capacity import estimate as cost
-    from pipeline.capacity import estimate_report as cost_report
-    from pipeline.planning.plan import make_plan
-    from pipeline.planning.prepare import is_prepared
-    from pipeline.reporting import report
-    from pipeline.runs.run_folder import RunFolder
+    """Show what `run` would do and what it would cost.
 
-    settings = _load(config, overrides, run_dir, engine)
-    rates = shipped = cost.read_calibration()
-    if calibration is not None:
-        is_file = calibration.endswith(".json")
-        own = (
-            cost.read_calibration(Path(calibration))
-            if is_file
-            else cost.fit([RunFolder.open(calibration)])
-        )
-        rates = own.filled_by(shipped)
+    Starts and downloads nothing.
+    """
+    from pipeline.capacity.estimate import estimate, this_machine
+    from pipeline.capacity.estimate_report import print_cost, to_json
+
+    settings = _load_config(config, overrides, run_dir, engine)
+    rates = _read_rates(calibration)
     input_bytes: float | None = None
     if files is None:
-        if not is_prepared(settings) and not as_json:
-            console.print(
-                "Some models or the sample crawl are not here yet: `run` makes them first. "
-                "What is unknown is shown as —.\n"
-            )
-        planned = make_plan(settings)
-        if not as_json:
-            report.print_plan(planned, console)
-        files = sum(len(split.files) for split in planned.splits)
-        input_bytes = float(sum(split.num_bytes for split in planned.splits))
+        files, input_bytes = _show_plan(settings, is_quiet=as_json)
         if not files:
             return
-    is_snapshot = settings.input.common_crawl is not None
-    cluster = cost.this_machine(settings, nodes, cores, memory_gb, price_per_core_hour)
-    found = cost.estimate(
-        settings, rates, cluster, num_files=files, input_bytes=None if is_snapshot else input_bytes
-    )
+    if settings.input.common_crawl is not None:
+        input_bytes = None  # the sizes of the files of a snapshot are known to the server only
+    cluster = this_machine(settings, nodes, cores, memory_gb, price_per_core_hour)
+    found = estimate(settings, rates, cluster, num_files=files, input_bytes=input_bytes)
     if as_json:
-        sys.stdout.write(cost_report.to_json(found))
+        sys.stdout.write(to_json(found))
         return
     console.print()
-    cost_report.print_cost(found, console)
+    print_cost(found, console)
+
+
+def _show_plan(settings: RunConfig, *, is_quiet: bool) -> tuple[int, float]:
+    """Print the plan and return the number of input files and their bytes."""
+    from pipeline.planning.plan import make_plan
+    from pipeline.planning.prepare import is_prepared
+    from pipeline.reporting.report import print_plan
+
+    if not is_prepared(settings) and not is_quiet:
+        console.print(
+            "Some models or the sample crawl are missing on this machine; `run` makes them first. "
+            "Unknown values are shown as —.\n"
+        )
+    planned = make_plan(settings)
+    if not is_quiet:
+        print_plan(planned, console)
+    num_files = sum(len(split.files) for split in planned.splits)
+    return num_files, float(sum(split.num_bytes for split in planned.splits))
+
+
+def _read_rates(calibration: str | None) -> Calibration:
+    """Return the rates of a run or of a file. The shipped rates fill in what was not measured."""
+    from pipeline.capacity.estimate import fit, read_calibration
+    from pipeline.runs.run_folder import RunFolder
+
+    shipped = read_calibration()
+    if calibration is None:
+        return shipped
+    if calibration.endswith(".json"):
+        measured = read_calibration(Path(calibration))
+    else:
+        measured = fit([RunFolder.open(calibration)])
+    return measured.filled_by(shipped)
+
+
+# ------------------------------------------------------------------------------ looking at a run
 
 
 @app.command(name="report")
-def report_(
-    run: RunAddress, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
-) -> None:
-    """Show the summary of a run again, and write its page anew."""
-    from pipeline.reporting import report
-    from pipeline.runs.phase_folder import write_atomically
+def show_report(run: RunAddress, as_json: AsJson = False) -> None:
+    """Print the summary of a run again.
+
+    Also writes its report.html and report.json again.
+    """
+    from pipeline.reporting.report import make_report, print_report, to_json
     from pipeline.runs.run_folder import RunFolder
 
     found = RunFolder.open(run)
-    account = report.make_report(found)
+    report = make_report(found)
     if as_json:
-        sys.stdout.write(report.to_json(account))
+        sys.stdout.write(to_json(report))
         return
-    write_atomically(found.run_dir / "report.html", report.to_html(account).encode())
-    report.print_report(account, console)
-    console.print(f"\nAs a page: {run}/report.html")
+    _write_report(found, report)
+    print_report(report, console)
+    console.print(f"\nAs a page: {run}/report.html", markup=False)
 
 
 @app.command()
-def status(
-    run: RunAddress, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
-) -> None:
-    """Show how far a run is, with rates and an end estimate, from its folder alone: from any machine, without Ray."""
-    from pipeline.reporting import status as watching
+def status(run: RunAddress, as_json: AsJson = False) -> None:
+    """Show the progress of a run.
+
+    Reads its folder alone, so it works on any machine, without Ray.
+    """
+    from pipeline.reporting.status import print_status, read_status, to_json
     from pipeline.runs.run_folder import RunFolder
 
-    found = watching.read_status(RunFolder.open(run), now=time.time())
+    found = read_status(RunFolder.open(run), now=time.time())
     if as_json:
-        sys.stdout.write(watching.to_json(found))
+        sys.stdout.write(to_json(found))
         return
-    watching.print_status(found, console)
+    print_status(found, console)
 
 
 @app.command()
 def explain(
     run: RunAddress, document: Annotated[str, typer.Argument(help="A URL or a doc_id.")]
 ) -> None:
-    """Tell a document's whole story: where it stood, what was taken from it, its scores, why it was kept or dropped."""
-    from pipeline.reporting.explain import explain as explain_document
+    """Show why a document was kept or dropped.
+
+    Prints where it was read, its scores, every rule with its limit, and where it is stored.
+    """
+    from pipeline.reporting.explain import explain as trace_document
     from pipeline.runs.run_folder import RunFolder
 
-    for trace in explain_document(RunFolder.open(run), document):
+    for trace in trace_document(RunFolder.open(run), document):
         for line in trace.lines:
             console.print(line, markup=False)
         console.print()
 
 
 @app.command()
-def preview(
-    run: RunAddress,
-    overrides: Overrides = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
-    """Show what other thresholds of `select` would keep and drop, from stored scores, in seconds. Writes nothing."""
-    from pipeline.reporting import preview as previewing
+def preview(run: RunAddress, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Show what other thresholds of `select` would keep.
+
+    Uses the stored scores. Takes seconds and writes nothing.
+    """
+    from pipeline.reporting.preview import preview as preview_run
+    from pipeline.reporting.preview import print_preview, to_json
     from pipeline.runs.run_folder import RunFolder
 
     if not overrides:
-        _fail(
-            "nothing to recut: name a threshold, such as --set select.language.min_score=0.65",
+        fail(
+            "nothing to preview: name a threshold, such as --set select.language.min_score=0.65",
             WRONG_USAGE,
         )
-    found = previewing.preview(RunFolder.open(run), overrides)
+    found = preview_run(RunFolder.open(run), overrides)
     if as_json:
-        sys.stdout.write(previewing.to_json(found))
+        sys.stdout.write(to_json(found))
         return
-    previewing.print_preview(found, console)
+    print_preview(found, console)
+
+
+# ---------------------------------------------------------------------------- checking a dataset
 
 
 @app.command()
 def verify(
     dataset: Annotated[
         str,
-        typer.Argument(help="Folder of a run, or of a dataset (with manifest.json); s3://... too."),
+        typer.Argument(help="Folder of a run, or of a dataset with manifest.json; s3://... too."),
     ],
 ) -> None:
-    """Rehash and recount a finished dataset, and read it as the world will: with plain webdataset.
+    """Check every shard of a finished dataset.
 
-    Exit code 1 and one line per fault if something is wrong.
+    Hashes and counts every shard, and reads it with plain webdataset.
+
+    Prints one line per fault and ends with exit code 1 if there is one.
     """
-    from webdataset.compat import WebDataset
-    from webdataset.gopen import gopen_schemes
-
     from pipeline.runs.phase_folder import parse_location
     from pipeline.runs.run_folder import RunFolder
-    from shardwriter import verify as verify_dataset
+    from shardwriter import verify as find_faults
     from shardwriter.format import MANIFEST_FILE, Manifest
 
     folder = parse_location(dataset)
     if not (folder / MANIFEST_FILE).exists():
         folder = RunFolder.open(dataset).dataset
-    findings = verify_dataset(folder)
-    for finding in findings:
-        console.print(str(finding), markup=False)
-    if findings:
-        _fail(f"{folder}: {len(findings)} faults", FAILED)
-    manifest = Manifest.loads((folder / MANIFEST_FILE).read_bytes(), str(folder / MANIFEST_FILE))
+    faults = find_faults(folder)
+    for fault in faults:
+        console.print(str(fault), markup=False)
+    if faults:
+        fail(f"{folder}: {len(faults)} faults; see the lines above", FAILED)
+    manifest_file = folder / MANIFEST_FILE
+    manifest = Manifest.loads(manifest_file.read_bytes(), str(manifest_file))
     shards = [str(folder / shard.file) for shard in manifest.shards]
-    gopen_schemes["s3"] = lambda url, mode, _: parse_location(url).open(mode)
-    num_samples = (
-        sum(1 for _ in WebDataset(shards, shardshuffle=False, empty_check=False)) if shards else 0
-    )
+    num_samples = _count_samples(shards)
     if num_samples != manifest.totals.num_samples:
-        _fail(
-            f"{folder}: webdataset reads {num_samples:,} samples, the manifest has {manifest.totals.num_samples:,}",
-            FAILED,
+        message = (
+            f"{folder}: webdataset reads {num_samples:,} samples, "
+            f"the manifest has {manifest.totals.num_samples:,}"
         )
-    console.print(f"{folder}: every shard, index and count is as the manifest says")
+        fail(message, FAILED)
+    console.print(f"{folder}: every shard, index and count is as the manifest says", markup=False)
     console.print(
         f"webdataset reads {num_samples:,} samples from {len(shards)} shards", markup=False
     )
 
 
+def _count_samples(shards: list[str]) -> int:
+    """Count the samples with plain webdataset, as other programs would read them."""
+    from webdataset.compat import WebDataset
+    from webdataset.gopen import gopen_schemes
+
+    from pipeline.runs.phase_folder import parse_location
+
+    if not shards:
+        return 0
+    gopen_schemes["s3"] = lambda url, mode, _: parse_location(url).open(mode)
+    return sum(1 for _ in WebDataset(shards, shardshuffle=False, empty_check=False))
+
+
 @app.command()
-def export(run: RunAddress, out: Annotated[Path, typer.Argument(help="Folder to make.")]) -> None:
-    """Write the kept documents as CCNet does: JSON lines, one gzip file per language and bucket."""
+def export(run: RunAddress, out: Annotated[Path, typer.Argument(help="Folder to create.")]) -> None:
+    """Write the kept documents in CCNet's format.
+
+    Writes one gzip file of JSON lines per language and bucket.
+    """
     from pipeline.reporting.export import export_ccnet
     from pipeline.runs.run_folder import RunFolder
 
@@ -329,150 +429,41 @@ def export(run: RunAddress, out: Annotated[Path, typer.Argument(help="Folder to 
 
 @app.command(name="sample-crawl")
 def sample_crawl(
-    out: Annotated[Path, typer.Argument(help="Folder to make.")],
-    documents: Annotated[int, typer.Option(min=100, help="Pages.")] = 20_000,
-    seed: Annotated[int, typer.Option(min=0, help="The same seed, the same bytes.")] = 1,
+    out: Annotated[Path, typer.Argument(help="Folder to create.")],
+    documents: Annotated[int, typer.Option(min=100, help="Number of pages.")] = 20_000,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same bytes.")] = 1,
     format: Annotated[
         str, typer.Option("--format", metavar="wet|warc", help="Extracted text, or HTML.")
     ] = "wet",
 ) -> None:
-    """Make a crawl from real texts, with a truth table that says what must happen to each page."""
+    """Make a sample crawl from real texts.
+
+    Also writes a table with the decision that each page must get.
+    """
     from pipeline.sample_crawl.generator import generate
 
     if format not in ("wet", "warc"):
-        _fail(f"--format is {format!r}, wanted wet or warc", WRONG_USAGE)
-    crawl = generate(out, num_documents=documents, seed=seed, format=format, say=_say)
-    console.print(
-        f"{documents:,} pages in {len(crawl.files)} files under {out}; the truth is in {crawl.truth}"
+        fail(f"--format is {format!r}, expected wet or warc", WRONG_USAGE)
+    crawl = generate(out, num_documents=documents, seed=seed, format=format, say=_log_info)
+    message = (
+        f"{documents:,} pages in {len(crawl.files)} files under {out}; "
+        f"the expected decisions are in {crawl.truth}"
     )
-
-
-@models_app.command("list")
-def models_list() -> None:
-    """List the registry: what there is, where it comes from, under which licence, and what is cached here."""
-    from rich.table import Table
-
-    from pipeline.models import registry as assets
-
-    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
-    for column in ("name", "here", "licence", "what it is"):
-        table.add_column(column)
-    for asset in assets.REGISTRY.values():
-        table.add_row(asset.name, assets.status(asset.name), asset.licence, asset.description)
-    console.print(table)
-    console.print(f"\nThe cache is {assets.cache_folder()}; $CORPUSMILL_CACHE names another place.")
-
-
-@models_app.command("fetch")
-def models_fetch(
-    names: Annotated[list[str], typer.Argument(help="Names of the registry.")],
-) -> None:
-    """Fetch, or make, models into the cache, so that later runs need no network."""
-    from pipeline.models import registry as assets
-
-    for name in names:
-        console.print(f"{name}: {assets.resolve(name, say=_say)}", markup=False)
-
-
-Texts = Annotated[
-    list[Path],
-    typer.Option(help="Text files, one document a line (.xz and .gz too); repeat the option."),
-]
-
-
-@train_app.command("lm")
-def train_lm(
-    lang: Annotated[str, typer.Option(help="Language code, as language identification gives it.")],
-    text: Texts,
-    out: Annotated[
-        Path, typer.Option(help="Folder to make; name it in annotate.perplexity.models.")
-    ],
-    vocab_size: Annotated[
-        int | None,
-        typer.Option(help="Pieces; default: by the size of the text, at most CCNet's 65,536."),
-    ] = None,
-) -> None:
-    """Train CCNet's language model: SentencePiece pieces and a KenLM 5-gram over them, with percentile cutoffs."""
-    from pipeline.models import training as model_training
-
-    record = model_training.train_lm(
-        model_training.read_texts(text), lang, out, vocab_size=vocab_size, say=_say
-    )
-    head, middle = (record["cutoffs"][percent] for percent in ("30", "60"))
-    console.print(f"{out}: on held-out texts head ends at {head}, middle at {middle}", markup=False)
-    console.print(f"use it as  annotate.perplexity.models.{lang}: {out}", markup=False)
-
-
-@train_app.command("reference")
-def train_reference(
-    positive: Annotated[
-        list[Path], typer.Option(help="Texts that are references, one a line; repeat the option.")
-    ],
-    negative: Annotated[
-        list[Path], typer.Option(help="Texts of random pages, one a line; repeat the option.")
-    ],
-    out: Annotated[
-        Path, typer.Option(help="Folder to make; name it in annotate.reference.models.")
-    ],
-) -> None:
-    """Train LLaMA's is-reference classifier (fastText) and print how well it does on texts it has not seen."""
-    from pipeline.models import training as model_training
-
-    record = model_training.train_reference(
-        model_training.read_texts(positive), model_training.read_texts(negative), out, say=_say
-    )
-    figures = ", ".join(f"{name} {record[name]:.3f}" for name in ("precision", "recall", "roc_auc"))
-    console.print(f"{out}: on held-out texts: {figures}", markup=False)
-
-
-def main() -> NoReturn:
-    """Run the command line; every expected fault becomes a message and an exit code, not a traceback."""
-    from config_files.reader import ConfigError
-    from pipeline.execution.engine import RunAborted
-    from pipeline.models.kenlm_build import TrainingFailed
-    from pipeline.models.registry import AssetError
-    from pipeline.runs.run_folder import RunNotFound
-    from storage.object_store import StorageError
-
-    signal.signal(signal.SIGTERM, _terminate)
-    try:
-        app(standalone_mode=True)
-    except ConfigError as error:
-        _fail("\n".join(error.faults), WRONG_USAGE)
-    except RunNotFound as error:
-        _fail(str(error), WRONG_USAGE)
-    except (AssetError, RunAborted, StorageError, TrainingFailed) as error:
-        _fail(str(error), FAILED)
-    except OSError as error:
-        _fail(f"{type(error).__name__}: {error}", FAILED)
-    except KeyboardInterrupt:
-        _fail("interrupted; what is done stays done, run the same command again to go on", 130)
-    raise AssertionError("typer ends the process")
-
-
-def _terminate(*_: object) -> NoReturn:
-    """End as by an exception, so that what is open is closed: `ray job stop`, a pod that is taken away, `kill`.
-
-    It speaks at once, past Python's buffers, since who stops a process may not wait for its end.
-    """
-    os.write(
-        2, b"stopped by SIGTERM; what is done stays done, run the same command again to go on\n"
-    )
-    raise SystemExit(TERMINATED)
-
-
-def _load(config: str, overrides: list[str] | None, run_dir: str | None, engine: str | None) -> Any:
-    from pipeline.config import load
-
-    extra = [f"run_dir={run_dir}"] if run_dir else []
-    extra += [f"engine.kind={engine}"] if engine else []
-    return load(config, [*(overrides or []), *extra])
-
-
-def _say(message: str) -> None:
     console.print(message, markup=False)
 
 
-def _fail(message: str, code: int) -> NoReturn:
-    errors.print(message, markup=False, style="red")
-    raise SystemExit(code)
+def _load_config(
+    config: str, overrides: list[str] | None, run_dir: str | None, engine: str | None
+) -> RunConfig:
+    from pipeline.config import load
+
+    changes = list(overrides or [])
+    if run_dir:
+        changes.append(f"run_dir={run_dir}")
+    if engine:
+        changes.append(f"engine.kind={engine}")
+    return load(config, changes)
+
+
+def _log_info(message: str) -> None:
+    console.print(message, markup=False)

@@ -196,7 +196,7 @@ def test_a_run_outlives_its_drivers_and_a_machine(machines: Machines) -> None:
     stopped = cluster.head.run(*ray, "stop", address, job)
     assert stopped.returncode == 0, stopped.stdout
     assert (
-        "stopped by SIGTERM; what is done stays done"
+        "stopped by SIGTERM: finished tasks are kept"
         in cluster.head.run(*ray, "logs", address, job).stdout
     )
     assert machines.events("outlives")[-1]["event"] == "RunEnded"

@@ -127,7 +127,9 @@ def test_a_run_that_is_told_to_stop_says_how_to_go_on(chain: Chain) -> None:
     """SIGTERM, as of `ray job stop` or a pod that is taken away: its log is closed, its exit code is a shell's."""
     out, code = _stop_when(chain, "told-to-stop", "extract", signal.SIGTERM)
     assert code == 128 + signal.SIGTERM
-    assert "stopped by SIGTERM; what is done stays done, run the same command again to go on" in out
+    assert (
+        "stopped by SIGTERM: finished tasks are kept, run the same command again to continue" in out
+    )
     log = (chain.folder / "told-to-stop" / "log.jsonl").read_text().splitlines()
     assert json.loads(log[-1])["event"] == "RunEnded"
 

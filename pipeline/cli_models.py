@@ -1,0 +1,115 @@
+"""The commands `models list`, `models fetch` and `models train`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipeline.terminal import console
+
+models_app = typer.Typer(
+    help="List and fetch models and texts, and train your own.", no_args_is_help=True
+)
+train_app = typer.Typer(help="Train models from your own texts.", no_args_is_help=True)
+models_app.add_typer(train_app, name="train")
+
+OutputFolder = Annotated[
+    Path, typer.Option(help="Folder to create. Name it in annotate.perplexity.models.")
+]
+
+
+@models_app.command("list")
+def list_models() -> None:
+    """List the models and texts, with licences.
+
+    Also shows which of them are in the cache of this machine.
+    """
+    from rich.table import Table
+
+    from pipeline.models import registry
+
+    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
+    for column in ("name", "here", "licence", "description"):
+        table.add_column(column)
+    for asset in registry.REGISTRY.values():
+        table.add_row(asset.name, registry.status(asset.name), asset.licence, asset.description)
+    console.print(table)
+    console.print(
+        f"\nThe cache is {registry.cache_folder()}; set $CORPUSMILL_CACHE to use another folder.",
+        markup=False,
+    )
+
+
+@models_app.command("fetch")
+def fetch_models(
+    names: Annotated[list[str], typer.Argument(help="Names from `models list`.")],
+) -> None:
+    """Fetch or build models into the cache.
+
+    Later runs then need no network.
+    """
+    from pipeline.models import registry
+
+    for name in names:
+        path = registry.resolve(name, say=_log_info)
+        console.print(f"{name}: {path}", markup=False)
+
+
+@train_app.command("lm")
+def train_lm(
+    lang: Annotated[str, typer.Option(help="Language code, as language identification gives it.")],
+    text: Annotated[
+        list[Path],
+        typer.Option(help="Text files, one document per line (.xz and .gz too). Repeatable."),
+    ],
+    out: OutputFolder,
+    vocab_size: Annotated[
+        int | None,
+        typer.Option(
+            help="Number of pieces. Default: by the size of the text, at most CCNet's 65,536."
+        ),
+    ] = None,
+) -> None:
+    """Train a language model as CCNet does.
+
+    Trains SentencePiece, a KenLM 5-gram over its pieces, and percentile cutoffs.
+    """
+    from pipeline.models import training
+
+    texts = training.read_texts(text)
+    record = training.train_lm(texts, lang, out, vocab_size=vocab_size, say=_log_info)
+    head, middle = (record["cutoffs"][percent] for percent in ("30", "60"))
+    console.print(f"{out}: on held-out texts head ends at {head}, middle at {middle}", markup=False)
+    console.print(f"Next: set annotate.perplexity.models.{lang}: {out}", markup=False)
+
+
+@train_app.command("reference")
+def train_reference(
+    positive: Annotated[
+        list[Path], typer.Option(help="Texts of reference pages, one per line. Repeatable.")
+    ],
+    negative: Annotated[
+        list[Path], typer.Option(help="Texts of random pages, one per line. Repeatable.")
+    ],
+    out: Annotated[
+        Path, typer.Option(help="Folder to create. Name it in annotate.reference.models.")
+    ],
+) -> None:
+    """Train a reference classifier as LLaMA does.
+
+    Trains a fastText model and prints its scores on held-out texts.
+    """
+    from pipeline.models import training
+
+    record = training.train_reference(
+        training.read_texts(positive), training.read_texts(negative), out, say=_log_info
+    )
+    names = ("precision", "recall", "roc_auc")
+    figures = ", ".join(f"{name} {record[name]:.3f}" for name in names)
+    console.print(f"{out}: on held-out texts: {figures}", markup=False)
+
+
+def _log_info(message: str) -> None:
+    console.print(message, markup=False)
