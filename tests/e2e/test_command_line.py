@@ -40,7 +40,7 @@ def small(tmp_path: Path, tiny_tokenizer: Path, wet_file: Path) -> Path:
     path = tmp_path / "small.yaml"
     path.write_text(
         f"run_dir: {tmp_path}/run\ninput:\n  files: ['{wet_file}']\nextract:\n  length: {{min_chars: 10}}\n"
-        f"paragraph_dedup:\n  keep: first\nselect:\n  language: null\n"
+        f"paragraph_dedup:\n  keep: keep_first\nselect:\n  language: null\n"
         f"tokenize:\n  tokenizer: {tiny_tokenizer}\nengine:\n  kind: inline\n"
     )
     return path
