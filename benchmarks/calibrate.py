@@ -31,7 +31,7 @@ from benchmarks.demo_chain import BYTES_PER_DOCUMENT, demo_config
 from benchmarks.result_file import commit, machine, save
 from pipeline.capacity.estimate import HASHED, Calibration, Cluster, estimate, fit
 from pipeline.execution.engine import TaskFinished, do_here, run
-from pipeline.phases import PHASES
+from pipeline.phases import registry
 from pipeline.planning.plan import make_plan
 from pipeline.planning.recorded_plan import load_plan
 from pipeline.runs.event_log import keep
@@ -63,7 +63,7 @@ def do_partitions_again(found: RunFolder) -> None:
     plan = load_plan(found)
     with keep(found.run_dir) as add:
         for name in HASHED:
-            phase = PHASES[name](plan)
+            phase = registry.find_phase(name)(plan)
             for task_id in [*phase.task_ids()] * 2:
                 for result in do_here(phase, task_id, found.config.engine):
                     event = TaskFinished(name, **{"failed": None, **result})

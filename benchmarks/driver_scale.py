@@ -35,15 +35,17 @@ from pipeline.config import RunConfig, load
 from pipeline.execution.engine import run
 from pipeline.execution.task_stats import peak_mb, reset_peak_memory
 from pipeline.models import registry as assets
-from pipeline.phases import PHASES, Phase, SplitPhase
+from pipeline.phases import registry
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.fuzzy_dedup import FOREST, FuzzyDedup
 from pipeline.phases.paragraph_dedup import ParagraphDedup
+from pipeline.phases.phase import Phase, SplitPhase
 from pipeline.phases.select import Select
 from pipeline.phases.write_shards import WriteShards
-from pipeline.planning.plan import RunPlan, make_plan
+from pipeline.planning.plan import make_plan
 from pipeline.planning.prepare import prepare
 from pipeline.planning.recorded_plan import record_plan
+from pipeline.planning.run_plan import RunPlan
 from pipeline.reporting import report
 from pipeline.runs.run_folder import RunFolder
 from stages.contract import Counters
@@ -85,7 +87,7 @@ def simulate(num_splits: int, folder: Path) -> Measured:
     plan: RunPlan = timed("plan", lambda: make_plan(config))
     plan.run_dir.mkdir()
     timed("write run.json", lambda: record_plan(plan))
-    for make_phase in PHASES.values():
+    for make_phase in registry.PHASES:
         for act, what in _acts(make_phase(plan), seeds):
             timed(act, what)
     timed("report", lambda: report.make_report(RunFolder.open(plan.run_dir)))

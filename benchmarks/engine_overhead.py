@@ -40,7 +40,8 @@ from benchmarks.result_file import REPOSITORY, save
 from pipeline.config import EngineConfig
 from pipeline.execution.engine import Engine, PhaseFinished, do_here, engine_of, run
 from pipeline.models.registry import cache_folder
-from pipeline.phases import PHASES, Phase
+from pipeline.phases import registry
+from pipeline.phases.phase import Phase
 from pipeline.planning.plan import make_plan
 
 ENTRANTS = ("bare pool", "ray")
@@ -225,7 +226,7 @@ def summarize(medians: dict[str, Figures], sizes: dict[str, float]) -> dict[str,
         }
     per_mb = {
         phase: [_line(medians, sizes, entrant, phase, "cpu_s")[1] for entrant in ENTRANTS]
-        for phase in PHASES
+        for phase in registry.list_phase_names()
     }
     figures["cpu_s"]["ratio_per_mb_by_phase"] = {
         phase: round(ray / pool, 3)

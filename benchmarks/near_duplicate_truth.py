@@ -37,7 +37,8 @@ from pipeline.config import load
 from pipeline.execution.engine import PhaseFinished, run
 from pipeline.models.demo_texts import summaries
 from pipeline.phases.fuzzy_dedup import FuzzyDedup
-from pipeline.planning.plan import RunPlan, make_plan
+from pipeline.planning.plan import make_plan
+from pipeline.planning.run_plan import RunPlan
 from pipeline.sample_crawl.generator import generate
 from stages.dedup.minhash import SEED, MinHash, MinHashSettings, bands, ngrams, signatures
 

@@ -38,11 +38,14 @@ from rich.table import Table
 from benchmarks.demo_chain import demo_config
 from benchmarks.result_file import save
 from pipeline.execution.engine import run, steps_of
-from pipeline.execution.task import FLOW, Source, StageSpec
+from pipeline.execution.task import FLOW, Source
 from pipeline.models import registry as assets
-from pipeline.phases import PHASES, PartitionPhase, Phase
+from pipeline.phases import registry
 from pipeline.phases.annotate import Annotate
-from pipeline.planning.plan import RunPlan, make_plan
+from pipeline.phases.phase import PartitionPhase, Phase
+from pipeline.planning.plan import make_plan
+from pipeline.planning.run_plan import RunPlan
+from pipeline.planning.stage_spec import StageSpec
 from shardwriter.format import TOKENS_MEMBER
 from stages.dedup.minhash import signatures
 from stages.dedup.paragraphs import duplicated, hash_paragraph, hash_paragraphs
@@ -163,7 +166,7 @@ def _sha256(path: Path) -> str:
 
 def rows_of(plan: RunPlan, folder: Path) -> Iterator[Row]:
     """All rows, for the only unit of a plan that has been run."""
-    phases = {name: make_phase(plan) for name, make_phase in PHASES.items()}
+    phases = {phase.name: phase(plan) for phase in registry.PHASES}
     split = plan.splits[0].key
     yield from _extract_rows(plan, flow_of(phases["extract"], split), split, folder)
     yield from _deduplicate_rows(plan, phases["paragraph_dedup"], split)

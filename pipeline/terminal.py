@@ -57,7 +57,7 @@ def _describe(error: Exception) -> tuple[str, int]:
     """Return the message and the exit code for an expected error, or raise it again."""
     # These modules are imported only now, because `--help` must not wait for them.
     from config_files.reader import ConfigError
-    from pipeline.execution.engine import RunAborted
+    from pipeline.errors import RunAborted
     from pipeline.models.kenlm_build import TrainingFailed
     from pipeline.runs.run_folder import RunNotFound
 

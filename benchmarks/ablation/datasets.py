@@ -31,13 +31,13 @@ from numpy.typing import NDArray
 
 from pipeline.config import RunConfig, load
 from pipeline.execution.engine import run
-from pipeline.execution.task import StageSpec
 from pipeline.models import demo_texts
 from pipeline.models import registry as assets
 from pipeline.models.training import is_held_out
 from pipeline.phases.tokenize import order_keys, tokenizer_entry
 from pipeline.planning.plan import make_plan
 from pipeline.planning.prepare import prepare
+from pipeline.planning.stage_spec import StageSpec
 from shardwriter import Documents, join, write_shard
 from shardwriter.format import MANIFEST_FILE, index_file, shard_file
 from stages.transform.tokenize import Tokenize

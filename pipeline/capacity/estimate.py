@@ -9,7 +9,7 @@ Leaves to others: measuring (benchmarks/calibrate.py), how far the model is off 
     cost = estimate(config, calibration, Cluster(nodes=10, cores=32, memory_gb=128), num_files=90_000)
     cost.cpu_hours, cost.hours, cost.price, cost.warnings
 
-What is in a piece of work is counted in AMOUNTS. What it does not know: that a larger crawl repeats more (the share
+What is in a piece of work is counted in list_amounts(). What it does not know: that a larger crawl repeats more (the share
 that deduplication leaves is that of the measured run, and so an upper bound), and waiting for disks and networks.
 """
 
@@ -31,11 +31,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from config_files.reader import ConfigError
 from pipeline.config import RunConfig
 from pipeline.execution.resources import request_of
-from pipeline.phases.fuzzy_dedup import BYTES_PER_BAND_HASH
-from pipeline.phases.hash_partitions import MAX_PARTITIONS, MIN_BUCKETS, partitions_for, pieces_for
-from pipeline.phases.paragraph_dedup import BYTES_PER_PARAGRAPH
+from pipeline.phases import registry
+from pipeline.phases.hash_partitions import MAX_PARTITIONS, MIN_BUCKETS, pieces_for
+from pipeline.phases.phase import Phase
 from pipeline.planning.input_splits import MAX_SPLITS, WET_BYTES, files_per_split
-from pipeline.planning.plan import CHAIN, PHASE_VERSIONS, stages_of
 from pipeline.runs.run_folder import RunFolder
 
 VERSION = 1
@@ -44,99 +43,31 @@ VERSION = 1
 SHIPPED = Path(__file__).with_name("calibration.json")
 """Measured by benchmarks/calibrate.py; `make bench` writes another."""
 
-AMOUNTS = (
-    "input",
-    "documents",
-    "text",
-    "paragraphs",
-    "left",
-    "scored",
-    "band_hashes",
-    "kept",
-    "tokens",
-)
-"""Bytes of the input as it lies there, documents and bytes of text in it, paragraphs that are hashed; characters and
-documents that annotate stored; hashes of their MinHash bands; documents kept, and their tokens."""
-
 Amounts = Mapping[str, float]
+
+
+def list_amounts() -> dict[str, tuple[str, str]]:
+    """Return amount -> the phase and the counter that measure it, as the phases declare.
+
+    They are: bytes of the input, documents and bytes of text in it, paragraphs that are hashed; characters and
+    documents that annotate stored; hashes of their MinHash bands; documents kept, and their tokens.
+    """
+    amounts: dict[str, tuple[str, str]] = {}
+    for phase in registry.PHASES:
+        for amount, counter in phase.amounts.items():
+            amounts[amount] = (phase.name, counter)
+    return amounts
+
 
 WET_FILE: Amounts = {"input": WET_BYTES, "documents": 26_000, "text": 172e6, "paragraphs": 3.4e6}
 """Of a file of a real snapshot: 78 documents of CC-MAIN-2026-17 have 6,600 bytes and 130 lines each and are compressed
 to 0.41; so 75 MB are 26,000 documents, which makes 2.3 billion of 90,000 files."""
 
-GROWS_WITH: Mapping[str, str] = {
-    "extract": "text",
-    "exact_dedup": "documents",
-    "extract: hashes": "paragraphs",
-    "extract: fates": "documents",
-    "extract: quarantine": "documents",
-    "paragraph_dedup": "paragraphs",
-    "annotate": "left",
-    "annotate: read": "text",
-    "annotate: paragraphs": "text",
-    "annotate: fates": "documents",
-    "annotate: bands": "band_hashes",
-    "fuzzy_dedup": "band_hashes",
-    "select": "scored",
-    "tokenize": "tokens",
-    "tokenize: read": "left",
-    "tokenize: documents": "kept",
-    "tokenize: fates": "kept",
-    "write_shards": "tokens",
-}
-"""What the time of a step, or the bytes of a kind of file, of a phase grows with; if not named, as its phase."""
-
-ACROSS = ("paragraph_dedup", "fuzzy_dedup", "write_shards")
-"""Phases whose pieces of work each open the files of every unit."""
-
-HASHED: Mapping[str, str] = {"paragraph_dedup": "paragraphs", "fuzzy_dedup": "band_hashes"}
-"""Those of them whose pieces of work are ranges of hashes, and of what."""
-
-OPEN_S: Mapping[str, float] = {
-    "paragraph_dedup": 0.0006,
-    "fuzzy_dedup": 0.0006,
-    "write_shards": 0.0006,
-}
-"""Seconds of CPU for one unit's files in one partition: benchmarks/driver_scale.py, 2,000 units."""
-
 PIECE_S = 15e-6
-"""And for one of a unit's pieces (buckets.py), however little is in it, where phases are HASHED."""
-
-REPEATS_S = 0.0004
-"""Seconds of CPU in which annotate opens what one partition of deduplicate has to say of a unit, among 10,000 units."""
-
-HELD_BYTES: Mapping[str, float] = {
-    "extract": 64,
-    "exact_dedup": 16,
-    "paragraph_dedup": BYTES_PER_PARAGRAPH,
-    "annotate": 64,
-    "fuzzy_dedup": BYTES_PER_BAND_HASH,
-    "select": 100,
-    "tokenize": 4,
-    "write_shards": 16,
-}
-"""Memory of a task for each of what its phase holds until its end (HOLDS), by what the code allocates."""
-
-HOLDS: Mapping[str, str] = {"extract": "paragraphs", "annotate": "band_hashes"}
-"""What that is, where it is not what the phase's time grows with."""
-
-READS: Mapping[str, tuple[tuple[str, str], ...]] = {
-    "extract": (),
-    "exact_dedup": (),
-    "paragraph_dedup": (("extract", "hashes"),),
-    "annotate": (("extract", "documents"), ("paragraph_dedup", "duplicate_lines")),
-    "fuzzy_dedup": (("annotate", "bands"),),
-    "select": (("annotate", "documents"),),  # an upper bound: the texts in them are not read
-    "tokenize": (("annotate", "documents"), ("select", "decisions")),
-    "write_shards": (("tokenize", "tokens"), ("tokenize", "documents")),
-}
-"""Which files of which phases a phase reads."""
+"""And for one of a unit's pieces (buckets.py), however little is in it, where partitions are ranges of hashes."""
 
 OBJECT_STORE_MB = 200
 """Ray's, per machine: only names of work and results pass through it (engine.py)."""
-
-MERGE_BYTES = 24
-"""Of the driver's three sparse files, per record of the input, while fuzzy_dedup merges its forests."""
 
 HANDING_OUT_S = 0.016
 """Of the driver's CPU for each task, by Ray Data: benchmarks/driver_scale.py --ray. One after another, so that a phase
@@ -184,7 +115,7 @@ class Calibration(_Strict):
     machine: str = ""
     commit: str | None = None
     date: str = ""
-    amounts: dict[str, float] = Field(description="Of all that was run: AMOUNTS.")
+    amounts: dict[str, float] = Field(description="Of all that was run: see `list_amounts`.")
     phases: dict[str, PhaseRates]
 
     def filled_by(self, other: Calibration) -> Calibration:
@@ -247,9 +178,9 @@ def fit(runs: Sequence[RunFolder], **where: str) -> Calibration:
             for name, amount in split.items():
                 totals[name] += amount
     phases = {
-        phase: _rates(phase, mine)
-        for phase in PHASE_VERSIONS
-        if (mine := [w for w in task_ids if w.phase == phase])
+        phase.name: _rates(phase, mine)
+        for phase in registry.PHASES
+        if (mine := [w for w in task_ids if w.phase == phase.name])
     }
     return Calibration(
         source=where.pop("source", ", ".join(str(run.run_dir) for run in runs)),
@@ -260,30 +191,16 @@ def fit(runs: Sequence[RunFolder], **where: str) -> Calibration:
 
 
 def _amounts_of_splits(run: RunFolder) -> dict[str, dict[str, float]]:
-    counts: dict[str, dict[str, Mapping[str, int]]] = {
-        phase: {
-            split.key: run.folder(phase).record(split.key)["counters"]["counts"]
-            for split in run.splits
-        }
-        for phase in ("extract", "annotate", "tokenize")
-    }
     found: dict[str, dict[str, float]] = {}
     for split in run.splits:
-        extract, annotate, tokenize = (
-            counts[phase][split.key] for phase in ("extract", "annotate", "tokenize")
-        )
-        values = (
-            extract.get("file_bytes", 0),
-            extract.get("documents", 0),
-            extract.get("text_bytes", 0),
-            extract.get("paragraphs", 0),
-            annotate.get("chars", 0),
-            annotate.get("documents_kept", 0),
-            annotate.get("band_hashes", 0),
-            tokenize.get("documents_kept", 0),
-            tokenize.get("tokens", 0),
-        )
-        found[split.key] = dict(zip(AMOUNTS, map(float, values), strict=True))
+        counts: dict[str, Mapping[str, int]] = {}
+        for phase, _ in list_amounts().values():
+            if phase not in counts:
+                counts[phase] = run.folder(phase).record(split.key)["counters"]["counts"]
+        found[split.key] = {
+            amount: float(counts[phase].get(counter, 0))
+            for amount, (phase, counter) in list_amounts().items()
+        }
     return found
 
 
@@ -310,14 +227,14 @@ def _works(run: RunFolder) -> Iterator[_Work]:
             continue  # of a config that was changed since
         sizes: defaultdict[str, int] = defaultdict(int)
         for name, output in record["outputs"].items():
-            sizes[_kind(phase, name)] += output["bytes"]
+            artifact = registry.find_phase(phase).find_artifact(name)
+            assert artifact is not None, f"{phase} does not declare {name}"
+            sizes[artifact.kind] += output["bytes"]
         if task_id in splits:
             amounts = splits[task_id]
         else:
             counts = record["counters"]["counts"]
-            amounts = {
-                key: float(counts.get(key, 0)) for key in ("paragraphs", "band_hashes", "tokens")
-            }
+            amounts = {amount: float(counts.get(amount, 0)) for amount in list_amounts()}
         yield _Work(phase, event["cpu_seconds"], peak_mb, is_first, amounts, len(splits), sizes)
     if not seen:
         raise ConfigError(
@@ -327,46 +244,47 @@ def _works(run: RunFolder) -> Iterator[_Work]:
         )
 
 
-def _kind(phase: str, name: str) -> str:
-    """`documents` of 000000-3fa9c1d2.documents.parquet, `tar` of shard-000000.tar."""
-    parts = name.split(".")
-    return parts[-1] if phase == "write_shards" else parts[-2]
+def _opens_all_splits(phase: type[Phase]) -> bool:
+    """Whether each task opens the files of every split."""
+    return phase.task_kind != "splits"
 
 
-def _rates(phase: str, task_ids: Sequence[_Work]) -> PhaseRates:
-    is_across = phase in ACROSS
+def _rates(phase: type[Phase], task_ids: Sequence[_Work]) -> PhaseRates:
+    cost = phase.cost
     later = [task_id for task_id in task_ids if not task_id.is_first] or task_ids
-    pieces = MIN_BUCKETS if phase in HASHED else 0  # runs that are measured have one partition
-    opens = OPEN_S.get(phase, 0.0) + pieces * PIECE_S
+    pieces = (
+        MIN_BUCKETS if cost.is_hash_partitioned else 0
+    )  # runs that are measured have one partition
+    opens = cost.open_s + pieces * PIECE_S
     cpu: dict[str, Line] = {}
     for step in dict.fromkeys(step for task_id in task_ids for step in task_id.cpu_s):
         seconds = [max(0.0, w.cpu_s.get(step, 0.0) - opens * w.num_splits) for w in later]
-        amounts = [w.amounts.get(_grows_with(phase, step), 0.0) for w in later]
+        amounts = [w.amounts.get(cost.step_amount(step), 0.0) for w in later]
         # across units what is fixed has been taken off already
         cpu[step] = (
             Line(rate=sum(seconds) / max(1.0, sum(amounts)))
-            if is_across
+            if _opens_all_splits(phase)
             else _line(amounts, seconds)
         )
     firsts = [task_id for task_id in task_ids if task_id.is_first]
     dearer = [
         sum(w.cpu_s.values())
         - opens * w.num_splits
-        - sum(line.at(w.amounts.get(_grows_with(phase, step), 0.0)) for step, line in cpu.items())
+        - sum(line.at(w.amounts.get(cost.step_amount(step), 0.0)) for step, line in cpu.items())
         for w in firsts
     ]
     sizes: dict[str, Line] = {}
-    for kind in dict.fromkeys(kind for task_id in task_ids for kind in task_id.bytes):
+    for artifact in phase.artifacts():
+        if not any(artifact.kind in task_id.bytes for task_id in task_ids):
+            continue
         line = _line(
-            [w.amounts.get(_grows_with(phase, kind), 0.0) for w in task_ids],
-            [w.bytes.get(kind, 0) for w in task_ids],
+            [w.amounts.get(cost.artifact_amount(artifact), 0.0) for w in task_ids],
+            [w.bytes.get(artifact.kind, 0) for w in task_ids],
         )
-        num_splits = task_ids[0].num_splits if phase in HASHED else 1
-        sizes[kind] = line.model_copy(update={"fixed": line.fixed / num_splits})
-    held = HELD_BYTES[phase] / 2**20
-    base = max(
-        w.peak_mb - held * w.amounts.get(HOLDS.get(phase, GROWS_WITH[phase]), 0.0) for w in task_ids
-    )
+        num_splits = task_ids[0].num_splits if cost.is_hash_partitioned else 1
+        sizes[artifact.kind] = line.model_copy(update={"fixed": line.fixed / num_splits})
+    held = cost.held_bytes / 2**20
+    base = max(w.peak_mb - held * w.amounts.get(cost.held_amount, 0.0) for w in task_ids)
     return PhaseRates(
         cpu_s=cpu,
         start_s=max(
@@ -375,10 +293,6 @@ def _rates(phase: str, task_ids: Sequence[_Work]) -> PhaseRates:
         bytes=sizes,
         base_mb=max(0.0, round(base, 1)),
     )
-
-
-def _grows_with(phase: str, part: str) -> str:
-    return GROWS_WITH.get(f"{phase}: {part}", GROWS_WITH[phase])
 
 
 def _line(amounts: Sequence[float], values: Sequence[float]) -> Line:
@@ -556,60 +470,53 @@ class _Model:
         """Of the whole run: the input's own, and of what comes after it the shares that the measured run had."""
         seen = self.calibration.amounts
         if self.input_bytes is not None:
-            return {name: self.input_bytes * seen[name] / seen["input"] for name in AMOUNTS}
+            return {
+                name: self.input_bytes * seen.get(name, 0.0) / seen["input"]
+                for name in list_amounts()
+            }
         known = {name: amount * self.num_files for name, amount in WET_FILE.items()}
         known["left"] = known["text"] * seen["left"] / seen["text"]
         for name in ("scored", "kept"):
             known[name] = known["documents"] * seen[name] / seen["documents"]
-        for name in ("band_hashes", "tokens"):
-            known[name] = known["left"] * seen[name] / seen["left"]
+        for name in list_amounts():
+            if name not in known:
+                known[name] = known["left"] * seen.get(name, 0.0) / seen["left"]
         return known
 
-    def task_ids(self, phase: str) -> int:
+    def task_ids(self, phase: type[Phase]) -> int:
         """As the phases count them."""
-        memory_mb = self.config.engine.memory_mb
-        if getattr(self.config, phase) is None:
-            return 0
-        if phase == "paragraph_dedup" and self.config.paragraph_dedup.keep == "keep_all":
-            return 0
-        if phase in HASHED:
-            groups = math.ceil(self.num_splits / self.group_splits(phase))
-            largest = self.amounts[HASHED[phase]] * self.group_splits(phase) / self.num_splits
-            return groups * partitions_for(math.ceil(largest), int(HELD_BYTES[phase]), memory_mb)
-        if phase == "write_shards":
-            return math.ceil(self.amounts["tokens"] / self.config.write_shards.shard_tokens)
-        return self.num_splits
+        return phase.estimate_num_tasks(self.config, self.num_splits, self.amounts)
 
-    def group_splits(self, phase: str) -> int:
-        """The units that a phase across units holds against each other."""
-        size = self.config.paragraph_dedup.group_splits if phase == "paragraph_dedup" else None
-        return min(self.num_splits, size or self.num_splits)
-
-    def openings(self, phase: str) -> int:
+    def openings(self, phase: type[Phase]) -> int:
         """How often a unit's files are opened by a phase across units."""
-        return self.task_ids(phase) * self.group_splits(phase) if phase in ACROSS else 0
+        if not _opens_all_splits(phase):
+            return 0
+        return self.task_ids(phase) * phase.splits_per_task(self.config, self.num_splits)
 
-    def pieces(self, phase: str) -> int:
+    def pieces(self, phase: type[Phase]) -> int:
         """Pieces of all units' files that a phase goes through."""
         partitions = math.ceil(self.openings(phase) / self.num_splits)
         return self.num_splits * pieces_for(
-            partitions, self.amounts[HASHED[phase]] / self.num_splits
+            partitions, self.amounts[phase.cost.grows_with] / self.num_splits
         )
 
-    def written(self, phase: str) -> dict[str, float]:
+    def written(self, phase: type[Phase]) -> dict[str, float]:
         """Bytes by kind of file."""
         task_ids = self.task_ids(phase)
-        if not task_ids or phase not in self.calibration.phases:
+        if not task_ids or phase.name not in self.calibration.phases:
             return {}
-        times = self.openings(phase) if phase in HASHED else task_ids
-        lines = self.calibration.phases[phase].bytes
+        times = self.openings(phase) if phase.cost.is_hash_partitioned else task_ids
+        lines = self.calibration.phases[phase.name].bytes
         return {
-            kind: line.at(self.amounts[_grows_with(phase, kind)], times)
-            for kind, line in lines.items()
+            artifact.kind: lines[artifact.kind].at(
+                self.amounts[phase.cost.artifact_amount(artifact)], times
+            )
+            for artifact in phase.artifacts()
+            if artifact.kind in lines
         }
 
     def cost(self) -> Cost:
-        phases = tuple(self.phase(name) for name in PHASE_VERSIONS)
+        phases = tuple(self.phase(phase) for phase in registry.PHASES)
         return Cost(
             calibration=_origin(self.calibration),
             cluster=self.cluster,
@@ -620,37 +527,44 @@ class _Model:
             warnings=tuple(self.warnings(phases)),
         )
 
-    def phase(self, name: str) -> PhaseCost:
-        task_ids, request = self.task_ids(name), request_of(self.config.engine, name)
+    def phase(self, phase: type[Phase]) -> PhaseCost:
+        name, model = phase.name, phase.cost
+        task_ids, request = self.task_ids(phase), request_of(self.config.engine, name)
         by_cores = self.cluster.cores / request.num_cpus if request.num_cpus else math.inf
         by_memory = self.cluster.memory_gb * 1e9 / (request.memory_mb * 2**20)
         slots = self.cluster.nodes * int(min(by_cores, by_memory))
         rates = self.calibration.phases.get(name)
         if not task_ids or rates is None:
-            return PhaseCost(name, 0, 0, 0.0, 0.0, {}, 0.0, request.memory_mb, slots, 0.0, 0.0)
-        steps = {spec.stage.name for spec in stages_of(name, self.config)}
-        cpu = {
-            step: line.at(self.amounts[_grows_with(name, step)], task_ids)
-            for step, line in rates.cpu_s.items()
-            if step in steps
-            or step not in _STAGES[name]
-            or (name, step) == ("select", "perplexity")
-        }
-        if opened := self.openings(name):
-            cpu["open"] = opened * OPEN_S[name] + (
-                self.pieces(name) * PIECE_S if name in HASHED else 0.0
+            hours = task_ids * HANDING_OUT_S / 3600
+            return PhaseCost(
+                name, task_ids, 0, 0.0, 0.0, {}, 0.0, request.memory_mb, slots, hours, 0.0
             )
-        if name == "annotate":
-            cpu["duplicate_lines"] = self.openings("paragraph_dedup") * REPEATS_S
+        on = {stage.name for stage in phase.enabled_stages(self.config)}
+        off = {stage.name for stage in phase.stages} - on
+        cpu = {
+            step: line.at(self.amounts[model.step_amount(step)], task_ids)
+            for step, line in rates.cpu_s.items()
+            if step not in off
+        }
+        if opened := self.openings(phase):
+            pieces = self.pieces(phase) if model.is_hash_partitioned else 0
+            cpu["open"] = opened * model.open_s + pieces * PIECE_S
+        for artifact, open_s in model.open_artifact_s.items():
+            parent = registry.find_phase(artifact.phase)
+            cpu[artifact.kind] = self.openings(parent) * open_s
         each_s, waves = sum(cpu.values()) / task_ids, math.ceil(task_ids / max(1, slots))
         cpu["start"] = rates.start_s * min(task_ids, slots)
-        held = HELD_BYTES[name] * self.amounts[HOLDS.get(name, GROWS_WITH[name])] / task_ids
-        written = self.written(name)
+        held = model.held_bytes * self.amounts[model.held_amount] / task_ids
+        written = self.written(phase)
+        read = 0.0
+        for artifact in phase.reads:
+            parent = registry.find_phase(artifact.phase)
+            read += self.written(parent).get(artifact.kind, 0.0)
         return PhaseCost(
             name=name,
             task_ids=task_ids,
             num_files=task_ids * (len(rates.bytes) + 1),
-            bytes_read=sum(self.written(parent).get(kind, 0.0) for parent, kind in READS[name]),
+            bytes_read=read,
             bytes_written=sum(written.values()),
             cpu_s=cpu,
             memory_mb=rates.base_mb + held / 2**20,
@@ -699,51 +613,52 @@ class _Model:
             needed := sum(p.bytes_written for p in phases) / 1e9
         ) > disk:
             yield f"the run folder takes {needed:,.0f} GB, {disk:,.0f} GB are free there; set run_dir to a larger disk"
-        merge_gb = MERGE_BYTES * self.amounts["documents"] / 1e9
-        if self.config.fuzzy_dedup is not None and merge_gb > cluster.memory_gb / 2:
-            yield (
-                f"fuzzy_dedup: the driver merges over {self.amounts['documents']:,.0f} records, up to "
-                f"{merge_gb:,.0f} GB of sparse files, of which only what fits into memory is fast"
-            )
-        if missing := [
-            f"{name}.{stage}" for name in PHASE_VERSIONS for stage in self._unmeasured(name)
-        ]:
+        for phase in registry.PHASES:
+            merge_gb = phase.cost.driver_bytes * self.amounts["documents"] / 1e9
+            if phase.is_enabled(self.config) and merge_gb > cluster.memory_gb / 2:
+                yield (
+                    f"{phase.name}: the driver merges over {self.amounts['documents']:,.0f} records, up to "
+                    f"{merge_gb:,.0f} GB of sparse files, of which only what fits into memory is fast"
+                )
+        missing: list[str] = []
+        for phase in registry.PHASES:
+            missing += self._unmeasured(phase)
+        if missing:
             yield f"not measured, and counted as nothing: {', '.join(missing)}; calibrate by a run that has them"
 
-    def _too_large(self, phase: PhaseCost) -> str:
+    def _too_large(self, estimated: PhaseCost) -> str:
+        phase = registry.find_phase(estimated.name)
         base = self.calibration.phases[phase.name].base_mb
-        told = f"{phase.name}: a task would take {phase.memory_mb:,.0f} MB, and asks for {phase.asked_mb:,}"
-        room = max(1.0, phase.asked_mb - base) * 2**20
-        share = (phase.memory_mb - base) / max(1.0, phase.asked_mb - base)
-        if phase.name in HASHED and share > 1:
-            told += f" (hashes are cut into {MAX_PARTITIONS:,} ranges at most)"
-        if phase.name == "paragraph_dedup" and share > 1:
-            splits = (
-                room
-                * MAX_PARTITIONS
-                / BYTES_PER_PARAGRAPH
-                / (self.amounts["paragraphs"] / self.num_splits)
-            )
-            told += f"; set paragraph_dedup.group_splits to {int(splits):,} (CCNet looks among 3 % of a dump)"
-            return f"{told}, or engine.memory_mb to {phase.memory_mb:,.0f}"
-        if phase.name == "write_shards" and share > 1:
-            return f"{told}; set write_shards.shard_tokens to {int(room / HELD_BYTES['write_shards']):,}"
-        if phase.name not in ACROSS and share > 1 and self.num_splits < self.num_files:
-            return f"{told}; lower input.files_per_split, or raise engine.memory_mb to {phase.memory_mb:,.0f}"
-        return f"{told}; raise engine.memory_mb (or engine.phases.{phase.name}.memory_mb) to {phase.memory_mb:,.0f}"
+        message = (
+            f"{phase.name}: a task would take {estimated.memory_mb:,.0f} MB, "
+            f"and asks for {estimated.asked_mb:,}"
+        )
+        room_mb = max(1.0, estimated.asked_mb - base)
+        raise_memory = f"raise engine.memory_mb to {estimated.memory_mb:,.0f}"
+        if (estimated.memory_mb - base) / room_mb > 1:
+            if phase.cost.is_hash_partitioned:
+                message += f" (hashes are cut into {MAX_PARTITIONS:,} ranges at most)"
+            per_split = self.amounts[phase.cost.held_amount] / self.num_splits
+            if smaller := phase.suggest_smaller_tasks(room_mb * 2**20, per_split):
+                return f"{message}; {smaller}, or {raise_memory}"
+            if not _opens_all_splits(phase) and self.num_splits < self.num_files:
+                return f"{message}; lower input.files_per_split, or {raise_memory}"
+        return (
+            f"{message}; raise engine.memory_mb (or engine.phases.{phase.name}.memory_mb) "
+            f"to {estimated.memory_mb:,.0f}"
+        )
 
-    def _unmeasured(self, name: str) -> list[str]:
-        if not self.task_ids(name):
+    def _unmeasured(self, phase: type[Phase]) -> list[str]:
+        if not self.task_ids(phase):
             return []
-        rates = self.calibration.phases.get(name)
+        rates = self.calibration.phases.get(phase.name)
+        if rates is None and not phase.stages:
+            return [phase.name]
         return [
-            s.stage.name
-            for s in stages_of(name, self.config)
-            if rates is None or s.stage.name not in rates.cpu_s
+            f"{phase.name}.{spec.stage.name}"
+            for spec in phase.plan_stages(self.config)
+            if rates is None or spec.stage.name not in rates.cpu_s
         ]
-
-
-_STAGES = {phase: {stage.name for stage in CHAIN.get(phase, ())} for phase in PHASE_VERSIONS}
 
 
 def _origin(calibration: Calibration) -> str:

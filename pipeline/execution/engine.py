@@ -28,21 +28,23 @@ from typing import Any, Self
 import pyarrow as pa
 
 from pipeline.config import EngineConfig, RunConfig
+from pipeline.errors import RunAborted, TaskFailed
 from pipeline.execution.resources import Amounts, Request, request_of, requests_of, unmet
 from pipeline.execution.task import (
     Handover,
     SinkStep,
     Source,
     StageStep,
-    TaskFailed,
     check_attempts,
     finished,
     format_error,
 )
 from pipeline.execution.task_stats import Stopwatch, reset_peak_memory
-from pipeline.phases import PHASES, PartitionPhase, Phase, SplitPhase
-from pipeline.planning.plan import RunPlan, fingerprint
+from pipeline.phases import registry
+from pipeline.phases.phase import PartitionPhase, Phase, SplitPhase
+from pipeline.planning.fingerprints import fingerprint
 from pipeline.planning.recorded_plan import record_plan
+from pipeline.planning.run_plan import RunPlan
 from pipeline.runs.event_log import keep
 from pipeline.runs.phase_folder import set_latest_link
 from pipeline.runs.run_lock import HeldByAnother, RunLock, hold
@@ -94,10 +96,6 @@ class PhaseFinished:
 Event = PhaseStarted | TaskFinished | PhaseFinished
 
 
-class RunAborted(Exception):
-    """The run stopped; everything that was committed stays and is not done again."""
-
-
 def check(config: RunConfig) -> None:
     """Refuse what could only fail later, before anything is made ready.
 
@@ -132,7 +130,7 @@ def run(plan: RunPlan, engine: Engine | None = None) -> Iterator[Event]:
         log({"event": "RunStarted"})
         why = "its driver was stopped"
         try:
-            for make_phase in PHASES.values():
+            for make_phase in registry.PHASES:
                 for event in _run_phase(make_phase(plan), workers):
                     log(_loggable(event))
                     run_lock.check()
@@ -446,7 +444,7 @@ def steps_of(phase: Phase, engine: EngineConfig) -> list[tuple[str, Step]]:
         "read", phase.schema, phase.read, phase.folder.attempt, engine.advanced.max_attempts
     )
     schema, steps = source.flow_schema, list[tuple[str, Step]]()
-    for spec in phase.stages():
+    for spec in phase.stage_specs():
         schema = spec.output_schema(schema)
         steps.append((spec.stage.name, StageStep(spec, schema, spec.digests())))
     return [

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.config import EngineConfig, PhaseResources, Resources, RunConfig
-from pipeline.planning.plan import PHASE_VERSIONS
+from pipeline.phases import registry
 
 Amounts = Mapping[str, float]
 """Under Ray's names: CPU, GPU, memory (bytes), and whatever a cluster's owner has named."""
@@ -77,7 +77,7 @@ def requests_of(config: RunConfig) -> list[Request]:
     """What the tasks of all phases ask for, and those of stages that have their own and are not off."""
     requests: list[Request] = []
     for phase, section in config:
-        if phase not in PHASE_VERSIONS or section is None:
+        if phase not in registry.list_phase_names() or section is None:
             continue
         requests.append(request_of(config.engine, phase))
         own = config.engine.phases.get(phase, PhaseResources()).stages

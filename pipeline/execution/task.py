@@ -19,21 +19,19 @@ whole:
 from __future__ import annotations
 
 import json
-import socket
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipeline.errors import TaskFailed
 from pipeline.execution.task_stats import Stopwatch, peak_mb, reset_peak_memory, worker
-from pipeline.models import registry as assets
-from stages.contract import DROPPED, DocumentCountError, Outcome, Settings, Stage
+from pipeline.planning.stage_spec import StageSpec
+from stages.contract import DROPPED, DocumentCountError, Outcome, Stage
 
 FLOW = pa.schema(
     [
@@ -57,83 +55,6 @@ ERROR_KINDS: Mapping[type[Exception], str] = {
 
 PANIC = "panic"
 """The kind of a bug in a library written in Rust, whose exception (pyo3's) is no `Exception`."""
-
-
-class TaskFailed(Exception):
-    """One piece of work cannot be done; the others go on, and the run ends with exit code 1 after them."""
-
-
-@dataclass(frozen=True)
-class StageSpec:
-    """A stage before it is built: what is sent to workers."""
-
-    stage: type[Stage[Any]]
-    settings: Settings
-
-    def output_schema(self, schema: pa.Schema) -> pa.Schema:
-        """The columns after this stage.
-
-        Raises:
-            ValueError: a column that the stage needs is not there, or has another type.
-        """
-        for needed in self.stage.required_columns(self.settings):
-            index = schema.get_field_index(needed.name)
-            found = schema.field(index).type if index >= 0 else "no such column"
-            if found != needed.type:
-                raise ValueError(
-                    f"stage {self.stage.name} needs {needed.name} {needed.type}; before it there is {found}"
-                )
-        for added in self.stage.added_columns(self.settings):
-            index = schema.get_field_index(added.name)
-            schema = schema.append(added) if index < 0 else schema.set(index, added)
-        return schema
-
-    def digests(self) -> dict[str, str]:
-        """The content of each model, as far as it is known on this machine."""
-        known = {
-            reference: assets.digest(reference)
-            for reference in self.stage.required_files(self.settings)
-        }
-        return {reference: digest for reference, digest in known.items() if digest is not None}
-
-    def opened(self, digests: Mapping[str, str] = MappingProxyType({})) -> Stage[Any]:
-        """The stage with its models loaded: once per process and state of their files, however many tasks it runs.
-
-        Raises:
-            UnitFailed: a model has another content than `digests` says: what the run was planned with, elsewhere.
-        """
-        files = {
-            reference: assets.resolve(reference)
-            for reference in self.stage.required_files(self.settings)
-        }
-        key = (self.stage, self.settings.model_dump_json())
-        state = [_state_of(path) for path in files.values()]
-        opened, state_then = _OPENED.get(key, (None, None))
-        if opened is None or state != state_then:
-            self._check(digests)
-            opened = self.stage(self.settings, files)
-            opened.open()
-            _OPENED[key] = opened, state
-        return opened
-
-    def _check(self, digests: Mapping[str, str]) -> None:
-        here = self.digests()
-        for reference, wanted in digests.items():
-            if here[reference] != wanted:
-                raise TaskFailed(
-                    f"{reference} on {socket.gethostname()} is not what the run was planned with: sha256 "
-                    f"{here[reference]}, wanted {wanted}; let all machines use one cache ($CORPUSMILL_CACHE) or path"
-                )
-
-
-_State = list[tuple[str, int, int]]
-_OPENED: dict[tuple[type[Stage[Any]], str], tuple[Stage[Any], list[_State]]] = {}
-
-
-def _state_of(path: Path) -> _State:
-    """Name, size and time of each file: a list that somebody edits between two runs is another list."""
-    found = [path, *sorted(path.rglob("*"))] if path.is_dir() else [path]
-    return [(str(each), (status := each.stat()).st_size, status.st_mtime_ns) for each in found]
 
 
 class Sink(Protocol):
@@ -423,8 +344,12 @@ def _after(stage: Stage[Any], empty: pa.Table) -> pa.Table:
 def _decisions(batch: pa.Table, dropped: pa.Table, schema: pa.Schema) -> pa.Table:
     """The dropped rows of `batch` without what is large in them, with their reasons."""
     gone = batch.take(pc.index_in(dropped.column("doc_id"), value_set=batch.column("doc_id")))
-    text = gone.column("text") if "text" in gone.column_names else None
-    chars = gone.column("num_chars") if text is None else pc.cast(pc.utf8_length(text), pa.int64())
+    if "text" in gone.column_names:
+        chars = pc.cast(pc.utf8_length(gone.column("text")), pa.int64())
+    elif "num_chars" in gone.column_names:
+        chars = gone.column("num_chars")
+    else:
+        chars = pa.nulls(gone.num_rows, pa.int64())
     light = [
         f.name
         for f in schema

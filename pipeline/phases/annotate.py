@@ -18,22 +18,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.phases.exact_dedup import ExactDedup
-from pipeline.phases.extract import EXTRACTED
+from pipeline.phases.extract import EXTRACTED, Extract
 from pipeline.phases.hash_partitions import write_buckets
 from pipeline.phases.paragraph_dedup import ParagraphDedup
-from pipeline.phases.phase import (
-    DECISION,
-    RowGroups,
-    SplitPhase,
-    SplitSink,
-    flow_schema,
-    row_groups,
-)
+from pipeline.phases.phase import Artifact, SplitPhase, TaskCost
+from pipeline.phases.split_output import DECISIONS, RowGroups, SplitSink, row_groups
 from pipeline.runs.phase_folder import PendingOutput
 from stages.contract import with_columns
-from stages.dedup.minhash import MinHashSettings
+from stages.dedup.exact_dedup import ExactDedupFilter
+from stages.dedup.minhash import MinHash, MinHashSettings
+from stages.dedup.paragraphs import ParagraphRemoval
 from stages.filters import perplexity
-from stages.filters.decontamination import CONTAMINATION
+from stages.filters.classifiers import Classifiers
+from stages.filters.decontamination import CONTAMINATION, Decontamination
+from stages.filters.language import Language
+from stages.filters.length import Length
+from stages.filters.lines import Lines
+from stages.filters.perplexity import Perplexity
+from stages.filters.quality import Quality
+from stages.filters.reference import Reference
 
 NOT_WITH_DOCUMENTS = (
     "representative",
@@ -60,26 +63,6 @@ BANDS = pa.schema(
 the documents of every unit for the few that matter."""
 
 
-def documents_file(task_id: str) -> str:
-    """Documents with their scores, in input order."""
-    return f"{task_id}.documents.parquet"
-
-
-def bands_file(task_id: str) -> str:
-    """Hash of each band of each document, as BANDS, by range of hashes (buckets.py)."""
-    return f"{task_id}.bands.arrow"
-
-
-def signatures_file(task_id: str) -> str:
-    """One record batch: `record` uint32, `signature` fixed-size list of uint32, in input order."""
-    return f"{task_id}.signatures.arrow"
-
-
-def ngrams_file(task_id: str) -> str:
-    """One record batch of NGRAMS, in input order."""
-    return f"{task_id}.ngrams.arrow"
-
-
 NGRAMS = pa.schema(
     [pa.field("record", pa.uint32()), pa.field("ngrams", pa.large_list(pa.uint64()))]
 )
@@ -90,12 +73,49 @@ class Annotate(SplitPhase):
     """Drop repeated paragraphs, then score what is left. Every score is stored."""
 
     name = "annotate"
+    version = 2
+    parents = (Extract, ExactDedup, ParagraphDedup)
+    stages = (
+        ExactDedupFilter,
+        ParagraphRemoval,
+        Lines,
+        Length,
+        Language,
+        Perplexity,
+        Reference,
+        Classifiers,
+        Quality,
+        Decontamination,
+        MinHash,
+    )
+    filters = {ExactDedupFilter: ExactDedup}
+
+    documents = Artifact("documents.parquet")  # the columns of `stored`
+    decisions = Artifact("decisions.parquet", DECISIONS, grows_with="documents")
+    bands = Artifact("bands.arrow", BANDS, grows_with="band_hashes")  # by range of hashes
+    signatures = Artifact("signatures.arrow")  # one record batch of `record`, `signature`
+    ngrams = Artifact("ngrams.arrow", NGRAMS)  # one record batch
+
+    reads = (Extract.documents, ParagraphDedup.duplicate_lines)
+    amounts = {
+        "left": "chars",
+        "scored": "documents_kept",
+        "band_hashes": "band_hashes",
+    }
+    cost = TaskCost(
+        grows_with="left",
+        steps={"read": "text", "paragraphs": "text"},
+        held_bytes=64,
+        held_per="band_hashes",
+        # measured with 10,000 splits
+        open_artifact_s={ParagraphDedup.duplicate_lines: 0.0004},
+    )
 
     @property
     def schema(self) -> pa.Schema:  # type: ignore[override]
         """What extract stored, which lines have to go, and where copies are looked for, whose copy the document is."""
         of_copies = (
-            [] if self.config.exact_dedup is None else [DECISION.field("representative"), COPY_BY]
+            [] if self.config.exact_dedup is None else [DECISIONS.field("representative"), COPY_BY]
         )
         return pa.schema(
             [*EXTRACTED, pa.field("duplicate_lines", pa.list_(pa.uint32())), *of_copies]
@@ -104,7 +124,7 @@ class Annotate(SplitPhase):
     @property
     def stored(self) -> pa.Schema:
         """The columns of the documents file."""
-        return pa.schema([f for f in flow_schema(self) if f.name not in NOT_WITH_DOCUMENTS])
+        return pa.schema([f for f in self.output_schema() if f.name not in NOT_WITH_DOCUMENTS])
 
     def read(self, task_id: str) -> Generator[pa.Table, None, dict[str, Any]]:
         """The unit's documents, with what copies and deduplicate found beside them."""
@@ -112,7 +132,7 @@ class Annotate(SplitPhase):
         copies = ExactDedup(self.plan).exact_copies_of(split)
         duplicate_lines = ParagraphDedup(self.plan).duplicate_lines_of(split)
         records, lines = duplicate_lines >> np.uint64(32), duplicate_lines.astype(np.uint32)
-        documents = self.plan.folder("extract").open(f"{task_id}.documents.parquet")
+        documents = self.plan.folder("extract").open(Extract.documents.file_name(task_id))
         for table in row_groups(documents, batch_mb=self.config.engine.advanced.batch_mb):
             wanted = table.column("doc_id").to_numpy() & np.uint64(0xFFFF_FFFF)
             offsets = np.append(
@@ -177,13 +197,17 @@ class _Bands:
 
     def write(self, output: PendingOutput, task_id: str) -> None:
         """Write the files of the unit."""
-        write_buckets(output.path(bands_file(task_id)), _one_batch(BANDS, self._rows))
+        write_buckets(output.path(Annotate.bands.file_name(task_id)), _one_batch(BANDS, self._rows))
         if self._settings.verify == "exact":
-            _write_one_batch(output.path(ngrams_file(task_id)), NGRAMS, self._verified_by)
+            _write_one_batch(
+                output.path(Annotate.ngrams.file_name(task_id)), NGRAMS, self._verified_by
+            )
         elif self._settings.verify:
             lists = pa.list_(pa.uint32(), self._settings.num_permutations)
             schema = pa.schema([pa.field("record", pa.uint32()), pa.field("signature", lists)])
-            _write_one_batch(output.path(signatures_file(task_id)), schema, self._verified_by)
+            _write_one_batch(
+                output.path(Annotate.signatures.file_name(task_id)), schema, self._verified_by
+            )
 
 
 def _perplexity(documents: pa.Table) -> pa.Array | pa.ChunkedArray:
@@ -207,7 +231,7 @@ class _AnnotateSink(SplitSink):
     ) -> None:
         super().__init__(output, task_id)
         self._schema, self._bands = schema, bands
-        self._documents = RowGroups(output.path(documents_file(task_id)))
+        self._documents = RowGroups(output.path(Annotate.documents.file_name(task_id)))
 
     def add(self, kept: pa.Table, dropped: pa.Table) -> None:
         super().add(kept, dropped)

@@ -16,26 +16,58 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipeline.config import RunConfig
 from pipeline.models.cache import say_on_stderr
 from pipeline.phases.hash_partitions import write_buckets
-from pipeline.phases.phase import RowGroups, SplitPhase, SplitSink
-from pipeline.planning.input_splits import local_copy
-from pipeline.planning.prepare import make_sample_crawl
+from pipeline.phases.phase import Artifact, SplitPhase, TaskCost
+from pipeline.phases.split_output import DECISIONS, RowGroups, SplitSink
+from pipeline.planning.input_splits import files_per_split, local_copy, make_sample_crawl
 from pipeline.runs.phase_folder import PendingOutput
 from stages.contract import DOCUMENT, Counters
+from stages.dedup.paragraphs import ParagraphHashes
+from stages.filters.length import Length
+from stages.filters.url import Url
+from stages.transform.unicode import Unicode
 from stages.warc.reader import WarcReader
 
+EXTRACTED = pa.schema(
+    [
+        *DOCUMENT,
+        pa.field("original_num_chars", pa.int64()),
+        pa.field("original_num_lines", pa.int64()),
+    ]
+)
 
-def hashes_file(task_id: str) -> str:
-    """Hash of each paragraph of each document, as HASHES, by range of hashes (buckets.py)."""
-    return f"{task_id}.hashes.arrow"
+HASHES = pa.schema(
+    [pa.field("hash", pa.uint64()), pa.field("record", pa.uint32()), pa.field("line", pa.uint32())]
+)
 
 
 class Extract(SplitPhase):
-    """Records to documents, and the hash of every paragraph beside them."""
+    """Read records, make documents of them, and hash every paragraph."""
 
     name = "extract"
+    version = 2
+    stages = (Url, Unicode, Length, ParagraphHashes)
     schema = DOCUMENT
+
+    documents = Artifact("documents.parquet", EXTRACTED)
+    hashes = Artifact("hashes.arrow", HASHES, grows_with="paragraphs")  # by range of hashes
+    decisions = Artifact("decisions.parquet", DECISIONS, grows_with="documents")
+    quarantine = Artifact("quarantine.jsonl", grows_with="documents")
+
+    amounts = {
+        "input": "file_bytes",
+        "documents": "documents",
+        "text": "text_bytes",
+        "paragraphs": "paragraphs",
+    }
+    cost = TaskCost(grows_with="text", held_bytes=64, held_per="paragraphs")
+
+    @classmethod
+    def fingerprint_inputs(cls, config: RunConfig, num_files: int) -> dict[str, Any]:
+        """Return the number of files per input split."""
+        return {"files_per_split": files_per_split(config.input, num_files)}
 
     def read(self, task_id: str) -> Generator[pa.Table, None, dict[str, Any]]:
         """Read the unit's files, one after another."""
@@ -69,7 +101,7 @@ class Extract(SplitPhase):
 class _ExtractSink(SplitSink):
     def __init__(self, output: PendingOutput, task_id: str) -> None:
         super().__init__(output, task_id)
-        self._documents = RowGroups(output.path(f"{task_id}.documents.parquet"))
+        self._documents = RowGroups(output.path(Extract.documents.file_name(task_id)))
         self._hashes: list[np.ndarray[Any, np.dtype[np.uint64]]] = []
         self._lines: list[np.ndarray[Any, np.dtype[np.uint64]]] = []
 
@@ -93,22 +125,9 @@ class _ExtractSink(SplitSink):
         hashes, places = np.concatenate(self._hashes or empty), np.concatenate(self._lines or empty)
         records, lines = (places >> np.uint64(32)).astype(np.uint32), places.astype(np.uint32)
         rows = pa.record_batch([hashes, records, lines], schema=HASHES)
-        write_buckets(self.output.path(hashes_file(self.task_id)), rows)
+        write_buckets(self.output.path(Extract.hashes.file_name(self.task_id)), rows)
         quarantine = b"".join(
             json.dumps(entry, sort_keys=True).encode() + b"\n" for entry in report["quarantine"]
         )
-        self.output.path(f"{self.task_id}.quarantine.jsonl").write_bytes(quarantine)
+        self.output.path(Extract.quarantine.file_name(self.task_id)).write_bytes(quarantine)
         self.counters += Counters.from_json(report["counters"])
-
-
-EXTRACTED = pa.schema(
-    [
-        *DOCUMENT,
-        pa.field("original_num_chars", pa.int64()),
-        pa.field("original_num_lines", pa.int64()),
-    ]
-)
-
-HASHES = pa.schema(
-    [pa.field("hash", pa.uint64()), pa.field("record", pa.uint32()), pa.field("line", pa.uint32())]
-)

@@ -15,7 +15,8 @@ Leaves to others: signatures and bands (stages/dedup/minhash.py), forests and co
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pipeline.phases.annotate import bands_file, ngrams_file, signatures_file
+from pipeline.config import RunConfig
+from pipeline.phases.annotate import Annotate
 from pipeline.phases.hash_partitions import (
     Partition,
     partition_names,
@@ -33,12 +35,14 @@ from pipeline.phases.hash_partitions import (
     read_part,
     rows_of,
 )
-from pipeline.phases.phase import PartitionPhase
+from pipeline.phases.phase import Artifact, MergedArtifact, PartitionPhase, TaskCost
 from pipeline.planning.input_splits import InputSplit
+from pipeline.planning.previous_runs import find_other_version, find_unfinished
+from pipeline.runs.run_folder import RunFolder
 from stages.contract import Counters
 from stages.dedup import connected_components as components
 from stages.dedup.connected_components import Pairs
-from stages.dedup.minhash import MinHashSettings
+from stages.dedup.minhash import MinHash, MinHashSettings, bands
 
 BYTES_PER_BAND_HASH = 160
 """Memory of a partition per band hash where all are near-duplicates: 20 as read, as much again while its pieces are
@@ -64,13 +68,60 @@ NEAR_DUPLICATES = pa.schema(
 )
 """Of a unit, sorted: the record number of a document that has to go, and the doc_id of the one that stays."""
 
-_MERGE = "near_duplicates"
-
 
 class FuzzyDedup(PartitionPhase):
     """Which documents have to go because another says nearly the same, by ranges of band hashes."""
 
     name = "fuzzy_dedup"
+    version = 2
+    parents = (Annotate,)
+
+    forest = Artifact("forest.arrow", FOREST)
+    near_duplicates = MergedArtifact("near_duplicates.arrow", NEAR_DUPLICATES)  # a batch per split
+
+    reads = (Annotate.bands,)
+    cost = TaskCost(
+        grows_with="band_hashes",
+        held_bytes=BYTES_PER_BAND_HASH,
+        # benchmarks/driver_scale.py, 2,000 splits
+        open_s=0.0006,
+        is_hash_partitioned=True,
+        driver_bytes=24,  # three sparse files of 8 bytes per document
+    )
+
+    @classmethod
+    def phases_read_in_previous_runs(cls, config: RunConfig) -> tuple[str, ...]:
+        """Return annotate, for its band hashes, and this phase, for the documents it kept."""
+        return (Annotate.name, cls.name) if cls.is_enabled(config) else ()
+
+    @classmethod
+    def check_previous_run(cls, config: RunConfig, run: RunFolder) -> Iterator[str]:
+        """Yield the reasons why signatures cannot be compared."""
+        if config.fuzzy_dedup is None:
+            return
+        ours, theirs = config.annotate.minhash, run.config.annotate.minhash
+        assert ours is not None, "the config requires it"
+        if theirs is None:
+            yield (
+                "its annotate.minhash is null, so it has no signatures; "
+                "run it again with annotate.minhash: {...}"
+            )
+            return
+        yield from find_unfinished(run, Annotate.name)
+        yield from find_unfinished(run, cls.name)
+        yield from find_other_version(run, Annotate.name, MinHash)
+        yield from _compare_minhash(ours, theirs)
+
+    @classmethod
+    def estimate_num_tasks(
+        cls, config: RunConfig, num_splits: int, amounts: Mapping[str, float]
+    ) -> int:
+        """Return the number of partitions."""
+        del num_splits
+        if config.fuzzy_dedup is None:
+            return 0
+        num_hashes = math.ceil(amounts["band_hashes"])
+        return partitions_for(num_hashes, BYTES_PER_BAND_HASH, config.engine.memory_mb)
 
     def task_ids(self) -> list[str]:
         """As many partitions as the band hashes, counted by annotate, need; none where the phase is off."""
@@ -92,7 +143,7 @@ class FuzzyDedup(PartitionPhase):
         own = len(self.plan.previous_splits)
         sources = self.sources("annotate")
         parts = self.folder.each(
-            sources, lambda of: read_part(of[0].open(bands_file(of[1])), task_id)
+            sources, lambda of: read_part(of[0].open(Annotate.bands.file_name(of[1])), task_id)
         )
         partition = Partition(parts, task_id)
         del parts
@@ -120,7 +171,7 @@ class FuzzyDedup(PartitionPhase):
         ids, firsts = np.unique(documents, return_index=True)
         scored = self._scores(by[firsts])[np.searchsorted(ids, forest)]
         with self.folder.commit(task_id) as output:
-            with pa.ipc.new_file(output.path(f"{task_id}.forest.arrow"), FOREST) as file:
+            with pa.ipc.new_file(output.path(self.forest.file_name(task_id)), FOREST) as file:
                 file.write_batch(pa.record_batch([*forest.T, *scored.T], schema=FOREST))
             output.record = {"counters": counters.to_json()}
 
@@ -166,14 +217,14 @@ class FuzzyDedup(PartitionPhase):
         """Of each document what `take` makes of its signature, or n-grams, read where it lies."""
         sources, name = (
             self.sources("annotate"),
-            ngrams_file if self._settings.verify == "exact" else signatures_file,
+            Annotate.ngrams if self._settings.verify == "exact" else Annotate.signatures,
         )
         places = documents >> np.uint64(32)
         order = np.argsort(places, kind="stable")
         found: list[pa.Array] = []
         for place in np.unique(places):
             folder, key = sources[int(place)]
-            stored = pa.ipc.open_file(folder.map(name(key))).get_batch(0)
+            stored = pa.ipc.open_file(folder.map(name.file_name(key))).get_batch(0)
             rows = np.searchsorted(
                 stored["record"].to_numpy(), documents[places == place].astype(np.uint32)
             )
@@ -189,7 +240,7 @@ class FuzzyDedup(PartitionPhase):
         """Merge the forests into components, and write for each unit who has to go, and who stays in its place."""
         if self.config.fuzzy_dedup is None:
             return
-        with self.folder.commit(_MERGE) as output:
+        with self.folder.commit(self.near_duplicates.name) as output:
             files = [output.path("parents"), output.path("chosen"), output.path("best")]
             parents, chosen, best = (_zeros(file, int(self._starts[-1])) for file in files)
             for positions, _ in self._forests():
@@ -201,7 +252,7 @@ class FuzzyDedup(PartitionPhase):
                 components.choose_best(
                     parents, chosen, best.view(np.float64), positions.ravel(), scores
                 )
-            counters = self._write(output.path(f"{_MERGE}.arrow"), parents, chosen)
+            counters = self._write(output.path(self.near_duplicates.file_name), parents, chosen)
             output.record = {"counters": counters.to_json()}
             for file in files:
                 file.unlink()
@@ -228,7 +279,7 @@ class FuzzyDedup(PartitionPhase):
     def _forests(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float64]]]:
         """Of each partition the positions of its pairs, (n, 2), and the scores there, (2 * n,)."""
         for task_id in self.task_ids():
-            forest = _batch(self.folder.open(f"{task_id}.forest.arrow"), 0)
+            forest = _batch(self.folder.open(self.forest.file_name(task_id)), 0)
             one, other, *scores = (column.to_numpy() for column in forest.columns)
             yield self._positions(np.stack([one, other], axis=1)), np.stack(scores, axis=1).ravel()
 
@@ -262,7 +313,7 @@ class FuzzyDedup(PartitionPhase):
             split = self.plan.previous_splits[int(place)]
             if split.run.config.fuzzy_dedup is None:
                 continue
-            verdict = _batch(split.open(self.name, f"{_MERGE}.arrow"), split.index)
+            verdict = _batch(split.open(self.name, self.near_duplicates.file_name), split.index)
             here = np.flatnonzero(places == place)
             found = pc.index_in(pa.array(ids[here].astype(np.uint32)), value_set=verdict["record"])
             stays = verdict["representative"].take(found.drop_null()).to_numpy()
@@ -299,7 +350,9 @@ class FuzzyDedup(PartitionPhase):
         """The partitions' and the merge's."""
         if self.config.fuzzy_dedup is None:
             return Counters()
-        return super().sum_of_records() + Counters.from_json(self.folder.record(_MERGE)["counters"])
+        return super().sum_of_records() + Counters.from_json(
+            self.folder.record(self.near_duplicates.name)["counters"]
+        )
 
     def near_duplicates_of(self, split: InputSplit) -> pa.RecordBatch:
         """The documents of a unit that have to go, as NEAR_DUPLICATES; none where the phase is off."""
@@ -307,7 +360,28 @@ class FuzzyDedup(PartitionPhase):
             return pa.record_batch(
                 [pa.nulls(0, f.type) for f in NEAR_DUPLICATES], schema=NEAR_DUPLICATES
             )
-        return _batch(self.folder.open(f"{_MERGE}.arrow"), split.index)
+        return _batch(self.folder.open(self.near_duplicates.file_name), split.index)
+
+
+def _compare_minhash(ours: MinHashSettings, theirs: MinHashSettings) -> Iterator[str]:
+    for name in ("num_permutations", "ngram_words"):
+        here, there = getattr(ours, name), getattr(theirs, name)
+        if here != there:
+            yield (
+                f"its annotate.minhash.{name} is {there}, ours {here}: "
+                f"their signatures cannot be compared"
+            )
+    if bands(ours) != bands(theirs):
+        yield (
+            f"its annotate.minhash.threshold is {theirs.threshold} (bands and rows "
+            f"{bands(theirs)}), ours {ours.threshold} ({bands(ours)}): bands with another "
+            f"number of rows never have equal hashes"
+        )
+    if ours.verify and ours.verify != theirs.verify:
+        yield (
+            f"its annotate.minhash.verify is {theirs.verify or 'null'}, ours "
+            f"{ours.verify}: it has not stored the data for our verification"
+        )
 
 
 def _batch(source: pa.NativeFile, index: int) -> pa.RecordBatch:

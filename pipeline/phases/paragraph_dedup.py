@@ -8,6 +8,8 @@ Leaves to others: the rule (stages/dedup/paragraphs.py:duplicated), taking the l
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -15,23 +17,29 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipeline.config import RunConfig
 from pipeline.phases.exact_dedup import ExactDedup
-from pipeline.phases.extract import hashes_file
+from pipeline.phases.extract import Extract
 from pipeline.phases.hash_partitions import (
+    MAX_PARTITIONS,
     FileSlice,
     Partition,
     partition_names,
     partitions_for,
     read_part,
 )
-from pipeline.phases.phase import PartitionPhase
+from pipeline.phases.phase import Artifact, PartitionPhase, TaskCost
 from pipeline.planning.input_splits import InputSplit
+from pipeline.planning.previous_runs import find_other_version, find_unfinished
+from pipeline.runs.run_folder import RunFolder
 from stages.contract import Counters
-from stages.dedup.paragraphs import duplicated
+from stages.dedup.paragraphs import ParagraphHashes, duplicated
 
 BYTES_PER_PARAGRAPH = 32
 """Memory of a partition per paragraph: 16 as read, as much again while its pieces are laid out. Later 1 for whether it
 has to go, and what a piece takes."""
+
+DUPLICATE_LINES = pa.schema([pa.field("record", pa.uint32()), pa.field("line", pa.uint32())])
 
 
 class ParagraphDedup(PartitionPhase):
@@ -41,6 +49,57 @@ class ParagraphDedup(PartitionPhase):
     """
 
     name = "paragraph_dedup"
+    version = 1
+    parents = (Extract, ExactDedup)
+
+    duplicate_lines = Artifact("duplicate_lines.arrow", DUPLICATE_LINES)  # one batch per split
+
+    reads = (Extract.hashes,)
+    cost = TaskCost(
+        grows_with="paragraphs",
+        held_bytes=BYTES_PER_PARAGRAPH,
+        # benchmarks/driver_scale.py, 2,000 splits
+        open_s=0.0006,
+        is_hash_partitioned=True,
+    )
+
+    @classmethod
+    def phases_read_in_previous_runs(cls, config: RunConfig) -> tuple[str, ...]:
+        """Return extract: its paragraphs there are compared too."""
+        return () if config.paragraph_dedup.keep == "keep_all" else (Extract.name,)
+
+    @classmethod
+    def check_previous_run(cls, config: RunConfig, run: RunFolder) -> Iterator[str]:
+        """Yield the reasons why paragraphs cannot be compared."""
+        if config.paragraph_dedup.keep != "keep_all":
+            yield from find_unfinished(run, Extract.name)
+            yield from find_other_version(run, Extract.name, ParagraphHashes)
+
+    @classmethod
+    def estimate_num_tasks(
+        cls, config: RunConfig, num_splits: int, amounts: Mapping[str, float]
+    ) -> int:
+        """Return groups times partitions."""
+        if config.paragraph_dedup.keep == "keep_all":
+            return 0
+        group_splits = cls.splits_per_task(config, num_splits)
+        largest = math.ceil(amounts["paragraphs"] * group_splits / num_splits)
+        num_partitions = partitions_for(largest, BYTES_PER_PARAGRAPH, config.engine.memory_mb)
+        return math.ceil(num_splits / group_splits) * num_partitions
+
+    @classmethod
+    def splits_per_task(cls, config: RunConfig, num_splits: int) -> int:
+        """Return the splits of a group."""
+        return min(num_splits, config.paragraph_dedup.group_splits or num_splits)
+
+    @classmethod
+    def suggest_smaller_tasks(cls, room_bytes: float, amount_per_split: float) -> str | None:
+        """Return the largest group that fits."""
+        group_splits = room_bytes * MAX_PARTITIONS / BYTES_PER_PARAGRAPH / amount_per_split
+        return (
+            f"set paragraph_dedup.group_splits to {int(group_splits):,} "
+            f"(CCNet compares 3 % of a dump at a time)"
+        )
 
     def task_ids(self) -> list[str]:
         """Groups times partitions, as many as the paragraphs, counted by extract, need; none where all copies stay."""
@@ -83,12 +142,12 @@ class ParagraphDedup(PartitionPhase):
         extracted = self.plan.folder("extract")
         sources = self.sources("extract")[:own]
         parts = self.folder.each(
-            sources, lambda of: read_part(of[0].open(hashes_file(of[1])), name)
+            sources, lambda of: read_part(of[0].open(Extract.hashes.file_name(of[1])), name)
         )
 
         def of_split(split: InputSplit) -> FileSlice:
             return self._without_copies(
-                split, read_part(extracted.open(hashes_file(split.key)), name)
+                split, read_part(extracted.open(Extract.hashes.file_name(split.key)), name)
             )
 
         parts += extracted.each(splits, of_split)
@@ -108,7 +167,7 @@ class ParagraphDedup(PartitionPhase):
         counters.add("paragraphs_repeated", sum(int(mask.sum()) for mask in gone))
         with self.folder.commit(task_id) as output:
             with pa.ipc.new_file(
-                output.path(f"{task_id}.duplicate_lines.arrow"), DUPLICATE_LINES
+                output.path(self.duplicate_lines.file_name(task_id)), DUPLICATE_LINES
             ) as file:
                 for rows, mask in zip(files, gone, strict=True):
                     file.write_batch(rows.select(DUPLICATE_LINES.names).filter(pa.array(mask)))
@@ -137,7 +196,9 @@ class ParagraphDedup(PartitionPhase):
         index = split.index - self.groups[group][0].index
 
         def of_partition(partition: str) -> np.ndarray[Any, np.dtype[np.uint64]]:
-            with self.folder.map(f"g{group:03d}-{partition}.duplicate_lines.arrow") as source:
+            with self.folder.map(
+                self.duplicate_lines.file_name(f"g{group:03d}-{partition}")
+            ) as source:
                 batch = pa.ipc.open_file(source).get_batch(index)
                 return (
                     batch["record"].to_numpy().astype(np.uint64) << np.uint64(32)
@@ -147,6 +208,3 @@ class ParagraphDedup(PartitionPhase):
         return np.sort(
             np.concatenate(self.folder.each(partition_names(self.num_partitions), of_partition))
         )
-
-
-DUPLICATE_LINES = pa.schema([pa.field("record", pa.uint32()), pa.field("line", pa.uint32())])

@@ -1,8 +1,17 @@
-"""What all phases have in common: how they name their work, stream a unit through stages, and keep accounts.
+"""A phase of the pipeline: one class that declares everything about it.
 
-Promises: whatever rows come into a sink are counted and, where they were dropped, written to the ledger, before the
-phase sees them; Parquet files do not depend on how rows were batched on their way.
-Leaves to others: what a phase reads and writes (the other files here), the fused steps (flow.py).
+The planner, the engines, the cost model, the report and `status` iterate over `pipeline.phases.registry.PHASES` and
+read the class attributes and class methods below. To add a phase, write one subclass in its own file, add it to the
+registry, and add a section of the same name to `RunConfig`.
+
+    class CountUrls(SplitPhase):
+        name = "count_urls"
+        version = 1
+        parents = (Extract,)
+        stages = (UrlCount,)
+        reads = (Extract.documents,)
+        counts = Artifact("counts.parquet", COUNTS)
+        cost = TaskCost(grows_with="documents")
 """
 
 from __future__ import annotations
@@ -10,50 +19,255 @@ from __future__ import annotations
 import contextlib
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, ClassVar, Self
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pipeline.config import RunConfig
-from pipeline.execution.task import StageSpec
+from pipeline.phases.split_output import SplitSink
 from pipeline.planning.input_splits import InputSplit
-from pipeline.planning.plan import RunPlan
+from pipeline.planning.run_plan import RunPlan
+from pipeline.planning.stage_spec import StageSpec
 from pipeline.runs.phase_folder import PendingOutput, PhaseFolder
-from stages.contract import Counters
+from pipeline.runs.run_folder import RunFolder
+from stages.contract import Counters, Stage
 
-ROWS_PER_GROUP = 512
-"""Rows of a Parquet row group: fixed, so that files do not depend on how rows were batched on their way."""
 
-DECISION = pa.schema(
-    [
-        pa.field("doc_id", pa.uint64(), nullable=False),
-        pa.field("url", pa.string()),
-        pa.field("decision", pa.string(), nullable=False),  # "kept", or the reason
-        pa.field("value", pa.float64()),
-        pa.field("limit", pa.float64()),
-        pa.field("detail", pa.string()),
-        pa.field("num_chars", pa.int64()),  # of the text when the fate was decided
-        pa.field("language", pa.string()),
-        pa.field("bucket", pa.string()),
-        pa.field(
-            "representative", pa.uint64()
-        ),  # of a copy or near-duplicate: the doc_id of the one in its place
-    ]
-)
+class Artifact:
+    """A file that every task of a phase writes, named `{task_id}.{suffix}`.
+
+    Attributes:
+        suffix: the end of the file name, such as `documents.parquet`.
+        schema: the Arrow columns; None: no Arrow data, or columns that depend on the config.
+        grows_with: the amount that its bytes grow with; None: the one of the phase's cost.
+        phase: the name of the phase that writes it.
+    """
+
+    phase: str
+
+    def __init__(
+        self, suffix: str, schema: pa.Schema | None = None, *, grows_with: str | None = None
+    ) -> None:
+        self.suffix = suffix
+        self.schema = schema
+        self.grows_with = grows_with
+
+    def __set_name__(self, owner: type[Phase], name: str) -> None:
+        self.phase = owner.name
+
+    @property
+    def kind(self) -> str:
+        """The key of this file in cost calibrations: `documents` of `documents.parquet`."""
+        return self.suffix.split(".")[0]
+
+    def file_name(self, task_id: str) -> str:
+        """Return the name of one task's file."""
+        return f"{task_id}.{self.suffix}"
+
+
+class MergedArtifact:
+    """A file that a phase writes once, in `finish`, from the outputs of all its tasks.
+
+    Attributes:
+        name: the commit that writes it, and its stem.
+        file_name: the file.
+        schema: the Arrow columns; None: no Arrow data.
+    """
+
+    def __init__(self, file_name: str, schema: pa.Schema | None = None) -> None:
+        self.name = file_name.split(".", maxsplit=1)[0]
+        self.file_name = file_name
+        self.schema = schema
+
+
+@dataclass(frozen=True)
+class TaskCost:
+    """What the CPU time, the files and the memory of a phase's tasks grow with, for the cost estimate.
+
+    An amount is a quantity of the input that phases count: see `Phase.amounts`.
+
+    Attributes:
+        grows_with: the amount that CPU seconds and bytes written grow with.
+        steps: other amounts for single steps: `read`, `write`, or the name of a stage.
+        held_bytes: memory per item that a task holds until its end.
+        held_per: the amount that is held; None: `grows_with`.
+        open_s: CPU seconds to open one split's files in one task, where every task opens all splits.
+        open_artifact_s: CPU seconds to open one file of a parent that has as many files per split as tasks.
+        is_hash_partitioned: tasks are ranges of hashes of `grows_with`, as many as memory requires.
+        driver_bytes: memory of the driver per document of the input, while `finish` merges.
+    """
+
+    grows_with: str
+    steps: Mapping[str, str] = field(default_factory=dict[str, str])
+    held_bytes: int = 0
+    held_per: str | None = None
+    open_s: float = 0.0
+    open_artifact_s: Mapping[Artifact, float] = field(default_factory=dict[Artifact, float])
+    is_hash_partitioned: bool = False
+    driver_bytes: int = 0
+
+    @property
+    def held_amount(self) -> str:
+        """The amount that a task holds in memory."""
+        return self.held_per or self.grows_with
+
+    def step_amount(self, step: str) -> str:
+        """Return the amount that the CPU seconds of a step grow with."""
+        return self.steps.get(step, self.grows_with)
+
+    def artifact_amount(self, artifact: Artifact) -> str:
+        """Return the amount that the bytes of an artifact grow with."""
+        return artifact.grows_with or self.grows_with
 
 
 class Phase(ABC):
-    """One phase of a plan."""
+    """One phase. Subclass `SplitPhase` or `PartitionPhase`.
+
+    Class attributes:
+        name: the phase's name, its section of the config and the start of its folder's name.
+        version: raise it when equal input would give other output.
+        parents: the phases whose outputs it reads. A parent that is off is left out.
+        stages: the stages in the order in which they run; each has the config section of its name.
+        filters: stages that drop what a parent has found. They are off where that parent is off.
+        depends_on_all_splits: whether the output of one task depends on other splits than its own.
+        task_kind: what one task works on: "splits", "partitions" or "shards".
+        reads: the parents' files that a task reads.
+        amounts: amounts for the cost estimate that this phase counts: amount -> name of the counter.
+        cost: what the cost of a task grows with.
+    """
 
     name: ClassVar[str]
+    version: ClassVar[int]
+    parents: ClassVar[tuple[type[Phase], ...]] = ()
+    stages: ClassVar[tuple[type[Stage[Any]], ...]] = ()
+    filters: ClassVar[Mapping[type[Stage[Any]], type[Phase]]] = MappingProxyType({})
+    depends_on_all_splits: ClassVar[bool] = False
+    task_kind: ClassVar[str]
+    reads: ClassVar[tuple[Artifact, ...]] = ()
+    amounts: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    cost: ClassVar[TaskCost]
 
     def __init__(self, plan: RunPlan) -> None:
         self.plan = plan
+
+    # ---- Declarations that depend on the config ----
+
+    @classmethod
+    def is_enabled(cls, config: RunConfig) -> bool:
+        """Return whether the phase is on: its section of the config is not null."""
+        return getattr(config, cls.name) is not None
+
+    @classmethod
+    def enabled_parents(cls, config: RunConfig) -> tuple[type[Phase], ...]:
+        """Return the parents that are on."""
+        return tuple(parent for parent in cls.parents if parent.is_enabled(config))
+
+    @classmethod
+    def enabled_stages(cls, config: RunConfig) -> tuple[type[Stage[Any]], ...]:
+        """Return the stages that are on, in order."""
+        section = getattr(config, cls.name)
+        enabled: list[type[Stage[Any]]] = []
+        for stage in cls.stages:
+            found_by = cls.filters.get(stage)
+            is_off = found_by is not None and not found_by.is_enabled(config)
+            # A stage without a section of its own has nothing to set and is always on.
+            if section is not None and not is_off and getattr(section, stage.name, {}) is not None:
+                enabled.append(stage)
+        return tuple(enabled)
+
+    @classmethod
+    def plan_stages(cls, config: RunConfig) -> tuple[StageSpec, ...]:
+        """Return the stages that are on, with their settings, as far as they are known before the run."""
+        section = getattr(config, cls.name)
+        specs: list[StageSpec] = []
+        for stage in cls.enabled_stages(config):
+            if stage.name == cls.name:
+                settings = section
+            elif stage.name in type(section).model_fields:
+                settings = getattr(section, stage.name)
+            else:
+                settings = stage.settings_class()()
+            specs.append(StageSpec(stage, settings))
+        return tuple(specs)
+
+    @classmethod
+    def model_references(cls, config: RunConfig) -> list[str]:
+        """Return the models and files that the output depends on."""
+        references: list[str] = []
+        for spec in cls.plan_stages(config):
+            references += spec.stage.required_files(spec.settings)
+        return references
+
+    @classmethod
+    def fingerprint_inputs(cls, config: RunConfig, num_files: int) -> dict[str, Any]:
+        """Return values from other sections of the config that the output depends on.
+
+        Args:
+            config: the run's config.
+            num_files: the number of input files.
+        """
+        del config, num_files
+        return {}
+
+    @classmethod
+    def phases_read_in_previous_runs(cls, config: RunConfig) -> tuple[str, ...]:
+        """Return the phases whose outputs in previous runs this phase reads."""
+        del config
+        return ()
+
+    @classmethod
+    def check_previous_run(cls, config: RunConfig, run: RunFolder) -> Iterator[str]:
+        """Yield the reasons why this phase cannot compare the run with a previous run."""
+        del config, run
+        yield from ()
+
+    # ---- The cost estimate ----
+
+    @classmethod
+    def artifacts(cls) -> tuple[Artifact, ...]:
+        """Return the files that each task writes, sorted by attribute name."""
+        found = (getattr(cls, name) for name in dir(cls))
+        return tuple(value for value in found if isinstance(value, Artifact))
+
+    @classmethod
+    def find_artifact(cls, file_name: str) -> Artifact | None:
+        """Return the artifact with that file name; None: it is written by `finish`."""
+        for artifact in cls.artifacts():
+            if file_name.endswith(f".{artifact.suffix}"):
+                return artifact
+        return None
+
+    @classmethod
+    def estimate_num_tasks(
+        cls, config: RunConfig, num_splits: int, amounts: Mapping[str, float]
+    ) -> int:
+        """Return the number of tasks for an input of that size."""
+        del amounts
+        return num_splits if cls.is_enabled(config) else 0
+
+    @classmethod
+    def splits_per_task(cls, config: RunConfig, num_splits: int) -> int:
+        """Return the number of splits whose files one task opens, where a task opens more than one."""
+        del config
+        return num_splits
+
+    @classmethod
+    def suggest_smaller_tasks(cls, room_bytes: float, amount_per_split: float) -> str | None:
+        """Return the setting with which a task fits into memory.
+
+        Args:
+            room_bytes: memory for what a task holds.
+            amount_per_split: the amount that a task holds, per input split.
+        """
+        del room_bytes, amount_per_split
+        return None
+
+    # ---- Running ----
 
     @property
     def config(self) -> RunConfig:
@@ -62,53 +276,70 @@ class Phase(ABC):
 
     @property
     def folder(self) -> PhaseFolder:
-        """Where this phase commits."""
+        """The folder of this phase's outputs."""
         return self.plan.folder(self.name)
 
     @abstractmethod
     def task_ids(self) -> list[str]:
-        """Names of all the pieces of work, in order. To be asked when the parents are done."""
+        """Return the ids of all tasks, in order. Call it when the parents are complete."""
 
     def sum_of_records(self) -> Counters:
-        """The sum of the tallies of all done-records."""
+        """Return the sum of the counters of all done-records."""
         return self.folder.counters(self.task_ids())
 
     def counters(self) -> Counters:
-        """The same, of a phase that is complete."""
+        """Return the same sum of a complete phase, from its summary."""
         return Counters.from_json(self.folder.summary()["counters"])
 
     def finish(self) -> None:
-        """What is left to do, once, when all work is done."""
+        """Merge the outputs of all tasks. Runs once, in the driver, when all tasks are done."""
 
 
 class SplitPhase(Phase):
-    """A phase whose work is a unit's documents, streamed through stages."""
+    """A phase with one task per input split: its documents pass through the stages."""
+
+    task_kind = "splits"
+    decisions: ClassVar[Artifact]
+    """Every such phase writes the decisions on the documents that its stages drop."""
 
     schema: ClassVar[pa.Schema]  # of the tables that `read` yields
 
     def task_ids(self) -> list[str]:
-        """One per unit."""
+        """Return the keys of the input splits; none where the phase is off."""
+        if not self.is_enabled(self.config):
+            return []
         return [split.key for split in self.plan.splits]
 
-    def stages(self) -> tuple[StageSpec, ...]:
-        """The stages between `read` and `write`."""
+    def stage_specs(self) -> tuple[StageSpec, ...]:
+        """Return the stages between `read` and `write`. Call it when the parents are complete."""
         return self.plan.phase(self.name).stages
 
+    def output_schema(self) -> pa.Schema:
+        """Return the columns of the documents after the last stage.
+
+        Raises:
+            ValueError: a column that a stage needs is missing.
+        """
+        schema = self.schema
+        for spec in self.stage_specs():
+            schema = spec.output_schema(schema)
+        return schema
+
     def split(self, task_id: str) -> InputSplit:
-        """The unit behind a piece of work."""
+        """Return the input split of a task."""
         return self.plan.splits[int(task_id.split("-", maxsplit=1)[0])]
 
     @abstractmethod
     def read(self, task_id: str) -> Generator[pa.Table, None, dict[str, Any]]:
-        """The unit's documents in input order; returns what there is to report of the unit as a whole."""
+        """Yield the documents in input order; return what there is to report of the whole split."""
 
     @abstractmethod
     def sink(self, task_id: str, output: PendingOutput) -> SplitSink:
-        """What takes the rows that have passed the stages."""
+        """Return the writer of the rows that have passed the stages."""
 
     @contextlib.contextmanager
     def write(self, task_id: str) -> Generator[SplitSink]:
-        """The sink, within the commit that makes its outputs whole."""
+        """Open the writer, and commit its files when the block ends."""
         with self.folder.commit(task_id) as output:
             sink = self.sink(task_id, output)
             yield sink
@@ -116,164 +347,36 @@ class SplitPhase(Phase):
 
 
 class PartitionPhase(Phase):
-    """A phase whose work is a range of a keyed space, over the whole crawl.
+    """A phase whose tasks each read the files of many splits: a range of hashes, or of the shuffle order.
 
-    Where it looks into earlier runs too, it puts their units before its own, in `places`: of what is equal the first
-    stays, and they were there first. Ids by place are what it works with; `doc_ids` makes of them what others read.
+    Where it also reads previous runs, their splits come before the run's own in `sources`, because the first of
+    several equal documents is kept. Ids in this order are internal; `doc_ids` converts them to stored ids.
     """
+
+    task_kind = "partitions"
+    depends_on_all_splits = True
 
     @abstractmethod
     def run(self, task_id: str) -> None:
-        """Do one piece of work and commit it."""
+        """Run one task and commit its outputs."""
 
     def sources(self, phase: str) -> list[tuple[PhaseFolder, str]]:
-        """A parent's folder and the unit's name, of all earlier units and then of all units."""
+        """Return a parent's folder and the split's key, of all previous splits and then of all own splits."""
         previous = [(split.run.folder(phase), split.key) for split in self.plan.previous_splits]
         return previous + [(self.plan.folder(phase), split.key) for split in self.plan.splits]
 
     def counts(self, phase: str, name: str) -> list[int]:
-        """What a parent has counted of each unit, in the same order."""
-        folders = [
+        """Return a parent's counter per split, in the order of `sources`."""
+        records = [
             run.folder(phase).records(split.key for split in run.splits)
             for run in self.plan.previous
         ]
-        folders.append(self.plan.folder(phase).records(split.key for split in self.plan.splits))
-        return [record["counters"]["counts"].get(name, 0) for record in itertools.chain(*folders)]
+        records.append(self.plan.folder(phase).records(split.key for split in self.plan.splits))
+        return [record["counters"]["counts"].get(name, 0) for record in itertools.chain(*records)]
 
     def doc_ids(self, ids: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """Of ids by place: units of this run have their own numbers, those of earlier runs the numbers behind them."""
+        """Convert ids in the order of `sources` to stored ids: own splits first, previous ones behind them."""
         num_splits = len(self.plan.splits)
-        splits = ((ids >> np.uint64(32)) + np.uint64(num_splits)) % np.uint64(
-            num_splits + len(self.plan.previous_splits)
-        )
+        num_sources = np.uint64(num_splits + len(self.plan.previous_splits))
+        splits = ((ids >> np.uint64(32)) + np.uint64(num_splits)) % num_sources
         return splits << np.uint64(32) | ids & np.uint64(0xFFFF_FFFF)
-
-
-class SplitSink(ABC):
-    """Common to all sinks: counts every row that comes in, and keeps the fates of those that were dropped."""
-
-    def __init__(self, output: PendingOutput, task_id: str) -> None:
-        self.output = output
-        self.task_id = task_id
-        self.counters: Counters = Counters()
-        self._decisions: list[pa.Table] = []
-
-    def add(self, kept: pa.Table, dropped: pa.Table) -> None:
-        """Take the next rows."""
-        self.counters.add("documents", kept.num_rows + dropped.num_rows)
-        self.counters.add("documents_kept", kept.num_rows)
-        if dropped.num_rows:
-            reasons = dropped.group_by("reason", use_threads=False).aggregate(
-                [("reason", "count"), ("dropped_chars", "sum")]
-            )
-            for row in reasons.to_pylist():
-                self.counters.add(f"dropped.{row['reason']}", row["reason_count"])
-                self.counters.add(f"dropped_chars.{row['reason']}", row["dropped_chars_sum"] or 0)
-            self._decisions.append(
-                decisions(dropped, dropped.column("reason"), dropped.column("dropped_chars"))
-            )
-        if kept.num_rows:
-            self.take(kept)
-
-    @abstractmethod
-    def take(self, kept: pa.Table) -> None:
-        """Take the next rows that are still alive."""
-
-    def close(self, report: Mapping[str, Any]) -> None:
-        """Finish the outputs."""
-        del report
-        table = pa.concat_tables([DECISION.empty_table(), *self._decisions]).sort_by("doc_id")
-        write_parquet(table, self.output.path(f"{self.task_id}.decisions.parquet"))
-
-
-def decisions(
-    rows: pa.Table, decision: pa.ChunkedArray | pa.Array, num_chars: pa.ChunkedArray | pa.Array
-) -> pa.Table:
-    """The ledger's rows for documents whose fate is known."""
-    given = {"decision": decision, "num_chars": num_chars}
-    columns = [
-        given.get(
-            f.name,
-            rows.column(f.name) if f.name in rows.column_names else pa.nulls(rows.num_rows, f.type),
-        )
-        for f in DECISION
-    ]
-    return pa.table(columns, schema=DECISION)
-
-
-def write_parquet(table: pa.Table, path: Path) -> None:
-    """One Parquet file in row groups of fixed size."""
-    with RowGroups(path) as rows:
-        rows.add(table)
-        if not table.num_rows:
-            rows.start(table.schema)
-
-
-class RowGroups:
-    """A Parquet file whose row groups have ROWS_PER_GROUP rows, however they come."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._pending: list[pa.Table] = []
-        self._writer: Any = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def start(self, schema: pa.Schema) -> None:
-        """Begin the file, if it is not begun."""
-        if self._writer is None:
-            self._writer = pq.ParquetWriter(
-                self._path, schema, compression="zstd", compression_level=1
-            )
-
-    def add(self, table: pa.Table) -> None:
-        """Append rows."""
-        self.start(table.schema)
-        self._pending.append(table)
-        if sum(t.num_rows for t in self._pending) >= ROWS_PER_GROUP:
-            rows = pa.concat_tables(self._pending).combine_chunks()
-            whole = rows.num_rows - rows.num_rows % ROWS_PER_GROUP
-            for start in range(0, whole, ROWS_PER_GROUP):
-                self._writer.write_table(
-                    rows.slice(start, ROWS_PER_GROUP), row_group_size=ROWS_PER_GROUP
-                )
-            self._pending = [rows.slice(whole)] if whole < rows.num_rows else []
-
-    def close(self) -> None:
-        """Write what is left and end the file."""
-        if self._pending:
-            self._writer.write_table(pa.concat_tables(self._pending).combine_chunks())
-            self._pending = []
-        if self._writer is not None:
-            self._writer.close()
-
-
-def row_groups(
-    source: pa.NativeFile, columns: Sequence[str] | None = None, batch_mb: float = 0
-) -> Iterator[pa.Table]:
-    """A Parquet file's row groups, so many at a time that they hold `batch_mb` in memory, but one at least."""
-    with source, pq.ParquetFile(source) as file:
-        groups: list[pa.Table] = []
-        for index in range(file.num_row_groups):
-            groups.append(file.read_row_group(index, columns=columns))
-            if sum(group.nbytes for group in groups) >= batch_mb * 2**20:
-                yield pa.concat_tables(groups)
-                groups = []
-        if groups:
-            yield pa.concat_tables(groups)
-
-
-def flow_schema(phase: SplitPhase) -> pa.Schema:
-    """The columns of a phase's documents after its last stage.
-
-    Raises:
-        ValueError: a stage does not find the columns that it needs.
-    """
-    schema = phase.schema
-    for spec in phase.stages():
-        schema = spec.output_schema(schema)
-    return schema

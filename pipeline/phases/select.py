@@ -15,22 +15,66 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.execution.task import StageSpec, TaskFailed
+from pipeline.config import RunConfig
+from pipeline.errors import TaskFailed
 from pipeline.models import registry as assets
-from pipeline.phases.annotate import Annotate, documents_file
+from pipeline.phases.annotate import Annotate
 from pipeline.phases.fuzzy_dedup import FuzzyDedup
-from pipeline.phases.phase import DECISION, SplitPhase, SplitSink, decisions, row_groups
+from pipeline.phases.phase import Artifact, SplitPhase, TaskCost
+from pipeline.phases.split_output import DECISIONS, SplitSink, make_decisions, row_groups
+from pipeline.planning.stage_spec import StageSpec
 from pipeline.runs.phase_folder import PendingOutput
+from stages.dedup.minhash import MinHashFilter
 from stages.filters import perplexity
+from stages.filters.classifiers import ClassifiersFilter
+from stages.filters.decontamination import DecontaminationFilter
+from stages.filters.language import LanguageFilter
 from stages.filters.perplexity import PerplexityFilter, PerplexityFilterSettings
+from stages.filters.quality import QualityFilter
+from stages.filters.reference import ReferenceFilter
 
-REPRESENTATIVE = DECISION.field("representative")
+REPRESENTATIVE = DECISIONS.field("representative")
 
 
 class Select(SplitPhase):
     """Thresholds over stored scores: each document gets its fate."""
 
     name = "select"
+    version = 1
+    parents = (Annotate, FuzzyDedup)
+    stages = (
+        LanguageFilter,
+        PerplexityFilter,
+        ReferenceFilter,
+        ClassifiersFilter,
+        QualityFilter,
+        DecontaminationFilter,
+        MinHashFilter,
+    )
+    filters = {MinHashFilter: FuzzyDedup}
+    depends_on_all_splits = True  # through the percentiles of the run
+
+    decisions = Artifact("decisions.parquet", DECISIONS)
+
+    reads = (Annotate.documents,)  # without the texts: the cost estimate is an upper bound
+    cost = TaskCost(grows_with="scored", held_bytes=100)
+
+    @classmethod
+    def plan_stages(cls, config: RunConfig) -> tuple[StageSpec, ...]:
+        """Return the filters without the one by perplexity: its cutoffs may come from the run itself."""
+        specs = super().plan_stages(config)
+        return tuple(spec for spec in specs if spec.stage is not PerplexityFilter)
+
+    @classmethod
+    def model_references(cls, config: RunConfig) -> list[str]:
+        """Return also the files that the perplexity cutoffs come from."""
+        references = super().model_references(config)
+        if config.select.perplexity is None or config.select.perplexity.cutoffs == "run":
+            return references
+        if config.select.perplexity.cutoffs != "model":
+            return [*references, config.select.perplexity.cutoffs]
+        models = config.annotate.perplexity.models if config.annotate.perplexity else {}
+        return [*references, *models.values()]
 
     @cached_property
     def schema(self) -> pa.Schema:  # type: ignore[override]
@@ -42,7 +86,7 @@ class Select(SplitPhase):
         ]
         return pa.schema([*small, REPRESENTATIVE])
 
-    def stages(self) -> tuple[StageSpec, ...]:
+    def stage_specs(self) -> tuple[StageSpec, ...]:
         """The plan's filters, with the perplexity filter in its place, after the language filter."""
         filters = self.plan.phase(self.name).stages
         if self.config.select.perplexity is None or self.config.annotate.perplexity is None:
@@ -89,7 +133,7 @@ class Select(SplitPhase):
         """The unit's scores, with the verdicts of fuzzy_dedup."""
         found = FuzzyDedup(self.plan).near_duplicates_of(self.split(task_id))
         names = [name for name in self.schema.names if name != REPRESENTATIVE.name]
-        documents = self.plan.folder("annotate").open(documents_file(task_id))
+        documents = self.plan.folder("annotate").open(Annotate.documents.file_name(task_id))
         for table in row_groups(documents, names, self.config.engine.advanced.batch_mb):
             records = pc.cast(
                 pc.bit_wise_and(table.column("doc_id"), pa.scalar(0xFFFF_FFFF, pa.uint64())),
@@ -137,5 +181,5 @@ class _SelectSink(SplitSink):
                 for count in pc.value_counts(kept.column(name).drop_null()).to_pylist():
                     self.counters.add(f"{name}.{count['values']}", count["counts"])
         self._decisions.append(
-            decisions(kept, pa.repeat("kept", kept.num_rows), kept.column("num_chars"))
+            make_decisions(kept, pa.repeat("kept", kept.num_rows), kept.column("num_chars"))
         )

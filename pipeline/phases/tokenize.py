@@ -17,9 +17,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.config import RunConfig
-from pipeline.execution.task import StageSpec, TaskFailed
+from pipeline.errors import TaskFailed
 from pipeline.phases.annotate import Annotate
-from pipeline.phases.phase import SplitPhase, SplitSink, flow_schema, row_groups
+from pipeline.phases.phase import Artifact, SplitPhase, TaskCost
+from pipeline.phases.select import Select
+from pipeline.phases.split_output import DECISIONS, SplitSink, row_groups
+from pipeline.planning.stage_spec import StageSpec
 from pipeline.runs.phase_folder import PendingOutput
 from shardwriter.format import TokenizerEntry
 from stages.filters.classifiers import Classifiers
@@ -52,6 +55,23 @@ class TokenizeDocuments(SplitPhase):
     """Kept documents to token ids, in the order of the global shuffle."""
 
     name = "tokenize"
+    version = 1
+    parents = (Annotate, Select)
+    stages = (Pii, Tokenize)
+
+    tokens = Artifact("tokens.bin")  # in the order of the global shuffle
+    documents = Artifact("documents.arrow", grows_with="kept")  # the columns of `index`
+    decisions = Artifact("decisions.parquet", DECISIONS, grows_with="kept")
+
+    reads = (Annotate.documents, Select.decisions)
+    amounts = {"kept": "documents_kept", "tokens": "tokens"}
+    cost = TaskCost(grows_with="tokens", steps={"read": "left"}, held_bytes=4)
+
+    @classmethod
+    def fingerprint_inputs(cls, config: RunConfig, num_files: int) -> dict[str, Any]:
+        """Return the seed of the global shuffle."""
+        del num_files
+        return {"order_seed": config.write_shards.seed}
 
     @cached_property
     def index(self) -> pa.Schema:
@@ -65,7 +85,7 @@ class TokenizeDocuments(SplitPhase):
     @cached_property
     def schema(self) -> pa.Schema:  # type: ignore[override]
         """Text, and what the shards say of each document."""
-        stored = flow_schema(Annotate(self.plan))
+        stored = Annotate(self.plan).output_schema()
         names = [
             "doc_id",
             "text",
@@ -76,12 +96,12 @@ class TokenizeDocuments(SplitPhase):
 
     def read(self, task_id: str) -> Generator[pa.Table, None, dict[str, Any]]:
         """The texts of the documents that select kept."""
-        with self.plan.folder("select").open(f"{task_id}.decisions.parquet") as file:
+        with self.plan.folder("select").open(Select.decisions.file_name(task_id)) as file:
             table = pq.read_table(file, columns=["doc_id", "decision", "bucket"])
         kept = table.filter(pc.equal(table.column("decision"), "kept"))
         ids = kept.column("doc_id").combine_chunks()
         for group in row_groups(
-            self.plan.folder("annotate").open(f"{task_id}.documents.parquet"),
+            self.plan.folder("annotate").open(Annotate.documents.file_name(task_id)),
             [n for n in self.schema.names if n != "bucket"],
             self.config.engine.advanced.batch_mb,
         ):
@@ -134,7 +154,7 @@ class _TokenSink(SplitSink):
         keys = order_keys(doc_ids, self._seed)
         order = np.argsort(keys)
         starts = np.cumsum(lengths) - lengths
-        with self.output.path(f"{self.task_id}.tokens.bin").open("wb") as file:
+        with self.output.path(TokenizeDocuments.tokens.file_name(self.task_id)).open("wb") as file:
             if lengths.sum():
                 tokens = np.memmap(self._spool, self._dtype, "r").view(
                     np.ndarray
@@ -154,7 +174,7 @@ class _TokenSink(SplitSink):
         }
         full = [columns.get(f.name, pa.nulls(len(order), f.type)) for f in self._index]
         with pa.ipc.new_file(
-            self.output.path(f"{self.task_id}.documents.arrow"), self._index
+            self.output.path(TokenizeDocuments.documents.file_name(self.task_id)), self._index
         ) as out:
             out.write_table(pa.table(full, schema=self._index).combine_chunks())
 

@@ -25,7 +25,7 @@ import tempfile
 import time
 import zlib
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -33,6 +33,7 @@ from typing import Self
 from config_files.reader import ConfigError
 from pipeline.config import CommonCrawl, InputConfig, SampleCrawl
 from pipeline.models import registry as assets
+from pipeline.models.cache import locked
 from pipeline.models.download import download
 from pipeline.runs.phase_folder import to_json, write_atomically
 from storage.object_store import BY_ENVIRONMENT, StorageSettings
@@ -115,6 +116,27 @@ def sample_crawl_folder(config: SampleCrawl) -> Path:
 
     key = hashlib.sha256(to_json({"version": VERSION, **config.model_dump()})).hexdigest()[:16]
     return assets.cache_folder() / "sample-crawls" / key
+
+
+def make_sample_crawl(crawl: SampleCrawl, say: Callable[[str], None]) -> None:
+    """Make the sample crawl on this machine unless it is there; of several processes one does."""
+    from pipeline.sample_crawl.generator import generate
+
+    folder = sample_crawl_folder(crawl)
+    if folder.exists():
+        return
+    with locked(folder.with_name(f"{folder.name}.lock"), "the sample crawl", say):
+        if folder.exists():  # another process was first
+            return
+        say(f"making a sample crawl of {crawl.documents:,} pages in {folder}")
+        generate(
+            folder,
+            num_documents=crawl.documents,
+            seed=crawl.seed,
+            format=crawl.format,
+            documents_per_file=crawl.documents_per_file,
+            say=say,
+        )
 
 
 def _files(config: InputConfig, storage: StorageSettings) -> list[InputFile]:

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pipeline.config import RunConfig, SampleCrawl
+from pipeline.config import RunConfig
 from pipeline.models import registry as assets
-from pipeline.models.cache import locked
-from pipeline.planning.input_splits import sample_crawl_folder
-from pipeline.planning.plan import CHAIN, stages_of
+from pipeline.phases import registry
+from pipeline.planning.input_splits import make_sample_crawl, sample_crawl_folder
 from pipeline.runs.phase_folder import parse_location
 from storage.object_store import S3Path
 
@@ -43,12 +42,11 @@ def prepare(config: RunConfig, say: Say) -> None:
 
 def references(config: RunConfig) -> list[str]:
     """Every model and file that the config's stages load, each once, in the order of the chain."""
-    specs = [spec for phase in CHAIN for spec in stages_of(phase, config)]
-    return list(
-        dict.fromkeys(
-            reference for spec in specs for reference in spec.stage.required_files(spec.settings)
-        )
-    )
+    found: dict[str, None] = {}
+    for phase in registry.PHASES:
+        for spec in phase.plan_stages(config):
+            found |= dict.fromkeys(spec.stage.required_files(spec.settings))
+    return list(found)
 
 
 def is_prepared(config: RunConfig) -> bool:
@@ -57,24 +55,3 @@ def is_prepared(config: RunConfig) -> bool:
     return all(assets.digest(r) for r in references(config)) and (
         crawl is None or sample_crawl_folder(crawl).exists()
     )
-
-
-def make_sample_crawl(crawl: SampleCrawl, say: Say) -> None:
-    """Make the sample crawl on this machine unless it is there; of several processes one does."""
-    from pipeline.sample_crawl.generator import generate
-
-    folder = sample_crawl_folder(crawl)
-    if folder.exists():
-        return
-    with locked(folder.with_name(f"{folder.name}.lock"), "the sample crawl", say):
-        if folder.exists():  # another process was first
-            return
-        say(f"making a sample crawl of {crawl.documents:,} pages in {folder}")
-        generate(
-            folder,
-            num_documents=crawl.documents,
-            seed=crawl.seed,
-            format=crawl.format,
-            documents_per_file=crawl.documents_per_file,
-            say=say,
-        )

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from pipeline.config import RunConfig
 from pipeline.planning.input_splits import InputSplit
-from pipeline.planning.plan import RunPlan, plan_splits
+from pipeline.planning.plan import plan_splits
+from pipeline.planning.run_plan import RunPlan
 from pipeline.runs.run_folder import RunFolder, number_splits
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from config_files.docs import sections
 from pipeline.config import RunConfig
 from pipeline.execution.task import ERROR_KINDS
-from pipeline.planning.plan import CHAIN
+from pipeline.phases import registry
 from stages.warc.reader import CAUSES, SKIPPED
 
 
@@ -50,8 +50,11 @@ def page() -> str:
 
 
 def _reasons() -> dict[str, str]:
-    stages = [stage for stages in CHAIN.values() for stage in stages]
-    return {reason: sentence for stage in stages for reason, sentence in stage.reasons.items()}
+    return {
+        reason: sentence
+        for stage in registry.list_stages()
+        for reason, sentence in stage.reasons.items()
+    }
 
 
 if __name__ == "__main__":

@@ -24,15 +24,17 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from config_files.reader import ConfigError
-from pipeline.execution.task import StageSpec, TaskFailed
+from pipeline.errors import TaskFailed
 from pipeline.models.registry import AssetError
-from pipeline.phases.annotate import COPY_BY, documents_file
-from pipeline.phases.extract import EXTRACTED, hashes_file
+from pipeline.phases.annotate import COPY_BY, Annotate
+from pipeline.phases.extract import EXTRACTED, Extract
 from pipeline.phases.hash_partitions import read_around
 from pipeline.phases.paragraph_dedup import ParagraphDedup
+from pipeline.phases.phase import Artifact
 from pipeline.phases.select import REPRESENTATIVE, Select
-from pipeline.planning.previous_runs import owner, splits_of_runs
+from pipeline.planning.previous_runs import find_owner, list_previous_splits
 from pipeline.planning.recorded_plan import load_plan
+from pipeline.planning.stage_spec import StageSpec
 from pipeline.runs.phase_folder import PhaseFolder
 from pipeline.runs.run_folder import RunFolder, RunNotFound
 from shardwriter.format import MANIFEST_FILE, Manifest, ShardIndex, sample_key
@@ -42,6 +44,15 @@ from stages.filters.perplexity import PerplexityFilterSettings
 
 SCORES = ("language", "language_score", "perplexity", "reference_score")
 """What is told first of all that annotate has stored."""
+
+STORED = (
+    Extract.documents,
+    Extract.decisions,
+    Annotate.documents,
+    Annotate.decisions,
+    Select.decisions,
+)
+"""Files that hold a row of a document, in the order in which they are written."""
 
 NO_SCORES = {*EXTRACTED.names, "num_chars", "num_lines", "chars_removed"}
 
@@ -104,10 +115,16 @@ def find_in_shards(run: RunFolder, doc_id: int) -> InShard | None:
 
 def _ids_of_url(run: RunFolder, url: str) -> Iterator[int]:
     for split in run.splits:
-        for name in (f"{split.key}.documents.parquet", f"{split.key}.decisions.parquet"):
+        for stored in (Extract.documents, Extract.decisions):
             with contextlib.suppress(FileNotFoundError):  # not extracted yet
                 yield from (
-                    _rows(run.folder("extract"), name, "url", url, ["doc_id"])
+                    _rows(
+                        run.folder("extract"),
+                        stored.file_name(split.key),
+                        "url",
+                        url,
+                        ["doc_id"],
+                    )
                     .column("doc_id")
                     .to_pylist()
                 )
@@ -137,10 +154,9 @@ def _trace(run: RunFolder, doc_id: int) -> DocumentTrace | None:
         return None
     split = run.splits[index].key
     found: dict[tuple[str, str], dict[str, Any]] = {}
-    for phase in ("extract", "annotate", "select"):
-        for kind in ("documents", "decisions"):
-            if row := row_of(run.folder(phase), f"{split}.{kind}.parquet", doc_id):
-                found[phase, kind] = row
+    for stored in STORED:
+        if row := row_of(run.folder(stored.phase), stored.file_name(split), doc_id):
+            found[stored.phase, stored.kind] = row
     if not found:
         return None
     columns = {k: v for row in found.values() for k, v in row.items()}
@@ -207,9 +223,10 @@ def _rules(
     """What every rule of a phase makes of what is stored of a document, also those behind the one that decided."""
     try:
         plan = load_plan(run)
-        read = run.folder("annotate" if phase == "select" else phase)
-        rows = _rows(read, documents_file(run.splits[doc_id >> 32].key), "doc_id", doc_id)
-        stages = Select(plan).stages() if phase == "select" else plan.phase(phase).stages
+        read: Artifact = Extract.documents if phase == "extract" else Annotate.documents
+        name = read.file_name(run.splits[doc_id >> 32].key)
+        rows = _rows(run.folder(read.phase), name, "doc_id", doc_id)
+        stages = Select(plan).stage_specs() if phase == "select" else plan.phase(phase).stages
         rows = rows.append_column(REPRESENTATIVE, pa.array([representative], REPRESENTATIVE.type))
         rows = rows.append_column(COPY_BY, pa.nulls(1, COPY_BY.type))  # what is stored is no copy
         with evaluate_all_rules() as results:
@@ -246,12 +263,12 @@ def _first(values: Any) -> Any:
 
 def _named(run: RunFolder, doc_id: int) -> str:
     """Number, URL and fate of another document, and the earlier run that has it, for those who want to go on there."""
-    there = owner(doc_id, len(run.splits), run.previous)
+    there = find_owner(doc_id, len(run.splits), run.previous)
     home, doc_id = there or (run, doc_id)
     where = f"{doc_id} of {home.run_dir}" if there else f"{doc_id}"
-    for phase in ("select", "annotate", "extract"):
-        name = f"{home.splits[doc_id >> 32].key}.decisions.parquet"
-        if row := row_of(home.folder(phase), name, doc_id, ["doc_id", "url", "decision"]):
+    for stored in (Select.decisions, Annotate.decisions, Extract.decisions):
+        name = stored.file_name(home.splits[doc_id >> 32].key)
+        if row := row_of(home.folder(stored.phase), name, doc_id, ["doc_id", "url", "decision"]):
             return f"{where}: {row['url']} ({'kept' if row['decision'] == 'kept' else 'dropped: ' + row['decision']})"
     return where  # its unit has not got that far, or the earlier run is no longer there
 
@@ -307,7 +324,7 @@ def _copies(run: RunFolder, doc_id: int, lines: Sequence[str]) -> dict[str, int]
     first = (doc_id >> 32) // size * size
     files = [
         (len(run.splits) + i, split.run.folder("extract"), split.key)
-        for i, split in enumerate(splits_of_runs(run.previous))
+        for i, split in enumerate(list_previous_splits(run.previous))
     ]
     files += [
         (i, run.folder("extract"), run.splits[i].key)
@@ -319,7 +336,7 @@ def _copies(run: RunFolder, doc_id: int, lines: Sequence[str]) -> dict[str, int]
             with contextlib.suppress(FileNotFoundError):  # the earlier run is no longer there
                 if line in copies:
                     continue
-                near = read_around(folder.open(hashes_file(split)), number)
+                near = read_around(folder.open(Extract.hashes.file_name(split)), number)
                 records = near["record"].to_numpy()[near["hash"].to_numpy() == np.uint64(number)]
                 others = [index << 32 | int(record) for record in np.sort(records)]
                 copies.update((line, other) for other in [o for o in others if o != doc_id][:1])

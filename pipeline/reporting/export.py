@@ -20,7 +20,9 @@ from typing import Any
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline.phases.phase import row_groups
+from pipeline.phases.annotate import Annotate
+from pipeline.phases.select import Select
+from pipeline.phases.split_output import row_groups
 from pipeline.runs.run_folder import RunFolder, RunNotFound
 
 
@@ -51,11 +53,13 @@ def export_ccnet(run: RunFolder, out: Path) -> Counter[str]:
 
 def _kept(run: RunFolder) -> Iterator[dict[str, Any]]:
     for split in run.splits:
-        with run.folder("select").open(f"{split.key}.decisions.parquet") as file:
+        with run.folder("select").open(Select.decisions.file_name(split.key)) as file:
             decisions = pq.read_table(file, columns=["doc_id", "decision", "bucket"])
         kept = decisions.filter(pc.equal(decisions.column("decision"), "kept"))
         ids = kept.column("doc_id").combine_chunks()
-        for group in row_groups(run.folder("annotate").open(f"{split.key}.documents.parquet")):
+        for group in row_groups(
+            run.folder("annotate").open(Annotate.documents.file_name(split.key))
+        ):
             place = pc.index_in(group.column("doc_id"), value_set=ids)
             rows = group.filter(pc.is_valid(place))
             buckets = kept.column("bucket").take(place.drop_null()).fill_null("all")

@@ -29,13 +29,15 @@ from rich.console import Console
 
 from config_files.reader import ConfigError
 from pipeline.config import RunConfig
-from pipeline.execution.engine import RunAborted, do_here
-from pipeline.execution.task import TaskFailed
-from pipeline.phases.annotate import documents_file
+from pipeline.errors import RunAborted, TaskFailed
+from pipeline.execution.engine import do_here
+from pipeline.phases import registry
+from pipeline.phases.annotate import Annotate
 from pipeline.phases.select import Select
-from pipeline.phases.tokenize import order_keys
-from pipeline.planning.plan import PHASE_VERSIONS, RunPlan, plan_splits
+from pipeline.phases.tokenize import TokenizeDocuments, order_keys
+from pipeline.planning.plan import plan_splits
 from pipeline.planning.recorded_plan import load_plan
+from pipeline.planning.run_plan import RunPlan
 from pipeline.reporting.explain import row_of, why
 from pipeline.reporting.report import as_table
 from pipeline.runs.phase_folder import PhaseFolder
@@ -142,12 +144,12 @@ def decisions_with(run: RunFolder, config: RunConfig) -> Iterator[pa.Table]:
             for failed in (result["failed"] for result in results if "failed" in result):
                 raise RunAborted(f"{run.run_dir}, unit {split.key}: {failed}")
             yield read_decisions(phase.folder, split)
-            phase.folder.path(f"{split.key}.decisions.parquet").unlink()
+            phase.folder.path(Select.decisions.file_name(split.key)).unlink()
 
 
 def read_decisions(folder: PhaseFolder, split: RunSplit) -> pa.Table:
     """A unit's fates, sorted by document."""
-    with folder.open(f"{split.key}.decisions.parquet") as file:
+    with folder.open(Select.decisions.file_name(split.key)) as file:
         return pq.read_table(file)
 
 
@@ -179,7 +181,7 @@ def _changes(before: Any, after: Any, key: str = "") -> Iterator[tuple[str, tupl
 
 def _refuse_more_than_select(changes: Mapping[str, tuple[Any, Any]]) -> None:
     """Raise ConfigError with a line for each key that is not of select; what changes no byte may change."""
-    phase_of = {name: name for name in PHASE_VERSIONS}
+    phase_of = {name: name for name in registry.list_phase_names()}
     phase_of |= {"input": "extract", "run_dir": "extract", "previous_runs": "paragraph_dedup"}
     free = ("select", "engine", "storage")
     others = {key: phase_of[top] for key in changes if (top := key.split(".")[0]) not in free}
@@ -265,7 +267,9 @@ class _Totals:
         """(n,) int64: the tokens of those that the run has tokenized, else null."""
         if not self.is_tokenized:
             return pa.chunked_array([pa.nulls(len(doc_ids), pa.int64())])
-        with self.run.folder("tokenize").map(f"{split.key}.documents.arrow") as source:
+        with self.run.folder("tokenize").map(
+            TokenizeDocuments.documents.file_name(split.key)
+        ) as source:
             index = pa.ipc.open_file(source).read_all().select(["doc_id", "num_tokens"])
             place = pc.index_in(doc_ids, value_set=index.column("doc_id").combine_chunks())
             return index.column("num_tokens").take(place)
@@ -329,7 +333,7 @@ class _Totals:
 
     def _example(self, decision: Mapping[str, Any]) -> Example:
         doc_id = int(decision["doc_id"])
-        name = documents_file(self.run.splits[doc_id >> 32].key)
+        name = Annotate.documents.file_name(self.run.splits[doc_id >> 32].key)
         row = row_of(self.run.folder("annotate"), name, doc_id, ["doc_id", "text"])
         return Example(
             doc_id=doc_id,

@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pipeline.execution.engine import Event, PhaseStarted, TaskFinished
-from pipeline.phases import PHASES, Phase
-from pipeline.planning.plan import RunPlan
+from pipeline.phases import registry
+from pipeline.phases.phase import Phase
+from pipeline.planning.run_plan import RunPlan
 from stages.contract import Counters
 
 PREFIX = "ray_"
@@ -151,7 +152,7 @@ class RunMetrics:
         """Take note of an event."""
         if not self._is_on:
             return
-        phase = PHASES[event.phase](self._plan)
+        phase = registry.find_phase(event.phase)(self._plan)
         if isinstance(event, PhaseStarted):
             self._begin(phase, event.num_tasks, event.num_done)
         elif isinstance(event, TaskFinished):

@@ -22,8 +22,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from pipeline.config import RunConfig
-from pipeline.planning.plan import CHAIN, DECIDED_BY, PHASE_VERSIONS, RunPlan
+from pipeline.phases import registry
+from pipeline.phases.phase import Phase
+from pipeline.planning.run_plan import RunPlan
 from pipeline.runs.run_folder import RunFolder
 from stages.contract import Counters, DocumentCountError
 from stages.transform.pii import KINDS
@@ -78,15 +79,22 @@ def make_report(run: RunFolder) -> Report:
     Raises:
         DocumentCountError: a phase took in another number of documents than the one before it put out.
     """
-    tallies = {name: _tally(run, name) for name in PHASE_VERSIONS}
+    tallies = {name: _tally(run, name) for name in registry.list_phase_names()}
     extract, tokens = tallies["extract"], tallies["tokenize"].counts
     reasons: Counter[str] = Counter()
-    for phase in CHAIN:
+    with_stages = [phase.name for phase in registry.PHASES if phase.stages]
+    for phase in with_stages:
         reasons.update(_with_prefix(tallies[phase].counts, "dropped."))
     return Report(
         run_dir=str(run.run_dir),
         dataset=str(run.dataset),
-        steps=tuple(_steps(tallies, [phase for phase in CHAIN if run.folder(phase).complete()])),
+        steps=tuple(
+            _steps(
+                run,
+                tallies,
+                [phase for phase in with_stages if run.folder(phase).complete()],
+            )
+        ),
         reasons=dict(reasons.most_common()),
         quarantine=_with_prefix(extract.counts, "quarantined."),
         num_records=extract.counts["num_records"],
@@ -106,8 +114,7 @@ def reason_sentences() -> dict[str, str]:
     """What each reason of the chain means, in one sentence."""
     return {
         reason: sentence
-        for stages in CHAIN.values()
-        for stage in stages
+        for stage in registry.list_stages()
         for reason, sentence in stage.reasons.items()
     }
 
@@ -157,13 +164,18 @@ def _most_first(counts: Mapping[str, int]) -> dict[str, int]:
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
-def _steps(tallies: Mapping[str, Counters], complete: Collection[str]) -> Iterator[Step]:
+def _steps(
+    run: RunFolder, tallies: Mapping[str, Counters], complete: Collection[str]
+) -> Iterator[Step]:
     """The funnel: what is left after each stage that drops documents, and after deduplication."""
     extract = tallies["extract"].counts
     num_docs = extract["documents"]
     num_chars = extract["chars"] + sum(_with_prefix(extract, "dropped_chars.").values())
     yield Step("read", num_docs, num_chars)
-    for phase, stages in CHAIN.items():
+    for phase_class in registry.PHASES:
+        phase, stages = phase_class.name, phase_class.stages
+        if not stages or getattr(run.config, phase) is None:
+            continue
         counts = tallies[phase].counts
         if phase not in complete:
             return
@@ -430,40 +442,27 @@ def print_plan(plan: RunPlan, console: Console) -> None:
     console.print(
         f"{num_files:,} files, {input_bytes / 2**20:,.1f} MiB, in {len(plan.splits):,} units; run folder {plan.run_dir}"
     )
-    rows = [
-        (phase.name, " ".join(_stages(plan.config, phase.name)), *_state(plan, phase.name))
-        for phase in plan.phases
-    ]
+    rows: list[tuple[str, ...]] = []
+    for phase in registry.PHASES:
+        stages = " ".join(stage.name for stage in phase.enabled_stages(plan.config))
+        rows.append((phase.name, stages, *_state(plan, phase)))
     console.print(as_table("", ("phase", "stages", "fingerprint", "task_id", "done"), rows))
 
 
-def _stages(config: RunConfig, phase: str) -> list[str]:
-    """Names of the stages that are not turned off, also of those that are built only when the run is at them."""
-    section = getattr(config, phase, None)
-    chain = [
-        stage
-        for stage in CHAIN.get(phase, ())
-        if getattr(config, DECIDED_BY.get(stage, ""), stage) is not None
-    ]
-    return [stage.name for stage in chain if getattr(section, stage.name, stage) is not None]
-
-
-def _state(plan: RunPlan, name: str) -> tuple[str, str, str]:
+def _state(plan: RunPlan, phase: type[Phase]) -> tuple[str, str, str]:
     """Fingerprint, pieces of work, and how many are done."""
-    fingerprint = plan.phase(name).fingerprint
-    across = {
-        "paragraph_dedup": "partitions",
-        "fuzzy_dedup": "partitions",
-        "write_shards": "shards",
-    }
-    task_ids = across.get(name, f"{len(plan.splits):,} units")
-    if getattr(plan.config, name) is None:
+    fingerprint = plan.phase(phase.name).fingerprint
+    has_task_per_split = phase.task_kind == "splits"
+    task_ids = f"{len(plan.splits):,} units" if has_task_per_split else phase.task_kind
+    if not phase.is_enabled(plan.config):
         return fingerprint or "—", task_ids, "off"
     if fingerprint is None:
         return "—", task_ids, "would run"
-    folder = plan.folder(name)
-    done = folder.done() if name in across else folder.done() & {split.key for split in plan.splits}
-    is_complete = folder.complete() and (name in across or len(done) == len(plan.splits))
+    folder = plan.folder(phase.name)
+    done = folder.done()
+    if has_task_per_split:
+        done &= {split.key for split in plan.splits}
+    is_complete = folder.complete() and (not has_task_per_split or len(done) == len(plan.splits))
     return (
         fingerprint,
         task_ids,

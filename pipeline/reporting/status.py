@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from pipeline.phases import PHASES, SplitPhase
+from pipeline.phases import registry
 from pipeline.reporting.report import as_table
 from pipeline.runs.run_folder import RunFolder
 from stages.contract import Counters
@@ -76,7 +76,9 @@ def read_status(run: RunFolder, *, now: float) -> Status:
     state: RunState = "running" if silent_s < SILENT_AFTER_S else "silent"
     if last.get("event") == "RunEnded":
         state = "stopped" if last["why"] else "finished"
-    phases = tuple(_phase_status(run, name, events, state, now) for name in PHASES)
+    phases = tuple(
+        _phase_status(run, name, events, state, now) for name in registry.list_phase_names()
+    )
     if all(phase.state in ("done", "off") for phase in phases):
         state = "finished"  # and its driver was killed in the moment before it could say so
     read = _counts_of_extract(run)
@@ -119,8 +121,7 @@ def _phase_status(
         return PhaseStatus(name, "done", num_tasks, num_tasks)
     num_done = len(folder.done())
     if started is None:
-        make_phase = PHASES[name]
-        is_by_unit = isinstance(make_phase, type) and issubclass(make_phase, SplitPhase)
+        is_by_unit = registry.find_phase(name).task_kind == "splits"
         return PhaseStatus(name, "waiting", len(run.splits) if is_by_unit else None, num_done)
     num_tasks = started["num_tasks"]
     if state in ("stopped", "finished"):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.execution.engine import RunAborted
+from pipeline.errors import RunAborted
 from pipeline.runs.run_folder import RunFolder
 from tests.e2e.conftest import Chain, digests
 

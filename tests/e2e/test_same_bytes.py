@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.execution import engine
 from pipeline.execution.engine import PhaseFinished, PhaseStarted, TaskFinished
-from pipeline.phases import PHASES, fuzzy_dedup, paragraph_dedup
+from pipeline.phases import fuzzy_dedup, paragraph_dedup, registry
 from pipeline.planning.plan import make_plan
 from tests.e2e.conftest import Chain, digests
 
@@ -107,7 +107,7 @@ def test_ray_gives_the_same_bytes_as_one_process(
 
 
 @pytest.mark.parametrize(
-    "phase", [name for name in PHASES if name != "exact_dedup"]
+    "phase", [name for name in registry.list_phase_names() if name != "exact_dedup"]
 )  # which is off in this chain
 def test_a_run_killed_in_any_phase_goes_on_to_the_same_bytes(
     chain: Chain, reference_run: Path, phase: str
@@ -120,7 +120,7 @@ def test_a_run_killed_in_any_phase_goes_on_to_the_same_bytes(
     complete = [
         event.phase for event in events if isinstance(event, PhaseFinished) and event.was_complete
     ]
-    assert complete == list(PHASES)[: list(PHASES).index(phase)]
+    assert complete == registry.list_phase_names()[: registry.list_phase_names().index(phase)]
 
 
 def test_a_run_that_is_told_to_stop_says_how_to_go_on(chain: Chain) -> None:
@@ -149,7 +149,7 @@ def test_a_second_run_does_nothing(chain: Chain, reference_run: Path) -> None:
     """All phases are complete; nothing is handed out."""
     before = digests(reference_run)
     _, events = chain.run("reference")
-    assert [type(event) for event in events] == [PhaseFinished] * len(PHASES)
+    assert [type(event) for event in events] == [PhaseFinished] * len(registry.PHASES)
     assert digests(reference_run) == before
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pipeline.planning import plan
+from pipeline.phases.extract import Extract
 from stages.contract import Outcome
 from stages.filters.length import Length
 
@@ -37,12 +37,12 @@ class Deadly(Length):
         return super().apply(batch)
 
 
-CHAIN_OF_EXTRACT = tuple(Deadly if stage is Length else stage for stage in plan.CHAIN["extract"])
+DEADLY_STAGES = tuple(Deadly if stage is Length else stage for stage in Extract.stages)
 
 
 def main() -> None:
     """The command line, with `Deadly` in the place of `Length` before deduplication."""
     from pipeline import cli
 
-    plan.CHAIN = {**plan.CHAIN, "extract": CHAIN_OF_EXTRACT}
+    Extract.stages = DEADLY_STAGES
     cli.main()

@@ -15,23 +15,24 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.errors import RunAborted
 from pipeline.execution.engine import (
     Engine,
     PhaseFinished,
     PhaseStarted,
-    RunAborted,
     TaskFinished,
     engine_of,
     run,
     steps_of,
 )
-from pipeline.phases import PHASES, Phase
-from pipeline.planning import plan as plan_module
+from pipeline.phases import registry
+from pipeline.phases.extract import Extract
+from pipeline.phases.phase import Phase
 from pipeline.runs.phase_folder import PhaseFolder
 from pipeline.runs.run_folder import RunFolder
 from tests.conftest import REPOSITORY, wet_record
 from tests.pipeline.conftest import Small
-from tests.pipeline.deadly import CHAIN_OF_EXTRACT, LOG
+from tests.pipeline.deadly import DEADLY_STAGES, LOG
 from tests.stages.examples import tiny_lm
 
 TEXTS = (
@@ -69,7 +70,7 @@ def files(tmp_path: Path) -> list[Path]:
 @pytest.fixture
 def deadly_chain(monkeypatch: pytest.MonkeyPatch) -> None:
     """The chain with the stage that raises."""
-    monkeypatch.setattr(plan_module, "CHAIN", {**plan_module.CHAIN, "extract": CHAIN_OF_EXTRACT})
+    monkeypatch.setattr(Extract, "stages", DEADLY_STAGES)
 
 
 def decisions(folder: PhaseFolder, task_id: str) -> list[dict[str, Any]]:
@@ -179,7 +180,7 @@ def test_a_partition_whose_processes_die_is_given_up(small: Small) -> None:
     """After `max_attempts` tries it is not tried again."""
     plan = small.plan()
     list(run(plan))
-    phase = PHASES["paragraph_dedup"](plan)
+    phase = registry.find_phase("paragraph_dedup")(plan)
     ((_, step),) = steps_of(phase, plan.config.engine)
     results = [
         next(step("g000-p000of001")) for _ in range(3)
@@ -225,12 +226,12 @@ def test_a_run_tells_its_phases_in_order(small: Small) -> None:
     """Started, work, finished, for each phase; a second run finds all complete."""
     plan = small.plan()
     started = [event.phase for event in run(plan) if isinstance(event, PhaseStarted)]
-    assert started == list(PHASES)
+    assert started == registry.list_phase_names()
     again = list(run(plan, engine_of(plan.config.engine)))
     assert [(e.phase, e.was_complete) for e in again if isinstance(e, PhaseFinished)] == [
-        (p, True) for p in PHASES
+        (p, True) for p in registry.list_phase_names()
     ]
-    assert len(again) == len(PHASES)
+    assert len(again) == len(registry.PHASES)
 
 
 def test_more_input_is_done_in_the_same_folder(small: Small, files: list[Path]) -> None:

@@ -20,16 +20,9 @@ from fastwarc.warc import ArchiveIterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.execution.task import (
-    FLOW,
-    SinkStep,
-    Source,
-    StageSpec,
-    StageStep,
-    TaskFailed,
-    apply,
-    check_attempts,
-)
+from pipeline.errors import TaskFailed
+from pipeline.execution.task import FLOW, SinkStep, Source, StageStep, apply, check_attempts
+from pipeline.planning.stage_spec import StageSpec
 from pipeline.runs.phase_folder import PendingOutput, PhaseFolder
 from stages.contract import (
     DOCUMENT,

@@ -21,7 +21,7 @@ from config_files.reader import ConfigError
 from pipeline.config import RunConfig
 from pipeline.execution.engine import PhaseFinished, run
 from pipeline.planning.plan import make_plan
-from pipeline.planning.previous_runs import owner
+from pipeline.planning.previous_runs import find_owner
 from pipeline.reporting.explain import explain
 from pipeline.reporting.preview import preview
 from pipeline.runs.run_folder import RunFolder
@@ -123,7 +123,7 @@ def near_duplicates_of(found: RunFolder) -> dict[str, str]:
 
 
 def url_of(found: RunFolder, doc_id: int) -> str:
-    home, doc_id = owner(doc_id, len(found.splits), found.previous) or (found, doc_id)
+    home, doc_id = find_owner(doc_id, len(found.splits), found.previous) or (found, doc_id)
     name = f"{home.splits[doc_id >> 32].key}.documents.parquet"
     with home.folder("extract").open(name) as file:
         rows = pq.read_table(file, columns=["doc_id", "url"]).to_pylist()
@@ -307,7 +307,7 @@ def test_a_run_that_cannot_be_compared_with_is_refused(months: Small) -> None:
             {"minhash": {**minhash, "threshold": 0.8}},
             r"threshold is 0\.8 \(bands and rows .* ours 0\.5",
         ),
-        ({}, r"its copies are null, ours .*text"),
+        ({}, r"its exact_dedup is null, ours .*text"),
     ):
         config = {
             **described["config"],

@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 
 from config_files.reader import ConfigError
 from pipeline.config import InputConfig
-from pipeline.execution.engine import RunAborted, TaskFinished
+from pipeline.errors import RunAborted
+from pipeline.execution.engine import TaskFinished
 from pipeline.planning.input_splits import (
     SETTLED_S,
     InputFile,

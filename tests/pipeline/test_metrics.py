@@ -14,9 +14,10 @@ import pytest
 import yaml
 
 from config_files.reader import ConfigError
+from pipeline.errors import RunAborted
 from pipeline.execution import engine
-from pipeline.execution.engine import Event, RunAborted, TaskFinished, engine_of
-from pipeline.planning.plan import RunPlan
+from pipeline.execution.engine import Event, TaskFinished, engine_of
+from pipeline.planning.run_plan import RunPlan
 from pipeline.reporting.prometheus import MAX_VALUES, METRICS, RunMetrics
 from stages.contract import Counters
 from tests.conftest import REPOSITORY, wet_record

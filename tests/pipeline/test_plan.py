@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.config import load
-from pipeline.planning.plan import PARENTS, PHASE_VERSIONS, fingerprint, make_plan
+from pipeline.phases import registry
+from pipeline.planning.fingerprints import fingerprint
+from pipeline.planning.plan import make_plan
 from tests.conftest import REPOSITORY
 
 JSON = st.recursive(
@@ -23,6 +25,9 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=8,
 )
+
+
+ALL_PHASES = registry.list_phase_names()
 
 
 @pytest.fixture
@@ -49,9 +54,9 @@ def changed(before: dict[str, str | None], after: dict[str, str | None]) -> set[
         ("select.language.min_score=0.65", {"select", "tokenize", "write_shards"}),
         ("write_shards.sample_tokens=1000", {"write_shards"}),
         ("write_shards.seed=7", {"tokenize", "write_shards"}),
-        ("paragraph_dedup.keep=keep_first", set(PHASE_VERSIONS) - {"extract", "exact_dedup"}),
-        ("exact_dedup={by: digest}", set(PHASE_VERSIONS) - {"extract"}),
-        ("extract.length.min_chars=200", set(PHASE_VERSIONS)),
+        ("paragraph_dedup.keep=keep_first", set(ALL_PHASES) - {"extract", "exact_dedup"}),
+        ("exact_dedup={by: digest}", set(ALL_PHASES) - {"extract"}),
+        ("extract.length.min_chars=200", set(ALL_PHASES)),
         ("engine.kind=inline", set()),
         ("engine.memory_mb=512", set()),
         ("run_dir=/elsewhere", set()),
@@ -117,9 +122,9 @@ def test_fingerprints_do_not_depend_on_the_process(config: str) -> None:
 
 def test_parents_come_before_their_children() -> None:
     """The order in which phases run is an order of the graph."""
-    order = list(PHASE_VERSIONS)
-    for phase, parents in PARENTS.items():
-        assert all(order.index(parent) < order.index(phase) for parent in parents)
+    order = list(registry.PHASES)
+    for phase in order:
+        assert all(order.index(parent) < order.index(phase) for parent in phase.parents)
 
 
 @given(JSON)

@@ -17,7 +17,7 @@ from rich.console import Console
 from config_files.reader import ConfigError
 from pipeline.config import load
 from pipeline.execution.engine import PhaseFinished, run
-from pipeline.planning import plan as planning
+from pipeline.phases.annotate import Annotate
 from pipeline.planning.plan import make_plan
 from pipeline.reporting import preview as previewing
 from pipeline.reporting.preview import Preview, decisions_with, preview, print_preview, to_json
@@ -233,7 +233,7 @@ def test_scores_of_another_version_are_told(
     """A run would make them anew first; what is said is by the old ones."""
     found, _ = signals.run()
     assert preview(found, ["select.language=null"]).renewed == ()
-    monkeypatch.setattr(planning, "PHASE_VERSIONS", {**planning.PHASE_VERSIONS, "annotate": 99})
+    monkeypatch.setattr(Annotate, "version", 99)
     said = preview(found, ["select.language=null"])
     assert said.renewed == ("annotate",)
     assert "a run would do annotate anew" in shown(said)

@@ -10,7 +10,8 @@ import pytest
 
 from config_files.reader import ConfigError
 from pipeline.config import EngineConfig, load
-from pipeline.execution.engine import RunAborted, check
+from pipeline.errors import RunAborted
+from pipeline.execution.engine import check
 from pipeline.execution.resources import request_of, requests_of, unmet
 from pipeline.execution.task import Handover
 from pipeline.planning.plan import make_plan

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from pipeline.execution.engine import Event, PhaseFinished, RunAborted, TaskFinished, run
-from pipeline.planning.plan import RunPlan
+from pipeline.errors import RunAborted
+from pipeline.execution.engine import Event, PhaseFinished, TaskFinished, run
+from pipeline.planning.run_plan import RunPlan
 from pipeline.reporting.status import (
     SILENT_AFTER_S,
     PhaseStatus,

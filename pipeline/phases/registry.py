@@ -1,0 +1,43 @@
+"""The list of all phases. A new phase is added here, and nowhere else but its own file and `RunConfig`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipeline.phases.annotate import Annotate
+from pipeline.phases.exact_dedup import ExactDedup
+from pipeline.phases.extract import Extract
+from pipeline.phases.fuzzy_dedup import FuzzyDedup
+from pipeline.phases.paragraph_dedup import ParagraphDedup
+from pipeline.phases.phase import Phase
+from pipeline.phases.select import Select
+from pipeline.phases.tokenize import TokenizeDocuments
+from pipeline.phases.write_shards import WriteShards
+from stages.contract import Stage
+
+PHASES: tuple[type[Phase], ...] = (
+    Extract,
+    ExactDedup,
+    ParagraphDedup,
+    Annotate,
+    FuzzyDedup,
+    Select,
+    TokenizeDocuments,
+    WriteShards,
+)
+"""In the order in which they run: parents come before the phases that read them."""
+
+
+def find_phase(name: str) -> type[Phase]:
+    """Return the phase with that name."""
+    return next(phase for phase in PHASES if phase.name == name)
+
+
+def list_phase_names() -> list[str]:
+    """Return the names of all phases, in the order in which they run."""
+    return [phase.name for phase in PHASES]
+
+
+def list_stages() -> list[type[Stage[Any]]]:
+    """Return the stages of all phases, in the order in which they run."""
+    return [stage for phase in PHASES for stage in phase.stages]

@@ -1,0 +1,236 @@
+"""A new phase needs one class, one line in the registry and one section of the config."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Generator, Mapping
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from pydantic import Field
+from rich.console import Console
+
+from config_files.reader import read
+from pipeline.capacity.estimate import Cluster, estimate, fit, read_calibration
+from pipeline.config import RunConfig
+from pipeline.execution.engine import PhaseFinished, run
+from pipeline.phases import registry
+from pipeline.phases.annotate import Annotate
+from pipeline.phases.phase import Artifact, SplitPhase, TaskCost
+from pipeline.phases.select import Select
+from pipeline.phases.split_output import DECISIONS, RowGroups, SplitSink, row_groups
+from pipeline.planning.plan import make_plan
+from pipeline.planning.run_plan import RunPlan
+from pipeline.reporting.report import make_report, print_plan
+from pipeline.reporting.status import read_status
+from pipeline.runs import run_folder
+from pipeline.runs.phase_folder import PendingOutput
+from pipeline.runs.run_folder import RunFolder
+from stages.contract import DOC_ID, Outcome, Settings, Stage, keep_all
+from tests.pipeline.conftest import Small
+
+# ---- What a contributor writes: a stage with its settings ...
+
+
+class ShoutSettings(Settings):
+    """How loud."""
+
+    mark: str = "!"
+
+
+class Shout(Stage[ShoutSettings]):
+    """Write the title in capitals."""
+
+    name = "shout"
+    version = 1
+    needs = pa.schema([pa.field("title", pa.string())])
+    adds = pa.schema([pa.field("shouted", pa.string())])
+    reasons: ClassVar[Mapping[str, str]] = {}
+
+    def apply(self, batch: pa.Table) -> Outcome:
+        titles = pc.utf8_upper(pc.fill_null(batch.column("title"), ""))
+        shouted = pc.binary_join_element_wise(titles, self.settings.mark, "")
+        return keep_all(batch, {"shouted": shouted})
+
+
+# ---- ... a phase in one file ...
+
+SHOUTED = pa.schema([DOC_ID, pa.field("shouted", pa.string())])
+
+
+class ShoutTitles(SplitPhase):
+    """Store the title of every kept document in capitals."""
+
+    name = "shout_titles"
+    version = 1
+    parents = (Annotate, Select)
+    stages = (Shout,)
+    schema = pa.schema([DOC_ID, pa.field("title", pa.string())])
+
+    titles = Artifact("titles.parquet", SHOUTED)
+    decisions = Artifact("decisions.parquet", DECISIONS)
+    reads = (Annotate.documents, Select.decisions)
+    amounts: ClassVar[Mapping[str, str]] = {"titles": "documents_kept"}
+    cost = TaskCost(grows_with="titles", held_bytes=8)
+
+    def read(self, task_id: str) -> Generator[pa.Table, None, dict[str, Any]]:
+        with self.plan.folder(Select.name).open(Select.decisions.file_name(task_id)) as file:
+            decisions = pq.read_table(file, columns=["doc_id", "decision"])
+        kept = decisions.filter(pc.equal(decisions.column("decision"), "kept")).column("doc_id")
+        documents = self.plan.folder(Annotate.name).open(Annotate.documents.file_name(task_id))
+        for table in row_groups(documents, self.schema.names):
+            yield table.filter(pc.is_in(table.column("doc_id"), value_set=kept.combine_chunks()))
+        return {}
+
+    def sink(self, task_id: str, output: PendingOutput) -> SplitSink:
+        return _TitleSink(output, task_id)
+
+
+class _TitleSink(SplitSink):
+    def __init__(self, output: PendingOutput, task_id: str) -> None:
+        super().__init__(output, task_id)
+        self._rows = RowGroups(output.path(ShoutTitles.titles.file_name(task_id)))
+        self._rows.start(SHOUTED)
+
+    def take(self, kept: pa.Table) -> None:
+        self._rows.add(kept.select(SHOUTED.names))
+
+    def close(self, report: Mapping[str, Any]) -> None:
+        super().close(report)
+        self._rows.close()
+
+
+# ---- ... and a section of the config.
+
+
+class ShoutTitlesConfig(Settings):
+    """Titles in capitals."""
+
+    shout: ShoutSettings = Field(default=ShoutSettings(), description="How.")
+
+
+class ConfigWithShout(RunConfig):
+    """The config with one more section."""
+
+    shout_titles: ShoutTitlesConfig | None = Field(default=None, description="Titles.")
+
+
+@pytest.fixture
+def shouting(small: Small, monkeypatch: pytest.MonkeyPatch) -> Small:
+    """The small run with the phase in the registry, as one more line would put it there."""
+    before_tokenize = registry.list_phase_names().index("tokenize")
+    phases = list(registry.PHASES)
+    phases.insert(before_tokenize, ShoutTitles)
+    monkeypatch.setattr(registry, "PHASES", tuple(phases))
+    monkeypatch.setattr(run_folder, "RunConfig", ConfigWithShout)  # reads run.json
+    return Small(small.folder, {**small.tree, "shout_titles": {"shout": {"mark": "?"}}})
+
+
+def make_config(shouting: Small, **changes: Any) -> ConfigWithShout:
+    """The config of the run, with other values of its sections."""
+    tree = {**shouting.tree, **changes, "run_dir": str(shouting.folder / "run")}
+    shouting.path.write_text(yaml.safe_dump(tree))
+    return read(ConfigWithShout, str(shouting.path))
+
+
+def changed_phases(before: RunPlan, after: RunPlan) -> list[str]:
+    """The phases whose fingerprints differ."""
+    pairs = zip(before.phases, after.phases, strict=True)
+    return [one.name for one, other in pairs if one.fingerprint != other.fingerprint]
+
+
+def test_a_new_phase_runs_in_its_place_and_stores_its_artifacts(shouting: Small) -> None:
+    """It is planned, run between its parents and the next phase, and resumed as the others."""
+    plan = make_plan(make_config(shouting))
+    finished = [event.phase for event in run(plan) if isinstance(event, PhaseFinished)]
+    assert finished == registry.list_phase_names()
+    assert finished.index("shout_titles") == finished.index("select") + 1
+    folder, split = plan.folder("shout_titles"), plan.splits[0].key
+    titles = pq.read_table(folder.path(ShoutTitles.titles.file_name(split)))
+    assert titles.schema.equals(SHOUTED)
+    assert titles.num_rows
+    assert all(title.endswith("?") for title in titles.column("shouted").to_pylist())
+    again = [event for event in run(plan) if isinstance(event, PhaseFinished)]
+    assert all(event.was_complete for event in again)
+
+
+def test_fingerprints_of_a_new_phase_follow_its_own_config_and_its_parents(
+    shouting: Small,
+) -> None:
+    """Its settings and version rerun it alone, because no phase reads it; a threshold of select reruns it too."""
+    before = make_plan(make_config(shouting))
+    louder = make_plan(make_config(shouting, shout_titles={"shout": {"mark": "!!"}}))
+    assert changed_phases(before, louder) == ["shout_titles"]
+    stricter = make_plan(make_config(shouting, select={"language": {"min_score": 0.9}}))
+    assert "shout_titles" in changed_phases(before, stricter)
+    off = make_plan(make_config(shouting, shout_titles=None))
+    assert changed_phases(before, off) == ["shout_titles"]
+
+
+def test_plan_report_and_status_show_a_new_phase(shouting: Small) -> None:
+    """The plan's table, the status and the seconds of the report have a row of it."""
+    plan = make_plan(make_config(shouting))
+    console = Console(width=200, record=True)
+    print_plan(plan, console)
+    row = next(line for line in console.export_text().splitlines() if "shout_titles" in line)
+    assert row.split()[1] == "shout"
+    list(run(plan))
+    found = RunFolder.open(plan.run_dir)
+    status = read_status(found, now=time.time())
+    (phase,) = (phase for phase in status.phases if phase.name == "shout_titles")
+    assert (phase.state, phase.num_tasks, phase.num_done) == ("done", 1, 1)
+    report = make_report(found)
+    assert "shout_titles: shout" in report.seconds
+    assert (
+        report.steps[-1].num_docs
+        == found.folder("tokenize").summary()["counters"]["counts"]["documents"]
+    )
+
+
+def test_a_phase_that_is_off_has_no_tasks(shouting: Small) -> None:
+    """It is skipped by the run, and the status says so."""
+    plan = make_plan(make_config(shouting, shout_titles=None))
+    list(run(plan))
+    assert plan.folder("shout_titles").done() == frozenset()
+    status = read_status(RunFolder.open(plan.run_dir), now=time.time())
+    assert {phase.name: phase.state for phase in status.phases}["shout_titles"] == "off"
+
+
+def test_the_cost_estimate_knows_a_new_phase(shouting: Small) -> None:
+    """Unmeasured, it is named as such; measured by a run, its bytes and seconds are estimated."""
+    config, cluster = make_config(shouting), Cluster(1, 4, 16)
+    shipped = estimate(config, read_calibration(), cluster, num_files=4)
+    assert any("shout_titles.shout" in warning for warning in shipped.warnings)
+    plan = make_plan(config)
+    list(run(plan))
+    found = RunFolder.open(plan.run_dir)
+    size = float(sum(split.num_bytes for split in plan.splits))
+    cost = estimate(config, fit([found]), cluster, num_files=1, input_bytes=size)
+    (phase,) = (phase for phase in cost.phases if phase.name == "shout_titles")
+    record = found.folder("shout_titles").record(plan.splits[0].key)
+    written = sum(output["bytes"] for output in record["outputs"].values())
+    assert phase.bytes_written == pytest.approx(written)
+    assert phase.bytes_read > 0
+    assert set(phase.cpu_s) >= {"read", "shout", "write"}
+    assert json.dumps(cost.to_json())
+
+
+def test_every_phase_declares_itself_in_full() -> None:
+    """Names are unique; what a phase reads is written by a parent; amounts of costs are counted by some phase."""
+    names = registry.list_phase_names()
+    assert len(set(names)) == len(names)
+    amounts = {amount for phase in registry.PHASES for amount in phase.amounts}
+    for phase in registry.PHASES:
+        parents = {parent.name for parent in phase.parents}
+        assert {artifact.phase for artifact in phase.reads} <= parents
+        used = {phase.cost.grows_with, phase.cost.held_amount, *phase.cost.steps.values()}
+        used |= {phase.cost.artifact_amount(artifact) for artifact in phase.artifacts()}
+        assert used <= amounts
+        assert phase.name in RunConfig.model_fields
+        suffixes = [artifact.suffix for artifact in phase.artifacts()]
+        assert len(set(suffixes)) == len(suffixes)
