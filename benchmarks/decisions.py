@@ -30,7 +30,7 @@ from stages.dedup.minhash import ngrams
 LABELLED = ("good", "foreign", "near_source", "near_copy", "partial_source", "partial_copy")
 """Kinds of page whose text is whole sentences of one known language."""
 
-QUALITY_REASONS = ("perplexity.", "reference.", "quality.")
+QUALITY_REASONS = ("perplexity.", "classifiers.", "quality.")
 
 
 @dataclass(frozen=True)

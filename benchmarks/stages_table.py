@@ -49,8 +49,8 @@ from pipeline.planning.stage_spec import StageSpec
 from shardwriter.format import TOKENS_MEMBER
 from stages.dedup.minhash import signatures
 from stages.dedup.paragraphs import duplicated, hash_paragraph, hash_paragraphs
+from stages.filters.classifiers import load_model, to_line
 from stages.filters.perplexity import normalize_for_lm
-from stages.filters.reference import as_line
 from stages.transform.tokenize import Tokenize
 
 Action = Callable[[], object]
@@ -274,7 +274,8 @@ def _model_rows(plan: RunPlan, flow: Flow) -> Iterator[Row]:
     """Texts are brought to the models' form beforehand, at no charge for the bare calls."""
     annotate = plan.config.annotate
     assert annotate.perplexity is not None
-    assert annotate.reference is not None
+    assert annotate.classifiers is not None
+    reference_models = annotate.classifiers.by_name["wikipedia_reference"].models
     documents = flow.documents("language")
     size = _bytes(documents.column("text"))
     lines = [text.replace("\n", "") for text in documents.column("text").to_pylist()]
@@ -301,8 +302,8 @@ def _model_rows(plan: RunPlan, flow: Flow) -> Iterator[Row]:
         scorers.append(
             (pieces, kenlm.Model(str(lm / f"{language}.arpa.bin")), [*map(normalize_for_lm, texts)])
         )
-        classifier = assets.resolve(annotate.reference.models[language]) / "model.bin"
-        classifiers.append((fasttext.load_model(str(classifier)), [*map(as_line, texts)]))
+        classifier = load_model(assets.resolve(reference_models[language]))
+        classifiers.append((classifier, [*map(to_line, texts)]))
     size = sum(len(text.encode()) for texts in by_language.values() for text in texts)
     bare: Action = lambda: [score(*scorer) for scorer in scorers]  # noqa: E731
     yield Row(
@@ -313,7 +314,7 @@ def _model_rows(plan: RunPlan, flow: Flow) -> Iterator[Row]:
         bare,
     )
     bare = lambda: [predict(*classifier, 2) for classifier in classifiers]  # noqa: E731
-    yield Row("annotate.reference", "fastText predict", size, flow.again("reference"), bare)
+    yield Row("annotate.classifiers", "fastText predict", size, flow.again("classifiers"), bare)
 
 
 def _tokenize_rows(plan: RunPlan, flow: Flow, split: str, folder: Path) -> Iterator[Row]:

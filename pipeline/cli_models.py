@@ -93,9 +93,7 @@ def train_reference(
     negative: Annotated[
         list[Path], typer.Option(help="Texts of random pages, one per line. Repeatable.")
     ],
-    out: Annotated[
-        Path, typer.Option(help="Folder to create. Name it in annotate.reference.models.")
-    ],
+    out: Annotated[Path, typer.Option(help="Folder to create. Name it in annotate.classifiers.")],
 ) -> None:
     """Train a reference classifier as LLaMA does.
 

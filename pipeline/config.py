@@ -30,7 +30,6 @@ from stages.filters.length import LengthSettings
 from stages.filters.lines import LinesSettings
 from stages.filters.perplexity import Bucket, PerplexitySettings
 from stages.filters.quality import QualityFilterSettings, QualitySettings
-from stages.filters.reference import ReferenceFilterSettings, ReferenceSettings
 from stages.filters.url import Url, UrlSettings
 from stages.transform.pii import PiiSettings
 from stages.transform.tokenize import TokenizeSettings
@@ -172,9 +171,6 @@ class AnnotateConfig(Settings):
     perplexity: PerplexitySettings | None = Field(
         default=None, description="Language models; null: no perplexity, one bucket."
     )
-    reference: ReferenceSettings | None = Field(
-        default=None, description="LLaMA's is-reference classifier; null: no score."
-    )
     classifiers: ClassifiersSettings | None = Field(
         default=None,
         description="fastText classifiers by name; null: no scores.",
@@ -235,9 +231,6 @@ class SelectConfig(Settings):
     )
     perplexity: PerplexitySelection | None = Field(
         default=PerplexitySelection(), description="Perplexity buckets."
-    )
-    reference: ReferenceFilterSettings | None = Field(
-        default=None, description="Threshold of the is-reference classifier."
     )
     classifiers: ClassifiersFilterSettings | None = Field(
         default=None,
@@ -428,7 +421,7 @@ class RunConfig(Settings):
     @model_validator(mode="after")
     def _limits_are_of_classifiers(self) -> Self:
         limits = self.select.classifiers.limits if self.select.classifiers else {}
-        models = self.annotate.classifiers.models if self.annotate.classifiers else {}
+        models = self.annotate.classifiers.by_name if self.annotate.classifiers else {}
         if unknown := sorted(limits.keys() - models.keys()):
             raise ValueError(
                 f"select.classifiers names {', '.join(unknown)}; annotate.classifiers has {', '.join(models) or 'none'}"
@@ -513,16 +506,14 @@ def _missing_files(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
         (("annotate", "language", "model"), annotate.language.model),
         (("tokenize", "tokenizer"), config.tokenize.tokenizer),
     ]
-    for stage, settings in (("perplexity", annotate.perplexity), ("reference", annotate.reference)):
-        models = settings.models if settings else {}
+    if annotate.perplexity:
+        models = annotate.perplexity.models
         references += [
-            (("annotate", stage, "models", language), name) for language, name in models.items()
+            (("annotate", "perplexity", "models", language), name)
+            for language, name in models.items()
         ]
     if annotate.classifiers:
-        models = annotate.classifiers.models
-        references += [
-            (("annotate", "classifiers", name, "model"), one.model) for name, one in models.items()
-        ]
+        references += _classifier_models(annotate.classifiers)
     if config.extract.url:
         references += [
             (("extract", "url"), reference) for reference in Url.required_files(config.extract.url)
@@ -538,6 +529,16 @@ def _missing_files(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
         except assets.AssetError as error:
             yield key, str(error)
     yield from _missing_cutoffs(config)
+
+
+def _classifier_models(settings: ClassifiersSettings) -> Iterator[tuple[KeyPath, str]]:
+    """Key and reference of each model of each classifier."""
+    for name, classifier in settings.by_name.items():
+        key: KeyPath = ("annotate", "classifiers", name)
+        if classifier.model is not None:
+            yield (*key, "model"), classifier.model
+        for language, model in classifier.models.items():
+            yield (*key, "models", language), model
 
 
 def _missing_cutoffs(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:

@@ -48,8 +48,8 @@ Say = Callable[[str], None]
 RAW = "raw"
 VARIANTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "deduplicated": ("select.perplexity=null", "select.reference=null"),
-        "head": ("select.perplexity.keep=[head]", "select.reference=null"),
+        "deduplicated": ("select.perplexity=null", "select.classifiers=null"),
+        "head": ("select.perplexity.keep=[head]", "select.classifiers=null"),
         "head + reference": ("select.perplexity.keep=[head]",),
     }
 )

@@ -44,7 +44,7 @@ from pipeline.models.kenlm_build import (
 )
 from pipeline.models.published import CC_BY_SA_4, PUBLISHED
 from pipeline.runs.phase_folder import to_json, write_atomically
-from stages.filters import perplexity, reference
+from stages.filters import classifiers, perplexity
 
 RECORD_FILE = "record.json"
 VERSION = 1
@@ -317,6 +317,11 @@ def _versions(*distributions: str) -> dict[str, str]:
 
 # ---- the is-reference classifier ----
 
+REFERENCE_LABEL = "__label__reference"
+"""Label of training lines made from pages that Wikipedia cites as references."""
+CRAWL_LABEL = "__label__crawl"
+"""Label of training lines made from random pages of a crawl."""
+
 
 def train_reference(
     positive: Iterable[str],
@@ -359,7 +364,7 @@ def train_reference(
     cited, crawled = _TextDigest(), _TextDigest()
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out, prefix=".work-") as folder:
-        train_file, model_file = Path(folder) / "train.txt", Path(folder) / reference.MODEL_FILE
+        train_file, model_file = Path(folder) / "train.txt", Path(folder) / classifiers.MODEL_FILE
         held_out = _write_labelled(
             train_file, (cited.through(positive), crawled.through(negative)), held_out_share
         )
@@ -372,14 +377,14 @@ def train_reference(
         }
         _train_fasttext(train_file, model_file, settings)
         (out / RECORD_FILE).unlink(missing_ok=True)  # of an earlier model in the same folder
-        model_file.replace(out / reference.MODEL_FILE)
+        model_file.replace(out / classifiers.MODEL_FILE)
     record: dict[str, Any] = {
         "kind": "reference-classifier",
         "settings": {**settings, "held_out_share": held_out_share, "min_score": min_score},
         "positive": cited.summary(),
         "negative": crawled.summary(),
         "num_held_out_docs": sum(map(len, held_out)),
-        **_measure(out / reference.MODEL_FILE, held_out, min_score),
+        **_measure(out / classifiers.MODEL_FILE, held_out, min_score),
         "versions": _versions("fasttext"),
     }
     write_atomically(out / RECORD_FILE, to_json(record))
@@ -389,8 +394,10 @@ def train_reference(
 def _measure(
     model_file: Path, held_out: tuple[list[str], list[str]], min_score: float
 ) -> dict[str, float]:
-    classifier = reference.load_classifier(model_file)
-    positive, negative = (reference.reference_scores(classifier, lines) for lines in held_out)
+    model = classifiers.load_model(model_file)
+    positive, negative = (
+        np.round(classifiers.score_lines(model, REFERENCE_LABEL, lines), 4) for lines in held_out
+    )
     precision, recall = precision_and_recall(positive, negative, min_score)
     auc = roc_auc(positive, negative)
     return {"precision": round(precision, 4), "recall": round(recall, 4), "roc_auc": round(auc, 4)}
@@ -402,12 +409,10 @@ def _write_labelled(
     """Write the training lines, in an order by hash (fastText learns from them in order); returns the held-out ones."""
     labelled: list[tuple[bytes, str]] = []
     held_out: tuple[list[str], list[str]] = ([], [])
-    for label, texts, held in zip(
-        (reference.POSITIVE_LABEL, reference.NEGATIVE_LABEL), sides, held_out, strict=True
-    ):
+    for label, texts, held in zip((REFERENCE_LABEL, CRAWL_LABEL), sides, held_out, strict=True):
         for text in texts:
             # A word that begins like a label would be taken for one.
-            line = reference.as_line(text).replace("__label__", "label")
+            line = classifiers.to_line(text).replace("__label__", "label")
             if line and is_held_out(line, held_out_share):
                 held.append(line)
             elif line:
@@ -555,7 +560,7 @@ class DemoReference:
             {
                 "recipe": ["demo-reference", dataclasses.asdict(self), demo_texts.VERSION],
                 "texts": [known_digest(PUBLISHED[name]) for name in self._texts()],
-                "lines": reference.Reference.version,
+                "lines": classifiers.Classifiers.version,
                 "versions": _versions("fasttext"),
             }
         )

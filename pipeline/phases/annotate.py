@@ -36,7 +36,6 @@ from stages.filters.length import Length
 from stages.filters.lines import Lines
 from stages.filters.perplexity import Perplexity
 from stages.filters.quality import Quality
-from stages.filters.reference import Reference
 
 NOT_WITH_DOCUMENTS = (
     "representative",
@@ -82,7 +81,6 @@ class Annotate(SplitPhase):
         Length,
         Language,
         Perplexity,
-        Reference,
         Classifiers,
         Quality,
         Decontamination,

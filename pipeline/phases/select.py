@@ -31,7 +31,6 @@ from stages.filters.decontamination import DecontaminationFilter
 from stages.filters.language import LanguageFilter
 from stages.filters.perplexity import PerplexityFilter, PerplexityFilterSettings
 from stages.filters.quality import QualityFilter
-from stages.filters.reference import ReferenceFilter
 
 REPRESENTATIVE = DECISIONS.field("representative")
 
@@ -45,7 +44,6 @@ class Select(SplitPhase):
     stages = (
         LanguageFilter,
         PerplexityFilter,
-        ReferenceFilter,
         ClassifiersFilter,
         QualityFilter,
         DecontaminationFilter,

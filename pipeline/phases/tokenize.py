@@ -42,7 +42,6 @@ DOCUMENT_INDEX = pa.schema(
         pa.field("language_score", pa.float64()),
         pa.field("perplexity", pa.float64()),
         pa.field("bucket", pa.string()),
-        pa.field("reference_score", pa.float64()),
     ]
 )
 """Of a tokens file, sorted by order_key: what write_shards reads ranges of."""

@@ -42,7 +42,7 @@ from stages.contract import evaluate_all_rules
 from stages.dedup.paragraphs import hash_paragraph
 from stages.filters.perplexity import PerplexityFilterSettings
 
-SCORES = ("language", "language_score", "perplexity", "reference_score")
+SCORES = ("language", "language_score", "perplexity", "classifier_wikipedia_reference")
 """What is told first of all that annotate has stored."""
 
 STORED = (

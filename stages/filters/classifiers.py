@@ -1,23 +1,30 @@
-"""Score documents by fastText classifiers of any kind, and drop what scores too low or too high.
+"""Score documents with fastText classifiers, and drop documents by their scores.
 
-Promises: `Classifiers` stores for each named model the probability that fastText's own `predict` gives to one label
-(cut at 1, since fastText adds 1e-5); a document in a language that is not asked for, or without text, has no score and
-is never dropped. `ClassifiersFilter` decides from the scores alone, so a limit can change without a model being run.
-Leaves to others: training and fetching models. Any supervised model file will do: quality as in DCLM (Li et al. 2024,
-arXiv:2406.11794, section 4.4: fasttext-oh-eli5, label __label__hq, min 0.018112 for the top tenth), educational value,
-toxicity and obscenity as in Dolma (Soldaini et al. 2024, arXiv:2402.00159), adult content, topics.
+A classifier is any supervised fastText model: quality, educational value, toxicity, topics. The user
+names it in the config; its score is stored in the column `classifier_<name>`.
 
-    classifiers = Classifiers(ClassifiersSettings(hq={"model": "hq.bin", "label": "__label__hq"}), {"hq.bin": path})
+    settings = ClassifiersSettings(hq={"model": "hq.bin", "label": "__label__hq"})
+    classifiers = Classifiers(settings, {"hq.bin": path})
     classifiers.open()
     scored = classifiers.apply(batch).kept                            # classifier_hq 0.0312
     ClassifiersFilter(ClassifiersFilterSettings(hq={"min": 0.018})).apply(scored)
+
+Classifiers of published datasets:
+
+- `wikipedia_reference`: P(the page could be cited as a reference in Wikipedia), LLaMA's classifier
+  (Touvron et al. 2023, arXiv:2302.13971, section 2.1). The score is `wiki_prob` of RedPajama-Data 1
+  (`data_prep/cc/classifier/classify.py`), which keeps 0.25 and more (`data_prep/cc/README.md`).
+  0.5 keeps the pages that are classified as references, as LLaMA did.
+- DCLM's quality classifier (Li et al. 2024, arXiv:2406.11794, section 4.4): fasttext-oh-eli5,
+  label `__label__hq`, min 0.018112 for the best tenth.
+- toxicity and obscenity in Dolma (Soldaini et al. 2024, arXiv:2402.00159).
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Self
@@ -25,39 +32,76 @@ from typing import Annotated, Any, ClassVar, Self
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from stages.contract import DOCUMENT, Outcome, Settings, Stage, chain, drop_where, keep_all
-from stages.filters.reference import MODEL_FILE, as_line
+from stages.contract import DOCUMENT, Column, Outcome, Settings, Stage, chain, drop_where, keep_all
+
+MODEL_FILE = "model.bin"
+"""Name of the model in a folder that a setting refers to."""
 
 
-def column(name: str) -> str:
-    """Where the scores of the model of that name stand."""
+def score_column(name: str) -> str:
+    """Return the column that holds the scores of a classifier."""
     return f"classifier_{name}"
 
 
 class ClassifierSettings(Settings):
-    """One model, and what is read of it."""
+    """One classifier: its model, or its models by language, and the label that is scored."""
 
-    model: str = Field(
-        description="A fastText model file, or a folder with model.bin: a path, or a name of the asset registry."
+    model: str | None = Field(
+        default=None,
+        description="A fastText model file, or a folder with model.bin: a path, or a name of the "
+        "model registry. Give either model or models.",
+    )
+    models: Mapping[str, str] = Field(
+        default={},
+        description="Language code -> model, where each language has a model of its own. Documents "
+        "in other languages get no score.",
     )
     label: str = Field(
         min_length=1,
-        description="Whose probability is the score, as the model spells it, such as __label__hq.",
+        description="The score is the probability of this label. Spell it as the model does, such "
+        "as __label__hq.",
     )
     languages: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
-        default=None, description="Languages whose documents are scored; null scores all."
+        default=None, description="Languages that `model` scores; null scores all documents."
     )
     max_chars: int | None = Field(
         default=None,
         ge=1,
-        description="Read only this many code points from the start of a text; null reads all.",
+        description="Score only the first max_chars code points of a text; null scores all of it.",
     )
+    decimals: int | None = Field(
+        default=None,
+        ge=0,
+        le=16,
+        description="Round scores to this number of decimals; null stores them as fastText returns "
+        "them. RedPajama 1 rounds to 4.",
+    )
+
+    @model_validator(mode="after")
+    def _has_model_or_models(self) -> Self:
+        if (self.model is None) == (not self.models):
+            found = "both" if self.models else "neither"
+            raise ValueError(f"give either model or models; found {found}")
+        if self.models and self.languages is not None:
+            raise ValueError(
+                "languages applies to model only: the keys of models are the languages; "
+                "remove languages"
+            )
+        return self
+
+    def model_languages(self) -> Iterator[tuple[str, tuple[str, ...] | None]]:
+        """Yield each model with the languages that it scores; None means all documents."""
+        if self.model is not None:
+            yield self.model, self.languages
+        for language, model in self.models.items():
+            yield model, (language,)
 
 
 class ScoreLimits(Settings):
-    """Which scores of one model are kept; both limits are inclusive."""
+    """The scores of one classifier that are kept. Both limits are inclusive."""
 
     min: float | None = Field(
         default=None, ge=0, le=1, description="Lowest score kept; null sets no limit."
@@ -70,55 +114,59 @@ class ScoreLimits(Settings):
     def _range_is_not_empty(self) -> Self:
         if self.min is not None and self.max is not None and self.min > self.max:
             raise ValueError(
-                f"min is {self.min}, above max, which is {self.max}: nothing could be kept; lower min"
+                f"min is {self.min}, above max, which is {self.max}: no document could be kept; "
+                f"lower min"
             )
         return self
 
 
 class _NamedSettings(Settings):
-    """Settings whose keys are names that the user chooses."""
+    """Settings whose keys are names chosen by the user."""
 
     model_config = ConfigDict(extra="allow")
 
     @model_validator(mode="after")
     def _names_are_usable(self) -> Self:
         for name in self.model_extra or {}:
+            # A name becomes an attribute of a pydantic model, so it must not hide one.
             if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or hasattr(BaseModel, name):
+                usable = re.sub("[^a-z0-9_]", "_", name.lower())
                 raise ValueError(
-                    f"{name!r} cannot name a classifier: wanted small letters, digits and _, no word of pydantic's; "
-                    f"try {re.sub('[^a-z0-9_]', '_', name.lower())}_score"
+                    f"{name!r} cannot name a classifier: use lower-case letters, digits and _, and "
+                    f"no name of a pydantic attribute; try {usable}_score"
                 )
         return self
 
 
 class ClassifiersSettings(_NamedSettings):
-    """Name -> model: the name is yours, and that of its column, `classifier_<name>`."""
+    """Name -> classifier. Choose any name; the scores are stored in `classifier_<name>`."""
 
     each: ClassVar[type[Settings]] = ClassifierSettings
     __pydantic_extra__: dict[str, ClassifierSettings] = Field(init=False)  # pyright: ignore[reportIncompatibleVariableOverride]
 
     @property
-    def models(self) -> Mapping[str, ClassifierSettings]:
-        """By name, sorted, so that the order of a config changes nothing."""
+    def by_name(self) -> Mapping[str, ClassifierSettings]:
+        """The classifiers, sorted by name: the order of keys in a config has no effect."""
         return dict(sorted(self.__pydantic_extra__.items()))
 
 
 class ClassifiersFilterSettings(_NamedSettings):
-    """Name -> limits of its score."""
+    """Name -> limits of the score."""
 
     each: ClassVar[type[Settings]] = ScoreLimits
     __pydantic_extra__: dict[str, ScoreLimits] = Field(init=False)  # pyright: ignore[reportIncompatibleVariableOverride]
 
     @property
     def limits(self) -> Mapping[str, ScoreLimits]:
-        """By name, sorted: of several rules that a document breaks, the first is the reason."""
+        """The limits, sorted by name: the first broken one is the reason of a drop."""
         return dict(sorted(self.__pydantic_extra__.items()))
 
 
 class Classifiers(Stage[ClassifiersSettings]):
-    """Adds `classifier_<name>` for each model: null where there is no text or the language is not asked for.
+    """Adds `classifier_<name>` for each classifier. Drops nothing.
 
-    A text is read as one line, as DCLM's enricher and RedPajama's do: `" ".join(text.strip().splitlines())`.
+    The score is null where the text is blank or no model scores the document's language. A text is
+    scored as one line (`to_line`), as DCLM and RedPajama do.
     """
 
     name = "classifiers"
@@ -131,75 +179,101 @@ class Classifiers(Stage[ClassifiersSettings]):
 
     @classmethod
     def required_files(cls, settings: ClassifiersSettings) -> tuple[str, ...]:
-        """The models, each once, sorted."""
-        return tuple(sorted({one.model for one in settings.models.values()}))
+        """Return the models, without duplicates, sorted."""
+        files: set[str] = set()
+        for classifier in settings.by_name.values():
+            files.update(model for model, _ in classifier.model_languages())
+        return tuple(sorted(files))
 
     @classmethod
     def added_columns(cls, settings: ClassifiersSettings) -> pa.Schema:
-        """One column per name."""
-        return pa.schema([pa.field(column(name), pa.float64()) for name in settings.models])
+        """Return one column per classifier."""
+        return pa.schema([pa.field(score_column(name), pa.float64()) for name in settings.by_name])
 
     def open(self) -> None:
-        """Load every model once, whatever number of labels is read of it.
+        """Load each model file once, and check that it has the label.
 
         Raises:
-            ValueError: a file is missing or is no fastText model, or has no such label.
+            ValueError: a file is missing or is not a fastText model, or has no such label.
         """
-        models = {reference: _load(path) for reference, path in self.files.items()}
-        for name, one in self.settings.models.items():
-            labels: list[str] = models[one.model].get_labels()
-            if one.label not in labels:
-                near = (
-                    difflib.get_close_matches(one.label, labels, 3, cutoff=0.3)
-                    or sorted(labels)[:10]
-                )
-                raise ValueError(
-                    f"classifiers.{name}: {one.model} has no label {one.label!r}; of its {len(labels)} labels the "
-                    f"nearest are {', '.join(near)}"
-                )
-        self._models = {name: models[one.model] for name, one in self.settings.models.items()}
+        self._models = {model: load_model(path) for model, path in self.files.items()}
+        for name, classifier in self.settings.by_name.items():
+            for model, _ in classifier.model_languages():
+                _check_label(self._models[model], classifier.label, f"classifiers.{name}: {model}")
 
     def apply(self, batch: pa.Table) -> Outcome:
-        """Annotate every row; nothing is dropped."""
-        scores = {
-            column(name): self._scored(batch, name, one)
-            for name, one in self.settings.models.items()
-        }
+        """Add the scores."""
+        scores: dict[str, Column] = {}
+        for name, classifier in self.settings.by_name.items():
+            scores[score_column(name)] = self._score(batch, classifier)
         return keep_all(batch, scores)
 
-    def _scored(self, batch: pa.Table, name: str, one: ClassifierSettings) -> pa.Array:
-        """(n,) the score of each row by one model."""
-        is_asked = pc.is_valid(batch.column("text"))
-        if one.languages is not None:
-            is_asked = pc.and_(
-                is_asked, pc.is_in(batch.column("language"), value_set=pa.array(one.languages))
-            )
-        text = batch.column("text").filter(is_asked)
-        if one.max_chars is not None:
-            text = pc.utf8_slice_codeunits(text, 0, one.max_chars)
+    def _score(self, batch: pa.Table, classifier: ClassifierSettings) -> pa.Array:
+        """(n,) float64: the scores of one classifier, null where a row has none."""
         scores = np.full(batch.num_rows, np.nan)
-        rows = np.flatnonzero(is_asked.to_numpy())
-        scores[rows] = probabilities(
-            self._models[name], one.label, [as_line(text) for text in text.to_pylist()]
-        )
+        has_text = pc.is_valid(batch.column("text"))
+        for model, languages in classifier.model_languages():
+            is_scored = has_text
+            if languages is not None:
+                is_scored = pc.and_(is_scored, _is_one_of(batch.column("language"), languages))
+            texts = batch.column("text").filter(is_scored)
+            if classifier.max_chars is not None:
+                texts = pc.utf8_slice_codeunits(texts, 0, classifier.max_chars)
+            lines = [to_line(text) for text in texts.to_pylist()]
+            rows = np.flatnonzero(is_scored.to_numpy())
+            scores[rows] = score_lines(self._models[model], classifier.label, lines)
+        if classifier.decimals is not None:
+            scores = np.round(scores, classifier.decimals)
         return pa.array(scores, pa.float64(), mask=np.isnan(scores))
 
 
-def _load(path: Path) -> Any:
+def _is_one_of(values: Column, wanted: tuple[str, ...]) -> Column:
+    return pc.is_in(values, value_set=pa.array(wanted, pa.string()))
+
+
+def load_model(path: Path) -> Any:
+    """Return the fastText model in a file, or in `model.bin` of a folder.
+
+    Raises:
+        ValueError: there is no such file, or it is not a fastText model.
+    """
     import fasttext
 
     return fasttext.load_model(str(path / MODEL_FILE if path.is_dir() else path))
 
 
-def probabilities(model: Any, label: str, lines: list[str]) -> np.ndarray:
-    """P(label) of every line, (n,) float64; NaN for an empty line, 0 where fastText leaves the label out.
+def _check_label(model: Any, label: str, where: str) -> None:
+    labels: list[str] = model.get_labels()
+    if label in labels:
+        return
+    nearest = difflib.get_close_matches(label, labels, 3, cutoff=0.3) or sorted(labels)[:10]
+    raise ValueError(
+        f"{where} has no label {label!r}; the nearest of its {len(labels)} labels are "
+        f"{', '.join(nearest)}"
+    )
+
+
+def to_line(text: str) -> str:
+    """Return the text on one line: stripped, with a space for each line break of any kind.
+
+    Source: `" ".join(content.strip().splitlines())` in RedPajama-Data 1, `classify.py` and
+    `create_corpus.py`. Training texts must be written in the same way.
+    """
+    return " ".join(text.strip().splitlines())
+
+
+def score_lines(model: Any, label: str, lines: list[str]) -> NDArray[np.float64]:
+    """Return P(label) of every line; NaN for an empty line, 0 where fastText omits the label.
 
     Args:
-        model: what `fasttext.load_model` returns.
+        model: a model of `load_model`.
         label: one of its labels.
-        lines: (n,) texts without line breaks.
+        lines: (n,) texts without line breaks, see `to_line`.
+
+    Returns:
+        (n,) float64 in 0..1.
     """
-    # -1: all labels are asked for, so that the one wanted is among them wherever it ranks.
+    # k = -1 returns all labels: with a smaller k the label could be missing from the best k.
     all_labels, all_scores = model.f.multilinePredict(
         [line + "\n" for line in lines], -1, 0.0, "strict"
     )
@@ -207,44 +281,50 @@ def probabilities(model: Any, label: str, lines: list[str]) -> np.ndarray:
     for row, labels in enumerate(all_labels):
         if lines[row]:
             scores[row] = all_scores[row][labels.index(label)] if label in labels else 0.0
+    # fastText adds 1e-5 to each probability, so the largest ones are slightly above 1.
     return np.minimum(scores, 1.0)
 
 
 class ClassifiersFilter(Stage[ClassifiersFilterSettings]):
-    """Drops documents whose score of a classifier lies outside its limits; those without a score are kept."""
+    """Drops documents with a score outside its limits. Documents without a score are kept."""
 
     name = "classifiers"
     version = 1
     needs: ClassVar[pa.Schema] = pa.schema([])
     reasons: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
-            "classifiers.score_too_low": "The score of the classifier named in the detail is below its min.",
-            "classifiers.score_too_high": "The score of the classifier named in the detail is above its max.",
+            "classifiers.score_too_low": "The score is below min of the classifier that the detail "
+            "names.",
+            "classifiers.score_too_high": "The score is above max of the classifier that the "
+            "detail names.",
         }
     )
 
     @classmethod
     def required_columns(cls, settings: ClassifiersFilterSettings) -> pa.Schema:
-        """The columns that have limits."""
-        return pa.schema([pa.field(column(name), pa.float64()) for name in settings.limits])
+        """Return the scores that have limits."""
+        return pa.schema([pa.field(score_column(name), pa.float64()) for name in settings.limits])
 
     def apply(self, batch: pa.Table) -> Outcome:
-        """Keep the rows whose every score is within its limits, or null."""
+        """Keep the rows whose scores are all within their limits, or null."""
         outcome = keep_all(batch)
         for name, limits in self.settings.limits.items():
             if limits.min is not None:
-                outcome = chain(
-                    outcome,
-                    _judged(outcome.kept, name, pc.less, "classifiers.score_too_low", limits.min),
-                )
+                low = "classifiers.score_too_low"
+                outcome = _drop_beyond(outcome, name, pc.less, low, limits.min)
             if limits.max is not None:
                 high = "classifiers.score_too_high"
-                outcome = chain(outcome, _judged(outcome.kept, name, pc.greater, high, limits.max))
+                outcome = _drop_beyond(outcome, name, pc.greater, high, limits.max)
         return outcome
 
 
-def _judged(batch: pa.Table, name: str, outside: Any, reason: str, limit: float) -> Outcome:
-    score = batch.column(column(name))
-    is_dropped = pc.fill_null(outside(score, limit), False)
-    detail = pa.repeat(pa.scalar(name), batch.num_rows)
-    return drop_where(batch, is_dropped, reason, value=score, limit=limit, detail=detail)
+def _drop_beyond(
+    outcome: Outcome, name: str, is_beyond: Callable[..., Column], reason: str, limit: float
+) -> Outcome:
+    """Drop the kept rows whose score is beyond one limit."""
+    kept = outcome.kept
+    score = kept.column(score_column(name))
+    is_dropped = pc.fill_null(is_beyond(score, limit), False)
+    detail = pa.repeat(pa.scalar(name), kept.num_rows)
+    dropped = drop_where(kept, is_dropped, reason, value=score, limit=limit, detail=detail)
+    return chain(outcome, dropped)

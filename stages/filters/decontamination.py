@@ -183,8 +183,8 @@ class Decontamination(Stage[DecontaminationSettings]):
         counters = Counters()
         for set_index, name in enumerate(self._names):
             of_set = words[:, set_index]
-            counters.add(f"contaminated.{name}", np.count_nonzero(of_set))
-            counters.add(f"contaminated_words.{name}", of_set.sum())
+            counters.add(f"contaminated.{name}", int(np.count_nonzero(of_set)))
+            counters.add(f"contaminated_words.{name}", int(of_set.sum()))
         return keep_all(batch, {CONTAMINATION.name: column}, counters)
 
 

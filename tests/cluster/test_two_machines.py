@@ -108,8 +108,8 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
         "max_quarantined_share": 0.1,
     }
     own = {
-        "classifiers": {"num_gpus": 2},
-        "reference": {"num_gpus": 0.5, "custom": {"classifier": 1}},
+        "quality": {"num_gpus": 2},
+        "classifiers": {"num_gpus": 0.5, "custom": {"classifier": 1}},
     }
     tree["engine"] |= {"memory_mb": 600, "phases": {"annotate": {"memory_mb": 800, "stages": own}}}
     config = folder / CONFIG

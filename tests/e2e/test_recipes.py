@@ -39,7 +39,7 @@ GOPHER = ("quality.words_too_few", "quality.duplicate_8grams_too_many")
 RECIPES = {
     "ccnet": _expected(
         *("length.too_few_chars", "paragraphs.none_left", "perplexity.bucket_not_wanted"),
-        may="length paragraphs language perplexity reference minhash",
+        may="length paragraphs language perplexity classifiers minhash",
         kept=(0.3, 0.8),
     ),
     "refinedweb": _expected(

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.models
     [
         ["select.perplexity.percentiles=[10, 90]", "select.perplexity.keep=[head]"],
         ["select.perplexity.cutoffs=model", "select.perplexity.keep=[middle, all]"],
-        ["select.language.min_score=0.9", "select.reference.min_score=0.7"],
+        ["select.language.min_score=0.9", "select.classifiers.wikipedia_reference.min=0.7"],
     ],
 )
 def test_recut_says_what_a_run_does(chain: Chain, overrides: list[str]) -> None:

@@ -18,7 +18,7 @@ def test_stages_with_tasks_of_their_own_give_the_same_bytes(
 ) -> None:
     """One in the midst of extract, two in annotate with another between them, and batches far smaller than a unit."""
     own = "{extract: {stages: {length: {num_cpus: 0.5}}}, annotate: {stages: {language: {num_cpus: 0.25}, "
-    own += "reference: {num_cpus: 0.5, memory_mb: 256}}}}"
+    own += "classifiers: {num_cpus: 0.5, memory_mb: 256}}}}"
     run_dir, _ = chain.run(
         "own-tasks", "engine.kind=ray", f"engine.phases={own}", "engine.advanced.batch_mb=0.05"
     )

@@ -19,8 +19,6 @@ OPTIONAL_STAGES = [
     ("extract", "url"),
     ("extract", "unicode"),
     ("annotate", "lines"),
-    ("annotate", "classifiers"),
-    ("select", "classifiers"),
     ("tokenize", "pii"),
 ]
 
@@ -64,6 +62,10 @@ HIDDEN = {
     "extract.warc.html",
     "extract.warc.advanced",
     "annotate.language.labels",
+    "annotate.classifiers.wikipedia_reference.model",
+    "annotate.classifiers.wikipedia_reference.languages",
+    "annotate.classifiers.wikipedia_reference.max_chars",
+    "select.classifiers.wikipedia_reference.max",
 }
 """Keys that ccnet.yaml leaves to docs/config.md, because hardly any run sets them."""
 
@@ -181,6 +183,17 @@ def test_optional_stages_are_off_by_default() -> None:
     config = load("ccnet.yaml")
     for section, stage in OPTIONAL_STAGES:
         assert getattr(getattr(config, section), stage) is None
+    assert config.annotate.classifiers is not None
+    assert config.select.classifiers is not None
+    assert [*config.annotate.classifiers.by_name] == ["wikipedia_reference"]
+    assert [*config.select.classifiers.limits] == ["wikipedia_reference"]
+
+
+def test_classifiers_are_off_by_default(tmp_path: Path) -> None:
+    """A config that names no classifier has none."""
+    config = load(write(tmp_path, MINIMAL))
+    assert config.annotate.classifiers is None
+    assert config.select.classifiers is None
 
 
 def test_candidate_pairs_are_verified_by_signatures_or_exactly(tmp_path: Path) -> None:

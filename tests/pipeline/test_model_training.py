@@ -20,6 +20,8 @@ from hypothesis import strategies as st
 from pipeline.models.download import AssetError
 from pipeline.models.kenlm_build import KenlmTools
 from pipeline.models.training import (
+    CRAWL_LABEL,
+    REFERENCE_LABEL,
     DemoLm,
     DemoReference,
     TrainingFailed,
@@ -31,7 +33,7 @@ from pipeline.models.training import (
     train_lm,
     train_reference,
 )
-from stages.filters import reference
+from stages.filters import classifiers
 from stages.filters.perplexity import normalize_for_lm
 
 SCORES = st.lists(st.integers(0, 20).map(lambda n: n / 20), min_size=1, max_size=30)
@@ -128,10 +130,9 @@ def test_the_classifier_separates_two_obvious_corpora(tmp_path: Path) -> None:
         "model.bin",
         "record.json",
     ]
-    classifier = reference.load_classifier(tmp_path / "model" / "model.bin")
-    good, bad = reference.reference_scores(
-        classifier, [reference.as_line(documents(1, seed=9)[0]), "buy shoes click"]
-    )
+    model = classifiers.load_model(tmp_path / "model")
+    lines = [classifiers.to_line(documents(1, seed=9)[0]), "buy shoes click"]
+    good, bad = classifiers.score_lines(model, REFERENCE_LABEL, lines)
     assert good > 0.5 > bad
 
 
@@ -154,7 +155,8 @@ def test_words_that_look_like_labels_do_not_become_labels(tmp_path: Path) -> Non
     """A text may quote fastText's own notation."""
     negative = [f"__label__spam {i} x" for i in range(300)]
     train_reference(documents(300), negative, tmp_path, num_epochs=1, dimension=4)
-    reference.load_classifier(tmp_path / "model.bin")
+    model = classifiers.load_model(tmp_path)
+    assert set(model.get_labels()) == {REFERENCE_LABEL, CRAWL_LABEL}
 
 
 def test_too_few_texts_for_a_classifier_are_refused(tmp_path: Path) -> None:

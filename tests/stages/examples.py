@@ -26,6 +26,7 @@ from stages.dedup.paragraphs import (
     ParagraphRemovalSettings,
 )
 from stages.filters.classifiers import (
+    MODEL_FILE,
     Classifiers,
     ClassifiersFilter,
     ClassifiersFilterSettings,
@@ -52,21 +53,15 @@ from stages.filters.perplexity import (
     PerplexitySettings,
 )
 from stages.filters.quality import Quality, QualityFilter, QualityFilterSettings, QualitySettings
-from stages.filters.reference import (
-    MODEL_FILE,
-    NEGATIVE_LABEL,
-    POSITIVE_LABEL,
-    Reference,
-    ReferenceFilter,
-    ReferenceFilterSettings,
-    ReferenceSettings,
-)
 from stages.filters.url import Url, UrlSettings
 from stages.transform.pii import Pii, PiiSettings
 from stages.transform.tokenize import Tokenize, TokenizeSettings
 from stages.transform.unicode import Unicode, UnicodeSettings
 
 Row = Mapping[str, Any]
+
+REFERENCE_LABEL = "__label__reference"
+CRAWL_LABEL = "__label__crawl"
 
 
 @dataclass(frozen=True)
@@ -227,21 +222,16 @@ EXAMPLES = (
         {"bucket_not_wanted": {"perplexity": 900.0}},
     ),
     Example(
-        Reference,
-        ReferenceSettings(models={"en": "tiny-reference"}),
-        {"text": _TEXT, "language": "en"},
-        {},
-    ),
-    Example(
-        ReferenceFilter,
-        ReferenceFilterSettings(min_score=0.25),
-        {"reference_score": 0.5},
-        {"score_too_low": {"reference_score": 0.1}},
-    ),
-    Example(
         Classifiers,
         ClassifiersSettings.model_validate(
-            {"hq": {"model": "tiny-reference", "label": POSITIVE_LABEL}}
+            {
+                "hq": {"model": "tiny-reference", "label": REFERENCE_LABEL},
+                "wikipedia_reference": {
+                    "models": {"en": "tiny-reference"},
+                    "label": REFERENCE_LABEL,
+                    "decimals": 4,
+                },
+            }
         ),
         {"text": _TEXT, "language": "en"},
         {},
@@ -335,11 +325,14 @@ def tiny_lid(path: Path) -> Path:
 
 
 def tiny_reference(folder: Path) -> Path:
-    """A folder with an is-reference classifier."""
-    _trained(
-        folder / MODEL_FILE,
-        {POSITIVE_LABEL: "the treaty was signed", NEGATIVE_LABEL: "buy cheap shoes online"},
-    )
+    """Return `folder` with a classifier of references in English."""
+    lines = {REFERENCE_LABEL: "the treaty was signed", CRAWL_LABEL: "buy cheap shoes online"}
+    return tiny_classifier(folder, lines)
+
+
+def tiny_classifier(folder: Path, lines: Mapping[str, str]) -> Path:
+    """Return `folder` with a fastText model of one line per label."""
+    _trained(folder / MODEL_FILE, lines)
     return folder
 
 

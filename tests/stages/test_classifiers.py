@@ -1,4 +1,4 @@
-"""Scores are fastText's own, limits are inclusive, and whatever has no score stays."""
+"""Scores are fastText's own, limits are inclusive, and documents without a score are kept."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import fasttext
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -19,9 +20,10 @@ from stages.filters.classifiers import (
     ClassifiersFilter,
     ClassifiersFilterSettings,
     ClassifiersSettings,
+    score_lines,
+    to_line,
 )
-from stages.filters.reference import as_line
-from tests.stages.examples import tiny_lid, tiny_reference
+from tests.stages.examples import tiny_classifier, tiny_lid, tiny_reference
 
 CITED = "the treaty was signed"
 LABEL = "__label__reference"
@@ -29,17 +31,20 @@ LABEL = "__label__reference"
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A model file, and a folder with one."""
+    """Two model files, and two folders with one."""
     folder = tmp_path_factory.mktemp("classifiers")
-    (folder / "reference").mkdir()
+    for name in ("reference", "reference-fr"):
+        (folder / name).mkdir()
+    french = {LABEL: "le traité fut signé", "__label__crawl": "achetez des chaussures ici"}
     return {
+        "reference-fr": tiny_classifier(folder / "reference-fr", french),
         "lid.bin": tiny_lid(folder / "lid.bin"),
         "reference": tiny_reference(folder / "reference"),
     }
 
 
 def opened(files: dict[str, Path], **models: dict[str, Any]) -> Classifiers:
-    """The stage, ready to work, after a journey to another process."""
+    """Return the stage, pickled and opened."""
     chosen = ClassifiersSettings.model_validate(models)
     needed = {reference: files[reference] for reference in Classifiers.required_files(chosen)}
     stage = pickle.loads(pickle.dumps(Classifiers(chosen, needed)))
@@ -50,7 +55,7 @@ def opened(files: dict[str, Path], **models: dict[str, Any]) -> Classifiers:
 def scores_of(
     stage: Classifiers, rows: Sequence[tuple[str | None, str | None]]
 ) -> list[dict[str, float | None]]:
-    """The scores of every (language, text), after accounts and columns were checked."""
+    """Return the scores of each (language, text), after a check of the outcome and its columns."""
     batch = pa.table(
         {
             "doc_id": pa.array(range(len(rows)), pa.uint64()),
@@ -72,7 +77,7 @@ def scores_of(
     )
 )
 def test_equals_predict_one_by_one(files: dict[str, Path], texts: list[str | None]) -> None:
-    """In any batch the score is what fastText's `predict` gives to that label, wherever it ranks."""
+    """In any batch the score is the probability that fastText's `predict` gives to the label."""
     stage = opened(
         files,
         hq={"model": "reference", "label": LABEL},
@@ -86,12 +91,100 @@ def test_equals_predict_one_by_one(files: dict[str, Path], texts: list[str | Non
     for name, (path, label) in sorted(models.items()):
         model = fasttext.load_model(str(path))
         for row, text in zip(wanted, texts, strict=True):
-            labels, scores = model.predict([as_line(text or "")], k=-1)
+            labels, scores = model.predict([to_line(text or "")], k=-1)
             found = dict(zip(labels[0], scores[0], strict=True))
             row[f"classifier_{name}"] = (
-                min(1.0, float(found[label])) if as_line(text or "") else None
+                min(1.0, float(found[label])) if to_line(text or "") else None
             )
     assert scores_of(stage, [(None, text) for text in texts]) == wanted
+
+
+WIKIPEDIA_REFERENCE: dict[str, Any] = {
+    "models": {"en": "reference", "fr": "reference-fr", "sco": "reference"},
+    "label": LABEL,
+    "decimals": 4,
+}
+
+
+def test_each_language_has_a_model_of_its_own(files: dict[str, Path]) -> None:
+    """Text like the references scores high, text like the crawl low, in the document's language."""
+    stage = opened(files, wikipedia_reference=WIKIPEDIA_REFERENCE)
+    assert stage.required_files(stage.settings) == ("reference", "reference-fr")
+    rows = [("en", CITED), ("en", "buy cheap shoes"), ("fr", "le traité fut signé"), ("sco", CITED)]
+    scores = [row["classifier_wikipedia_reference"] for row in scores_of(stage, rows)]
+    cited, crawled, french, scots = scores
+    assert cited is not None
+    assert crawled is not None
+    assert french is not None
+    assert cited > 0.9 > 0.1 > crawled
+    assert french > 0.9
+    assert scots == cited
+
+
+def test_a_language_without_a_model_and_a_blank_text_have_no_score(files: dict[str, Path]) -> None:
+    """The score is null for other languages, for no language and for blank texts."""
+    stage = opened(files, wikipedia_reference=WIKIPEDIA_REFERENCE)
+    rows = [("de", CITED), (None, CITED), ("en", ""), ("en", None), ("en", " \n ")]
+    assert scores_of(stage, rows) == [{"classifier_wikipedia_reference": None}] * 5
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    rows=st.lists(
+        st.tuples(
+            st.sampled_from(["en", "fr", "de", None]),
+            st.text(max_size=30) | st.sampled_from([CITED, "buy cheap shoes"]),
+        ),
+        max_size=6,
+    )
+)
+def test_scores_are_rounded_to_decimals(
+    files: dict[str, Path], rows: list[tuple[str | None, str]]
+) -> None:
+    """With `decimals: 4` a score is the rounded probability, at most 1, in any batch."""
+    stage = opened(files, wikipedia_reference=WIKIPEDIA_REFERENCE)
+    models: dict[str | None, Any] = {
+        "en": fasttext.load_model(str(files["reference"] / "model.bin")),
+        "fr": fasttext.load_model(str(files["reference-fr"] / "model.bin")),
+    }
+    wanted: list[dict[str, float | None]] = []
+    for language, text in rows:
+        score = None
+        if language in models and to_line(text):
+            labels, scores = models[language].predict([to_line(text)], k=2)
+            score = round(min(1.0, float(scores[0][labels[0].index(LABEL)])), 4)
+        wanted.append({"classifier_wikipedia_reference": score})
+    assert scores_of(stage, rows) == wanted
+    assert [score for row in rows for score in scores_of(stage, [row])] == wanted
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "give either model or models; found neither"),
+        ({"model": "a", "models": {"en": "b"}}, "give either model or models; found both"),
+        ({"models": {"en": "b"}, "languages": ["en"]}, "remove languages"),
+    ],
+)
+def test_a_classifier_has_one_model_or_one_per_language(
+    given: dict[str, Any], message: str
+) -> None:
+    """`model` and `models` exclude each other, and `languages` belongs to `model`."""
+    with pytest.raises(ValidationError, match=message):
+        ClassifiersSettings.model_validate({"hq": {"label": LABEL, **given}})
+
+
+def test_a_label_that_fasttext_omits_has_probability_zero(files: dict[str, Path]) -> None:
+    """An empty line has no score at all."""
+    model = fasttext.load_model(str(files["reference"] / "model.bin"))
+    scores = score_lines(model, "__label__other", [CITED, ""])
+    assert scores[0] == 0
+    assert np.isnan(scores[1])
+
+
+def test_line_breaks_of_every_kind_become_spaces() -> None:
+    """A text is stripped and put on one line."""
+    assert to_line("\n a\nb\r\nc\u2028d\x85e \n") == "a b c d e"
 
 
 def test_languages_and_max_chars_narrow_what_is_read(files: dict[str, Path]) -> None:
@@ -113,23 +206,22 @@ def test_languages_and_max_chars_narrow_what_is_read(files: dict[str, Path]) -> 
 
 
 def test_an_unknown_label_is_refused_with_the_nearest(files: dict[str, Path]) -> None:
-    """The model's own labels are told."""
-    with pytest.raises(
-        ValueError,
-        match=r"classifiers.hq: reference has no label '__label__ref'; .*__label__reference",
-    ):
-        opened(files, hq={"model": "reference", "label": "__label__ref"})
+    """The error names the classifier, the model and the nearest labels."""
+    message = r"classifiers.hq: reference has no label '__label__ref'; .*__label__reference"
+    for models in ({"model": "reference"}, {"models": {"en": "reference"}}):
+        with pytest.raises(ValueError, match=message):
+            opened(files, hq={"label": "__label__ref", **models})
 
 
 @pytest.mark.parametrize("name", ["HQ", "a-b", "1st", "copy", "model_dump", ""])
 def test_a_name_is_a_word(name: str) -> None:
-    """It becomes the name of a column and a key of the config."""
+    """A name is part of a column name and a key of the config."""
     with pytest.raises(ValidationError, match="cannot name a classifier"):
         ClassifiersFilterSettings.model_validate({name: {"min": 0.5}})
 
 
 def test_limits_are_inclusive_and_the_first_broken_by_name_is_the_reason() -> None:
-    """Value, limit and the classifier's name stand beside the reason; a null score breaks no limit."""
+    """A drop has the score, the limit and the classifier's name; a null score breaks no limit."""
     scores = {
         "classifier_hq": [0.2, 0.1, 0.1, None, 0.5],
         "classifier_toxic": [0.6, 0.6, 0.7, None, 0.7],
@@ -151,6 +243,6 @@ def test_limits_are_inclusive_and_the_first_broken_by_name_is_the_reason() -> No
 
 
 def test_an_empty_range_is_refused() -> None:
-    """With both values."""
+    """The error names both values."""
     with pytest.raises(ValidationError, match=r"min is 0.6, above max, which is 0.5"):
         ClassifiersFilterSettings.model_validate({"hq": {"min": 0.6, "max": 0.5}})
