@@ -1,4 +1,4 @@
-# Two commands from a fresh clone: `make demo` and `make test`. Needs Python 3.11 or later with venv, make and a C++ compiler.
+# From a fresh clone: `make demo` and `make test`. Needs Python 3.11 or later with venv, make and a C++ compiler.
 
 PYTHON ?= python3
 VENV := .venv
@@ -7,7 +7,7 @@ CONFIG ?= ccnet.yaml
 TEST_PROCESSES ?= 2
 PROMETHEUS ?= 127.0.0.1:9490
 
-# uv does not read pip's settings: a folder of local wheels (a CPU build of torch, say) is handed on.
+# uv does not read pip's settings: pass on a folder of local wheels, such as a CPU build of torch.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 export RAY_USAGE_STATS_ENABLED := 0
 
@@ -15,30 +15,30 @@ export RAY_USAGE_STATS_ENABLED := 0
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-demo: $(VENV)/demo.stamp ## Run the whole chain on a sample crawl: crawl -> shards
+demo: $(VENV)/demo.stamp ## Run the pipeline on a sample crawl and verify the shards
 	$(BIN)/python -m pipeline run $(CONFIG)
 	$(BIN)/python -m pipeline verify runs/$(basename $(notdir $(CONFIG)))
 
-watch: $(VENV)/demo.stamp ## Run the chain anew, into runs/watched, under a Prometheus that stays until Ctrl-C
+watch: $(VENV)/demo.stamp ## Run the pipeline into runs/watched, with a Prometheus that stays until Ctrl-C
 	@command -v prometheus >/dev/null || { echo "Prometheus is needed: apt-get install prometheus, or prometheus.io/download"; exit 2; }
 	@prometheus --config.file=configs/prometheus/prometheus.yaml --storage.tsdb.path=runs/prometheus \
 		--web.listen-address=$(PROMETHEUS) --log.level=warn & prometheus=$$!; trap 'kill $$prometheus 2>/dev/null' EXIT INT TERM; \
 	printf '%s\n' 'Prometheus: http://$(PROMETHEUS)/targets, /alerts, and' \
 		'  http://$(PROMETHEUS)/graph?g0.tab=0&g0.range_input=5m&g0.expr=sum+by+(phase)+(rate(ray_corpusmill_documents_total[30s]))' \
-		'Dashboards for Grafana: configs/grafana/; what there is to ask for: docs/watching.md'; \
+		'Dashboards for Grafana: configs/grafana/; metrics: docs/watching.md'; \
 	rm -rf runs/watched && $(BIN)/python -m pipeline run $(CONFIG) --run-dir runs/watched --set engine.metrics_port=9464 && \
-	echo 'Prometheus goes on at http://$(PROMETHEUS); Ctrl-C ends it.' && wait $$prometheus
+	echo 'Prometheus keeps running at http://$(PROMETHEUS); Ctrl-C stops it.' && wait $$prometheus
 
 test: $(VENV)/test.stamp ## Run all the tests
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile
 
-check: $(VENV)/test.stamp ## Lint, types, import rule, links: what CI runs beside the tests
+check: $(VENV)/test.stamp ## Lint, types, import rules, links, retired words: what CI runs beside the tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
-	$(BIN)/python -m pytest -q tests/test_architecture.py tests/test_docs.py
+	$(BIN)/python -m pytest -q tests/test_architecture.py tests/test_docs.py tests/test_words.py
 
-bench: $(VENV)/test.stamp ## Measure what docs/benchmarks.md speaks of, and keep the results (half an hour)
+bench: $(VENV)/test.stamp ## Run all benchmarks of docs/benchmarks.md and keep the results (half an hour)
 	$(BIN)/python -m benchmarks.all --save
 
 clean: ## Remove the environment and the demo's runs (the cache of models stays)
@@ -50,7 +50,7 @@ $(VENV)/bin/uv:
 	@$(PYTHON) -m venv $(VENV) || { echo "Python's venv is needed: apt-get install python3-venv"; exit 2; }
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv
 
-# Tests start some hundred processes. Where PYTHONDONTWRITEBYTECODE is set, each would compile torch and Ray anew.
+# Tests start hundreds of processes. With PYTHONDONTWRITEBYTECODE set, each would compile torch and Ray again.
 $(VENV)/test.stamp: INSTALL_FLAGS := --compile-bytecode
 
 $(VENV)/%.stamp: $(VENV)/bin/uv pyproject.toml constraints.txt

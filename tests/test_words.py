@@ -1,0 +1,209 @@
+"""One word, one meaning: code, comments, docs and configs do not use the retired words.
+
+The glossary in docs/architecture.md has the words to use. To list the findings of a folder, or of all files:
+
+    python -m tests.test_words stages/filters
+    python -m tests.test_words
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import sys
+import tokenize
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+
+
+@dataclass(frozen=True)
+class RetiredWord:
+    """A pattern that must not appear.
+
+    Attributes:
+        pattern: matched without regard to case, after identifiers are split into words.
+        instead: what to write.
+        exceptions: path prefix -> reason why the word is right there.
+    """
+
+    pattern: str
+    instead: str
+    exceptions: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+RETIRED = (
+    RetiredWord(
+        r"\bunits?\b(?! tests?\b)(?! of (length|measure|time)\b)",
+        "input split, task, or the unit's name (bytes, characters)",
+        {"configs/systemd": "systemd calls its files units", "tests/cluster": "systemd units"},
+    ),
+    RetiredWord(r"\bpieces? of work\b|\b(all|the|of|many|\d+) works\b", "task"),
+    RetiredWord(r"\bfates?\b", "decision"),
+    RetiredWord(r"\bledgers?\b", "decisions, event log"),
+    RetiredWord(r"\b(tally|tallies)\b", "counters"),
+    RetiredWord(r"\b(story|stories|chapters?)\b", "DocumentTrace, steps"),
+    RetiredWord(r"\bflow tables?\b|\bhand(ed|ing|s)? ?overs?\b", "TaskResult, returned rows"),
+    RetiredWord(r"\bmeter(s|ed)?\b", "task statistics"),
+    RetiredWord(r"\bleases?\b", "run lock"),
+    RetiredWord(r"\bjournals?\b", "event log"),
+    RetiredWord(r"\brecuts?\b", "preview"),
+    RetiredWord(r"[`\"']copies[`\"']", "exact_dedup"),
+    RetiredWord(r"[`\"']deduplicate[`\"']|\bnear[- ]deduplicat\w*", "paragraph_dedup, fuzzy_dedup"),
+    RetiredWord(r"[`\"']repeats[`\"']", "duplicate lines"),
+    RetiredWord(r"\bwho stays\b", "representative"),
+    RetiredWord(r"\bearlier runs?\b", "previous runs"),
+    RetiredWord(r"\bspool(s|ed|ing)?\b", "scratch directory"),
+    RetiredWord(r"\bbefell\b|\bwhoever\b|\bwhatever\b|\bwhoso\b", "a plain subject"),
+    RetiredWord(r"\btold\b|\bhas to say\b|\bspeaks of\b|\bis told\b", "reported, printed, passed"),
+    RetiredWord(
+        r"\bat hand\b|\bof its own\b|\bas it lies\b|\bbe had\b|\bfor ever\b", "plain words"
+    ),
+    RetiredWord(
+        r"\b(it|file|folder|that|which|there|row|text|page|run) lies\b", "is stored, is in"
+    ),
+    RetiredWord(r"\bdef \w+ of\(", "a verb, or a property"),
+)
+
+CLEAN = (
+    "README.md",
+    "CHANGELOG.md",
+    "NOTICE.md",
+    "Makefile",
+    "pyproject.toml",
+    "config_files/",
+    "docs/architecture.md",
+    "docs/benchmarks.md",
+    "docs/cluster.md",
+    "docs/decisions/",
+    "docs/incremental.md",
+    "docs/resume.md",
+    "pipeline/console.py",
+    "tests/test_packaging.py",
+)
+"""Path prefixes that must have no finding. The other files are being renamed; add them as they become clean."""
+
+SUFFIXES = (".py", ".md", ".yaml", ".yml", ".json", ".toml", ".service", "Makefile", "Dockerfile")
+SKIPPED = {
+    "tests/test_words.py": "names the words",
+    "tests/golden/": "digests",
+    "benchmarks/results/": "records of measurements, not edited afterwards",
+    "constraints.txt": "names of packages",
+    "docs/training-config.md": "generated",
+}
+
+
+def list_files() -> list[str]:
+    """Return the tracked text files that are checked, as paths relative to the repository."""
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=REPOSITORY, check=True, capture_output=True, text=True
+    )
+    names = [name for name in listed.stdout.splitlines() if name.endswith(SUFFIXES)]
+    names = [name for name in names if (REPOSITORY / name).is_file()]
+    return [name for name in names if not name.startswith(tuple(SKIPPED))]
+
+
+def split_identifiers(text: str) -> str:
+    """Return the text with `snake_case` and `CamelCase` identifiers split into words."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", text.replace("_", " "))
+
+
+def read_fragments(path: Path, text: str) -> Iterator[tuple[int, str]]:
+    """Yield line number and text of everything that is checked in a file.
+
+    Of Python files these are names, comments and strings. Of tests, strings that are no docstrings are left out:
+    they hold texts in natural language for the stages.
+    """
+    if path.suffix != ".py":
+        for number, line in enumerate(text.splitlines(), 1):
+            yield number, line
+        return
+    is_test = path.relative_to(REPOSITORY).parts[0] == "tests"
+    starts_line = True
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        is_docstring = token.type == tokenize.STRING and starts_line
+        if token.type == tokenize.NAME and token.string not in ("def", "of"):
+            yield token.start[0], token.string
+            if token.line.lstrip().startswith(("def ", "async def ")):
+                yield token.start[0], f"def {token.string}("
+        is_message = token.type == tokenize.STRING and not is_test
+        if token.type == tokenize.COMMENT or is_docstring or is_message:
+            for offset, line in enumerate(token.string.splitlines()):
+                yield token.start[0] + offset, line
+        if token.type in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT):
+            starts_line = True
+        elif token.type not in (tokenize.NL, tokenize.COMMENT):
+            starts_line = False
+
+
+def find_retired_words(name: str) -> Iterator[str]:
+    """Yield one message per finding in a file."""
+    path = REPOSITORY / name
+    patterns = [
+        (re.compile(word.pattern, re.IGNORECASE), word.instead)
+        for word in RETIRED
+        if not name.startswith(tuple(word.exceptions))
+    ]
+    seen: set[tuple[int, str]] = set()
+    for number, fragment in read_fragments(path, path.read_text(encoding="utf-8")):
+        words = split_identifiers(fragment)
+        for pattern, instead in patterns:
+            found = pattern.search(words)
+            if found is None or (number, found[0]) in seen:
+                continue
+            seen.add((number, found[0]))
+            yield f"{name}:{number}: {found[0]!r} is retired; write: {instead}"
+
+
+@pytest.mark.parametrize("prefix", CLEAN)
+def test_retired_words_do_not_come_back(prefix: str) -> None:
+    """No file of a clean package uses a retired word."""
+    names = [name for name in list_files() if name.startswith(prefix)]
+    findings = [finding for name in names for finding in find_retired_words(name)]
+    assert findings == []
+
+
+@pytest.mark.parametrize(
+    ("code", "is_found"),
+    [
+        ("def unit_index(): ...", True),
+        ("class LedgerRow: ...", True),
+        ('"""What befell the request."""', True),
+        ("def name_of(x): ...", True),
+        ("def load_split(x): ...", False),
+        ("x = 1  # the unit tests", False),
+    ],
+)
+def test_the_rule_finds_names_comments_and_docstrings(code: str, is_found: bool) -> None:
+    """The check above can fail, and splits identifiers into words."""
+    fragments = read_fragments(REPOSITORY / "stages" / "x.py", code)
+    texts = [split_identifiers(fragment) for _, fragment in fragments]
+    matches = [
+        word.pattern
+        for word in RETIRED
+        for text in texts
+        if re.search(word.pattern, text, re.IGNORECASE)
+    ]
+    assert bool(matches) == is_found
+
+
+def main(prefixes: list[str]) -> None:
+    """Print all findings below the prefixes, or the number of findings per folder when there are none."""
+    names = [name for name in list_files() if name.startswith(tuple(prefixes or [""]))]
+    findings = [finding for name in names for finding in find_retired_words(name)]
+    if prefixes:
+        print("\n".join(findings))
+    counts = Counter("/".join(finding.split(":")[0].split("/")[:2]) for finding in findings)
+    for folder, count in counts.most_common():
+        print(f"{count:6} {folder}")
+    print(f"{len(findings):6} in all")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
