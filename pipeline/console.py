@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib import metadata
 from types import ModuleType
-from typing import Annotated, NoReturn
+from typing import NoReturn
 
 import typer
+
+from pipeline import cli
 
 PROGRAM = "corpusmill"
 COMPLETION_VARIABLE = "_CORPUSMILL_COMPLETE"
@@ -63,8 +64,7 @@ def main() -> NoReturn:
 
 def _dispatch(words: list[str], group: str | None) -> None:
     """Call the command line that is responsible for these words; it ends the process."""
-    is_completion = COMPLETION_VARIABLE in os.environ
-    if is_completion:
+    if COMPLETION_VARIABLE in os.environ:
         make_app(_completed_group())(prog_name=PROGRAM)
     elif group is not None:
         sys.argv = [f"{PROGRAM} {group}", *words[1:]]
@@ -72,8 +72,6 @@ def _dispatch(words: list[str], group: str | None) -> None:
     elif not words or words[0].startswith("-"):
         make_app()(prog_name=PROGRAM)
     else:
-        from pipeline import cli
-
         cli.main()
 
 
@@ -83,34 +81,19 @@ def make_app(group: str | None = None) -> typer.Typer:
     Args:
         group: the group whose commands are loaded; the others have only their name and help text.
     """
-    from pipeline import cli
-
-    app = typer.Typer(
-        name=PROGRAM,
-        help=cli.app.info.help,
-        no_args_is_help=True,
-        rich_markup_mode=None,
-        pretty_exceptions_enable=False,
-    )
-    app.callback()(_root_options)
-    app.add_typer(cli.app, name="")  # without a name, its commands become commands of this app
+    app = cli.make_program()
     for name, summary in GROUPS.items():
-        nested = _load_group(name) if name == group else typer.Typer()
-        app.add_typer(nested, name=name, help=summary)
+        commands = _import_group(name).app if name == group else typer.Typer()
+        app.add_typer(commands, name=name, help=summary)
     return app
-
-
-def _load_group(name: str) -> typer.Typer:
-    """Return the commands of a group, or none where its command line is no Typer program."""
-    return getattr(_import_group(name), "app", None) or typer.Typer()
 
 
 def _import_group(name: str) -> ModuleType:
     """Import the command line of a group. No other module of the pipeline may import these packages."""
     if name == "loader":
-        import loader.__main__ as command_line
+        from loader import cli as command_line
     else:
-        import training.__main__ as command_line
+        from training import cli as command_line
     return command_line
 
 
@@ -121,27 +104,6 @@ def _completed_group() -> str | None:
         or os.environ.get("_TYPER_COMPLETE_ARGS", "").split()
     )
     return next((word for word in words[1:2] if word in GROUPS), None)
-
-
-def _print_version(is_wanted: bool) -> None:
-    if is_wanted:
-        print(f"{PROGRAM} {metadata.version(PROGRAM)}")
-        raise typer.Exit
-
-
-def _root_options(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version",
-            callback=_print_version,
-            is_eager=True,
-            help="Print the version and exit.",
-        ),
-    ] = False,
-) -> None:
-    """Take the options that stand before any command; their callbacks do the work."""
-    del version
 
 
 def _explain_missing(library: str, group: str | None) -> str:

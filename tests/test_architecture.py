@@ -74,8 +74,8 @@ def test_the_rule_finds_a_forbidden_import() -> None:
     assert not list(_faults(REPOSITORY / "training" / "ray_launcher.py", "ray.train"))
     assert list(_faults(REPOSITORY / "loader" / "x.py", "shardwriter.writer"))
     assert not list(_faults(REPOSITORY / "loader" / "x.py", "shardwriter.format"))
-    assert list(_faults(REPOSITORY / "pipeline" / "cli.py", "training.__main__"))
-    assert not list(_faults(REPOSITORY / "pipeline" / "console.py", "training.__main__"))
+    assert list(_faults(REPOSITORY / "pipeline" / "cli.py", "training.cli"))
+    assert not list(_faults(REPOSITORY / "pipeline" / "console.py", "training.cli"))
 
 
 def test_modules_are_named_for_what_they_do() -> None:

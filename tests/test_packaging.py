@@ -240,7 +240,7 @@ def test_the_light_installation_imports_the_loader(tmp_path: Path) -> None:
     """`import loader` needs numpy and isal alone; its command line needs typer as well."""
     ended = run_light("import loader", tmp_path, ["numpy", "isal"])
     assert (ended.returncode, ended.stderr) == (0, "")
-    ended = run_light("import loader.__main__", tmp_path)
+    ended = run_light("import loader.cli", tmp_path)
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
