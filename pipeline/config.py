@@ -34,7 +34,7 @@ from stages.filters.url import Url, UrlSettings
 from stages.transform.pii import PiiSettings
 from stages.transform.tokenize import TokenizeSettings
 from stages.transform.unicode import UnicodeSettings
-from stages.warc.reader import WarcSettings
+from stages.warc.settings import WarcSettings
 from storage.object_store import BY_ENVIRONMENT, StorageSettings
 
 Share = Annotated[float, Field(ge=0, le=1)]

@@ -12,7 +12,7 @@ from config_files.docs import sections
 from pipeline.config import RunConfig
 from pipeline.execution.task import ERROR_KINDS
 from pipeline.phases import registry
-from stages.warc.reader import CAUSES, SKIPPED
+from stages.warc.causes import CAUSES, SKIPPED
 
 
 def page() -> str:

@@ -28,7 +28,7 @@ from pipeline.planning.run_plan import RunPlan
 from pipeline.runs.run_folder import RunFolder
 from stages.contract import Counters, DocumentCountError
 from stages.transform.pii import KINDS
-from stages.warc.reader import CAUSES
+from stages.warc.causes import CAUSES
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""Extracts text from HTML pages."""
+"""Extract title and text from HTML pages: `charset` decodes the bytes, `extraction` parses them."""

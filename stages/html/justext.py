@@ -1,13 +1,14 @@
-"""The paragraphs of a page that jusText takes for content: long, full of stop words and poor in links, or among such
-(Pomikalek 2011, "Removing Boilerplate and Duplicate Content from Web Corpora"; Pile-CC was made with it).
+"""Extract the main text of a page with jusText's rules.
 
-Promises: the same paragraphs as `justext.justext` with its defaults, in time linear in their number.
-Leaves to others: bytes, charsets, titles, and pages that no parser takes.
+jusText keeps paragraphs that are long, full of stop words and poor in links, and short ones between
+such paragraphs (Pomikalek 2011, "Removing Boilerplate and Duplicate Content from Web Corpora").
+Pile-CC was made with it. The result equals `justext.justext` with its defaults.
 
-    main_text("<p>Bread is made of flour, and of water, and it is as old as the field ...", JustextSettings())
+    extract_main_text("<p>Bread is made of flour, and of water, and it is as old ...", JustextSettings())
 
-Why not `justext.justext` itself: from each short paragraph it walks to the next long one, and lxml copies attributes in
-quadratic time: 25,000 short paragraphs take it 75 s, 40,000 attributes of one tag 26 s.
+`justext.justext` itself takes quadratic time. It walks from each short paragraph to the next long
+one, and lxml copies attributes: 25,000 short paragraphs take 75 s, 40,000 attributes of one tag
+26 s. The time here is linear in the number of paragraphs.
 """
 
 from __future__ import annotations
@@ -23,37 +24,35 @@ from stages.contract import Settings
 
 
 class JustextSettings(Settings):
-    """What jusText needs to know."""
+    """Settings of jusText."""
 
     stop_words: tuple[str, ...] = Field(
         default=("English",),
         min_length=1,
-        description="Languages whose stop words tell sentences from menus, by English name (there are 100); pages in "
-        "other languages give hardly any text.",
+        description="Languages, by English name (100 are known), whose stop words distinguish sentences from menus. "
+        "Pages in other languages give hardly any text.",
     )
 
     @field_validator("stop_words")
     @classmethod
-    def _has_lists(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         from justext import get_stoplists
 
         known = get_stoplists()
         for name in names:
             if name not in known:
-                nearest = (
-                    ", ".join(get_close_matches(name, sorted(known), n=3, cutoff=0.4)) or "English"
-                )
+                near = get_close_matches(name, sorted(known), n=3, cutoff=0.4) or ["English"]
                 raise ValueError(
-                    f"jusText has no stop words for {name!r}; the nearest names are: {nearest}"
+                    f"jusText has no stop words for {name!r}; the nearest names are: {', '.join(near)}"
                 )
         return names
 
 
-def main_text(html: str, settings: JustextSettings) -> str:
-    """The paragraphs that are content, a blank line between them; "" for a page that has none.
+def extract_main_text(html: str, settings: JustextSettings) -> str:
+    """Return the paragraphs with content, a blank line between them; "" if there are none.
 
     Raises:
-        Exception: whatever lxml makes of a page that it cannot parse.
+        Exception: any error of lxml for a page that it cannot parse.
     """
     from justext import core
     from lxml import etree  # pyright: ignore[reportAttributeAccessIssue] - compiled, without stubs
@@ -64,97 +63,108 @@ def main_text(html: str, settings: JustextSettings) -> str:
         page = lxml_html.fromstring(
             html.encode("utf-8", "replace"), parser=lxml_html.HTMLParser(encoding="utf-8")
         )
-    except etree.ParserError:  # there is no element in it
+    except etree.ParserError:  # the page has no element
         return ""
     for element in page.iter(etree.Element):
-        element.attrib.clear()  # no rule asks for them
+        element.attrib.clear()  # no rule uses them, and copying them takes quadratic time
     paragraphs = core.ParagraphMaker.make_paragraphs(core.preprocessor(page))
-    core.classify_paragraphs(paragraphs, _stop_words(settings.stop_words))
-    texts: list[str] = [paragraph.text for paragraph in paragraphs]
-    is_content = judge_in_context(
+    core.classify_paragraphs(paragraphs, _load_stop_words(settings.stop_words))
+    texts: list[str] = [paragraph.text for paragraph in paragraphs]  # a property: join once
+    is_content = classify_in_context(
         [paragraph.cf_class for paragraph in paragraphs],
         [paragraph.heading for paragraph in paragraphs],
         [len(text) for text in texts],
         max_heading_distance=core.MAX_HEADING_DISTANCE_DEFAULT,
     )
-    content = (
-        _lines(*found) for found in zip(paragraphs, texts, is_content, strict=True) if found[2]
-    )
+    content: list[str] = []
+    for paragraph, text, is_kept in zip(paragraphs, texts, is_content, strict=True):
+        if is_kept:
+            content.append(_format_paragraph(paragraph, text))
     return "\n\n".join(content)
 
 
-def _lines(paragraph: Any, text: str, _: bool) -> str:
-    r"""A paragraph's text; a \n of the source is a blank, but for preformatted text."""
+def _format_paragraph(paragraph: Any, text: str) -> str:
+    r"""Replace each \n of the source by a blank, except in preformatted text."""
     return text if "pre" in paragraph.dom_path.split(".") else " ".join(text.split())
 
 
 @lru_cache(maxsize=8)
-def _stop_words(names: tuple[str, ...]) -> frozenset[str]:
+def _load_stop_words(names: tuple[str, ...]) -> frozenset[str]:
     from justext import get_stoplist
 
     return frozenset[str]().union(*(get_stoplist(name) for name in names))
 
 
-def judge_in_context(
+def classify_in_context(
     classes: Sequence[str],
     headings: Sequence[bool],
     num_chars: Sequence[int],
     max_heading_distance: int,
 ) -> list[bool]:
-    """Which paragraphs are content, as `justext.core.revise_paragraph_classification` decides it.
+    """Return which paragraphs are content, as `justext.core.revise_paragraph_classification` does.
 
     Args:
-        classes: of each paragraph by itself: good, neargood, short, bad.
+        classes: class of each paragraph by itself: good, neargood, short, bad.
         headings: whether each is a heading.
         num_chars: the characters of each.
-        max_heading_distance: characters between a short heading and the content that it may belong to.
+        max_heading_distance: largest number of characters between a short heading and its content.
     """
-    judged = _short_ones_judged(classes)
-    after = _nearest(reversed(judged), ("good", "bad"))[::-1]
+    revised = _revise_short(classes)
+    # A near-good paragraph is good if a neighbour is good. "before" is the revised class.
+    after = _find_last_seen(reversed(revised), ("good", "bad"))[::-1]
     before = "bad"
-    for number, kind in enumerate(judged):
+    for i, kind in enumerate(revised):
         if kind == "neargood":
-            judged[number] = "good" if "good" in (before, after[number]) else "bad"
-        before = judged[number]
-    for number, kind in enumerate(judged):
-        if headings[number] and kind == "bad" and classes[number] != "bad":
-            distance, following = 0, number + 1
-            while following < len(judged) and distance <= max_heading_distance:
-                if judged[following] == "good":
-                    judged[number] = "good"
-                    break
-                distance += num_chars[following]
-                following += 1
-    return [kind == "good" for kind in judged]
+            revised[i] = "good" if "good" in (before, after[i]) else "bad"
+        before = revised[i]
+    # A short heading is content if content follows it soon.
+    for i, kind in enumerate(revised):
+        is_short_heading = headings[i] and kind == "bad" and classes[i] != "bad"
+        if is_short_heading and _has_content_after(i, revised, num_chars, max_heading_distance):
+            revised[i] = "good"
+    return [kind == "good" for kind in revised]
 
 
-def _short_ones_judged(classes: Sequence[str]) -> list[str]:
-    """The classes with every short paragraph like those around it; near good ones tip the balance."""
-    before, before_or_near = (
-        _nearest(classes, ends) for ends in (("good", "bad"), ("good", "bad", "neargood"))
-    )
-    after, after_or_near = (
-        _nearest(reversed(classes), ends)[::-1]
-        for ends in (("good", "bad"), ("good", "bad", "neargood"))
-    )
-    judged = list(classes)
-    for number, kind in enumerate(classes):
+def _has_content_after(
+    heading: int, classes: Sequence[str], num_chars: Sequence[int], max_distance: int
+) -> bool:
+    distance, i = 0, heading + 1
+    while i < len(classes) and distance <= max_distance:
+        if classes[i] == "good":
+            return True
+        distance += num_chars[i]
+        i += 1
+    return False
+
+
+def _revise_short(classes: Sequence[str]) -> list[str]:
+    """Give each short paragraph the class of its neighbours.
+
+    If these differ, a near-good paragraph between it and its bad neighbour makes it good.
+    """
+    clear, clear_or_near = ("good", "bad"), ("good", "bad", "neargood")
+    before = _find_last_seen(classes, clear)
+    before_or_near = _find_last_seen(classes, clear_or_near)
+    after = _find_last_seen(reversed(classes), clear)[::-1]
+    after_or_near = _find_last_seen(reversed(classes), clear_or_near)[::-1]
+    revised = list(classes)
+    for i, kind in enumerate(classes):
         if kind != "short":
             continue
-        if before[number] == after[number]:
-            judged[number] = before[number]
+        if before[i] == after[i]:
+            revised[i] = before[i]
         else:
-            on_bad_side = (before_or_near if before[number] == "bad" else after_or_near)[number]
-            judged[number] = "good" if on_bad_side == "neargood" else "bad"
-    return judged
+            on_bad_side = before_or_near[i] if before[i] == "bad" else after_or_near[i]
+            revised[i] = "good" if on_bad_side == "neargood" else "bad"
+    return revised
 
 
-def _nearest(classes: Iterable[str], ends: Sequence[str]) -> list[str]:
-    """For each paragraph the class of the last one before it that is among `ends`; bad at the beginning."""
+def _find_last_seen(classes: Iterable[str], wanted: Sequence[str]) -> list[str]:
+    """Return for each paragraph the last of the wanted classes before it, "bad" if there is none."""
     found: list[str] = []
     last = "bad"
     for kind in classes:
         found.append(last)
-        if kind in ends:
+        if kind in wanted:
             last = kind
     return found

@@ -1,12 +1,10 @@
-r"""An HTTP response as a WARC record holds it: status, content type and body, with the transfer's wrapping taken off.
-
-Promises: a body is unwrapped (chunks, gzip, deflate, br, zstd) as its header says; a body that is not wrapped as it
-says is taken as it stands, because many archives store bodies unwrapped under the header of the wrapped ones; never
-more than `max_bytes` comes out, and nothing is raised.
-Leaves to others: whether the bytes are text.
+r"""Parse HTTP responses stored in WARC records, and undo their content and transfer codings.
 
     parse_response(b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n<p>Hello", max_bytes=1 << 20)
     # Response(status=200, content_type="text/html", body=b"<p>Hello", ...)
+
+Many archives store decoded bodies under the original header. A body that is not coded as its header
+states is therefore returned unchanged, and no body raises an error.
 """
 
 from __future__ import annotations
@@ -23,32 +21,38 @@ _HEADER_END = re.compile(rb"(?:(?<=\n)|\r?\n)\r?\n")
 _FOLD = re.compile(rb"\r?\n[ \t]+")
 _CHUNK_HEAD = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?\r?\n")  # RFC 9112, section 7.1
 
+_MAX_CODINGS = 4  # servers send one or two; each may expand the body up to the limit
+
+# The `wbits` argument of zlib for each format.
+_GZIP, _ZLIB, _RAW_DEFLATE = 31, 15, -15
+
 
 class Response(NamedTuple):
-    """What a server answered."""
+    """An HTTP response."""
 
     status: int
     content_type: str  # as sent, "" if not sent
     body: bytes
-    is_cut: bool  # the wrapping stops before its end; `body` is what there was
-    is_as_stored: bool  # the header speaks of a wrapping that the body does not have
+    is_cut: bool  # the coded body stops before its end; `body` is the part before
+    is_as_stored: bool  # the header names a coding that the body does not have
 
 
 class TooLarge(NamedTuple):
-    """A body that unwraps to more than it may."""
+    """A body that decodes to more than `max_bytes`."""
 
     coding: str
 
 
-class _Unwrapped(NamedTuple):
+class _Decoded(NamedTuple):
     body: bytes
     is_cut: bool = False
 
 
 def parse_fields(header: bytes) -> dict[bytes, bytes]:
-    """The named fields of a header block, names in lower case; of two of the same name the first counts.
+    """Return the named fields of a header block, names in lower case.
 
-    Continuation lines (RFC 9112, section 5.2) are joined to the line that they continue.
+    Of several fields with the same name the first counts. Continuation lines (RFC 9112,
+    section 5.2) are joined to the line before.
     """
     if b"\n " in header or b"\n\t" in header:
         header = _FOLD.sub(b" ", header)
@@ -61,83 +65,86 @@ def parse_fields(header: bytes) -> dict[bytes, bytes]:
 
 
 def parse_response(block: bytes, max_bytes: int) -> Response | TooLarge | None:
-    """Status, type and unwrapped body of a response; None if the block does not open with an HTTP header."""
+    """Parse a response and decode its body.
+
+    Args:
+        block: content of a response record.
+        max_bytes: largest decoded body.
+
+    Returns:
+        The response; `TooLarge`; or None if the block does not begin with an HTTP header.
+    """
     status_line = _STATUS_LINE.match(block)
     header_end = _HEADER_END.search(block, status_line.end() - 1) if status_line else None
     if status_line is None or header_end is None:
         return None
     fields = parse_fields(block[status_line.end() : header_end.start()])
     body, is_cut, is_as_stored = block[header_end.end() :], False, False
-    for coding in _codings(fields):
-        unwrapped = _unwrap(coding, body, max_bytes)
-        if unwrapped is None:
+    for coding in _list_codings(fields):
+        decoded = _decode(coding, body, max_bytes)
+        if decoded is None:
             is_as_stored = True
-        elif len(unwrapped.body) > max_bytes:
+        elif len(decoded.body) > max_bytes:
             return TooLarge(coding)
         else:
-            body, is_cut = unwrapped.body, is_cut or unwrapped.is_cut
+            body, is_cut = decoded.body, is_cut or decoded.is_cut
     content_type = fields.get(b"content-type", b"").decode("latin-1")
     return Response(int(status_line[1]), content_type, body, is_cut, is_as_stored)
 
 
-def _codings(fields: dict[bytes, bytes]) -> list[str]:
-    """The wrappings named in the header, outermost first."""
-    named = [fields.get(b"content-encoding", b""), fields.get(b"transfer-encoding", b"")]
-    applied = [
-        coding.strip().lower() for value in named for coding in value.decode("latin-1").split(",")
-    ]
-    return [coding for coding in reversed(applied) if coding not in ("", "identity")][:_MAX_CODINGS]
+def _list_codings(fields: dict[bytes, bytes]) -> list[str]:
+    """Return the codings that the header names, in the order in which to undo them."""
+    applied: list[str] = []
+    for name in (b"content-encoding", b"transfer-encoding"):
+        value = fields.get(name, b"").decode("latin-1")
+        applied += [coding.strip().lower() for coding in value.split(",")]
+    to_undo = [coding for coding in reversed(applied) if coding not in ("", "identity")]
+    return to_undo[:_MAX_CODINGS]
 
 
-_MAX_CODINGS = 4  # servers send one or two; each may expand up to the limit
-
-
-def _unwrap(coding: str, body: bytes, max_bytes: int) -> _Unwrapped | None:
-    """The body without this wrapping, or None where it does not have it (or where nobody knows the wrapping)."""
+def _decode(coding: str, body: bytes, max_bytes: int) -> _Decoded | None:
+    """Undo one coding. Return None if the body does not have it, or if it is unknown."""
     if coding == "chunked":
         return _join_chunks(body)
     if coding in ("gzip", "x-gzip"):
-        return _inflate(body, 31, max_bytes)
-    if (
-        coding == "deflate"
-    ):  # RFC 9110, section 8.4.1.2: zlib's format, but some servers send it without zlib's header
-        return _inflate(body, 15, max_bytes) or _inflate(body, -15, max_bytes)
+        return _inflate(body, _GZIP, max_bytes)
+    if coding == "deflate":
+        # The zlib format (RFC 9110, section 8.4.1.2), but some servers leave out its header.
+        return _inflate(body, _ZLIB, max_bytes) or _inflate(body, _RAW_DEFLATE, max_bytes)
     if coding in ("br", "zstd"):
-        return _read_all(coding, body, max_bytes)
+        return _decode_stream(coding, body, max_bytes)
     return None
 
 
-def _join_chunks(body: bytes) -> _Unwrapped | None:
+def _join_chunks(body: bytes) -> _Decoded | None:
     chunks: list[bytes] = []
     position = 0
     while head := _CHUNK_HEAD.match(body, position):
-        size = int(head[1], 16)
-        if size == 0:
-            return _Unwrapped(b"".join(chunks))
-        chunks.append(body[head.end() : head.end() + size])
-        position = head.end() + size
-        position += (
-            2
-            if body.startswith(b"\r\n", position)
-            else 1
-            if body.startswith(b"\n", position)
-            else 0
-        )
-    return _Unwrapped(b"".join(chunks), is_cut=True) if chunks else None
+        chunk_bytes = int(head[1], 16)
+        if chunk_bytes == 0:
+            return _Decoded(b"".join(chunks))
+        position = head.end() + chunk_bytes
+        chunks.append(body[head.end() : position])
+        # A line end follows each chunk; some servers send a bare line feed, or nothing.
+        if body.startswith(b"\r\n", position):
+            position += 2
+        elif body.startswith(b"\n", position):
+            position += 1
+    return _Decoded(b"".join(chunks), is_cut=True) if chunks else None
 
 
-def _inflate(body: bytes, wbits: int, max_bytes: int) -> _Unwrapped | None:
+def _inflate(body: bytes, wbits: int, max_bytes: int) -> _Decoded | None:
     inflate = zlib.decompressobj(wbits=wbits)
     try:
         plain = inflate.decompress(body, max_bytes + 1)
     except zlib.error:
         return None
-    return _Unwrapped(plain, is_cut=not inflate.eof) if plain or inflate.eof else None
+    return _Decoded(plain, is_cut=not inflate.eof) if plain or inflate.eof else None
 
 
-def _read_all(coding: str, body: bytes, max_bytes: int) -> _Unwrapped | None:
+def _decode_stream(coding: str, body: bytes, max_bytes: int) -> _Decoded | None:
     reader = BrotliReader(io.BytesIO(body)) if coding == "br" else ZstdReader(io.BytesIO(body))
     try:
-        return _Unwrapped(reader.read(max_bytes + 1))
+        return _Decoded(reader.read(max_bytes + 1))
     except OSError:
         return None

@@ -1,18 +1,32 @@
-r"""The records of a WARC or ARC file, and the stretches between them that are none.
+r"""Split a WARC or ARC file into records, and into broken stretches between them.
 
-Promises: every byte of the file belongs to a record, to the newlines between records, or to exactly one `Broken`; a
-record is handed out only when what follows it proves where it ends; after a fault reading goes on at the next header
-that can be found.
-Leaves to others: what a record means, and how the header of an ARC record is read (`stages._arc`).
+Every byte of the file is part of a record, of the newlines between records, or of exactly one
+`Broken`. The reader is strict about where a record ends, because a wrong Content-Length would mix
+two documents. After a fault it continues at the next header that it can find.
 
-What proves that a record ends after Content-Length bytes: the two CRLF of the standard (ISO 28500:2017, section 4), or
-any newlines and then a version line, the end of a gzip member or the end of the file. What proves that it does not: a
-break in the compression right after it, or a gzip member inside it that begins with a version line (members that begin
-anywhere else inside it are sound: some writers cut them by size). In ARC files a record's header line stands for the
-version line, and one newline for the two CRLF: a weaker proof, but no more lies between the records of that format.
+`_RecordReader` works on a `StreamWindow`. Each of its methods follows one of these contracts:
+
+    _skip_...        moves the position forward; returns what it skipped
+    _read_...        consumes a record or a broken stretch and returns it
+    _parse_header    returns the header at the position, without moving the position
+    _is_...          may extend the window, does not move the position
+
+A record of n content bytes ends after them if one of these follows:
+
+    two CRLF (ISO 28500:2017, section 4)
+    any newlines, then a version line, the end of a gzip member or the end of the file
+
+It does not end there if decompression fails right after it, or if a gzip member inside it begins
+with a version line. (Members that begin elsewhere inside a record are fine: some writers cut
+members by size.) In ARC files a header line replaces the version line, and one newline the two CRLF.
 
     "WARC/1.0\r\n...Content-Length: 5\r\n\r\n" "Hello" "\r\n\r\n" "WARC/1.0\r\n..."      Record
     "WARC/1.0\r\n...Content-Length: 3\r\n\r\n" "Hel" "lo\r\n\r\nWARC/1.0\r\n..."        Broken, up to the version line
+
+Why no WARC library is used here: each of the following would lose or mix documents unnoticed.
+FastWARC 2.0 returns a truncated record as an empty one, reads over the end of a gzip member into the
+next record, treats a missing Content-Length as 0, reports wrong offsets if a member contains two
+records, and stops at the first fault. On intact files the tests compare with FastWARC and warcio.
 """
 
 from __future__ import annotations
@@ -22,18 +36,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from stages.warc import arc as _arc
-from stages.warc.decompress import Fault, Tape
+from stages.warc import arc
+from stages.warc.decompress import Fault, StreamWindow
 from stages.warc.http import parse_fields
 
 _MAX_HEADER_BYTES = 64 << 10  # the standard sets no limit; FastWARC allows 32 KiB
-_MAX_NEWLINES = 64 << 10  # after a record, before its end is taken as proven
-_MAX_REWINDS = 16  # each may decompress a gzip member once more
-_START_BYTES = 128  # a WARC header's beginning is shorter
+_MAX_NEWLINES = 64 << 10  # after a record: more newlines than this also prove its end
+_MAX_REWINDS = 16  # per file; each decompresses a gzip member once more
+_START_BYTES = 128  # the version line and the first field name are shorter
 _VERSION = re.compile(rb"WARC/\d{1,2}\.\d{1,3}[ \t]{0,8}(\r?\n)", re.IGNORECASE)
 _HEADER_START = re.compile(_VERSION.pattern + rb"[!-9;-~]{1,64}[ \t]{0,8}:", re.IGNORECASE)
 _NEWLINES = re.compile(rb"[\r\n]*")
-_SHOWN_BYTES = 32  # of what is no header, in the quarantine list
+_SHOWN_BYTES = 32  # of bytes that belong to no record, in the quarantine list
 _LENGTH = re.compile(rb"\d{1,18}")
 _TYPES = frozenset(
     {
@@ -50,38 +64,36 @@ _TYPES = frozenset(
 
 
 class Record(NamedTuple):
-    """A whole record."""
+    """A complete record."""
 
-    offset: int | None  # on disk, of the record or of the gzip member that holds it
-    type: str  # lower case; "unknown" if the standard does not have it
+    offset: int | None  # on disk, of the record or of the gzip member that contains it
+    type: str  # lower case; "unknown" if the standard does not define it
     fields: dict[bytes, bytes]  # names in lower case
     content: bytes
 
 
 class Broken(NamedTuple):
-    """A record that cannot be had, or bytes that belong to none."""
+    """A record that cannot be read, or bytes that belong to no record."""
 
     offset: int | None
-    type: str  # of the record, as far as its header could be read; else "broken"
-    cause: str
+    type: str  # of the record if its header could be read, else "broken"
+    cause: str  # one of stages.warc.causes.CAUSES
     detail: str
     skipped_bytes: int
 
 
 class _Framing(NamedTuple):
-    """How the records of a format are told from other bytes."""
+    """How the records of a format are recognized."""
 
-    start: re.Pattern[
-        bytes
-    ]  # at the place where a record begins; what group 1 matches, twice, ends the header
-    search: re.Pattern[bytes]  # finds such a place
-    start_bytes: int  # neither matches more
+    start: re.Pattern[bytes]  # at the first byte of a record; a header ends with group 1, twice
+    search: re.Pattern[bytes]  # finds the first byte of a record
+    start_bytes: int  # neither pattern matches more bytes
     separator: bytes  # after every record
-    fields: Callable[[bytes], dict[bytes, bytes]]  # of a header, as in a WARC file
+    parse_fields: Callable[[bytes], dict[bytes, bytes]]  # returns the fields of a WARC header
 
 
 _WARC = _Framing(_VERSION, _HEADER_START, _START_BYTES, b"\r\n\r\n", parse_fields)
-_ARC = _Framing(_arc.START, _arc.SEARCH, _arc.START_BYTES, _arc.SEPARATOR, _arc.warc_fields)
+_ARC = _Framing(arc.START, arc.SEARCH, arc.START_BYTES, arc.SEPARATOR, arc.to_warc_fields)
 
 
 class _Header(NamedTuple):
@@ -90,266 +102,274 @@ class _Header(NamedTuple):
     num_bytes: int
     type: str
     fields: dict[bytes, bytes]
-    length: int  # Content-Length; -1 if there is none that is a number
+    length: int  # Content-Length; -1 if it is missing or not a number
 
-    def broken(self, cause: str, detail: str, skipped_bytes: int) -> Broken:
+    def to_broken(self, cause: str, detail: str, skipped_bytes: int) -> Broken:
         return Broken(self.offset, self.type, cause, detail, skipped_bytes)
 
 
-class _Lost(NamedTuple):
-    """How a search for the next header went."""
+class _Search(NamedTuple):
+    """Result of a search for the next header."""
 
-    num_bytes: int
+    num_bytes: int  # skipped
     is_found: bool
     fault: Fault | None  # the first one on the way
 
 
 def read_records(path: Path, max_record_bytes: int, max_faults: int) -> Iterator[Record | Broken]:
-    """Records and broken stretches in the order of the file.
+    """Yield records and broken stretches in the order of the file.
 
     Args:
         path: gzip, zstd, lz4 or uncompressed.
-        max_record_bytes: larger records are passed over without being held, as "warc.record_too_large".
-        max_faults: broken stretches and breaks after which the file is given up, as "warc.too_many_faults".
+        max_record_bytes: skip larger records without holding them ("warc.record_too_large").
+        max_faults: stop after more broken stretches and faults ("warc.too_many_faults").
 
     Raises:
         OSError: the file cannot be opened or read.
     """
-    reader = _Reader(path, max_record_bytes, max_faults)
+    reader = _RecordReader(path, max_record_bytes, max_faults)
     num_items = 0
-    while (item := reader.next()) is not None:
+    while (item := reader.read_next()) is not None:
         yield item
         num_items += 1
         if reader.num_faults > max_faults:
-            offset, _ = reader.tape.parse_location()
-            yield Broken(
-                offset, "broken", "warc.too_many_faults", f"more than {max_faults} broken places", 0
-            )
+            offset, _ = reader.window.locate()
+            detail = f"more than {max_faults} broken places"
+            yield Broken(offset, "broken", "warc.too_many_faults", detail, 0)
             return
     if num_items == 0:
-        yield Broken(0, "broken", "warc.empty_file", "no bytes, or none but newlines", 0)
+        detail = "no bytes, or only newlines"
+        yield Broken(0, "broken", "warc.empty_file", detail, 0)
 
 
-class _Reader:
+class _RecordReader:
     def __init__(self, path: Path, max_record_bytes: int, max_faults: int) -> None:
-        self.tape = Tape.of(path)
+        self.window = StreamWindow.open(path)
         self.num_faults = 0
-        self.tape.reach(_arc.START_BYTES)
-        self._framing = _ARC if _arc.is_arc(self.tape.window) else _WARC
+        self.window.read_until(arc.START_BYTES)
+        self._framing = _ARC if arc.is_arc(self.window.buffer) else _WARC
         self._path = path
         self._max_record_bytes = max_record_bytes
         self._max_faults = max_faults
         self._num_rewinds = 0
         self._has_seen_header = False
 
-    def next(self) -> Record | Broken | None:
-        """The next record or broken stretch; None at the end of the file."""
-        tape = self.tape
+    def read_next(self) -> Record | Broken | None:
+        """Return the next record or broken stretch; None at the end of the file."""
+        window = self.window
         self._skip_newlines()
-        if (
-            not tape.reach(tape.position + self._framing.start_bytes)
-            and not tape.available
-            and tape.fault is None
-        ):
+        has_start = window.read_until(window.position + self._framing.start_bytes)
+        if not has_start and not window.available and window.fault is None:
             return None
-        head = self._framing.start.match(tape.window, tape.position)
+        head = self._framing.start.match(window.buffer, window.position)
         if head is None:
-            item = self._foreign_bytes()
+            item = self._read_foreign_bytes()
         else:
             self._has_seen_header = True
-            item = self._record(head)
+            item = self._read_record(head)
         if isinstance(item, Broken):
             self.num_faults += 1
         return item
 
     def _skip_newlines(self) -> None:
-        tape = self.tape
-        while tape.available or tape.fill():
-            if not tape.window:
-                continue  # a member that ended without another byte
-            if tape.window[tape.position] not in b"\r\n":
+        window = self.window
+        while window.available or window.read_more():
+            if not window.buffer:
+                continue  # the last chunk of a member may be empty
+            if window.buffer[window.position] not in b"\r\n":
                 return
-            newlines = _NEWLINES.match(tape.window, tape.position)
+            newlines = _NEWLINES.match(window.buffer, window.position)
             assert newlines is not None
-            tape.advance(newlines.end() - tape.position)
+            window.advance(newlines.end() - window.position)
 
-    def _foreign_bytes(self) -> Broken:
-        """What stands where a record should begin, up to the next header."""
-        tape = self.tape
-        offset, _ = tape.parse_location()
-        if not tape.available and tape.fault is not None:
-            offset = tape.fault.offset
-        opening = bytes(tape.window[tape.position : tape.position + _SHOWN_BYTES])
-        lost = self._find_header()
-        if lost.fault is not None:
-            return Broken(offset, "broken", lost.fault.cause, lost.fault.detail, lost.num_bytes)
-        if lost.is_found or self._has_seen_header:
-            detail = f"{lost.num_bytes} bytes that belong to no record, beginning {opening!r}"
-            return Broken(offset, "broken", "warc.garbage", detail, lost.num_bytes)
-        detail = f"no header of a record; the file begins {opening!r}"
-        return Broken(offset, "broken", "warc.not_a_warc", detail, lost.num_bytes)
+    def _read_foreign_bytes(self) -> Broken:
+        """Consume the bytes before the next header."""
+        window = self.window
+        offset, _ = window.locate()
+        if not window.available and window.fault is not None:
+            offset = window.fault.offset
+        opening = bytes(window.buffer[window.position : window.position + _SHOWN_BYTES])
+        search = self._skip_to_header()
+        if search.fault is not None:
+            fault = search.fault
+            return Broken(offset, "broken", fault.cause, fault.detail, search.num_bytes)
+        if search.is_found or self._has_seen_header:
+            cause = "warc.garbage"
+            detail = f"{search.num_bytes} bytes that belong to no record, beginning {opening!r}"
+        else:
+            cause = "warc.not_a_warc"
+            detail = f"no header of a record; the file begins {opening!r}"
+        return Broken(offset, "broken", cause, detail, search.num_bytes)
 
-    def _find_header(self) -> _Lost:
-        """Move on to the next header, over whatever lies before it."""
-        tape, num_bytes = self.tape, 0
+    def _skip_to_header(self) -> _Search:
+        """Move to the next header, over any faults before it."""
+        window, num_bytes = self.window, 0
+        start_bytes = self._framing.start_bytes
         first_fault: Fault | None = None
-        while (found := self._framing.search.search(tape.window, tape.position)) is None:
-            num_bytes += tape.advance(max(0, tape.available - self._framing.start_bytes))
-            if tape.fill():
-                tape.reach(
-                    tape.position + 2 * self._framing.start_bytes
-                )  # at least half of what is searched is new
+        while (found := self._framing.search.search(window.buffer, window.position)) is None:
+            # Keep what may be the beginning of a header that continues in the next chunk.
+            num_bytes += window.advance(max(0, window.available - start_bytes))
+            if window.read_more():
+                # At least half of the bytes of each search are new, so searching stays linear.
+                window.read_until(window.position + 2 * start_bytes)
                 continue
-            num_bytes += tape.advance(tape.available)
-            if tape.fault is None or self.num_faults > self._max_faults:
-                return _Lost(num_bytes, False, first_fault)
+            num_bytes += window.advance(window.available)
+            if window.fault is None or self.num_faults > self._max_faults:
+                return _Search(num_bytes, False, first_fault)
             self.num_faults += 1
-            fault = tape.cross()
+            fault = window.skip_fault()
             num_bytes += fault.lost_bytes
             first_fault = first_fault or fault
-        num_bytes += tape.advance(found.start() - tape.position)
-        return _Lost(num_bytes, True, first_fault)
+        num_bytes += window.advance(found.start() - window.position)
+        return _Search(num_bytes, True, first_fault)
 
-    def _record(self, head: re.Match[bytes]) -> Record | Broken:
-        header = self._header(head)
+    def _read_record(self, head: re.Match[bytes]) -> Record | Broken:
+        """Consume the record that begins at the position with `head`."""
+        header = self._parse_header(head)
         if isinstance(header, Broken):
             return header
-        tape = self.tape
-        start, end = (
-            tape.position + header.num_bytes,
-            tape.position + header.num_bytes + header.length,
-        )
         if header.length < 0:
-            return self._give_up(
-                header, "warc.header_missing", "Content-Length is missing or not a number"
-            )
+            detail = "Content-Length is missing or not a number"
+            return self._read_broken(header, "warc.header_missing", detail)
         if header.length > self._max_record_bytes:
-            return self._pass_over(header)
-        if not tape.reach(end):
-            detail = f"Content-Length is {header.length}, but only {len(tape.window) - start} bytes follow"
-            return self._give_up(header, "warc.truncated", detail)
+            return self._read_too_large(header)
+        window = self.window
+        start = window.position + header.num_bytes
+        end = start + header.length
+        if not window.read_until(end):
+            num_bytes = len(window.buffer) - start
+            detail = f"Content-Length is {header.length}, but only {num_bytes} bytes follow"
+            return self._read_broken(header, "warc.truncated", detail)
         if not self._is_end(head.end(), end):
             detail = f"Content-Length is {header.length}, but no record ends there"
-            return self._give_up(header, "warc.content_length_wrong", detail)
-        content = bytes(
-            memoryview(tape.window)[start:end]
-        )  # one copy, whichever kind the window is
-        tape.advance(end - tape.position)
+            return self._read_broken(header, "warc.content_length_wrong", detail)
+        # Through a memoryview: a slice of a bytearray would make a second copy.
+        content = bytes(memoryview(window.buffer)[start:end])
+        window.advance(end - window.position)
         if b"warc-type" not in header.fields:
-            return header.broken(
-                "warc.header_missing", "WARC-Type is missing", header.num_bytes + header.length
-            )
+            num_bytes = header.num_bytes + header.length
+            return header.to_broken("warc.header_missing", "WARC-Type is missing", num_bytes)
         return Record(header.offset, header.type, header.fields, content)
 
-    def _header(self, head: re.Match[bytes]) -> _Header | Broken:
-        """The header at the position; the position stays where it is."""
-        tape = self.tape
-        offset, into_member = tape.parse_location()
+    def _parse_header(self, head: re.Match[bytes]) -> _Header | Broken:
+        """Parse the header at the position. Consume it only if it does not end."""
+        window = self.window
+        offset, into_member = window.locate()
         terminator, search_from = head[1] * 2, head.start(1)
-        limit = tape.position + _MAX_HEADER_BYTES
-        while (end := tape.window.find(terminator, search_from, limit)) < 0:
-            if len(tape.window) >= limit or not tape.fill():
-                return self._endless_header(offset, is_long=len(tape.window) >= limit)
-        fields = self._framing.fields(bytes(tape.window[tape.position : end]))
+        limit = window.position + _MAX_HEADER_BYTES
+        while (end := window.buffer.find(terminator, search_from, limit)) < 0:
+            if len(window.buffer) >= limit or not window.read_more():
+                return self._read_endless_header(offset, is_long=len(window.buffer) >= limit)
+        fields = self._framing.parse_fields(bytes(window.buffer[window.position : end]))
         type_name = fields.get(b"warc-type", b"").decode("latin-1").lower()
         length = fields.get(b"content-length", b"")
         return _Header(
             offset,
             into_member,
-            end + len(terminator) - tape.position,
+            end + len(terminator) - window.position,
             type_name if type_name in _TYPES else "unknown",
             fields,
             int(length) if _LENGTH.fullmatch(length) else -1,
         )
 
-    def _endless_header(self, offset: int | None, *, is_long: bool) -> Broken:
-        skipped_bytes = self.tape.advance(1)
-        lost = self._find_header()
-        cause, detail = (
-            "warc.header_too_long" if is_long else "warc.truncated",
-            "the header of the record does not end",
-        )
-        if not is_long and lost.fault is not None and lost.fault.tears(offset):
-            cause, detail = lost.fault.cause, lost.fault.detail
-        return Broken(offset, "broken", cause, detail, skipped_bytes + lost.num_bytes)
+    def _read_endless_header(self, offset: int | None, *, is_long: bool) -> Broken:
+        skipped_bytes = self.window.advance(1)
+        search = self._skip_to_header()
+        cause = "warc.header_too_long" if is_long else "warc.truncated"
+        detail = "the header of the record does not end"
+        if not is_long and search.fault is not None and search.fault.cuts_member(offset):
+            cause, detail = search.fault.cause, search.fault.detail
+        return Broken(offset, "broken", cause, detail, skipped_bytes + search.num_bytes)
 
     def _is_end(self, start: int, end: int) -> bool:
-        """Whether what follows window[:end] proves that a record ends there which is known to reach to `start`."""
-        tape = self.tape
+        """Return whether the bytes after buffer[:end] prove that a record ends there.
+
+        Args:
+            start: the record is known to reach this far (the start of its header fields).
+            end: the end that its Content-Length states.
+        """
+        window = self.window
         separator = self._framing.separator
-        if tape.is_single_member and tape.window[end : end + len(separator) + 1] == separator:
-            return True  # how nearly all files are written: a member for each record
-        if any(
-            self._framing.start.match(tape.window, member)
-            for member in tape.members_within(start, end - 1)
-        ):
-            return False
-        after = self._after_newlines(end)
-        if after == len(tape.window) and tape.ends_member:
+        # Nearly all files have one member per record: nothing else needs a check then.
+        after_separator = end + len(separator)
+        if window.is_single_member and window.buffer[end : after_separator + 1] == separator:
             return True
-        if tape.reach(after + 1):
-            tape.reach(after + self._framing.start_bytes)
-            is_standard = tape.window[end : end + len(separator)] == separator
+        for member in window.find_members(start, end - 1):
+            if self._framing.start.match(window.buffer, member):
+                return False
+        after = self._find_newlines_end(end)
+        if after == len(window.buffer) and window.ends_member:
+            return True
+        if window.read_until(after + 1):
+            window.read_until(after + self._framing.start_bytes)
+            is_standard = window.buffer[end:after_separator] == separator
             return (
                 is_standard
-                or any(True for _ in tape.members_within(end, after))
-                or bool(self._framing.start.match(tape.window, after))
+                or any(True for _ in window.find_members(end, after))
+                or bool(self._framing.start.match(window.buffer, after))
             )
-        return tape.fault is None or tape.fault.is_verified
+        return window.fault is None or window.fault.is_verified
 
-    def _after_newlines(self, start: int) -> int:
-        """Where in the window the newlines that begin at `start` end."""
-        tape = self.tape
+    def _find_newlines_end(self, start: int) -> int:
+        """Return the index after the newlines that begin at `start`."""
+        window = self.window
         while True:
-            newlines = _NEWLINES.match(tape.window, start, start + _MAX_NEWLINES)
+            newlines = _NEWLINES.match(window.buffer, start, start + _MAX_NEWLINES)
             assert newlines is not None
-            is_run_over = (
-                newlines.end() < len(tape.window) or newlines.end() - start >= _MAX_NEWLINES
-            )
-            if is_run_over or tape.ends_member or not tape.fill():
-                return newlines.end()
+            end = newlines.end()
+            is_complete = end < len(window.buffer) or end - start >= _MAX_NEWLINES
+            if is_complete or window.ends_member or not window.read_more():
+                return end
 
-    def _give_up(self, header: _Header, cause: str, detail: str, skipped_bytes: int = 0) -> Broken:
-        """Pass over a record that cannot be had: the next header may stand anywhere after its own.
+    def _read_broken(
+        self, header: _Header, cause: str, detail: str, skipped_bytes: int = 0
+    ) -> Broken:
+        """Skip a record that cannot be read. The next header may be anywhere after its own.
 
-        What is found decides how the record broke: a break in the compression before any other header tore it, and a
-        header, or the sound end of a member, where content should be shows that only its length is wrong.
+        The search decides between causes. A fault before any other header means that the fault cut
+        the record. A header, or the intact end of a member, inside the stated content means that
+        only Content-Length is wrong.
         """
-        skipped_bytes += self.tape.advance(header.num_bytes)
-        lost = self._find_header()
-        if lost.fault is not None and lost.fault.tears(header.offset):
-            cause, detail = lost.fault.cause, lost.fault.detail
-        elif cause == "warc.truncated" and (lost.is_found or self.tape.ends_member):
+        skipped_bytes += self.window.advance(header.num_bytes)
+        search = self._skip_to_header()
+        if search.fault is not None and search.fault.cuts_member(header.offset):
+            cause, detail = search.fault.cause, search.fault.detail
+        elif cause == "warc.truncated" and (search.is_found or self.window.ends_member):
             cause = "warc.content_length_wrong"
-        return header.broken(cause, detail, skipped_bytes + lost.num_bytes)
+        return header.to_broken(cause, detail, skipped_bytes + search.num_bytes)
 
-    def _pass_over(self, header: _Header) -> Broken:
-        """Pass over a record that is too large to be held, and see whether it ends where it says."""
-        tape = self.tape
-        tape.advance(header.num_bytes)
-        num_bytes = self._skip(header.length)
-        if num_bytes == header.length and self._is_end(tape.position, tape.position):
-            detail = f"Content-Length is {header.length}, at most {self._max_record_bytes} are read"
-            return header.broken("warc.record_too_large", detail, header.num_bytes + num_bytes)
-        cause = "warc.content_length_wrong" if num_bytes == header.length else "warc.truncated"
+    def _read_too_large(self, header: _Header) -> Broken:
+        """Skip a record that is too large to be held, and check that it ends where it states."""
+        window = self.window
+        window.advance(header.num_bytes)
+        num_bytes = self._skip_content(header.length)
+        skipped_bytes = header.num_bytes + num_bytes
+        is_complete = num_bytes == header.length
+        if is_complete and self._is_end(window.position, window.position):
+            detail = f"Content-Length is {header.length}, the limit is {self._max_record_bytes}"
+            return header.to_broken("warc.record_too_large", detail, skipped_bytes)
+        cause = "warc.content_length_wrong" if is_complete else "warc.truncated"
         detail = f"Content-Length is {header.length}, but no record ends there"
-        if header.offset is None or self._num_rewinds >= _MAX_REWINDS or tape.fault is not None:
-            return self._give_up(
-                header._replace(num_bytes=0), cause, detail, header.num_bytes + num_bytes
-            )
+        if header.offset is None or self._num_rewinds >= _MAX_REWINDS or window.fault is not None:
+            return self._read_broken(header._replace(num_bytes=0), cause, detail, skipped_bytes)
+        # The stated length skipped other records: go back and search from this header on.
         self._num_rewinds += 1
-        self.tape = Tape.of(self._path, header.offset, header.into_member)
-        self.tape.reach(self.tape.position + header.num_bytes)
-        return self._give_up(header, cause, detail)
+        self.window = StreamWindow.open(self._path, header.offset, header.into_member)
+        self.window.read_until(self.window.position + header.num_bytes)
+        return self._read_broken(header, cause, detail)
 
-    def _skip(self, num_bytes: int) -> int:
-        """Move on by so many bytes without holding them, or to a member before that begins with a header."""
-        tape, rest = self.tape, num_bytes
-        while rest and (tape.available or tape.fill()):
-            step = min(rest, tape.available)
-            for member in tape.members_within(tape.position, tape.position + step - 1):
-                if self._framing.start.match(tape.window, member):
-                    rest -= tape.advance(member - tape.position)
+    def _skip_content(self, num_bytes: int) -> int:
+        """Move forward without holding the bytes, at most to a member that begins with a header.
+
+        Returns:
+            How many bytes were skipped.
+        """
+        window, rest = self.window, num_bytes
+        while rest and (window.available or window.read_more()):
+            step = min(rest, window.available)
+            for member in window.find_members(window.position, window.position + step - 1):
+                if self._framing.start.match(window.buffer, member):
+                    rest -= window.advance(member - window.position)
                     return num_bytes - rest
-            rest -= tape.advance(step)
+            rest -= window.advance(step)
         return num_bytes - rest

@@ -1,4 +1,4 @@
-"""stages._justext: what jusText's own code takes for content, and in time whatever the page."""
+"""jusText's rules: the same paragraphs as jusText, in linear time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from justext.paragraph import Paragraph
 from pydantic import ValidationError
 
 from stages.html.extraction import HtmlSettings, Page, extract
-from stages.html.justext import JustextSettings, judge_in_context, main_text
+from stages.html.justext import JustextSettings, classify_in_context, extract_main_text
 
 WITH_JUSTEXT = HtmlSettings(justext=JustextSettings())
 SENTENCE = "The bread of the valley is baked by the people of the village, and it is sold at the market on the square. "
@@ -23,17 +23,17 @@ LINKS = "".join(
 PAGE = f"<title>Bread</title><ul>{LINKS}</ul><h1>On bread</h1><p>{SENTENCE * 3}<p>{SENTENCE * 2}<p>Copyright © us"
 
 
-def test_content_stays_and_menus_go() -> None:
-    """Paragraphs full of stop words and the heading over them, a blank line apart, without links and copyright."""
+def test_content_is_kept_and_menus_removed() -> None:
+    """Paragraphs full of stop words and their heading stay; links and the copyright line are removed."""
     page = extract(PAGE.encode(), "text/html", WITH_JUSTEXT)
     assert isinstance(page, Page)
     assert page.title == "Bread"
     assert page.text.split("\n\n") == ["On bread", (SENTENCE * 3).strip(), (SENTENCE * 2).strip()]
 
 
-def test_a_line_of_the_source_is_no_line_of_the_text() -> None:
-    """Line feeds in a paragraph are blanks, unless it is preformatted."""
-    text = main_text(
+def test_line_feeds_of_the_source_become_blanks() -> None:
+    """Line feeds in a paragraph become blanks, except in preformatted text."""
+    text = extract_main_text(
         f"<p>{SENTENCE * 3}\nand\n more<pre>{SENTENCE * 3}\nand\n more</pre>", JustextSettings()
     )
     assert [paragraph[len(SENTENCE * 3) - 1 :] for paragraph in text.split("\n\n")] == [
@@ -79,14 +79,14 @@ PARTS = st.sampled_from(
 
 
 @given(st.lists(PARTS, max_size=40).map("".join))
-def test_the_paragraphs_are_those_of_justext(html: str) -> None:
-    """Any page gives the paragraphs that `justext.justext` calls no boilerplate."""
+def test_paragraphs_equal_justext(html: str) -> None:
+    """Any page gives the paragraphs that `justext.justext` does not call boilerplate."""
     try:
         found = justext.justext(html, justext.get_stoplist("English"))
     except Exception:  # noqa: BLE001 - theirs raises on a page without any element; ours is empty
         found = []
     expected = "\n\n".join(" ".join(each.text.split()) for each in found if not each.is_boilerplate)
-    assert main_text(html, JustextSettings()) == expected
+    assert extract_main_text(html, JustextSettings()) == expected
 
 
 @given(
@@ -99,10 +99,10 @@ def test_the_paragraphs_are_those_of_justext(html: str) -> None:
         max_size=60,
     )
 )
-def test_the_second_step_decides_as_justext_does(
+def test_context_rules_equal_justext(
     given_paragraphs: list[tuple[str, bool, int]],
 ) -> None:
-    """Classes, headings and lengths in any order are revised as `revise_paragraph_classification` revises them."""
+    """Any classes, headings and lengths are revised as `revise_paragraph_classification` does."""
     paragraphs: list[Paragraph] = []
     for kind, is_heading, num_chars in given_paragraphs:
         paragraph = object.__new__(Paragraph)
@@ -113,7 +113,7 @@ def test_the_second_step_decides_as_justext_does(
     classes, headings, num_chars = (
         [each[column] for each in given_paragraphs] for column in range(3)
     )
-    judged = judge_in_context(classes, headings, num_chars, MAX_HEADING_DISTANCE_DEFAULT)
+    judged = classify_in_context(classes, headings, num_chars, MAX_HEADING_DISTANCE_DEFAULT)
     assert judged == [not paragraph.is_boilerplate for paragraph in paragraphs]
 
 
@@ -126,23 +126,23 @@ def test_the_second_step_decides_as_justext_does(
     ],
     ids=["short-cells", "attributes", "nested"],
 )
-def test_hostile_pages_end_in_time(body: str) -> None:
-    """Linear where jusText itself, or lxml under it, is quadratic: 15 s and more."""
+def test_hostile_pages_take_linear_time(body: str) -> None:
+    """JusText itself, or lxml, takes quadratic time for these pages: 15 s and more."""
     began = time.process_time()
-    main_text(body, JustextSettings())
+    extract_main_text(body, JustextSettings())
     assert time.process_time() - began < 8
 
 
 @pytest.mark.parametrize(
     "body", ["", " ", "<!-- x -->", "<?xml version='1.0' encoding='latin-1'?>", "\0", "&#xD800;"]
 )
-def test_a_page_without_elements_has_no_content(body: str) -> None:
-    """Nothing that jusText would call content, and no error."""
-    assert main_text(body, JustextSettings()) == ""
+def test_page_without_elements_is_empty(body: str) -> None:
+    """The result is empty, and no error is raised."""
+    assert extract_main_text(body, JustextSettings()) == ""
 
 
-def test_the_charset_that_a_page_names_is_not_believed_twice() -> None:
-    """A page is decoded once: neither meta element nor XML declaration is asked again."""
+def test_page_is_decoded_once() -> None:
+    """A meta element or XML declaration does not decode the text again."""
     declared = "<?xml version='1.0' encoding='iso-8859-1'?><meta charset=iso-8859-1>"
     page = extract(
         f"{declared}<p>{SENTENCE * 3}Crème".encode("latin-1"),
@@ -153,29 +153,26 @@ def test_the_charset_that_a_page_names_is_not_believed_twice() -> None:
     assert page.text.endswith("Crème")
 
 
-def test_stop_words_decide_the_language() -> None:
-    """A German page is content to German stop words, also beside English ones, and not to English ones alone."""
+def test_stop_words_select_the_language() -> None:
+    """A German page has content with German stop words, also combined with English ones, but not with English alone."""
     sentence = (
         "Das Brot des Tals wird von den Leuten aus dem Dorf gebacken, und es wird auf dem Markt verkauft. "
         * 3
     )
     texts = [
-        main_text(f"<p>{sentence}", JustextSettings(stop_words=names))
+        extract_main_text(f"<p>{sentence}", JustextSettings(stop_words=names))
         for names in (("English",), ("German",), ("English", "German"))
     ]
     assert texts == ["", sentence.strip(), sentence.strip()]
 
 
-def test_what_justext_cannot_do_is_refused() -> None:
-    """An unknown language is answered with the nearest ones; resiliparse's own keys do not mix with jusText."""
+def test_invalid_settings_are_refused() -> None:
+    """An unknown language lists the nearest names; settings of resiliparse do not mix with jusText."""
     with pytest.raises(
         ValidationError, match="no stop words for 'Englsh'; the nearest names are: English"
     ):
         JustextSettings(stop_words=("Englsh",))
-    with pytest.raises(ValidationError, match="main_content, list_bullets belong to resiliparse"):
+    with pytest.raises(
+        ValidationError, match="main_content, list_bullets are settings of resiliparse"
+    ):
         HtmlSettings(justext=JustextSettings(), main_content=True, list_bullets=True)
-
-
-def test_pages_without_justext_keep_their_fingerprint() -> None:
-    """The key leaves no trace where it is not used."""
-    assert "justext" not in HtmlSettings().model_dump()

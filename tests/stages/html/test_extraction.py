@@ -1,4 +1,4 @@
-"""stages.html: title and lines out of the pages that servers send."""
+"""Extracting title and text from web pages."""
 
 from __future__ import annotations
 
@@ -24,27 +24,29 @@ PAGE = """<html><head><title> My
    y</pre><script>alert(1)</script><img alt="ALT"></body></html>"""
 
 
-def text_of(body: bytes, content_type: str = "text/html", settings: HtmlSettings = DEFAULT) -> str:
-    """The text of a page that has one, without blank lines and blanks."""
+def extract_text(
+    body: bytes, content_type: str = "text/html", settings: HtmlSettings = DEFAULT
+) -> str:
+    """Return the text of a page without blank lines."""
     page = extract(body, content_type, settings)
     assert isinstance(page, Page)
     return "|".join(line.strip() for line in page.text.splitlines() if line.strip())
 
 
-def test_a_page_gives_its_title_and_a_line_per_block() -> None:
-    """Blocks, breaks and list items start lines; scripts, styles and alternative texts stay out."""
+def test_page_gives_title_and_one_line_per_block() -> None:
+    """Blocks, breaks and list items start lines; scripts, styles and alternative texts are left out."""
     page = extract(PAGE.encode(), "text/html; charset=utf-8", HtmlSettings())
     assert isinstance(page, Page)
     assert (page.title, page.charset, page.num_undecodable) == ("My title", "utf-8", 0)
-    assert text_of(PAGE.encode()) == "Home|Head|One two three|four|a|b|x|y"
+    assert extract_text(PAGE.encode()) == "Home|Head|One two three|four|a|b|x|y"
 
 
 def test_settings_choose_what_is_kept() -> None:
-    """Navigation goes with `main_content`; bullets and alternative texts come when asked for."""
-    assert text_of(PAGE.encode(), settings=HtmlSettings(main_content=True)).startswith(
+    """`main_content` removes navigation; bullets and alternative texts are optional."""
+    assert extract_text(PAGE.encode(), settings=HtmlSettings(main_content=True)).startswith(
         "Head|One two three"
     )
-    with_all = text_of(PAGE.encode(), settings=HtmlSettings(list_bullets=True, alt_texts=True))
+    with_all = extract_text(PAGE.encode(), settings=HtmlSettings(list_bullets=True, alt_texts=True))
     assert "• a" in with_all
     assert with_all.endswith("ALT")
 
@@ -75,8 +77,8 @@ RUSSIAN = "Привет, как дела? Сегодня хорошая пого
         "plain",
     ],
 )
-def test_the_charset_is_found(body: bytes, content_type: str, charset: str) -> None:
-    """Byte order mark, HTTP header, meta element, then the bytes themselves; a wrong header is overruled."""
+def test_charset_is_detected(body: bytes, content_type: str, charset: str) -> None:
+    """Byte order mark, HTTP header, meta element, then detection; a wrong header is overruled."""
     page = extract(body, content_type, HtmlSettings())
     assert isinstance(page, Page)
     assert (page.text, page.charset, page.num_undecodable) == (RUSSIAN, charset, 0)
@@ -86,22 +88,22 @@ def test_the_charset_is_found(body: bytes, content_type: str, charset: str) -> N
     ("text", "label", "codec"),
     [("①", "shift_jis", "cp932"), ("镕", "gb2312", "gb18030"), ("똠", "euc-kr", "cp949")],
 )
-def test_charsets_mean_what_they_mean_on_the_web(text: str, label: str, codec: str) -> None:
-    """Names of East Asian charsets stand for their wider relatives, as in the Encoding Standard."""
+def test_charset_names_follow_the_encoding_standard(text: str, label: str, codec: str) -> None:
+    """East Asian charset names select their wider relatives."""
     page = extract(text.encode(codec), f"text/html; charset={label}", HtmlSettings())
     assert isinstance(page, Page)
     assert (page.text, page.num_undecodable) == (text, 0)
 
 
-def test_plain_text_is_left_as_it_is() -> None:
-    """Nothing in it is taken for a tag."""
+def test_plain_text_is_unchanged() -> None:
+    """No part of it is parsed as a tag."""
     assert extract(b"a < b\n\n  <p>", "text/plain", HtmlSettings()) == Page(
         "", "a < b\n\n  <p>", "cp1252", 0
     )
 
 
 def test_few_undecodable_bytes_are_replaced_and_counted() -> None:
-    """Up to MAX_UNDECODABLE_SHARE; the replacement characters that a page itself holds are not counted."""
+    """Up to MAX_UNDECODABLE_SHARE; replacement characters of the page itself are not counted."""
     body = b"\xef\xbb\xbf" + "\ufffd".encode() + b"x" * 500 + b"\xff"
     page = extract(body, "text/html; charset=utf-8", HtmlSettings())
     assert isinstance(page, Page)
@@ -112,7 +114,7 @@ def test_few_undecodable_bytes_are_replaced_and_counted() -> None:
 @pytest.mark.parametrize(
     ("body", "cause", "detail"),
     [
-        (b"<p>" * 50_001, "html.too_many_tags", "50001 tags, at most 50000"),
+        (b"<p>" * 50_001, "html.too_many_tags", "50001 tags, the limit is 50000"),
         (
             b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 4,
             "html.not_text",
@@ -125,8 +127,8 @@ def test_few_undecodable_bytes_are_replaced_and_counted() -> None:
         ),
     ],
 )
-def test_a_page_without_text_says_why(body: bytes, cause: str, detail: str) -> None:
-    """Cause from the table, with the numbers."""
+def test_unusable_page_has_a_cause(body: bytes, cause: str, detail: str) -> None:
+    """The cause is in CAUSES, and the detail has the numbers."""
     page = extract(body, "text/html", HtmlSettings())
     assert isinstance(page, Unusable)
     assert page.cause == cause
@@ -137,7 +139,7 @@ def test_a_page_without_text_says_why(body: bytes, cause: str, detail: str) -> N
 @pytest.mark.parametrize(
     "tag", ["div", "b", "ul><li", "table><tr><td", "a><b><div", "select><option", "svg", "font><p"]
 )
-def test_hostile_nesting_ends_in_time(tag: str) -> None:
+def test_deep_nesting_is_parsed_in_time(tag: str) -> None:
     """12,000 open elements neither crash nor hang the parser."""
     body = f"<{tag}>".encode() * (12_000 // (tag.count("<") + 1))
     assert isinstance(extract(body + b"x", "text/html", HtmlSettings()), Page)
@@ -154,10 +156,8 @@ ATTRIBUTES = {
 
 @pytest.mark.parametrize("charset", ["utf-8", "utf-16"])
 @pytest.mark.parametrize("form", ATTRIBUTES.values(), ids=ATTRIBUTES)
-def test_a_tag_with_more_attributes_than_the_parser_can_take_is_refused(
-    form: str, charset: str
-) -> None:
-    """However they are written; a tag with as many as are allowed passes."""
+def test_tag_with_too_many_attributes_is_refused(form: str, charset: str) -> None:
+    """Attributes in any notation count; a tag with the largest allowed number passes."""
     for num_more, is_read in ((0, True), (1, False)):
         attributes = "".join(form.format(i) for i in range(MAX_ATTRIBUTES + num_more))
         page = extract(
@@ -172,8 +172,8 @@ def test_a_tag_with_more_attributes_than_the_parser_can_take_is_refused(
 @pytest.mark.parametrize(
     "scrap", ["<a x='", '<a b="', "<a<", "<a =", "<a b=\"<c d='", "< ", "<" + "a" * 13_000 + " "]
 )
-def test_looking_for_attributes_takes_linear_time(scrap: str) -> None:
-    """Eight million characters of what makes a careless pattern look again and again."""
+def test_attribute_check_takes_linear_time(scrap: str) -> None:
+    """Eight million characters that make a careless pattern backtrack."""
     text = scrap * (8_000_000 // len(scrap))
     _FEW_ATTRIBUTES.fullmatch(text)  # quadratic, it would not end within the time that a test has
 
@@ -181,8 +181,8 @@ def test_looking_for_attributes_takes_linear_time(scrap: str) -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"<", b"<!--", b"<title>", b"<p", b"</p></html>", b"\x00", b"<p>\x00x"]
 )
-def test_scraps_of_pages_give_a_page_or_a_cause(body: bytes) -> None:
-    """The shortest broken pages there are."""
+def test_page_fragments_never_raise(body: bytes) -> None:
+    """The shortest broken pages give a page or a cause."""
     page = extract(body, "text/html", HtmlSettings())
     assert isinstance(page, Page) or page.cause == "html.not_text"
 
@@ -216,8 +216,8 @@ SCRAPS = st.lists(
     st.binary(max_size=200) | SCRAPS.map(lambda text: text.encode("utf-8", "replace")),
     st.text(max_size=30),
 )
-def test_nothing_is_ever_raised(settings: HtmlSettings, body: bytes, content_type: str) -> None:
-    """Any bytes under any content type: a page whose text is UTF-8, or a cause."""
+def test_extract_never_raises(settings: HtmlSettings, body: bytes, content_type: str) -> None:
+    """Any bytes under any content type give a page in UTF-8 or a cause."""
     page = extract(body, content_type, settings)
     if isinstance(page, Page):
         (page.title + page.text).encode()

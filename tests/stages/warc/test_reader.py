@@ -1,4 +1,4 @@
-"""stages.warc: the documents of WET, WARC and ARC files, and the account of everything else."""
+"""Reading documents from WET, WARC and ARC files, and the report on all other records."""
 
 from __future__ import annotations
 
@@ -23,15 +23,11 @@ from warcio.archiveiterator import ArchiveIterator as Warcio
 from warcio.exceptions import ArchiveLoadFailed
 
 from stages.contract import DOCUMENT, DocumentCountError
-from stages.warc.reader import (
-    CAUSES,
-    SKIPPED,
-    ReadReport,
-    WarcAdvanced,
-    WarcReader,
-    WarcSettings,
-    source_domain,
-)
+from stages.warc.causes import CAUSES, SKIPPED
+from stages.warc.documents import parse_source_domain
+from stages.warc.read_report import ReadReport
+from stages.warc.reader import WarcReader
+from stages.warc.settings import WarcAdvanced, WarcSettings
 
 MIB = 1 << 20
 DEFAULT = WarcSettings()
@@ -45,7 +41,7 @@ def record(
     without: str = "",
     **fields: str,
 ) -> bytes:
-    """A WARC record; `length` is what it claims, `without` names a field to leave out."""
+    """Build a WARC record; `length` replaces its Content-Length, `without` names a field to omit."""
     named = {
         "WARC-Type": kind,
         "WARC-Target-URI": "http://Example.org:80/a",
@@ -60,7 +56,7 @@ def record(
 
 
 def response(http: bytes) -> bytes:
-    """A WARC record of an HTTP response."""
+    """Build a WARC record of an HTTP response."""
     return record(
         http,
         kind="response",
@@ -72,7 +68,7 @@ def response(http: bytes) -> bytes:
 def page(
     body: bytes, *headers: str, status: str = "200 OK", content_type: str = "text/html"
 ) -> bytes:
-    """An HTTP response."""
+    """Build an HTTP response."""
     return (
         "\r\n".join(
             [f"HTTP/1.1 {status}", f"Content-Type: {content_type}", *headers, "", ""]
@@ -82,18 +78,18 @@ def page(
 
 
 def member(content: bytes) -> bytes:
-    """A gzip member, the same in every run."""
+    """Compress with gzip; equal input gives equal bytes."""
     return gzip.compress(content, compresslevel=6, mtime=0)
 
 
-def text_of(name: str) -> bytes:
-    """The content of a WET record that is long enough not to be mistaken."""
+def make_text(name: str) -> bytes:
+    """Build the content of a WET record, long enough to be found after damage."""
     return f"Title {name}\n".encode() + b"".join(
         b"line %d of %s\n" % (i, name.encode()) for i in range(40)
     )
 
 
-A, B, C = (record(text_of(name)) for name in "ABC")
+A, B, C = (record(make_text(name)) for name in "ABC")
 
 ARC_START = (
     b"filedesc://a.arc 0.0.0.0 20100101000000 text/plain 76\n"
@@ -104,23 +100,23 @@ ARC_START = (
 def arc_record(
     http: bytes, *, url: str = "http://Example.org:80/a", length: int | None = None
 ) -> bytes:
-    """An ARC record; `length` is what it claims."""
+    """Build an ARC record; `length` replaces its true length."""
     header = f"{url} 192.0.2.1 20260102030405 text/html {len(http) if length is None else length}\n"
     return header.encode() + http + b"\n"
 
 
-def page_of(name: str) -> bytes:
-    """The HTTP response that holds the same as `text_of`."""
-    title, _, lines = text_of(name).partition(b"\n")
+def make_page(name: str) -> bytes:
+    """Build an HTTP response with the same title and lines as `make_text`."""
+    title, _, lines = make_text(name).partition(b"\n")
     return page(b"<title>" + title + b"</title><pre>" + lines + b"</pre>")
 
 
-ARC_A, ARC_B, ARC_C = (arc_record(page_of(name)) for name in "ABC")
+ARC_A, ARC_B, ARC_C = (arc_record(make_page(name)) for name in "ABC")
 _COUNT = iter(range(10**9))
 
 
 class Reading:
-    """Everything that comes out of one file."""
+    """The tables and the report of one file."""
 
     def __init__(
         self, folder: Path, data: bytes, settings: WarcSettings = DEFAULT, batch_bytes: int = MIB
@@ -138,7 +134,7 @@ class Reading:
 
     @property
     def names(self) -> str:
-        """The names given to `text_of`, of all documents, in order."""
+        """The names given to `make_text`, of all documents, in order."""
         return "".join(str(row["title"]).removeprefix("Title ") for row in self.rows)
 
     @property
@@ -148,15 +144,15 @@ class Reading:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that all examples of a property may share."""
+    """A folder that all examples of a property share."""
     return tmp_path_factory.mktemp("warc")
 
 
-# Sound files
+# Intact files
 
 
-def test_a_wet_record_becomes_a_row_of_the_document_schema(folder: Path) -> None:
-    """Every column is taken from the record, the file's name without its folder, and the record's number."""
+def test_wet_record_becomes_a_row(folder: Path) -> None:
+    """Each column comes from the record, the file name or the record's number."""
     path = folder / "crawl.warc.wet.gz"
     info = member(record(b"x", kind="warcinfo"))
     path.write_bytes(
@@ -208,20 +204,20 @@ def test_a_wet_record_becomes_a_row_of_the_document_schema(folder: Path) -> None
         ),
     ],
 )
-def test_however_records_are_packed_the_documents_are_the_same(
+def test_documents_do_not_depend_on_packing(
     folder: Path, pack: Callable[[list[bytes]], bytes]
 ) -> None:
-    """Members, newlines and the lack of them between records change nothing but the offsets."""
+    """Gzip members and newlines between records change only the offsets."""
     reading = Reading(folder, pack([A, B, C]))
     assert (reading.names, reading.causes) == ("ABC", [])
-    assert reading.rows[1]["text"] == text_of("B").decode().partition("\n")[2].rstrip()
+    assert reading.rows[1]["text"] == make_text("B").decode().partition("\n")[2].rstrip()
 
 
 @pytest.mark.parametrize("writer", [ZstdWriter, Lz4Writer])
-def test_zstd_and_lz4_are_read_without_offsets(
+def test_zstd_and_lz4_files_have_no_offsets(
     folder: Path, writer: type[ZstdWriter | Lz4Writer]
 ) -> None:
-    """Their readers do not say where a frame begins, so no offset is given rather than a wrong one."""
+    """The readers do not tell where a frame begins, so the offset is null rather than wrong."""
     path = folder / "packed"
     packer = writer(str(path))
     packer.write(A + B)
@@ -233,8 +229,8 @@ def test_zstd_and_lz4_are_read_without_offsets(
     assert broken.causes == ["compression_corrupt"]
 
 
-def test_offsets_are_those_of_the_record_on_disk(folder: Path) -> None:
-    """Reading a file from `warc_offset` on gives the record, compressed or not; in a shared member, that member's."""
+def test_offset_locates_the_record_on_disk(folder: Path) -> None:
+    """Reading a file from `warc_offset` gives the record, or its member if it shares one."""
     for data, inflate in (
         (A + B + C, bytes),
         (member(A) + member(B) + member(C), lambda d: zlib.decompress(d, 31)),
@@ -254,8 +250,8 @@ def test_offsets_are_those_of_the_record_on_disk(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("batch_bytes", [1, 1000, 3000, MIB])
-def test_batch_bytes_changes_nothing_but_the_batches(folder: Path, batch_bytes: int) -> None:
-    """The same rows in the same order, and the same report, whatever the size of a batch."""
+def test_rows_do_not_depend_on_batch_bytes(folder: Path, batch_bytes: int) -> None:
+    """Any batch size gives the same rows in the same order and the same report."""
     data = (
         b"".join(
             map(member, [A, record(b"\xff", WARC_Target_URI="x:"), B, response(page(b"<p>D")), C])
@@ -274,8 +270,8 @@ def test_batch_bytes_changes_nothing_but_the_batches(folder: Path, batch_bytes: 
     assert all(table.num_rows for table in cut.tables)
 
 
-def test_reading_twice_gives_the_same_twice(folder: Path) -> None:
-    """A reader may be iterated again: the report begins anew."""
+def test_reader_can_be_iterated_twice(folder: Path) -> None:
+    """The second iteration gives the same rows and a new report."""
     path = folder / "twice"
     path.write_bytes(A + B)
     reader = WarcReader(path, WarcSettings(), split=0, batch_bytes=1)
@@ -287,8 +283,8 @@ def test_reading_twice_gives_the_same_twice(folder: Path) -> None:
 # The form of a text
 
 
-def by_the_book(content: str) -> tuple[str, str]:
-    """Title and text of a WET content, line by line."""
+def clean_in_python(content: str) -> tuple[str, str]:
+    """Return title and text of a WET content, computed line by line."""
     lines = [line.strip() for line in re.split(r"\r\n|\n|\r", content.replace("\0", " "))]
     return lines[0], "\n".join(lines[1:]).rstrip("\n")
 
@@ -301,24 +297,26 @@ CONTENTS = st.text(
 
 
 @given(st.lists(CONTENTS, min_size=1, max_size=8))
-def test_texts_take_the_form_of_ccnet(folder: Path, contents: list[str]) -> None:
-    """Line by line in Python gives the same: lines stripped as by `str.strip`, first one title, no blank end."""
-    reading = Reading(folder, b"".join(record(content.encode()) for content in contents))
+def test_texts_are_cleaned_as_in_ccnet(folder: Path, list_conversions: list[str]) -> None:
+    """Lines are stripped, the first is the title, and blank lines at the end are removed."""
+    reading = Reading(folder, b"".join(record(content.encode()) for content in list_conversions))
     assert [(row["title"], row["text"]) for row in reading.rows] == [
-        by_the_book(content) for content in contents
+        clean_in_python(content) for content in list_conversions
     ]
-    assert reading.report.nul_bytes_replaced == sum(content.count("\0") for content in contents)
+    assert reading.report.nul_bytes_replaced == sum(
+        content.count("\0") for content in list_conversions
+    )
     assert reading.report.text_bytes == sum(len(str(row["text"]).encode()) for row in reading.rows)
 
 
-def test_the_first_line_stays_where_it_is_no_title(folder: Path) -> None:
-    """With `first_line_is_title` off, the text begins with it."""
+def test_first_line_stays_in_the_text_without_title(folder: Path) -> None:
+    """With `first_line_is_title: false`, the text begins with the first line."""
     (row,) = Reading(folder, record(b"a\nb"), WarcSettings(first_line_is_title=False)).rows
     assert (row["title"], row["text"]) == ("", "a\nb")
 
 
-def test_text_that_is_not_utf8_is_quarantined_unless_little_of_it_is(folder: Path) -> None:
-    """The default allows no replacement; up to `max_undecodable_share` they are made, and counted."""
+def test_undecodable_text_is_quarantined_above_the_limit(folder: Path) -> None:
+    """By default no replacement is allowed. Up to `max_undecodable_share` they are made and counted."""
     data = record(b"title\n" + b"x" * 90 + b"\xff\xfe" + "\ufffd".encode()) + A
     strict, lenient = (
         Reading(folder, data),
@@ -343,9 +341,9 @@ def test_text_that_is_not_utf8_is_quarantined_unless_little_of_it_is(folder: Pat
         ("", ""),
     ],
 )
-def test_source_domain_is_the_host_alone(url: str, host: str) -> None:
-    """Lower case, without user and port; nothing for what has no host."""
-    assert source_domain(url) == host
+def test_source_domain_is_the_host(url: str, host: str) -> None:
+    """It is in lower case, without user and port; empty if the URL has no host."""
+    assert parse_source_domain(url) == host
 
 
 # What is skipped
@@ -355,7 +353,7 @@ def test_source_domain_is_the_host_alone(url: str, host: str) -> None:
     "kind", ["warcinfo", "request", "metadata", "revisit", "resource", "continuation", "novel"]
 )
 def test_other_record_types_are_skipped_and_counted(folder: Path, kind: str) -> None:
-    """Records that hold no document are counted by type; a type that the standard lacks is unknown."""
+    """Records without documents are counted by type; a type outside the standard is unknown."""
     reading = Reading(folder, record(b"x", kind=kind) + A)
     name = "unknown" if kind == "novel" else kind
     assert reading.report.skipped == {f"type_{name}": 1}
@@ -372,10 +370,8 @@ def test_other_record_types_are_skipped_and_counted(folder: Path, kind: str) -> 
         (record(b"tiny"), "content_too_short"),
     ],
 )
-def test_sound_records_that_are_no_documents_are_skipped_for_a_reason(
-    folder: Path, data: bytes, reason: str
-) -> None:
-    """Each reason of the table is reached."""
+def test_intact_records_are_skipped_for_each_reason(folder: Path, data: bytes, reason: str) -> None:
+    """Each reason of SKIPPED is reached."""
     reading = Reading(folder, data + A, WarcSettings(advanced=WarcAdvanced(min_content_bytes=5)))
     assert reading.names == "A"
     assert reading.report.skipped == {reason: 1}
@@ -403,10 +399,10 @@ def test_sound_records_that_are_no_documents_are_skipped_for_a_reason(
         ),
     ],
 )
-def test_the_page_in_a_response_is_unwrapped(
+def test_codings_of_a_response_are_undone(
     folder: Path, headers: tuple[str, ...], body: bytes
 ) -> None:
-    """Chunks and content codings come off as the HTTP header says."""
+    """Chunks and content codings are decoded as the HTTP header states."""
     reading = Reading(folder, response(page(body, *headers)))
     assert [(row["title"], row["text"], row["digest"]) for row in reading.rows] == [
         ("T", "Hello", "sha1:P")
@@ -415,9 +411,7 @@ def test_the_page_in_a_response_is_unwrapped(
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd", "compress"])
-def test_a_page_stored_without_the_coding_it_names_is_taken_as_it_stands(
-    folder: Path, coding: str
-) -> None:
+def test_page_stored_decoded_is_read_unchanged(folder: Path, coding: str) -> None:
     """Many archives store decoded bodies under the old header; such pages are counted."""
     reading = Reading(
         folder, response(page(b"<p>Hello there, all of you", f"Content-Encoding: {coding}"))
@@ -426,8 +420,8 @@ def test_a_page_stored_without_the_coding_it_names_is_taken_as_it_stands(
     assert reading.report.num_stored_decoded == 1
 
 
-def test_pages_that_were_cut_are_kept_and_counted(folder: Path) -> None:
-    """A coding that stops before its end gives what there is of it."""
+def test_cut_pages_are_kept_and_counted(folder: Path) -> None:
+    """A coded body that stops early gives the part before."""
     letters = "".join(f"<p>{i * 7919}" for i in range(2000)).encode()
     cut = [
         page(gzip.compress(letters)[:3000], "Content-Encoding: gzip"),
@@ -451,8 +445,8 @@ def test_pages_that_were_cut_are_kept_and_counted(folder: Path) -> None:
         (page(b"<" * 50_001), "html.too_many_tags"),
     ],
 )
-def test_pages_that_cannot_be_had_are_quarantined(folder: Path, http: bytes, cause: str) -> None:
-    """The cause says why, and the record after it is read."""
+def test_unreadable_pages_are_quarantined(folder: Path, http: bytes, cause: str) -> None:
+    """The cause is recorded, and the next record is read."""
     settings = WarcSettings(advanced=WarcAdvanced(max_record_bytes=2 * MIB))
     reading = Reading(folder, response(http) + A, settings)
     assert reading.names == "A"
@@ -482,12 +476,12 @@ def test_pages_that_cannot_be_had_are_quarantined(folder: Path, http: bytes, cau
         ),
     ],
 )
-def test_a_document_of_an_arc_file_is_what_a_response_is(
+def test_arc_document_equals_warc_response(
     folder: Path, pack: Callable[[list[bytes]], bytes]
 ) -> None:
-    """However it is packed, each row is that of the WARC file with the same responses, but for digest and offset."""
+    """Each row equals the row of a WARC file with the same responses, except digest and offset."""
     arc = Reading(folder, pack([ARC_START, ARC_A, ARC_B, ARC_C]))
-    warc = Reading(folder, b"".join(response(page_of(name)) for name in "ABC"))
+    warc = Reading(folder, b"".join(response(make_page(name)) for name in "ABC"))
     apart = {"doc_id", "digest", "warc_file", "warc_offset"}
     assert [{key: row[key] for key in row.keys() - apart} for row in arc.rows] == [
         {key: row[key] for key in row.keys() - apart} for row in warc.rows
@@ -512,10 +506,8 @@ def test_a_document_of_an_arc_file_is_what_a_response_is(
         (arc_record(page(bytes(range(32)) * 9)), "html.not_text"),
     ],
 )
-def test_the_rules_for_responses_hold_in_arc_files(
-    folder: Path, data: bytes, decision: str
-) -> None:
-    """The same reasons and causes as for WARC, and the record after it is read."""
+def test_arc_responses_follow_the_same_rules(folder: Path, data: bytes, decision: str) -> None:
+    """Reasons and causes are those of WARC, and the next record is read."""
     reading = Reading(
         folder,
         ARC_START + data + ARC_A,
@@ -528,8 +520,8 @@ def test_the_rules_for_responses_hold_in_arc_files(
     ]
 
 
-def test_what_an_arc_header_says_is_kept(folder: Path) -> None:
-    """URLs may hold spaces and any charset; the type counts where the response names none; the date is made whole."""
+def test_arc_header_fields_are_used(folder: Path) -> None:
+    """A URL may have spaces and any charset; the media type replaces a missing one; dates are completed."""
     untyped = b"HTTP/1.0 200 OK\r\nServer: x\r\n\r\n<p>Hello"
     late = arc_record(untyped, url="http://b.org/a 1.2 b").replace(b" 20260102", b" 20261301")
     latin = late.replace(b"/a 1", b"/\xe9 1")
@@ -541,8 +533,8 @@ def test_what_an_arc_header_says_is_kept(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("batch_bytes", [1, 2000, MIB])
-def test_batch_bytes_changes_nothing_in_arc_files(folder: Path, batch_bytes: int) -> None:
-    """The same rows and the same report, whatever the size of a batch."""
+def test_arc_rows_do_not_depend_on_batch_bytes(folder: Path, batch_bytes: int) -> None:
+    """Any batch size gives the same rows and the same report."""
     data = ARC_START + ARC_A + ARC_SHORT + ARC_B + b"garbage\n" + ARC_C
     whole, cut = (
         Reading(folder, data, batch_bytes=64 * MIB),
@@ -554,8 +546,8 @@ def test_batch_bytes_changes_nothing_in_arc_files(folder: Path, batch_bytes: int
     assert whole.report.counters() == cut.report.counters()
 
 
-def test_neither_a_large_arc_record_nor_an_endless_line_is_held(folder: Path) -> None:
-    """100 MB of each go by in a few MiB of memory, and the next record is read."""
+def test_large_arc_record_and_long_line_are_not_held(folder: Path) -> None:
+    """100 MB of each need a few MiB of memory, and the next record is read."""
     huge, line = arc_record(bytes(100_000_000)), b"http://" + b"x" * 100_000_000 + b"\n"
     path = folder / "bomb.arc"
     path.write_bytes(b"".join(map(member, [ARC_START, ARC_A, huge, ARC_B, line, ARC_C])))
@@ -576,24 +568,24 @@ def test_neither_a_large_arc_record_nor_an_endless_line_is_held(folder: Path) ->
     assert peak_bytes < 8 * MIB
 
 
-# Broken files: (bytes, names of the documents that must come out, causes)
+# Broken files: (bytes, names of the documents to be read, causes)
 
 FLIPPED = bytearray(member(B))
 FLIPPED[len(FLIPPED) // 2] ^= 0x55
 BAD_CRC = bytearray(member(B))
 BAD_CRC[-6] ^= 1
-SHORT, LONG = (record(text_of("X"), length=length) for length in (100, 1000))
-SWALLOWING = record(text_of("X"), length=len(text_of("X")) + 4 + len(C) - 4)
-HUGE = record(text_of("X"), length=10**12)
+SHORT, LONG = (record(make_text("X"), length=length) for length in (100, 1000))
+SWALLOWING = record(make_text("X"), length=len(make_text("X")) + 4 + len(C) - 4)
+HUGE = record(make_text("X"), length=10**12)
 NO_LENGTH, NO_TYPE = (
-    record(text_of("X"), without="Content-Length"),
-    record(text_of("X"), without="WARC-Type"),
+    record(make_text("X"), without="Content-Length"),
+    record(make_text("X"), without="WARC-Type"),
 )
-NO_URL = record(text_of("X"), without="WARC-Target-URI")
+NO_URL = record(make_text("X"), without="WARC-Target-URI")
 LONG_HEADER = record(b"x", X="y" * 70_000)
 ONE_MEMBER = member(A + B + C)
 ARC_SHORT, ARC_LONG, ARC_HUGE = (
-    arc_record(page_of("X"), length=length) for length in (100, 1500, 10**12)
+    arc_record(make_page("X"), length=length) for length in (100, 1500, 10**12)
 )
 FLIPPED_ARC = bytearray(member(ARC_B))
 FLIPPED_ARC[len(FLIPPED_ARC) // 2] ^= 0x55
@@ -689,8 +681,8 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_file_gives_what_is_whole_and_one_entry_per_break(folder: Path, name: str) -> None:
-    """The sound records on both sides come out, and each broken one stands once in the quarantine list."""
+def test_broken_file_gives_intact_documents_and_causes(folder: Path, name: str) -> None:
+    """Intact records on both sides are read, and each fault has one quarantine entry."""
     data, names, causes = BROKEN[name]
     reading = Reading(folder, data)
     assert (reading.names, reading.causes) == (names, causes)
@@ -699,15 +691,15 @@ def test_a_broken_file_gives_what_is_whole_and_one_entry_per_break(folder: Path,
         assert entry.detail
 
 
-def test_every_cause_is_reached_by_some_case() -> None:
-    """The table of causes promises nothing that cannot happen (html's causes have cases of their own)."""
+def test_every_cause_is_reached() -> None:
+    """The cases above reach each cause of CAUSES (those of HTML have their own tests)."""
     reached = {f"warc.{cause}" for _, _, causes in BROKEN.values() for cause in causes}
     elsewhere = {"warc.too_many_faults", "warc.record_too_large", "warc.http_header_broken"}
     assert {cause for cause in CAUSES if cause.startswith("warc.")} == reached | elsewhere
 
 
-def test_an_entry_says_where_the_break_is(folder: Path) -> None:
-    """File, number and offset lead to the record; the bytes passed over are counted."""
+def test_quarantine_entry_locates_the_fault(folder: Path) -> None:
+    """File, number and offset lead to the record; the skipped bytes are counted."""
     reading = Reading(folder, A + SHORT + C)
     (entry,) = reading.report.quarantine
     assert (entry.file, entry.record, entry.offset) == (reading.path.name, 1, len(A))
@@ -716,10 +708,8 @@ def test_an_entry_says_where_the_break_is(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("pack", [member, bytes], ids=["gzip", "uncompressed"])
-def test_a_bomb_is_passed_over_without_being_held(
-    folder: Path, pack: Callable[[bytes], bytes]
-) -> None:
-    """A record of 200 MB (20 MB uncompressed) goes by in a few MiB of memory, and the next one is read."""
+def test_decompression_bomb_is_not_held(folder: Path, pack: Callable[[bytes], bytes]) -> None:
+    """A record of 200 MB (20 MB uncompressed) needs a few MiB, and the next record is read."""
     num_bytes = 200_000_000 if pack is member else 20_000_000
     path = folder / "bomb"
     path.write_bytes(pack(A) + pack(record(bytes(num_bytes))) + pack(C))
@@ -736,14 +726,14 @@ def test_a_bomb_is_passed_over_without_being_held(
     assert peak_bytes < 8 * MIB
 
 
-def test_one_line_of_20_mb_is_a_document(folder: Path) -> None:
-    """Length alone is no fault."""
+def test_line_of_20_mb_is_a_document(folder: Path) -> None:
+    """A long line is not a fault."""
     (row,) = Reading(folder, member(record(b"title\n" + b"x" * 20_000_000))).rows
     assert len(str(row["text"])) == 20_000_000
 
 
-def test_a_file_of_faults_is_given_up_after_max_faults(folder: Path) -> None:
-    """Neither the list nor the time grows without bound."""
+def test_reading_stops_after_max_faults(folder: Path) -> None:
+    """Neither the list nor the time grows without limit."""
     reading = Reading(
         folder,
         (b"WARC/1.0\r\nWARC-Type: revisit\r\n\r\n") * 5000 + A,
@@ -757,8 +747,8 @@ def test_a_file_of_faults_is_given_up_after_max_faults(folder: Path) -> None:
     assert len(members.causes) <= 22
 
 
-def test_a_file_of_lying_lengths_takes_no_quadratic_time(folder: Path) -> None:
-    """Each of 20,000 records claims 60 MB: the bytes that follow are read once, not once for each."""
+def test_wrong_lengths_take_linear_time(folder: Path) -> None:
+    """Each of 20,000 records claims 60 MB; the following bytes are read once, not once per record."""
     lie = b"WARC/1.0\r\nWARC-Type: conversion\r\nContent-Length: 1000000\r\n\r\n"
     reading = Reading(
         folder, lie * 20_000 + A, WarcSettings(advanced=WarcAdvanced(max_faults=10**6))
@@ -767,14 +757,14 @@ def test_a_file_of_lying_lengths_takes_no_quadratic_time(folder: Path) -> None:
     assert reading.names == "A"
 
 
-def test_only_a_file_that_cannot_be_opened_raises(folder: Path) -> None:
-    """What is missing is the caller's mistake, not a fault of the crawl."""
+def test_missing_file_raises(folder: Path) -> None:
+    """A missing file is an error of the caller, not a fault of the crawl."""
     with pytest.raises(FileNotFoundError):
         next(iter(WarcReader(folder / "missing", WarcSettings(), split=0, batch_bytes=1)))
 
 
-def test_accounts_that_do_not_balance_are_a_bug() -> None:
-    """A record without a fate raises, naming the file and the numbers."""
+def test_report_raises_if_counts_differ() -> None:
+    """A record that is not counted raises an error with the file and the numbers."""
     with pytest.raises(
         DocumentCountError,
         match=r"a\.gz: 1 records, but 0 documents, 0 skipped and 0 quarantined",
@@ -782,8 +772,8 @@ def test_accounts_that_do_not_balance_are_a_bug() -> None:
         ReadReport("a.gz", num_records=1).check()
 
 
-def test_the_tally_holds_every_count(folder: Path) -> None:
-    """Records, types, skips and causes, so that files add up."""
+def test_counters_hold_every_count(folder: Path) -> None:
+    """Records, types, skips and causes are counters, so files can be added."""
     counters = Reading(folder, record(b"x", kind="warcinfo") + A + b"garbage").report.counters()
     assert counters.counts["num_documents"] == counters.counts["skipped.type_warcinfo"] == 1
     assert counters.counts["quarantined.warc.garbage"] == counters.counts["type.broken"] == 1
@@ -792,8 +782,8 @@ def test_the_tally_holds_every_count(folder: Path) -> None:
 
 # Any damage at all
 
-RECORDS = [record(text_of(str(i))) for i in range(6)]
-ARC_RECORDS = [arc_record(page_of(str(i))) for i in range(6)]
+RECORDS = [record(make_text(str(i))) for i in range(6)]
+ARC_RECORDS = [arc_record(make_page(str(i))) for i in range(6)]
 PACKED = {
     "gzip": list(map(member, RECORDS)),
     "uncompressed": RECORDS,
@@ -815,10 +805,10 @@ NOISE = st.binary(max_size=40) | st.sampled_from(
 
 @pytest.mark.parametrize("packing", PACKED)
 @given(at=st.floats(0, 1), cut=st.integers(0, 200), inserted=NOISE)
-def test_no_damage_raises_and_what_lies_before_it_is_returned(
+def test_damage_never_raises_and_keeps_earlier_records(
     folder: Path, packing: str, at: float, cut: int, inserted: bytes
 ) -> None:
-    """Bytes cut, inserted or overwritten anywhere: records before are all there, and the accounts balance."""
+    """Bytes are cut, inserted or overwritten anywhere: all records before are read, and counts match."""
     parts = PACKED[packing]
     data = b"".join(parts)
     place = int(at * len(data))
@@ -832,8 +822,10 @@ def test_no_damage_raises_and_what_lies_before_it_is_returned(
     flips=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), max_size=6)
 )
 @pytest.mark.parametrize("packing", [*PACKED, "one-member"])
-def test_no_flipped_bits_raise(folder: Path, packing: str, flips: list[tuple[float, int]]) -> None:
-    """Any bytes changed: nothing raises, the accounts balance, and gzip's checksums let nothing false through."""
+def test_flipped_bits_never_raise(
+    folder: Path, packing: str, flips: list[tuple[float, int]]
+) -> None:
+    """Counts match, and gzip's checksums prevent false documents."""
     data = bytearray(
         member(b"".join(RECORDS)) if packing == "one-member" else b"".join(PACKED[packing])
     )
@@ -842,13 +834,13 @@ def test_no_flipped_bits_raise(folder: Path, packing: str, flips: list[tuple[flo
     reading = Reading(folder, bytes(data))
     reading.report.check()
     if packing == "gzip":
-        texts = {by_the_book(text_of(str(i)).decode()) for i in range(6)}
+        texts = {clean_in_python(make_text(str(i)).decode()) for i in range(6)}
         assert {(row["title"], row["text"]) for row in reading.rows} <= texts
 
 
 @given(st.binary(max_size=300))
-def test_no_bytes_raise(folder: Path, data: bytes) -> None:
-    """Random bytes, alone, in a gzip member, behind a version line and as a page."""
+def test_random_bytes_never_raise(folder: Path, data: bytes) -> None:
+    """Random bytes alone, in a gzip member, after a version line and as a page."""
     for wrapped in (
         data,
         member(data),
@@ -865,17 +857,17 @@ def test_no_bytes_raise(folder: Path, data: bytes) -> None:
 # Real files
 
 
-def contents(records: Iterable[tuple[str, str, bytes]]) -> list[tuple[str, str]]:
-    """(url, title) of the conversion records."""
+def list_conversions(records: Iterable[tuple[str, str, bytes]]) -> list[tuple[str, str]]:
+    """Return (url, title) of the conversion records."""
     return [
-        (url, by_the_book(content.decode())[0] + by_the_book(content.decode())[1])
+        (url, clean_in_python(content.decode())[0] + clean_in_python(content.decode())[1])
         for kind, url, content in records
         if kind == "conversion"
     ]
 
 
-def by_warcio(path: Path) -> list[tuple[str, str, bytes]]:
-    """Type, URL and content of every record, as warcio reads them."""
+def read_with_warcio(path: Path) -> list[tuple[str, str, bytes]]:
+    """Return type, URL and content of every record, read with warcio."""
     with path.open("rb") as file:
         return [
             (
@@ -906,12 +898,12 @@ GOOD = {
 
 @pytest.mark.shared_data
 @pytest.mark.parametrize("name", GOOD)
-def test_real_files_give_what_warcio_and_fastwarc_give(shared_data: Path, name: str) -> None:
-    """The same records of each type, and of WET files the same texts, as two other readers find."""
+def test_real_files_equal_warcio_and_fastwarc(shared_data: Path, name: str) -> None:
+    """The same records of each type and, in WET files, the same texts."""
     path = shared_data / name
     reader = WarcReader(path, WarcSettings(), split=0, batch_bytes=MIB)
     rows = [row for table in reader for row in table.to_pylist()]
-    records = by_warcio(path)
+    records = read_with_warcio(path)
     assert len(rows) == GOOD[name]
     assert reader.report.quarantine == []
     assert sorted(reader.report.record_types.elements()) == sorted(kind for kind, _, _ in records)
@@ -920,7 +912,7 @@ def test_real_files_give_what_warcio_and_fastwarc_give(shared_data: Path, name: 
         for row in rows
         if path.name.endswith((".wet", ".wet.gz"))
     ]
-    assert converted == contents(records)
+    assert converted == list_conversions(records)
     fast = FastWarc(str(path), record_types=WarcRecordType.conversion, parse_http=False)
     assert len(list(fast)) == len(converted)
 
@@ -942,8 +934,8 @@ ARC_FILES = {
 }
 
 
-def arc_by_warcio(path: Path) -> list[tuple[str, str, int]]:
-    """URL, date and offset of every record that warcio finds before it gives up, as a list that grows until then."""
+def read_arc_with_warcio(path: Path) -> list[tuple[str, str, int]]:
+    """Return URL, date and offset of every record that warcio finds before it fails."""
     found: list[tuple[str, str, int]] = []
     with path.open("rb") as file, contextlib.suppress(ArchiveLoadFailed):
         items = Warcio(file, no_record_parse=True, arc2warc=True)
@@ -955,13 +947,13 @@ def arc_by_warcio(path: Path) -> list[tuple[str, str, int]]:
 
 @pytest.mark.shared_data
 @pytest.mark.parametrize("name", ARC_FILES)
-def test_real_arc_files_give_what_warcio_gives(shared_data: Path, name: str) -> None:
-    """As many records as warcio finds, and each document's URL, date and offset are warcio's."""
+def test_real_arc_files_equal_warcio(shared_data: Path, name: str) -> None:
+    """As many records as warcio finds, with warcio's URL, date and offset."""
     path = shared_data / name
     reader = WarcReader(path, WarcSettings(), split=0, batch_bytes=MIB)
     rows = [row for table in reader for row in table.to_pylist()]
     num_docs, causes = ARC_FILES[name]
-    found = arc_by_warcio(path)
+    found = read_arc_with_warcio(path)
     assert len(rows) == num_docs
     assert (
         Counter(entry.cause.removeprefix("warc.") for entry in reader.report.quarantine) == causes
@@ -972,8 +964,8 @@ def test_real_arc_files_give_what_warcio_gives(shared_data: Path, name: str) -> 
 
 @pytest.mark.shared_data
 @pytest.mark.parametrize("part", ["hostile", "common-crawl", "web-archives"])
-def test_every_real_file_is_read_and_accounted_for(shared_data: Path, part: str) -> None:
-    """Damaged WARCs of other projects' tests, ARCs, and whatever else lies there: nothing raises."""
+def test_every_real_file_is_read(shared_data: Path, part: str) -> None:
+    """Damaged WARCs and ARCs from other projects' tests raise nothing, and counts match."""
     paths = [path for path in sorted((shared_data / part).rglob("*")) if path.is_file()]
     assert paths
     for path in paths:

@@ -1,0 +1,138 @@
+r"""Strip the lines of a batch of texts, remove blank lines at their ends, and find their titles.
+
+White space is defined as in `str.strip`. Lines that need no change are copied together, so a clean
+text is copied at once:
+
+    "Title \n first\nsecond\n\n"      title   "Title"
+                                      text    "first\nsecond"
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from stages.kernels.compilation import compiled
+
+_LINE_FEED = 0x0A
+
+
+def _find_edge_bytes() -> NDArray[np.bool_]:
+    """Return which bytes white space can begin or end with in UTF-8, (256,)."""
+    is_edge = np.zeros(256, np.bool_)
+    for code_point in range(0x10000):
+        character = chr(code_point)
+        if character.isspace():
+            utf8 = character.encode()
+            is_edge[utf8[0]] = is_edge[utf8[-1]] = True
+    return is_edge
+
+
+_IS_EDGE = _find_edge_bytes()
+
+
+@compiled
+def clean_lines(
+    data: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    takes_title: NDArray[np.bool_],
+    text: NDArray[np.uint8],
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    r"""Write the cleaned texts into `text`, with lines joined by \n.
+
+    Args:
+        data: (num_bytes,) contents in UTF-8, one after the other.
+        starts: (n + 1,) where each content starts in `data`.
+        takes_title: (n,) whether the first line is the title and not part of the text.
+        text: (num_bytes,) output; texts are never longer than the contents.
+
+    Returns:
+        text_starts: (n + 1,) where each text starts in `text`.
+        titles: (n, 2) where each title starts and ends in `data`.
+    """
+    num_docs = len(starts) - 1
+    text_starts = np.zeros(num_docs + 1, np.int64)
+    titles = np.zeros((num_docs, 2), np.int64)
+    for doc in range(num_docs):
+        line, stop = starts[doc], starts[doc + 1]
+        written = text_starts[doc]
+        copy_from, copy_to = -1, -1  # data[copy_from:copy_to] is not copied yet
+        kept = written  # where the text ends if only blank lines follow
+        is_title = takes_title[doc]
+        while line < stop:
+            end = line
+            while end < stop and data[end] != _LINE_FEED:
+                end += 1
+            low, high = line, end
+            if line < end and (_IS_EDGE[data[line]] or _IS_EDGE[data[end - 1]]):
+                low, high = _strip(data, line, end)
+            if is_title:
+                titles[doc, 0], titles[doc, 1] = low, high
+                is_title = False
+            elif copy_from < 0:
+                copy_from, copy_to = low, high
+            elif low == line and copy_to == line - 1:
+                # Nothing was stripped between this line and the one before: copy both together.
+                copy_to = high
+            else:
+                written = _copy(data, copy_from, copy_to, text, written)
+                text[written] = _LINE_FEED
+                written += 1
+                copy_from, copy_to = low, high
+            if copy_from >= 0 and high > low:
+                kept = written + copy_to - copy_from
+            line = end + 1
+        if copy_from >= 0:
+            _copy(data, copy_from, copy_to, text, written)
+        text_starts[doc + 1] = kept  # the next text overwrites blank lines at the end of this one
+    return text_starts, titles
+
+
+@njit(nogil=True)
+def _copy(
+    data: NDArray[np.uint8], low: int, high: int, text: NDArray[np.uint8], written: int
+) -> int:
+    """Append data[low:high] to `text` and return the new number of bytes written."""
+    text[written : written + high - low] = data[low:high]
+    return written + high - low
+
+
+@njit(nogil=True)
+def _strip(data: NDArray[np.uint8], low: int, high: int) -> tuple[int, int]:
+    """Return the part of data[low:high] without white space at its ends."""
+    while low < high:
+        num_bytes = _measure_space(data, low, high)
+        if num_bytes == 0:
+            break
+        low += num_bytes
+    while low < high:
+        # White space has 1, 2 or 3 bytes in UTF-8.
+        width = 1
+        if data[high - 1] >= 0x80:
+            width = 2 if high - low >= 2 and data[high - 2] >= 0xC0 else 3
+        if high - low < width or _measure_space(data, high - width, high) != width:
+            break
+        high -= width
+    return low, high
+
+
+@njit(nogil=True)
+def _measure_space(data: NDArray[np.uint8], at: int, stop: int) -> int:
+    """Return the bytes of the character at `at` if it is white space to `str.isspace`, else 0."""
+    first = data[at]
+    if first < 0x80:
+        return 1 if first == 32 or 9 <= first <= 13 or 28 <= first <= 31 else 0
+    if first == 0xC2 and at + 1 < stop:  # U+0085, U+00A0
+        return 2 if data[at + 1] == 0x85 or data[at + 1] == 0xA0 else 0
+    if at + 2 >= stop:
+        return 0
+    second, third = data[at + 1], data[at + 2]
+    if first == 0xE2 and second == 0x80:  # U+2000 to U+200A, U+2028, U+2029, U+202F
+        return 3 if third <= 0x8A or third == 0xA8 or third == 0xA9 or third == 0xAF else 0
+    is_other = (
+        (first == 0xE1 and second == 0x9A and third == 0x80)  # U+1680
+        or (first == 0xE2 and second == 0x81 and third == 0x9F)  # U+205F
+        or (first == 0xE3 and second == 0x80 and third == 0x80)  # U+3000
+    )
+    return 3 if is_other else 0

@@ -1,0 +1,86 @@
+"""The report on one file: how many records became documents, were skipped or quarantined."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from stages.contract import Counters, DocumentCountError
+
+
+@dataclass(frozen=True)
+class Quarantined:
+    """A record, or a stretch of bytes between records, that could not become a document."""
+
+    file: str
+    record: int
+    """The number that its document would have in `doc_id`."""
+    offset: int | None
+    """On disk, of the record or of the gzip member that contains it. None in zstd and lz4 files."""
+    cause: str
+    """One of `stages.warc.causes.CAUSES`."""
+    detail: str
+    skipped_bytes: int
+    """Decompressed bytes that were skipped, or bytes on disk if they could not be decompressed."""
+
+
+@dataclass
+class ReadReport:
+    """What happened to the records of one file. It is complete after the last batch is read."""
+
+    file: str
+    num_records: int = 0
+    """Records and broken stretches: the sum of `num_documents`, `skipped` and `quarantine`."""
+    num_documents: int = 0
+    record_types: Counter[str] = field(default_factory=Counter[str])
+    """WARC-Type -> records; "broken" counts stretches without a readable header."""
+    skipped: Counter[str] = field(default_factory=Counter[str])
+    """Reason -> records; see `stages.warc.causes.SKIPPED`."""
+    quarantine: list[Quarantined] = field(default_factory=list[Quarantined])
+    file_bytes: int = 0
+    content_bytes: int = 0
+    """Decompressed content of all intact records."""
+    text_bytes: int = 0
+    nul_bytes_replaced: int = 0
+    """NUL bytes in texts, each replaced by a space."""
+    undecodable_replaced: int = 0
+    """Byte sequences that could not be decoded, each replaced by U+FFFD."""
+    num_cut: int = 0
+    """Documents whose content was cut by the crawler or by the HTTP transfer."""
+    num_stored_decoded: int = 0
+    """Pages stored without the content coding that their HTTP header names."""
+
+    def check(self) -> None:
+        """Raise `DocumentCountError` unless each record is counted exactly once."""
+        num_counted = self.num_documents + self.skipped.total() + len(self.quarantine)
+        if num_counted != self.num_records or self.record_types.total() != self.num_records:
+            raise DocumentCountError(
+                f"{self.file}: {self.num_records} records, but {self.num_documents} documents, "
+                f"{self.skipped.total()} skipped and {len(self.quarantine)} quarantined: a bug in stages/warc/reader.py"
+            )
+
+    def counters(self) -> Counters:
+        """Return the report as counters, which can be added over files."""
+        counters = Counters()
+        for name in _COUNTED:
+            counters.add(name, getattr(self, name))
+        for record_type, number in self.record_types.items():
+            counters.add(f"type.{record_type}", number)
+        for reason, number in self.skipped.items():
+            counters.add(f"skipped.{reason}", number)
+        for entry in self.quarantine:
+            counters.add(f"quarantined.{entry.cause}")
+        return counters
+
+
+_COUNTED = (
+    "num_records",
+    "num_documents",
+    "file_bytes",
+    "content_bytes",
+    "text_bytes",
+    "nul_bytes_replaced",
+    "undecodable_replaced",
+    "num_cut",
+    "num_stored_decoded",
+)
