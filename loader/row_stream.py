@@ -110,7 +110,7 @@ class RowStream:
             sources=tuple(manifest.digest for manifest in self.manifests),
             seq_len=self.seq_len,
             seed=self.seed,
-            lanes=tuple(order.interleave_depth for order in self.orders),
+            interleave_depths=tuple(order.interleave_depth for order in self.orders),
             window_rows=self.orders[0].window_rows,
             global_batch_rows=global_batch_rows,
             position=position,

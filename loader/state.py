@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 """Raise this when a state of the previous version would be read wrongly."""
 
 _IDENTITY_FIELDS = (
@@ -22,7 +22,7 @@ _IDENTITY_FIELDS = (
     "sources",
     "seq_len",
     "seed",
-    "lanes",
+    "interleave_depths",
     "window_rows",
     "weights",
 )
@@ -58,7 +58,7 @@ class LoaderState:
     """Position in a row stream, with the values that identify the stream.
 
     sources:           digest of the manifest of each source
-    lanes: of each source
+    interleave_depths: of each source
     weights:           of a mixture: [first position, [weight of each source]] for each segment that
                        has taken effect; empty for a single dataset
     global_batch_rows: when the state was saved; another value is allowed when it is loaded
@@ -70,7 +70,7 @@ class LoaderState:
     sources: tuple[str, ...]
     seq_len: int
     seed: int
-    lanes: tuple[int, ...]
+    interleave_depths: tuple[int, ...]
     window_rows: int
     global_batch_rows: int
     position: int = 0
@@ -84,7 +84,7 @@ class LoaderState:
         """Return numbers, strings and lists only, which JSON, torch's DCP and torchdata preserve."""
         value = asdict(self)
         value["sources"] = list(self.sources)
-        value["lanes"] = list(self.lanes)
+        value["interleave_depths"] = list(self.interleave_depths)
         value["weights"] = [[first, list(weights)] for first, weights in self.weights]
         return value
 
@@ -110,7 +110,7 @@ class LoaderState:
             weights.append((int(first_position), tuple(map(float, segment_weights))))
         tuples: dict[str, Any] = {
             "sources": tuple(value["sources"]),
-            "lanes": tuple(value["lanes"]),
+            "interleave_depths": tuple(value["interleave_depths"]),
             "weights": tuple(weights),
         }
         return cls(**{**value, **tuples})

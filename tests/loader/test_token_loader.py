@@ -180,7 +180,7 @@ def test_a_state_of_another_stream_is_refused(dataset: Dataset, larger: Dataset)
         other.load_state_dict(saved.state_dict())
     message = str(caught.value)
     assert "seed is 5 in the state, 6 here" in message
-    assert "lanes is (3,) in the state, (2,) here" in message
+    assert "interleave_depths is (3,) in the state, (2,) here" in message
     assert saved.state.sources[0] in message
     assert "allow_mismatch=True" in message
     forced = build(dataset, seed=6, interleave_depth=2, allow_mismatch=True)
@@ -195,7 +195,7 @@ def test_a_state_is_small_and_says_what_it_is(dataset: Dataset) -> None:
     assert len(json.dumps(state)) < 400
     with pytest.raises(ValueError, match=r"not the state of a loader: missing keys .*'position'"):
         LoaderState.from_dict({"epoch": 3})
-    with pytest.raises(ResumeMismatch, match="version is 99 in the state, 1 here"):
+    with pytest.raises(ResumeMismatch, match="version is 99 in the state, 2 here"):
         LoaderState.from_dict({**state, "version": 99})
 
 
