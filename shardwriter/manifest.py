@@ -79,8 +79,8 @@ def join(
         raise ValueError(
             f"shards to join: {missing[:10]} missing, {twice[:10]} given twice; wanted each of 0, 1, 2, ..."
         )
-    manifest = Manifest(tokenizer, shards, Totals.of(shards), fingerprint, run or {})
-    if faults := manifest.faults():
+    manifest = Manifest(tokenizer, shards, Totals.from_shards(shards), fingerprint, run or {})
+    if faults := manifest.find_faults():
         raise faults[0]
     return manifest
 

@@ -116,7 +116,7 @@ def with_header(index: bytes, **changes: int) -> bytes:
         (
             lambda b: b"\x1f\x8b" + b[2:],
             FormatError,
-            "byte 0: found .*wanted the magic .*give the .idx of a shard",
+            "byte 0: found .*wanted the magic .*give the .idx file of a shard",
         ),
         (
             lambda b: with_header(b, version=2),
@@ -284,7 +284,7 @@ def change(value: dict[str, Any], path: str, new: object) -> dict[str, Any]:
         (
             "tokenizer/end_of_document",
             50,
-            r"m: tokenizer: found .*'end_of_document' is 50, must lie in 0\.\.49",
+            r"m: tokenizer: found .*'end_of_document' is 50, must be in 0\.\.49",
         ),
         (
             "tokenizer/special_ids/<pad>",
@@ -323,7 +323,7 @@ def test_manifest_names_contradictions(dataset: Path) -> None:
     value = Manifest.loads((dataset / "manifest.json").read_bytes()).to_json()
     change(value, "totals/num_docs", 11)
     change(value, "shards/0/languages/en", {"num_docs": 3, "num_tokens": 9})
-    messages = [str(fault) for fault in Manifest.from_json(value, "m").faults("m")]
+    messages = [str(fault) for fault in Manifest.from_json(value, "m").find_faults("m")]
     assert len(messages) == 3
     assert "m: shards[0].languages, documents and tokens added up: found [6, " in messages[0]
     assert "m: totals.num_docs: found 11, wanted 10" in messages[1]

@@ -59,7 +59,7 @@ def certify(dataset: Path, index: ShardIndex | None = None) -> None:
     )
     shards = (entry, *manifest.shards[1:])
     (dataset / MANIFEST_FILE).write_bytes(
-        replace(manifest, shards=shards, totals=Totals.of(shards)).dumps()
+        replace(manifest, shards=shards, totals=Totals.from_shards(shards)).dumps()
     )
 
 

@@ -160,7 +160,7 @@ def test_a_vocabulary_that_needs_four_bytes_is_not_read_as_two(make: Make) -> No
     small, large = make([[256]], vocab_size=100), make([[128]], name="large", vocab_size=100_000)
     manifest = Manifest.loads((small.folder / "manifest.json").read_bytes())
     entry = Manifest.loads((large.folder / "manifest.json").read_bytes()).shards[0]
-    forged = Manifest(manifest.tokenizer, (entry,), type(manifest.totals).of([entry]), "f")
+    forged = Manifest(manifest.tokenizer, (entry,), type(manifest.totals).from_shards([entry]), "f")
     (large.folder / "manifest.json").write_bytes(forged.dumps())
     with pytest.raises(
         FormatError,
