@@ -1,9 +1,13 @@
-"""Bytes on disk: shards that any WebDataset reader opens, an index beside each, one manifest, and their verification.
+"""Write and verify datasets: WebDataset shards with an index beside each, and one manifest.
 
-`shardwriter.format` is the contract that readers import; it needs nothing else of this package.
+`shardwriter.format` is the on-disk format. Readers import only this package; it needs nothing else of
+shardwriter.
 """
 
-from shardwriter.manifest import Finding, join, verify
-from shardwriter.writer import Documents, write_shard
+from shardwriter.documents import Documents
+from shardwriter.manifest import build_manifest
+from shardwriter.verification.dataset import verify
+from shardwriter.verification.findings import Finding
+from shardwriter.writer import write_shard
 
-__all__ = ["Documents", "Finding", "join", "verify", "write_shard"]
+__all__ = ["Documents", "Finding", "build_manifest", "verify", "write_shard"]

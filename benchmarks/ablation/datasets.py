@@ -38,7 +38,7 @@ from pipeline.phases.tokenize import order_keys, tokenizer_entry
 from pipeline.planning.plan import make_plan
 from pipeline.planning.prepare import prepare
 from pipeline.planning.stage_spec import StageSpec
-from shardwriter import Documents, join, write_shard
+from shardwriter import Documents, build_manifest, write_shard
 from shardwriter.format import MANIFEST_FILE, index_file, shard_file
 from stages.transform.tokenize import Tokenize
 from stages.warc.reader import WarcReader
@@ -279,7 +279,7 @@ def _write(folder: Path, config: RunConfig, tables: Sequence[pa.Table]) -> Path:
                 write_shard(tar, index, shard=shard, tokenizer=entry, documents=documents)
             )
     (folder / MANIFEST_FILE).write_bytes(
-        join(entries, tokenizer=entry, fingerprint="ablation").dumps()
+        build_manifest(entries, tokenizer=entry, fingerprint="ablation").dumps()
     )
     return folder
 

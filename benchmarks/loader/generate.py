@@ -24,7 +24,7 @@ sys.path.insert(
     0, str(Path(__file__).resolve().parents[2])
 )  # so that the file runs from another environment
 
-from shardwriter import Documents, join, write_shard
+from shardwriter import Documents, build_manifest, write_shard
 from shardwriter.format import MANIFEST_FILE, TokenizerEntry, index_file, shard_file
 
 BLOCK = 2049
@@ -74,7 +74,7 @@ def write_shards(folder: Path, tokens: NDArray[np.uint16], starts: NDArray[np.in
                 write_shard(tar, index, shard=shard, tokenizer=tokenizer, documents=part)
             )
     (folder / MANIFEST_FILE).write_bytes(
-        join(entries, tokenizer=tokenizer, fingerprint="benchmark").dumps()
+        build_manifest(entries, tokenizer=tokenizer, fingerprint="benchmark").dumps()
     )
 
 

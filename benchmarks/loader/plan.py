@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.result_file import REPOSITORY, save
-from shardwriter import Documents, join, write_shard
+from shardwriter import Documents, build_manifest, write_shard
 from shardwriter.format import MANIFEST_FILE, ShardEntry, TokenizerEntry, index_file, shard_file
 
 TOKENS_PER_SHARD = 100_000_000
@@ -82,7 +82,7 @@ def write_manifest(folder: Path, num_shards: int) -> None:
         "num_tokens": TOKENS_PER_SHARD, "languages": labels, "buckets": labels,
     }  # fmt: skip
     first = ShardEntry.from_json(entry)
-    manifest = join(
+    manifest = build_manifest(
         (replace(first, shard=shard) for shard in range(num_shards)),
         tokenizer=TOKENIZER,
         fingerprint="",
@@ -105,7 +105,9 @@ def write_dataset(folder: Path, num_shards: int, shard_tokens: int) -> None:
             entries.append(
                 write_shard(tar, index, shard=shard, tokenizer=TOKENIZER, documents=documents)
             )
-    (folder / MANIFEST_FILE).write_bytes(join(entries, tokenizer=TOKENIZER, fingerprint="").dumps())
+    (folder / MANIFEST_FILE).write_bytes(
+        build_manifest(entries, tokenizer=TOKENIZER, fingerprint="").dumps()
+    )
 
 
 def in_process(code: str, **given: Any) -> dict[str, float]:

@@ -633,7 +633,7 @@ def write_dataset(folder: Path, size: Size) -> None:
     """Documents of 200 to 3,000 tokens by Zipf's law, as benchmarks/loader/generate.py makes them, in four shards."""
     import numpy as np
 
-    from shardwriter import Documents, join, write_shard
+    from shardwriter import Documents, build_manifest, write_shard
     from shardwriter.format import MANIFEST_FILE, TokenizerEntry, index_file, shard_file
 
     folder.mkdir(parents=True)
@@ -658,7 +658,7 @@ def write_dataset(folder: Path, size: Size) -> None:
                 write_shard(tar, index, shard=shard, tokenizer=tokenizer, documents=documents)
             )
     (folder / MANIFEST_FILE).write_bytes(
-        join(entries, tokenizer=tokenizer, fingerprint="benchmark").dumps()
+        build_manifest(entries, tokenizer=tokenizer, fingerprint="benchmark").dumps()
     )
 
 

@@ -20,7 +20,7 @@ from pipeline.phases.phase import Artifact, MergedArtifact, PartitionPhase, Task
 from pipeline.phases.tokenize import TokenizeDocuments, tokenizer_entry
 from pipeline.planning.input_splits import InputSplit
 from pipeline.runs.phase_folder import write_atomically
-from shardwriter import Documents, join, write_shard
+from shardwriter import Documents, build_manifest, write_shard
 from shardwriter.format import MANIFEST_FILE, ShardEntry, TokenizerEntry, index_file, shard_file
 from stages.contract import Counters
 
@@ -146,7 +146,7 @@ class WriteShards(PartitionPhase):
             "function": "splitmix64(doc_id + splitmix64(seed))",
             "seed": self.config.write_shards.seed,
         }
-        manifest = join(
+        manifest = build_manifest(
             entries, tokenizer=self._tokenizer, fingerprint=fingerprint, run={"order": order}
         )
         write_atomically(self.folder.path(MANIFEST_FILE), manifest.dumps())

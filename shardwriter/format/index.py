@@ -133,17 +133,9 @@ class ShardIndex:
             doc_ids=take("<u8", header.num_docs),
             sample_crcs=take("<u4", header.num_samples),
         )
-        index._check_last("sample_starts", index.sample_starts, header.num_tokens, where)
-        index._check_last("doc_starts", index.doc_starts, header.num_tokens, where)
+        _check_last_start(f"{where}: last of sample_starts", index.sample_starts, header)
+        _check_last_start(f"{where}: last of doc_starts", index.doc_starts, header)
         return index
-
-    @staticmethod
-    def _check_last(name: str, starts: NDArray[np.int64], num_tokens: int, where: str) -> None:
-        last = int(starts[-1])
-        if last != num_tokens:
-            raise ShardCorrupt(
-                f"{where}: last of {name}", f"{last}", f"num_tokens = {num_tokens}", REFETCH
-            )
 
 
 class _Header(NamedTuple):
@@ -182,6 +174,12 @@ def _read_header(view: memoryview, where: str) -> _Header:
         found_width = f"{header.token_bytes} bytes per token"
         raise FormatError(f"{where}, byte 48", found_width, "2 or 4", "write the shard again")
     return header
+
+
+def _check_last_start(where: str, starts: NDArray[np.int64], header: _Header) -> None:
+    last = int(starts[-1])
+    if last != header.num_tokens:
+        raise ShardCorrupt(where, f"{last}", f"num_tokens = {header.num_tokens}", REFETCH)
 
 
 def _count_index_bytes(num_samples: int, num_docs: int) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from shardwriter import Documents, join, write_shard
+from shardwriter import Documents, build_manifest, write_shard
 from shardwriter.format import MANIFEST_FILE, ShardEntry, TokenizerEntry
 
 END = 0
@@ -71,7 +71,7 @@ def write_dataset(
             entries.append(write_shard(tar, index, documents=documents, **settings))
         written.tokens.append(tokens)
         written.doc_starts.append(np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]))
-    manifest = join(entries, tokenizer=tokenizer, fingerprint="f00d")
+    manifest = build_manifest(entries, tokenizer=tokenizer, fingerprint="f00d")
     (folder / MANIFEST_FILE).write_bytes(manifest.dumps())
     return written
 

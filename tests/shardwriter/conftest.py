@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardwriter import Documents, join, write_shard
+from shardwriter import Documents, build_manifest, write_shard
 from shardwriter.format import MANIFEST_FILE, ShardEntry, TokenizerEntry
 
 END = 0
@@ -89,7 +89,7 @@ def dataset(
         (tmp_path / entry.file).write_bytes(tar)
         (tmp_path / entry.index_file).write_bytes(index)
         entries.append(entry)
-    manifest = join(
+    manifest = build_manifest(
         entries, tokenizer=tokenizer, fingerprint="f00d", run={"sources": ["a.warc.wet.gz"]}
     )
     (tmp_path / MANIFEST_FILE).write_bytes(manifest.dumps())

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwriter import Documents, join
+from shardwriter import Documents, build_manifest
 from shardwriter.format import (
     INDEX_HEADER,
     Count,
@@ -58,7 +58,9 @@ def test_documentation_shows_the_manifest_byte_for_byte(
     """The manifest in the documentation is the one that belongs to that shard."""
     entry = write(worked_example, tokenizer, sample_tokens=5)[2]
     (shown,) = re.findall(r"```json\n(.*?)```", page, flags=re.DOTALL)
-    manifest = join([entry], tokenizer=tokenizer, fingerprint="9f2c", run={"config": "ccnet.yaml"})
+    manifest = build_manifest(
+        [entry], tokenizer=tokenizer, fingerprint="9f2c", run={"config": "ccnet.yaml"}
+    )
     assert shown.encode() == manifest.dumps()
 
 
@@ -216,7 +218,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
         draw(st.text()), "ab" * 32, vocab_size, draw(st.integers(0, vocab_size - 1))
     )
     run = draw(st.dictionaries(st.text(), json_values, max_size=3))
-    return join(
+    return build_manifest(
         draw(st.permutations(entries)), tokenizer=tokenizer, fingerprint=draw(st.text()), run=run
     )
 

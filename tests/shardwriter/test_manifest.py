@@ -13,8 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import shardwriter.manifest
-from shardwriter import Documents, join, verify, write_shard
+from shardwriter import Documents, build_manifest, verify, write_shard
 from shardwriter.format import (
     MANIFEST_FILE,
     Manifest,
@@ -23,6 +22,7 @@ from shardwriter.format import (
     TokenizerEntry,
     Totals,
 )
+from shardwriter.verification import doc_ids
 
 Write = Callable[..., tuple[bytes, bytes, ShardEntry]]
 
@@ -74,7 +74,7 @@ def index_of(dataset: Path) -> ShardIndex:
 def test_join_orders_and_adds_up(dataset: Path, tokenizer: TokenizerEntry) -> None:
     """Shards may be told of in any order; totals are their sums."""
     shards = manifest_of(dataset).shards
-    manifest = join(reversed(shards), tokenizer=tokenizer, fingerprint="f")
+    manifest = build_manifest(reversed(shards), tokenizer=tokenizer, fingerprint="f")
     assert manifest.shards == shards
     assert manifest.totals.num_tokens == sum(entry.num_tokens for entry in shards) == 111
     assert (
@@ -87,7 +87,9 @@ def test_join_orders_and_adds_up(dataset: Path, tokenizer: TokenizerEntry) -> No
 def test_join_of_nothing(tokenizer: TokenizerEntry) -> None:
     """A run that kept nothing has a manifest all the same."""
     assert (
-        Manifest.loads(join([], tokenizer=tokenizer, fingerprint="f").dumps()).totals.num_tokens
+        Manifest.loads(
+            build_manifest([], tokenizer=tokenizer, fingerprint="f").dumps()
+        ).totals.num_tokens
         == 0
     )
 
@@ -96,11 +98,13 @@ def test_join_refuses_gaps_and_doubles(dataset: Path, tokenizer: TokenizerEntry)
     """A missing shard and one given twice are both named."""
     first, second = manifest_of(dataset).shards
     with pytest.raises(ValueError, match=r"\[0, 2\] missing, \[1\] given twice"):
-        join([second, second, replace(second, shard=3)], tokenizer=tokenizer, fingerprint="f")
+        build_manifest(
+            [second, second, replace(second, shard=3)], tokenizer=tokenizer, fingerprint="f"
+        )
     with pytest.raises(
         ValueError, match=r"shards\[0\]\.languages.*: found \[5, 55\], wanted \[6, 55\]"
     ):
-        join([replace(first, num_docs=6), second], tokenizer=tokenizer, fingerprint="f")
+        build_manifest([replace(first, num_docs=6), second], tokenizer=tokenizer, fingerprint="f")
 
 
 # --------------------------------------------------------------------------------------------------------------- verify
@@ -119,7 +123,7 @@ def test_empty_shard_is_whole(tmp_path: Path, write: Write, tokenizer: Tokenizer
     (tmp_path / entry.file).write_bytes(tar)
     (tmp_path / entry.index_file).write_bytes(index)
     (tmp_path / MANIFEST_FILE).write_bytes(
-        join([entry], tokenizer=tokenizer, fingerprint="f").dumps()
+        build_manifest([entry], tokenizer=tokenizer, fingerprint="f").dumps()
     )
     assert findings(tmp_path) == []
 
@@ -387,7 +391,7 @@ def test_doc_ids_occur_once_over_the_dataset(
     doc_ids_in_memory: int,
 ) -> None:
     """A document in two shards is found, in one pass or in many."""
-    monkeypatch.setattr(shardwriter.manifest, "DOC_IDS_IN_MEMORY", doc_ids_in_memory)
+    monkeypatch.setattr(doc_ids, "DOC_IDS_IN_MEMORY", doc_ids_in_memory)
     documents = random_documents(
         [5, 9, 30, 4, 7], first_doc_id=103
     )  # 103 and 104 are in shard 1 already
@@ -400,7 +404,7 @@ def test_doc_ids_occur_once_over_the_dataset(
         )
     shards = entry, manifest_of(dataset).shards[1]
     (dataset / MANIFEST_FILE).write_bytes(
-        join(shards, tokenizer=tokenizer, fingerprint="f").dumps()
+        build_manifest(shards, tokenizer=tokenizer, fingerprint="f").dumps()
     )
     (line,) = findings(dataset)
     assert line.startswith(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardwriter import Documents, join, write_shard
+from shardwriter import Documents, build_manifest, write_shard
 from shardwriter.format import MANIFEST_FILE, TokenizerEntry, index_file, shard_file
 from tests.training.rank_processes import run_world
 from training.config import TrainConfig
@@ -52,7 +52,7 @@ def write_language(folder: Path, *, seed: int = 0, num_shards: int = 3) -> Path:
                 write_shard(tar, index, shard=shard, tokenizer=tokenizer, documents=documents)
             )
     (folder / MANIFEST_FILE).write_bytes(
-        join(entries, tokenizer=tokenizer, fingerprint="f00d").dumps()
+        build_manifest(entries, tokenizer=tokenizer, fingerprint="f00d").dumps()
     )
     return folder
 

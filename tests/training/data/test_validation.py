@@ -18,7 +18,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from shardwriter import Documents, join, write_shard
+from shardwriter import Documents, build_manifest, write_shard
 from shardwriter.format import MANIFEST_FILE, TokenizerEntry, index_file, shard_file
 from tests.conftest import REPOSITORY
 from tests.training.conftest import VOCAB_SIZE, config_of, log_of, losses, settings_of, train_all
@@ -91,7 +91,7 @@ def write_held_out(folder: Path, *, sha256: str = "ab" * 32, with_metadata: bool
             settings = {"shard": shard, "tokenizer": tokenizer, "sample_tokens": 100}
             entries.append(write_shard(tar, index, documents=documents, **settings))
     (folder / MANIFEST_FILE).write_bytes(
-        join(entries, tokenizer=tokenizer, fingerprint="f00d").dumps()
+        build_manifest(entries, tokenizer=tokenizer, fingerprint="f00d").dumps()
     )
     return HeldOut(folder, written)
 

@@ -1,0 +1,1 @@
+"""Verification of a dataset: read every byte of it and report everything that is wrong."""

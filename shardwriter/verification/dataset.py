@@ -1,0 +1,85 @@
+"""Verify a dataset.
+
+for finding in verify("runs/ccnet/dataset"):
+print(finding)
+# shard-000000.tar, sample 000000-00012, byte 1574528: found tokens with crc32 5d1c9f00, wanted ...
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shardwriter.format import MANIFEST_FILE, FormatError, Manifest
+from shardwriter.verification.doc_ids import find_repeated_doc_ids
+from shardwriter.verification.findings import File, Finding, Folder, check_file
+from shardwriter.verification.index_check import check_index
+from shardwriter.verification.sample_check import check_samples
+
+
+def verify(dataset: Folder | str) -> list[Finding]:
+    """Return everything that is wrong with a dataset; an empty list means that it is correct.
+
+    Every file is hashed, every tar is read, and samples, documents and tokens are counted again. Each
+    sample is compared with its checksum and its entry in the index. Token ids must be in the
+    vocabulary, and documents must end with the end-of-document id. No doc_id may occur twice, and no
+    shard may be in the folder that is not in the manifest.
+
+    Memory holds one sample, one index and at most `DOC_IDS_IN_MEMORY` document ids. Damaged data does
+    not raise.
+
+    Args:
+        dataset: path of the dataset's folder or of its manifest, or an object with the interface of
+            `Folder`, for example a prefix in a bucket.
+    """
+    folder: Folder = Path(dataset) if isinstance(dataset, str) else dataset
+    if isinstance(folder, Path) and not folder.is_dir():
+        return _verify_dataset(folder.parent, folder)
+    return _verify_dataset(folder, folder / MANIFEST_FILE)
+
+
+def _verify_dataset(folder: Folder, manifest_path: File) -> list[Finding]:
+    findings: list[Finding] = []
+    manifest = _check_manifest(manifest_path, findings)
+    if manifest is None:
+        return findings
+    _check_unnamed_files(folder, manifest, findings)
+    index_files: list[tuple[File, int]] = []
+    for entry in manifest.shards:
+        index_path, tar_path = folder / entry.index_file, folder / entry.file
+        index = check_index(index_path, entry, manifest.tokenizer, findings)
+        if check_file(tar_path, entry.shard_bytes, entry.sha256, findings):
+            check_samples(tar_path, entry, manifest.tokenizer, index, findings)
+        if index is not None:
+            index_files.append((index_path, index.num_docs))
+    findings += find_repeated_doc_ids(index_files)
+    return findings
+
+
+def _check_manifest(path: File, findings: list[Finding]) -> Manifest | None:
+    try:
+        manifest, faults = Manifest.inspect(path.read_bytes(), path.name)
+    except OSError as error:
+        remedy = "give the folder that holds manifest.json"
+        findings.append(Finding.from_os_error(path.name, error, "a manifest", remedy))
+        return None
+    except FormatError as error:
+        findings.append(Finding.from_error(error))
+        return None
+    findings += [Finding.from_error(fault) for fault in faults]
+    return manifest
+
+
+def _check_unnamed_files(folder: Folder, manifest: Manifest, findings: list[Finding]) -> None:
+    """Report shards that the manifest does not name."""
+    named: set[str] = set()
+    for entry in manifest.shards:
+        named |= {entry.file, entry.index_file}
+    for name in sorted(path.name for path in folder.iterdir()):
+        if name.startswith("shard-") and name not in named:
+            finding = Finding(
+                name,
+                "a file that the manifest does not name",
+                "only files that it names",
+                "move the file away; a reader that takes every shard in the folder would read it",
+            )
+            findings.append(finding)

@@ -1,0 +1,86 @@
+"""Findings of the verification, and the parts of a folder that it needs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from shardwriter.format import REFETCH, FormatError
+
+REWRITE = "delete the shard and run the pipeline again; the file is complete but does not follow the format"
+"""The remedy for a file with correct checksums and wrong content."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fault of a dataset.
+
+    where:  file, sample and byte
+    found:  what is there
+    wanted: what should be there
+    remedy: how to repair it
+    """
+
+    where: str
+    found: str
+    wanted: str
+    remedy: str
+
+    @classmethod
+    def from_error(cls, error: FormatError) -> Finding:
+        """Return the finding that a FormatError describes."""
+        return cls(error.where, error.found, error.wanted, error.remedy)
+
+    @classmethod
+    def from_os_error(cls, name: str, error: OSError, wanted: str, remedy: str) -> Finding:
+        """Return the finding for a file that cannot be read."""
+        return cls(name, f"no readable file ({error.strerror or error})", wanted, remedy)
+
+    def __str__(self) -> str:
+        return f"{self.where}: found {self.found}, wanted {self.wanted}; {self.remedy}"
+
+
+class File(Protocol):
+    """The part of pathlib.Path that is used of a file. Files in a bucket can have it too."""
+
+    @property
+    def name(self) -> str:
+        """Name without the folder."""
+        ...
+
+    def read_bytes(self) -> bytes:
+        """Return the whole content."""
+        ...
+
+    def open(self, mode: Literal["rb"], /) -> Any:
+        """Open a seekable binary file."""
+        ...
+
+
+class Folder(Protocol):
+    """The part of pathlib.Path that is used of a folder. Prefixes in a bucket can have it too."""
+
+    def __truediv__(self, name: str, /) -> File: ...
+
+    def iterdir(self) -> Iterable[File]:
+        """Iterate over the files directly in the folder."""
+        ...
+
+
+def check_file(path: File, num_bytes: int, sha256: str, findings: list[Finding]) -> bool:
+    """Compare a file with its size and SHA-256; return whether the file can be read."""
+    try:
+        with path.open("rb") as file:
+            found_sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+            found_bytes = file.tell()
+    except OSError as error:
+        wanted = f"a file of {num_bytes} bytes"
+        findings.append(Finding.from_os_error(path.name, error, wanted, REFETCH))
+        return False
+    if found_bytes != num_bytes:
+        findings.append(Finding(path.name, f"{found_bytes} bytes", f"{num_bytes} bytes", REFETCH))
+    if found_sha256 != sha256:
+        findings.append(Finding(path.name, f"sha256 {found_sha256}", sha256, REFETCH))
+    return True
