@@ -143,7 +143,7 @@ def run(
     with RunProgress(console) as progress:
         for event in run_plan(plan):
             progress.show(event)
-            metrics.note(event)
+            metrics.record(event)
     done = f"{progress.num_tasks} tasks done" if progress.num_tasks else "nothing was left to do"
     _print_outcome(plan, f"{done}, in {time.monotonic() - started:.1f} s")
 

@@ -70,7 +70,7 @@ def test_a_dashboard_can_be_imported(name: str) -> None:
         if panel["type"] != "row":
             sources = [panel["datasource"], *(target["datasource"] for target in panel["targets"])]
             assert {source["uid"] for source in sources} == {"${datasource}"}
-            assert panel["fieldConfig"]["defaults"]["split"]
+            assert panel["fieldConfig"]["defaults"]["unit"]
     variables = [variable["name"] for variable in found["templating"]["list"]]
     assert variables == ["datasource", "run"]
 

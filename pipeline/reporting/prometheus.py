@@ -1,13 +1,10 @@
-"""What a run tells Prometheus, through Ray's metrics: all that is counted, and by what name.
+"""Metrics of a run for Prometheus, exported through Ray. docs/watching.md lists them.
 
-Promises: METRICS is all there is; counters begin where the run stood when this driver began, so that one that goes on
-does not begin at nothing; Ray keeps what counters were told when the driver ends, and gauges end with it. Labels are
-bounded, whatever the input holds. The engine in one process has no metrics.
-Leaves to others: what happens (engine.py), fetching and showing (docs/watching.md).
+metrics = RunMetrics(plan)
+for event in run(plan):
+    metrics.record(event)
 
-    metrics = RunMetrics(plan)
-    for event in run(plan):
-        metrics.note(event)       # <node>:<metrics port>/metrics has: ray_corpusmill_documents_total{phase="extract"} 7
+# <node>:<metrics port>/metrics: ray_corpusmill_documents_total{phase="extract"} 7
 """
 
 from __future__ import annotations
@@ -23,221 +20,260 @@ from pipeline.execution.engine import Event, PhaseStarted, TaskFinished
 from pipeline.phases import registry
 from pipeline.phases.phase import Phase
 from pipeline.planning.run_plan import RunPlan
-from stages.contract import Counters
+from stages.counters import Counters
 
 PREFIX = "ray_"
-"""What Ray puts before every name: dashboards and alerts ask for `ray_corpusmill_...`."""
+"""Ray puts this before every name: dashboards and alerts ask for `ray_corpusmill_...`."""
 
-MAX_VALUES = 200
-"""Values that a metric's own label may have in a run; later ones are `other`. lid.176 knows 176 languages."""
+MAX_LABEL_VALUES = 200
+"""Values that a metric's own label may take in a run. Later ones become `other`.
+
+Each value is a time series in Prometheus. lid.176 has 176 languages."""
+
+OTHER = "other"
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One name, with labels `run` (the run folder's name and the dataset's fingerprint), `phase`, and maybe its own.
+    """A metric with the labels `run` and `phase`, and possibly one of its own.
 
-    counts: the count of done-records that a counter sums up; of one that ends in a dot, what follows is the own label.
+    The label `run` is the name of the run folder and the start of the dataset's fingerprint.
+
+    Attributes:
+        counter: the counter of the done-records that the metric adds up. If it ends in a dot it is
+            a family: `dropped.` stands for `dropped.length.too_few_chars` and all others, and the
+            part after the dot is the value of the metric's own label.
     """
 
     name: str
     kind: Literal["counter", "gauge"]
     help: str
-    counts: str = ""
+    counter: str = ""
     own_label: str = ""
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Names of all its labels."""
+        """The names of all its labels."""
         return ("run", "phase", self.own_label) if self.own_label else ("run", "phase")
 
 
+TASKS_PLANNED = Metric(
+    "corpusmill_tasks_planned", "gauge", "Tasks of a phase; set when the phase starts."
+)
+TASKS_DONE = Metric(
+    "corpusmill_tasks_done", "gauge", "Tasks that are done, by this driver or an earlier one."
+)
+TASKS_FAILED = Metric(
+    "corpusmill_tasks_failed", "gauge", "Tasks that failed since this driver started."
+)
+LAST_EVENT = Metric(
+    "corpusmill_last_event_timestamp_seconds",
+    "gauge",
+    "Time of the last start or end of a phase or task.",
+)
+STAGE_SECONDS = Metric(
+    "corpusmill_stage_seconds_total",
+    "counter",
+    "Worker seconds in each stage of finished tasks, since this driver started.",
+    own_label="stage",
+)
+RETRIES = Metric(
+    "corpusmill_retries_total",
+    "counter",
+    "Attempts at finished tasks beyond the first, since this driver started.",
+)
+
 METRICS = (
-    Metric("corpusmill_work_planned", "gauge", "Pieces of work of a phase, once it has begun."),
+    TASKS_PLANNED,
+    TASKS_DONE,
+    TASKS_FAILED,
+    LAST_EVENT,
     Metric(
-        "corpusmill_work_done", "gauge", "Those that are done, earlier starts of the run included."
-    ),
-    Metric("corpusmill_work_failed", "gauge", "Those that failed since this driver began."),
-    Metric(
-        "corpusmill_last_event_timestamp_seconds",
-        "gauge",
-        "When a phase, or work of it, last began or ended.",
-    ),
-    Metric(
-        "corpusmill_documents_total", "counter", "Documents that a phase has taken in.", "documents"
+        "corpusmill_documents_total", "counter", "Documents that a phase has read.", "documents"
     ),
     Metric(
         "corpusmill_dropped_documents_total",
         "counter",
-        "Those dropped, by reason.",
+        "Documents dropped, by reason.",
         "dropped.",
         "reason",
     ),
     Metric(
         "corpusmill_language_documents_total",
         "counter",
-        "Those kept, by language.",
+        "Documents kept, by language.",
         "language.",
         "language",
     ),
     Metric(
         "corpusmill_characters_total",
         "counter",
-        "Characters of text that a phase has left.",
+        "Characters of text that a phase has kept.",
         "chars",
     ),
     Metric(
         "corpusmill_tokens_total",
         "counter",
-        "Tokens made (tokenize), and in shards (write_shards).",
+        "Tokens made (tokenize) and written to shards (write_shards).",
         "tokens",
     ),
     Metric(
         "corpusmill_language_tokens_total",
         "counter",
-        "Those made, by language.",
+        "Tokens made, by language.",
         "language_tokens.",
         "language",
     ),
     Metric(
         "corpusmill_input_bytes_total",
         "counter",
-        "Bytes of crawl files, as they lie.",
+        "Bytes of input files read, compressed.",
         "file_bytes",
     ),
     Metric(
-        "corpusmill_records_total", "counter", "Records in them, broken ones too.", "num_records"
+        "corpusmill_records_total",
+        "counter",
+        "Records read, including broken ones.",
+        "num_records",
     ),
     Metric(
         "corpusmill_quarantined_records_total",
         "counter",
-        "The broken ones, by cause.",
+        "Broken records, by cause.",
         "quarantined.",
         "cause",
     ),
-    Metric(
-        "corpusmill_stage_seconds_total",
-        "counter",
-        "Seconds of workers in each step of finished work, since this driver began.",
-        own_label="stage",
-    ),
-    Metric(
-        "corpusmill_retries_total",
-        "counter",
-        "Tries of finished work beyond the first, since this driver began.",
-    ),
+    STAGE_SECONDS,
+    RETRIES,
 )
 
-_Series = tuple[str, str, str]  # name of a metric, phase, value of its own label or ""
+Series = tuple[str, str, str]
+"""The name of a metric, the phase, and the value of its own label or ""."""
 
 
 class RunMetrics:
-    """Counts the events of a run, and tells the sums to Ray as soon as Ray is there.
+    """Add up the events of a run and export the totals through Ray, once Ray has started.
 
-    counters, gauges: what stands now, by name, phase, and value of the own label ("" where there is none).
+    Counters that come from done-records include the tasks of earlier drivers of the run, so a
+    resumed run continues where it stopped. The in-process engine exports nothing.
+
+    Attributes:
+        counters: the current totals.
+        gauges: the current values.
     """
 
     def __init__(self, plan: RunPlan) -> None:
         self._plan = plan
-        self._run = (
-            f"{plan.run_dir.name}-{(plan.phase('write_shards').fingerprint or 'unknown')[:8]}"
-        )
-        self._is_on = plan.config.engine.kind == "ray"
-        self.counters: defaultdict[_Series, float] = defaultdict(float)
-        self.gauges: dict[_Series, float] = {}
-        self._told: defaultdict[_Series, float] = defaultdict(float)
-        self._values: defaultdict[str, set[str]] = defaultdict(set)
-        self._of_ray: dict[str, Any] = {}
+        fingerprint = plan.phase("write_shards").fingerprint or "unknown"
+        self._run = f"{plan.run_dir.name}-{fingerprint[:8]}"
+        self._is_enabled = plan.config.engine.kind == "ray"
+        self.counters: defaultdict[Series, float] = defaultdict(float)
+        self.gauges: dict[Series, float] = {}
+        self._exported: defaultdict[Series, float] = defaultdict(float)
+        self._label_values: defaultdict[str, set[str]] = defaultdict(set)
+        self._ray_metrics: dict[str, Any] = {}
 
-    def note(self, event: Event) -> None:
-        """Take note of an event."""
-        if not self._is_on:
+    def record(self, event: Event) -> None:
+        """Add an event and export the new totals."""
+        if not self._is_enabled:
             return
         phase = registry.find_phase(event.phase)(self._plan)
         if isinstance(event, PhaseStarted):
-            self._begin(phase, event.num_tasks, event.num_done)
+            self._start_phase(phase, event.num_tasks, event.num_done)
         elif isinstance(event, TaskFinished):
-            self._finish(phase, event)
+            self._finish_task(phase, event)
         elif event.was_complete:
             num_tasks = phase.folder.summary()["task_ids"]
-            self._set_works(phase.name, planned=num_tasks, done=num_tasks, failed=0)
-            self._take(phase.name, event.counters)
-        self.gauges["corpusmill_last_event_timestamp_seconds", phase.name, ""] = time.time()
-        self._tell()
+            self._set_tasks(phase.name, num_tasks, num_tasks)
+            self.add_counters(phase.name, event.counters)
+        self.gauges[LAST_EVENT.name, phase.name, ""] = time.time()
+        self._export()
 
-    def _begin(self, phase: Phase, num_tasks: int, num_done: int) -> None:
-        self._set_works(phase.name, planned=num_tasks, done=num_done, failed=0)
+    def add_counters(self, phase: str, counters: Counters) -> None:
+        """Add the counters of done-records to the metrics that declare them."""
+        for metric, label_value, number in find_metrics(counters):
+            self._add(metric, phase, number, label_value)
+
+    def _start_phase(self, phase: Phase, num_tasks: int, num_done: int) -> None:
+        self._set_tasks(phase.name, num_tasks, num_done)
         if num_done:
-            for record in phase.folder.records(
-                sorted(phase.folder.done().intersection(phase.task_ids()))
-            ):
-                self._take(phase.name, Counters.from_json(record["counters"]))
+            done = sorted(phase.folder.done().intersection(phase.task_ids()))
+            for record in phase.folder.records(done):
+                self.add_counters(phase.name, Counters.from_json(record["counters"]))
 
-    def _finish(self, phase: Phase, event: TaskFinished) -> None:
+    def _finish_task(self, phase: Phase, event: TaskFinished) -> None:
         if event.failed is not None:
-            self.gauges["corpusmill_work_failed", phase.name, ""] += 1
+            self.gauges[TASKS_FAILED.name, phase.name, ""] += 1
             return
-        self.gauges["corpusmill_work_done", phase.name, ""] += 1
-        self._take(phase.name, Counters.from_json(phase.folder.record(event.task_id)["counters"]))
+        self.gauges[TASKS_DONE.name, phase.name, ""] += 1
+        record = phase.folder.record(event.task_id)
+        self.add_counters(phase.name, Counters.from_json(record["counters"]))
         for step, seconds in event.seconds.items():
-            self._add("corpusmill_stage_seconds_total", phase.name, seconds, step)
-        # a stage with tasks of its own tries its part by itself; each look is a request where the run is in a bucket
+            self._add(STAGE_SECONDS, phase.name, seconds, step)
+        self._add(RETRIES, phase.name, self._count_retries(phase, event))
+
+    def _count_retries(self, phase: Phase, event: TaskFinished) -> int:
+        """Count the attempts at a task beyond the first.
+
+        A stage with resources of its own runs in Ray tasks of its own and counts its attempts
+        under `{task_id}.{stage}`. Each lookup is a request if the run folder is in a bucket.
+        """
+        names = [event.task_id]
         resources = self._plan.config.engine.phases.get(phase.name)
-        handed_over = event.seconds if resources and resources.stages else ()
-        parts = [event.task_id, *(f"{event.task_id}.{step}" for step in handed_over)]
-        retries = sum(max(0, phase.folder.attempts(part) - 1) for part in parts)
-        self._add("corpusmill_retries_total", phase.name, retries)
+        if resources and resources.stages:
+            names += [f"{event.task_id}.{step}" for step in event.seconds]
+        return sum(max(0, phase.folder.attempts(name) - 1) for name in names)
 
-    def _set_works(self, phase: str, **numbers: int) -> None:
-        for name, number in numbers.items():
-            self.gauges[f"corpusmill_work_{name}", phase, ""] = number
+    def _set_tasks(self, phase: str, num_planned: int, num_done: int) -> None:
+        self.gauges[TASKS_PLANNED.name, phase, ""] = num_planned
+        self.gauges[TASKS_DONE.name, phase, ""] = num_done
+        self.gauges[TASKS_FAILED.name, phase, ""] = 0
 
-    def _take(self, phase: str, counters: Counters) -> None:
-        for metric, value, number in amounts(counters):
-            self._add(metric.name, phase, number, value)
+    def _add(self, metric: Metric, phase: str, number: float, label_value: str = "") -> None:
+        seen = self._label_values[metric.name]
+        if label_value not in seen and len(seen) >= MAX_LABEL_VALUES:
+            label_value = OTHER
+        seen.add(label_value)
+        self.counters[metric.name, phase, label_value] += number
 
-    def _add(self, name: str, phase: str, number: float, value: str = "") -> None:
-        seen = self._values[name]
-        if value not in seen and len(seen) >= MAX_VALUES:
-            value = "other"
-        seen.add(value)
-        self.counters[name, phase, value] += number
-
-    def _tell(self) -> None:
-        ray = sys.modules.get(
-            "ray"
-        )  # the engine starts it once there is work; what is told before that is lost
+    def _export(self) -> None:
+        # The engine starts Ray when there is a task to run. Ray loses what is set before that.
+        ray = sys.modules.get("ray")
         if ray is None or not ray.is_initialized():
             return
         for series, number in self.counters.items():
-            if more := number - self._told[series]:  # Ray's counters refuse 0
-                self._metric(series[0]).inc(float(more), self._labels(*series))
-                self._told[series] = number
+            increase = number - self._exported[series]
+            if increase:  # Ray's counters refuse 0
+                self._get_ray_metric(series[0]).inc(float(increase), self._make_labels(*series))
+                self._exported[series] = number
         for series, number in self.gauges.items():
-            self._metric(series[0]).set(float(number), self._labels(*series))
+            self._get_ray_metric(series[0]).set(float(number), self._make_labels(*series))
 
-    def _metric(self, name: str) -> Any:
+    def _get_ray_metric(self, name: str) -> Any:
         from ray.util import metrics
 
-        if name not in self._of_ray:
-            made = metrics.Counter if _BY_NAME[name].kind == "counter" else metrics.Gauge
-            self._of_ray[name] = made(name, _BY_NAME[name].help, _BY_NAME[name].labels)
-        return self._of_ray[name]
+        if name not in self._ray_metrics:
+            metric = _METRIC_BY_NAME[name]
+            kind = metrics.Counter if metric.kind == "counter" else metrics.Gauge
+            self._ray_metrics[name] = kind(name, metric.help, metric.labels)
+        return self._ray_metrics[name]
 
-    def _labels(self, name: str, *values: str) -> dict[str, str]:
-        # Ray raises for what is not ASCII, as the name of a run folder or of a model's language may be.
-        ascii_values = (
+    def _make_labels(self, name: str, *values: str) -> dict[str, str]:
+        # Ray refuses characters beyond ASCII; the name of a run folder or a language may have some.
+        ascii_values = [
             value.encode("ascii", "backslashreplace").decode() for value in (self._run, *values)
-        )
-        return dict(zip(_BY_NAME[name].labels, ascii_values, strict=False))
+        ]
+        return dict(zip(_METRIC_BY_NAME[name].labels, ascii_values, strict=False))
 
 
-def amounts(counters: Counters) -> Iterator[tuple[Metric, str, int]]:
-    """What a tally adds to each counter, with the value of the counter's own label."""
+def find_metrics(counters: Counters) -> Iterator[tuple[Metric, str, int]]:
+    """Yield each metric that these counters add to, the value of its own label, and the number."""
     for name, number in counters.counts.items():
-        prefix, dot, rest = name.partition(".")
-        if (metric := _BY_COUNT.get(prefix + dot)) is not None:
-            yield metric, rest, number
+        family, dot, member = name.partition(".")
+        metric = _METRIC_BY_COUNTER.get(family + dot)
+        if metric is not None:
+            yield metric, member, number
 
 
-_BY_NAME: Mapping[str, Metric] = {metric.name: metric for metric in METRICS}
-_BY_COUNT: Mapping[str, Metric] = {metric.counts: metric for metric in METRICS if metric.counts}
+_METRIC_BY_NAME: Mapping[str, Metric] = {metric.name: metric for metric in METRICS}
+_METRIC_BY_COUNTER: Mapping[str, Metric] = {m.counter: m for m in METRICS if m.counter}

@@ -59,13 +59,13 @@ def here(plan: RunPlan) -> Iterable[Event]:
 def noted(plan: RunPlan, events: Iterable[Event]) -> RunMetrics:
     metrics = RunMetrics(plan)
     for event in events:
-        metrics.note(event)
+        metrics.record(event)
     return metrics
 
 
 def stored(metrics: RunMetrics) -> dict[tuple[str, str, str], float]:
     """The counters that come from done-records, which every driver of a run has to tell alike."""
-    names = {metric.name for metric in METRICS if metric.counts}
+    names = {metric.name for metric in METRICS if metric.counter}
     return {series: number for series, number in metrics.counters.items() if series[0] in names}
 
 
@@ -86,7 +86,7 @@ def progress(metrics: RunMetrics) -> dict[tuple[str, str, str], float]:
     return {
         series: number
         for series, number in metrics.gauges.items()
-        if series[0].startswith("corpusmill_work_")
+        if series[0].startswith("corpusmill_tasks_")
     }
 
 
@@ -99,10 +99,10 @@ def test_failures_and_retries_are_counted(plan: RunPlan) -> None:
         for event in here(plan):
             if isinstance(event, TaskFinished) and event.task_id == plan.splits[0].key:
                 plan.folder("extract").attempt(event.task_id)
-            metrics.note(event)
+            metrics.record(event)
             events.append(event)
-    assert metrics.gauges["corpusmill_work_failed", "extract", ""] == 1
-    assert metrics.gauges["corpusmill_work_done", "extract", ""] == 3
+    assert metrics.gauges["corpusmill_tasks_failed", "extract", ""] == 1
+    assert metrics.gauges["corpusmill_tasks_done", "extract", ""] == 3
     assert metrics.counters["corpusmill_retries_total", "extract", ""] == 1
 
 
@@ -112,8 +112,8 @@ def test_labels_are_bounded(plan: RunPlan) -> None:
     counters = Counters()
     for i in range(2000):
         counters.add(f"language.l{i:04d}")
-    metrics.note(engine.PhaseStarted("select", 1, 0))
-    metrics._take("select", counters)
+    metrics.record(engine.PhaseStarted("select", 1, 0))
+    metrics.add_counters("select", counters)
     series = {
         s: n for s, n in metrics.counters.items() if s[0] == "corpusmill_language_documents_total"
     }
@@ -162,7 +162,7 @@ def test_every_panel_of_the_pipeline_shows_a_real_run(small: Small) -> None:
             command, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=250
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        (run,) = prometheus.ask("label/run/values", **{"match[]": "ray_corpusmill_work_planned"})
+        (run,) = prometheus.ask("label/run/values", **{"match[]": "ray_corpusmill_tasks_planned"})
         seen = Watched(prometheus, run, start, time.time())
         assert run.startswith("run-")
         assert not seen.empty("pipeline")
@@ -187,10 +187,9 @@ def test_every_panel_of_the_pipeline_shows_a_real_run(small: Small) -> None:
     assert {cause: n for (cause,), n in shown["Quarantined records, by cause"].items()} == report[
         "quarantine"
     ]
-    assert set(shown["Work done"].values()) == {1.0}
+    assert set(shown["Tasks done"].values()) == {1.0}
     seconds = {
-        ": ".join(dict.fromkeys(step)): n
-        for step, n in shown["Seconds of workers, by stage"].items()
+        ": ".join(dict.fromkeys(step)): n for step, n in shown["Worker seconds, by stage"].items()
     }
     # 10 ms, because once one of sixteen counters had lost 5 ms on its way through Ray, for a reason not found.
     assert seconds == pytest.approx({step: report["seconds"][step] for step in seconds}, abs=0.01)

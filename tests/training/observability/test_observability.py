@@ -173,7 +173,7 @@ def test_every_panel_of_training_shows_a_real_run(
         train(config, distributed.join(config.parallel, timeout_s=60, dump_dir=tmp_path))
         seen = Watched(prometheus, "tiny", start, time.time())
         assert {title for title, _ in seen.empty("training")} <= {
-            "GPU, peak since the report before"
+            "GPU memory, peak since the previous report"
         }
         (shown,) = seen.series('corpusmill_train_loss{run="$run"}').values()
         prometheus.assert_healthy(firing=set())
