@@ -18,7 +18,7 @@ from pipeline.errors import RunAborted
 from pipeline.execution import engine
 from pipeline.execution.engine import Event, TaskFinished, engine_of
 from pipeline.planning.run_plan import RunPlan
-from pipeline.reporting.prometheus import MAX_VALUES, METRICS, RunMetrics
+from pipeline.reporting.prometheus import MAX_LABEL_VALUES, METRICS, RunMetrics
 from stages.contract import Counters
 from tests.conftest import REPOSITORY, wet_record
 from tests.pipeline.conftest import Small
@@ -117,7 +117,7 @@ def test_labels_are_bounded(plan: RunPlan) -> None:
     series = {
         s: n for s, n in metrics.counters.items() if s[0] == "corpusmill_language_documents_total"
     }
-    assert len(series) == MAX_VALUES + 1
+    assert len(series) == MAX_LABEL_VALUES + 1
     assert sum(series.values()) == 2000
 
 
