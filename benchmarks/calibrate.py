@@ -29,7 +29,10 @@ from rich.table import Table
 
 from benchmarks.demo_chain import BYTES_PER_DOCUMENT, demo_config
 from benchmarks.result_file import commit, machine, save
-from pipeline.capacity.estimate import HASHED, Calibration, Cluster, estimate, fit
+from pipeline.capacity.calibration import Calibration
+from pipeline.capacity.estimate import estimate
+from pipeline.capacity.fit import fit
+from pipeline.capacity.model import Cluster
 from pipeline.execution.engine import TaskFinished, do_here, run
 from pipeline.phases import registry
 from pipeline.planning.plan import make_plan
@@ -62,11 +65,13 @@ def do_partitions_again(found: RunFolder) -> None:
     """Once more what each process did first, into the same log; the outputs stay as they are, byte for byte."""
     plan = load_plan(found)
     with keep(found.run_dir) as add:
-        for name in HASHED:
-            phase = registry.find_phase(name)(plan)
+        for phase_class in registry.PHASES:
+            if not phase_class.cost.is_hash_partitioned:
+                continue
+            phase = phase_class(plan)
             for task_id in [*phase.task_ids()] * 2:
                 for result in do_here(phase, task_id, found.config.engine):
-                    event = TaskFinished(name, **{"failed": None, **result})
+                    event = TaskFinished(phase.name, **{"failed": None, **result})
                     add({"event": "TaskFinished", **asdict(event)})
 
 
@@ -108,20 +113,20 @@ def check(calibration: Calibration, found: RunFolder) -> list[dict[str, Any]]:
             peak_mb[event["phase"]] = max(peak_mb[event["phase"]], event["peak_mb"])
     rows: list[dict[str, Any]] = []
     for phase in cost.phases:
-        if not phase.task_ids:
+        if not phase.num_tasks:
             continue
         folder = found.folder(phase.name)
         task_ids = [task_id for name, task_id in seen if name == phase.name]
         records = [folder.record(task_id)["outputs"].values() for task_id in task_ids]
         measured = {
-            "task_ids": len(task_ids),
+            "tasks": len(task_ids),
             "files": sum(len(outputs) + 1 for outputs in records),
             "bytes": sum(output["bytes"] for outputs in records for output in outputs),
             "cpu_s": round(cpu_s[phase.name], 2),
             "peak_mb": peak_mb[phase.name],
         }
         predicted = {
-            "task_ids": phase.task_ids,
+            "tasks": phase.num_tasks,
             "files": phase.num_files,
             "bytes": round(phase.bytes_written),
             "cpu_s": round(phase.cpu_hours * 3600, 2),

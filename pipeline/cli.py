@@ -26,7 +26,7 @@ from pipeline.terminal import (
 )
 
 if TYPE_CHECKING:
-    from pipeline.capacity.estimate import Calibration
+    from pipeline.capacity.calibration import Calibration
     from pipeline.config import RunConfig
     from pipeline.planning.plan import RunPlan
     from pipeline.reporting.report import Report
@@ -224,8 +224,8 @@ def plan(
 
     Starts and downloads nothing.
     """
-    from pipeline.capacity.estimate import estimate, this_machine
-    from pipeline.capacity.estimate_report import print_cost, to_json
+    from pipeline.capacity.estimate import describe_cluster, estimate
+    from pipeline.capacity.estimate_report import print_estimate, to_json
 
     settings = _load_config(config, overrides, run_dir, engine)
     rates = _read_rates(calibration)
@@ -236,13 +236,13 @@ def plan(
             return
     if settings.input.common_crawl is not None:
         input_bytes = None  # the sizes of the files of a snapshot are known to the server only
-    cluster = this_machine(settings, nodes, cores, memory_gb, price_per_core_hour)
+    cluster = describe_cluster(settings, nodes, cores, memory_gb, price_per_core_hour)
     found = estimate(settings, rates, cluster, num_files=files, input_bytes=input_bytes)
     if as_json:
         sys.stdout.write(to_json(found))
         return
     console.print()
-    print_cost(found, console)
+    print_estimate(found, console)
 
 
 def _show_plan(settings: RunConfig, *, is_quiet: bool) -> tuple[int, float]:
@@ -265,7 +265,8 @@ def _show_plan(settings: RunConfig, *, is_quiet: bool) -> tuple[int, float]:
 
 def _read_rates(calibration: str | None) -> Calibration:
     """Return the rates of a run or of a file. The shipped rates fill in what was not measured."""
-    from pipeline.capacity.estimate import fit, read_calibration
+    from pipeline.capacity.calibration import read_calibration
+    from pipeline.capacity.fit import fit
     from pipeline.runs.run_folder import RunFolder
 
     shipped = read_calibration()

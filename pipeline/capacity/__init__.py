@@ -1,1 +1,1 @@
-"""Estimates of what a run of any size takes."""
+"""Estimates of the time, memory, disk and price of a run."""

@@ -1,8 +1,4 @@
-"""What a run would take, shown as tables, or as JSON.
-
-Promises: says where the rates come from, and that they are of another machine where they are.
-Leaves to others: the figures (cost.py).
-"""
+"""Show the estimate of a run as tables or as JSON."""
 
 from __future__ import annotations
 
@@ -11,106 +7,130 @@ import json
 from rich.console import Console
 from rich.table import Table
 
-from pipeline.capacity.estimate import OBJECT_STORE_MB, Cost
+from pipeline.capacity.model import OBJECT_STORE_MB, PhaseEstimate, RunEstimate
+
+COLUMNS = (
+    "phase",
+    "tasks",
+    "files",
+    "read",
+    "written",
+    "CPU hours",
+    "MB per task",
+    "parallel tasks",
+    "hours",
+    "idle",
+)
+NUM_STEPS_SHOWN = 6
 
 
-def print_cost(cost: Cost, console: Console) -> None:
-    """A line per phase, the whole, and what will not fit."""
-    cluster, amounts = cost.cluster, cost.amounts
-    machines = f"{cluster.nodes:,} x {cluster.cores} cores, {cluster.memory_gb:,.0f} GB"
-    console.print(
-        f"{cost.num_files:,} files in {cost.num_splits:,} units: {_bytes(amounts['input'])}, "
-        f"{amounts['documents']:,.0f} documents, {_bytes(amounts['text'])} of text; on {machines}",
-        markup=False,
-    )
-    console.print(_table(cost))
-    steps = sorted(
-        ((f"{p.name}: {step}", s) for p in cost.phases for step, s in p.cpu_s.items()),
-        key=lambda item: -item[1],
-    )
-    shown = ", ".join(f"{name} {_hours(seconds / 3600)}" for name, seconds in steps[:6])
-    console.print(f"CPU hours, most first: {shown}", markup=False)
-    console.print(
-        f"{amounts['kept']:,.0f} documents, {amounts['tokens']:,.0f} tokens are kept; {_bytes(cost.bytes_written)} on "
-        f"disk at the end; {_bytes(cost.network_bytes)} over the network where the run folder is shared storage; "
-        f"{OBJECT_STORE_MB} MB of object store a machine",
-        markup=False,
-    )
-    if cost.price is not None:
-        each = f"{cluster.nodes * cluster.cores:,} cores at {cluster.price_per_core_hour:g} an hour"
-        console.print(
-            f"Price: {cost.price:,.2f} ({each}, for {_hours(cost.hours)} hours)", markup=False
-        )
-    console.print(
-        f"Rates measured on {cost.calibration}; `make bench` measures yours, --calibration RUN takes a run's",
-        markup=False,
-    )
-    for warning in cost.warnings:
+def print_estimate(found: RunEstimate, console: Console) -> None:
+    """Print one row per phase, the totals and the warnings."""
+    console.print(_describe_input(found), markup=False)
+    console.print(_make_table(found))
+    for line in _describe_totals(found):
+        console.print(line, markup=False)
+    for warning in found.warnings:
         console.print(f"! {warning}", markup=False, style="yellow")
 
 
-def _table(cost: Cost) -> Table:
-    """A line for each phase that has work, and one for them all."""
-    columns = (
-        "phase",
-        "task_id",
-        "files",
-        "read",
-        "written",
-        "CPU hours",
-        "MB a task",
-        "tasks at a time",
-        "hours",
-        "idle",
+def to_json(found: RunEstimate) -> str:
+    """Return the estimate as JSON text."""
+    return json.dumps(found.to_json(), indent=1) + "\n"
+
+
+def _describe_input(found: RunEstimate) -> str:
+    cluster, amounts = found.cluster, found.amounts
+    return (
+        f"{found.num_files:,} files in {found.num_splits:,} input splits: "
+        f"{_format_bytes(amounts['input'])}, {amounts['documents']:,.0f} documents, "
+        f"{_format_bytes(amounts['text'])} of text; on {cluster.nodes:,} x {cluster.cores} cores, "
+        f"{cluster.memory_gb:,.0f} GB"
     )
-    table = Table(header_style="bold", box=None, padding=(0, 2, 0, 0))
-    for name in columns:
-        table.add_column(name, justify="left" if name == "phase" else "right", no_wrap=True)
-    for phase in cost.phases:
-        if not phase.task_ids:
-            continue
-        table.add_row(
-            phase.name,
-            f"{phase.task_ids:,}",
-            f"{phase.num_files:,}",
-            _bytes(phase.bytes_read),
-            _bytes(phase.bytes_written),
-            _hours(phase.cpu_hours),
-            f"{phase.memory_mb:,.0f}",
-            f"{phase.slots:,}",
-            _hours(phase.hours),
-            f"{phase.idle_share:.0%}",
+
+
+def _describe_totals(found: RunEstimate) -> list[str]:
+    amounts = found.amounts
+    lines = [f"CPU hours, largest first: {_describe_largest_steps(found)}"]
+    lines.append(
+        f"{amounts['kept']:,.0f} documents and {amounts['tokens']:,.0f} tokens are kept; "
+        f"{_format_bytes(found.bytes_written)} on disk at the end; "
+        f"{_format_bytes(found.network_bytes)} over the network if the run folder is shared "
+        f"storage; {OBJECT_STORE_MB} MB of object store per machine"
+    )
+    if found.price is not None:
+        cluster = found.cluster
+        lines.append(
+            f"Price: {found.price:,.2f} ({cluster.nodes * cluster.cores:,} cores at "
+            f"{cluster.price_per_core_hour:g} per hour, for {_format_hours(found.hours)} hours)"
         )
-    num_files = sum(phase.num_files for phase in cost.phases)
-    read = sum(phase.bytes_read for phase in cost.phases)
-    whole = (
+    lines.append(
+        f"Rates measured on {found.calibration}; `make bench` measures this machine, "
+        f"--calibration RUN uses the rates of a run"
+    )
+    return lines
+
+
+def _describe_largest_steps(found: RunEstimate) -> str:
+    seconds: dict[str, float] = {}
+    for phase in found.phases:
+        for step, step_s in phase.cpu_s.items():
+            seconds[f"{phase.name}: {step}"] = step_s
+    largest = sorted(seconds, key=lambda step: -seconds[step])[:NUM_STEPS_SHOWN]
+    return ", ".join(f"{step} {_format_hours(seconds[step] / 3600)}" for step in largest)
+
+
+def _make_table(found: RunEstimate) -> Table:
+    """Return a table with one row per phase that has tasks, and the total."""
+    table = Table(header_style="bold", box=None, padding=(0, 2, 0, 0))
+    for name in COLUMNS:
+        table.add_column(name, justify="left" if name == "phase" else "right", no_wrap=True)
+    for phase in found.phases:
+        if phase.num_tasks:
+            table.add_row(*_make_row(phase))
+    total = (
         "total",
         "",
-        f"{num_files:,}",
-        _bytes(read),
-        _bytes(cost.bytes_written),
-        _hours(cost.cpu_hours),
+        f"{sum(phase.num_files for phase in found.phases):,}",
+        _format_bytes(sum(phase.bytes_read for phase in found.phases)),
+        _format_bytes(found.bytes_written),
+        _format_hours(found.cpu_hours),
         "",
+        "",
+        _format_hours(found.hours),
         "",
     )
-    table.add_row(*whole, _hours(cost.hours), "", style="bold")
+    table.add_row(*total, style="bold")
     return table
 
 
-def to_json(cost: Cost) -> str:
-    """The same for programs."""
-    return json.dumps(cost.to_json(), indent=1) + "\n"
+def _make_row(phase: PhaseEstimate) -> tuple[str, ...]:
+    return (
+        phase.name,
+        f"{phase.num_tasks:,}",
+        f"{phase.num_files:,}",
+        _format_bytes(phase.bytes_read),
+        _format_bytes(phase.bytes_written),
+        _format_hours(phase.cpu_hours),
+        f"{phase.memory_mb:,.0f}",
+        f"{phase.slots:,}",
+        _format_hours(phase.hours),
+        f"{phase.idle_share:.0%}",
+    )
 
 
-def _bytes(number: float) -> str:
-    for split in ("B", "kB", "MB", "GB", "TB"):
+def _format_bytes(number: float) -> str:
+    """Return bytes in decimal units: 4,900,000,000 is `4.9 GB`."""
+    for name in ("B", "kB", "MB"):
         if number < 1000:
-            return (
-                f"{number:,.0f} {split}" if split in ("B", "kB", "MB") else f"{number:,.1f} {split}"
-            )
+            return f"{number:,.0f} {name}"
+        number /= 1000
+    for name in ("GB", "TB"):
+        if number < 1000:
+            return f"{number:,.1f} {name}"
         number /= 1000
     return f"{number:,.1f} PB"
 
 
-def _hours(hours: float) -> str:
+def _format_hours(hours: float) -> str:
     return f"{hours:,.0f}" if hours >= 100 else f"{hours:,.3g}"

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-import yaml
 
 from config_files.reader import ConfigError
 from pipeline.errors import RunAborted
@@ -139,11 +138,6 @@ def test_an_engine_without_ray_has_no_port(small: Small) -> None:
         ConfigError, match=r"metrics_port is 9464, but engine.kind is inline: the metrics are Ray's"
     ):
         small.config(engine={"kind": "inline", "metrics_port": 9464})
-
-
-def test_a_config_without_a_port_has_no_trace_of_it(small: Small) -> None:
-    """run.json and the reports of a run that is not watched are what they were."""
-    assert "metrics_port" not in yaml.safe_dump(small.config().model_dump(mode="json"))
 
 
 @needs_prometheus

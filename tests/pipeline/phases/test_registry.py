@@ -16,7 +16,10 @@ from pydantic import Field
 from rich.console import Console
 
 from config_files.reader import read
-from pipeline.capacity.estimate import Cluster, estimate, fit, read_calibration
+from pipeline.capacity.calibration import read_calibration
+from pipeline.capacity.estimate import estimate
+from pipeline.capacity.fit import fit
+from pipeline.capacity.model import Cluster
 from pipeline.config import RunConfig
 from pipeline.execution.engine import PhaseFinished, run
 from pipeline.phases import registry

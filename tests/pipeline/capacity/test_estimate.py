@@ -1,4 +1,4 @@
-"""What a run would take: the model's laws, and a small run held against what it says."""
+"""The estimate of a run: properties of the model, and a comparison with a small run."""
 
 from __future__ import annotations
 
@@ -12,17 +12,10 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from config_files.reader import ConfigError
-from pipeline.capacity.estimate import (
-    HANDING_OUT_S,
-    SHIPPED,
-    Calibration,
-    Cluster,
-    Cost,
-    Line,
-    estimate,
-    fit,
-    read_calibration,
-)
+from pipeline.capacity.calibration import SHIPPED, Calibration, Line, read_calibration
+from pipeline.capacity.estimate import estimate
+from pipeline.capacity.fit import fit
+from pipeline.capacity.model import DISPATCH_S, Cluster, RunEstimate
 from pipeline.cli import app
 from pipeline.config import RunConfig, load
 from pipeline.phases.hash_partitions import partitions_for
@@ -35,56 +28,60 @@ HERE = Cluster(nodes=4, cores=8, memory_gb=64, price_per_core_hour=0.05)
 SMALL_TASKS = "engine.memory_mb=1500"
 
 
-def config_of(*overrides: str) -> RunConfig:
+def make_config(*overrides: str) -> RunConfig:
     return load("ccnet-common-crawl", ["annotate.minhash={}", "fuzzy_dedup={}", *overrides])
 
 
-def cost_of(num_files: int = 1000, cluster: Cluster = HERE, *overrides: str) -> Cost:
-    return estimate(config_of(*overrides), RATES, cluster, num_files=num_files)
+def estimate_snapshot(
+    num_files: int = 1000, cluster: Cluster = HERE, *overrides: str
+) -> RunEstimate:
+    return estimate(make_config(*overrides), RATES, cluster, num_files=num_files)
 
 
 @settings(max_examples=25, deadline=None)
 @given(num_files=st.integers(1, 4000))
-def test_twice_the_files_are_twice_the_bytes_and_no_less_work(num_files: int) -> None:
-    """All that is written for text doubles with it; what a piece of work costs by itself at most does."""
-    one, two = cost_of(num_files), cost_of(2 * num_files)
+def test_twice_the_files_take_twice_the_bytes_and_more_cpu(num_files: int) -> None:
+    """Bytes and tokens double; the number of tasks and the CPU hours do not fall."""
+    one, two = estimate_snapshot(num_files), estimate_snapshot(2 * num_files)
     assert two.amounts["tokens"] == pytest.approx(2 * one.amounts["tokens"])
     assert two.bytes_written == pytest.approx(2 * one.bytes_written, rel=0.01)
     assert two.cpu_hours > one.cpu_hours
-    assert all(b.task_ids >= a.task_ids for a, b in zip(one.phases, two.phases, strict=True))
+    assert all(b.num_tasks >= a.num_tasks for a, b in zip(one.phases, two.phases, strict=True))
 
 
 @settings(max_examples=25, deadline=None)
 @given(cores=st.integers(1, 96), more=st.integers(0, 96), num_files=st.integers(1, 90_000))
-def test_more_cores_are_never_slower(cores: int, more: int, num_files: int) -> None:
-    """Neither in a machine nor by more machines."""
-    few = cost_of(num_files, Cluster(2, cores, 4096))
-    assert cost_of(num_files, Cluster(2, cores + more, 4096)).hours <= few.hours
-    assert cost_of(num_files, Cluster(2 + more, cores, 4096)).hours <= few.hours
+def test_more_cores_never_take_longer(cores: int, more: int, num_files: int) -> None:
+    """More cores per machine or more machines do not raise the hours."""
+    few = estimate_snapshot(num_files, Cluster(2, cores, 4096))
+    assert estimate_snapshot(num_files, Cluster(2, cores + more, 4096)).hours <= few.hours
+    assert estimate_snapshot(num_files, Cluster(2 + more, cores, 4096)).hours <= few.hours
 
 
-def test_partitions_are_those_that_the_phases_make() -> None:
-    """Of a run that is done: as many as its phases had, and by the same function where it is larger."""
-    cost = cost_of(500)
+def test_estimate_has_as_many_partitions_as_the_phase() -> None:
+    """The number of partitions comes from the function that the phases use."""
+    cost = estimate_snapshot(500)
     (paragraph_dedup,) = (phase for phase in cost.phases if phase.name == "paragraph_dedup")
-    memory_mb = config_of().engine.memory_mb
-    assert paragraph_dedup.task_ids == partitions_for(
+    memory_mb = make_config().engine.memory_mb
+    assert paragraph_dedup.num_tasks == partitions_for(
         int(cost.amounts["paragraphs"]), BYTES_PER_PARAGRAPH, memory_mb
     )
-    assert next(p for p in cost_of(1).phases if p.name == "paragraph_dedup").task_ids == 1
+    assert (
+        next(p for p in estimate_snapshot(1).phases if p.name == "paragraph_dedup").num_tasks == 1
+    )
 
 
-def test_files_are_gathered_into_at_most_ten_thousand_units() -> None:
-    """A whole snapshot keeps its number of small files bounded; asked for otherwise, it is told."""
-    assert cost_of(90_000).num_splits == 10_000
-    assert cost_of(9_000).num_splits == 9_000
-    many = cost_of(90_000, HERE, "input.files_per_split=1")
+def test_files_are_grouped_into_at_most_ten_thousand_splits() -> None:
+    """A snapshot has at most 10,000 input splits; a config with more is warned."""
+    assert estimate_snapshot(90_000).num_splits == 10_000
+    assert estimate_snapshot(9_000).num_splits == 9_000
+    many = estimate_snapshot(90_000, HERE, "input.files_per_split=1")
     assert many.num_splits == 90_000
     assert any("input.files_per_split: auto" in warning for warning in many.warnings)
 
 
 @pytest.mark.parametrize(
-    ("num_files", "cluster", "overrides", "told"),
+    ("num_files", "cluster", "overrides", "expected"),
     [
         (90_000, HERE, [SMALL_TASKS], "set paragraph_dedup.group_splits to"),
         (90_000, HERE, [SMALL_TASKS], "fuzzy_dedup: a task would take"),
@@ -93,51 +90,56 @@ def test_files_are_gathered_into_at_most_ten_thousand_units() -> None:
             100,
             Cluster(1, 16, 32),
             ["engine.memory_mb=4000"],
-            "lets 7 tasks onto a machine of 16 cores",
+            "allows 7 tasks on a machine of 16 cores",
         ),
         (3, Cluster(1, 64, 512), [], "fewer cores are as fast"),
         (100, Cluster(1, 4, 32, disk_gb=1), [], "1 GB are free there"),
-        (90_000, HERE, [], "the driver merges over 2,340,000,000 records"),
+        (90_000, HERE, [], "the driver merges the results for 2,340,000,000 records"),
         (100, HERE, ["write_shards.shard_tokens=9000000000"], "set write_shards.shard_tokens to"),
-        (100, HERE, ["tokenize.pii={}"], "not measured, and counted as nothing: tokenize.pii"),
+        (100, HERE, ["tokenize.pii={}"], "not measured, counted as zero: tokenize.pii"),
     ],
 )
-def test_what_will_not_fit_is_told_with_what_would(
-    num_files: int, cluster: Cluster, overrides: list[str], told: str
+def test_warnings_name_the_setting_that_helps(
+    num_files: int, cluster: Cluster, overrides: list[str], expected: str
 ) -> None:
-    """Each warning names the quantity and the act."""
-    assert any(told in warning for warning in cost_of(num_files, cluster, *overrides).warnings)
+    """Each warning names the quantity and the remedy."""
+    assert any(
+        expected in warning
+        for warning in estimate_snapshot(num_files, cluster, *overrides).warnings
+    )
 
 
-def test_a_whole_snapshot_fits_into_tasks_of_three_gigabytes() -> None:
-    """However much there is, ranges of hashes are cut until a task holds its own."""
-    told = cost_of(90_000, HERE, "engine.memory_mb=3000").warnings
-    assert not [warning for warning in told if "a task would take" in warning]
+def test_snapshot_fits_into_tasks_of_three_gigabytes() -> None:
+    """Hash space is cut into as many partitions as the memory of a task requires."""
+    warnings = estimate_snapshot(90_000, HERE, "engine.memory_mb=3000").warnings
+    assert not [warning for warning in warnings if "a task would take" in warning]
 
 
-def test_the_remedy_for_deduplication_is_one() -> None:
-    """With the group that is proposed the warning is gone."""
-    (told,) = (
+def test_suggested_group_removes_the_warning() -> None:
+    """With the suggested group_splits the warning of paragraph_dedup disappears."""
+    (warning,) = (
         w
-        for w in cost_of(90_000, HERE, SMALL_TASKS).warnings
+        for w in estimate_snapshot(90_000, HERE, SMALL_TASKS).warnings
         if w.startswith("paragraph_dedup: a task")
     )
-    group = told.split("group_splits to ")[1].split(" ")[0].replace(",", "")
-    after = cost_of(90_000, HERE, SMALL_TASKS, f"paragraph_dedup.group_splits={group}").warnings
+    group = warning.split("group_splits to ")[1].split(" ")[0].replace(",", "")
+    after = estimate_snapshot(
+        90_000, HERE, SMALL_TASKS, f"paragraph_dedup.group_splits={group}"
+    ).warnings
     assert not any(warning.startswith("paragraph_dedup: a task") for warning in after)
 
 
 @given(fixed=st.floats(0, 10), rate=st.floats(0, 10), more=st.floats(0, 10))
-def test_a_line_rises_with_what_there_is(fixed: float, rate: float, more: float) -> None:
-    """More in a piece of work, or more pieces, never cost less."""
+def test_line_never_falls(fixed: float, rate: float, more: float) -> None:
+    """A larger amount or more tasks never predict less."""
     line = Line(fixed=fixed, rate=rate)
-    assert line.at(1 + more, 1) >= line.at(1, 1)
-    assert line.at(1, 1 + more) >= line.at(1, 1)
+    assert line.predict(1 + more, 1) >= line.predict(1, 1)
+    assert line.predict(1, 1 + more) >= line.predict(1, 1)
 
 
 @pytest.fixture
 def pages(small: Small) -> Small:
-    """Two units of other sizes."""
+    """A config with two input splits of different sizes."""
     files: list[str] = []
     for name, count in (("a", 40), ("b", 160)):
         path = small.folder / f"{name}.warc.wet.gz"
@@ -157,8 +159,8 @@ def _page(name: str) -> bytes:
     return head.encode() + body + b"\r\n\r\n"
 
 
-def test_a_runs_own_calibration_tells_its_bytes_again(pages: Small) -> None:
-    """Fitted from two units, the model gives the run's works and files exactly, and its bytes within 5 %."""
+def test_calibration_of_a_run_predicts_its_own_bytes(pages: Small) -> None:
+    """The predicted tasks and files are exact, the bytes within 5 %."""
     run, _ = pages.run()
     calibration = fit([run])
     config = pages.config()
@@ -167,7 +169,7 @@ def test_a_runs_own_calibration_tells_its_bytes_again(pages: Small) -> None:
     for phase in cost.phases:
         folder = run.folder(phase.name)
         records = [folder.record(task_id) for task_id in folder.done()]
-        assert phase.task_ids == len(records)
+        assert phase.num_tasks == len(records)
         written = sum(
             output["bytes"] for record in records for output in record["outputs"].values()
         )
@@ -176,8 +178,8 @@ def test_a_runs_own_calibration_tells_its_bytes_again(pages: Small) -> None:
     assert cost.cpu_hours > 0
 
 
-def test_work_done_again_counts_in_time_but_not_in_memory(pages: Small) -> None:
-    """Its process has grown by then with all that came in between."""
+def test_repeated_task_counts_in_cpu_but_not_in_memory(pages: Small) -> None:
+    """The process of a repeated task may have grown with other tasks."""
     run, _ = pages.run()
     before = fit([run]).phases["paragraph_dedup"]
     (event,) = (
@@ -192,27 +194,27 @@ def test_work_done_again_counts_in_time_but_not_in_memory(pages: Small) -> None:
     assert after.cpu_s["paragraph_dedup"].rate > before.cpu_s["paragraph_dedup"].rate
 
 
-def test_a_phase_takes_no_less_than_handing_out_its_work() -> None:
-    """On ever so many cores."""
-    for phase in cost_of(90_000, Cluster(10_000, 64, 256)).phases:
-        assert phase.hours * 3600 >= phase.task_ids * HANDING_OUT_S
+def test_phase_takes_at_least_the_dispatch_of_its_tasks() -> None:
+    """The lower bound holds on any number of cores."""
+    for phase in estimate_snapshot(90_000, Cluster(10_000, 64, 256)).phases:
+        assert phase.hours * 3600 >= phase.num_tasks * DISPATCH_S
 
 
-def test_a_calibration_is_read_as_it_was_written(tmp_path: Path) -> None:
-    """The shipped one, through a file; another version and no calibration at all are refused with the way out."""
+def test_calibration_file_round_trips(tmp_path: Path) -> None:
+    """A written calibration is read back; another version and other files are refused."""
     path = tmp_path / "calibration.json"
     path.write_text(RATES.model_dump_json())
     assert read_calibration(path) == RATES
     path.write_text(json.dumps({**json.loads(SHIPPED.read_text()), "version": 0}))
-    with pytest.raises(ConfigError, match="version is 0, wanted 1; measure anew: make bench"):
+    with pytest.raises(ConfigError, match="version is 0, expected 1; measure again: make bench"):
         read_calibration(path)
     path.write_text("[]")
-    with pytest.raises(ConfigError, match="is no calibration"):
+    with pytest.raises(ConfigError, match="is not a calibration"):
         read_calibration(path)
 
 
-def test_a_phase_that_was_not_measured_is_taken_from_another_calibration() -> None:
-    """What a run had off has the shipped rates."""
+def test_missing_phases_come_from_the_other_calibration() -> None:
+    """A phase that was off in the measured run gets the shipped rates."""
     own = Calibration(
         source="own", amounts=RATES.amounts, phases={"extract": RATES.phases["extract"]}
     )
@@ -221,32 +223,17 @@ def test_a_phase_that_was_not_measured_is_taken_from_another_calibration() -> No
     assert filled.phases["annotate"] == RATES.phases["annotate"]
 
 
-def test_plan_tells_what_a_snapshot_would_take_without_listing_it(tmp_path: Path) -> None:
-    """Table and JSON say the same, with price, rates' origin and warnings; no network is asked."""
-    arguments = [
-        "plan",
-        "ccnet-common-crawl.yaml",
-        "--files",
-        "90000",
-        "--nodes",
-        "10",
-        "--cores",
-        "32",
-    ]
-    arguments += [
-        "--memory-gb",
-        "128",
-        "--price-per-core-hour",
-        "0.04",
-        "--run-dir",
-        str(tmp_path / "run"),
-    ]
+def test_plan_command_estimates_a_snapshot_offline(tmp_path: Path) -> None:
+    """Table and JSON agree, and no network is used."""
+    command = "plan ccnet-common-crawl.yaml --files 90000 --nodes 10 --cores 32 --memory-gb 128"
+    arguments = [*command.split(), "--price-per-core-hour", "0.04"]
+    arguments += ["--run-dir", str(tmp_path / "run")]
     shown = CliRunner().invoke(app, arguments)
     assert shown.exit_code == 0, shown.output
-    assert "90,000 files in 10,000 units" in shown.output
+    assert "90,000 files in 10,000 input splits" in shown.output
     assert "Rates measured on the demo's chain over the sample crawl" in shown.output
-    told = CliRunner().invoke(app, [*arguments, "--json"])
-    found = json.loads(told.output)
+    as_json = CliRunner().invoke(app, [*arguments, "--json"])
+    found = json.loads(as_json.output)
     assert f"Price: {found['price']:,.2f}" in shown.output
     assert found["price"] == pytest.approx(0.04 * 320 * found["hours"])
     assert found["cpu_hours"] == pytest.approx(sum(phase["cpu_hours"] for phase in found["phases"]))

@@ -1,0 +1,260 @@
+"""Fit the rates of a calibration to finished runs, from their event logs and done-records.
+
+calibration = fit([RunFolder.open("runs/ten-files")])
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from config_files.reader import ConfigError
+from pipeline.capacity.calibration import Amounts, Calibration, Line, PhaseRates, list_amounts
+from pipeline.phases import registry
+from pipeline.phases.hash_partitions import MIN_BUCKETS
+from pipeline.phases.phase import Phase
+from pipeline.runs.run_folder import RunFolder
+
+OPEN_PIECE_S = 15e-6
+"""CPU seconds to go to one piece of one split's file of hashes, even if the piece is empty.
+
+Measured with benchmarks/driver_scale.py on 2,000 splits. A piece is a range of hash space that a
+partition works on at a time (pipeline/phases/hash_partitions.py)."""
+
+
+@dataclass(frozen=True)
+class _TaskSample:
+    """What one finished task took."""
+
+    phase: str
+    cpu_s: Mapping[str, float]  # by step
+    peak_mb: float
+    is_first: bool  # of its phase in its process: it also loads libraries and models
+    amounts: Amounts
+    num_splits: int  # of the run
+    bytes: Mapping[str, int]  # by kind of file
+
+    def get_amount(self, name: str) -> float:
+        return self.amounts.get(name, 0.0)
+
+
+def fit(runs: Sequence[RunFolder], **origin: str) -> Calibration:
+    """Return the calibration that fits finished runs of one config.
+
+    If the splits differ in size, the cost per task is told apart from the cost per amount. If all
+    are alike, the whole cost counts as cost per amount.
+
+    Args:
+        runs: the finished runs.
+        origin: `source`, `machine`, `commit` and `date`, as in `Calibration`.
+
+    Raises:
+        ConfigError: a run is not finished, or its event log has no CPU seconds.
+    """
+    samples: list[_TaskSample] = []
+    totals: defaultdict[str, float] = defaultdict(float)
+    for run in runs:
+        samples += _read_samples(run)
+        for split_amounts in _read_split_amounts(run).values():
+            for name, amount in split_amounts.items():
+                totals[name] += amount
+    phases: dict[str, PhaseRates] = {}
+    for phase in registry.PHASES:
+        of_phase = [sample for sample in samples if sample.phase == phase.name]
+        if of_phase:
+            phases[phase.name] = _fit_phase(phase, of_phase)
+    described = {"source": ", ".join(str(run.run_dir) for run in runs), **origin}
+    return Calibration.model_validate({"amounts": totals, "phases": phases, **described})
+
+
+def opens_all_splits(phase: type[Phase]) -> bool:
+    """Return whether each task of a phase opens the files of many splits."""
+    return phase.task_kind != "splits"
+
+
+# ----------------------------------------------------------------------------- reading the runs
+
+
+def _read_split_amounts(run: RunFolder) -> dict[str, dict[str, float]]:
+    """Return key of a split -> its amounts, from the done-records of the phases that count them."""
+    amounts: dict[str, dict[str, float]] = {}
+    for split in run.splits:
+        counts: dict[str, Mapping[str, int]] = {}
+        amounts[split.key] = {}
+        for amount, (phase, counter) in list_amounts().items():
+            if phase not in counts:
+                counts[phase] = run.folder(phase).record(split.key)["counters"]["counts"]
+            amounts[split.key][amount] = float(counts[phase].get(counter, 0))
+    return amounts
+
+
+def _read_samples(run: RunFolder) -> Iterator[_TaskSample]:
+    """Yield a sample for each finished task in the event log.
+
+    Raises:
+        ConfigError: the run is not finished, or its event log has no CPU seconds.
+    """
+    if not run.has_finished("write_shards"):
+        fault = f"{run.run_dir}: the run is not finished; only a finished run can be a calibration"
+        raise ConfigError([fault])
+    split_amounts = _read_split_amounts(run)
+    processes: set[tuple[str, str]] = set()
+    task_ids: set[tuple[str, str]] = set()
+    for event in run.read_events():
+        if event["event"] != "TaskFinished" or event["failed"] or not event.get("cpu_seconds"):
+            continue
+        phase = event["phase"]
+        is_first = (phase, event["worker"]) not in processes
+        is_repeated = (phase, event["task_id"]) in task_ids
+        processes.add((phase, event["worker"]))
+        task_ids.add((phase, event["task_id"]))
+        try:
+            record = run.folder(phase).record(event["task_id"])
+        except FileNotFoundError:
+            continue  # of an earlier config of this run folder
+        yield _TaskSample(
+            phase=phase,
+            cpu_s=event["cpu_seconds"],
+            # A task that is run again may be in a process that has grown with other tasks.
+            peak_mb=0.0 if is_repeated else event["peak_mb"] or 0.0,
+            is_first=is_first,
+            amounts=_read_task_amounts(record, split_amounts.get(event["task_id"])),
+            num_splits=len(run.splits),
+            bytes=_sum_bytes(phase, record),
+        )
+    if not processes:
+        fault = f"{run.run_dir}: its log has no CPU seconds; run the config again in a new folder"
+        raise ConfigError([fault])
+
+
+def _read_task_amounts(record: Mapping[str, Any], split_amounts: Amounts | None) -> Amounts:
+    """Return the amounts of the task's split, or for a partition what its own record counts."""
+    if split_amounts is not None:
+        return split_amounts
+    counts = record["counters"]["counts"]
+    return {amount: float(counts.get(amount, 0)) for amount in list_amounts()}
+
+
+def _sum_bytes(phase: str, record: Mapping[str, Any]) -> dict[str, int]:
+    """Return kind of file -> bytes written by one task."""
+    sizes: defaultdict[str, int] = defaultdict(int)
+    for name, output in record["outputs"].items():
+        artifact = registry.find_phase(phase).find_artifact(name)
+        assert artifact is not None, f"{phase} does not declare {name}"
+        sizes[artifact.kind] += output["bytes"]
+    return dict(sizes)
+
+
+# ------------------------------------------------------------------------------ fitting a phase
+
+
+def _fit_phase(phase: type[Phase], samples: Sequence[_TaskSample]) -> PhaseRates:
+    cpu_s = _fit_cpu(phase, samples)
+    return PhaseRates(
+        cpu_s=cpu_s,
+        start_s=_fit_start(phase, samples, cpu_s),
+        bytes=_fit_bytes(phase, samples),
+        base_mb=_fit_base_memory(phase, samples),
+    )
+
+
+def _count_open_seconds(phase: type[Phase], num_splits: int) -> float:
+    """Return the CPU seconds in which one task opens the files of all splits.
+
+    Measured runs are small enough for one partition, and then have MIN_BUCKETS pieces per file.
+    """
+    num_pieces = MIN_BUCKETS if phase.cost.is_hash_partitioned else 0
+    return num_splits * (phase.cost.open_s + num_pieces * OPEN_PIECE_S)
+
+
+def _fit_cpu(phase: type[Phase], samples: Sequence[_TaskSample]) -> dict[str, Line]:
+    later = [sample for sample in samples if not sample.is_first] or samples
+    steps = {step: None for sample in samples for step in sample.cpu_s}  # in order, each once
+    cpu_s: dict[str, Line] = {}
+    for step in steps:
+        amount_name = phase.cost.step_amount(step)
+        amounts = [sample.get_amount(amount_name) for sample in later]
+        seconds: list[float] = []
+        for sample in later:
+            opening_s = _count_open_seconds(phase, sample.num_splits)
+            seconds.append(max(0.0, sample.cpu_s.get(step, 0.0) - opening_s))
+        if opens_all_splits(phase):
+            # The cost per task is the opening of files, which is subtracted already.
+            cpu_s[step] = Line(rate=sum(seconds) / max(1.0, sum(amounts)))
+        else:
+            cpu_s[step] = fit_line(amounts, seconds)
+    return cpu_s
+
+
+def _fit_start(
+    phase: type[Phase], samples: Sequence[_TaskSample], cpu_s: Mapping[str, Line]
+) -> float:
+    """Return the extra CPU seconds of the first task of a process.
+
+    It is the minimum over processes, because the first process on a machine also compiles kernels,
+    once for all.
+    """
+    extra: list[float] = []
+    for sample in samples:
+        if not sample.is_first:
+            continue
+        expected = _count_open_seconds(phase, sample.num_splits)
+        for step, line in cpu_s.items():
+            expected += line.predict(sample.get_amount(phase.cost.step_amount(step)))
+        extra.append(sum(sample.cpu_s.values()) - expected)
+    return max(0.0, min(extra, default=0.0))
+
+
+def _fit_bytes(phase: type[Phase], samples: Sequence[_TaskSample]) -> dict[str, Line]:
+    sizes: dict[str, Line] = {}
+    for artifact in phase.artifacts():
+        kind = artifact.kind
+        if not any(kind in sample.bytes for sample in samples):
+            continue
+        amount_name = phase.cost.artifact_amount(artifact)
+        amounts = [sample.get_amount(amount_name) for sample in samples]
+        line = fit_line(amounts, [float(sample.bytes.get(kind, 0)) for sample in samples])
+        num_splits = samples[0].num_splits if phase.cost.is_hash_partitioned else 1
+        sizes[kind] = Line(fixed=line.fixed / num_splits, rate=line.rate)
+    return sizes
+
+
+def _fit_base_memory(phase: type[Phase], samples: Sequence[_TaskSample]) -> float:
+    """Return the largest peak of memory in MiB, without what the phase declares to hold."""
+    held_mb = phase.cost.held_bytes / 2**20
+    held_amount = phase.cost.held_amount
+    peaks = [sample.peak_mb - held_mb * sample.get_amount(held_amount) for sample in samples]
+    return max(0.0, round(max(peaks), 1))
+
+
+def fit_line(amounts: Sequence[float], values: Sequence[float]) -> Line:
+    """Fit `value = fixed + rate * amount` by weighted least squares, with fixed and rate >= 0.
+
+    The weights are 1/amount, because the deviation of large tasks is larger.
+    """
+    total = sum(amounts)
+    if not total:
+        return Line(fixed=sum(values) / max(1, len(values)))
+    through_zero = Line(rate=sum(values) / total)
+    if max(amounts) < 2 * min(amounts):
+        return through_zero  # sizes too similar to tell fixed and rate apart
+    smallest = total / len(amounts) / 100  # limits the weight of an almost empty task
+    weights = [1 / max(amount, smallest) for amount in amounts]
+    mean_amount = _weighted_mean(weights, amounts)
+    mean_value = _weighted_mean(weights, values)
+    variance = covariance = 0.0
+    for weight, amount, value in zip(weights, amounts, values, strict=True):
+        variance += weight * (amount - mean_amount) ** 2
+        covariance += weight * (amount - mean_amount) * (value - mean_value)
+    rate = covariance / variance
+    fixed = mean_value - rate * mean_amount
+    if rate < 0:
+        return Line(fixed=sum(values) / len(values))
+    return Line(fixed=fixed, rate=rate) if fixed > 0 else through_zero
+
+
+def _weighted_mean(weights: Sequence[float], values: Sequence[float]) -> float:
+    weighted = [weight * value for weight, value in zip(weights, values, strict=True)]
+    return sum(weighted) / sum(weights)

@@ -1,0 +1,286 @@
+"""The cost model: what each phase of a run takes, by the rates of a calibration."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+from pipeline.capacity.calibration import Amounts, Calibration, PhaseRates, list_amounts
+from pipeline.capacity.fit import OPEN_PIECE_S, opens_all_splits
+from pipeline.config import RunConfig
+from pipeline.execution.resources import request_of
+from pipeline.phases import registry
+from pipeline.phases.hash_partitions import pieces_for
+from pipeline.phases.phase import Phase
+from pipeline.planning.input_splits import WET_BYTES, files_per_split
+
+WET_FILE: Amounts = {"input": WET_BYTES, "documents": 26_000, "text": 172e6, "paragraphs": 3.4e6}
+"""Amounts of one WET file of a snapshot, in bytes and items.
+
+Source: 78 documents of CC-MAIN-2026-17. They have 6,600 bytes and 130 lines each and are compressed
+to 0.41 of their size, so 75 MB hold 26,000 documents, and 90,000 files 2.3 billion."""
+
+OBJECT_STORE_MB = 200
+"""Ray's object store per machine. Only task ids and results pass through it."""
+
+DISPATCH_S = 0.016
+"""CPU seconds of the driver per task in Ray Data (benchmarks/driver_scale.py --ray).
+
+The driver dispatches tasks one after another, so a phase takes at least this time per task on any
+number of cores."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A number of equal machines.
+
+    Attributes:
+        cores: per machine.
+        memory_gb: per machine, in 10^9 bytes.
+        disk_gb: free space for the run folder, shared by all machines; None: unknown.
+    """
+
+    nodes: int
+    cores: int
+    memory_gb: float
+    price_per_core_hour: float | None = None
+    disk_gb: float | None = None
+
+
+@dataclass(frozen=True)
+class PhaseEstimate:
+    """The estimate for one phase.
+
+    Attributes:
+        cpu_s: CPU seconds by step, and `start` for the start of all processes, `open` for opening
+            the files of all splits in all tasks.
+        memory_mb: of the largest task.
+        requested_mb: what a task requests from the cluster.
+        slots: tasks that run at the same time.
+        idle_share: share of the phase's core-hours that is unused while its last tasks end.
+    """
+
+    name: str
+    num_tasks: int
+    num_files: int
+    bytes_read: float
+    bytes_written: float
+    cpu_s: Mapping[str, float]
+    memory_mb: float
+    requested_mb: int
+    slots: int
+    hours: float
+    idle_share: float
+
+    @property
+    def cpu_hours(self) -> float:
+        """CPU hours of all its tasks."""
+        return sum(self.cpu_s.values()) / 3600
+
+
+@dataclass(frozen=True)
+class RunEstimate:
+    """The estimate for a whole run."""
+
+    calibration: str  # where the rates were measured
+    cluster: Cluster
+    num_files: int
+    num_splits: int
+    amounts: Amounts
+    phases: tuple[PhaseEstimate, ...]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def cpu_hours(self) -> float:
+        """CPU hours of all tasks."""
+        return sum(phase.cpu_hours for phase in self.phases)
+
+    @property
+    def hours(self) -> float:
+        """Hours from start to end; the phases run one after another."""
+        return sum(phase.hours for phase in self.phases)
+
+    @property
+    def price(self) -> float | None:
+        """Price of all cores for all the hours, including those in which they wait."""
+        price = self.cluster.price_per_core_hour
+        if price is None:
+            return None
+        return price * self.cluster.nodes * self.cluster.cores * self.hours
+
+    @property
+    def bytes_written(self) -> float:
+        """Bytes written by all phases. All of them are on disk at the end."""
+        return sum(phase.bytes_written for phase in self.phases)
+
+    @property
+    def network_bytes(self) -> float:
+        """Bytes over the network if the run folder is on shared storage: input, reads and writes."""
+        moved = [phase.bytes_read + phase.bytes_written for phase in self.phases]
+        return self.amounts["input"] + sum(moved)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the estimate with its derived values, as JSON types."""
+        content = asdict(self)
+        for name in ("cpu_hours", "hours", "price", "bytes_written", "network_bytes"):
+            content[name] = getattr(self, name)
+        for phase_content, phase in zip(content["phases"], self.phases, strict=True):
+            phase_content["cpu_hours"] = phase.cpu_hours
+        content["object_store_mb_per_node"] = OBJECT_STORE_MB
+        return content
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """The quantities of a run, computed phase by phase."""
+
+    config: RunConfig
+    calibration: Calibration
+    cluster: Cluster
+    num_files: int
+    input_bytes: float | None  # None: files of a snapshot, like WET_FILE
+
+    @cached_property
+    def num_splits(self) -> int:
+        """Number of input splits."""
+        return math.ceil(self.num_files / files_per_split(self.config.input, self.num_files))
+
+    @cached_property
+    def amounts(self) -> Amounts:
+        """The amounts of the whole run.
+
+        Amounts of the input are known. For later amounts, the shares of the measured run are used:
+        for example `tokens = left * measured tokens / measured left`.
+        """
+        measured = self.calibration.amounts
+        if self.input_bytes is not None:
+            factor = self.input_bytes / measured["input"]
+            return {name: factor * measured.get(name, 0.0) for name in list_amounts()}
+        amounts = {name: amount * self.num_files for name, amount in WET_FILE.items()}
+        amounts["left"] = amounts["text"] * measured["left"] / measured["text"]
+        for name in ("scored", "kept"):
+            amounts[name] = amounts["documents"] * measured[name] / measured["documents"]
+        for name in list_amounts():
+            if name not in amounts:
+                amounts[name] = amounts["left"] * measured.get(name, 0.0) / measured["left"]
+        return amounts
+
+    def estimate_run(self) -> RunEstimate:
+        """Return the estimate, without its warnings."""
+        return RunEstimate(
+            calibration=self.calibration.origin,
+            cluster=self.cluster,
+            num_files=self.num_files,
+            num_splits=self.num_splits,
+            amounts=self.amounts,
+            phases=tuple(self.estimate_phase(phase) for phase in registry.PHASES),
+        )
+
+    def estimate_phase(self, phase: type[Phase]) -> PhaseEstimate:
+        """Return the estimate for one phase.
+
+        The tasks are equally large and run in waves of `slots` tasks. A phase takes no less time
+        than the driver needs to dispatch its tasks.
+        """
+        num_tasks = self.count_tasks(phase)
+        slots = self._count_slots(phase)
+        requested_mb = request_of(self.config.engine, phase.name).memory_mb
+        rates = self.calibration.phases.get(phase.name)
+        if not num_tasks or rates is None:
+            hours = num_tasks * DISPATCH_S / 3600
+            return PhaseEstimate(
+                phase.name, num_tasks, 0, 0.0, 0.0, {}, 0.0, requested_mb, slots, hours, 0.0
+            )
+        cpu_s = self._estimate_cpu(phase, rates, num_tasks)
+        num_waves = math.ceil(num_tasks / max(1, slots))
+        waves_s = num_waves * sum(cpu_s.values()) / num_tasks + rates.start_s
+        hours = max(waves_s, num_tasks * DISPATCH_S) / 3600
+        cpu_s["start"] = rates.start_s * min(num_tasks, slots)
+        return PhaseEstimate(
+            name=phase.name,
+            num_tasks=num_tasks,
+            num_files=num_tasks * (len(rates.bytes) + 1),  # one per kind, and the done-record
+            bytes_read=self._estimate_read(phase),
+            bytes_written=sum(self._estimate_written(phase).values()),
+            cpu_s=cpu_s,
+            memory_mb=self._estimate_memory(phase, rates, num_tasks),
+            requested_mb=requested_mb,
+            slots=slots,
+            hours=hours if slots else math.inf,
+            idle_share=1 - num_tasks / (num_waves * slots) if slots else 0.0,
+        )
+
+    def count_tasks(self, phase: type[Phase]) -> int:
+        """Return the number of tasks of a phase, by the phase's own rule."""
+        return phase.estimate_num_tasks(self.config, self.num_splits, self.amounts)
+
+    def _count_slots(self, phase: type[Phase]) -> int:
+        """Return how many tasks of a phase run at the same time."""
+        request = request_of(self.config.engine, phase.name)
+        by_cores = self.cluster.cores / request.num_cpus if request.num_cpus else math.inf
+        by_memory = self.cluster.memory_gb * 1e9 / (request.memory_mb * 2**20)
+        return self.cluster.nodes * int(min(by_cores, by_memory))
+
+    def _count_openings(self, phase: type[Phase]) -> int:
+        """Return how often the files of a split are opened by a phase that opens all splits."""
+        if not opens_all_splits(phase):
+            return 0
+        return self.count_tasks(phase) * phase.splits_per_task(self.config, self.num_splits)
+
+    def _count_pieces(self, phase: type[Phase]) -> int:
+        """Return the pieces of hash files that all partitions of a phase go through."""
+        num_partitions = math.ceil(self._count_openings(phase) / self.num_splits)
+        rows_per_file = self.amounts[phase.cost.grows_with] / self.num_splits
+        return self.num_splits * pieces_for(num_partitions, rows_per_file)
+
+    def _estimate_cpu(
+        self, phase: type[Phase], rates: PhaseRates, num_tasks: int
+    ) -> dict[str, float]:
+        """Return CPU seconds by step, without the start of processes."""
+        cost = phase.cost
+        enabled = {stage.name for stage in phase.enabled_stages(self.config)}
+        disabled = {stage.name for stage in phase.stages} - enabled
+        cpu_s: dict[str, float] = {}
+        for step, line in rates.cpu_s.items():
+            if step not in disabled:
+                cpu_s[step] = line.predict(self.amounts[cost.step_amount(step)], num_tasks)
+        num_openings = self._count_openings(phase)
+        if num_openings:
+            num_pieces = self._count_pieces(phase) if cost.is_hash_partitioned else 0
+            cpu_s["open"] = num_openings * cost.open_s + num_pieces * OPEN_PIECE_S
+        for artifact, open_s in cost.open_artifact_s.items():
+            parent = registry.find_phase(artifact.phase)
+            cpu_s[artifact.kind] = self._count_openings(parent) * open_s
+        return cpu_s
+
+    def _estimate_memory(self, phase: type[Phase], rates: PhaseRates, num_tasks: int) -> float:
+        """Return the MiB of one task, if all tasks are equally large."""
+        held_bytes = phase.cost.held_bytes * self.amounts[phase.cost.held_amount] / num_tasks
+        return rates.base_mb + held_bytes / 2**20
+
+    def _estimate_written(self, phase: type[Phase]) -> dict[str, float]:
+        """Return kind of file -> bytes written by all tasks of a phase."""
+        num_tasks = self.count_tasks(phase)
+        rates = self.calibration.phases.get(phase.name)
+        if not num_tasks or rates is None:
+            return {}
+        # The fixed part of a partition's files is per split, because each has a part per split.
+        is_per_split = phase.cost.is_hash_partitioned
+        num_parts = self._count_openings(phase) if is_per_split else num_tasks
+        written: dict[str, float] = {}
+        for artifact in phase.artifacts():
+            if artifact.kind in rates.bytes:
+                amount = self.amounts[phase.cost.artifact_amount(artifact)]
+                written[artifact.kind] = rates.bytes[artifact.kind].predict(amount, num_parts)
+        return written
+
+    def _estimate_read(self, phase: type[Phase]) -> float:
+        """Return the bytes that a phase reads from its parents' files, an upper bound."""
+        total = 0.0
+        for artifact in phase.reads:
+            parent = registry.find_phase(artifact.phase)
+            total += self._estimate_written(parent).get(artifact.kind, 0.0)
+        return total
