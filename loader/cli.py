@@ -87,7 +87,7 @@ def inspect(
     ] = None,
     documents: Annotated[int, typer.Option(min=0, help="Number of documents to show.")] = 3,
 ) -> None:
-    """Show the counts, languages and some documents of a dataset."""
+    """Show counts, languages and some documents."""
     columns = read_manifest_columns(manifest, ReadSettings())
     _print_counts(columns)
     _print_labels("language", columns.totals["languages"], columns.totals["num_tokens"])
@@ -175,7 +175,7 @@ def check(
         bool, typer.Option("--read", help="Also read every row and compare checksums.")
     ] = False,
 ) -> None:
-    """Check that the ranks together read each row of an epoch exactly once."""
+    """Check that the ranks read each row exactly once."""
     stream = open_row_stream(manifest, seq_len=seq_len, seed=seed, settings=ReadSettings())
     order = stream.orders[0]
     num_left_over = order.num_rows - order.epoch_rows
@@ -223,7 +223,7 @@ def bench(
     seconds: Annotated[float, typer.Option(min=0, help="Time to measure each output.")] = 5.0,
     seed: Seed = 0,
 ) -> None:
-    """Measure the loader's speed on this machine, with int64 batches and with stored tokens."""
+    """Measure the speed of the loader on this machine."""
     # Import torch outside of the measured time.
     TokenLoader(manifest, seq_len=seq_len, global_batch_rows=1, rank=0, world_size=1).close()
     for tokens in ("int64", "stored"):
@@ -269,13 +269,16 @@ _EXPORTERS: dict[ExportFormat, Callable[[ShardReader, Path], int]] = {
 
 @app.command()
 def export(
-    format: Annotated[ExportFormat, typer.Argument(help="Format to write.")],
+    format: Annotated[
+        ExportFormat,
+        typer.Argument(help="megatron, mds (MosaicML), or parquet (Hugging Face)."),
+    ],
     manifest: ManifestArgument,
     out: Annotated[
         Path, typer.Argument(metavar="OUT", help="Folder; for megatron, the path without .bin.")
     ],
 ) -> None:
-    """Copy the documents into the format of Megatron, MosaicML (mds) or Hugging Face (parquet)."""
+    """Copy the documents into another format."""
     columns = read_manifest_columns(manifest, ReadSettings())
     reader = ShardReader(columns, seq_len=1, settings=ReadSettings())
     num_docs = _EXPORTERS[format](reader, out)

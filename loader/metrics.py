@@ -1,11 +1,12 @@
-"""What a loader, or a whole training process, tells Prometheus: an endpoint that is asked, never waited for.
+"""Prometheus metrics of a loader, and an endpoint that serves metrics of this process.
 
-Promises: figures are read when Prometheus asks, in a thread of the endpoint's own; reading takes microseconds and no
-lock that a batch waits for. METRICS is all that a loader tells; each is a value of its `stats()` under another name.
-Leaves to others: what a trainer has to tell beside (training/observability/), fetching and showing (docs/watching.md).
+The values are read when Prometheus requests them, in a thread of the endpoint. Reading takes
+microseconds and takes no lock that a batch waits for. The trainer serves further metrics on the same
+endpoint (training/observability/). docs/watching.md lists all of them.
 
     loader = TokenLoader("/data/web", seq_len=2048, global_batch_rows=512)
-    close = serve(9465, StatsCollector(METRICS, loader.stats, {"rank": "0"}))   # http://127.0.0.1:9465/metrics
+    collector = StatsCollector(METRICS, loader.stats, {"rank": "0"})
+    close = serve_metrics(9465, collector)              # http://127.0.0.1:9465/metrics
 """
 
 from __future__ import annotations
@@ -17,49 +18,54 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Metric:
-    """One name, and the figure that it tells."""
+    """A metric and the value that it exports.
+
+    name:  name of the metric in Prometheus
+    kind:  "counter" or "gauge"
+    help:  description of the metric
+    stat:  key of the value in the statistics, for a loader in `TokenLoader.stats()`
+    scale: factor from the unit of the value to the unit of the metric
+    """
 
     name: str
     kind: Literal["counter", "gauge"]
     help: str
-    figure: str
-    scale: float = 1.0  # from the figure's unit to the metric's
+    stat: str
+    scale: float = 1.0
 
 
 METRICS = (
     Metric(
         "corpusmill_loader_position_rows",
         "gauge",
-        "Rows of the global order dealt out so far.",
+        "Rows read so far, over all ranks and epochs.",
         "position",
     ),
-    Metric("corpusmill_loader_rows_total", "counter", "Rows handed out by this rank.", "rows"),
-    Metric("corpusmill_loader_tokens_total", "counter", "Tokens in them.", "tokens"),
+    Metric("corpusmill_loader_rows_total", "counter", "Rows returned by this rank.", "rows"),
+    Metric("corpusmill_loader_tokens_total", "counter", "Tokens returned by this rank.", "tokens"),
     Metric(
         "corpusmill_loader_wait_seconds_total",
         "counter",
-        "Time that batches waited for reads: stalls.",
+        "Time that batches waited for reads.",
         "wait_s",
     ),
     Metric(
         "corpusmill_loader_skipped_rows_total",
         "counter",
-        "Rows left out of the loss: damaged.",
+        "Damaged rows that were left out of the loss.",
         "skipped_rows",
     ),
     Metric(
         "corpusmill_loader_damaged_samples_total",
         "counter",
-        "Samples that are not as written.",
+        "Samples with a wrong checksum.",
         "damaged_samples",
     ),
-    Metric(
-        "corpusmill_loader_retries_total", "counter", "Requests that had to be repeated.", "retries"
-    ),
+    Metric("corpusmill_loader_retries_total", "counter", "Requests that were repeated.", "retries"),
     Metric(
         "corpusmill_loader_refetches_total",
         "counter",
-        "Blocks fetched anew: a checksum was wrong.",
+        "Blocks that were fetched again because of a wrong checksum.",
         "refetches",
     ),
     Metric(
@@ -69,65 +75,73 @@ METRICS = (
         "fetched_bytes",
     ),
     Metric(
-        "corpusmill_loader_cache_hits_total",
-        "counter",
-        "Reads that the cache answered.",
-        "cache_hits",
+        "corpusmill_loader_cache_hits_total", "counter", "Reads found in the cache.", "cache_hits"
     ),
     Metric(
         "corpusmill_loader_cache_misses_total",
         "counter",
-        "Reads that it could not answer.",
+        "Reads not found in the cache.",
         "cache_misses",
     ),
     Metric(
         "corpusmill_loader_broken_lines",
         "gauge",
-        "Lines of instructions left out: broken.",
+        "Lines of an instruction file that were skipped because they are malformed.",
         "broken_lines",
     ),
 )
 
 
 class StatsCollector:
-    """StatsCollector under their metrics' names, as prometheus_client collects them; what has no figure now is left out."""
+    """Exports statistics under the names of metrics, with the interface of prometheus_client.
+
+    Args:
+        metrics: the metrics; one whose key is missing in the statistics is not exported.
+        read_stats: returns the current statistics.
+        labels: label name -> value, for all metrics.
+    """
 
     def __init__(
         self,
         metrics: tuple[Metric, ...],
-        read: Callable[[], Mapping[str, Any]],
+        read_stats: Callable[[], Mapping[str, Any]],
         labels: Mapping[str, str],
     ) -> None:
-        self._metrics, self._read, self._labels = metrics, read, labels
+        self._metrics, self._read_stats, self._labels = metrics, read_stats, labels
 
     def collect(self) -> Iterator[Any]:
-        """The families of this moment."""
+        """Yield the current value of each metric."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        figures = self._read()
+        families = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
+        stats = self._read_stats()
         for metric in self._metrics:
-            if metric.figure in figures:
-                made = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-                family = made(metric.name, metric.help, labels=list(self._labels))
-                family.add_metric(
-                    list(self._labels.values()), figures[metric.figure] * metric.scale
-                )
+            if metric.stat in stats:
+                make_family = families[metric.kind]
+                family = make_family(metric.name, metric.help, labels=list(self._labels))
+                value = stats[metric.stat] * metric.scale
+                family.add_metric(list(self._labels.values()), value)
                 yield family
 
 
-def serve(port: int, *figures: StatsCollector, host: str = "127.0.0.1") -> Callable[[], None]:
-    """Answer Prometheus until the function that is returned is called; the process' own memory and CPU are told too.
+def serve_metrics(
+    port: int, *collectors: StatsCollector, host: str = "127.0.0.1"
+) -> Callable[[], None]:
+    """Serve metrics to Prometheus, with memory and CPU time of this process.
+
+    Returns:
+        A function that stops the endpoint.
 
     Raises:
-        OSError: the port is taken.
-        ImportError: there is no prometheus_client.
+        OSError: the port is in use.
+        ImportError: prometheus_client is not installed.
     """
     from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
-    for each in figures:
-        registry.register(each)
+    for collector in collectors:
+        registry.register(collector)
     server, thread = start_http_server(port, host, registry)
 
     def close() -> None:

@@ -1,0 +1,98 @@
+"""The loader without torch and without the other optional libraries."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from tests.conftest import REPOSITORY
+from tests.loader.conftest import Dataset
+
+IMPORTED_LIBRARIES = """
+import sys
+
+before = set(sys.modules)
+import loader
+
+names = {name.partition(".")[0] for name in set(sys.modules) - before}
+print(" ".join(sorted(names - set(sys.stdlib_module_names))))
+"""
+
+STORED_TOKENS = """
+import sys
+
+sys.modules["torch"] = None
+import numpy as np
+from loader import TokenLoader
+
+loader = TokenLoader(
+    sys.argv[1],
+    seq_len=32,
+    global_batch_rows=4,
+    tokens="stored",
+    documents=["document_ids", "cu_seqlens"],
+    epochs=1,
+)
+rows = 0
+for batch in loader:
+    assert type(batch["tokens"]) is np.ndarray, type(batch["tokens"])
+    assert batch["tokens"].dtype == np.uint16
+    assert batch["tokens"].shape[1] == 33
+    assert type(batch["document_ids"]) is np.ndarray
+    assert isinstance(batch["max_seqlen"], int)
+    rows += len(batch["tokens"])
+print(rows, loader.state.position)
+"""
+
+TENSORS = """
+import sys
+
+sys.modules["torch"] = None
+from loader import TokenDataset, TokenLoader
+
+def show_error(make):
+    try:
+        make()
+    except ImportError as error:
+        print(error)
+
+show_error(lambda: TokenLoader(sys.argv[1], seq_len=32, global_batch_rows=4))
+show_error(lambda: TokenLoader(sys.argv[1], seq_len=32, global_batch_rows=4, tokens="stored", device="cuda"))
+show_error(lambda: TokenDataset(sys.argv[1], seq_len=32)[0])
+"""
+
+
+def run_python(code: str, *arguments: str) -> str:
+    """Run code in a new process and return its output."""
+    ended = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=REPOSITORY,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def test_import_loader_needs_numpy_and_isal_only() -> None:
+    """`import loader` imports no library besides numpy and isal, and of ours only what it needs."""
+    names = set(run_python(IMPORTED_LIBRARIES).split())
+    assert names <= {"loader", "shardwriter", "storage", "numpy", "isal"}
+
+
+def test_stored_tokens_are_numpy_arrays_without_torch(dataset: Dataset) -> None:
+    """With tokens="stored" the loader can be created and iterated although torch is missing."""
+    num_rows, position = run_python(STORED_TOKENS, str(dataset.folder)).split()
+    assert int(num_rows) == int(position) > 0
+
+
+def test_tensors_without_torch_name_the_extra_to_install(dataset: Dataset) -> None:
+    """int64 batches, a device and TokenDataset need torch, and the error says how to install it."""
+    lines = run_python(TENSORS, str(dataset.folder)).splitlines()
+    assert len(lines) == 3
+    for line, reason in zip(
+        lines, ("tokens='int64'", "device='cuda'", "TokenDataset"), strict=True
+    ):
+        assert line.startswith(f"{reason} needs torch, which is not installed")
+        assert "pip install 'corpusmill[train]'" in line
