@@ -37,7 +37,7 @@ from pipeline.execution.engine import TaskFinished, do_here, run
 from pipeline.phases import registry
 from pipeline.planning.plan import make_plan
 from pipeline.planning.recorded_plan import load_plan
-from pipeline.runs.event_log import keep
+from pipeline.runs.event_log import open_log
 from pipeline.runs.run_folder import RunFolder
 
 NUM_FILES = 8
@@ -64,7 +64,7 @@ def _run(documents: int, run_dir: Path) -> None:
 def do_partitions_again(found: RunFolder) -> None:
     """Once more what each process did first, into the same log; the outputs stay as they are, byte for byte."""
     plan = load_plan(found)
-    with keep(found.run_dir) as add:
+    with open_log(found.run_dir) as add:
         for phase_class in registry.PHASES:
             if not phase_class.cost.is_hash_partitioned:
                 continue

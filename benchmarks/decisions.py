@@ -87,7 +87,7 @@ def similarities(run: RunFolder) -> dict[frozenset[str], float]:
     ]
     urls = frozenset[str]().union(*pairs)
     grams: dict[str, set[str]] = {}
-    for path in sorted(run.folder("annotate").root.glob("*.documents.parquet")):
+    for path in sorted(Path(run.folder("annotate").root).glob("*.documents.parquet")):
         for row in pq.read_table(path, columns=["url", "text"]).to_pylist():
             if row["url"] in urls:
                 grams[row["url"]] = set(ngrams(row["text"], config.annotate.minhash.ngram_words))
@@ -103,7 +103,7 @@ def _pages(run: RunFolder) -> dict[str, dict[str, Any]]:
     pages: dict[str, dict[str, Any]] = {}
     for phase in ("extract", "annotate", "select"):
         for kind in ("documents", "decisions"):
-            for path in sorted(run.folder(phase).root.glob(f"*.{kind}.parquet")):
+            for path in sorted(Path(run.folder(phase).root).glob(f"*.{kind}.parquet")):
                 names = [
                     n for n in pq.read_schema(path).names if n not in ("text", "paragraph_hashes")
                 ]

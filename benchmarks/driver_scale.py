@@ -162,7 +162,7 @@ def _fill(phase: SplitPhase, seeds: RunPlan) -> None:
         for output in record["outputs"]:
             os.link(source.path(output), target.path(output.replace(seed, task_id)))
         text = json.dumps({**record, "task_id": task_id}).replace(seed, task_id)
-        (target.root / "done" / f"{task_id}.json").write_text(text, encoding="utf-8")
+        target.root.put(f"done/{task_id}.json", text.encode())
 
 
 _SETTINGS = ("engine.kind=inline", "write_shards.shard_tokens=100000000")

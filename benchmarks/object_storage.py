@@ -23,7 +23,7 @@ from benchmarks.demo_chain import demo_config
 from benchmarks.result_file import LIBRARIES, save
 from pipeline.execution.engine import PhaseFinished, run
 from pipeline.planning.plan import make_plan
-from storage import object_store as s3
+from storage.retries import requests
 from tests.seaweed import BUCKET, KEYS, Seaweed
 
 Phases = dict[str, dict[str, Any]]
@@ -37,7 +37,7 @@ def measure(megabytes: float, run_dir: object) -> Phases:
     found: Phases = {}
 
     def now() -> tuple[float, float, Counter[str]]:
-        return time.perf_counter(), time.process_time(), s3.requests.copy()
+        return time.perf_counter(), time.process_time(), requests.copy()
 
     begun = before = now()
     for event in run(plan):

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pipeline.planning.plan import RunPlan
     from pipeline.reporting.report import Report
     from pipeline.runs.run_folder import RunFolder
+    from storage import Store
 
 HELP = """
 Turn Common Crawl files into tokenized WebDataset shards: the CCNet chain on Ray Data.
@@ -163,7 +164,7 @@ def _print_outcome(plan: RunPlan, what_was_done: str) -> None:
     console.print()
     print_report(report, console)
     # In a bucket, only our loader can follow the link.
-    dataset = plan.run_dir / DATASET_LINK if isinstance(plan.run_dir, Path) else found.dataset
+    dataset = found.dataset if plan.run_dir.is_remote else plan.run_dir.child(DATASET_LINK)
     next_steps = (
         f"\n{what_was_done}. The dataset: {dataset}/manifest.json\n"
         f"Next:  python -m pipeline explain {plan.run_dir} URL   "
@@ -184,10 +185,9 @@ def _print_outcome(plan: RunPlan, what_was_done: str) -> None:
 
 def _write_report(run: RunFolder, report: Report) -> None:
     from pipeline.reporting.report import to_html, to_json
-    from pipeline.runs.phase_folder import write_atomically
 
-    write_atomically(run.run_dir / "report.html", to_html(report).encode())
-    write_atomically(run.run_dir / "report.json", to_json(report).encode())
+    run.run_dir.put("report.html", to_html(report).encode())
+    run.run_dir.put("report.json", to_json(report).encode())
 
 
 # ----------------------------------------------------------------------------------------- plan
@@ -372,23 +372,21 @@ def verify(
 
     Prints one line per fault and ends with exit code 1 if there is one.
     """
-    from pipeline.runs.phase_folder import parse_location
     from pipeline.runs.run_folder import RunFolder
-    from shardwriter import verify as find_faults
     from shardwriter.format import MANIFEST_FILE, Manifest
+    from shardwriter.verification.dataset import verify_folder
+    from storage import open_store
 
-    folder = parse_location(dataset)
-    if not (folder / MANIFEST_FILE).exists():
+    folder = open_store(dataset)
+    if not folder.exists(MANIFEST_FILE):
         folder = RunFolder.open(dataset).dataset
-    faults = find_faults(folder)
+    faults = verify_folder(folder)
     for fault in faults:
         console.print(str(fault), markup=False)
     if faults:
         fail(f"{folder}: {len(faults)} faults; see the lines above", FAILED)
-    manifest_file = folder / MANIFEST_FILE
-    manifest = Manifest.loads(manifest_file.read_bytes(), str(manifest_file))
-    shards = [str(folder / shard.file) for shard in manifest.shards]
-    num_samples = _count_samples(shards)
+    manifest = Manifest.loads(folder.read_bytes(MANIFEST_FILE), folder.locate(MANIFEST_FILE))
+    num_samples = _count_samples(folder, [shard.file for shard in manifest.shards])
     if num_samples != manifest.totals.num_samples:
         message = (
             f"{folder}: webdataset reads {num_samples:,} samples, "
@@ -397,21 +395,21 @@ def verify(
         fail(message, FAILED)
     console.print(f"{folder}: every shard, index and count is as the manifest says", markup=False)
     console.print(
-        f"webdataset reads {num_samples:,} samples from {len(shards)} shards", markup=False
+        f"webdataset reads {num_samples:,} samples from {len(manifest.shards)} shards", markup=False
     )
 
 
-def _count_samples(shards: list[str]) -> int:
+def _count_samples(folder: Store, shards: list[str]) -> int:
     """Count the samples with plain webdataset, as other programs would read them."""
     from webdataset.compat import WebDataset
     from webdataset.gopen import gopen_schemes
 
-    from pipeline.runs.phase_folder import parse_location
-
     if not shards:
         return 0
-    gopen_schemes["s3"] = lambda url, mode, _: parse_location(url).open(mode)
-    return sum(1 for _ in WebDataset(shards, shardshuffle=False, empty_check=False))
+    # webdataset opens an address with a mode and a buffer size; all shards are in this folder.
+    gopen_schemes["s3"] = lambda url, *_: folder.open(url.rpartition("/")[2])
+    addresses = [folder.locate(shard) for shard in shards]
+    return sum(1 for _ in WebDataset(addresses, shardshuffle=False, empty_check=False))
 
 
 @app.command()

@@ -35,7 +35,7 @@ from stages.transform.pii import PiiSettings
 from stages.transform.tokenize import TokenizeSettings
 from stages.transform.unicode import UnicodeSettings
 from stages.warc.settings import WarcSettings
-from storage.object_store import BY_ENVIRONMENT, StorageSettings
+from storage import StorageSettings
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -360,6 +360,50 @@ class EngineConfig(Settings):
         return self
 
 
+class StorageConfig(Settings):
+    """How object storage is reached. Credentials come from AWS_ACCESS_KEY_ID and its kin, a profile, or a role."""
+
+    endpoint: str | None = Field(
+        default=None,
+        description="Address of the server; null: AWS_ENDPOINT_URL, or else Amazon's own.",
+    )
+    region: str | None = Field(
+        default=None, description="Region of the buckets; null: AWS_REGION, or us-east-1."
+    )
+    allow_http: bool = Field(
+        default=False,
+        description="Whether an endpoint of another machine may be http, as within a private network: whoever is on "
+        "the way can read and change the data then.",
+    )
+    request_timeout_s: float = Field(
+        default=60.0,
+        gt=0,
+        le=3600,
+        description="How long a request may take for each 16 MiB that it brings or takes.",
+    )
+    retry_timeout_s: float = Field(
+        default=180.0,
+        ge=0,
+        description="How long after its first failure a request is still tried again.",
+    )
+    spool: str | None = Field(
+        default=None,
+        description="Folder of each machine for input and outputs on their way; null: the system's for temporary "
+        "files. It holds what the tasks of a machine are reading and writing.",
+    )
+
+    def to_settings(self) -> StorageSettings:
+        """Return the settings for `storage.open_store`."""
+        values = self.model_dump()
+        return StorageSettings(scratch_dir=values.pop("spool"), **values)
+
+    @classmethod
+    def from_settings(cls, settings: StorageSettings) -> Self:
+        """Return the section of a config that gives these settings."""
+        values = {name: getattr(settings, name) for name in cls.model_fields if name != "spool"}
+        return cls(spool=settings.scratch_dir, **values)
+
+
 class RunConfig(Settings):
     """A whole run, from crawl to shards."""
 
@@ -392,8 +436,8 @@ class RunConfig(Settings):
         default=WriteShardsConfig(), description="The dataset on disk."
     )
     engine: EngineConfig = Field(default=EngineConfig(), description="How the work is carried out.")
-    storage: StorageSettings = Field(
-        default=BY_ENVIRONMENT,
+    storage: StorageConfig = Field(
+        default=StorageConfig(),
         description="How object storage is reached, where the input or the run folder lies on one.",
     )
 

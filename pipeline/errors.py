@@ -9,7 +9,7 @@
         ├── pipeline.reporting.explain.RunNotFound     exit code 2: there is no run here, or it has not got that far
         ├── pipeline.models.registry.AssetError        exit code 1: a model can neither be fetched nor made
         ├── pipeline.models.kenlm_build.TrainingFailed exit code 1: a model could not be trained
-        └── storage.object_store.StorageError          exit code 1: object storage cannot be reached
+        └── storage.StorageError                       exit code 1: object storage cannot be reached
 
 Exit code 3 is no error: the run finished, but more input was quarantined than `input.max_quarantined_share` allows.
 """

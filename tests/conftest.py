@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.seaweed import KEYS, Seaweed, program
+from storage.object_store import ObjectStore
+from tests.seaweed import BUCKET, KEYS, Seaweed, program
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -50,6 +51,13 @@ def seaweed_in_environment(seaweed: Seaweed, monkeypatch: pytest.MonkeyPatch) ->
     for name, value in KEYS.items():
         monkeypatch.setenv(f"AWS_{name.upper()}", value)
     return seaweed
+
+
+@pytest.fixture
+def bucket_store(seaweed_in_environment: Seaweed, request: pytest.FixtureRequest) -> ObjectStore:
+    """A folder of one test in the server's bucket."""
+    folder = hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:12]
+    return ObjectStore.from_address(f"s3://{BUCKET}/{folder}")
 
 
 def wet_record(url: str, text: str, *, number: int = 0) -> bytes:

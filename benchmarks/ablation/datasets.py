@@ -99,7 +99,7 @@ def make(folder: Path, sizes: Sizes, say: Say) -> dict[str, str]:
         say(f"{name}: {' '.join(overrides)}")
         for _ in run(plan):
             pass
-        made[name] = plan.folder("write_shards").root
+        made[name] = plan.folder("write_shards").path("")
     config = _config(folder, sizes, ())
     say(f"{RAW}: every document as it was read")
     raw = list(_read(config))

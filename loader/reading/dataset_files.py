@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from loader.reading.manifest_columns import ManifestColumns
-from loader.storage import Buffer, Cache, Counters, ReadSettings, Remote, open_store
+from loader.storage import Buffer, Cache, Counters, ReadSettings, open_dataset
 
 
 class DatasetFiles:
@@ -21,10 +21,10 @@ class DatasetFiles:
     ) -> None:
         self._counters = counters
         self._cache_key_prefix = manifest.digest[:16]
-        self._store = open_store(manifest.address, settings, counters)
+        self._store = open_dataset(manifest.address, settings, counters)
         self._cache: Cache | None = None
         self._pool: ThreadPoolExecutor | None = None
-        if isinstance(self._store, Remote):
+        if self._store.is_remote:
             self._cache = Cache(settings, counters)
             self._pool = ThreadPoolExecutor(
                 settings.fetch_threads, thread_name_prefix="loader-fetch"
@@ -33,44 +33,41 @@ class DatasetFiles:
     @property
     def is_remote(self) -> bool:
         """Whether files are fetched over a network."""
-        return isinstance(self._store, Remote)
+        return self._store.is_remote
 
     def where(self, name: str) -> str:
         """Return the path or address of a file, for error messages."""
-        return self._store.where(name)
+        return self._store.locate(name)
 
     def size(self, name: str) -> int:
         """Return the number of bytes of a file."""
-        return self._store.size(name)
+        return self._store.get_size(name)
 
     def map(self, name: str) -> Buffer:
         """Map a local file into memory."""
-        assert not isinstance(self._store, Remote)
         return self._store.map(name)
 
     def open_ranges(self, name: str) -> Callable[[int, int], memoryview]:
         """Return a function that reads bytes start..stop - 1 of a file, without the cache."""
         store = self._store
-        if isinstance(store, Remote):
-            return lambda start, stop: store.fetch(name, start, stop)
+        if store.is_remote:
+            return lambda start, stop: store.read_range(name, start, stop)
         mapped = memoryview(store.map(name))
         return lambda start, stop: mapped[start:stop]
 
     def fetch(self, name: str, start: int, stop: int) -> Buffer:
         """Return bytes start..stop - 1 of a remote file, from the cache if they are in it."""
         store, cache = self._store, self._cache
-        assert isinstance(store, Remote)
         assert cache is not None
         key = self._cache_key(name, start, stop)
-        return cache.get(key, stop - start, lambda: store.fetch(name, start, stop))
+        return cache.get(key, stop - start, lambda: store.read_range(name, start, stop))
 
     def refetch(self, name: str, start: int, stop: int) -> Buffer:
         """Fetch bytes again whose checksum was wrong, and remove them from the cache."""
-        assert isinstance(self._store, Remote)
         assert self._cache is not None
         self._counters.add("refetches")
         self._cache.drop(self._cache_key(name, start, stop))
-        return self._store.fetch(name, start, stop)
+        return self._store.read_range(name, start, stop)
 
     def _cache_key(self, name: str, start: int, stop: int) -> str:
         return f"{self._cache_key_prefix}-{name}-{start}-{stop}"

@@ -23,7 +23,7 @@ import numpy as np
 
 from loader.order.permutation import Int64Array
 from loader.order.row_order import count_rows
-from loader.storage import ReadFailed, ReadSettings, open_store
+from loader.storage import ReadFailed, ReadSettings, open_dataset, read_whole
 from shardwriter.format import MANIFEST_FILE, FormatError, Manifest, TokenizerEntry
 
 _COLUMNS = ("shard_bytes", "num_samples", "num_docs", "num_tokens")
@@ -105,16 +105,16 @@ def read_manifest_columns(source: str | Path | Manifest, settings: ReadSettings)
     if isinstance(source, Manifest):
         return ManifestColumns.from_manifest(source)
     folder, name = split_manifest_address(source)
-    store = open_store(folder, settings)
+    store = open_dataset(folder, settings)
     try:
-        data = store.read(name)
+        data = read_whole(store, name)
     except ReadFailed as error:
         target = _read_bucket_link(folder, settings)
         if target is None:
             raise error from None
-        folder, store = target, open_store(target, settings)
-        data = store.read(name)
-    return _parse_manifest(data, store.where(name), folder)
+        folder, store = target, open_dataset(target, settings)
+        data = read_whole(store, name)
+    return _parse_manifest(data, store.locate(name), folder)
 
 
 def split_manifest_address(source: str | Path) -> tuple[str, str]:
@@ -136,7 +136,7 @@ def _read_bucket_link(folder: str, settings: ReadSettings) -> str | None:
     if "://" not in parent:
         return None
     with contextlib.suppress(ReadFailed, UnicodeDecodeError):
-        target = open_store(parent, settings).read(link).decode("ascii").strip()
+        target = open_dataset(parent, settings).read_bytes(link).decode("ascii").strip()
         return f"{parent}/{target}" if _LINK_TARGET.fullmatch(target) else None
     return None
 

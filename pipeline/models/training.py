@@ -43,8 +43,9 @@ from pipeline.models.kenlm_build import (
     lmplz_version,
 )
 from pipeline.models.published import CC_BY_SA_4, PUBLISHED
-from pipeline.runs.phase_folder import to_json, write_atomically
+from pipeline.runs.phase_folder import to_json
 from stages.filters import classifiers, perplexity
+from storage.local import put_file
 
 RECORD_FILE = "record.json"
 VERSION = 1
@@ -206,7 +207,7 @@ def train_lm(
         "cutoffs": cutoffs,
         "versions": _versions("sentencepiece", "kenlm") | {"lmplz": lmplz_version()},
     }
-    write_atomically(out / RECORD_FILE, to_json(record))
+    put_file(out / RECORD_FILE, to_json(record))
     return record
 
 
@@ -387,7 +388,7 @@ def train_reference(
         **_measure(out / classifiers.MODEL_FILE, held_out, min_score),
         "versions": _versions("fasttext"),
     }
-    write_atomically(out / RECORD_FILE, to_json(record))
+    put_file(out / RECORD_FILE, to_json(record))
     return record
 
 

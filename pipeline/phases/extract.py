@@ -79,7 +79,7 @@ class Extract(SplitPhase):
         counters, num_records = Counters(), 0
         quarantine: list[dict[str, Any]] = []
         for file in split.files:
-            with local_copy(file, self.config.storage) as path:
+            with local_copy(file, self.config.storage.to_settings()) as path:
                 reader = WarcReader(
                     path,
                     self.config.extract.warc,

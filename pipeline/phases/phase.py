@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -285,7 +285,7 @@ class Phase(ABC):
 
     def sum_of_records(self) -> Counters:
         """Return the sum of the counters of all done-records."""
-        return self.folder.counters(self.task_ids())
+        return sum_counters(self.folder, self.task_ids())
 
     def counters(self) -> Counters:
         """Return the same sum of a complete phase, from its summary."""
@@ -380,3 +380,9 @@ class PartitionPhase(Phase):
         num_sources = np.uint64(num_splits + len(self.plan.previous_splits))
         splits = ((ids >> np.uint64(32)) + np.uint64(num_splits)) % num_sources
         return splits << np.uint64(32) | ids & np.uint64(0xFFFF_FFFF)
+
+
+def sum_counters(folder: PhaseFolder, task_ids: Iterable[str]) -> Counters:
+    """Return the sum of the counters in the done-records of tasks."""
+    records = folder.records(task_ids)
+    return Counters.sum(Counters.from_json(record["counters"]) for record in records)

@@ -19,7 +19,6 @@ from pipeline.config import RunConfig
 from pipeline.phases.phase import Artifact, MergedArtifact, PartitionPhase, TaskCost
 from pipeline.phases.tokenize import TokenizeDocuments, tokenizer_entry
 from pipeline.planning.input_splits import InputSplit
-from pipeline.runs.phase_folder import write_atomically
 from shardwriter import Documents, build_manifest, write_shard
 from shardwriter.format import MANIFEST_FILE, ShardEntry, TokenizerEntry, index_file, shard_file
 from stages.contract import Counters
@@ -149,4 +148,4 @@ class WriteShards(PartitionPhase):
         manifest = build_manifest(
             entries, tokenizer=self._tokenizer, fingerprint=fingerprint, run={"order": order}
         )
-        write_atomically(self.folder.path(MANIFEST_FILE), manifest.dumps())
+        self.folder.root.put(MANIFEST_FILE, manifest.dumps())

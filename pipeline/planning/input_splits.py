@@ -35,8 +35,9 @@ from pipeline.config import CommonCrawl, InputConfig, SampleCrawl
 from pipeline.models import registry as assets
 from pipeline.models.cache import locked
 from pipeline.models.download import download
-from pipeline.runs.phase_folder import to_json, write_atomically
-from storage.object_store import BY_ENVIRONMENT, StorageSettings
+from pipeline.runs.phase_folder import to_json
+from storage.local import put_file
+from storage.settings import DEFAULT_SETTINGS, StorageSettings
 
 SETTLED_S = 2.0
 """A file that changed less than this ago may change again without its time of change telling: some file systems count
@@ -89,7 +90,7 @@ class InputSplit:
 
 
 def list_input_splits(
-    config: InputConfig, storage: StorageSettings = BY_ENVIRONMENT
+    config: InputConfig, storage: StorageSettings = DEFAULT_SETTINGS
 ) -> tuple[InputSplit, ...]:
     """The units of a run, in input order.
 
@@ -191,7 +192,7 @@ def _with_digests(paths: Sequence[Path]) -> list[InputFile]:
         files.append(InputFile(str(path), stat.st_size, str(digest)))
     if len(known) > before:
         memory.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(memory, to_json(known))
+        put_file(memory, to_json(known))
     return files
 
 
@@ -263,7 +264,7 @@ def _check_extra(url: str) -> None:
 
 
 @contextlib.contextmanager
-def local_copy(file: InputFile, storage: StorageSettings = BY_ENVIRONMENT) -> Generator[Path]:
+def local_copy(file: InputFile, storage: StorageSettings = DEFAULT_SETTINGS) -> Generator[Path]:
     """The file as a path on this machine: itself, or fetched into a folder that is removed afterwards.
 
     Args:
@@ -277,7 +278,7 @@ def local_copy(file: InputFile, storage: StorageSettings = BY_ENVIRONMENT) -> Ge
     if "://" not in file.location:
         yield _as_planned(file)
         return
-    with tempfile.TemporaryDirectory(dir=storage.spool, prefix="corpusmill-") as folder:
+    with tempfile.TemporaryDirectory(dir=storage.scratch_dir, prefix="corpusmill-") as folder:
         path = Path(folder) / file.name
         download(file.location, path, storage=storage)
         yield path

@@ -33,7 +33,7 @@ def make_plan(config: RunConfig) -> RunPlan:
         ConfigError: the input cannot be listed, or a previous run cannot be compared.
         ValueError: a stage needs a column that is missing.
     """
-    splits = list_input_splits(config.input, config.storage)
+    splits = list_input_splits(config.input, config.storage.to_settings())
     return plan_splits(config, splits, find_previous_runs(config))
 
 

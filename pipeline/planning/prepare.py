@@ -17,8 +17,7 @@ from pipeline.config import RunConfig
 from pipeline.models import registry as assets
 from pipeline.phases import registry
 from pipeline.planning.input_splits import make_sample_crawl, sample_crawl_folder
-from pipeline.runs.phase_folder import parse_location
-from storage.object_store import S3Path
+from storage import open_store
 
 Say = Callable[[str], None]
 
@@ -31,9 +30,7 @@ def prepare(config: RunConfig, say: Say) -> None:
         OSError: the cache cannot be written.
         StorageError: the run folder lies in a bucket that cannot be listed.
     """
-    run_dir = parse_location(config.run_dir, config.storage)
-    if isinstance(run_dir, S3Path):
-        run_dir.check()
+    open_store(config.run_dir, config.storage.to_settings()).check()
     for reference in references(config):
         assets.resolve(reference, say=say)
     if config.input.sample_crawl:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from pipeline.runs.phase_folder import parse_location
 from pipeline.runs.run_folder import RunFolder
 from stages.contract import Stage
+from storage import open_store
 
 
 @dataclass(frozen=True)
@@ -79,5 +78,6 @@ def find_other_version(run: RunFolder, phase: str, stage: type[Stage[Any]]) -> I
 
 def resolve_run_dir(run_dir: str) -> str:
     """Return one spelling for all names of a folder."""
-    found = parse_location(run_dir)
-    return str(found.resolve() if isinstance(found, Path) else found)
+    store = open_store(run_dir)
+    path = store.get_local_path()
+    return str(store if path is None else path.resolve())

@@ -9,8 +9,9 @@ from pipeline.config import RunConfig
 from pipeline.planning.input_splits import InputSplit
 from pipeline.planning.previous_runs import PreviousSplit, list_previous_splits
 from pipeline.planning.stage_spec import StageSpec
-from pipeline.runs.phase_folder import Location, PhaseFolder, parse_location
+from pipeline.runs.phase_folder import PhaseFolder
 from pipeline.runs.run_folder import RunFolder
+from storage import Store, open_store
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,9 @@ class RunPlan:
         return tuple(list_previous_splits(self.previous))
 
     @property
-    def run_dir(self) -> Location:
+    def run_dir(self) -> Store:
         """The run folder."""
-        return parse_location(self.config.run_dir, self.config.storage)
+        return open_store(self.config.run_dir, self.config.storage.to_settings())
 
     def phase(self, name: str) -> PhasePlan:
         """Return the plan of the phase with that name."""
@@ -59,4 +60,4 @@ class RunPlan:
                 f"phase {name} has no folder before its models are made; "
                 f"make them with `python -m pipeline models fetch`"
             )
-        return PhaseFolder(self.run_dir / f"{name}-{fingerprint}")
+        return PhaseFolder(self.run_dir.child(f"{name}-{fingerprint}"))

@@ -97,13 +97,12 @@ class InShard(NamedTuple):
 
 def find_in_shards(run: RunFolder, doc_id: int) -> InShard | None:
     """The place of a document that was kept and written."""
-    path = run.dataset / MANIFEST_FILE
-    if not path.exists():
+    dataset = run.dataset
+    if not dataset.exists(MANIFEST_FILE):
         return None
-    for entry in Manifest.loads(path.read_bytes(), str(path)).shards:
-        index = ShardIndex.from_bytes(
-            (run.dataset / entry.index_file).read_bytes(), entry.index_file
-        )
+    content = dataset.read_bytes(MANIFEST_FILE)
+    for entry in Manifest.loads(content, dataset.locate(MANIFEST_FILE)).shards:
+        index = ShardIndex.from_bytes(dataset.read_bytes(entry.index_file), entry.index_file)
         for row in np.flatnonzero(index.doc_ids == np.uint64(doc_id)):
             start, end = (int(token) for token in index.doc_starts[row : row + 2])
             sample = int(np.searchsorted(index.sample_starts, start, side="right")) - 1

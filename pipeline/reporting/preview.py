@@ -18,7 +18,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,6 +41,7 @@ from pipeline.reporting.explain import row_of, why
 from pipeline.reporting.report import as_table
 from pipeline.runs.phase_folder import PhaseFolder
 from pipeline.runs.run_folder import RunFolder, RunNotFound, RunSplit
+from storage import open_store
 
 NUM_EXAMPLES = 10
 EXCERPT_CHARS = 100
@@ -132,7 +132,7 @@ def decisions_with(run: RunFolder, config: RunConfig) -> Iterator[pa.Table]:
         RunAborted: a stage could not do it.
     """
     with tempfile.TemporaryDirectory(prefix="recut-") as folder:
-        phase = _SelectElsewhere(load_plan(run, config), PhaseFolder(Path(folder)))
+        phase = _SelectElsewhere(load_plan(run, config), PhaseFolder(open_store(folder)))
         phase.folder.begin()
         for split in run.splits:
             try:

@@ -20,6 +20,7 @@ from typing import Any, Literal
 from rich.console import Console
 
 from pipeline.phases import registry
+from pipeline.phases.phase import sum_counters
 from pipeline.reporting.report import as_table
 from pipeline.runs.run_folder import RunFolder
 from stages.contract import Counters
@@ -138,7 +139,7 @@ def _counts_of_extract(run: RunFolder) -> Mapping[str, int]:
     folder = run.folder("extract")
     if folder.complete():
         return Counters.from_json(folder.summary()["counters"]).counts
-    return folder.counters(folder.done()).counts
+    return sum_counters(folder, folder.done()).counts
 
 
 def to_json(status: Status) -> str:

@@ -16,17 +16,14 @@ from pathlib import Path
 from typing import Any, Self
 
 from config_files.reader import reread
-from pipeline.config import RunConfig, change
+from pipeline.config import RunConfig, StorageConfig, change
 from pipeline.runs import event_log
 from pipeline.runs.phase_folder import (
     RUN_FILE,
-    Location,
     PhaseFolder,
-    parse_location,
     to_json,
-    write_atomically,
 )
-from storage.object_store import S3Path
+from storage import Store, open_store
 
 
 class RunNotFound(Exception):
@@ -54,7 +51,7 @@ class RunFolder:
         previous: the previous runs that this run was deduplicated against.
     """
 
-    run_dir: Location
+    run_dir: Store
     recorded_config: Mapping[str, Any]
     folders: Mapping[str, str]
     splits: tuple[RunSplit, ...]
@@ -62,7 +59,7 @@ class RunFolder:
     previous: tuple[Self, ...] = ()
 
     @classmethod
-    def open(cls, address: str | Location) -> Self:
+    def open(cls, address: str | Path | Store) -> Self:
         """Open the run in a folder, or at s3://bucket/folder.
 
         A bucket is reached with the usual AWS_* environment variables.
@@ -71,9 +68,9 @@ class RunFolder:
             RunNotFound: the folder holds no run.
             StorageError: the bucket cannot be read.
         """
-        run_dir = parse_location(address) if isinstance(address, str) else address
+        run_dir = open_store(address)
         try:
-            described = json.loads((run_dir / RUN_FILE).read_bytes())
+            described = json.loads(run_dir.read_bytes(RUN_FILE))
         except FileNotFoundError as error:
             raise RunNotFound(
                 f"{address}: no run here ({RUN_FILE} is missing); {_suggest(run_dir)}"
@@ -81,9 +78,9 @@ class RunFolder:
         return cls._from_json(described, run_dir)
 
     @classmethod
-    def _from_json(cls, described: Mapping[str, Any], run_dir: Location) -> Self:
+    def _from_json(cls, described: Mapping[str, Any], run_dir: Store) -> Self:
         previous = [
-            cls._from_json(run, parse_location(run["run_dir"]))
+            cls._from_json(run, open_store(run["run_dir"]))
             for run in described.get("previous_runs", ())
         ]
         return cls(
@@ -100,7 +97,7 @@ class RunFolder:
         described = self._to_json()
         del described["run_dir"]  # a run folder may be moved
         described["previous_runs"] = [run._to_json() for run in self.previous]  # noqa: SLF001
-        write_atomically(self.run_dir / RUN_FILE, to_json(described))
+        self.run_dir.put(RUN_FILE, to_json(described))
 
     def _to_json(self) -> dict[str, Any]:
         return {
@@ -120,31 +117,29 @@ class RunFolder:
         Raises:
             ConfigError: the run was made by a version with other config keys.
         """
-        config = reread(RunConfig, self.recorded_config, str(self.run_dir / RUN_FILE))
-        changes: dict[str, Any] = {"run_dir": str(self.run_dir)}
-        if isinstance(self.run_dir, S3Path):
-            changes["storage"] = self.run_dir.settings
-        return config.model_copy(update=changes)
+        config = reread(RunConfig, self.recorded_config, self.run_dir.locate(RUN_FILE))
+        storage = StorageConfig.from_settings(self.run_dir.settings)
+        return config.model_copy(update={"run_dir": str(self.run_dir), "storage": storage})
 
     def folder(self, phase: str) -> PhaseFolder:
         """Return the folder with the outputs of a phase."""
-        return PhaseFolder(self.run_dir / self.folders[phase])
+        return PhaseFolder(self.run_dir.child(self.folders[phase]))
 
     def has_finished(self, phase: str) -> bool:
         """Return whether all tasks of a phase are done."""
         return phase in self.folders and self.folder(phase).complete()
 
     @property
-    def dataset(self) -> Location:
+    def dataset(self) -> Store:
         """The folder of shards, indexes and manifest.json."""
-        return self.run_dir / self.folders["write_shards"]
+        return self.run_dir.child(self.folders["write_shards"])
 
     def read_events(self) -> Iterator[dict[str, Any]]:
         """Read the event log, oldest event first.
 
         Each event has "time" (seconds since the epoch) and "event" (its kind).
         """
-        return event_log.events(self.run_dir)
+        return event_log.read_events(self.run_dir)
 
     def change_config(self, overrides: Sequence[str] = ()) -> RunConfig:
         """Return the config with overrides (`key.of.key=value`) applied and checked.
@@ -160,11 +155,12 @@ def number_splits(keys: Sequence[str]) -> tuple[RunSplit, ...]:
     return tuple(RunSplit(index, key) for index, key in enumerate(keys))
 
 
-def _suggest(run_dir: Location) -> str:
+def _suggest(run_dir: Store) -> str:
     """Name the run folder with the most similar name, or the command that makes a run."""
     neighbours: list[str] = []
-    if isinstance(run_dir, Path):
-        neighbours = [str(path.parent) for path in run_dir.parent.glob(f"*/{RUN_FILE}")]
+    path = run_dir.get_local_path()
+    if path is not None:
+        neighbours = [str(found.parent) for found in path.parent.glob(f"*/{RUN_FILE}")]
     similar = difflib.get_close_matches(str(run_dir), neighbours, 1) or neighbours[:1]
     if similar:
         return f"did you mean {similar[0]}?"

@@ -1,19 +1,15 @@
-"""One driver per run folder at a time.
+"""The run lock: one driver at a time works on a run folder.
 
-Promises: of several that ask, one holds the folder until it lets go or dies; the others are refused at once. On a disk
-the system frees the lock of a process that dies. In a bucket nobody does: there the lock is an object that its holder
-renews every RENEW_S, and may be taken over once it is EXPIRE_S old by the server's clock, or at once where its holder
-was a process of this machine that is gone. One that was taken over, since it slept or was cut off, is told so.
-Leaves to others: that two drivers at once would do no harm to what is committed (store.py).
+Two drivers at a time would do no harm to committed outputs, because a name always gets the same
+bytes. The lock saves duplicate work.
 
-    with hold(place("s3://bucket/runs/ccnet")) as lease:
-        lease.check()      # raises HeldByAnother once it is lost
+    with hold(open_store("s3://bucket/runs/ccnet")) as run_lock:
+        run_lock.check()      # raises HeldByAnother after the lock was lost
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import socket
@@ -23,137 +19,169 @@ from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.runs.phase_folder import Location, is_alive, to_json
-from storage.object_store import S3Path
+import filelock
 
-RENEW_S, EXPIRE_S = 15.0, 60.0
+from pipeline.runs.phase_folder import to_json
+from storage import Store
+from storage.local import is_alive
+
+RENEW_S = 15.0
+"""How often the holder renews a lock in an object store."""
+
+EXPIRE_S = 60.0
+"""Age at which another driver may take over a lock in an object store."""
 
 _LOCK = ".lock"
 
 
 class HeldByAnother(Exception):
-    """Another process works in the folder."""
+    """Another process holds the run lock."""
 
 
 class RunLock:
-    """What a holder has. On a disk it cannot be lost."""
+    """A run lock that this process holds. On a disk it cannot be lost."""
 
     def check(self) -> None:
-        """Raise HeldByAnother if it is lost."""
+        """Raise HeldByAnother if another process has taken over the lock."""
 
 
 @contextlib.contextmanager
-def hold(folder: Location) -> Generator[RunLock]:
-    """Hold a run folder, which is made if need be.
+def hold(run_folder: Store) -> Generator[RunLock]:
+    """Hold the lock of a run folder, which is created if it does not exist.
 
     Raises:
-        HeldByAnother: another process does.
+        HeldByAnother: another process holds it.
         OSError: the folder cannot be written.
     """
-    if isinstance(folder, S3Path):
-        run_lock = _ObjectRunLock(folder / _LOCK, f"{folder}")
-        try:
-            yield run_lock
-        finally:
-            run_lock.release()
+    run_folder.make_folder()
+    path = run_folder.get_local_path(_LOCK)
+    if path is not None:
+        with _hold_file_lock(path, str(run_folder)):
+            yield RunLock()
         return
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / _LOCK).open("w", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise HeldByAnother(
-                f"another process is working in {folder}; wait for it, or choose another --run-dir"
-            ) from error
-        yield RunLock()
+    run_lock = _ObjectRunLock(run_folder)
+    try:
+        yield run_lock
+    finally:
+        run_lock.release()
+
+
+@contextlib.contextmanager
+def _hold_file_lock(path: Path, run_folder: str) -> Generator[None]:
+    """Hold a lock that the operating system frees when the process dies."""
+    # A soft lock would outlive a killed process.
+    lock = filelock.FileLock(path, blocking=False, fallback_to_soft=False)
+    try:
+        lock.acquire()
+    except filelock.Timeout as error:
+        raise HeldByAnother(
+            f"another process is working in {run_folder}; wait for it, or choose another --run-dir"
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 class _ObjectRunLock(RunLock):
-    """An object that is ours as long as nobody has written another version of it."""
+    """A lock in an object store, which frees no lock of a dead process.
 
-    def __init__(self, lock: S3Path, folder: str) -> None:
-        self._lock, self._folder = lock, folder
+    The lock is an object that names its holder. The holder renews it every RENEW_S. Another
+    driver may take it over when it is EXPIRE_S old by the server's clock, or at once if the
+    holder was a process of the same machine and is dead. All writes are conditional on the
+    version that was read, so of several drivers one succeeds.
+    """
+
+    def __init__(self, run_folder: Store) -> None:
+        self._folder = run_folder
         self._owner = {
-            "machine": _machine(),
+            "machine": _identify_machine(),
             "pid": os.getpid(),
             "host": socket.gethostname(),
             "id": uuid.uuid4().hex,
         }
         self._num_renewals, self._is_lost = 0, False
-        self._version = lock.create(self._content()) or self._take_over()
+        self._version = run_folder.create(_LOCK, self._make_content()) or self._take_over()
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._keep, daemon=True)
+        self._thread = threading.Thread(target=self._renew, daemon=True)
         self._thread.start()
 
     def check(self) -> None:
-        """Raise HeldByAnother if it is lost."""
+        """Raise HeldByAnother if another process has taken over the lock."""
         if self._is_lost:
             raise HeldByAnother(
-                f"another process has taken over {self._folder}: this one had not been heard of for {EXPIRE_S:g} s. "
-                f"What is done stays done"
+                f"another process has taken over {self._folder}: this one had not renewed its "
+                f"lock for {EXPIRE_S:g} s. Finished tasks stay done"
             )
 
     def release(self) -> None:
-        """Let go, so that the next need not wait."""
+        """Delete the lock, so that the next driver need not wait."""
         self._stop.set()
         self._thread.join()
         if not self._is_lost:
-            with contextlib.suppress(OSError):  # then it expires
-                self._lock.unlink()
+            with contextlib.suppress(OSError):  # then the lock expires
+                self._folder.delete(_LOCK)
 
-    def _content(self) -> bytes:
+    def _make_content(self) -> bytes:
         return to_json({**self._owner, "renewals": self._num_renewals})
 
-    def _keep(self) -> None:
+    def _renew(self) -> None:
         while not self._stop.wait(RENEW_S):
             self._num_renewals += 1
-            with contextlib.suppress(
-                OSError
-            ):  # a server that is away: others cannot take it over either
-                version = self._lock.replace(self._content(), self._version)
+            # While the server is down, no other driver can take over the lock either.
+            with contextlib.suppress(OSError):
+                version = self._folder.replace(_LOCK, self._make_content(), self._version)
                 if version is None:
                     self._is_lost = True
                     return
                 self._version = version
 
     def _take_over(self) -> str:
-        """The version of the lock once it is ours; raises HeldByAnother."""
+        """Take over an expired lock and return its version; raise HeldByAnother if it is held."""
         try:
-            content, version = self._lock.read_version()
-            age_s = self._age_s()
-        except FileNotFoundError:  # let go of in this moment
-            if taken := self._lock.create(self._content()):
-                return taken
+            content, version = self._folder.read_version(_LOCK)
+            age_s = self._measure_age_s()
+        except FileNotFoundError:  # released between our two requests
+            if created := self._folder.create(_LOCK, self._make_content()):
+                return created
             raise HeldByAnother(
-                f"another process begins to work in {self._folder} at this moment"
+                f"another process is starting to work in {self._folder}; wait for it, or choose "
+                "another --run-dir"
             ) from None
         holder: Mapping[str, Any] = json.loads(content)
-        is_gone = holder["machine"] == _machine() and not is_alive(holder["pid"])
-        if is_gone or age_s >= EXPIRE_S:
-            if taken := self._lock.replace(self._content(), version):
+        is_same_machine = holder["machine"] == self._owner["machine"]
+        is_dead = is_same_machine and not is_alive(holder["pid"])
+        if is_dead or age_s >= EXPIRE_S:
+            if taken := self._folder.replace(_LOCK, self._make_content(), version):
                 return taken
-            age_s = 0.0  # another was faster
+            age_s = 0.0  # another driver was faster
         raise HeldByAnother(
-            f"another process is working in {self._folder}: process {holder['pid']} of {holder['host']}, heard of "
-            f"{age_s:.0f} s ago; wait for it, or choose another --run-dir. If it is dead, its lock lapses "
-            f"{max(0.0, EXPIRE_S - age_s):.0f} s from now"
+            f"another process is working in {self._folder}: process {holder['pid']} of "
+            f"{holder['host']}, last renewal {age_s:.0f} s ago; wait for it, or choose another "
+            f"--run-dir. If it is dead, its lock expires in {max(0.0, EXPIRE_S - age_s):.0f} s"
         )
 
-    def _age_s(self) -> float:
-        """How long ago the lock was renewed, all by the server's clock: those of two machines may differ."""
-        probe = self._lock.parent / f"{_LOCK}-{uuid.uuid4().hex}"
-        probe.write_bytes(b"")
+    def _measure_age_s(self) -> float:
+        """Return the seconds since the last renewal.
+
+        Both times are the server's: clocks of two machines may differ.
+        """
+        probe = f"{_LOCK}-{uuid.uuid4().hex}"
+        self._folder.put(probe, b"")
         try:
-            return (probe.modified() - self._lock.modified()).total_seconds()
+            now = self._folder.get_modified_time(probe)
+            return (now - self._folder.get_modified_time(_LOCK)).total_seconds()
         finally:
-            probe.unlink()
+            self._folder.delete(probe)
 
 
-def _machine() -> str:
-    """The start of this machine, as far as process ids mean the same: a container is a machine of its own."""
+def _identify_machine() -> str:
+    """Return an id of the scope in which process ids are unique, until the next boot.
+
+    A container has its own process ids, so it counts as a machine.
+    """
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip() + os.readlink(
-            "/proc/self/ns/pid"
-        )
-    except OSError:  # no Linux: then nobody is known to be gone
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+        return boot_id + os.readlink("/proc/self/ns/pid")
+    except OSError:  # not Linux: then no holder is ever known to be dead
         return uuid.uuid4().hex

@@ -7,16 +7,17 @@ print(finding)
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from shardwriter.format import MANIFEST_FILE, FormatError, Manifest
 from shardwriter.verification.doc_ids import find_repeated_doc_ids
-from shardwriter.verification.findings import File, Finding, Folder, check_file
+from shardwriter.verification.findings import File, Finding, Folder, LocalFolder, check_file
 from shardwriter.verification.index_check import check_index
 from shardwriter.verification.sample_check import check_samples
 
 
-def verify(dataset: Folder | str) -> list[Finding]:
+def verify(dataset: str | os.PathLike[str]) -> list[Finding]:
     """Return everything that is wrong with a dataset; an empty list means that it is correct.
 
     Every file is hashed, every tar is read, and samples, documents and tokens are counted again. Each
@@ -28,24 +29,24 @@ def verify(dataset: Folder | str) -> list[Finding]:
     not raise.
 
     Args:
-        dataset: path of the dataset's folder or of its manifest, or an object with the interface of
-            `Folder`, for example a prefix in a bucket.
+        dataset: path of the dataset's folder or of its manifest.
     """
-    folder: Folder = Path(dataset) if isinstance(dataset, str) else dataset
-    if isinstance(folder, Path) and not folder.is_dir():
-        return _verify_dataset(folder.parent, folder)
-    return _verify_dataset(folder, folder / MANIFEST_FILE)
+    path = Path(dataset)
+    if path.is_dir():
+        return verify_folder(LocalFolder(path))
+    return verify_folder(LocalFolder(path.parent), path.name)
 
 
-def _verify_dataset(folder: Folder, manifest_path: File) -> list[Finding]:
+def verify_folder(folder: Folder, manifest_file: str = MANIFEST_FILE) -> list[Finding]:
+    """Verify a dataset in any kind of folder, for example in a bucket; see `verify`."""
     findings: list[Finding] = []
-    manifest = _check_manifest(manifest_path, findings)
+    manifest = _check_manifest(File(folder, manifest_file), findings)
     if manifest is None:
         return findings
     _check_unnamed_files(folder, manifest, findings)
     index_files: list[tuple[File, int]] = []
     for entry in manifest.shards:
-        index_path, tar_path = folder / entry.index_file, folder / entry.file
+        index_path, tar_path = File(folder, entry.index_file), File(folder, entry.file)
         index = check_index(index_path, entry, manifest.tokenizer, findings)
         if check_file(tar_path, entry.shard_bytes, entry.sha256, findings):
             check_samples(tar_path, entry, manifest.tokenizer, index, findings)
@@ -74,7 +75,7 @@ def _check_unnamed_files(folder: Folder, manifest: Manifest, findings: list[Find
     named: set[str] = set()
     for entry in manifest.shards:
         named |= {entry.file, entry.index_file}
-    for name in sorted(path.name for path in folder.iterdir()):
+    for name in folder.list_names():
         if name.startswith("shard-") and name not in named:
             finding = Finding(
                 name,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 from shardwriter.format import REFETCH, FormatError
 
@@ -42,37 +42,61 @@ class Finding:
         return f"{self.where}: found {self.found}, wanted {self.wanted}; {self.remedy}"
 
 
-class File(Protocol):
-    """The part of pathlib.Path that is used of a file. Files in a bucket can have it too."""
+class Folder(Protocol):
+    """A folder that can be verified, on a disk or in an object store; `storage.Store` is one."""
 
-    @property
-    def name(self) -> str:
-        """Name without the folder."""
+    def open(self, name: str, /) -> Any:
+        """Open a file of the folder as a seekable binary file."""
         ...
+
+    def read_bytes(self, name: str, /) -> bytes:
+        """Return the content of a file of the folder."""
+        ...
+
+    def list_names(self) -> list[str]:
+        """Return the sorted names of the files directly in the folder."""
+        ...
+
+
+@dataclass(frozen=True)
+class LocalFolder:
+    """A folder on a disk."""
+
+    path: Path
+
+    def open(self, name: str) -> Any:
+        """Open a file of the folder as a seekable binary file."""
+        return (self.path / name).open("rb")
+
+    def read_bytes(self, name: str) -> bytes:
+        """Return the content of a file of the folder."""
+        return (self.path / name).read_bytes()
+
+    def list_names(self) -> list[str]:
+        """Return the sorted names of the files directly in the folder."""
+        return sorted(path.name for path in self.path.iterdir())
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of a folder that is verified."""
+
+    folder: Folder
+    name: str
+
+    def open(self) -> Any:
+        """Open the file as a seekable binary file."""
+        return self.folder.open(self.name)
 
     def read_bytes(self) -> bytes:
-        """Return the whole content."""
-        ...
-
-    def open(self, mode: Literal["rb"], /) -> Any:
-        """Open a seekable binary file."""
-        ...
-
-
-class Folder(Protocol):
-    """The part of pathlib.Path that is used of a folder. Prefixes in a bucket can have it too."""
-
-    def __truediv__(self, name: str, /) -> File: ...
-
-    def iterdir(self) -> Iterable[File]:
-        """Iterate over the files directly in the folder."""
-        ...
+        """Return the content."""
+        return self.folder.read_bytes(self.name)
 
 
 def check_file(path: File, num_bytes: int, sha256: str, findings: list[Finding]) -> bool:
     """Compare a file with its size and SHA-256; return whether the file can be read."""
     try:
-        with path.open("rb") as file:
+        with path.open() as file:
             found_sha256 = hashlib.file_digest(file, "sha256").hexdigest()
             found_bytes = file.tell()
     except OSError as error:

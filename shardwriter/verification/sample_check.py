@@ -40,7 +40,7 @@ def check_samples(
     """Read a tar; compare each sample with the index, if there is one, and the sums with the entry."""
     checker = _SampleChecker(path.name, entry.shard, tokenizer, index, findings)
     try:
-        with path.open("rb") as file:
+        with path.open() as file:
             for members in read_samples(file, path.name):
                 checker.check(members)
     except ShardCorrupt as error:

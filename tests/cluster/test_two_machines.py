@@ -26,7 +26,8 @@ from pipeline.execution.engine import run
 from pipeline.models.registry import cache_folder
 from pipeline.planning.plan import make_plan
 from pipeline.planning.prepare import prepare
-from pipeline.runs.event_log import events
+from pipeline.runs.event_log import read_events
+from storage import open_store
 from tests.cluster.machines import BIN, REPOSITORY, Cluster, cluster, why_not
 from tests.e2e.conftest import digests
 
@@ -66,7 +67,7 @@ class Machines:
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """The run's own log."""
-        return list(events(self.run_dir(name)))
+        return list(read_events(open_store(self.run_dir(name))))
 
     def finished(self, name: str, phase: str) -> int:
         """Pieces of work of a phase that the log tells of."""

@@ -74,7 +74,7 @@ def test_a_run_ends_with_its_summary_and_next_commands(chain: Chain, reference_r
 @pytest.mark.models
 def test_the_shards_of_a_run_read_back_by_webdataset(reference_run: Path) -> None:
     """Plain webdataset sees the manifest's samples and tokens."""
-    dataset = RunFolder.open(reference_run).dataset
+    dataset = Path(RunFolder.open(reference_run).dataset)
     manifest = json.loads((dataset / "manifest.json").read_text())
     shards = [str(dataset / shard["file"]) for shard in manifest["shards"]]
     samples = list(webdataset.WebDataset(shards, shardshuffle=False, empty_check=False).decode())
@@ -91,7 +91,7 @@ def test_explain_tells_the_story_of_a_kept_and_of_a_dropped_page(reference_run: 
     run = RunFolder.open(reference_run)
     rows = [
         r
-        for p in sorted(run.folder("select").root.glob("*.decisions.parquet"))
+        for p in sorted(Path(run.folder("select").root).glob("*.decisions.parquet"))
         for r in pq.read_table(p).to_pylist()
     ]
     kept = next(row for row in rows if row["decision"] == "kept")

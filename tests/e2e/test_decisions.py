@@ -40,10 +40,10 @@ def test_of_near_duplicates_the_one_with_the_lowest_perplexity_stays(reference_r
     """So whoever is dropped as a near-duplicate has one in its place that scores no worse."""
     run = RunFolder.open(reference_run)
     perplexities: dict[int, float] = {}
-    for path in run.folder("annotate").root.glob("*.documents.parquet"):
+    for path in Path(run.folder("annotate").root).glob("*.documents.parquet"):
         table = pq.read_table(path, columns=["doc_id", "perplexity"])
         perplexities |= dict(zip(*(column.to_pylist() for column in table.columns), strict=True))
-    paths = run.folder("select").root.glob("*.decisions.parquet")
+    paths = Path(run.folder("select").root).glob("*.decisions.parquet")
     pairs = [
         (row["doc_id"], row["representative"])
         for path in paths

@@ -106,8 +106,7 @@ def test_ctrl_c_ends_a_run_with_a_message_and_code_130(small: Small) -> None:
         page = "\n".join(["Title", f"Sentence {number} of the page. " * 20])
         file.write_bytes(wet_record(f"https://example.org/{number}", page))
         files.append(str(file))
-    run_dir = small.plan(input={"files": files}).run_dir
-    assert isinstance(run_dir, Path)
+    run_dir = Path(small.plan(input={"files": files}).run_dir)
     process = subprocess.Popen(
         [sys.executable, "-m", "pipeline", "run", str(small.path)],
         cwd=REPOSITORY,

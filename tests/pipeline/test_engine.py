@@ -149,7 +149,7 @@ def test_what_fails_is_named_and_only_that_is_done_again(small: Small, files: li
     events = list(run(plan))
     assert worked_on(events) == [plan.splits[0].key, plan.splits[2].key]
     assert isinstance(events[-1], PhaseFinished)
-    log = [json.loads(line) for line in (plan.run_dir / "log.jsonl").read_text().splitlines()]
+    log = [json.loads(line) for line in (Path(plan.run_dir) / "log.jsonl").read_text().splitlines()]
     assert [e["task_id"] for e in log if e["event"] == "TaskFinished" and e["failed"]] == failed
 
 

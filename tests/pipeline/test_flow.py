@@ -34,6 +34,7 @@ from stages.contract import (
     keep_all,
     with_columns,
 )
+from storage import open_store
 
 WORK = "000000-00ff00ff"
 
@@ -235,7 +236,7 @@ def _through(step: Callable[[Any], Any], tables: Iterable[Any]) -> Iterator[Any]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> PhaseFolder:
-    made = PhaseFolder(tmp_path / "extract-00ff")
+    made = PhaseFolder(open_store(tmp_path / "extract-00ff"))
     made.begin()
     return made
 
@@ -243,7 +244,9 @@ def folder(tmp_path: Path) -> PhaseFolder:
 def is_untouched(folder: PhaseFolder) -> bool:
     """Nothing done, nothing in place, nothing left aside."""
     return not [
-        path for path in folder.root.rglob("*") if path.is_file() and ".attempts" not in path.parts
+        path
+        for path in Path(folder.root).rglob("*")
+        if path.is_file() and ".attempts" not in path.parts
     ]
 
 
@@ -458,7 +461,8 @@ def test_cuts_between_steps_make_no_difference(
     tables = [documents(texts, first) for texts, first in zip(batches, firsts, strict=False)]
     chain = (Touchy, Losing) if lost else (Touchy, Later)
     plain, preview = (
-        Flow(PhaseFolder(tmp_path_factory.mktemp("flow")), tables, chain) for _ in range(2)
+        Flow(PhaseFolder(open_store(tmp_path_factory.mktemp("flow"))), tables, chain)
+        for _ in range(2)
     )
     turns = iter(cuts)
     (one,), (other,) = plain.run(), preview.run(lambda flow: _recut(flow, next(turns)))

@@ -289,7 +289,7 @@ def test_fingerprints_hang_on_what_is_read_of_an_earlier_run(months: Small) -> N
 
     alone, against = fingerprints(), fingerprints(str(first.run_dir))
     assert {name for name in alone if alone[name] == against[name]} == {"extract"}
-    shutil.move(first.run_dir, months.folder / "moved")
+    shutil.move(Path(first.run_dir), months.folder / "moved")
     months.run("moved", **month(months, "first"), select={"language": {"min_score": 0.9}})
     assert fingerprints(str(months.folder / "moved")) == against
     off = {"exact_dedup": None, "fuzzy_dedup": None, "paragraph_dedup": {"keep": "keep_all"}}
@@ -299,7 +299,7 @@ def test_fingerprints_hang_on_what_is_read_of_an_earlier_run(months: Small) -> N
 def test_a_run_that_cannot_be_compared_with_is_refused(months: Small) -> None:
     """Before anything runs, with both values."""
     first, _ = months.run("2026-10", **month(months, "first"))
-    described = json.loads((first.run_dir / "run.json").read_text())
+    described = json.loads((Path(first.run_dir) / "run.json").read_text())
     minhash = described["config"]["annotate"]["minhash"]
     for annotate, message in (
         ({"minhash": None}, r"its annotate\.minhash is null"),
@@ -316,10 +316,10 @@ def test_a_run_that_cannot_be_compared_with_is_refused(months: Small) -> None:
         config["exact_dedup"] = config["exact_dedup"] if annotate else None
         if annotate == {"minhash": None}:
             config["fuzzy_dedup"] = None
-        (first.run_dir / "run.json").write_text(json.dumps({**described, "config": config}))
+        (Path(first.run_dir) / "run.json").write_text(json.dumps({**described, "config": config}))
         with pytest.raises(ConfigError, match=message):
             months.plan("2026-11", **month(months, "second"), previous_runs=[str(first.run_dir)])
-    (first.run_dir / "run.json").write_text(json.dumps(described))
+    (Path(first.run_dir) / "run.json").write_text(json.dumps(described))
     exact = {"minhash": {**months.tree["annotate"]["minhash"], "verify": "exact"}}
     with pytest.raises(ConfigError, match="verify is null, ours exact"):
         months.plan(
@@ -330,10 +330,10 @@ def test_a_run_that_cannot_be_compared_with_is_refused(months: Small) -> None:
 def test_what_is_no_finished_earlier_run_is_refused(months: Small) -> None:
     """No run, the run itself, one named twice, one that was stopped, one whose stages are others: all told at once."""
     first, _ = months.run("2026-10", **month(months, "first"))
-    shutil.copytree(first.run_dir, months.folder / "stopped")
+    shutil.copytree(Path(first.run_dir), months.folder / "stopped")
     (months.folder / "stopped" / first.folders["fuzzy_dedup"] / "phase.json").unlink()
-    described = (first.run_dir / "run.json").read_text()
-    shutil.copytree(first.run_dir, months.folder / "old")
+    described = (Path(first.run_dir) / "run.json").read_text()
+    shutil.copytree(Path(first.run_dir), months.folder / "old")
     (months.folder / "old" / "run.json").write_text(
         described.replace('"minhash": 1', '"minhash": 0')
     )

@@ -34,7 +34,7 @@ from pipeline.planning.input_splits import (
 )
 from pipeline.runs.run_folder import RunFolder
 from pipeline.sample_crawl.generator import SampleCrawl
-from storage.object_store import StorageSettings
+from storage import StorageSettings
 from tests.conftest import REPOSITORY
 from tests.pipeline.conftest import Small
 from tests.pipeline.test_sample_crawl import make
@@ -292,7 +292,7 @@ def shards(run: RunFolder) -> dict[str, str]:
     """Name -> digest of every shard and index."""
     return {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(run.dataset.glob("shard-*"))
+        for path in sorted(Path(run.dataset).glob("shard-*"))
     }
 
 
@@ -430,7 +430,7 @@ def test_a_fetched_copy_is_removed_after_use(
     (split,) = listed(server, count=1)
     spool = tmp_path / "spool"
     spool.mkdir()
-    with local_copy(split.files[0], StorageSettings(spool=str(spool))) as copy:
+    with local_copy(split.files[0], StorageSettings(scratch_dir=str(spool))) as copy:
         assert copy.read_bytes() == snapshot.files[0].read_bytes()
         assert copy.name == snapshot.files[0].name
         assert spool in copy.parents

@@ -133,7 +133,8 @@ def test_every_document_has_exactly_one_fate(
         decision for decision in decisions.values() if decision != "kept"
     )
     indexes = [
-        ShardIndex.from_bytes(path.read_bytes(), path.name) for path in found.dataset.glob("*.idx")
+        ShardIndex.from_bytes(path.read_bytes(), path.name)
+        for path in Path(found.dataset).glob("*.idx")
     ]
     assert sorted(int(doc_id) for index in indexes for doc_id in index.doc_ids) == sorted(kept)
 
@@ -220,7 +221,7 @@ def test_a_story_tells_every_score_and_every_rule_with_its_limit(
 
 def test_a_story_without_its_rules_is_still_told(mixed: RunFolder) -> None:
     """A config that this software does not know: the rules are said to be untold, with the cause."""
-    path = mixed.run_dir / "run.json"
+    path = Path(mixed.run_dir) / "run.json"
     described = json.loads(path.read_text())
     described["config"]["select"]["astrology"] = {}
     path.write_text(json.dumps(described))
@@ -234,7 +235,7 @@ def test_a_place_is_where_the_tokens_lie(mixed: RunFolder) -> None:
     for doc_id in (doc_id for doc_id, decision in last_fates(mixed).items() if decision == "kept"):
         place = find_in_shards(mixed, doc_id)
         assert place is not None
-        shard = mixed.dataset / place.shard
+        shard = Path(mixed.dataset) / place.shard
         index = ShardIndex.from_bytes(shard.with_suffix(".idx").read_bytes(), place.shard)
         assert index.doc_ids[place.row] == doc_id
         assert index.doc_starts[place.row] == place.token_start
@@ -303,8 +304,8 @@ def test_a_folder_without_a_run_is_told(mixed: RunFolder, tmp_path: Path) -> Non
 
 def test_run_json_describes_the_run(mixed: RunFolder) -> None:
     """Config in full, a folder per phase, the units; and nothing else is needed to open it."""
-    described = json.loads((mixed.run_dir / "run.json").read_text())
+    described = json.loads((Path(mixed.run_dir) / "run.json").read_text())
     assert described["config"]["extract"]["length"]["min_chars"] == 5
     assert described["folders"] == dict(mixed.folders)
-    assert mixed.folder("select").root.is_dir()
+    assert Path(mixed.folder("select").root).is_dir()
     assert [split.key for split in mixed.splits] == described["splits"]

@@ -74,7 +74,7 @@ def test_a_run_that_goes_on_begins_where_it_stood(plan: RunPlan) -> None:
     assert stored(whole)["corpusmill_documents_total", "extract", ""] == 91
     complete = noted(plan, here(plan))
     assert (stored(complete), progress(complete)) == (stored(whole), progress(whole))
-    for folder in (plan.folder(phase.name).root for phase in plan.phases):
+    for folder in (Path(plan.folder(phase.name).root) for phase in plan.phases):
         (folder / "phase.json").unlink()
         next((folder / "done").iterdir(), folder / "fuzzy_dedup is off").unlink(missing_ok=True)
     resumed = noted(plan, here(plan))

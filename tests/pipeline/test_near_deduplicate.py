@@ -65,7 +65,7 @@ def verdicts(config: str, *overrides: str) -> dict[str, str | None]:
     """URL -> URL of the document that stays in its place, or None, after a run."""
     plan = make_plan(load(config, overrides))
     list(run(plan))
-    select = RunFolder.open(plan.run_dir).folder("select").root
+    select = Path(RunFolder.open(plan.run_dir).folder("select").root)
     rows = [
         row
         for path in sorted(select.glob("*.decisions.parquet"))
@@ -165,7 +165,7 @@ def test_switched_off_it_has_no_work_and_select_does_not_hang_on_it(
     assert changed == {"fuzzy_dedup", "select", "tokenize", "write_shards"}
     assert off.phase("select").parents == ("annotate",)
     assert set(verdicts(config, "fuzzy_dedup=null").values()) == {None}
-    assert not list(off.folder("fuzzy_dedup").root.glob("done/*"))
+    assert not list(Path(off.folder("fuzzy_dedup").root).glob("done/*"))
 
 
 def test_near_deduplication_without_signatures_is_refused(config: str) -> None:

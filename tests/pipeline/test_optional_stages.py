@@ -36,7 +36,7 @@ def stored(run: RunFolder, phase: str) -> pa.Table:
 
 def said_in_shards(run: RunFolder) -> dict[str, dict[str, Any]]:
     """What the first shard says of its documents, by URL."""
-    with tarfile.open(run.dataset / "shard-000000.tar") as tar:
+    with tarfile.open(Path(run.dataset) / "shard-000000.tar") as tar:
         files = [tar.extractfile(member) for member in tar if member.name.endswith(".json")]
         return {row["url"]: row for file in files if file is not None for row in json.load(file)}
 

@@ -202,14 +202,14 @@ def test_nothing_is_written_and_nothing_but_the_run_is_read(signals: Small, tmp_
     found, _ = signals.run()
 
     def listing() -> dict[str, tuple[int, int]]:
-        paths = sorted(found.run_dir.rglob("*"))
+        paths = sorted(Path(found.run_dir).rglob("*"))
         return {str(path): (path.lstat().st_mtime_ns, path.lstat().st_size) for path in paths}
 
     before = listing()
     said = preview(found, ["select.language.keep=null"])
     assert listing() == before
     moved = tmp_path / "elsewhere"
-    shutil.move(found.run_dir, moved)
+    shutil.move(Path(found.run_dir), moved)
     for path in tmp_path.glob("*.wet"):
         path.unlink()
     again = preview(RunFolder.open(moved), ["select.language.keep=null"])

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -54,7 +55,7 @@ def test_figures_equal_what_is_counted_again(mixed: RunFolder) -> None:
     decisions = last_fates(mixed)
     documents, early = rows(mixed, "extract", "documents"), rows(mixed, "extract", "decisions")
     kept = [row for row in rows(mixed, "select", "decisions") if row["decision"] == "kept"]
-    manifest = json.loads((mixed.dataset / "manifest.json").read_text())
+    manifest = json.loads((Path(mixed.dataset) / "manifest.json").read_text())
     assert report.steps[0].num_docs == len(documents) + len(early) == 16
     num_chars = sum(len(row["text"]) for row in documents) + sum(row["num_chars"] for row in early)
     assert report.steps[0].num_chars == num_chars
@@ -119,7 +120,9 @@ def test_seconds_are_those_of_the_log(mixed: RunFolder) -> None:
         "paragraph_dedup",
         "write_shards",
     } <= seconds.keys()
-    logged = [json.loads(line) for line in (mixed.run_dir / "log.jsonl").read_text().splitlines()]
+    logged = [
+        json.loads(line) for line in (Path(mixed.run_dir) / "log.jsonl").read_text().splitlines()
+    ]
     assert sum(seconds.values()) == pytest.approx(
         sum(s for e in logged for s in e.get("seconds", {}).values())
     )

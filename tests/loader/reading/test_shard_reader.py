@@ -92,7 +92,7 @@ def _flip(path: Path) -> None:
             "shard-000001.tar",
             Path.unlink,
             ReadFailed,
-            r"shard-000001.tar: there is no such file; copy the dataset",
+            r"shard-000001.tar: there is no such file; correct the path, or copy",
         ),
         ("shard-000001.idx", Path.unlink, ReadFailed, r"shard-000001.idx: there is no such file"),
         (

@@ -20,7 +20,7 @@ from pipeline.cli import app
 from pipeline.config import RunConfig, load
 from pipeline.phases.hash_partitions import partitions_for
 from pipeline.phases.paragraph_dedup import BYTES_PER_PARAGRAPH
-from pipeline.runs.event_log import keep
+from pipeline.runs.event_log import open_log
 from tests.pipeline.conftest import Small
 
 RATES = read_calibration()
@@ -187,7 +187,7 @@ def test_repeated_task_counts_in_cpu_but_not_in_memory(pages: Small) -> None:
         for e in run.read_events()
         if e["event"] == "TaskFinished" and e["phase"] == "paragraph_dedup"
     )
-    with keep(run.run_dir) as add:
+    with open_log(run.run_dir) as add:
         add({**event, "peak_mb": 9e6, "cpu_seconds": {"paragraph_dedup": 60.0}})
     after = fit([run]).phases["paragraph_dedup"]
     assert after.base_mb == before.base_mb

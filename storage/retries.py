@@ -1,0 +1,161 @@
+"""The retry policy of all remote requests, and counters of the requests."""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class RequestCounters:
+    """Counters that several threads may increment.
+
+    Stores count requests by kind ("list", "head", "get", "put", "delete"), "retries" and
+    "fetched_bytes".
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+
+    def add(self, name: str, count: int = 1) -> None:
+        """Increase one counter."""
+        with self._lock:
+            self._counts[name] += count
+
+    def copy(self) -> Counter[str]:
+        """Return the present counts."""
+        with self._lock:
+            return self._counts.copy()
+
+    def __getitem__(self, name: str) -> int:
+        return self._counts[name]
+
+
+requests = RequestCounters()
+"""Requests of this process, except those of stores with counters of their own."""
+
+
+class RetriesExhausted(Exception):
+    """A request failed until a limit of its policy was reached."""
+
+    def __init__(self, cause: Exception, limit: str) -> None:
+        super().__init__(cause, limit)
+        self.cause, self.limit = cause, limit
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """How often, and for how long, a failing request is repeated.
+
+    Waits double from `first_wait_s` to `longest_wait_s`. Each is shortened by up to half at
+    random: tasks that failed at the same moment must not all return at the same moment. Progress
+    (new bytes) restarts the time, the waits and the count of attempts.
+
+    Attributes:
+        timeout_s: Give up this long after the first failure.
+        max_attempts: Give up after so many attempts in a row without progress.
+        request_timeout_s: If set, `timeout_s` counts from the start of the first request, and a
+            request that could take longer than the rest of it is not started.
+        min_progress: Smallest number of new bytes that counts as progress.
+        timeout_text: The limit, for the error message.
+    """
+
+    timeout_s: float = math.inf
+    max_attempts: int | None = None
+    first_wait_s: float = 0.1
+    longest_wait_s: float = 10.0
+    request_timeout_s: float | None = None
+    min_progress: int = 1
+    timeout_text: str = ""
+
+    def call(
+        self,
+        request: Callable[[], T],
+        *,
+        is_temporary: Callable[[BaseException], bool],
+        progress: Callable[[], int] = lambda: 0,
+        on_retry: Callable[[BaseException, float], None] | None = None,
+    ) -> T:
+        """Return the result of `request`, which is repeated while it fails temporarily.
+
+        Args:
+            request: What to do.
+            is_temporary: Whether another attempt may succeed after this error.
+            progress: Number of bytes received so far.
+            on_retry: Called with the error, and the seconds to wait, before each wait.
+
+        Raises:
+            RetriesExhausted: a limit was reached; the last error is its `cause`.
+        """
+        import tenacity
+
+        limits = _Limits(self, progress)
+
+        def before_sleep(state: tenacity.RetryCallState) -> None:
+            if on_retry is not None:
+                on_retry(_get_error(state), state.upcoming_sleep)
+
+        # tenacity calls `wait` before `stop`, so that `stop` can see the coming wait.
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception(is_temporary),
+            wait=limits.choose_wait,
+            stop=limits.is_reached,
+            before_sleep=before_sleep,
+        )
+        try:
+            return retrying(request)
+        except tenacity.RetryError as error:
+            cause = error.last_attempt.exception()
+            assert isinstance(cause, Exception)
+            raise RetriesExhausted(cause, limits.text) from cause
+
+
+class _Limits:
+    """Time and attempts of one call."""
+
+    def __init__(self, policy: RetryPolicy, progress: Callable[[], int]) -> None:
+        self._policy, self._progress = policy, progress
+        self._num_received = progress()
+        self._num_failures = 0  # in a row, without progress
+        self._deadline: float | None = None
+        if policy.request_timeout_s is not None:
+            self._deadline = time.monotonic() + policy.timeout_s
+        self.text = ""
+
+    def choose_wait(self, state: Any) -> float:
+        """Count a failure and return the seconds to wait after it."""
+        del state
+        num_received = self._progress()
+        has_progress = num_received - self._num_received >= self._policy.min_progress
+        self._num_received = num_received
+        if has_progress or self._deadline is None:
+            self._deadline = time.monotonic() + self._policy.timeout_s
+        self._num_failures = 1 if has_progress else self._num_failures + 1
+        doubled_s = self._policy.first_wait_s * 2.0 ** min(self._num_failures - 1, 60)
+        wait_s = min(doubled_s, self._policy.longest_wait_s)
+        return wait_s * random.uniform(0.5, 1.0)  # noqa: S311 - not for cryptography
+
+    def is_reached(self, state: Any) -> bool:
+        """Whether to give up instead of waiting for another attempt."""
+        policy = self._policy
+        if policy.max_attempts is not None and self._num_failures >= policy.max_attempts:
+            self.text = f"given up after {self._num_failures} attempts in a row without progress"
+            return True
+        assert self._deadline is not None
+        reserved_s = state.upcoming_sleep + (policy.request_timeout_s or 0.0)
+        self.text = policy.timeout_text
+        return time.monotonic() + reserved_s > self._deadline
+
+
+def _get_error(state: Any) -> BaseException:
+    error = state.outcome.exception()
+    assert error is not None
+    return error

@@ -1,0 +1,323 @@
+"""Whole runs in a bucket of a real S3 server: the same bytes as on a disk, with any fault."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from loader.reading.manifest_columns import read_manifest_columns
+from loader.storage import ReadFailed, ReadSettings
+from pipeline import cli
+from pipeline.config import RunConfig
+from pipeline.errors import RunAborted
+from pipeline.execution.engine import PhaseFinished, TaskFinished, run
+from pipeline.phases import registry
+from pipeline.planning.plan import make_plan
+from pipeline.runs.run_folder import RunFolder, RunNotFound
+from storage.object_store import ObjectStore
+from storage.retries import requests
+from tests.conftest import REPOSITORY
+from tests.loader.faults import FaultProxy
+from tests.pipeline.test_sample_crawl import make
+from tests.seaweed import BUCKET, Seaweed
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The same run on a disk and in a bucket."""
+
+    on_disk: RunFolder
+    in_bucket: RunFolder
+
+
+@pytest.fixture(scope="session")
+def tree(
+    tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Path, lid_file: Path
+) -> dict[str, Any]:
+    """A config with every phase on, over 200 pages in four files."""
+    crawl = make(tmp_path_factory.mktemp("crawl"), 200, documents_per_file=50)
+    return {
+        "input": {"files": [str(path) for path in crawl.files], "max_quarantined_share": 1.0},
+        "paragraph_dedup": {"keep": "keep_first"},
+        "annotate": {
+            "language": {"model": str(lid_file)},
+            "quality": {},
+            "minhash": {"verify": "signatures", "threshold": 0.5},
+        },
+        "fuzzy_dedup": {"keep": "longest"},
+        "select": {"language": None},
+        "tokenize": {"tokenizer": str(tiny_tokenizer)},
+        "write_shards": {"shard_tokens": 100_000},
+        "engine": {"kind": "inline"},
+    }
+
+
+@pytest.fixture
+def config(
+    tree: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., RunConfig]:
+    """The config for a run folder, with keys of its sections changed."""
+    monkeypatch.setenv("CORPUSMILL_CACHE", str(tmp_path / "cache"))
+
+    def make_config(run_dir: object, **sections: Mapping[str, Any]) -> RunConfig:
+        changed = {name: {**tree.get(name, {}), **keys} for name, keys in sections.items()}
+        return RunConfig.model_validate({**tree, **changed, "run_dir": str(run_dir)})
+
+    return make_config
+
+
+@pytest.fixture(scope="session")
+def on_disk(tree: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """The run that the others are compared with."""
+    plan = make_plan(
+        RunConfig.model_validate(
+            {**tree, "run_dir": str(tmp_path_factory.mktemp("reference") / "run")}
+        )
+    )
+    list(run(plan))
+    return RunFolder.open(plan.run_dir)
+
+
+def outputs(found: RunFolder) -> dict[str, str]:
+    """Digest of every output of every phase, records and summaries included."""
+    files: dict[str, str] = {}
+    for phase in found.folders:
+        root = found.folder(phase).root
+        for folder in (root, root.child("done")):
+            for name in folder.list_names():
+                digest = hashlib.sha256(folder.read_bytes(name)).hexdigest()
+                files[f"{phase}/{folder.name}/{name}"] = digest
+    return files
+
+
+def test_a_run_in_a_bucket_has_the_bytes_of_one_on_a_disk(
+    bucket_store: ObjectStore, config: Callable[..., RunConfig], on_disk: RunFolder
+) -> None:
+    """Every file of every phase; and it asks for nothing about single objects that a listing tells."""
+    before = requests.copy()
+    list(run(make_plan(config(bucket_store))))
+    sent = requests.copy() - before
+    assert outputs(RunFolder.open(str(bucket_store))) == outputs(on_disk)
+    assert len(outputs(on_disk)) > 60
+    assert (
+        sent["head"] <= 2 * len(registry.PHASES) + 4
+    )  # whether a phase is complete, and its parent
+    again = requests.copy()
+    assert all(
+        event.was_complete
+        for event in run(make_plan(config(bucket_store)))
+        if isinstance(event, PhaseFinished)
+    )
+    assert (requests.copy() - again).total() < 50
+
+
+@pytest.mark.ray
+def test_so_has_one_on_ray(
+    bucket_store: ObjectStore, config: Callable[..., RunConfig], on_disk: RunFolder
+) -> None:
+    """Workers are other processes, which connect by themselves."""
+    list(run(make_plan(config(bucket_store, engine={"kind": "ray", "workers": 2}))))
+    assert outputs(RunFolder.open(str(bucket_store))) == outputs(on_disk)
+
+
+def test_so_has_one_whose_connections_are_cut(
+    bucket_store: ObjectStore,
+    config: Callable[..., RunConfig],
+    on_disk: RunFolder,
+    seaweed: Seaweed,
+) -> None:
+    """Fifty times, after 3,000 bytes of answers each."""
+    proxy = FaultProxy(seaweed.port)
+    proxy.cut_after, proxy.cuts = 3_000, 50
+    before = requests["retries"]
+    try:
+        cut = config(
+            bucket_store,
+            storage={"endpoint": f"http://127.0.0.1:{proxy.port}", "retry_timeout_s": 120.0},
+        )
+        list(run(make_plan(cut)))
+    finally:
+        proxy.close()
+    assert requests["retries"] - before >= 40
+    assert outputs(RunFolder.open(str(bucket_store))) == outputs(on_disk)
+
+
+def test_so_has_one_that_was_killed(
+    bucket_store: ObjectStore, config: Callable[..., RunConfig], on_disk: RunFolder, tmp_path: Path
+) -> None:
+    """Kill -9 in annotate; the next run takes over at once, since the driver was of this machine, and does the rest."""
+    path = tmp_path / "killed.yaml"
+    path.write_text(yaml.safe_dump(config(bucket_store).model_dump(mode="json")))
+    code = (
+        "import sys, time; from pipeline.config import load; from pipeline.execution.engine import *\n"
+        "from pipeline.planning.plan import make_plan\n"
+        "for event in run(make_plan(load(sys.argv[1]))):\n"
+        "    if isinstance(event, TaskFinished) and event.phase == 'annotate':\n"
+        "        print('annotating', flush=True); time.sleep(60)\n"
+    )
+    command = [sys.executable, "-c", code, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as killed:
+        assert killed.stdout is not None
+        assert killed.stdout.readline() == "annotating\n"
+        with pytest.raises(
+            RunAborted,
+            match=rf"another process is working in {bucket_store}: process {killed.pid} ",
+        ):
+            list(run(make_plan(config(bucket_store))))
+        killed.send_signal(signal.SIGKILL)
+    happened = list(run(make_plan(config(bucket_store))))
+    done = [
+        event.task_id
+        for event in happened
+        if isinstance(event, TaskFinished) and event.phase == "annotate"
+    ]
+    complete = [
+        event.phase for event in happened if isinstance(event, PhaseFinished) and event.was_complete
+    ]
+    phases = registry.list_phase_names()
+    assert (complete, len(done)) == (phases[: phases.index("annotate")], 3)
+    assert outputs(RunFolder.open(str(bucket_store))) == outputs(on_disk)
+
+
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # webdataset leaves shards open
+@pytest.mark.parametrize("verb", ["report", "status", "explain", "preview", "verify", "export"])
+def test_every_reader_of_a_run_reads_it_in_a_bucket(
+    in_bucket: RunFolder, on_disk: RunFolder, tmp_path: Path, verb: str
+) -> None:
+    """By nothing but its address, with the words it has for a folder on a disk."""
+    rest = {
+        "report": ["--json"],
+        "status": [],
+        "explain": [str(1 << 32 | 3)],
+        "preview": ["--set", "select.quality.min_words=300"],
+        "verify": [],
+        "export": [str(tmp_path / "out")],
+    }[verb]
+    said: list[str] = []
+    for found in (on_disk, in_bucket):
+        result = CliRunner().invoke(cli.app, [verb, str(found.run_dir), *rest])
+        assert result.exit_code == 0, result.output
+        said.append(result.output.replace(str(found.run_dir), "RUN"))
+        if verb == "export":
+            (tmp_path / "out").rename(tmp_path / f"out-{len(said)}")
+    gc.collect()
+    assert said[0].split() == said[1].split() or verb in ("status", "report"), "times differ there"
+    if verb == "report":
+        accounts = [{**json.loads(each), "seconds": {}} for each in said]
+        assert accounts[0] == accounts[1]
+    if verb == "export":
+        files = [
+            {p.name: p.read_bytes() for p in (tmp_path / f"out-{n}").iterdir()} for n in (1, 2)
+        ]
+        assert files[0] == files[1] != {}
+
+
+@pytest.fixture
+def in_bucket(bucket_store: ObjectStore, on_disk: RunFolder) -> RunFolder:
+    """A copy of the finished run in the bucket."""
+    root = on_disk.run_dir.get_local_path()
+    assert root is not None
+    for path in sorted(root.rglob("*")):
+        if path.is_file() and not path.is_relative_to(root / "dataset"):
+            name = path.relative_to(root).as_posix().replace("log.jsonl", "log/0.jsonl")
+            bucket_store.move_in(path, name)
+    bucket_store.set_latest_link("dataset", on_disk.dataset.name)
+    return RunFolder.open(str(bucket_store))
+
+
+def test_the_loader_follows_the_link_to_the_dataset(
+    in_bucket: RunFolder, on_disk: RunFolder, bucket_store: ObjectStore
+) -> None:
+    """RUN/dataset is an address of the latest finished dataset, as it is a folder's name on a disk."""
+    catalogues = [
+        read_manifest_columns(f"{found.run_dir}/dataset", ReadSettings())
+        for found in (on_disk, in_bucket)
+    ]
+    assert catalogues[0].digest == catalogues[1].digest
+    assert catalogues[1].address == str(in_bucket.dataset)
+    bucket_store.put("elsewhere", b"../../another bucket")
+    for name in ("elsewhere", "nowhere"):
+        with pytest.raises(ReadFailed, match=rf"{name}/manifest\.json"):
+            read_manifest_columns(f"{bucket_store}/{name}", ReadSettings())
+
+
+def test_a_bucket_without_a_run_says_so(bucket_store: ObjectStore) -> None:
+    """As a folder does."""
+    with pytest.raises(RunNotFound, match=rf"{bucket_store}: no run here"):
+        RunFolder.open(str(bucket_store))
+
+
+@pytest.mark.parametrize(
+    ("address", "environment", "fault"),
+    [
+        ("s3://nobucket/x", {}, r"404 NoSuchBucket.*make the bucket"),
+        (
+            f"s3://{BUCKET}/x",
+            {"AWS_SECRET_ACCESS_KEY": "guessed"},
+            r"403 SignatureDoesNotMatch.*set AWS_ACCESS_KEY_ID",
+        ),
+        (
+            f"s3://{BUCKET}/x",
+            {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""},
+            r"no credentials are found",
+        ),
+        (
+            f"s3://{BUCKET}/x",
+            {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"},
+            r"127\.0\.0\.1:9.*check storage\.endpoint",
+        ),
+        (
+            f"s3://{BUCKET}/x",
+            {"AWS_ENDPOINT_URL": "http://example.org"},
+            r"only https.*AWS_ALLOW_HTTP=true",
+        ),
+        (
+            f"s3://{BUCKET}/x",
+            {"AWS_ACCESS_KEY_ID": "", "AWS_PROFILE": "mine"},
+            r"AWS_PROFILE is 'mine'.*aws configure",
+        ),
+        ("s3:///x", {}, r"names no bucket"),
+    ],
+)
+def test_a_storage_that_cannot_be_used_is_told_in_one_line_before_anything_runs(
+    bucket_store: ObjectStore,
+    config: Callable[..., RunConfig],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    address: str,
+    environment: Mapping[str, str],
+    fault: str,
+) -> None:
+    """What was asked for, what the server said, what to do; by the command too."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv(
+        "AWS_METADATA_ENDPOINT", "http://127.0.0.1:9/169.254.169.254"
+    )  # no machine's role in tests
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+        if not value:
+            monkeypatch.delenv(name)
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(config("x").model_dump(mode="json")))
+    monkeypatch.setattr(sys, "argv", ["pipeline", "run", str(path), "--run-dir", address])
+    said: list[str] = []
+    monkeypatch.setattr(cli.errors, "print", lambda line, **_: said.append(line))
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert (ended.value.code, len(said), "\n" in said[0]) == (cli.FAILED, 1, False)
+    assert re.search(fault, said[0]), said

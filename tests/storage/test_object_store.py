@@ -1,0 +1,129 @@
+"""Objects on a real S3 server: reading by range, uploads, and a server that does not answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from storage import StorageSettings, object_store
+from storage.errors import AccessRefused, InvalidAddress, Unreachable
+from storage.object_store import ObjectStore
+from storage.retries import requests
+from tests.loader.faults import FaultProxy
+from tests.seaweed import Seaweed
+
+CONTENT = bytes(i * i % 251 for i in range(3_000_000))
+
+
+@pytest.fixture
+def filled(bucket_store: ObjectStore) -> ObjectStore:
+    """A folder with CONTENT as the object "content"."""
+    bucket_store.put("content", CONTENT)
+    return bucket_store
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
+@given(
+    reads=st.lists(st.tuples(st.integers(0, len(CONTENT)), st.integers(0, 1_500_000)), max_size=8)
+)
+def test_an_object_reads_like_a_file(filled: ObjectStore, reads: list[tuple[int, int]]) -> None:
+    """Any ranges in any order, also beyond the end."""
+    with filled.open("content") as file:
+        for start, length in reads:
+            file.seek(start)
+            assert file.read(length) == CONTENT[start : start + length]
+            assert file.tell() == min(start + length, len(CONTENT))
+
+
+def test_sequential_reads_fetch_more_at_a_time(filled: ObjectStore) -> None:
+    """3 MB read by 4 KiB take one request for the end and four that double; a small object one."""
+    before = requests["get"]
+    with filled.open("content") as file:
+        assert b"".join(iter(lambda: file.read(4096), b"")) == CONTENT
+    assert requests["get"] - before == 5
+    for content in (b"", b"small"):
+        filled.put("other", content)
+        before = requests["get"]
+        assert filled.open("other").read() == content
+        assert requests["get"] - before == 1
+
+
+def test_a_retried_create_or_replace_recognizes_its_own_object(bucket_store: ObjectStore) -> None:
+    """The server's answer to the first attempt may be lost."""
+    version = bucket_store.create("x", b"1")
+    assert version
+    assert bucket_store.create("x", b"1") == version
+    replaced = bucket_store.replace("x", b"2", version)
+    assert replaced
+    assert bucket_store.replace("x", b"2", version) == replaced
+
+
+def test_a_very_large_file_is_uploaded_in_parts(
+    bucket_store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S3 accepts at most 5 GiB in one request; here the limit is 1 MiB."""
+    monkeypatch.setattr(object_store, "SINGLE_PUT_BYTES", 1 << 20)
+    monkeypatch.setattr(object_store, "PART_BYTES", 5 << 20)
+    (tmp_path / "large").write_bytes(CONTENT * 4)
+    bucket_store.move_in(tmp_path / "large", "large")
+    assert bucket_store.open("large").read() == CONTENT * 4
+
+
+def test_another_version_of_an_object_is_not_read(filled: ObjectStore) -> None:
+    """A range of the version that was asked for, or an error."""
+    _, version = filled.get_size_and_version("content")
+    filled.put("content", b"replaced, longer than the range")
+    with pytest.raises(InvalidAddress, match="412"):
+        filled.read_range("content", 0, 10, version)
+
+
+def test_a_server_that_stays_away_is_given_up(bucket_store: ObjectStore, tmp_path: Path) -> None:
+    """After the time of the settings, with the last error; the file is not there then."""
+    proxy = FaultProxy(1)
+    proxy.refuse = True
+    endpoint = f"http://127.0.0.1:{proxy.port}"
+    away = replace(bucket_store, settings=StorageSettings(endpoint=endpoint, retry_timeout_s=0.5))
+    (tmp_path / "file").write_bytes(CONTENT)
+    limit = r"tried again for 0\.5 s \(storage\.retry_timeout_s\)"
+    try:
+        with pytest.raises(Unreachable, match=rf"{bucket_store}/x \(put\): .*{limit}"):
+            away.move_in(tmp_path / "file", "x")
+    finally:
+        proxy.close()
+    assert not bucket_store.exists("x")
+
+
+def test_a_cut_connection_is_resumed_within_a_range(filled: ObjectStore, seaweed: Seaweed) -> None:
+    """Every connection is cut after 1 MB: the bytes that arrived are kept, the rest is fetched."""
+    proxy = FaultProxy(seaweed.port)
+    proxy.cut_after = 1_000_000
+    endpoint = f"http://127.0.0.1:{proxy.port}"
+    cut = replace(filled, settings=StorageSettings(endpoint=endpoint, retry_timeout_s=60.0))
+    before = requests["retries"]
+    try:
+        assert bytes(cut.read_range("content", 0, len(CONTENT))) == CONTENT
+    finally:
+        proxy.close()
+    assert 3 <= requests["retries"] - before <= 6
+
+
+def test_errors_are_classified_by_what_the_caller_can_do(
+    bucket_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wrong key is refused access, a missing bucket is a wrong address; neither is retried."""
+    before = requests["retries"]
+    with pytest.raises(InvalidAddress, match=r"404 NoSuchBucket.*; make the bucket"):
+        ObjectStore.from_address("s3://nobucket/x").list_names()
+    with pytest.raises(InvalidAddress, match="names no bucket"):
+        ObjectStore.from_address("s3:///x")
+    insecure = replace(bucket_store, settings=StorageSettings(endpoint="http://example.org"))
+    with pytest.raises(InvalidAddress, match=r"only https.*storage\.allow_http"):
+        insecure.list_names()
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "guessed")
+    with pytest.raises(AccessRefused, match=r"403 SignatureDoesNotMatch.*; set AWS_ACCESS_KEY_ID"):
+        bucket_store.list_names()
+    assert requests["retries"] == before

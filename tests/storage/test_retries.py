@@ -1,0 +1,112 @@
+"""The retry policy: how often a failing request is repeated, and when it is given up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from storage.retries import RequestCounters, RetriesExhausted, RetryPolicy
+
+
+class Temporary(Exception):
+    """An error that another attempt may mend."""
+
+
+def fail_times(count: int, error: Exception) -> Callable[[], int]:
+    """Return a request that fails so often and then returns the number of its calls."""
+    calls = 0
+
+    def request() -> int:
+        nonlocal calls
+        calls += 1
+        if calls <= count:
+            raise error
+        return calls
+
+    return request
+
+
+def is_temporary(error: BaseException) -> bool:
+    return isinstance(error, Temporary)
+
+
+def test_a_temporary_error_is_retried_with_growing_waits() -> None:
+    """Waits double up to the longest one, less up to half at random."""
+    waits: list[float] = []
+    policy = RetryPolicy(timeout_s=60, first_wait_s=0.01, longest_wait_s=0.05)
+    calls = policy.call(
+        fail_times(5, Temporary()),
+        is_temporary=is_temporary,
+        on_retry=lambda _, wait_s: waits.append(wait_s),
+    )
+    assert calls == 6
+    for wait_s, longest_s in zip(waits, [0.01, 0.02, 0.04, 0.05, 0.05], strict=True):
+        assert longest_s / 2 <= wait_s <= longest_s
+
+
+def test_a_final_error_is_not_retried() -> None:
+    """It is raised as it is."""
+    request = fail_times(1, KeyError("final"))
+    with pytest.raises(KeyError, match="final"):
+        RetryPolicy(timeout_s=60).call(request, is_temporary=is_temporary)
+    assert request() == 2
+
+
+def test_the_time_counts_from_the_first_failure() -> None:
+    """A slow first request does not use it up. The last error is kept."""
+    policy = RetryPolicy(timeout_s=0.2, first_wait_s=0.01, timeout_text="tried for 0.2 s")
+    num_requests = 0
+
+    def request() -> None:
+        nonlocal num_requests
+        num_requests += 1
+        time.sleep(0.3 if num_requests == 1 else 0.0)
+        raise Temporary(f"request {num_requests}")
+
+    with pytest.raises(RetriesExhausted) as caught:
+        policy.call(request, is_temporary=is_temporary)
+    assert num_requests > 1
+    assert str(caught.value.cause) == f"request {num_requests}"
+    assert caught.value.limit == "tried for 0.2 s"
+
+
+def test_with_a_request_timeout_the_time_counts_from_the_start() -> None:
+    """A request that could take longer than the rest of the time is not started."""
+    policy = RetryPolicy(timeout_s=0.5, first_wait_s=0.01, request_timeout_s=0.4)
+    began = time.monotonic()
+    with pytest.raises(RetriesExhausted):
+        policy.call(fail_times(10**6, Temporary()), is_temporary=is_temporary)
+    assert time.monotonic() - began <= 0.5
+
+
+def test_progress_restarts_time_waits_and_attempts() -> None:
+    """Only attempts in a row without progress count."""
+    policy = RetryPolicy(max_attempts=3, first_wait_s=0.001, min_progress=100)
+    received, waits = 0, list[float]()
+
+    def request() -> None:
+        nonlocal received
+        received += 100 if len(waits) < 10 else 99
+        raise Temporary
+
+    with pytest.raises(RetriesExhausted, match="given up after 3 attempts"):
+        policy.call(
+            request,
+            is_temporary=is_temporary,
+            progress=lambda: received,
+            on_retry=lambda _, wait_s: waits.append(wait_s),
+        )
+    assert len(waits) == 10 + 1
+    assert max(waits[:10]) <= 0.001
+
+
+def test_threads_count_without_losing_any() -> None:
+    """Counters are shared by the threads of a reader."""
+    counters = RequestCounters()
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda _: counters.add("get"), range(10_000)))
+    assert (counters["get"], counters["put"]) == (10_000, 0)
+    assert counters.copy() == {"get": 10_000}
