@@ -202,7 +202,7 @@ def answer_prometheus(
     of_run = StatsCollector(METRICS, lambda: log.latest, labels)
     port = config.metrics.port + int(os.environ.get("LOCAL_RANK", "0"))
     try:
-        return loader.metrics.serve(port, of_loader, of_run, host=config.metrics.host)
+        return loader.metrics.serve_metrics(port, of_loader, of_run, host=config.metrics.host)
     except OSError as error:
         raise IncompatibleConfig(
             f"rank {rank} cannot answer Prometheus on {config.metrics.host}:{port} (watch.metrics): {error}; "
