@@ -443,7 +443,7 @@ def sample_crawl(
 
     if format not in ("wet", "warc"):
         fail(f"--format is {format!r}, expected wet or warc", WRONG_USAGE)
-    crawl = generate(out, num_documents=documents, seed=seed, format=format, say=_log_info)
+    crawl = generate(out, num_documents=documents, seed=seed, format=format)
     message = (
         f"{documents:,} pages in {len(crawl.files)} files under {out}; "
         f"the expected decisions are in {crawl.truth}"

@@ -136,7 +136,6 @@ def make_sample_crawl(crawl: SampleCrawl, say: Callable[[str], None]) -> None:
             seed=crawl.seed,
             format=crawl.format,
             documents_per_file=crawl.documents_per_file,
-            say=say,
         )
 
 

@@ -37,7 +37,7 @@ from pipeline.sample_crawl.generator import SampleCrawl
 from storage import StorageSettings
 from tests.conftest import REPOSITORY
 from tests.pipeline.conftest import Small
-from tests.pipeline.test_sample_crawl import make
+from tests.pipeline.sample_crawl.invented import make_crawl
 
 SNAPSHOT = "CC-MAIN-SAMPLE"
 
@@ -258,7 +258,7 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture(scope="module")
 def snapshot(tmp_path_factory: pytest.TempPathFactory) -> SampleCrawl:
     """120 pages in three files, laid out as a snapshot of Common Crawl."""
-    return make(
+    return make_crawl(
         tmp_path_factory.mktemp("snapshot") / "crawl",
         120,
         documents_per_file=40,

@@ -21,7 +21,7 @@ from pipeline.models.download import AssetError, download
 from pipeline.planning.input_splits import list_input_splits
 from storage.retries import RetryPolicy
 from tests.pipeline.conftest import Small
-from tests.pipeline.test_sample_crawl import make
+from tests.pipeline.sample_crawl.invented import make_crawl
 from tests.seaweed import BUCKET, KEYS, Seaweed
 
 HASTY = RetryPolicy(max_attempts=3, first_wait_s=0.01, min_progress=1_000)
@@ -190,7 +190,7 @@ def test_a_snapshot_on_s3_gives_the_same_shards_as_its_files_on_disk(
     small: Small, bucket: Bucket, tmp_path: Path
 ) -> None:
     """The whole chain over a mirror of Common Crawl."""
-    crawl = make(tmp_path / "crawl", 100, documents_per_file=50, layout="common-crawl")
+    crawl = make_crawl(tmp_path / "crawl", 100, documents_per_file=50, layout="common-crawl")
     assert crawl.paths_list is not None
     for path in (*crawl.files, crawl.paths_list):
         put(bucket, f"mirror/{path.relative_to(crawl.folder)}", path.read_bytes())

@@ -31,7 +31,7 @@ from storage.object_store import ObjectStore
 from storage.retries import requests
 from tests.conftest import REPOSITORY
 from tests.loader.faults import FaultProxy
-from tests.pipeline.test_sample_crawl import make
+from tests.pipeline.sample_crawl.invented import make_crawl
 from tests.seaweed import BUCKET, Seaweed
 
 
@@ -48,7 +48,7 @@ def tree(
     tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Path, lid_file: Path
 ) -> dict[str, Any]:
     """A config with every phase on, over 200 pages in four files."""
-    crawl = make(tmp_path_factory.mktemp("crawl"), 200, documents_per_file=50)
+    crawl = make_crawl(tmp_path_factory.mktemp("crawl"), 200, documents_per_file=50)
     return {
         "input": {"files": [str(path) for path in crawl.files], "max_quarantined_share": 1.0},
         "paragraph_dedup": {"keep": "keep_first"},

@@ -1,20 +1,16 @@
-"""The sample crawl: readable by others, the same each time, and as its truth table says."""
-
-# pyright: reportPrivateUsage=false
+"""The sample crawl: readable by other libraries, reproducible, and in agreement with its truth table."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
-import random
 import tracemalloc
 import zlib
 from base64 import b32encode
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -24,77 +20,41 @@ from hypothesis import strategies as st
 from resiliparse.extract.html2text import extract_plain_text
 from warcio.archiveiterator import ArchiveIterator as WarcioIterator
 
-from pipeline.sample_crawl import generator as sample_crawl
-from pipeline.sample_crawl.generator import KINDS, TAIL_KINDS, TRUTH, Format, SampleCrawl, generate
+from pipeline.sample_crawl import generator, truth_table
+from pipeline.sample_crawl.generator import Format, SampleCrawl, generate
+from pipeline.sample_crawl.keyed_random import Permutation
+from pipeline.sample_crawl.kinds import KINDS, TAIL_KINDS
+from pipeline.sample_crawl.pages import Pages
+from pipeline.sample_crawl.records import render_warcinfo
+from pipeline.sample_crawl.texts import MIN_SENTENCE_LETTERS, keep_prefix_free
+from pipeline.sample_crawl.truth_table import TRUTH
 from stages.dedup.paragraphs import hash_paragraph
+from tests.pipeline.sample_crawl.invented import LIBRARY, make_crawl
 
 FORMATS: tuple[Format, ...] = ("wet", "warc")
 Row = dict[str, Any]
-
-
-class InventedLibrary:
-    """Sentences of made-up words: what the real library gives, without the network."""
-
-    def summaries(self, language: str, part: Literal["pages"]) -> Iterable[tuple[str, str]]:
-        """Four hundred titles with four sentences each."""
-        assert part == "pages"
-        sentences = _sentences(language, 1_600)
-        return [
-            (f"Title {i} <{language}>", " ".join(sentences[4 * i : 4 * i + 4])) for i in range(400)
-        ]
-
-    def sentences(self, language: str) -> Sequence[str]:
-        """Six hundred sentences."""
-        return _sentences(language, 600)
-
-
-@cache
-def _sentences(language: str, num_sentences: int) -> list[str]:
-    draws = random.Random(language)
-    return [_sentence(draws) for _ in range(num_sentences)]
-
-
-def _sentence(draws: random.Random) -> str:
-    words = [
-        "".join(draws.choices("aeioulnrstdéñç", k=draws.randint(2, 9)))
-        for _ in range(draws.randint(8, 18))
-    ]
-    return " ".join(words).capitalize() + " & 1984."
-
-
-LIBRARY = InventedLibrary()
-
-
-def make(
-    out: Path, num_documents: int = 300, documents_per_file: int = 40, **arguments: Any
-) -> SampleCrawl:
-    """A small crawl of invented text."""
-    arguments = {"seed": 1, "format": "wet", "library": LIBRARY, **arguments}
-    return generate(
-        out, num_documents=num_documents, documents_per_file=documents_per_file, **arguments
-    )
 
 
 @pytest.fixture(scope="module")
 def crawls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, SampleCrawl]:
     """The same 300 pages in eight files, as text and as HTML."""
     folder = tmp_path_factory.mktemp("crawls")
-    return {name: make(folder / name, format=name) for name in FORMATS}
+    return {name: make_crawl(folder / name, format=name) for name in FORMATS}
 
 
 @pytest.fixture(scope="module", params=FORMATS)
 def crawl(request: pytest.FixtureRequest, crawls: dict[str, SampleCrawl]) -> SampleCrawl:
-    """Each of the two in turn."""
+    """Each of the two formats in turn."""
     return crawls[request.param]
 
 
-def truth_of(crawl: SampleCrawl) -> list[Row]:
-    """The truth table as dictionaries."""
+def read_truth(crawl: SampleCrawl) -> list[Row]:
+    """Return the truth table as dictionaries."""
     return pq.read_table(crawl.truth).to_pylist()
 
 
-def members_of(path: Path) -> Iterator[bytes]:
-    """The gzip members of a file, unpacked one by one; a cut one as far as it goes."""
+def iter_members(path: Path) -> Iterator[bytes]:
+    """Yield the gzip members of a file, decompressed; a cut one as far as possible."""
     rest = path.read_bytes()
     while rest:
         unpacker = zlib.decompressobj(wbits=31)
@@ -102,32 +62,32 @@ def members_of(path: Path) -> Iterator[bytes]:
         rest = unpacker.unused_data
 
 
-def pages_of(crawl: SampleCrawl) -> Iterator[tuple[Row, bytes]]:
-    """Each row of the truth with the unpacked member of its record, found by counting members alone."""
-    rows = truth_of(crawl)
+def iter_pages(crawl: SampleCrawl) -> Iterator[tuple[Row, bytes]]:
+    """Yield each row of the truth table with the decompressed member of its record."""
+    rows = read_truth(crawl)
     for path in crawl.files:
         mine = [row for row in rows if row["file"] == path.relative_to(crawl.folder).as_posix()]
-        members = [m for m in members_of(path) if b"warcinfo" not in m[:40]]
+        members = [m for m in iter_members(path) if b"warcinfo" not in m[:40]]
         pages = [
             m for m in members if b"WARC-Type: request" not in m and b"WARC-Type: metadata" not in m
         ]
         yield from zip(mine, pages, strict=True)
 
 
-def bodies_of(crawl: SampleCrawl) -> dict[str, list[str]]:
-    """Url to the lines of a WET page without its title, for all pages with a whole and decodable record."""
+def read_bodies(crawl: SampleCrawl) -> dict[str, list[str]]:
+    """Return URL -> lines without title, for WET pages with a complete and decodable record."""
     return {
         row["url"]: member.split(b"\r\n\r\n", 1)[1]
         .decode()
         .removesuffix("\n\r\n\r\n")
         .split("\n")[1:]
-        for row, member in pages_of(crawl)
+        for row, member in iter_pages(crawl)
         if row["kind"] not in {"damaged_utf8", "truncated"}
     }
 
 
-def digest_of(folder: Path) -> str:
-    """One digest of all names and bytes in a folder."""
+def digest_folder(folder: Path) -> str:
+    """Return one digest of all names and bytes in a folder."""
     whole = hashlib.sha256()
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         whole.update(
@@ -137,21 +97,21 @@ def digest_of(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("crawl_format", FORMATS)
-def test_the_same_arguments_give_the_same_bytes(tmp_path: Path, crawl_format: Format) -> None:
-    """Two runs agree in every byte, in folders of different names; another seed does not."""
+def test_equal_arguments_give_equal_bytes(tmp_path: Path, crawl_format: Format) -> None:
+    """Two crawls in differently named folders agree in every byte; another seed gives another crawl."""
     first, again, other = (
-        digest_of(make(tmp_path / name, 120, format=crawl_format, seed=seed).folder)
+        digest_folder(make_crawl(tmp_path / name, 120, format=crawl_format, seed=seed).folder)
         for name, seed in (("a", 1), ("b", 1), ("c", 2))
     )
     assert first == again
     assert first != other
 
 
-def test_fastwarc_reads_every_sound_record(crawl: SampleCrawl) -> None:
-    """FastWARC finds all undamaged pages, with the ids of the truth and digests that match their blocks."""
+def test_fastwarc_reads_every_intact_record(crawl: SampleCrawl) -> None:
+    """FastWARC finds all undamaged pages, with the ids of the truth table and correct digests."""
     found: dict[str, str] = {}
     for path in crawl.files:
-        for record in _read_to_the_break(path):
+        for record in _read_to_fault(path):
             block = record.reader.read()
             digest = (
                 "sha1:" + b32encode(hashlib.sha1(block, usedforsecurity=False).digest()).decode()
@@ -165,13 +125,13 @@ def test_fastwarc_reads_every_sound_record(crawl: SampleCrawl) -> None:
                 found[str(record.record_id).strip("<>")] = (
                     record.headers.get("WARC-Target-URI") or ""
                 )
-    rows = [row for row in truth_of(crawl) if row["expected_fate"] != "quarantined"]
+    rows = [row for row in read_truth(crawl) if row["expected_fate"] != "quarantined"]
     sound = {row["record_id"].strip("<>"): row["url"] for row in rows}
     assert {record_id: url for record_id, url in found.items() if url} == sound
 
 
-def _read_to_the_break(path: Path) -> Iterator[WarcRecord]:
-    """FastWARC's records of a file, up to the framing fault that may end it."""
+def _read_to_fault(path: Path) -> Iterator[WarcRecord]:
+    """Yield FastWARC's records of a file, up to a framing fault."""
     with path.open("rb") as file:
         records = ArchiveIterator(file, parse_http=False)
         while True:
@@ -181,9 +141,9 @@ def _read_to_the_break(path: Path) -> Iterator[WarcRecord]:
                 return
 
 
-def test_warcio_reads_every_sound_record(crawl: SampleCrawl) -> None:
-    """Warcio agrees with the digest of every record in the files that no framing fault ends, and misses none."""
-    broken = {row["file"] for row in truth_of(crawl) if row["kind"] in TAIL_KINDS}
+def test_warcio_reads_every_intact_record(crawl: SampleCrawl) -> None:
+    """Warcio confirms each digest in the files without framing fault, and finds every page."""
+    broken = {row["file"] for row in read_truth(crawl) if row["kind"] in TAIL_KINDS}
     whole = [path for path in crawl.files if path.name not in broken]
     assert len(whole) >= 4
     urls: list[str | None] = []
@@ -198,23 +158,23 @@ def test_warcio_reads_every_sound_record(crawl: SampleCrawl) -> None:
                     urls.append(record.rec_headers.get_header("WARC-Target-URI"))
     expected = [
         None if row["kind"] == "damaged_uri" else row["url"]
-        for row in truth_of(crawl)
+        for row in read_truth(crawl)
         if row["file"] not in broken and row["kind"] != "damaged_type"
     ]
     assert urls == expected
 
 
-def test_files_open_with_a_warcinfo_record(crawl: SampleCrawl) -> None:
-    """Every file says its own name and what it is part of, as Common Crawl's do."""
+def test_files_begin_with_a_warcinfo_record(crawl: SampleCrawl) -> None:
+    """It has the name of the file and of the crawl, as in Common Crawl's files."""
     for path in crawl.files:
-        first = next(members_of(path)).decode()
+        first = next(iter_members(path)).decode()
         assert first.startswith("WARC/1.0\r\nWARC-Type: warcinfo\r\n")
         assert f"WARC-Filename: {path.name}\r\n" in first
         assert "isPartOf: CC-MAIN-SAMPLE\r\n" in first
 
 
 def test_truth_has_one_row_per_page_in_order(crawl: SampleCrawl) -> None:
-    """Rows follow files and records, urls are unique, sources are pages, kinds are as counted and promised."""
+    """Rows follow files and records; URLs are unique; sources are pages; kinds match KINDS."""
     table = pq.read_table(crawl.truth)
     rows = table.to_pylist()
     assert table.schema.equals(TRUTH)
@@ -229,7 +189,7 @@ def test_truth_has_one_row_per_page_in_order(crawl: SampleCrawl) -> None:
     assert {row["source_url"] for row in rows} - {None} < urls
     assert Counter(row["kind"] for row in rows) == crawl.num_documents_by_kind
     assert {row["kind"]: row["expected_fate"] for row in rows} == {
-        kind.name: kind.fate for kind in KINDS
+        kind.name: kind.expected for kind in KINDS
     }
     assert crawl.num_bytes == sum(path.stat().st_size for path in crawl.files)
 
@@ -245,9 +205,9 @@ def test_shares_of_kinds(crawls: dict[str, SampleCrawl]) -> None:
 
 
 def test_damaged_pages_have_their_faults(crawls: dict[str, SampleCrawl]) -> None:
-    """Each damaged kind is there, its record has that fault, and framing faults end their files."""
+    """Each damaged kind occurs, its record has the fault, and framing faults end their files."""
     members: dict[str, bytes] = {}
-    for row, member in pages_of(crawls["wet"]):
+    for row, member in iter_pages(crawls["wet"]):
         if row["kind"].startswith("damaged"):
             members[row["kind"]] = member
             assert row["record"] == 39 or row["kind"] not in TAIL_KINDS
@@ -259,15 +219,15 @@ def test_damaged_pages_have_their_faults(crawls: dict[str, SampleCrawl]) -> None
     assert not members["damaged_header"].startswith(b"WARC/")
     promised = int(members["damaged_length"].split(b"Content-Length: ")[1].split(b"\r\n")[0])
     assert promised > len(members["damaged_length"])
-    assert truth_of(crawls["wet"])[-1]["kind"] == "truncated"
+    assert read_truth(crawls["wet"])[-1]["kind"] == "truncated"
     with gzip.open(crawls["wet"].files[-1]) as file, pytest.raises(EOFError):
         file.read()
 
 
 def test_truth_counts_lines_as_ccnet_does(crawls: dict[str, SampleCrawl]) -> None:
-    """The counts of unique and repeated lines, and so who is emptied, are those of CCNet's hashes over the crawl."""
-    rows = {row["url"]: row for row in truth_of(crawls["wet"])}
-    bodies = bodies_of(crawls["wet"])
+    """Unique and repeated lines, and which pages are emptied, agree with CCNet's hashes."""
+    rows = {row["url"]: row for row in read_truth(crawls["wet"])}
+    bodies = read_bodies(crawls["wet"])
     num_chars = {url: len("\n".join(lines)) for url, lines in bodies.items()}
     assert {rows[url]["kind"] for url, n in num_chars.items() if n < 300} == {"short"}
     pages_with: dict[int, set[str]] = defaultdict(set)
@@ -287,11 +247,11 @@ def test_truth_counts_lines_as_ccnet_does(crawls: dict[str, SampleCrawl]) -> Non
         assert (row["num_unique_lines"] == 0) == (row["expected_fate"] == "emptied")
 
 
-def test_copies_are_what_their_kind_says(crawls: dict[str, SampleCrawl]) -> None:
-    """Mirrors have their source's paragraphs, half of them its whole text; edited copies none; partial copies some."""
-    bodies = bodies_of(crawls["wet"])
+def test_copies_share_paragraphs_with_their_source(crawls: dict[str, SampleCrawl]) -> None:
+    """Mirrors share all, half of them the whole page; edited copies none; partial copies some."""
+    bodies = read_bodies(crawls["wet"])
     num_whole = 0
-    for row in truth_of(crawls["wet"]):
+    for row in read_truth(crawls["wet"]):
         if row["source_url"] is None:
             continue
         copy, source = bodies[row["url"]], bodies[row["source_url"]]
@@ -313,10 +273,10 @@ def test_copies_are_what_their_kind_says(crawls: dict[str, SampleCrawl]) -> None
 
 
 def test_html_extracts_to_the_lines_of_the_text(crawls: dict[str, SampleCrawl]) -> None:
-    """A page's HTML, decoded by the charset it declares, gives the lines of the same page's WET record."""
-    bodies = bodies_of(crawls["wet"])
+    """A page's HTML, decoded by its declared charset, gives the lines of its WET record."""
+    bodies = read_bodies(crawls["wet"])
     declared: Counter[str] = Counter()
-    for row, member in pages_of(crawls["warc"]):
+    for row, member in iter_pages(crawls["warc"]):
         if row["kind"].startswith("damaged") or row["kind"] == "truncated":
             continue
         _, http_head, payload = member.removesuffix(b"\r\n\r\n").split(b"\r\n\r\n", 2)
@@ -343,35 +303,35 @@ def test_html_extracts_to_the_lines_of_the_text(crawls: dict[str, SampleCrawl]) 
 def test_memory_does_not_grow_with_the_crawl(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A thousand pages more, 3 MB of text, need less than half a megabyte more."""
+    """A thousand more pages, 3 MB of text, need less than half a megabyte more."""
 
     def peak_bytes(num_documents: int) -> int:
         tracemalloc.start()
-        make(tmp_path / str(num_documents), num_documents, 500)
+        make_crawl(tmp_path / str(num_documents), num_documents, 500)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return peak
 
-    monkeypatch.setattr(sample_crawl, "TRUTH_ROWS_PER_GROUP", 500)
-    make(tmp_path / "unmeasured", 1_000)  # all sentences invented, all modules imported
+    monkeypatch.setattr(truth_table, "ROWS_PER_GROUP", 500)
+    make_crawl(tmp_path / "unmeasured", 1_000)  # all sentences invented, all modules imported
     fewer, more = peak_bytes(1_000), peak_bytes(2_000)  # from 1,000 on all languages are there
     assert abs(more - fewer) < 500_000
 
 
-def test_pages_of_a_huge_crawl_are_made_one_at_a_time() -> None:
-    """Any page of a crawl of ten million can be had without those before it, and the last one is the cut one."""
-    pages = sample_crawl._Pages(10_000_000, 2_500, 1, ("en", "fr"), LIBRARY)
-    assert pages.at(9_999_999).place.kind == "truncated"
-    assert pages.at(2_499).place.kind == "damaged_length"
-    page = pages.at(1_234_567)
-    assert page.lines == pages.page(page.place.role).lines
+def test_any_page_of_a_huge_crawl_can_be_computed() -> None:
+    """Any of ten million pages is made without those before it; the last one is truncated."""
+    pages = Pages(10_000_000, 2_500, 1, ("en", "fr"), LIBRARY)
+    assert pages.get_page(9_999_999).spec.kind == "truncated"
+    assert pages.get_page(2_499).spec.kind == "damaged_length"
+    page = pages.get_page(1_234_567)
+    assert page.lines == pages.make_page(page.spec.role).lines
 
 
-def test_number_of_sites_grows_like_the_root() -> None:
-    """Nine times as many pages have about three times as many sites, in the main languages."""
+def test_number_of_sites_grows_with_the_square_root() -> None:
+    """Nine times as many pages have about three times as many sites."""
 
     def num_sites(num_documents: int) -> int:
-        pages = sample_crawl._Pages(num_documents, 2_500, 1, ("en",), LIBRARY)
+        pages = Pages(num_documents, 2_500, 1, ("en",), LIBRARY)
         return len(pages.sites["en"])
 
     assert num_sites(9_000) == pytest.approx(3 * num_sites(1_000), rel=0.05)
@@ -379,22 +339,22 @@ def test_number_of_sites_grows_like_the_root() -> None:
 
 @pytest.mark.parametrize("crawl_format", FORMATS)
 def test_common_crawl_layout(tmp_path: Path, crawl_format: Format) -> None:
-    """The files lie in a snapshot's folders, and its list names them relative to the root, in order."""
-    crawl = make(tmp_path / "bucket", 100, 40, format=crawl_format, layout="common-crawl")
+    """Files are in a snapshot's folders, and its list names them in order, relative to the root."""
+    crawl = make_crawl(tmp_path / "bucket", 100, 40, format=crawl_format, layout="common-crawl")
     paths_list = tmp_path / f"bucket/crawl-data/CC-MAIN-SAMPLE/{crawl_format}.paths.gz"
     assert crawl.paths_list == paths_list
     names = gzip.decompress(paths_list.read_bytes()).decode().split()
     assert [crawl.folder / name for name in names] == list(crawl.files)
-    assert {row["file"] for row in truth_of(crawl)} == set(names)
+    assert {row["file"] for row in read_truth(crawl)} == set(names)
     end = ".warc.wet.gz" if crawl_format == "wet" else ".warc.gz"
     assert names[0].endswith(f"/{crawl_format}/CC-MAIN-20261101000000-20261101010000-00000{end}")
 
 
 @pytest.mark.parametrize("documents_per_file", [1, 7, 100, 1_000])
 def test_any_number_of_files(tmp_path: Path, documents_per_file: int) -> None:
-    """However the pages are cut into files, all are there and only file ends carry framing faults."""
-    crawl = make(tmp_path / "crawl", 100, documents_per_file)
-    rows = truth_of(crawl)
+    """All pages exist for any number of files, and only file ends have framing faults."""
+    crawl = make_crawl(tmp_path / "crawl", 100, documents_per_file)
+    rows = read_truth(crawl)
     assert len(rows) == len({row["url"] for row in rows}) == 100
     assert len(crawl.files) == -(-100 // documents_per_file)
     last_record = {row["file"]: row["record"] for row in rows}
@@ -416,38 +376,47 @@ def test_any_number_of_files(tmp_path: Path, documents_per_file: int) -> None:
         ),
     ],
 )
-def test_refused_arguments(tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
-    """What cannot be made is refused at once, with the value found and the way out."""
+def test_invalid_arguments_are_refused(
+    tmp_path: Path, arguments: dict[str, Any], message: str
+) -> None:
+    """The message has the value found and the way to mend it."""
     with pytest.raises(ValueError, match=message):
-        make(tmp_path / "crawl", **arguments)
+        make_crawl(tmp_path / "crawl", **arguments)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
+def test_folder_with_files_is_not_overwritten(tmp_path: Path) -> None:
     """A crawl is never written over another one."""
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(
         FileExistsError, match="is not an empty folder; remove it or name another one"
     ):
-        make(tmp_path)
+        make_crawl(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
 
 
-def test_a_broken_run_leaves_nothing(tmp_path: Path) -> None:
-    """The folder appears only when the crawl is whole: an exception half-way leaves no trace."""
+def test_interrupted_generation_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder appears only when the crawl is complete: after an exception nothing is left."""
+    names: list[str] = []
 
-    def stop(line: str) -> None:
-        raise KeyboardInterrupt(line)
+    def stop_at_second_file(name: str, seed: int) -> bytes:
+        names.append(name)
+        if len(names) == 2:
+            raise KeyboardInterrupt(name)
+        return render_warcinfo(name, seed)
 
-    with pytest.raises(KeyboardInterrupt, match="00000"):
-        make(tmp_path / "crawl", 100, 40, say=stop)
+    monkeypatch.setattr(generator, "render_warcinfo", stop_at_second_file)
+    with pytest.raises(KeyboardInterrupt, match="00001"):
+        make_crawl(tmp_path / "crawl", 100, 40)
     assert not list(tmp_path.iterdir())
 
 
 @given(n=st.integers(1, 3_000), key=st.integers())
 def test_permutations_are_bijections(n: int, key: int) -> None:
-    """Every number below n comes out once."""
-    permutation = sample_crawl._Permutation(n, key)
+    """Every number below n is the image of one number."""
+    permutation = Permutation(n, key)
     assert sorted(map(permutation, range(n))) == list(range(n))
 
 
@@ -457,22 +426,22 @@ def test_permutations_are_bijections(n: int, key: int) -> None:
     )
 )
 def test_kept_sentences_are_prefix_free(sentences: list[str]) -> None:
-    """No kept sentence begins another, and each long enough one that went is begun by a kept one."""
-    kept = sample_crawl._prefix_free(sentences)
+    """No kept sentence begins another, and each long removed one begins with a kept one."""
+    kept = keep_prefix_free(sentences)
     assert not any(a != b and b.startswith(a) for a in kept for b in kept)
-    long_enough = {s for s in sentences if len(s) >= sample_crawl.MIN_SENTENCE_LETTERS}
+    long_enough = {s for s in sentences if len(s) >= MIN_SENTENCE_LETTERS}
     assert set(kept) <= long_enough
     assert all(any(s.startswith(k) for k in kept) for s in long_enough)
 
 
 @pytest.mark.models
 def test_real_texts_make_a_crawl(tmp_path: Path) -> None:
-    """With the project's own texts the good pages are in the languages asked for, and nearly all lines differ."""
+    """Good pages are in the requested languages, and nearly all lines differ."""
     crawl = generate(
         tmp_path / "crawl", num_documents=300, seed=1, format="wet", documents_per_file=100
     )
-    rows = truth_of(crawl)
+    rows = read_truth(crawl)
     assert {row["language"] for row in rows if row["kind"] == "good"} == {"en", "fr", "es"}
-    bodies = bodies_of(crawl)
+    bodies = read_bodies(crawl)
     lines = [line for row in rows if row["kind"] == "good" for line in bodies[row["url"]][7:-3]]
     assert len({hash_paragraph(line) for line in lines}) == len(lines)
