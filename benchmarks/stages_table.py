@@ -50,7 +50,7 @@ from shardwriter.format import TOKENS_MEMBER
 from stages.dedup.minhash import signatures
 from stages.dedup.paragraphs import duplicated, hash_paragraph, hash_paragraphs
 from stages.filters.classifiers import load_model, to_line
-from stages.filters.perplexity import normalize_for_lm
+from stages.filters.language_model import normalize_for_lm
 from stages.transform.tokenize import Tokenize
 
 Action = Callable[[], object]

@@ -44,7 +44,7 @@ from pipeline.models.kenlm_build import (
 )
 from pipeline.models.published import CC_BY_SA_4, PUBLISHED
 from pipeline.runs.phase_folder import to_json
-from stages.filters import classifiers, perplexity
+from stages.filters import classifiers, language_model, perplexity
 from storage.local import put_file
 
 RECORD_FILE = "record.json"
@@ -187,7 +187,7 @@ def train_lm(
         _cut_into_pieces(corpus.train_file, pieces_file, work / "pieces")
         estimate_lm(tools, work / "pieces", lm_file, order, structure, sort_memory)
         say(f"{language}: measuring perplexity on {corpus.num_held_out_docs:,} held-out documents")
-        cutoffs = _percentiles(perplexity.LanguageModel(work, language), corpus.held_out_file)
+        cutoffs = _percentiles(language_model.LanguageModel(work, language), corpus.held_out_file)
         (out / RECORD_FILE).unlink(missing_ok=True)  # of an earlier model in the same folder
         for name in files:
             (work / name).replace(out / name)
@@ -246,7 +246,7 @@ def _split_corpus(texts: Iterable[str], work: Path, held_out_share: float) -> _C
         held_out_file.open("w", encoding="utf-8") as held,
     ):
         for text in digest.through(texts):
-            line = perplexity.normalize_for_lm(text)
+            line = language_model.normalize_for_lm(text)
             if not line:
                 continue
             if is_held_out(text, held_out_share):
@@ -304,7 +304,7 @@ def _cut_into_pieces(train_file: Path, model_file: Path, pieces_file: Path) -> N
             out.write(b" ".join(pieces.encode(line.rstrip(b"\n"), out_type=bytes)) + b"\n")
 
 
-def _percentiles(lm: perplexity.LanguageModel, held_out_file: Path) -> dict[str, float]:
+def _percentiles(lm: language_model.LanguageModel, held_out_file: Path) -> dict[str, float]:
     with held_out_file.open(encoding="utf-8") as lines:
         scores = [score for line in lines if (score := lm.perplexity(json.loads(line))) is not None]
     values = np.percentile(scores, range(1, 100))  # (99,) float64

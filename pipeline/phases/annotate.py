@@ -269,7 +269,7 @@ class _AnnotateSink(SplitSink):
             ).to_pylist():
                 mine = kept.filter(pc.equal(languages, language)).column("perplexity").drop_null()
                 self.counters.observe(
-                    f"perplexity.{language}", perplexity.bins(mine.to_numpy()).tolist()
+                    f"perplexity.{language}", perplexity.to_bins(mine.to_numpy()).tolist()
                 )
 
     def close(self, report: Mapping[str, Any]) -> None:

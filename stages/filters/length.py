@@ -1,31 +1,32 @@
 """Drop documents whose text is too short or too long.
 
-Promises: lengths are counted in Unicode code points, newlines included; both limits are inclusive.
-Leaves to others: at which point of the chain the limit is applied. CCNet applies it before deduplication.
+CCNet applies the limit before deduplication.
 
-    Length(LengthSettings(min_chars=300)).apply(batch).dropped    # "length.too_few_chars", value 212, limit 300
+Length(LengthSettings(min_chars=300)).apply(batch).dropped
+# reason "length.too_few_chars", value 212, limit 300
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field, model_validator
 
-from stages.contract import DOCUMENT, Outcome, Settings, Stage, chain, drop_where
+from stages.contract import DOCUMENT, Column, Outcome, Settings, Stage, chain, drop_where
 
 
 class LengthSettings(Settings):
-    """Which lengths of text are kept."""
+    """Limits of the length of a text. Both are inclusive."""
 
     min_chars: int = Field(
         default=300,
         ge=0,
-        description="Shortest text kept, in code points. CCNet drops documents of fewer than 300 before deduplication.",
+        description="Shortest text kept, in code points. CCNet drops documents of fewer than 300 "
+        "before deduplication.",
     )
     max_chars: int | None = Field(
         default=None, ge=1, description="Longest text kept, in code points; null sets no limit."
@@ -35,15 +36,16 @@ class LengthSettings(Settings):
     def _limits_in_order(self) -> Self:
         if self.max_chars is not None and self.max_chars < self.min_chars:
             raise ValueError(
-                f"max_chars is {self.max_chars}, below min_chars {self.min_chars}: no text could be kept"
+                f"max_chars is {self.max_chars}, below min_chars {self.min_chars}: no text could "
+                f"be kept"
             )
         return self
 
 
 class Length(Stage[LengthSettings]):
-    """Drops documents by the number of code points in `text`; a null text counts as empty.
+    """Drops documents by the number of code points in `text`, newlines included.
 
-    Source of the default: `min_len` of cc_net's `mine.py`.
+    A null text has length 0. Source of the default: `min_len` in cc_net's `mine.py`.
     """
 
     name = "length"
@@ -58,27 +60,23 @@ class Length(Stage[LengthSettings]):
 
     def apply(self, batch: pa.Table) -> Outcome:
         """Keep the rows whose text has min_chars to max_chars code points."""
-        min_chars, max_chars = self.settings.min_chars, self.settings.max_chars
-        num_chars = _num_chars(batch)
-        outcome = drop_where(
-            batch,
-            pc.less(num_chars, min_chars),
-            "length.too_few_chars",
-            value=num_chars,
-            limit=min_chars,
-        )
-        if max_chars is None:
+        outcome = self._drop_short(batch)
+        if self.settings.max_chars is None:
             return outcome
-        num_chars = _num_chars(outcome.kept)
-        is_long = pc.greater(num_chars, max_chars)
-        return chain(
-            outcome,
-            drop_where(
-                outcome.kept, is_long, "length.too_many_chars", value=num_chars, limit=max_chars
-            ),
-        )
+        return chain(outcome, self._drop_long(outcome.kept, self.settings.max_chars))
+
+    def _drop_short(self, batch: pa.Table) -> Outcome:
+        num_chars = _count_chars(batch)
+        limit = self.settings.min_chars
+        is_short = pc.less(num_chars, limit)
+        return drop_where(batch, is_short, "length.too_few_chars", value=num_chars, limit=limit)
+
+    def _drop_long(self, batch: pa.Table, limit: int) -> Outcome:
+        num_chars = _count_chars(batch)
+        is_long = pc.greater(num_chars, limit)
+        return drop_where(batch, is_long, "length.too_many_chars", value=num_chars, limit=limit)
 
 
-def _num_chars(batch: pa.Table) -> Any:
+def _count_chars(batch: pa.Table) -> Column:
     """(n,) int: code points of each text."""
     return pc.fill_null(pc.utf8_length(batch.column("text")), 0)

@@ -1,12 +1,11 @@
-r"""C4's rules for lines: which lines of a text are taken out, and which texts then go.
+r"""Remove lines from texts by C4's rules, and drop documents by what is left.
 
-Promises: the rules, their order and their marks are those of C4's code, `clean_page` of tensorflow_datasets'
-`text/c4_utils.py` (Raffel et al. 2020, arXiv:1910.10683, section 2.2); each can be turned off. What stays is on record:
-`kept_lines`, `num_lines` and `num_chars` are those of the shorter text, `lines_removed` names what went.
-Leaves to others: C4's list of bad words, its deduplication, and its language test.
+The rules, their order and their punctuation marks are those of C4's code: `clean_page` in
+tensorflow_datasets' `text/c4_utils.py` (Raffel et al. 2020, arXiv:1910.10683, section 2.2). Each rule
+can be turned off. C4's list of bad words, its deduplication and its language test are not here.
 
-Where C4's code asks nltk's Punkt how many sentences a line has, a rule that needs no model counts here: one, and one
-more for every end mark inside the line that a blank follows (none has to follow 。！？).
+One rule differs: C4 counts sentences with nltk's Punkt model. Here a line has one sentence, and one
+more for each end mark inside the line that is followed by a blank (。！？ need no blank).
 
     stage = Lines(LinesSettings(min_sentences=1))
     stage.apply(batch).kept       # "Home\nThe treaty was signed in Ghent.[3]" -> "The treaty was signed in Ghent."
@@ -16,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, ClassVar, TypeAlias
 
@@ -27,6 +27,7 @@ from pydantic import Field
 
 from stages.contract import (
     DOCUMENT,
+    Column,
     Outcome,
     Settings,
     Stage,
@@ -54,62 +55,66 @@ _SENTENCE_ENDS_INSIDE = (
 )
 
 _Phrase: TypeAlias = Annotated[str, Field(min_length=1)]
+_Bools: TypeAlias = NDArray[np.bool_]
+_Ints: TypeAlias = NDArray[np.int64]
 
 
 class LinesSettings(Settings):
-    """Which lines go, and what a text must have when they are gone. The defaults are C4's.
+    """The rules for lines, and for documents after lines were removed. The defaults are C4's.
 
-    FineWeb (datatrove's `examples/fineweb.py`, with `C4QualityFilter`): end_marks null, min_words_per_line 3,
-    min_sentences 5, the others as they are.
+    FineWeb (datatrove's `examples/fineweb.py`, with `C4QualityFilter`) sets end_marks null,
+    min_words_per_line 3 and min_sentences 5, and keeps the other defaults.
     """
 
     max_word_chars: int | None = Field(
         default=1000,
         ge=1,
-        description="Lines with a longer word go; null sets no limit. C4's code: 1000.",
+        description="Remove lines with a longer word; null sets no limit. C4's code: 1000.",
     )
     remove_citations: bool = Field(
         default=True,
-        description="Take Wikipedia's [1], [], [edit] and [citation needed] out of the lines.",
+        description="Remove Wikipedia's [1], [], [edit] and [citation needed] from lines.",
     )
     end_marks: Annotated[tuple[_Phrase, ...], Field(min_length=1)] | None = Field(
         default=(".", "?", "!", '"'),
-        description="Lines that end with none of these, or with an ellipsis (...), go; null turns the rule off, as "
-        "FineWeb does.",
+        description="Remove lines that end with none of these, or with an ellipsis (...); null "
+        "turns the rule off, as FineWeb does.",
     )
     min_words_per_line: int = Field(
         default=5,
         ge=0,
-        description="Lines of fewer words, by blanks, go. C4: 5; FineWeb: 3; 0 turns the rule off.",
+        description="Remove lines of fewer words, separated by white space. C4: 5; FineWeb: 3; 0 "
+        "turns the rule off.",
     )
     drop_lorem_ipsum: bool = Field(
         default=True,
-        description='Documents go in which a line that is left has "lorem ipsum", in any case.',
+        description='Drop documents with "lorem ipsum", in any case, in a line that is left.',
     )
     remove_javascript: bool = Field(
-        default=True, description='Lines go that have "javascript" in them, in any case.'
+        default=True, description='Remove lines with "javascript", in any case.'
     )
     drop_curly_bracket: bool = Field(
-        default=True, description='Documents go in which a line that is left has a "{".'
+        default=True, description='Drop documents with a "{" in a line that is left.'
     )
     policy_phrases: tuple[_Phrase, ...] = Field(
         default=POLICY_PHRASES,
-        description="Lines go that have one of these in them, in any case; [] for none.",
+        description="Remove lines with one of these phrases, in any case; [] turns the rule off.",
     )
     min_sentences: int = Field(
         default=3,
         ge=0,
-        description="Fewest sentences of what is left. C4: 3; FineWeb: 5; 0 turns the rule off.",
+        description="Fewest sentences in the lines that are left. C4: 3; FineWeb: 5; 0 turns the "
+        "rule off.",
     )
 
 
 class Lines(Stage[LinesSettings]):
-    """Takes lines out of the texts and drops the texts that then break a rule, or have nothing left.
+    """Removes lines from texts, and drops the texts that then break a rule or are empty.
 
-    White space at both ends of a line that stays goes, too, as in C4.
+    White space at both ends of the lines that are left is removed too, as in C4.
 
     Raises:
-        ValueError: `kept_lines` has not one index for each line of its text.
+        ValueError: the number of `kept_lines` is not the number of lines of the text.
     """
 
     name = "lines"
@@ -121,11 +126,10 @@ class Lines(Stage[LinesSettings]):
         [
             pa.field("num_chars", pa.int64()),  # code points
             pa.field("num_lines", pa.int64()),
-            pa.field("kept_lines", pa.list_(pa.uint32())),  # those of what came in whose lines stay
-            pa.field("lines_removed", pa.list_(pa.uint32())),  # the others
-            pa.field(
-                "chars_removed", pa.int64()
-            ),  # by how many the text is shorter, line feeds counted
+            # Both number the lines of the text as it was extracted.
+            pa.field("kept_lines", pa.list_(pa.uint32())),
+            pa.field("lines_removed", pa.list_(pa.uint32())),
+            pa.field("chars_removed", pa.int64()),  # including the line feeds
         ]
     )
     counters: ClassVar[Mapping[str, str]] = MappingProxyType(
@@ -136,181 +140,222 @@ class Lines(Stage[LinesSettings]):
     )
     reasons: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
-            "lines.lorem_ipsum": 'A line has "lorem ipsum" in it; the value is the number of such lines.',
-            "lines.curly_bracket": 'A line has a "{" in it; the value is the number of such lines.',
-            "lines.sentences_too_few": "The lines that are left have fewer sentences than min_sentences.",
+            "lines.lorem_ipsum": 'A line contains "lorem ipsum"; the value is the number of such '
+            "lines.",
+            "lines.curly_bracket": 'A line contains a "{"; the value is the number of such lines.',
+            "lines.sentences_too_few": "The lines that are left have fewer sentences than "
+            "min_sentences.",
             "lines.none_left": "No line with text is left; the value is the number of lines before.",
         }
     )
 
     def apply(self, batch: pa.Table) -> Outcome:
-        """Replace the text, annotate, drop: see the class."""
+        """Replace the texts, add the columns, drop documents."""
         texts = pa.chunked_array(batch.column("text").fill_null("")).combine_chunks()
         lists = pc.split_pattern(texts, "\n")
-        lines, counts = lists.flatten(), pc.list_value_length(lists).to_numpy()
-        documents = np.repeat(np.arange(len(counts)), counts)  # (num_lines,) the row of each line
-        lines, is_kept, has_lorem, has_curly, sentences = self._judged(lines)
+        num_lines = pc.list_value_length(lists).to_numpy()
+        found = self._apply_line_rules(lists.flatten())
+        rows = np.repeat(np.arange(len(num_lines)), num_lines)  # (num_lines,) the row of each line
 
-        def per_document(of_lines: NDArray[np.int64] | NDArray[np.bool_]) -> NDArray[np.int64]:
-            return np.bincount(documents, of_lines, len(counts)).astype(np.int64)
+        def sum_per_row(of_lines: _Ints | _Bools) -> _Ints:
+            return np.bincount(rows, of_lines, len(num_lines)).astype(np.int64)
 
-        num_kept = per_document(is_kept)
-        shorter = _joined(lines.filter(pa.array(is_kept)), num_kept)
-        indices = _indices(batch, counts)
-        num_chars = pc.cast(pc.utf8_length(shorter), pa.int64())
-        changed = with_columns(
-            batch,
-            {
-                "text": shorter,
-                "num_chars": num_chars,
-                "num_lines": pa.array(num_kept),
-                "kept_lines": _lists(indices[is_kept], num_kept),
-                "lines_removed": _lists(indices[~is_kept], counts - num_kept),
-                "chars_removed": pc.subtract(pc.cast(pc.utf8_length(texts), pa.int64()), num_chars),
-            },
-        )
-        facts = pa.table(
-            {
-                "lorem": per_document(has_lorem),
-                "curly": per_document(has_curly),
-                "sentences": per_document(sentences),
-                "lines": counts,
-                # utf8_is_space is str.isspace, character for character, and False for the empty string.
-                "is_empty": pc.or_(
-                    pc.utf8_is_space(shorter), pc.equal(pc.binary_length(shorter), 0)
-                ),
-            }
-        )
-        outcome = self._dropped(changed, facts)
+        num_kept = sum_per_row(found.is_kept)
+        new_texts = _join_lines(found.lines.filter(pa.array(found.is_kept)), num_kept)
+        changed = _with_new_texts(batch, texts, new_texts, num_lines, num_kept, found.is_kept)
+        measured = {
+            "lorem_ipsum": sum_per_row(found.has_lorem_ipsum),
+            "curly_bracket": sum_per_row(found.has_curly_bracket),
+            "sentences": sum_per_row(found.num_sentences),
+            "lines": num_lines,
+            "is_empty": _is_blank(new_texts),
+        }
+        outcome = self._drop(changed, pa.table(measured))
         _count_removed(outcome.kept, outcome.counters)
         return outcome
 
-    def _judged(
-        self, lines: pa.Array
-    ) -> tuple[
-        pa.Array, NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_], NDArray[np.int64]
-    ]:
-        """Each line by each rule, in the order of C4's code.
-
-        Args:
-            lines: (num_lines,) as they are in the texts.
-
-        Returns:
-            The lines without blanks at their ends and without citations; and of each whether it stays, whether it
-            has "lorem ipsum" and "{" where this is to be asked, and how many sentences it adds.
-        """
-        settings, lines = self.settings, pc.utf8_trim_whitespace(lines)
-        stays = np.ones(len(lines), np.bool_)
-
-        def where(test: pa.Array) -> NDArray[np.bool_]:
-            return test.to_numpy(zero_copy_only=False)
-
-        if settings.max_word_chars is not None:
-            long = np.flatnonzero(where(pc.greater(pc.utf8_length(lines), settings.max_word_chars)))
-            stays[long] = [
-                all(len(word) <= settings.max_word_chars for word in line.split())
-                for line in lines.take(pa.array(long)).to_pylist()
-            ]
+    def _apply_line_rules(self, lines: pa.Array) -> _LineResults:
+        """Apply the rules to each line, in the order of C4's code."""
+        settings = self.settings
+        lines = pc.utf8_trim_whitespace(lines)
+        is_kept = _has_no_long_word(lines, settings.max_word_chars)
         if settings.remove_citations:
-            lines = _without_citations(lines)
+            lines = _remove_citations(lines)
         if settings.end_marks is not None:
-            ends = np.zeros(len(lines), np.bool_)
-            for mark in settings.end_marks:
-                ends |= where(pc.ends_with(lines, mark))
-            stays &= ends & ~where(pc.ends_with(lines, _ELLIPSIS))
+            is_kept &= _has_end_mark(lines, settings.end_marks)
         if settings.min_words_per_line:
-            left = np.flatnonzero(stays)
-            stays[left] = _num_words(lines.take(pa.array(left))) >= settings.min_words_per_line
-        nowhere = np.zeros(len(lines), np.bool_)
-        has_lorem = (
-            stays & where(_has(lines, ["lorem ipsum"])) if settings.drop_lorem_ipsum else nowhere
-        )
+            rows = np.flatnonzero(is_kept)
+            num_words = _count_words(lines.take(pa.array(rows)))
+            is_kept[rows] = num_words >= settings.min_words_per_line
+        has_lorem_ipsum = np.zeros(len(lines), np.bool_)
+        if settings.drop_lorem_ipsum:
+            has_lorem_ipsum = is_kept & _contains(lines, ["lorem ipsum"])
         if settings.remove_javascript:
-            stays &= ~where(_has(lines, ["javascript"]))
-        has_curly = (
-            stays & where(pc.match_substring(lines, "{"))
-            if settings.drop_curly_bracket
-            else nowhere
-        )
+            is_kept &= ~_contains(lines, ["javascript"])
+        has_curly_bracket = np.zeros(len(lines), np.bool_)
+        if settings.drop_curly_bracket:
+            has_curly_bracket = is_kept & _to_numpy(pc.match_substring(lines, "{"))
         if settings.policy_phrases:
-            stays &= ~where(_has(lines, settings.policy_phrases))
-        sentences = np.zeros(len(lines), np.int64)
+            is_kept &= ~_contains(lines, settings.policy_phrases)
+        num_sentences = np.zeros(len(lines), np.int64)
         if settings.min_sentences:
-            says = stays & where(pc.greater(pc.binary_length(lines), 0))
-            inside = pc.count_substring_regex(lines.filter(pa.array(says)), _SENTENCE_ENDS_INSIDE)
-            sentences[says] = 1 + inside.to_numpy()
-        return lines, stays, has_lorem, has_curly, sentences
+            num_sentences = _count_sentences(lines, is_kept)
+        return _LineResults(lines, is_kept, has_lorem_ipsum, has_curly_bracket, num_sentences)
 
-    def _dropped(self, batch: pa.Table, facts: pa.Table) -> Outcome:
-        """Drop by the first rule that a document breaks."""
+    def _drop(self, batch: pa.Table, measured: pa.Table) -> Outcome:
+        """Drop documents by the first rule that they break."""
+        min_sentences = self.settings.min_sentences
+        rules = (
+            ("lines.lorem_ipsum", "lorem_ipsum", 0, pc.greater(measured["lorem_ipsum"], 0)),
+            ("lines.curly_bracket", "curly_bracket", 0, pc.greater(measured["curly_bracket"], 0)),
+            ("lines.none_left", "lines", 0, measured["is_empty"]),
+            (
+                "lines.sentences_too_few",
+                "sentences",
+                min_sentences,
+                pc.less(measured["sentences"], min_sentences),
+            ),
+        )
         outcome = keep_all(batch)
-        least = self.settings.min_sentences
-        for reason, value, limit, test in (
-            ("lines.lorem_ipsum", "lorem", 0, pc.greater(facts["lorem"], 0)),
-            ("lines.curly_bracket", "curly", 0, pc.greater(facts["curly"], 0)),
-            ("lines.none_left", "lines", 0, facts["is_empty"]),
-            ("lines.sentences_too_few", "sentences", least, pc.less(facts["sentences"], least)),
-        ):
-            alive = pc.is_in(batch.column("doc_id"), value_set=outcome.kept.column("doc_id"))
-            of_living, is_dropped = facts.filter(alive), pc.filter(test, alive)
-            outcome = chain(
-                outcome,
-                drop_where(outcome.kept, is_dropped, reason, value=of_living[value], limit=limit),
-            )
+        for reason, quantity, limit, is_broken in rules:
+            kept = outcome.kept
+            is_left = pc.is_in(batch.column("doc_id"), value_set=kept.column("doc_id"))
+            value = measured[quantity].filter(is_left)
+            is_dropped = pc.filter(is_broken, is_left)
+            dropped = drop_where(kept, is_dropped, reason, value=value, limit=limit)
+            outcome = chain(outcome, dropped)
         return outcome
 
 
+@dataclass(frozen=True)
+class _LineResults:
+    """The result of the rules for each line; arrays of shape (num_lines,)."""
+
+    lines: pa.Array  # without blanks at their ends and without citations
+    is_kept: _Bools
+    has_lorem_ipsum: _Bools
+    has_curly_bracket: _Bools
+    num_sentences: _Ints  # 0 for lines that are removed
+
+
+def _with_new_texts(
+    batch: pa.Table,
+    texts: pa.Array,
+    new_texts: pa.Array,
+    num_lines: _Ints,
+    num_kept: _Ints,
+    is_kept: _Bools,
+) -> pa.Table:
+    """Return the batch with the new texts and the columns that describe them."""
+    line_numbers = _number_lines(batch, num_lines)
+    num_chars = pc.cast(pc.utf8_length(new_texts), pa.int64())
+    num_chars_before = pc.cast(pc.utf8_length(texts), pa.int64())
+    added = {
+        "text": new_texts,
+        "num_chars": num_chars,
+        "num_lines": pa.array(num_kept),
+        "kept_lines": _to_lists(line_numbers[is_kept], num_kept),
+        "lines_removed": _to_lists(line_numbers[~is_kept], num_lines - num_kept),
+        "chars_removed": pc.subtract(num_chars_before, num_chars),
+    }
+    return with_columns(batch, added)
+
+
 def _count_removed(kept: pa.Table, counters: Counters) -> None:
-    lines_removed = pc.list_value_length(kept.column("lines_removed"))
+    num_removed = pc.list_value_length(kept.column("lines_removed"))
     counters.add("chars_removed", pc.sum(kept.column("chars_removed")).as_py())
-    counters.add("lines_removed", pc.sum(lines_removed).as_py())
+    counters.add("lines_removed", pc.sum(num_removed).as_py())
 
 
-def _has(lines: pa.Array, phrases: Sequence[str]) -> pa.Array:
-    """(num_lines,) bool: whether one of the phrases occurs, in any case."""
-    return pc.match_substring_regex(lines, "|".join(map(re.escape, phrases)), ignore_case=True)
+# --- Rules for lines; each returns an array of shape (num_lines,) ---
 
 
-def _without_citations(lines: pa.Array) -> pa.Array:
-    is_cited = pc.match_substring(lines, "[")
-    if not pc.any(is_cited).as_py():
+def _to_numpy(is_true: Column) -> _Bools:
+    return is_true.to_numpy(zero_copy_only=False)
+
+
+def _has_no_long_word(lines: pa.Array, max_word_chars: int | None) -> _Bools:
+    has_none = np.ones(len(lines), np.bool_)
+    if max_word_chars is None:
+        return has_none
+    # Only a line that is longer than the limit can have such a word: these few are split.
+    long_lines = np.flatnonzero(_to_numpy(pc.greater(pc.utf8_length(lines), max_word_chars)))
+    for row, line in zip(long_lines, lines.take(pa.array(long_lines)).to_pylist(), strict=True):
+        longest = max((len(word) for word in line.split()), default=0)
+        has_none[row] = longest <= max_word_chars
+    return has_none
+
+
+def _has_end_mark(lines: pa.Array, end_marks: Sequence[str]) -> _Bools:
+    has_mark = np.zeros(len(lines), np.bool_)
+    for mark in end_marks:
+        has_mark |= _to_numpy(pc.ends_with(lines, mark))
+    return has_mark & ~_to_numpy(pc.ends_with(lines, _ELLIPSIS))
+
+
+def _contains(lines: pa.Array, phrases: Sequence[str]) -> _Bools:
+    """Whether a line contains one of the phrases, in any case."""
+    pattern = "|".join(map(re.escape, phrases))
+    return _to_numpy(pc.match_substring_regex(lines, pattern, ignore_case=True))
+
+
+def _count_words(lines: pa.Array) -> _Ints:
+    """Count words as `len(line.split())` does."""
+    words = pc.utf8_split_whitespace(pc.utf8_trim_whitespace(lines))
+    num_words = pc.list_value_length(words).to_numpy()
+    # Arrow splits the empty string into one empty word.
+    is_empty = pc.binary_length(lines).to_numpy() == 0
+    return np.where(is_empty, 0, num_words)
+
+
+def _count_sentences(lines: pa.Array, is_kept: _Bools) -> _Ints:
+    num_sentences = np.zeros(len(lines), np.int64)
+    has_text = is_kept & _to_numpy(pc.greater(pc.binary_length(lines), 0))
+    ends_inside = pc.count_substring_regex(lines.filter(pa.array(has_text)), _SENTENCE_ENDS_INSIDE)
+    num_sentences[has_text] = 1 + ends_inside.to_numpy()
+    return num_sentences
+
+
+def _remove_citations(lines: pa.Array) -> pa.Array:
+    has_bracket = pc.match_substring(lines, "[")
+    if not pc.any(has_bracket).as_py():
         return lines
-    return pc.replace_with_mask(
-        lines, is_cited, pc.replace_substring_regex(lines.filter(is_cited), _CITATION, "")
-    )
+    without = pc.replace_substring_regex(lines.filter(has_bracket), _CITATION, "")
+    return pc.replace_with_mask(lines, has_bracket, without)
 
 
-def _num_words(lines: pa.Array) -> NDArray[np.int64]:
-    """(num_lines,) as `len(line.split())`."""
-    words = pc.list_value_length(
-        pc.utf8_split_whitespace(pc.utf8_trim_whitespace(lines))
-    ).to_numpy()
-    return np.where(pc.binary_length(lines).to_numpy() == 0, 0, words)
+# --- Lines and texts ---
 
 
-def _joined(lines: pa.Array, num_lines: NDArray[np.int64]) -> pa.Array:
-    """Texts of so many of the lines each."""
+def _is_blank(texts: pa.Array) -> pa.Array:
+    # utf8_is_space equals str.isspace for every character, and is False for the empty string.
+    return pc.or_(pc.utf8_is_space(texts), pc.equal(pc.binary_length(texts), 0))
+
+
+def _join_lines(lines: pa.Array, num_lines: _Ints) -> pa.Array:
+    """Join lines to texts; `num_lines` (n,) is the number of lines of each text."""
     offsets = pa.array(np.append(0, np.cumsum(num_lines)), pa.int32())
     return pc.binary_join(pa.ListArray.from_arrays(offsets, lines), pa.scalar("\n", lines.type))
 
 
-def _lists(indices: NDArray[np.uint32], lengths: NDArray[np.int64]) -> pa.ListArray:
-    return pa.ListArray.from_arrays(
-        pa.array(np.append(0, np.cumsum(lengths)), pa.int32()), pa.array(indices)
-    )
+def _to_lists(values: NDArray[np.uint32], lengths: _Ints) -> pa.ListArray:
+    offsets = pa.array(np.append(0, np.cumsum(lengths)), pa.int32())
+    return pa.ListArray.from_arrays(offsets, pa.array(values))
 
 
-def _indices(batch: pa.Table, counts: NDArray[np.int64]) -> NDArray[np.uint32]:
-    """(num_lines,) the number of each line in the text as it was read; without `kept_lines`, in this text."""
+def _number_lines(batch: pa.Table, num_lines: _Ints) -> NDArray[np.uint32]:
+    """Return the number of each line in the extracted text, by `kept_lines`; in this text without it."""
     kept_lines = batch.column("kept_lines")
-    lengths = pc.list_value_length(kept_lines).to_numpy()  # nan where there is none
-    wrong = np.flatnonzero(~np.isnan(lengths) & (lengths != counts))
+    lengths = pc.list_value_length(kept_lines).to_numpy()  # NaN where kept_lines is null
+    is_given = ~np.isnan(lengths)
+    wrong = np.flatnonzero(is_given & (lengths != num_lines))
     if len(wrong):
+        row = wrong[0]
         raise ValueError(
-            f"document {batch.column('doc_id')[wrong[0]]}: kept_lines has {lengths[wrong[0]]:.0f} indices, but the "
-            f"text has {counts[wrong[0]]} lines; were they made for another text?"
+            f"document {batch.column('doc_id')[row]}: kept_lines has {lengths[row]:.0f} indices, "
+            f"but the text has {num_lines[row]} lines; were they made for another text?"
         )
-    firsts = np.cumsum(counts) - counts
-    indices = (np.arange(counts.sum()) - np.repeat(firsts, counts)).astype(np.uint32)
-    indices[np.repeat(~np.isnan(lengths), counts)] = pc.list_flatten(kept_lines).to_numpy()
-    return indices
+    firsts = np.cumsum(num_lines) - num_lines
+    numbers = (np.arange(num_lines.sum()) - np.repeat(firsts, num_lines)).astype(np.uint32)
+    numbers[np.repeat(is_given, num_lines)] = pc.list_flatten(kept_lines).to_numpy()
+    return numbers

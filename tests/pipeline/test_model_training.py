@@ -34,7 +34,7 @@ from pipeline.models.training import (
     train_reference,
 )
 from stages.filters import classifiers
-from stages.filters.perplexity import normalize_for_lm
+from stages.filters.language_model import normalize_for_lm
 
 SCORES = st.lists(st.integers(0, 20).map(lambda n: n / 20), min_size=1, max_size=30)
 
@@ -222,7 +222,7 @@ def test_a_language_model_folder_is_whole(trained: tuple[Path, dict[str, Any]]) 
 @pytest.mark.models
 def test_the_model_prefers_its_own_language(trained: tuple[Path, dict[str, Any]]) -> None:
     """A document of the same grammar is likelier than the same words in no order."""
-    from stages.filters.perplexity import LanguageModel
+    from stages.filters.language_model import LanguageModel
 
     lm = LanguageModel(trained[0], "fr")
     text = documents(1, seed=77)[0]

@@ -169,11 +169,6 @@ def test_any_fasttext_model_tells_the_language_under_names_that_others_know(tmp_
     assert [score for _, score in renamed] == [score for _, score in as_it_is]
 
 
-def test_without_labels_the_fingerprint_is_as_it_was():
-    """The key leaves no trace where it is not used."""
-    assert LanguageSettings().model_dump().keys() == {"model", "max_chars"}
-
-
 def test_max_chars_reads_only_the_start(tiny_model: Path):
     """With max_chars the rest of the text makes no difference; code points are counted, not bytes."""
     stage = opened(tiny_model, max_chars=9)

@@ -1,4 +1,4 @@
-"""The text is normalised as CCNet's models expect, scored as one sentence, and bucketed by strict cutoffs."""
+"""Texts are normalised for CCNet's models, scored as one sentence, and sorted into buckets."""
 
 from __future__ import annotations
 
@@ -19,19 +19,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from stages.filters.perplexity import (
-    BIN_WIDTH,
+from stages.filters.language_model import (
     MAX_PERPLEXITY,
     SPACES,
     LanguageModel,
+    normalize_for_lm,
+)
+from stages.filters.perplexity import (
+    BIN_WIDTH,
     Perplexity,
     PerplexityFilter,
     PerplexityFilterSettings,
     PerplexitySettings,
-    bins,
-    normalize_for_lm,
     percentile,
     read_cutoffs_csv,
+    to_bins,
 )
 
 # ---- normalisation ----
@@ -39,11 +41,11 @@ from stages.filters.perplexity import (
 MARKS = "，。、„”“«»」「《》´∶：？！（）；–～’━〈〉【】％►"
 PUNCTUATION = dict(zip(MARKS, ',.,"""""""""\'::?!();-~\'-<>[]%-', strict=True))
 PUNCTUATION.update({"—": " - ", "．": ". ", "…": "..."})
-"""What CCNet's text_normalizer.py puts for each mark, but for the digit １, which is 0 before it is reached."""
+"""The replacements of CCNet's text_normalizer.py, without the digit １, which is 0 by then."""
 
 
 def normalized_in_steps(text: str) -> str:
-    """CCNet's rule, one step after the other, one character at a time."""
+    """Return the text by CCNet's rule, step by step."""
     decomposed = unicodedata.normalize("NFD", text.strip().lower())
     bare = [c for c in decomposed if unicodedata.category(c) != "Mn"]
     digits = ["0" if c.isdecimal() else c for c in bare]
@@ -85,7 +87,7 @@ def test_examples_of_normalization(text: str, line: str):
 
 
 def test_spaces_are_all_that_split_knows():
-    """SPACES holds every character at which str.split splits and which outlives the normalisation, and no other."""
+    """SPACES are the characters at which str.split splits and that normalisation does not delete."""
     assert [
         c
         for c in map(chr, range(0x110000))
@@ -127,7 +129,7 @@ ngram 3=2
 
 
 def pieces_of(sentences: list[str], model_type: str, rule: str) -> bytes:
-    """A small SentencePiece model with a rule to normalise by."""
+    """Return a small SentencePiece model with a normalisation rule."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(sentences), model_writer=model, vocab_size=40, model_type=model_type,
@@ -138,7 +140,7 @@ def pieces_of(sentences: list[str], model_type: str, rule: str) -> bytes:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Language models of whole words (en), of unigram pieces (sco) and of pieces that may hold white space (ang)."""
+    """A folder with models of words (en), of unigram pieces (sco), and of pieces with spaces (ang)."""
     folder = tmp_path_factory.mktemp("lm")
     sentences = ["the cat sat", "the dog sat", "a cat and the dog sat 0", "the cat", "the dog"] * 40
     kinds = {
@@ -165,7 +167,7 @@ def stage(folder: Path) -> Perplexity:
 def perplexities(
     stage: Perplexity, rows: Sequence[tuple[str | None, str | None]]
 ) -> list[float | None]:
-    """The perplexity of every (language, text)."""
+    """Return the perplexity of each (language, text)."""
     batch = pa.table(
         {
             "doc_id": pa.array(range(len(rows)), pa.uint64()),
@@ -180,7 +182,7 @@ def perplexities(
 
 
 def test_perplexity_of_a_sentence_worked_by_hand(stage: Perplexity):
-    """`the cat sat` ends has log10 p = -0.3 - 0.1 - 0.15 - 0.05 - 0.2, one backoff among them, over four tokens."""
+    """log10 p of `the cat sat </s>` is -0.3 - 0.1 - 0.15 - 0.05 - 0.2 (one backoff), for four tokens."""
     assert perplexities(stage, [("en", "The\x01 Cát sat\n")]) == [round(10 ** (0.8 / 4), 1)]
 
 
@@ -199,7 +201,7 @@ def test_perplexity_of_a_sentence_worked_by_hand(stage: Perplexity):
 def test_perplexity_is_the_formula_over_tokens(
     stage: Perplexity, folder: Path, language: str, text: str
 ):
-    """Perplexity is 10 to minus KenLM's log10 probabilities over CCNet's count of tokens and the end of sentence."""
+    """Perplexity is 10 ^ (-log10 p / (tokens + 1)), with KenLM's probabilities and CCNet's tokens."""
     processor = sentencepiece.SentencePieceProcessor(
         model_file=str(folder / f"{language}.sp.model")
     )
@@ -214,7 +216,7 @@ def test_perplexity_is_the_formula_over_tokens(
 
 
 def test_no_model_or_no_text_means_no_perplexity(stage: Perplexity):
-    """The perplexity is null for other languages, for no language and where normalising leaves nothing."""
+    """The perplexity is null for other languages, no language, and texts that are normalised to nothing."""
     rows = [("fr", "the cat"), (None, "the cat"), ("en", ""), ("en", None), ("en", "\n\0 \u0301")]
     assert perplexities(stage, rows) == [None] * 5
 
@@ -231,7 +233,7 @@ def test_no_model_or_no_text_means_no_perplexity(stage: Perplexity):
 def test_batch_makes_no_difference(
     stage: Perplexity, rows: Sequence[tuple[str | None, str | None]]
 ):
-    """Any text, in any batch, scores as it does alone; scores are finite, at least 1, with one decimal."""
+    """Any text has the same score in any batch; scores are finite, at least 1, with one decimal."""
     together = perplexities(stage, rows)
     assert together == [score for row in rows for score in perplexities(stage, [row])]
     assert all(
@@ -241,7 +243,7 @@ def test_batch_makes_no_difference(
 
 
 def test_hopeless_text_has_a_finite_perplexity(tmp_path: Path, folder: Path):
-    """Where 10^x would overflow the limit is stored, so that the document is in the tail and not in bucket all."""
+    """Where 10^x would overflow, the limit is stored: the document is in the tail, not in bucket all."""
     (tmp_path / "en.sp.model").write_bytes((folder / "en.sp.model").read_bytes())
     (tmp_path / "en.arpa.bin").write_text(
         ARPA.replace("-2.0\t<unk>", "-900\t<unk>"), encoding="utf-8"
@@ -250,7 +252,7 @@ def test_hopeless_text_has_a_finite_perplexity(tmp_path: Path, folder: Path):
 
 
 def test_missing_file_is_named(tmp_path: Path):
-    """A folder without the models is refused with the file that is missing and the setting to mend."""
+    """The error names the missing file and the setting to change."""
     with pytest.raises(
         FileNotFoundError, match=r"no en\.sp\.model, wanted .* point models\.en at a folder"
     ):
@@ -264,7 +266,7 @@ def test_terminal_stays_clean(folder: Path, capfd: pytest.CaptureFixture[str]):
 
 
 def test_unopened_stage_pickles_and_names_its_files(folder: Path):
-    """A stage travels to a worker process before it is opened; a folder used twice is named once."""
+    """A stage can be pickled before it is opened; a folder that is used twice is listed once."""
     settings = PerplexitySettings(models={"sco": "b", "en": "b", "de": "a"})
     assert Perplexity.required_files(settings) == ("a", "b")
     pickled = pickle.dumps(Perplexity(PerplexitySettings(models={"en": "b"}), {"b": folder}))
@@ -284,7 +286,7 @@ def test_percentile_is_at_most_one_bin_above_the_exact_one(values: list[float], 
     """The percentile out of bins lies strictly above the exact order statistic and less than one bin above it."""
     rank = max(1, -(-percent * len(values) // 100))
     exact = sorted(values)[rank - 1]
-    cutoff = percentile(Counter(bins(values).tolist()), percent)
+    cutoff = percentile(Counter(to_bins(values).tolist()), percent)
     assert exact < cutoff <= exact * BIN_WIDTH * (1 + 1e-12)
     assert sum(value < cutoff for value in values) >= rank
 
@@ -294,20 +296,20 @@ def test_percentile_agrees_with_numpy(percent: int):
     """On a sample like a crawl's perplexities the percentile is numpy's, to one bin."""
     values = np.random.default_rng(0).lognormal(6, 0.8, 4001).clip(1)
     exact = float(np.percentile(values, percent, method="inverted_cdf"))
-    assert exact < percentile(Counter(bins(values).tolist()), percent) <= exact * BIN_WIDTH
+    assert exact < percentile(Counter(to_bins(values).tolist()), percent) <= exact * BIN_WIDTH
 
 
 @settings(deadline=None)
 @given(st.lists(PERPLEXITIES, min_size=1), st.lists(PERPLEXITIES))
 def test_histograms_merge_by_addition(some: list[float], others: list[float]):
     """The percentile of two parts' added counts is that of the whole."""
-    added = Counter(bins(some).tolist()) + Counter(bins(others).tolist())
-    assert percentile(added, 30) == percentile(Counter(bins([*others, *some]).tolist()), 30)
+    added = Counter(to_bins(some).tolist()) + Counter(to_bins(others).tolist())
+    assert percentile(added, 30) == percentile(Counter(to_bins([*others, *some]).tolist()), 30)
 
 
 def test_bins_are_pinned():
     """Bins stored by one version are read by the next: the bin of a few values is fixed; empty input is fine."""
-    assert bins([1.0, 1.004, 1.005, 340.0, 1e6, MAX_PERPLEXITY]).tolist() == [
+    assert to_bins([1.0, 1.004, 1.005, 340.0, 1e6, MAX_PERPLEXITY]).tolist() == [
         0,
         0,
         1,
@@ -315,7 +317,7 @@ def test_bins_are_pinned():
         2770,
         138500,
     ]
-    assert bins(pa.array([], pa.float64())).tolist() == []
+    assert to_bins(pa.array([], pa.float64())).tolist() == []
 
 
 @pytest.mark.parametrize(
