@@ -381,7 +381,7 @@ def test_each_language_has_its_own_list(tmp_path: Path):
 def test_a_list_without_words_is_refused(tmp_path: Path):
     """An empty file, or one that is no text, stops the run before it starts, with its path."""
     with pytest.raises(
-        ValueError, match=r"bad_words-en\.txt: no word in this list; give one a line"
+        ValueError, match=r"bad_words-en\.txt: no word in this list; write one per line"
     ):
         listed(tmp_path, ["a"], ["en"], bad_words={"en": [" ", ""]})
     (tmp_path / "latin").write_bytes(b"\xe9t\xe9")
@@ -566,6 +566,6 @@ def test_settings_that_keep_nothing_are_refused():
     """A lower limit above its upper one is a mistake; the message shows both."""
     with pytest.raises(
         ValidationError,
-        match="min_words is 60, above max_words, which is 50: nothing could be kept",
+        match="min_words is 60, above max_words, which is 50: no document could be kept",
     ):
         QualityFilterSettings(min_words=60, max_words=50)

@@ -1,0 +1,318 @@
+"""The rules of Gopher, C4 and FineWeb on quality signals: settings, limits and reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, NamedTuple, Self, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import Field, model_validator
+
+from stages.contract import Settings
+from stages.filters.quality_definitions import BAD_WORDS
+from stages.kernels.quality import columns
+
+_Count: TypeAlias = Annotated[int | None, Field(ge=0)]
+_Limit: TypeAlias = Annotated[float | None, Field(ge=0)]
+_Share: TypeAlias = Annotated[float | None, Field(ge=0, le=1)]
+
+
+class QualityFilterSettings(Settings):
+    """Inclusive limits of the quality signals; null turns a rule off.
+
+    Source of the defaults: Rae et al. 2021 (Gopher), appendix A.1.1: the text for the quality rules,
+    table A1 for repetition.
+    """
+
+    languages: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
+        default=("en",),
+        description="Languages to which the rules apply; documents in other languages are kept. null "
+        "applies them to all. Gopher's rules are for English: its stop words are English, and other "
+        "scripts have no blanks between words.",
+    )
+    min_words: _Count = Field(default=50, description="Fewest words.")
+    max_words: _Count = Field(default=100_000, description="Most words.")
+    min_mean_word_length: _Limit = Field(
+        default=3, description="Lowest mean length of a word in characters."
+    )
+    max_mean_word_length: _Limit = Field(
+        default=10, description="Highest mean length of a word in characters."
+    )
+    max_symbol_share: _Limit = Field(
+        default=0.1,
+        description='Most "#" per word (separated by white space), and most ellipses per word.',
+    )
+    max_bullet_line_share: _Share = Field(
+        default=0.9, description="Highest share of lines that start with a bullet."
+    )
+    max_ellipsis_line_share: _Share = Field(
+        default=0.3, description="Highest share of lines that end with an ellipsis."
+    )
+    min_alpha_word_share: _Share = Field(
+        default=0.8, description="Lowest share of words (separated by white space) with a letter."
+    )
+    min_stop_words: _Count = Field(
+        default=2, le=8, description="Fewest different stop words of Gopher's eight."
+    )
+    max_duplicate_line_share: _Share = Field(
+        default=0.3, description="Highest share of lines that repeat an earlier one."
+    )
+    max_duplicate_paragraph_share: _Share = Field(
+        default=0.3, description="Highest share of paragraphs that repeat an earlier one."
+    )
+    max_duplicate_line_char_share: _Share = Field(
+        default=0.2,
+        description="Highest share of characters in repeated lines; FineWeb: 0.1.",
+    )
+    max_duplicate_paragraph_char_share: _Share = Field(
+        default=0.2, description="Highest share of characters in repeated paragraphs."
+    )
+    max_top_2gram_char_share: _Share = Field(
+        default=0.20,
+        description="Highest share of characters in the most frequent word 2-gram.",
+    )
+    max_top_3gram_char_share: _Share = Field(
+        default=0.18,
+        description="Highest share of characters in the most frequent word 3-gram.",
+    )
+    max_top_4gram_char_share: _Share = Field(
+        default=0.16,
+        description="Highest share of characters in the most frequent word 4-gram.",
+    )
+    max_duplicate_5gram_char_share: _Share = Field(
+        default=0.15, description="Highest share of characters in repeated word 5-grams."
+    )
+    max_duplicate_6gram_char_share: _Share = Field(
+        default=0.14, description="Highest share of characters in repeated word 6-grams."
+    )
+    max_duplicate_7gram_char_share: _Share = Field(
+        default=0.13, description="Highest share of characters in repeated word 7-grams."
+    )
+    max_duplicate_8gram_char_share: _Share = Field(
+        default=0.12, description="Highest share of characters in repeated word 8-grams."
+    )
+    max_duplicate_9gram_char_share: _Share = Field(
+        default=0.11, description="Highest share of characters in repeated word 9-grams."
+    )
+    max_duplicate_10gram_char_share: _Share = Field(
+        default=0.10, description="Highest share of characters in repeated word 10-grams."
+    )
+    min_terminal_line_share: _Share = Field(
+        default=None,
+        description="Lowest share of lines that end with a mark of C4's; FineWeb: 0.12.",
+    )
+    max_short_line_share: _Share = Field(
+        default=None,
+        description="Highest share of lines of at most 30 characters; FineWeb: 0.67.",
+    )
+    max_newlines_per_word: _Limit = Field(
+        default=None,
+        description="Most line feeds per piece (a word or a sequence of punctuation); FineWeb's code: 0.3.",
+    )
+    min_sentences: _Count = Field(
+        default=None,
+        description="Fewest sentences, which end with . ! or ?; C4: 3, after its rules for lines.",
+    )
+    max_lorem_ipsum_share: _Share = Field(
+        default=None, description='Most "lorem ipsum" per character of the words; C4: 0.'
+    )
+    max_curly_bracket_share: _Share = Field(
+        default=None,
+        description='Highest share of characters that are "{" or "}"; C4: 0, of "{".',
+    )
+    max_bad_words: _Count = Field(
+        default=None,
+        description="Most words and phrases from the lists of annotate.quality.bad_words; C4: 0. "
+        "Documents in a language without a list are kept.",
+    )
+
+    @model_validator(mode="after")
+    def _ranges_are_not_empty(self) -> Self:
+        for low, high in (
+            ("min_words", "max_words"),
+            ("min_mean_word_length", "max_mean_word_length"),
+        ):
+            least, most = getattr(self, low), getattr(self, high)
+            if least is not None and most is not None and least > most:
+                raise ValueError(
+                    f"{low} is {least}, above {high}, which is {most}: no document could be kept; "
+                    f"lower {low}"
+                )
+        return self
+
+
+class Rule(NamedTuple):
+    """A rule: a setting with the limit, the signal it limits, and the reason of a drop."""
+
+    limit: str  # name of the setting: begins with min or max
+    signal: str
+    reason: str
+    sentence: str
+
+    def compute_value(self, batch: pa.Table) -> pa.ChunkedArray:
+        """(n,) the values that are compared with the limit."""
+        signal = batch.column(self.signal)
+        # The setting counts words with a letter, as Gopher does; the signal counts the others.
+        return pc.subtract(1.0, signal) if self.limit == "min_alpha_word_share" else signal
+
+    def is_broken_by(self, value: pa.ChunkedArray, limit: float) -> pa.ChunkedArray:
+        """(n,) bool: whether the rule is broken. A null value breaks no rule."""
+        is_broken = (
+            pc.less(value, limit) if self.limit.startswith("min") else pc.greater(value, limit)
+        )
+        return pc.fill_null(is_broken, False)
+
+
+def _ngram_rules() -> Iterator[Rule]:
+    for n in columns.TOP_NGRAMS:
+        yield Rule(
+            f"max_top_{n}gram_char_share",
+            f"rps_doc_frac_chars_top_{n}gram",
+            f"quality.top_{n}gram_too_frequent",
+            f"The share of characters in the most frequent word {n}-gram is above "
+            f"max_top_{n}gram_char_share.",
+        )
+    for n in columns.DUPE_NGRAMS:
+        yield Rule(
+            f"max_duplicate_{n}gram_char_share",
+            f"rps_doc_frac_chars_dupe_{n}grams",
+            f"quality.duplicate_{n}grams_too_many",
+            f"The share of characters in repeated word {n}-grams is above "
+            f"max_duplicate_{n}gram_char_share.",
+        )
+
+
+# In the order of the paper: the first broken rule is the reason of a drop.
+RULES = (
+    Rule(
+        "min_words",
+        "rps_doc_word_count",
+        "quality.words_too_few",
+        "The number of words is below min_words.",
+    ),
+    Rule(
+        "max_words",
+        "rps_doc_word_count",
+        "quality.words_too_many",
+        "The number of words is above max_words.",
+    ),
+    Rule(
+        "min_mean_word_length",
+        "rps_doc_mean_word_length",
+        "quality.words_too_short",
+        "The mean length of a word is below min_mean_word_length characters.",
+    ),
+    Rule(
+        "max_mean_word_length",
+        "rps_doc_mean_word_length",
+        "quality.words_too_long",
+        "The mean length of a word is above max_mean_word_length characters.",
+    ),
+    Rule(
+        "max_symbol_share",
+        "hash_to_word_ratio",
+        "quality.hashes_too_many",
+        'The number of "#" per word is above max_symbol_share.',
+    ),
+    Rule(
+        "max_symbol_share",
+        "ellipsis_to_word_ratio",
+        "quality.ellipses_too_many",
+        "The number of ellipses per word is above max_symbol_share.",
+    ),
+    Rule(
+        "max_bullet_line_share",
+        "frac_lines_start_with_bulletpoint",
+        "quality.bullet_lines_too_many",
+        "The share of lines that start with a bullet is above max_bullet_line_share.",
+    ),
+    Rule(
+        "max_ellipsis_line_share",
+        "rps_doc_frac_lines_end_with_ellipsis",
+        "quality.ellipsis_lines_too_many",
+        "The share of lines that end with an ellipsis is above max_ellipsis_line_share.",
+    ),
+    Rule(
+        "min_alpha_word_share",
+        "frac_words_without_letter",
+        "quality.alpha_words_too_few",
+        "The share of words with a letter is below min_alpha_word_share.",
+    ),
+    Rule(
+        "min_stop_words",
+        "num_stop_words",
+        "quality.stop_words_too_few",
+        "The number of different English stop words is below min_stop_words.",
+    ),
+    Rule(
+        "max_duplicate_line_share",
+        "frac_dupe_lines",
+        "quality.duplicate_lines_too_many",
+        "The share of lines that repeat an earlier one is above max_duplicate_line_share.",
+    ),
+    Rule(
+        "max_duplicate_paragraph_share",
+        "frac_dupe_paragraphs",
+        "quality.duplicate_paragraphs_too_many",
+        "The share of paragraphs that repeat an earlier one is above "
+        "max_duplicate_paragraph_share.",
+    ),
+    Rule(
+        "max_duplicate_line_char_share",
+        "frac_chars_dupe_lines",
+        "quality.duplicate_lines_too_long",
+        "The share of characters in repeated lines is above max_duplicate_line_char_share.",
+    ),
+    Rule(
+        "max_duplicate_paragraph_char_share",
+        "frac_chars_dupe_paragraphs",
+        "quality.duplicate_paragraphs_too_long",
+        "The share of characters in repeated paragraphs is above "
+        "max_duplicate_paragraph_char_share.",
+    ),
+    *_ngram_rules(),
+    Rule(
+        "min_terminal_line_share",
+        "frac_lines_end_with_terminal_punctuation",
+        "quality.terminal_lines_too_few",
+        "The share of lines that end with terminal punctuation is below min_terminal_line_share.",
+    ),
+    Rule(
+        "max_short_line_share",
+        "frac_short_lines",
+        "quality.short_lines_too_many",
+        "The share of short lines is above max_short_line_share.",
+    ),
+    Rule(
+        "max_newlines_per_word",
+        "newline_to_word_ratio",
+        "quality.newlines_too_many",
+        "The number of line feeds per word or sequence of punctuation is above "
+        "max_newlines_per_word.",
+    ),
+    Rule(
+        "min_sentences",
+        "rps_doc_num_sentences",
+        "quality.sentences_too_few",
+        "The number of sentences is below min_sentences.",
+    ),
+    Rule(
+        "max_lorem_ipsum_share",
+        "rps_doc_lorem_ipsum",
+        "quality.lorem_ipsum_too_frequent",
+        'The number of "lorem ipsum" per character is above max_lorem_ipsum_share.',
+    ),
+    Rule(
+        "max_curly_bracket_share",
+        "rps_doc_curly_bracket",
+        "quality.curly_brackets_too_many",
+        "The share of characters that are curly brackets is above max_curly_bracket_share.",
+    ),
+    Rule(
+        "max_bad_words",
+        BAD_WORDS,
+        "quality.bad_words_too_many",
+        "The number of listed words and phrases is above max_bad_words.",
+    ),
+)
