@@ -1,4 +1,4 @@
-"""The command line of the loader: inspect a dataset, check its row order, measure speed, export it."""
+"""The command line of the loader: inspect, check, measure and export a dataset."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Prometheus metrics of a loader, and an endpoint that serves metrics of this process.
 
 The values are read when Prometheus requests them, in a thread of the endpoint. Reading takes
-microseconds and takes no lock that a batch waits for. The trainer serves further metrics on the same
-endpoint (training/observability/). docs/watching.md lists all of them.
+microseconds and takes no lock that a batch waits for. The trainer serves further metrics on the
+same endpoint (training/observability/). docs/watching.md lists all of them.
 
     loader = TokenLoader("/data/web", seq_len=2048, global_batch_rows=512)
     collector = StatsCollector(METRICS, loader.stats, {"rank": "0"})

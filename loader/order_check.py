@@ -1,4 +1,4 @@
-"""Check by enumeration that an epoch's rows are read exactly once, and that every row can be read."""
+"""Check that the rows of an epoch are read exactly once, and that each of them can be read."""
 
 from __future__ import annotations
 

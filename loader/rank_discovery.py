@@ -1,9 +1,12 @@
 """Find the data-parallel rank of this process and the number of ranks.
 
-    rank, world_size = resolve_rank()                  # under torchrun --nproc-per-node 4: (0..3, 4)
-    rank, world_size = resolve_rank(mesh=mesh["dp"])   # equal for all ranks of a tensor-parallel group
+    # Under torchrun --nproc-per-node 4: (0..3, 4)
+    rank, world_size = resolve_rank()
+    # Equal for all ranks of a tensor-parallel group:
+    rank, world_size = resolve_rank(mesh=mesh["dp"])
 
-Neither torch nor ray is imported here. A process that is one of their ranks has imported them already.
+Neither torch nor ray is imported here. A process that is one of their ranks has imported them
+already.
 """
 
 from __future__ import annotations
@@ -32,17 +35,18 @@ def resolve_rank(
     """Return (rank, world_size).
 
     The first source that has an answer is used: the arguments, torch.distributed, the environment
-    variables RANK and WORLD_SIZE (torchrun), Ray Train's context. Otherwise the process is rank 0 of 1.
+    variables RANK and WORLD_SIZE (torchrun), Ray Train's context. Otherwise the process is rank 0
+    of 1.
 
     Args:
         rank: give it together with `world_size`, or give neither.
         world_size: number of ranks.
-        mesh: in place of both, the data-parallel dimensions of a device mesh, such as `mesh["dp"]` or
-            `mesh["replicate", "shard"]`.
+        mesh: in place of both, the data-parallel dimensions of a device mesh, such as `mesh["dp"]`
+            or `mesh["replicate", "shard"]`.
 
     Raises:
-        ValueError: only one of rank and world_size is given, both a mesh and a rank are given, or the
-            rank is outside the world or the mesh.
+        ValueError: only one of rank and world_size is given, both a mesh and a rank are given, or
+            the rank is outside the world or the mesh.
     """
     is_half_given = (rank is None) != (world_size is None)
     if is_half_given or (mesh is not None and rank is not None):

@@ -1,16 +1,16 @@
 """The read plan of a rank: which rows of which shards it reads in an epoch.
 
 It is for programs that read shards by other means than `TokenLoader`. The plan divides the epoch's
-sequence of rows (see loader/order/row_order.py, step 1) into `world_size` equal parts. A shard is not
-owned by a rank: one shard's rows may be read by several ranks, and another number of ranks divides the
-same sequence elsewhere.
+sequence of rows (see loader/order/row_order.py, step 1) into `world_size` equal parts. A shard is
+not owned by a rank: one shard's rows may be read by several ranks, and another number of ranks
+divides the same sequence elsewhere.
 
 All ranks get equal numbers of rows, and no row is on two ranks. Fewer than
-interleave_depth + world_size rows are on no rank; they differ from epoch to epoch. Inside a range the
-rows are in the order of the shard; `TokenLoader` permutes them in windows.
+interleave_depth + world_size rows are on no rank; they differ from epoch to epoch. Inside a range
+the rows are in the order of the shard; `TokenLoader` permutes them in windows.
 
-If `world_size` divides `interleave_depth`, these are the rows that `TokenLoader` gives this rank with
-`global_batch_rows=interleave_depth`.
+If `world_size` divides `interleave_depth`, these are the rows that `TokenLoader` gives this rank
+with `global_batch_rows=interleave_depth`.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class LoaderState:
     version: int = STATE_VERSION
 
     def to_dict(self) -> dict[str, Any]:
-        """Return numbers, strings and lists only, which JSON, torch's DCP and torchdata preserve."""
+        """Return numbers, strings and lists, which JSON, DCP and torchdata preserve."""
         value = asdict(self)
         value["sources"] = list(self.sources)
         value["interleave_depths"] = list(self.interleave_depths)

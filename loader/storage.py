@@ -38,7 +38,7 @@ class ReadSettings:
     cache_bytes:       the most it holds, plus 1/64 of it for each rank that is just adding
     block_bytes:       what is fetched at a time: whole samples, up to about this much
     fetch_threads:     requests at a time, of one rank
-    ahead_bytes:       blocks are fetched so far ahead of what is read, over all ranks: a block for each of 64 lanes,
+    ahead_bytes:       blocks are fetched so far ahead of what is read, over all ranks: a block for each of 64 sections,
                        which come to the ends of their blocks at about the same time
     stall_timeout_s:   how long a read may go on without a new byte before it fails
     request_timeout_s: how long one request may go on without a new byte before it is repeated

@@ -1,11 +1,13 @@
 """TokenDataset: the rows of a stream as a map-style dataset for torch.utils.data.DataLoader.
 
 Item p is the row at position p of the stream that `TokenLoader` reads with the same arguments. The
-states of `TokenLoader` and of the sampler are interchangeable. `TokenLoader` is several times faster.
+states of `TokenLoader` and of the sampler are interchangeable. `TokenLoader` is several times
+faster.
 
     dataset = TokenDataset("/data/web", seq_len=2048, seed=7)
     sampler = dataset.sampler(global_batch_rows=512)
-    for step, batch in enumerate(DataLoader(dataset, batch_sampler=sampler, num_workers=2), start=1):
+    batches = DataLoader(dataset, batch_sampler=sampler, num_workers=2)
+    for step, batch in enumerate(batches, start=1):
         ...
         state = sampler.state_dict(batches=step)
 

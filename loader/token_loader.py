@@ -1,7 +1,7 @@
 """TokenLoader: iterate over batches of one rank, in a global order that any number of ranks shares.
 
     loader = TokenLoader("/data/web", seq_len=2048, global_batch_rows=512, seed=7)
-    for batch in loader:                        # {"input_ids": (B, T) int64, "labels": (B, T) int64}
+    for batch in loader:                 # {"input_ids": (B, T) int64, "labels": (B, T) int64}
         ...
         torch.save(loader.state_dict(), "loader.pt")
 
@@ -84,12 +84,13 @@ class TokenLoader:
         """Read the manifest. Shards are opened when their rows are needed.
 
         Args:
-            source: path or address (https, s3, gs, az) of a manifest or of its folder, or a `Mixture`.
+            source: path or address (https, s3, gs, az) of a manifest or of its folder, or a
+                `Mixture`.
             seq_len: T, tokens per row.
             global_batch_rows: rows of a step over all ranks. B, the rows of a batch, is this rank's
                 equal part.
-            rank: data-parallel rank. If it is not given, torch.distributed, torchrun's environment or
-                Ray Train determines it.
+            rank: data-parallel rank. If it is not given, torch.distributed, torchrun's environment
+                or Ray Train determines it.
             world_size: number of data-parallel ranks; give it together with `rank`.
             mesh: data-parallel part of a device mesh, in place of rank and world_size. With
                 `mesh["dp"]`, all ranks of a tensor-parallel group get the same rows.
@@ -99,8 +100,8 @@ class TokenLoader:
             interleave_depth: number of places of an epoch that are read in turn. It is part of the
                 order. None: chosen from the number of rows, at most 64.
             window_rows: rows that are permuted among each other. It is part of the order.
-            uneven: what to do if the ranks cannot divide a step equally: "refuse", or "carry" rows to
-                the next step (see loader/order/rank_batches.py).
+            uneven: what to do if the ranks cannot divide a step equally: "refuse", or "carry" rows
+                to the next step (see loader/order/rank_batches.py).
             drop_last: skip the last step if it is smaller than the others.
             tokens: "int64" gives input_ids and labels as torch tensors. "stored" gives tokens
                 (B, T + 1) as uint16 or uint32: tensors, or numpy arrays if torch is not installed.
@@ -112,8 +113,8 @@ class TokenLoader:
             settings: how shards are read.
 
         Raises:
-            ReadFailed, FormatError, ShardCorrupt: the dataset cannot be read or is damaged, as far as
-                this can be seen before reading rows.
+            ReadFailed, FormatError, ShardCorrupt: the dataset cannot be read or is damaged, as far
+                as this can be seen before reading rows.
             ValueError: the arguments do not fit each other, the dataset or the number of ranks.
             ImportError: tensors are requested, but torch is not installed.
         """
@@ -167,7 +168,7 @@ class TokenLoader:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position after the last returned batch, as a JSON object (see `LoaderState`)."""
+        """Return the state after the last returned batch; see `LoaderState`."""
         return self.state.to_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

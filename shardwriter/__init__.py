@@ -1,7 +1,7 @@
 """Write and verify datasets: WebDataset shards with an index beside each, and one manifest.
 
-`shardwriter.format` is the on-disk format. Readers import only this package; it needs nothing else of
-shardwriter.
+`shardwriter.format` is the on-disk format. Readers import only this package; it needs nothing else
+of shardwriter.
 """
 
 from shardwriter.documents import Documents

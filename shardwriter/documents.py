@@ -19,7 +19,8 @@ class Documents:
     doc_ids:        (D,) uint64, all different
     languages:      D labels, or None to count no languages
     buckets:        D labels, or None
-    metadata:       D JSON objects, as mappings or as encoded UTF-8, which is written unchanged; or None
+    metadata:       D JSON objects, as mappings or as encoded UTF-8, or None; encoded objects are
+                    written unchanged
 
     Raises:
         ValueError: the columns contradict each other.

@@ -27,8 +27,8 @@ def build_manifest(
     """Build the manifest of a dataset.
 
     Args:
-        entries: what `write_shard` returned for each shard, in any order. The shards must be numbered
-            0, 1, 2, ... without a gap.
+        entries: what `write_shard` returned for each shard, in any order. The shards must be
+            numbered 0, 1, 2, ... without a gap.
         tokenizer: as given to every `write_shard`.
         fingerprint: of the run.
         run: JSON object in which the run describes itself.

@@ -76,8 +76,8 @@ def check_member_size(name: str, num_bytes: int) -> None:
 def _make_header(name: str, num_bytes: int) -> bytes:
     """Return the ustar header of a regular file (POSIX.1-1988): mode 0644, no owner, time 0.
 
-    The header is not written by `tarfile`, because Python releases differ in how it writes the device
-    numbers, and equal documents must give equal bytes.
+    The header is not written by `tarfile`, because Python releases differ in how it writes the
+    device numbers, and equal documents must give equal bytes.
     """
     zero = b"0000000"
     header = _USTAR_HEADER.pack(

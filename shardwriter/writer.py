@@ -1,7 +1,8 @@
 """Write one shard: the tar and its index, each in one pass.
 
-Equal documents give equal bytes, on every machine and Python version. Sizes and SHA-256 are computed
-while writing. Besides the documents, memory holds one sample and about 100 bytes per document.
+Equal documents give equal bytes, on every machine and Python version. Sizes and SHA-256 are
+computed while writing. Besides the documents, memory holds one sample and about 100 bytes per
+document.
 
 The files get their final bytes here, but not their final names: write to temporary names and rename
 the files afterwards.
@@ -75,9 +76,9 @@ def write_shard(
         sample_tokens: maximum number of tokens of a sample with several documents.
 
     Raises:
-        ValueError: a token is not in the vocabulary, a document does not end with the end-of-document
-            id, metadata cannot be written as JSON, or a member would be larger than 8 GiB. Tokens are
-            checked before anything is written, metadata while they are written.
+        ValueError: a token is not in the vocabulary, a document does not end with the
+            end-of-document id, metadata cannot be written as JSON, or a member would be larger than
+            8 GiB. Tokens are checked before anything is written, metadata while they are written.
         OSError: a file took fewer bytes than it was given.
     """
     if shard < 0 or sample_tokens < 1:

@@ -1,7 +1,7 @@
 """Turn rows of stored tokens into batches of tensors.
 
-torch is imported here only if tensors are made. `tokens="stored"` works without torch and then gives
-numpy arrays.
+torch is imported here only if tensors are made. `tokens="stored"` works without torch and then
+gives numpy arrays.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Read the rows of several steps at once, ahead of their use.
 
 A chunk holds the rows of consecutive steps of one rank, about 8 MiB. Locating rows has a fixed cost
-per call, which a chunk spreads over many rows. Threads read the next chunks while the current one is
-used.
+per call, which a chunk spreads over many rows. Threads read the next chunks while the current one
+is used.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class CudaCopier:
         return tensor.numpy(), tensor
 
     def start_copy(self, pinned: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Start the copy of a pinned tensor; return the copy and the event after which it is valid."""
+        """Start to copy a pinned tensor; return the copy and the event after which it is valid."""
         with self._torch.cuda.stream(self._copy_stream):
             on_device = pinned.to(self.device, non_blocking=True)
             copied = self._torch.cuda.Event()
@@ -41,7 +41,7 @@ class CudaCopier:
         """Make the current CUDA stream wait for the copy."""
         stream = self._torch.cuda.current_stream(self.device)
         stream.wait_event(copied)
-        # Memory that was allocated on the copy stream must not be reused before this stream is done.
+        # Without this, memory of the copy stream could be reused before this stream has read it.
         on_device.record_stream(stream)
 
 

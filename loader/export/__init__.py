@@ -1,7 +1,7 @@
 """Export a dataset into the formats of Megatron, MosaicML Streaming and Hugging Face.
 
-Each document is written once, in the dataset's order, with its end-of-document token. Every sample is
-checked against its checksum on the way. The libraries of the formats are not needed for writing.
+Each document is written once, in the dataset's order, with its end-of-document token. Every sample
+is checked against its checksum on the way. The libraries of the formats are not needed for writing.
 Equal datasets give equal files.
 """
 

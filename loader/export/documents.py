@@ -19,7 +19,7 @@ class SampleDocuments(NamedTuple):
     """The D documents of one sample.
 
     doc_ids: (D,) uint64
-    offsets: (D + 1,) int64, first token of each document in `tokens`; the last is the number of tokens
+    offsets: (D + 1,) int64, first token of each document in `tokens`, and then the number of tokens
     tokens:  (n,) as stored, end-of-document tokens included
     """
 

@@ -1,8 +1,8 @@
-"""Mixtures: several datasets read as one stream of rows, with weights that may change on a schedule.
+"""Mixtures: several datasets read as one stream of rows, with weights and a schedule.
 
-A position determines its source and the position inside that source, so a mixture resumes and scales
-like one dataset. Positions are cut into blocks of 65,536. In every block each source has exactly its
-share, rounded to whole rows. Each source has its own row order and its own epochs.
+A position determines its source and the position inside that source, so a mixture resumes and
+scales like one dataset. Positions are cut into blocks of 65,536. In every block each source has
+exactly its share, rounded to whole rows. Each source has its own row order and its own epochs.
 
     Mixture(
         {"web": "s3://bucket/web", "code": "/data/code"},
@@ -12,12 +12,13 @@ share, rounded to whole rows. Each source has its own row order and its own epoc
 
 A position in the schedule is `step * global_batch_rows`.
 
-Example with blocks of 8 positions in place of 65,536, sources A and B, weights 3:1. Each block gets 6
-rows of A and 2 of B; a permutation with the key `derive_keys(seed, 3, segment, block)` spreads them:
+Example with blocks of 8 positions in place of 65,536, sources A and B with weights 3 and 1, and
+seed 4. Each block gets 6 rows of A and 2 of B. A permutation with the key
+`derive_keys(seed, 3, segment, block)` distributes them over the block:
 
     position             0  1  2  3  4  5  6  7 | 8  9  10 11 ...
-    source               A  A  B  A  A  A  B  A | A  B  A  A
-    position in source   0  1  0  2  3  4  1  5 | 6  2  7  8
+    source               A  A  B  A  A  A  B  A | A  A  B  A
+    position in source   0  1  0  2  3  4  1  5 | 6  7  2  8
 """
 
 from __future__ import annotations

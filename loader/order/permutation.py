@@ -1,7 +1,8 @@
 """Keyed random permutations that are computed one index at a time, without a table.
 
-The order of shards, rows and mixture sources is built from two functions. `derive_keys` hashes a few
-numbers to a 64-bit key. `permute` maps an index to another index under the permutation with that key.
+The order of shards, rows and mixture sources is built from two functions. `derive_keys` hashes a
+few numbers to a 64-bit key. `permute` maps an index to another index under the permutation with
+that key.
 
     keys = derive_keys(7, 0, 1)                       # seed 7, epoch 0, purpose 1
     permute(np.arange(5), 5, keys)                    # array([4, 2, 1, 3, 0])
@@ -30,8 +31,8 @@ places of five indices are uniform; with 6 rounds on 3 bits they were off by a t
 def derive_keys(*parts: int | Int64Array | UInt64Array) -> UInt64Array:
     """Hash tuples of numbers to 64-bit keys.
 
-    The key starts as 0. For each part in turn it becomes `mix(key + part + 0x9E3779B97F4A7C15)`, with
-    additions modulo 2**64, where `mix` is the finaliser of SplitMix64.
+    The key starts as 0. For each part in turn it becomes `mix(key + part + 0x9E3779B97F4A7C15)`,
+    with additions modulo 2**64, where `mix` is the finaliser of SplitMix64.
 
     Args:
         parts: scalars, or arrays (n,) that are broadcast against each other.
@@ -53,8 +54,9 @@ def permute(indices: Int64Array, num: int, keys: UInt64Array) -> Int64Array:
     """Map each index of 0..num - 1 to another one by a keyed permutation.
 
     A Feistel network permutes the smallest range of 2**bits numbers that holds `num`. A result of
-    `num` or more is permuted again until it is below `num` ("cycle walking": Black and Rogaway 2002,
-    "Ciphers with arbitrary finite domains"). From num = 33 on this takes under two passes on average.
+    `num` or more is permuted again until it is below `num` ("cycle walking": Black and Rogaway
+    2002, "Ciphers with arbitrary finite domains"). From num = 33 on this takes under two passes on
+    average.
 
     Args:
         indices: (n,) int64, each in 0..num - 1.
@@ -75,7 +77,7 @@ def permute(indices: Int64Array, num: int, keys: UInt64Array) -> Int64Array:
 
 
 def _run_feistel(words: UInt64Array, bits: int, keys: UInt64Array) -> UInt64Array:
-    """Permute 0..2**bits - 1. Each round XORs one half of the bits with a hash of the other half."""
+    """Permute 0..2**bits - 1: each round XORs one half of the bits with a hash of the other."""
     num_low_bits = (bits + 1) // 2
     low_mask = np.uint64(2**num_low_bits - 1)
     high_mask = np.uint64(2 ** (bits - num_low_bits) - 1)

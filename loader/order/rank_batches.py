@@ -1,19 +1,19 @@
 """Divide the positions of a stream into steps and ranks, with equal row counts on all ranks.
 
 A step takes the next `global_batch_rows` positions and divides them into equal parts: rank r of W
-takes part r. The next step depends on two integers only, `position` and `carried_rows`, so a run can
-continue on any number of ranks and with any global batch.
+takes part r. The next step depends on two integers only, `position` and `carried_rows`, so a run
+can continue on any number of ranks and with any global batch.
 
-If W does not divide the batch, `uneven="carry"` takes the largest multiple of W that fits and carries
-the rest to the next step. Example: 10 rows over 4 ranks.
+If W does not divide the batch, `uneven="carry"` takes the largest multiple of W that fits and
+carries the rest to the next step. Example: 10 rows over 4 ranks.
 
     step                 0   1   2   3
     wanted (10 + carried) 10  12  10  12
     rows taken           8   12  8   12
     carried to the next  2   0   2   0
 
-No position is read twice or skipped. Only at the end of a finite stream can fewer than W positions be
-left without a step; `count_rows_left` reports them.
+No position is read twice or skipped. Only at the end of a finite stream can fewer than W positions
+be left without a step; `count_rows_left` reports them.
 """
 
 from __future__ import annotations

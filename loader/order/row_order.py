@@ -33,7 +33,7 @@ import numpy as np
 from loader.order.permutation import Int64Array, derive_keys, permute
 
 ORDER_VERSION = 1
-"""Raise this when equal arguments would give another order. States of other versions are refused."""
+"""Raise this when equal arguments give another order. Old states are refused then."""
 
 DEFAULT_WINDOW_ROWS = 1024
 """Small: a section reads only a few MiB of one shard at a time. Large: rows of one document rarely
@@ -80,7 +80,7 @@ class EpochLayout:
     row_starts: Int64Array
 
     def locate(self, layout_rows: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return the (n,) shards and (n,) rows in them, for rows counted from the layout's start."""
+        """Return shards and rows in them, each (n,), of (n,) rows of the layout."""
         slots = np.searchsorted(self.row_starts, layout_rows, side="right") - 1
         return self.shards[slots], layout_rows - self.row_starts[slots]
 

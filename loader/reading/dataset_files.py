@@ -1,4 +1,4 @@
-"""The files of one dataset: mapped into memory if they are local, fetched by range if they are remote."""
+"""The files of one dataset: mapped into memory if local, fetched by range if remote."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class DatasetFiles:
         return f"{self._cache_key_prefix}-{name}-{start}-{stop}"
 
     def run_all(self, act: Callable[[Any], Any], items: Sequence[Any]) -> None:
-        """Call `act` on each item. For remote files the calls run in threads, to wait in parallel."""
+        """Call `act` on each item; in parallel threads if the files are remote."""
         if self._pool is None or len(items) < 2:
             for item in items:
                 act(item)

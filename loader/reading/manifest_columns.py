@@ -129,8 +129,8 @@ def split_manifest_address(source: str | Path) -> tuple[str, str]:
 def _read_bucket_link(folder: str, settings: ReadSettings) -> str | None:
     """Return the address that an object in place of the folder points to, or None.
 
-    Buckets have no symbolic links. The pipeline writes an object `<run>/dataset` that holds the name
-    of a folder beside it (docs/data-format.md).
+    Buckets have no symbolic links. The pipeline writes an object `<run>/dataset` that holds the
+    name of a folder beside it (docs/data-format.md).
     """
     parent, _, link = folder.rpartition("/")
     if "://" not in parent:

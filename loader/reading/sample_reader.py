@@ -19,8 +19,8 @@ MAX_OPEN_BLOCKS = 256
 class SampleReader:
     """Reads samples of open shards. Safe for several threads.
 
-    A local sample is checked when it is read for the first time. A remote sample is checked each time
-    its block is fetched; if the checksum is wrong, the block is fetched once more.
+    A local sample is checked when it is read for the first time. A remote sample is checked each
+    time its block is fetched; if the checksum is wrong, the block is fetched once more.
     """
 
     def __init__(self, files: DatasetFiles, settings: ReadSettings, counters: Counters) -> None:

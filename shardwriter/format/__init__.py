@@ -1,13 +1,14 @@
 """The on-disk format of a dataset, version 1: file names, tar members, indexes and the manifest.
 
-docs/data-format.md describes it in words. Writers, the verifier and all readers use this package. It
-needs only the standard library and numpy. Data that does not match the format raises FormatError.
+docs/data-format.md describes it in words. Writers, the verifier and all readers use this package.
+It needs only the standard library and numpy. Data that does not match the format raises
+FormatError.
 
 Read the tokens of sample 12 of shard 3:
 
     manifest = Manifest.loads(path.read_bytes(), where=str(path))
     index = read_index(folder / manifest.shards[3].index_file)
-    start, stop = index.sample_starts[12:14]                     # tokens, from the start of the shard
+    start, stop = index.sample_starts[12:14]                   # tokens from the shard's start
     tar.seek(index.sample_offsets[12])
     raw = tar.read((stop - start) * index.token_dtype.itemsize)
     assert zlib.crc32(raw) == index.sample_crcs[12]

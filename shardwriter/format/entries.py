@@ -107,7 +107,8 @@ _SHARD_ENTRY_TYPES: Mapping[str, type] = {
 class ShardEntry:
     """The manifest's entry of one shard.
 
-    `languages` and `buckets` map a label to its counts. Each of them is empty or covers all documents.
+    `languages` and `buckets` map a label to its counts. Each of them is empty or covers all
+    documents.
     """
 
     shard: int

@@ -19,12 +19,12 @@ from shardwriter.format.errors import REFETCH, FormatError, ShardCorrupt
 from shardwriter.format.members import FORMAT_VERSION, check_version
 
 INDEX_MAGIC = b"\x93CMIDX\r\n"
-"""The first byte has its high bit set and the last two are a line ending, so a transfer in text mode
-changes them. PNG's signature does the same."""
+"""The first byte has its high bit set and the last two are a line ending, so a transfer in text
+mode changes them. PNG's signature does the same."""
 
 INDEX_HEADER = struct.Struct("<8sIIQQQQI8xI")
-"""64 bytes: magic, version, shard, shard_bytes, num_samples, num_docs, num_tokens, token_bytes, eight
-zeros, crc32."""
+"""64 bytes: magic, version, shard, shard_bytes, num_samples, num_docs, num_tokens, token_bytes,
+eight zeros, crc32."""
 
 _CHECKSUM = struct.Struct("<I")
 _CHECKED_HEADER_BYTES = INDEX_HEADER.size - _CHECKSUM.size
@@ -43,7 +43,8 @@ class ShardIndex:
     sample_offsets: (S,) int64, byte of the tar at which the raw tokens of a sample start, after the
                     .npy header
     sample_starts:  (S + 1,) int64, tokens of the shard before each sample; the last is `num_tokens`
-    doc_starts:     (D + 1,) int64, tokens of the shard before each document; the last is `num_tokens`
+    doc_starts:     (D + 1,) int64, tokens of the shard before each document; the last is
+                    `num_tokens`
     doc_ids:        (D,) uint64
     sample_crcs:    (S,) uint32, zlib's crc32 of the raw tokens of each sample
 
@@ -122,7 +123,7 @@ class ShardIndex:
             offset += array.nbytes
             return array
 
-        # Keyword arguments are evaluated in this order, which is the order of the arrays in the file.
+        # Keyword arguments are evaluated in this order: that of the arrays in the file.
         index = cls(
             shard=header.shard,
             shard_bytes=header.shard_bytes,

@@ -54,9 +54,7 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the manifest. It identifies the dataset, because the manifest has the SHA-256 of
-        every file.
-        """
+        """SHA-256 of the manifest. It covers the dataset: the manifest has all SHA-256 sums."""
         return _compute_digest(self._format_without_digest())
 
     def to_json(self) -> dict[str, Any]:
@@ -112,7 +110,7 @@ class Manifest:
             yield f"totals.{key}", found[key], wanted[key]
 
     def dumps(self) -> bytes:
-        """Return the bytes of the file: ASCII, keys sorted, indented by one space, the digest first."""
+        """Return the bytes of the file: ASCII, sorted keys, indented by one space."""
         digest = self.digest.encode("ascii")
         return self._format_without_digest().replace(_ZERO_DIGEST, digest, 1)
 

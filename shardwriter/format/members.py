@@ -24,8 +24,8 @@ METADATA_MEMBER = "json"
 TOKENS_MEMBER = "tokens.npy"
 
 DOCS_DTYPE = np.dtype("<u4")
-"""Dtype of the document starts in a sample. It is always large enough: a member holds at most 8 GiB,
-which are 2**32 tokens of uint16."""
+"""Dtype of the document starts in a sample. It is always large enough: a member holds at most 8
+GiB, which are 2**32 tokens of uint16."""
 
 NPY_HEADER_BYTES = 128
 TAR_BLOCK_BYTES = 512

@@ -20,13 +20,13 @@ from shardwriter.verification.sample_check import check_samples
 def verify(dataset: str | os.PathLike[str]) -> list[Finding]:
     """Return everything that is wrong with a dataset; an empty list means that it is correct.
 
-    Every file is hashed, every tar is read, and samples, documents and tokens are counted again. Each
-    sample is compared with its checksum and its entry in the index. Token ids must be in the
-    vocabulary, and documents must end with the end-of-document id. No doc_id may occur twice, and no
-    shard may be in the folder that is not in the manifest.
+    Every file is hashed, every tar is read, and samples, documents and tokens are counted again.
+    Each sample is compared with its checksum and its entry in the index. Token ids must be in the
+    vocabulary, and documents must end with the end-of-document id. No doc_id may occur twice, and
+    no shard may be in the folder that is not in the manifest.
 
-    Memory holds one sample, one index and at most `DOC_IDS_IN_MEMORY` document ids. Damaged data does
-    not raise.
+    Memory holds one sample, one index and at most `DOC_IDS_IN_MEMORY` document ids. Damaged data
+    does not raise.
 
     Args:
         dataset: path of the dataset's folder or of its manifest.

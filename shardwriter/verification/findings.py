@@ -9,7 +9,10 @@ from typing import Any, Protocol
 
 from shardwriter.format import REFETCH, FormatError
 
-REWRITE = "delete the shard and run the pipeline again; the file is complete but does not follow the format"
+REWRITE = (
+    "delete the shard and run the pipeline again; the file is complete, "
+    "but it does not follow the format"
+)
 """The remedy for a file with correct checksums and wrong content."""
 
 

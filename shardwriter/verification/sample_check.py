@@ -37,7 +37,7 @@ def check_samples(
     index: ShardIndex | None,
     findings: list[Finding],
 ) -> None:
-    """Read a tar; compare each sample with the index, if there is one, and the sums with the entry."""
+    """Compare the samples of a tar with the index, if there is one, and their sums with the entry."""
     checker = _SampleChecker(path.name, entry.shard, tokenizer, index, findings)
     try:
         with path.open() as file:

@@ -1,4 +1,4 @@
-"""Dealing positions to ranks."""
+"""Steps of a rank: positions, sizes and carried rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from loader.order.rank_batches import RankBatches, Step
 def steps(
     rank_batches: RankBatches, at: tuple[int, int] = (0, 0), num: int | None = None
 ) -> list[Step]:
-    """The next `num` steps, or all."""
+    """Return the next `num` steps, or all."""
     found: list[Step] = []
     while (num is None or len(found) < num) and (step := rank_batches.make_step(*at)):
         found.append(step)
@@ -26,10 +26,10 @@ def steps(
     end=st.integers(1, 300),
     drop_last=st.booleans(),
 )
-def test_positions_are_dealt_once_and_equally(
+def test_ranks_read_each_position_once_and_equally_many(
     batch: int, world_size: int, end: int, drop_last: bool
 ) -> None:
-    """All ranks take equally many; together every position once, but for the few that `rows_left` names."""
+    """All positions are read, except those that `count_rows_left` counts."""
     if world_size > min(batch, end):
         return
     ranks = [
@@ -51,8 +51,8 @@ def test_positions_are_dealt_once_and_equally(
 
 
 @given(batch=st.integers(1, 50), world_size=st.integers(1, 12), num=st.integers(1, 60))
-def test_carried_rows_keep_the_global_batch(batch: int, world_size: int, num: int) -> None:
-    """After any number of uneven steps, fewer than world_size rows are owed; none where ranks share equally."""
+def test_carried_rows_keep_the_mean_batch_size(batch: int, world_size: int, num: int) -> None:
+    """Fewer than world_size rows are carried; none if the ranks divide the batch."""
     assume(world_size <= batch)
     last = steps(RankBatches(batch, 0, world_size, "carry"), num=num)[-1]
     assert last.next_position + last.carried_rows == num * batch
@@ -66,10 +66,10 @@ def test_carried_rows_keep_the_global_batch(batch: int, world_size: int, num: in
     kill_after=st.integers(0, 20),
     end=st.integers(30, 400),
 )
-def test_another_world_goes_on_where_the_first_stopped(
+def test_another_number_of_ranks_continues_at_the_same_position(
     batches: tuple[int, int], worlds: tuple[int, int], kill_after: int, end: int
 ) -> None:
-    """Stopped anywhere and gone on with other ranks and another batch: each position once."""
+    """After a stop at any step, other ranks with another batch read each later position once."""
     assume(worlds[0] <= batches[0] and worlds[1] <= batches[1])
     before = [
         steps(RankBatches(batches[0], rank, worlds[0], "carry", end), num=kill_after)
@@ -88,8 +88,8 @@ def test_another_world_goes_on_where_the_first_stopped(
     assert end - len(taken) < max(worlds)
 
 
-def test_the_carry_of_the_docstring() -> None:
-    """10 rows over 4 ranks are steps of 8 and 12."""
+def test_the_example_of_the_docstring() -> None:
+    """10 rows over 4 ranks are steps of 8 and 12 rows."""
     assert [4 * step.rows_per_rank for step in steps(RankBatches(10, 0, 4, "carry"), num=4)] == [
         8,
         12,
@@ -111,7 +111,9 @@ def test_the_carry_of_the_docstring() -> None:
         ((8, 0, 4, "share"), r"uneven is 'share', must be"),
     ],
 )
-def test_what_cannot_be_dealt_is_refused(arguments: tuple[int, ...], message: str) -> None:
-    """With the sizes that would fit."""
+def test_batches_that_do_not_fit_the_ranks_are_refused(
+    arguments: tuple[int, ...], message: str
+) -> None:
+    """The error names sizes that fit."""
     with pytest.raises(ValueError, match=message):
         RankBatches(*arguments)

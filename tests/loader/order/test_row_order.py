@@ -1,4 +1,4 @@
-"""The order of rows: bijections, interleave_depth, windows, golden values."""
+"""The row order: permutations, interleave_depth, windows, golden values."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from loader.order.row_order import RowOrder, choose_interleave_depth, count_rows
 
 
 @given(num=st.integers(1, 3000), key=st.integers(0, 2**64 - 1))
-def test_permute_is_a_bijection(num: int, key: int) -> None:
-    """Every index is hit once, whatever the domain and the key."""
+def test_permute_maps_each_index_once(num: int, key: int) -> None:
+    """For any domain and key, the results are a permutation of the domain."""
     assert sorted(permute(np.arange(num), num, derive_keys(key)).tolist()) == list(range(num))
 
 
-def test_permute_of_a_huge_domain_needs_no_table() -> None:
-    """A trillion places are permuted index by index."""
+def test_permute_needs_no_table_for_a_huge_domain() -> None:
+    """Single indices of a domain of 10**12 are permuted."""
     found = permute(np.arange(1000), 10**12, derive_keys(3))
     assert len(set(found.tolist())) == 1000
     assert found.min() >= 0
     assert found.max() < 10**12
 
 
-def test_permute_sends_each_index_everywhere_equally_often() -> None:
-    """Over many keys, each place of five receives each index about as often (chi-square below its 99.9 % point)."""
+def test_permute_is_uniform_over_keys() -> None:
+    """Over 20,000 keys, a chi-square test on 5 indices stays below its 99.9 % point."""
     keys = derive_keys(np.arange(20_000))
     counts = np.stack(
         [np.bincount(permute(np.full(20_000, i), 5, keys), minlength=5) for i in range(5)]
@@ -38,10 +38,12 @@ def test_permute_sends_each_index_everywhere_equally_often() -> None:
     assert chi_square < 39.3  # 16 degrees of freedom
 
 
-def test_keys_of_one_window_are_the_same_alone_and_among_others() -> None:
-    """Broadcast numbers give the keys that each tuple gives alone."""
+def test_derive_keys_broadcasts() -> None:
+    """Arrays of numbers give the same keys as each tuple alone."""
     together = derive_keys(7, 2, np.array([4, 5, 6]), np.array([0, 1, 2]))
-    alone = [int(derive_keys(7, 2, lane, window)[0]) for lane, window in ((4, 0), (5, 1), (6, 2))]
+    alone = [
+        int(derive_keys(7, 2, section, window)[0]) for section, window in ((4, 0), (5, 1), (6, 2))
+    ]
     assert together.tolist() == alone
 
 
@@ -55,7 +57,7 @@ def test_keys_of_one_window_are_the_same_alone_and_among_others() -> None:
 def test_an_epoch_has_each_row_once(
     shard_rows: list[int], seed: int, interleave_depth: int, window_rows: int, epoch: int
 ) -> None:
-    """Positions and what is left over are all rows, once each; fewer than `interleave_depth` are left over."""
+    """Positions and left-over rows are all rows, once each; few rows are left over."""
     total = sum(shard_rows)
     if interleave_depth > total:
         with pytest.raises(
@@ -71,8 +73,8 @@ def test_an_epoch_has_each_row_once(
     assert found == [(shard, row) for shard, num in enumerate(shard_rows) for row in range(num)]
 
 
-def test_positions_run_on_over_epochs_in_any_order() -> None:
-    """Looking many positions of several epochs up at once is looking each up alone."""
+def test_positions_of_several_epochs_are_located_together() -> None:
+    """Locating many positions of several epochs equals locating each of them alone."""
     order = RowOrder(np.array([5, 0, 9, 3]), seed=1, interleave_depth=3, window_rows=4)
     positions = np.random.default_rng(0).permutation(4 * order.epoch_rows)
     shards, rows = order.locate(positions)
@@ -83,7 +85,7 @@ def test_positions_run_on_over_epochs_in_any_order() -> None:
 
 
 def test_epochs_and_seeds_differ() -> None:
-    """Another epoch or seed is another order."""
+    """Another epoch or another seed gives another order."""
     orders = [RowOrder(np.full(40, 30), seed, 8, 16) for seed in (1, 2)]
     first, second = (order.locate(np.arange(1200)) for order in orders)
     later = orders[0].locate(np.arange(1200, 2400))
@@ -91,17 +93,17 @@ def test_epochs_and_seeds_differ() -> None:
     assert (first[0] != later[0]).mean() > 0.8
 
 
-def test_windows_keep_a_lane_near_its_place() -> None:
-    """Row i of a lane comes from the same window of the lane's own stretch of rows."""
+def test_rows_are_permuted_within_their_window() -> None:
+    """Row i of a section comes from the same window of that section."""
     order = RowOrder(np.array([1000]), seed=4, interleave_depth=2, window_rows=50)
     _, rows = order.locate(np.arange(1000))
-    lane = rows[1::2]
-    assert ((lane - 500) // 50 == np.arange(500) // 50).all()
-    assert (lane != 500 + np.arange(500)).mean() > 0.8
+    section = rows[1::2]
+    assert ((section - 500) // 50 == np.arange(500) // 50).all()
+    assert (section != 500 + np.arange(500)).mean() > 0.8
 
 
-def test_the_order_is_pinned() -> None:
-    """Golden values: another order would make every checkpoint wrong (raise ORDER_VERSION and mark the changelog)."""
+def test_the_row_order_is_pinned() -> None:
+    """Golden values. A change needs a new ORDER_VERSION and a marked changelog line."""
     assert permute(np.arange(10), 10, derive_keys(0)).tolist() == GOLDEN_PERMUTATION
     order = RowOrder(np.array([7, 3, 0, 12]), seed=11, interleave_depth=2, window_rows=4)
     shards, rows = order.locate(np.arange(8))
@@ -116,15 +118,15 @@ GOLDEN_LATER = (3, 4)
 
 
 @given(num_tokens=st.integers(0, 10**6), seq_len=st.integers(1, 5000))
-def test_rows_of_a_shard_read_one_token_more(num_tokens: int, seq_len: int) -> None:
-    """The last row ends within the shard and one more would not."""
+def test_a_row_reads_one_token_more_than_seq_len(num_tokens: int, seq_len: int) -> None:
+    """The last row ends inside the shard, and one more row would not."""
     rows = int(count_rows(np.array([num_tokens]), seq_len)[0])
     assert rows == 0 or rows * seq_len + 1 <= num_tokens
     assert (rows + 1) * seq_len + 1 > num_tokens
 
 
-def test_default_lanes_waste_little() -> None:
-    """Lanes grow with the rows to 64; at most one row in 64 is left over."""
+def test_the_default_interleave_depth_leaves_few_rows_over() -> None:
+    """The depth grows with the rows up to 64; at most one row in 64 is left over."""
     assert [choose_interleave_depth(rows) for rows in (1, 63, 128, 300, 4096, 10**9)] == [
         1,
         1,
@@ -135,8 +137,8 @@ def test_default_lanes_waste_little() -> None:
     ]
 
 
-def test_a_hundred_thousand_shards_are_planned_at_once() -> None:
-    """10**13 tokens: looking up a batch at 90 % of an epoch takes neither time nor memory by the row."""
+def test_a_hundred_thousand_shards_need_little_time_and_memory() -> None:
+    """Locating a batch at 90 % of an epoch of 10**13 tokens needs no work per row."""
     tracemalloc.start()
     began = time.perf_counter()
     order = RowOrder(count_rows(np.full(100_000, 10**8), 2048), seed=1, interleave_depth=64)
@@ -149,8 +151,8 @@ def test_a_hundred_thousand_shards_are_planned_at_once() -> None:
 @pytest.mark.parametrize(
     ("name", "value"), [("seed", -1), ("interleave_depth", 0), ("window_rows", 0), ("seed", 2**63)]
 )
-def test_settings_out_of_range_are_named(name: str, value: int) -> None:
-    """The setting, what was given, what is allowed."""
+def test_arguments_out_of_range_are_refused(name: str, value: int) -> None:
+    """The error names the argument, its value and the allowed range."""
     settings = {"seed": 0, "interleave_depth": 1, "window_rows": 1, name: value}
     with pytest.raises(ValueError, match=f"{name} is {value}, must be in"):
         RowOrder(np.array([10]), **settings)
