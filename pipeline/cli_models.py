@@ -53,7 +53,7 @@ def fetch_models(
     from pipeline.models import registry
 
     for name in names:
-        path = registry.resolve(name, say=_log_info)
+        path = registry.resolve(name)
         console.print(f"{name}: {path}", markup=False)
 
 
@@ -79,7 +79,7 @@ def train_lm(
     from pipeline.models import training
 
     texts = training.read_texts(text)
-    record = training.train_lm(texts, lang, out, vocab_size=vocab_size, say=_log_info)
+    record = training.train_lm(texts, lang, out, vocab_size=vocab_size)
     head, middle = (record["cutoffs"][percent] for percent in ("30", "60"))
     console.print(f"{out}: on held-out texts head ends at {head}, middle at {middle}", markup=False)
     console.print(f"Next: set annotate.perplexity.models.{lang}: {out}", markup=False)
@@ -102,7 +102,7 @@ def train_reference(
     from pipeline.models import training
 
     record = training.train_reference(
-        training.read_texts(positive), training.read_texts(negative), out, say=_log_info
+        training.read_texts(positive), training.read_texts(negative), out
     )
     names = ("precision", "recall", "roc_auc")
     figures = ", ".join(f"{name} {record[name]:.3f}" for name in names)

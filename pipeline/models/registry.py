@@ -21,13 +21,12 @@ from typing import Literal
 from pipeline.models.cache import (
     Asset,
     cache_folder,
-    digest_of_path,
+    compute_digest,
+    find_known_digest,
     is_present,
-    known_digest,
     obtain,
-    say_on_stderr,
 )
-from pipeline.models.download import AssetError, Say, download
+from pipeline.models.download import AssetError, download
 from pipeline.models.published import PUBLISHED
 from pipeline.models.training import TRAINED
 
@@ -51,13 +50,12 @@ def check(reference: str) -> None:
     _find(reference)
 
 
-def resolve(reference: str, *, offline: bool | None = None, say: Say = say_on_stderr) -> Path:
+def resolve(reference: str, *, offline: bool | None = None) -> Path:
     """Where a model or text lies on this machine, after fetching or training it if need be.
 
     Args:
         reference: a name of the registry, or the path of a file or folder, which stands for itself.
         offline: forbid fetching; None: as CORPUSMILL_OFFLINE says. Training from what is cached is allowed.
-        say: takes a line of text whenever something begins that takes time.
 
     Returns:
         A file; a folder for an asset of several files. It belongs to the cache: do not write to it.
@@ -68,11 +66,11 @@ def resolve(reference: str, *, offline: bool | None = None, say: Say = say_on_st
     found = _find(reference)
     if isinstance(found, Path):
         return found
-    return obtain(found, offline=offline, say=say)
+    return obtain(found, offline=offline)
 
 
 def digest(reference: str) -> str | None:
-    """The SHA-256 that identifies the content: of a file its own, of a folder `folder_digest`. Fetches nothing.
+    """The SHA-256 that identifies the content: of a file its own, of a folder `combine_digests`. Fetches nothing.
 
     None where it is not known yet: a model that is not trained yet, or a file without a published digest that was never
     fetched on this machine.
@@ -82,8 +80,8 @@ def digest(reference: str) -> str | None:
     """
     found = _find(reference)
     if isinstance(found, Path):
-        return digest_of_path(found)
-    return known_digest(found)
+        return compute_digest(found)
+    return find_known_digest(found)
 
 
 def status(name: str) -> Literal["cached", "missing"]:

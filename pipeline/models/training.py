@@ -2,7 +2,7 @@
 
 Promises: the same texts, settings and versions give the same bytes, `record.json` included; training and scoring read
 text in the same form, because both use the functions of stages/; figures are measured on held-out documents, which are
-chosen by a hash of their text; nothing is printed but through `say`.
+chosen by a hash of their text.
 Leaves to others: which texts (demo_texts.py, or the user's files), and where models are kept (asset_cache.py).
 
     record = train_lm(read_texts([Path("wikipedia-de.txt.gz")]), "de", Path("models/de"))
@@ -21,6 +21,7 @@ import hashlib
 import importlib.metadata
 import io
 import json
+import logging
 import lzma
 import re
 import tempfile
@@ -33,8 +34,7 @@ from typing import IO, Any, Literal, cast
 import numpy as np
 
 from pipeline.models import demo_texts
-from pipeline.models.cache import Asset, Trained, known_digest, obtain
-from pipeline.models.download import Say, silent
+from pipeline.models.cache import Asset, Trained, find_known_digest, obtain
 from pipeline.models.kenlm_build import (
     KENLM_TOOLS,
     TrainingFailed,
@@ -46,6 +46,8 @@ from pipeline.models.published import CC_BY_SA_4, PUBLISHED
 from pipeline.runs.phase_folder import to_json
 from stages.filters import classifiers, language_model, perplexity
 from storage.local import put_file
+
+log = logging.getLogger(__name__)
 
 RECORD_FILE = "record.json"
 VERSION = 1
@@ -145,7 +147,6 @@ def train_lm(
     held_out_share: float = 0.1,
     kenlm: tuple[Path, Path] | None = None,
     sort_memory: str = "1G",
-    say: Say = silent,
 ) -> dict[str, Any]:
     """Train SentencePiece (unigram) and KenLM as CCNet does: every document, normalised for the LM, is one sentence.
 
@@ -162,7 +163,6 @@ def train_lm(
         held_out_share: 0..1, of the documents, on which the cutoffs are measured (CCNet measured its own on the crawl).
         kenlm: lmplz and build_binary; default: `kenlm_tools()`.
         sort_memory: of lmplz, in its notation; changes the speed, not the result.
-        say: takes a line before each step.
 
     Returns:
         The content of `record.json`: kind, language, settings, texts (num_docs, num_chars and sha256, in the order
@@ -173,7 +173,7 @@ def train_lm(
         TrainingFailed: too few texts, or a tool failed.
         AssetError: the tools cannot be had.
     """
-    tools = kenlm or kenlm_tools(say=say)
+    tools = kenlm or kenlm_tools()
     files = (f"{language}.sp.model", f"{language}.arpa.bin")
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out, prefix=".work-") as folder:
@@ -181,12 +181,14 @@ def train_lm(
         pieces_file, lm_file = (work / name for name in files)
         corpus = _split_corpus(texts, work, held_out_share)
         corpus.require_enough(language)
-        say(f"{language}: learning pieces from {corpus.num_chars / 1e6:.1f} M characters")
+        num_chars = f"{corpus.num_chars / 1e6:.1f} M"
+        log.info("%s: learning pieces from %s characters", language, num_chars)
         num_pieces = _train_pieces(corpus, pieces_file, vocab_size or corpus.vocab_size())
-        say(f"{language}: training a {order}-gram model over {num_pieces:,} pieces")
+        log.info("%s: training a %d-gram model over %s pieces", language, order, f"{num_pieces:,}")
         _cut_into_pieces(corpus.train_file, pieces_file, work / "pieces")
         estimate_lm(tools, work / "pieces", lm_file, order, structure, sort_memory)
-        say(f"{language}: measuring perplexity on {corpus.num_held_out_docs:,} held-out documents")
+        num_docs = f"{corpus.num_held_out_docs:,}"
+        log.info("%s: measuring perplexity on %s held-out documents", language, num_docs)
         cutoffs = _percentiles(language_model.LanguageModel(work, language), corpus.held_out_file)
         (out / RECORD_FILE).unlink(missing_ok=True)  # of an earlier model in the same folder
         for name in files:
@@ -335,7 +337,6 @@ def train_reference(
     seed: int = 0,
     held_out_share: float = 0.1,
     min_score: float = 0.25,
-    say: Say = silent,
 ) -> dict[str, Any]:
     """Train the linear classifier that tells pages which Wikipedia cites from pages of a crawl.
 
@@ -353,7 +354,6 @@ def train_reference(
         seed: of the first weights.
         held_out_share: 0..1, of the texts, on which the figures are measured.
         min_score: 0..1, at which precision and recall are measured: what RedPajama 1 keeps.
-        say: takes a line before training.
 
     Returns:
         The content of `record.json`: kind, settings, positive and negative (num_docs, num_chars and sha256 of each),
@@ -369,7 +369,8 @@ def train_reference(
         held_out = _write_labelled(
             train_file, (cited.through(positive), crawled.through(negative)), held_out_share
         )
-        say(f"training on {cited.num_docs:,} references and {crawled.num_docs:,} crawl pages")
+        counts = f"{cited.num_docs:,} references and {crawled.num_docs:,} crawl pages"
+        log.info("training on %s", counts)
         settings = {
             "epoch": num_epochs,
             "lr": learning_rate,
@@ -525,15 +526,15 @@ class DemoLm:
         return _fingerprint(
             {
                 "recipe": ["demo-lm", dataclasses.asdict(self), demo_texts.VERSION],
-                "texts": known_digest(PUBLISHED[f"wiki-summaries-{self.language}"]),
+                "texts": find_known_digest(PUBLISHED[f"wiki-summaries-{self.language}"]),
                 "normalisation": perplexity.Perplexity.version,
                 "versions": _versions("sentencepiece", "kenlm") | {"lmplz": lmplz_version()},
             }
         )
 
-    def make(self, folder: Path, *, offline: bool, say: Say) -> None:
+    def make(self, folder: Path, *, offline: bool) -> None:
         """Train. Some ten seconds."""
-        obtain(PUBLISHED[f"wiki-summaries-{self.language}"], offline=offline, say=say)
+        obtain(PUBLISHED[f"wiki-summaries-{self.language}"], offline=offline)
         train_lm(
             (text for _, text in demo_texts.summaries(self.language, "lm")),
             self.language,
@@ -541,8 +542,7 @@ class DemoLm:
             vocab_size=self.vocab_size,
             order=self.order,
             structure=self.structure,
-            kenlm=kenlm_tools(offline=offline, say=say),
-            say=say,
+            kenlm=kenlm_tools(offline=offline),
         )
 
 
@@ -560,26 +560,25 @@ class DemoReference:
         return _fingerprint(
             {
                 "recipe": ["demo-reference", dataclasses.asdict(self), demo_texts.VERSION],
-                "texts": [known_digest(PUBLISHED[name]) for name in self._texts()],
+                "texts": [find_known_digest(PUBLISHED[name]) for name in self._texts()],
                 "lines": classifiers.Classifiers.version,
                 "versions": _versions("fasttext"),
             }
         )
 
-    def make(self, folder: Path, *, offline: bool, say: Say) -> None:
+    def make(self, folder: Path, *, offline: bool) -> None:
         """Train. A few seconds."""
         for name in self._texts():
-            obtain(PUBLISHED[name], offline=offline, say=say)
+            obtain(PUBLISHED[name], offline=offline)
         positive = [text for _, text in demo_texts.summaries(self.language, "reference")]
         negative = demo_texts.crawl_like(self.language, len(positive), self.seed)
-        say(f"{self.language}: training a classifier")
+        log.info("%s: training a classifier", self.language)
         train_reference(
             positive,
             negative,
             folder,
             num_epochs=self.num_epochs,
             dimension=self.dimension,
-            say=say,
         )
 
     def _texts(self) -> tuple[str, str]:

@@ -8,6 +8,7 @@ Leaves to others: records and their faults (stages/warc/reader.py), hashing (sta
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Generator, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -17,7 +18,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.config import RunConfig
-from pipeline.models.cache import say_on_stderr
 from pipeline.phases.hash_partitions import write_buckets
 from pipeline.phases.phase import Artifact, SplitPhase, TaskCost
 from pipeline.phases.split_output import DECISIONS, RowGroups, SplitSink
@@ -41,6 +41,8 @@ EXTRACTED = pa.schema(
 HASHES = pa.schema(
     [pa.field("hash", pa.uint64()), pa.field("record", pa.uint32()), pa.field("line", pa.uint32())]
 )
+
+log = logging.getLogger(__name__)
 
 
 class Extract(SplitPhase):
@@ -73,9 +75,8 @@ class Extract(SplitPhase):
         """Read the unit's files, one after another."""
         split = self.split(task_id)
         if crawl := self.config.input.sample_crawl:
-            make_sample_crawl(
-                crawl, say_on_stderr
-            )  # on a cluster each machine may have a cache of its own
+            # On a cluster, each machine may have its own cache.
+            make_sample_crawl(crawl, log.info)
         counters, num_records = Counters(), 0
         quarantine: list[dict[str, Any]] = []
         for file in split.files:

@@ -126,7 +126,7 @@ def make_sample_crawl(crawl: SampleCrawl, say: Callable[[str], None]) -> None:
     folder = sample_crawl_folder(crawl)
     if folder.exists():
         return
-    with locked(folder.with_name(f"{folder.name}.lock"), "the sample crawl", say):
+    with locked(folder.with_name(f"{folder.name}.lock"), "the sample crawl"):
         if folder.exists():  # another process was first
             return
         say(f"making a sample crawl of {crawl.documents:,} pages in {folder}")

@@ -32,7 +32,7 @@ def prepare(config: RunConfig, say: Say) -> None:
     """
     open_store(config.run_dir, config.storage.to_settings()).check()
     for reference in references(config):
-        assets.resolve(reference, say=say)
+        assets.resolve(reference)
     if config.input.sample_crawl:
         make_sample_crawl(config.input.sample_crawl, say)
 
