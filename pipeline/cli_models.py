@@ -107,7 +107,3 @@ def train_reference(
     names = ("precision", "recall", "roc_auc")
     figures = ", ".join(f"{name} {record[name]:.3f}" for name in names)
     console.print(f"{out}: on held-out texts: {figures}", markup=False)
-
-
-def _log_info(message: str) -> None:
-    console.print(message, markup=False)

@@ -244,9 +244,9 @@ def month(small: Small, name: str) -> dict[str, Any]:
 def test_an_increment_keeps_what_is_new_and_says_where_the_rest_lies(months: Small) -> None:
     """Copy, near-duplicate and paragraph name run and URL; the earlier run is as it was; recut still answers."""
     first, _ = months.run("2026-10", **month(months, "first"))
-    before = contents(first.run_dir)
+    before = contents(Path(first.run_dir))
     found, _ = months.run("2026-11", **month(months, "second"), previous_runs=[str(first.run_dir)])
-    assert contents(first.run_dir) == before
+    assert contents(Path(first.run_dir)) == before
     traces = {
         name: explain(found, f"https://example.org/{name}")[0]
         for name in ("copy", "retold", "quoting", "news")
@@ -266,7 +266,7 @@ def test_an_increment_keeps_what_is_new_and_says_where_the_rest_lies(months: Sma
             name
         ].lines
     assert preview(found, ["select.language={min_score: 1.0}"]).before.num_docs == 2
-    shutil.rmtree(first.run_dir)
+    shutil.rmtree(Path(first.run_dir))
     (trace,) = explain(found, "https://example.org/retold")
     assert f"             near-duplicate of document 1 of {first.run_dir}" in trace.lines
 

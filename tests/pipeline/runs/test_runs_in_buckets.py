@@ -27,6 +27,7 @@ from pipeline.execution.engine import PhaseFinished, TaskFinished, run
 from pipeline.phases import registry
 from pipeline.planning.plan import make_plan
 from pipeline.runs.run_folder import RunFolder, RunNotFound
+from pipeline.terminal import FAILED
 from storage.object_store import ObjectStore
 from storage.retries import requests
 from tests.conftest import REPOSITORY
@@ -314,10 +315,7 @@ def test_a_storage_that_cannot_be_used_is_told_in_one_line_before_anything_runs(
             monkeypatch.delenv(name)
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(config("x").model_dump(mode="json")))
-    monkeypatch.setattr(sys, "argv", ["pipeline", "run", str(path), "--run-dir", address])
-    said: list[str] = []
-    monkeypatch.setattr(cli.errors, "print", lambda line, **_: said.append(line))
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert (ended.value.code, len(said), "\n" in said[0]) == (cli.FAILED, 1, False)
-    assert re.search(fault, said[0]), said
+    command = [sys.executable, "-m", "pipeline", "run", str(path), "--run-dir", address]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=REPOSITORY)
+    assert (done.returncode, len(done.stderr.splitlines())) == (FAILED, 1), done.stderr
+    assert re.search(fault, done.stderr)
