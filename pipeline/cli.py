@@ -326,10 +326,11 @@ def explain(
     Prints where it was read, its scores, every rule with its limit, and where it is stored.
     """
     from pipeline.reporting.explain import explain as trace_document
+    from pipeline.reporting.explain import format_trace
     from pipeline.runs.run_folder import RunFolder
 
     for trace in trace_document(RunFolder.open(run), document):
-        for line in trace.lines:
+        for line in format_trace(trace):
             console.print(line, markup=False)
         console.print()
 

@@ -6,7 +6,7 @@
     │   └── TaskFailed             one task failed; the other tasks go on, then the run stops with RunAborted
     └── (defined elsewhere)
         ├── config_files.reader.ConfigError            exit code 2: wrong config or wrong use
-        ├── pipeline.reporting.explain.RunNotFound     exit code 2: there is no run here, or it has not got that far
+        ├── pipeline.runs.run_folder.RunNotFound        exit code 2: there is no run here, or it has not got that far
         ├── pipeline.models.registry.AssetError        exit code 1: a model can neither be fetched nor made
         ├── pipeline.models.kenlm_build.TrainingFailed exit code 1: a model could not be trained
         └── storage.StorageError                       exit code 1: object storage cannot be reached

@@ -1,6 +1,6 @@
 """Dashboards and alerts as they lie in configs/: well formed, of metrics that exist, and alerts fire when they should.
 
-What their panels show of a real run is tested beside what tells it: pipeline/test_metrics.py, training/observability/test_observability.py.
+What their panels show of a real run is tested beside what tells it: pipeline/reporting/test_prometheus.py, training/observability/test_observability.py.
 """
 
 from __future__ import annotations

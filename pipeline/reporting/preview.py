@@ -37,7 +37,8 @@ from pipeline.phases.tokenize import TokenizeDocuments, order_keys
 from pipeline.planning.plan import plan_splits
 from pipeline.planning.recorded_plan import load_plan
 from pipeline.planning.run_plan import RunPlan
-from pipeline.reporting.explain import row_of, why
+from pipeline.reporting.explain.find import read_row
+from pipeline.reporting.explain.text import format_values
 from pipeline.reporting.report import as_table
 from pipeline.runs.phase_folder import PhaseFolder
 from pipeline.runs.run_folder import RunFolder, RunNotFound, RunSplit
@@ -334,7 +335,7 @@ class _Totals:
     def _example(self, decision: Mapping[str, Any]) -> Example:
         doc_id = int(decision["doc_id"])
         name = Annotate.documents.file_name(self.run.splits[doc_id >> 32].key)
-        row = row_of(self.run.folder("annotate"), name, doc_id, ["doc_id", "text"])
+        row = read_row(self.run.folder("annotate"), name, doc_id, ["doc_id", "text"])
         return Example(
             doc_id=doc_id,
             url=decision["url"],
@@ -440,7 +441,7 @@ def _print_examples(
     console.print(f"\n{title}: {num_docs:,} documents{shown}", markup=False)
     for example in examples:
         console.print(f"  {example.url} ({example.language})", markup=False)
-        console.print(f"    {word} {example.reason}{why(vars(example))}", markup=False)
+        console.print(f"    {word} {example.reason}{format_values(vars(example))}", markup=False)
         console.print(f"    {example.text!r}", markup=False)
 
 

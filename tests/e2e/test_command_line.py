@@ -97,9 +97,9 @@ def test_explain_tells_the_story_of_a_kept_and_of_a_dropped_page(reference_run: 
     kept = next(row for row in rows if row["decision"] == "kept")
     code, trace = command("explain", reference_run, kept["url"])
     assert code == 0
-    assert re.search(r"deduplicate +\d+ paragraphs removed, \d+ left", trace)
+    assert re.search(r"paragraph_dedup +\d+ paragraphs removed, \d+ left", trace)
     assert "language_score" in trace
-    assert re.search(r"shards +shard-\d+\.tar, document \d+", trace)
+    assert re.search(r"write_shards +shard-\d+\.tar, document \d+", trace)
     dropped = next(row for row in rows if row["decision"].startswith("perplexity."))
     code, trace = command("explain", reference_run, str(dropped["doc_id"]))
     assert code == 0
@@ -111,7 +111,7 @@ def test_explain_tells_the_story_of_a_kept_and_of_a_dropped_page(reference_run: 
     stays = next(row for row in rows if row["doc_id"] == copy["representative"])
     code, trace = command("explain", reference_run, copy["url"])
     assert code == 0
-    assert "select       dropped: minhash.near_duplicate\n" in trace
+    assert "select           dropped: minhash.near_duplicate\n" in trace
     assert f"near-duplicate of document {stays['doc_id']}: {stays['url']} (" in trace
     code, message = command("explain", reference_run, "https://nowhere.example/")
     assert code == 2

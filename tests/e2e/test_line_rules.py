@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.reporting.explain import explain
+from pipeline.reporting.explain import explain, format_trace
 from pipeline.reporting.report import make_report
 from pipeline.runs.run_folder import RunFolder
 from tests.e2e.conftest import Chain
@@ -49,6 +49,6 @@ def test_line_rules_are_counted_and_told(chain: Chain, reference_run: Path) -> N
     (trace,) = explain(RunFolder.open(run_dir), str(shorter["doc_id"]))
     count = len(shorter["lines_removed"])
     assert any(
-        line.startswith(f"lines        {count} removed, {shorter['num_lines']} left")
-        for line in trace.lines
+        line.startswith(f"lines            {count} lines removed, {shorter['num_lines']} left")
+        for line in format_trace(trace)
     )

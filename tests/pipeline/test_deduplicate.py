@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 import pytest
 
-from pipeline.reporting.explain import explain
+from pipeline.reporting.explain import explain, format_trace
 from pipeline.reporting.report import make_report
 from tests.pipeline.conftest import Small
-from tests.pipeline.test_ledger import RULES, last_fates, write_pages
+from tests.pipeline.reporting.pages import RULES, read_decisions, write_pages
 
 
 @pytest.mark.parametrize(
@@ -22,10 +22,11 @@ def test_which_copies_stay(
     path = write_pages(small.folder / "first.warc.wet", ["good", "copy", "copy"])
     config: dict[str, Any] = RULES | {"paragraph_dedup": {"keep": keep}}
     found, _ = small.run(input={"files": [str(path)]}, **config)
-    assert sorted(last_fates(found).values()).count("kept") == num_kept
+    assert sorted(read_decisions(found).values()).count("kept") == num_kept
     assert make_report(found).steps[-1].num_docs == num_kept
     (trace,) = explain(found, "2")
     assert any(
-        f"{0 if keep == 'keep_all' else 2} paragraphs removed" in line for line in trace.lines
+        f"{0 if keep == 'keep_all' else 2} paragraphs removed" in line
+        for line in format_trace(trace)
     )
     assert found.folder("paragraph_dedup").summary()["task_ids"] == (0 if keep == "keep_all" else 1)

@@ -22,7 +22,7 @@ from pipeline.config import RunConfig
 from pipeline.execution.engine import PhaseFinished, run
 from pipeline.planning.plan import make_plan
 from pipeline.planning.previous_runs import find_owner
-from pipeline.reporting.explain import explain
+from pipeline.reporting.explain import explain, format_trace
 from pipeline.reporting.preview import preview
 from pipeline.runs.run_folder import RunFolder
 from tests.conftest import wet_record
@@ -262,13 +262,14 @@ def test_an_increment_keeps_what_is_new_and_says_where_the_rest_lies(months: Sma
         ("retold", "near-duplicate of document 1 of {}: https://example.org/story (kept)"),
         ("quoting", "also in document 2 of {}: https://example.org/line (kept)"),
     ):
-        assert any(told.format(first.run_dir) in line for line in traces[name].lines), traces[
-            name
-        ].lines
+        lines = format_trace(traces[name])
+        assert any(told.format(first.run_dir) in line for line in lines), lines
     assert preview(found, ["select.language={min_score: 1.0}"]).before.num_docs == 2
     shutil.rmtree(Path(first.run_dir))
     (trace,) = explain(found, "https://example.org/retold")
-    assert f"             near-duplicate of document 1 of {first.run_dir}" in trace.lines
+    assert f"                 near-duplicate of document 1 of {first.run_dir}" in format_trace(
+        trace
+    )
 
 
 def contents(folder: Path) -> dict[str, str]:

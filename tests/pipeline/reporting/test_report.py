@@ -28,7 +28,7 @@ from pipeline.reporting.report import (
 from pipeline.runs.run_folder import RunFolder
 from stages.contract import DocumentCountError
 from tests.pipeline.conftest import Small
-from tests.pipeline.test_ledger import PAGES, RULES, last_fates, write_pages
+from tests.pipeline.reporting.pages import PAGES, RULES, read_decisions, write_pages
 
 HOSTILE = "<script>alert('&\"')</script>"
 
@@ -52,7 +52,7 @@ def rows(found: RunFolder, phase: str, kind: str) -> list[dict[str, Any]]:
 def test_figures_equal_what_is_counted_again(mixed: RunFolder) -> None:
     """From the ledger, the stored texts, the quarantine and the manifest."""
     report = make_report(mixed)
-    decisions = last_fates(mixed)
+    decisions = read_decisions(mixed)
     documents, early = rows(mixed, "extract", "documents"), rows(mixed, "extract", "decisions")
     kept = [row for row in rows(mixed, "select", "decisions") if row["decision"] == "kept"]
     manifest = json.loads((Path(mixed.dataset) / "manifest.json").read_text())

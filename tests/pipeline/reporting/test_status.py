@@ -28,7 +28,7 @@ from pipeline.reporting.status import (
 from pipeline.runs.run_folder import RunFolder
 from tests.conftest import REPOSITORY
 from tests.pipeline.conftest import Small
-from tests.pipeline.test_ledger import PAGES, RULES, write_pages
+from tests.pipeline.reporting.pages import PAGES, RULES, write_pages
 
 NUM_FILES = 3
 

@@ -24,7 +24,7 @@ from pipeline.reporting.preview import Preview, decisions_with, preview, print_p
 from pipeline.reporting.report import make_report
 from pipeline.runs.run_folder import RunFolder, RunNotFound
 from tests.pipeline.conftest import Small
-from tests.pipeline.test_ledger import PAGES, write_pages
+from tests.pipeline.reporting.pages import PAGES, write_pages
 
 WITH_SIGNALS: dict[str, Any] = {
     "extract": {"length": {"min_chars": 5}},

@@ -1,0 +1,126 @@
+"""Collect the trace of a document from the files of all phases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pipeline.phases.annotate import Annotate
+from pipeline.phases.exact_dedup import ExactDedup
+from pipeline.phases.extract import Extract
+from pipeline.phases.select import Select
+from pipeline.reporting.explain.find import describe_other, find_doc_ids, find_in_shards, read_row
+from pipeline.reporting.explain.removed import find_removed
+from pipeline.reporting.explain.rules import check_rules
+from pipeline.reporting.explain.trace import (
+    KEPT,
+    NOT_DECIDED,
+    DocumentTrace,
+    RemovedParagraphs,
+    Row,
+    RuleReport,
+)
+from pipeline.runs.run_folder import RunFolder, RunNotFound
+
+STORED = (
+    Extract.documents,
+    Extract.decisions,
+    Annotate.documents,
+    Annotate.decisions,
+    Select.decisions,
+)
+"""The files that hold a row per document, in the order in which they are written."""
+
+DOCUMENTS, DECISIONS = "documents", "decisions"
+
+Rows = Mapping[tuple[str, str], Row]
+"""(phase, kind of file) -> the row of the document."""
+
+
+def explain(run: RunFolder, key: str) -> list[DocumentTrace]:
+    """Return the traces of the documents with this doc_id, or this URL.
+
+    Raises:
+        RunNotFound: extract has not read such a document (yet).
+    """
+    traces: list[DocumentTrace] = []
+    for doc_id in find_doc_ids(run, key):
+        trace = _trace_document(run, doc_id)
+        if trace is not None:
+            traces.append(trace)
+    if not traces:
+        raise RunNotFound(
+            f"{run.run_dir}: no document {key!r} was read; "
+            f"its record may be in the quarantine (extract-*/*.quarantine.jsonl)"
+        )
+    return traces
+
+
+def _trace_document(run: RunFolder, doc_id: int) -> DocumentTrace | None:
+    rows = _read_stored_rows(run, doc_id)
+    if not rows:
+        return None
+    columns = {name: value for row in rows.values() for name, value in row.items()}
+    decision = _find_decision(rows)
+    return DocumentTrace(
+        doc_id=doc_id,
+        url=columns["url"],
+        decision=decision,
+        columns=columns,
+        rows=rows,
+        removed=_find_removed(run, doc_id, rows, decision),
+        rules=_check_rules(run, doc_id, rows),
+        representatives={
+            phase: describe_other(run, row["representative"])
+            for (phase, _), row in rows.items()
+            if row.get("representative") is not None
+        },
+        location=find_in_shards(run, doc_id) if decision == KEPT else None,
+    )
+
+
+def _read_stored_rows(run: RunFolder, doc_id: int) -> Rows:
+    index = doc_id >> 32
+    if index >= len(run.splits):
+        return {}
+    rows: dict[tuple[str, str], Row] = {}
+    for artifact in STORED:
+        file_name = artifact.file_name(run.splits[index].key)
+        row = read_row(run.folder(artifact.phase), file_name, doc_id)
+        if row:
+            rows[artifact.phase, artifact.kind] = row
+    return rows
+
+
+def _find_decision(rows: Rows) -> str:
+    """Return the decision of the last phase that made one."""
+    decision = NOT_DECIDED
+    for (_, kind), row in rows.items():
+        if kind == DECISIONS:
+            decision = row["decision"]
+    return decision
+
+
+def _find_removed(
+    run: RunFolder, doc_id: int, rows: Rows, decision: str
+) -> RemovedParagraphs | None:
+    """Return what paragraph_dedup removed, or None if it has not looked at the document."""
+    extracted = rows.get((Extract.name, DOCUMENTS))
+    annotated = rows.get((Annotate.name, DOCUMENTS))
+    is_exact_copy = decision.startswith(f"{ExactDedup.name}.")
+    was_dropped = (Annotate.name, DECISIONS) in rows and not is_exact_copy
+    if extracted is None or (annotated is None and not was_dropped):
+        return None
+    return find_removed(run, doc_id, extracted, annotated)
+
+
+def _check_rules(run: RunFolder, doc_id: int, rows: Rows) -> dict[str, RuleReport]:
+    """Return phase -> its rules, for the phases that have stored the document."""
+    reports: dict[str, RuleReport] = {}
+    for phase in (Extract.name, Annotate.name):
+        if (phase, DOCUMENTS) in rows:
+            reports[phase] = check_rules(run, doc_id, phase)
+    selected = rows.get((Select.name, DECISIONS))
+    if selected:
+        representative = selected.get("representative")
+        reports[Select.name] = check_rules(run, doc_id, Select.name, representative)
+    return reports

@@ -1,0 +1,190 @@
+"""Format the trace of a document as lines of text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pipeline.phases.annotate import Annotate
+from pipeline.phases.exact_dedup import ExactDedup
+from pipeline.phases.extract import EXTRACTED, Extract
+from pipeline.phases.paragraph_dedup import ParagraphDedup
+from pipeline.phases.select import Select
+from pipeline.phases.write_shards import WriteShards
+from pipeline.reporting.explain.trace import (
+    KEPT,
+    DocumentTrace,
+    OtherDocument,
+    RemovedParagraphs,
+    Row,
+    RuleReport,
+)
+from stages.filters.lines import Lines
+
+LABEL_WIDTH = 17
+INDENT = " " * LABEL_WIDTH
+
+FIRST_SCORES = ("language", "language_score", "perplexity", "classifier_wikipedia_reference")
+"""The scores that are shown first, on one line."""
+
+NO_SCORES = {*EXTRACTED.names, "num_chars", "num_lines", "chars_removed"}
+"""Stored columns that are shown elsewhere."""
+
+NUM_LISTED = 5
+LISTED_CHARS = 100
+
+
+def format_trace(trace: DocumentTrace) -> list[str]:
+    """Return the trace as lines, phase by phase."""
+    return [f"document {trace.doc_id}: {trace.url}", *_format_phases(trace)]
+
+
+def format_values(values: Mapping[str, Any]) -> str:
+    """Return the value, limit and detail of a rule: ` (value 12, limit 50)`, or nothing."""
+    parts = [f"{name} {values[name]:g}" for name in ("value", "limit") if values[name] is not None]
+    if values["detail"] is not None:
+        parts.append(str(values["detail"]))
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _format_phases(trace: DocumentTrace) -> Iterator[str]:
+    extracted = trace.rows.get((Extract.name, "documents"))
+    annotated = trace.rows.get((Annotate.name, "documents"))
+    if extracted:
+        yield from _format_extracted(extracted)
+        yield from _format_rules(trace, Extract.name)
+    if trace.removed:
+        yield from _format_removed(trace.removed)
+    if annotated:
+        if extracted:
+            yield from _format_line_rules(str(extracted["text"]).split("\n"), annotated)
+        yield from _format_scores(annotated)
+        yield from _format_rules(trace, Annotate.name)
+    for phase in (Extract.name, Annotate.name, Select.name):
+        decided = trace.rows.get((phase, "decisions"))
+        if decided:
+            yield from _format_decision(trace, phase, decided)
+    if trace.decision == KEPT:
+        yield from _format_location(trace)
+
+
+def _label(name: str) -> str:
+    return f"{name:<{LABEL_WIDTH}}"
+
+
+def _format_extracted(row: Row) -> Iterator[str]:
+    yield (
+        f"{_label(Extract.name)}{row['warc_file']} at byte {row['warc_offset']}, {row['date']}, "
+        f"title {row['title']!r}"
+    )
+    yield (
+        f"{INDENT}{row['original_num_chars']:,} characters in "
+        f"{row['original_num_lines']:,} paragraphs"
+    )
+
+
+def _format_removed(removed: RemovedParagraphs) -> Iterator[str]:
+    chars = removed.num_chars_left
+    left = f"{removed.num_left} left" + ("" if chars is None else f" ({chars:,} characters)")
+    num_removed = len(removed.paragraphs)
+    yield f"{_label(ParagraphDedup.name)}{num_removed} paragraphs removed, {left}"
+    for paragraph in removed.paragraphs[:NUM_LISTED]:
+        yield _format_line(paragraph)
+        other = removed.copies.get(paragraph)
+        if other:
+            yield f"{INDENT}  also in document {_format_other(other)}"
+        elif removed.may_be_in_previous:
+            yield f"{INDENT}  twice in this document, or in a previous run"
+        else:
+            yield f"{INDENT}  twice in this document"
+    yield from _format_rest(removed.paragraphs)
+
+
+def _format_line_rules(lines: Sequence[str], annotated: Row) -> Iterator[str]:
+    """Describe what the stage `lines` removed, if it is on."""
+    numbers = annotated.get("lines_removed")
+    if numbers is None:
+        return
+    yield (
+        f"{_label(Lines.name)}{len(numbers)} lines removed, {len(annotated['kept_lines'])} left "
+        f"({annotated['num_chars']:,} characters)"
+    )
+    removed = [lines[int(number)] for number in numbers]
+    for line in removed[:NUM_LISTED]:
+        yield _format_line(line)
+    yield from _format_rest(removed)
+
+
+def _format_line(line: str) -> str:
+    return f"{INDENT}- {line[:LISTED_CHARS]!r}"
+
+
+def _format_rest(lines: Sequence[str]) -> Iterator[str]:
+    if len(lines) > NUM_LISTED:
+        yield f"{INDENT}- and {len(lines) - NUM_LISTED} more"
+
+
+def _format_scores(annotated: Row) -> Iterator[str]:
+    """Describe all stored scores: the most important ones on one line, then one per line."""
+    scores = {name: value for name, value in annotated.items() if _is_score(name, value)}
+    first = [name for name in FIRST_SCORES if name in scores]
+    yield _label(Annotate.name) + ", ".join(f"{name} {scores[name]}" for name in first)
+    for name in sorted(scores.keys() - set(first)):
+        value = scores[name]
+        shown = f"{value:.6g}" if isinstance(value, float) else str(value)
+        yield f"{INDENT}{name} {shown}"
+
+
+def _is_score(name: str, value: Any) -> bool:
+    return isinstance(value, str | int | float) and name not in NO_SCORES
+
+
+def _format_rules(trace: DocumentTrace, phase: str) -> Iterator[str]:
+    report = trace.rules.get(phase, RuleReport())
+    if report.error:
+        yield f"{INDENT}its rules cannot be evaluated: {report.error}"
+    for check in report.checks:
+        verdict = "breaks" if check.is_broken else "passes"
+        yield f"{INDENT}{verdict} {check.reason}{format_values(vars(check))}"
+    if report.bucket_ends:
+        head, middle = report.bucket_ends
+        language = trace.columns["language"]
+        yield f"{INDENT}buckets of {language}: head below {head:g}, middle below {middle:g}"
+
+
+def _format_decision(trace: DocumentTrace, phase: str, decided: Row) -> Iterator[str]:
+    if decided["decision"] == KEPT:
+        bucket = decided.get("bucket")
+        yield f"{_label(phase)}kept{f', bucket {bucket}' if bucket else ''}"
+    else:
+        yield f"{_label(phase)}dropped: {decided['decision']}{format_values(decided)}"
+    other = trace.representatives.get(phase)
+    if other:
+        is_copy = decided["decision"].startswith(f"{ExactDedup.name}.")
+        kind = "copy" if is_copy else "near-duplicate"
+        yield f"{INDENT}{kind} of document {_format_other(other)}"
+    if phase == Select.name:
+        yield from _format_rules(trace, phase)
+
+
+def _format_other(other: OtherDocument) -> str:
+    """Return id, previous run, URL and decision of another document."""
+    text = f"{other.doc_id}"
+    if other.run_dir:
+        text += f" of {other.run_dir}"
+    if other.url is not None:
+        dropped = "" if other.decision == KEPT else "dropped: "
+        text += f": {other.url} ({dropped}{other.decision})"
+    return text
+
+
+def _format_location(trace: DocumentTrace) -> Iterator[str]:
+    location = trace.location
+    if location is None:
+        yield f"{_label(WriteShards.name)}not written yet"
+        return
+    yield (
+        f"{_label(WriteShards.name)}{location.shard}, document {location.row}, "
+        f"in sample {location.sample}"
+    )
+    yield f"{INDENT}{location.num_tokens:,} tokens from token {location.token_start:,} of the shard"
