@@ -32,10 +32,10 @@ def test_folder_without_a_run_suggests_another(finished: RunFolder, tmp_path: Pa
 
 def test_run_json_describes_the_run(finished: RunFolder) -> None:
     """run.json holds the whole config, the folders of the phases and the keys of the splits."""
-    described = json.loads((Path(finished.run_dir) / "run.json").read_bytes())
+    described = json.loads((Path(str(finished.run_dir)) / "run.json").read_bytes())
     assert described["config"]["extract"]["length"]["min_chars"] == 5
     assert described["folders"] == dict(finished.folders)
-    assert Path(finished.folder("select").root).is_dir()
+    assert Path(str(finished.folder("select").root)).is_dir()
     assert [split.key for split in finished.splits] == described["splits"]
 
 
@@ -43,13 +43,13 @@ def test_config_of_a_run_is_typed(finished: RunFolder, tmp_path: Path) -> None:
     """The config is a checked RunConfig whose run_dir is the present folder."""
     assert finished.config.extract.length is not None
     assert finished.config.extract.length.min_chars == 5
-    moved = Path(finished.run_dir).rename(tmp_path / "moved")
+    moved = Path(str(finished.run_dir)).rename(tmp_path / "moved")
     assert RunFolder.open(str(moved)).config.run_dir == str(moved)
 
 
 def test_run_of_another_version_opens_without_its_config(finished: RunFolder) -> None:
     """An unknown key is an error of the config only when the config is used."""
-    path = Path(finished.run_dir) / "run.json"
+    path = Path(str(finished.run_dir)) / "run.json"
     described = json.loads(path.read_bytes())
     described["config"]["select"]["astrology"] = {}
     path.write_bytes(json.dumps(described).encode())
