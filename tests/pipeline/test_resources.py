@@ -85,7 +85,7 @@ def test_stages_that_are_off_ask_for_nothing() -> None:
         ),
         (
             "{paragraph_dedup: {stages: {length: {}}}}",
-            "engine.phases.paragraph_dedup.stages.length is no stage of paragraph_dedup; it works across units, without stages",
+            "engine.phases.paragraph_dedup.stages.length is no stage of paragraph_dedup; it is a global phase without stages",
         ),
         (
             "{annotate: {num_cpu: 2}}",

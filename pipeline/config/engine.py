@@ -1,0 +1,100 @@
+"""The `engine` section: how and with which resources tasks run. Nothing in it changes a byte of the output."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from pipeline.config.input import Share
+from stages.contract import Settings
+
+
+class Resources(Settings):
+    """What a task requests from a machine; null: the value of its phase, or of the engine."""
+
+    num_cpus: float | None = Field(
+        default=None, ge=0, description="Number of CPUs; null: that of the phase, which is 1."
+    )
+    num_gpus: float | None = Field(
+        default=None,
+        ge=0,
+        description="Number of GPUs, or a share of one; null: that of the phase, which is 0.",
+    )
+    memory_mb: int | None = Field(
+        default=None,
+        ge=256,
+        description="Memory; null: that of the phase, which is engine.memory_mb.",
+    )
+    custom: Mapping[str, Annotated[float, Field(ge=0)]] | None = Field(
+        default=None,
+        description="Resources that the cluster defines, such as {fast_disk: 1}; null: none.",
+    )
+
+
+class PhaseResources(Resources):
+    """What the tasks of a phase request, and which stages have separate tasks."""
+
+    stages: Mapping[str, Resources] = Field(
+        default={},
+        description="Stage -> what its separate tasks request, such as {classifiers: {num_gpus: 1}} "
+        "(docs/cluster.md).",
+    )
+
+
+class EngineAdvanced(Settings):
+    """Limits of a task that hardly any run needs to change."""
+
+    batch_mb: float = Field(
+        default=8, gt=0, le=1024, description="Size of the batches of text that stages process."
+    )
+    max_error_share: Share = Field(
+        default=0.01,
+        description="A task fails when a stage raises an error on more than this share of its documents.",
+    )
+    max_attempts: int = Field(
+        default=3, ge=1, description="How often a task is started when its process dies."
+    )
+
+
+class EngineConfig(Settings):
+    """How and with which resources tasks run. Nothing in this section changes a byte of the output."""
+
+    kind: Literal["ray", "inline"] = Field(
+        default="ray",
+        description="ray: on Ray Data; inline: in this process, one task after the other.",
+    )
+    workers: int | None = Field(
+        default=None,
+        ge=1,
+        description="Number of tasks at a time on this machine; null: one per CPU.",
+    )
+    memory_mb: int = Field(
+        default=2_000,
+        ge=256,
+        description="Memory that one task may use; partitions are sized for it.",
+    )
+    advanced: EngineAdvanced = Field(
+        default=EngineAdvanced(), description="Limits that hardly any run needs to change."
+    )
+    phases: Mapping[str, PhaseResources] = Field(
+        default={},
+        description="Phase -> what its tasks request, such as {annotate: {memory_mb: 6000}}.",
+    )
+    metrics_port: int | None = Field(
+        default=None,
+        ge=1,
+        le=65_535,
+        description="Port at which Prometheus reads the metrics of a local Ray (docs/watching.md); null: any free port. "
+        "Clusters have their own port.",
+    )
+
+    @model_validator(mode="after")
+    def _metrics_port_needs_ray(self) -> Self:
+        if self.metrics_port is not None and self.kind != "ray":
+            raise ValueError(
+                f"engine.metrics_port is {self.metrics_port}, but engine.kind is {self.kind}: the metrics are Ray's; "
+                "set kind to ray, or metrics_port to null"
+            )
+        return self

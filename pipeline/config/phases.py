@@ -1,0 +1,181 @@
+"""One section per phase: the stages it runs, and their settings."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from stages.contract import Settings
+from stages.dedup.minhash import MinHashSettings
+from stages.filters.classifiers import ClassifiersFilterSettings, ClassifiersSettings
+from stages.filters.decontamination import DecontaminationFilterSettings, DecontaminationSettings
+from stages.filters.language import LanguageFilterSettings, LanguageSettings
+from stages.filters.length import LengthSettings
+from stages.filters.lines import LinesSettings
+from stages.filters.perplexity import Bucket, PerplexitySettings
+from stages.filters.quality import QualityFilterSettings, QualitySettings
+from stages.filters.url import UrlSettings
+from stages.transform.pii import PiiSettings
+from stages.transform.tokenize import TokenizeSettings
+from stages.transform.unicode import UnicodeSettings
+from stages.warc.reader import WarcSettings
+
+
+class ExtractConfig(Settings):
+    """Turn records into documents, and hash every paragraph."""
+
+    warc: WarcSettings = Field(
+        default=WarcSettings(), description="Reading of WARC and WET records."
+    )
+    url: UrlSettings | None = Field(
+        default=None, description="Block lists, words and patterns for URLs; null keeps all URLs."
+    )
+    unicode: UnicodeSettings | None = Field(
+        default=None, description="Repair of mojibake and entities by ftfy; null: no repair."
+    )
+    length: LengthSettings | None = Field(
+        default=LengthSettings(),
+        description="Length of documents before deduplication; CCNet drops those under 300 characters.",
+    )
+
+
+class ExactDedupConfig(Settings):
+    """Keep the first of documents with equal content; only its paragraphs are compared later."""
+
+    by: Literal["text", "digest"] = Field(
+        default="text",
+        description="text: all lines are equal in CCNet's normal form; digest: WARC-Payload-Digest or "
+        "WARC-Block-Digest of the records are equal.",
+    )
+
+
+class ParagraphDedupConfig(Settings):
+    """Find paragraphs that occur in more than one document, and decide which copy is kept."""
+
+    keep: Literal["drop_all_copies", "keep_first", "keep_all"] = Field(
+        default="drop_all_copies",
+        description="drop_all_copies: remove every copy of a paragraph that occurs in two documents (CCNet); "
+        "keep_first: keep the first copy; keep_all: do not look for duplicate paragraphs (RefinedWeb, FineWeb).",
+    )
+    group_splits: int | None = Field(
+        default=None,
+        ge=1,
+        description="Number of input splits that are compared with each other (CCNet: 50 of a dump's 1,600); null: all "
+        "of the run.",
+    )
+
+
+class AnnotateConfig(Settings):
+    """Remove duplicate lines and score the documents that still have text. No score drops a document here."""
+
+    lines: LinesSettings | None = Field(
+        default=None, description="C4's line rules, after deduplication; null: no rules."
+    )
+    length: LengthSettings | None = Field(
+        default=LengthSettings(min_chars=1),
+        description="Length of documents after duplicate lines are removed.",
+    )
+    language: LanguageSettings = Field(
+        default=LanguageSettings(), description="Language identification."
+    )
+    perplexity: PerplexitySettings | None = Field(
+        default=None, description="Language models; null: no perplexity, one bucket."
+    )
+    classifiers: ClassifiersSettings | None = Field(
+        default=None, description="fastText classifiers by name; null: no scores."
+    )
+    quality: QualitySettings | None = Field(
+        default=None, description="Quality signals; null: no signals."
+    )
+    decontamination: DecontaminationSettings | None = Field(
+        default=None, description="Overlap with evaluation sets; null: not computed."
+    )
+    minhash: MinHashSettings | None = Field(
+        default=None, description="Signatures for fuzzy_dedup; null: no signatures."
+    )
+
+
+class FuzzyDedupConfig(Settings):
+    """Cluster near-duplicates and choose the representative. `annotate.minhash` defines near-duplicates."""
+
+    keep: Literal["best", "first", "longest"] = Field(
+        default="best",
+        description="The representative of a cluster. best: the document with the lowest perplexity, which is the most "
+        "likely to pass `select`; first: the first one of the input; longest: the one with the most characters. Ties, "
+        "and documents without a perplexity, are decided by input order.",
+    )
+
+
+class PerplexitySelection(Settings):
+    """Sort documents into head, middle and tail by perplexity, and choose the buckets to keep."""
+
+    cutoffs: str = Field(
+        default="run",
+        description="Source of the cutoffs: `run` (percentiles of this run's documents), `model` (measured on "
+        "held-out text in training), or the path of a file in the format of CCNet's cutoff.csv.",
+    )
+    percentiles: tuple[int, int] = Field(
+        default=(30, 60),
+        description="Upper ends of head and middle, in percent of a language's documents (CCNet: 30, 60).",
+    )
+    keep: tuple[Bucket, ...] = Field(
+        default=("head", "middle", "tail", "all"),
+        description="Buckets to keep. `all` contains the documents of languages without a model.",
+    )
+
+    @model_validator(mode="after")
+    def _percentiles_rise(self) -> Self:
+        head, middle = self.percentiles
+        if not 0 < head < middle < 100:
+            raise ValueError(f"percentiles must rise between 0 and 100; found {head:g}, {middle:g}")
+        return self
+
+
+class SelectConfig(Settings):
+    """Thresholds on the stored scores: one decision per document. A change reruns only dependent phases."""
+
+    language: LanguageFilterSettings | None = Field(
+        default=LanguageFilterSettings(), description="Language rules."
+    )
+    perplexity: PerplexitySelection | None = Field(
+        default=PerplexitySelection(), description="Perplexity buckets."
+    )
+    classifiers: ClassifiersFilterSettings | None = Field(
+        default=None, description="Limits of the classifiers' scores, by name; null: no limits."
+    )
+    quality: QualityFilterSettings | None = Field(
+        default=None, description="Rules on the quality signals; null: no rules."
+    )
+    decontamination: DecontaminationFilterSettings | None = Field(
+        default=None, description="Limits of the overlap with evaluation sets; null: no limits."
+    )
+
+
+class TokenizeConfig(TokenizeSettings):
+    """Turn the texts of kept documents into token ids."""
+
+    pii: PiiSettings | None = Field(
+        default=None,
+        description="Placeholders for e-mail, IP, phone and card numbers; null: no replacement.",
+    )
+
+
+class WriteShardsConfig(Settings):
+    """The dataset on disk (docs/data-format.md)."""
+
+    shard_tokens: int = Field(
+        default=100_000_000,
+        ge=1,
+        description="Approximate number of tokens per shard (200 MB at two bytes per token).",
+    )
+    sample_tokens: int = Field(
+        default=65_536,
+        ge=1,
+        description="Approximate number of tokens per sample; a sample holds whole documents.",
+    )
+    documents_json: bool = Field(
+        default=True,
+        description="Whether shards contain url, language and scores of every document.",
+    )
+    seed: int = Field(default=0, ge=0, lt=2**63, description="Seed of the global shuffle.")

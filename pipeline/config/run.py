@@ -1,0 +1,146 @@
+"""All sections of a run's config, and the rules between sections."""
+
+from __future__ import annotations
+
+import difflib
+import typing
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from pipeline.config.engine import EngineConfig, PhaseResources
+from pipeline.config.input import InputConfig
+from pipeline.config.phases import (
+    AnnotateConfig,
+    ExactDedupConfig,
+    ExtractConfig,
+    FuzzyDedupConfig,
+    ParagraphDedupConfig,
+    SelectConfig,
+    TokenizeConfig,
+    WriteShardsConfig,
+)
+from pipeline.config.storage import StorageConfig
+from stages.contract import Settings
+
+NOT_PHASES = frozenset({"run_dir", "previous_runs", "input", "engine", "storage"})
+"""The keys of RunConfig that are not sections of phases."""
+
+
+class RunConfig(Settings):
+    """A whole run, from crawl to shards."""
+
+    run_dir: str = Field(
+        default="runs/{config}",
+        description="Folder of the run, or s3://bucket/folder; {config} is the name of the config file without .yaml.",
+    )
+    previous_runs: tuple[str, ...] = Field(
+        default=(),
+        description="Folders of finished runs. Documents, paragraphs and near-duplicates that they have read are dropped "
+        "from this run (docs/incremental.md).",
+    )
+    input: InputConfig = Field(description="The crawl to read.")
+    extract: ExtractConfig = Field(default=ExtractConfig(), description="Records to documents.")
+    exact_dedup: ExactDedupConfig | None = Field(
+        default=None, description="Deduplication of whole documents; null: off."
+    )
+    paragraph_dedup: ParagraphDedupConfig = Field(
+        default=ParagraphDedupConfig(), description="Deduplication of paragraphs."
+    )
+    annotate: AnnotateConfig = Field(
+        default=AnnotateConfig(), description="Scores of every document."
+    )
+    fuzzy_dedup: FuzzyDedupConfig | None = Field(
+        default=None, description="Deduplication of near-duplicates; null: off."
+    )
+    select: SelectConfig = Field(default=SelectConfig(), description="Thresholds on the scores.")
+    tokenize: TokenizeConfig = Field(description="Texts to token ids.")
+    write_shards: WriteShardsConfig = Field(
+        default=WriteShardsConfig(), description="The dataset on disk."
+    )
+    engine: EngineConfig = Field(default=EngineConfig(), description="How tasks run.")
+    storage: StorageConfig = Field(
+        default=StorageConfig(),
+        description="Access to object storage, for inputs and run folders at s3://.",
+    )
+
+    @model_validator(mode="after")
+    def _resources_name_phases_and_stages(self) -> Self:
+        phases = type(self).model_fields.keys() - NOT_PHASES
+        faults: list[str] = []
+        for phase, resources in self.engine.phases.items():
+            if phase not in phases:
+                hint = _suggest(phase, phases)
+                faults.append(f"engine.phases.{phase} is no phase; {hint}")
+            else:
+                faults += self._find_unknown_stages(phase, resources)
+        if faults:
+            raise ValueError("; ".join(sorted(faults)))
+        return self
+
+    def _find_unknown_stages(self, phase: str, resources: PhaseResources) -> Iterator[str]:
+        stages = _list_stages(type(self).model_fields[phase].annotation)
+        for stage in resources.stages.keys() - stages:
+            hint = _suggest(stage, stages) if stages else "it is a global phase without stages"
+            yield f"engine.phases.{phase}.stages.{stage} is no stage of {phase}; {hint}"
+
+    @model_validator(mode="after")
+    def _limits_have_classifiers(self) -> Self:
+        limits = self.select.classifiers.limits if self.select.classifiers else {}
+        models = self.annotate.classifiers.by_name if self.annotate.classifiers else {}
+        unknown = sorted(limits.keys() - models.keys())
+        if unknown:
+            raise ValueError(
+                f"select.classifiers names {', '.join(unknown)}; "
+                f"annotate.classifiers has {', '.join(models) or 'none'}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _fuzzy_dedup_has_signatures(self) -> Self:
+        if self.fuzzy_dedup is not None and self.annotate.minhash is None:
+            raise ValueError(
+                "fuzzy_dedup is on, but annotate.minhash is null: there are no signatures to compare; "
+                "set annotate.minhash to {}, or fuzzy_dedup to null"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _decontamination_has_sets(self) -> Self:
+        wanted, scored = self.select.decontamination, self.annotate.decontamination
+        if wanted is None:
+            return self
+        if scored is None:
+            raise ValueError(
+                "select.decontamination is on, but annotate.decontamination is null: there are no scores; "
+                "name the sets there, or set select.decontamination to null"
+            )
+        limits = wanted.max_share
+        unknown = sorted(set(limits) - set(scored.sets)) if isinstance(limits, Mapping) else []
+        if unknown:
+            raise ValueError(
+                f"select.decontamination.max_share names {', '.join(unknown)}; "
+                f"the sets of annotate.decontamination are {', '.join(sorted(scored.sets))}"
+            )
+        return self
+
+
+def _list_stages(section: Any) -> frozenset[str]:
+    """Return the names of the stages in a phase's section, given the annotation of the section."""
+    (model,) = _find_models(section)
+    stages = {name for name, info in model.model_fields.items() if _find_models(info.annotation)}
+    return frozenset(stages - {"warc"})  # the reader, not a stage
+
+
+def _find_models(annotation: Any) -> list[type[Settings]]:
+    """Return the settings classes in an annotation such as `WarcSettings | None`."""
+    options = [annotation, *typing.get_args(annotation)]
+    types = [option for option in options if isinstance(option, type)]
+    return [option for option in types if issubclass(option, Settings)]
+
+
+def _suggest(name: str, known: Collection[str]) -> str:
+    """Return a hint at the nearest known name."""
+    nearest = difflib.get_close_matches(name, known, 1, cutoff=0.5)
+    return f"did you mean {nearest[0]}?" if nearest else f"known here: {', '.join(sorted(known))}"
