@@ -40,7 +40,7 @@ from pipeline.phases.fuzzy_dedup import FuzzyDedup
 from pipeline.planning.plan import make_plan
 from pipeline.planning.run_plan import RunPlan
 from pipeline.sample_crawl.generator import generate
-from stages.dedup.minhash import SEED, MinHash, MinHashSettings, bands, ngrams, signatures
+from stages.dedup.minhash import SEED, MinHash, MinHashSettings, compute_bands, ngrams, signatures
 
 LOWEST = 0.4
 """Pairs below it are not counted: with 9 bands of 13 rows one in 16,000 of them is a candidate."""
@@ -159,7 +159,7 @@ def figures_of(
     jaccard = similarities(texts, settings)
     near = {pair for pair, s in jaccard.items() if s >= settings.threshold}
     candidates, theirs = found_pairs(texts, settings), datasketch_pairs(texts, settings)
-    num_bands, num_rows = bands(settings)
+    num_bands, num_rows = compute_bands(settings)
     found = {verify: verified(candidates, texts, jaccard, settings, verify) for verify in VERIFY}
     figures: dict[str, Any] = {
         "texts": len(texts),

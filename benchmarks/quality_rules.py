@@ -29,8 +29,8 @@ sys.path.insert(0, str(REPOSITORY))  # so that the file runs from another enviro
 
 from benchmarks.result_file import save  # noqa: E402 - after the path is set
 from stages.filters.quality import Quality, QualityFilter, QualityFilterSettings, QualitySettings  # noqa: E402
+from stages.settings.warc import WarcSettings  # noqa: E402
 from stages.warc.reader import WarcReader  # noqa: E402
-from stages.warc.settings import WarcSettings  # noqa: E402
 
 LIBRARIES = "datatrove", "spacy", "numpy", "numba", "pyarrow"
 BATCH_ROWS = 500

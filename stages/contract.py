@@ -24,9 +24,9 @@ from typing import ClassVar, Generic, NamedTuple, TypeAlias, TypeVar, get_args, 
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import BaseModel, ConfigDict
 
 from stages.counters import Counters
+from stages.settings.base import Settings
 
 Column: TypeAlias = pa.Array | pa.ChunkedArray
 """One value per row of a batch, shape (n,)."""
@@ -59,12 +59,6 @@ DROPPED = pa.schema(
     ]
 )
 """The columns of the table of dropped documents."""
-
-
-class Settings(BaseModel):
-    """Base class of the settings of a stage: immutable, validated, unknown keys are an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
 
 S = TypeVar("S", bound=Settings)

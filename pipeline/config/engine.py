@@ -7,8 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pipeline.config.input import Share
-from stages.contract import Settings
+from stages.settings.base import Settings, Share
 
 
 class Resources(Settings):

@@ -6,9 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from stages.contract import Settings
-
-Share = Annotated[float, Field(ge=0, le=1)]
+from stages.settings.base import Settings, Share
 
 
 class SampleCrawl(Settings):

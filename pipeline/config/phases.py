@@ -6,20 +6,24 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from stages.contract import Settings
-from stages.dedup.minhash import MinHashSettings
-from stages.filters.classifiers import ClassifiersFilterSettings, ClassifiersSettings
-from stages.filters.decontamination import DecontaminationFilterSettings, DecontaminationSettings
-from stages.filters.language import LanguageFilterSettings, LanguageSettings
-from stages.filters.length import LengthSettings
-from stages.filters.lines import LinesSettings
-from stages.filters.perplexity import Bucket, PerplexitySettings
-from stages.filters.quality import QualityFilterSettings, QualitySettings
-from stages.filters.url import UrlSettings
-from stages.transform.pii import PiiSettings
-from stages.transform.tokenize import TokenizeSettings
-from stages.transform.unicode import UnicodeSettings
-from stages.warc.reader import WarcSettings
+from stages.settings.base import Settings
+from stages.settings.dedup import MinHashSettings
+from stages.settings.filters import (
+    Bucket,
+    ClassifiersFilterSettings,
+    ClassifiersSettings,
+    DecontaminationFilterSettings,
+    DecontaminationSettings,
+    LanguageFilterSettings,
+    LanguageSettings,
+    LengthSettings,
+    LinesSettings,
+    PerplexitySettings,
+    UrlSettings,
+)
+from stages.settings.quality import QualityFilterSettings, QualitySettings
+from stages.settings.transform import PiiSettings, TokenizeSettings, UnicodeSettings
+from stages.settings.warc import WarcSettings
 
 
 class ExtractConfig(Settings):

@@ -22,7 +22,7 @@ from pipeline.config.phases import (
     WriteShardsConfig,
 )
 from pipeline.config.storage import StorageConfig
-from stages.contract import Settings
+from stages.settings.base import Settings
 
 NOT_PHASES = frozenset({"run_dir", "previous_runs", "input", "engine", "storage"})
 """The keys of RunConfig that are not sections of phases."""

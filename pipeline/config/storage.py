@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from pydantic import Field
 
-from stages.contract import Settings
-from storage import StorageSettings
+from stages.settings.base import Settings
+
+if TYPE_CHECKING:
+    from storage import StorageSettings
 
 
 class StorageConfig(Settings):
@@ -44,6 +46,8 @@ class StorageConfig(Settings):
 
     def to_settings(self) -> StorageSettings:
         """Return the settings for `storage.open_store`."""
+        from storage import StorageSettings
+
         values = self.model_dump()
         return StorageSettings(scratch_dir=values.pop("spool"), **values)
 

@@ -42,7 +42,7 @@ from pipeline.runs.run_folder import RunFolder
 from stages.contract import Counters
 from stages.dedup import connected_components as components
 from stages.dedup.connected_components import Pairs
-from stages.dedup.minhash import MinHash, MinHashSettings, bands
+from stages.dedup.minhash import MinHash, MinHashSettings, compute_bands
 
 BYTES_PER_BAND_HASH = 160
 """Memory of a partition per band hash where all are near-duplicates: 20 as read, as much again while its pieces are
@@ -371,10 +371,10 @@ def _compare_minhash(ours: MinHashSettings, theirs: MinHashSettings) -> Iterator
                 f"its annotate.minhash.{name} is {there}, ours {here}: "
                 f"their signatures cannot be compared"
             )
-    if bands(ours) != bands(theirs):
+    if compute_bands(ours) != compute_bands(theirs):
         yield (
             f"its annotate.minhash.threshold is {theirs.threshold} (bands and rows "
-            f"{bands(theirs)}), ours {ours.threshold} ({bands(ours)}): bands with another "
+            f"{compute_bands(theirs)}), ours {ours.threshold} ({compute_bands(ours)}): bands with another "
             f"number of rows never have equal hashes"
         )
     if ours.verify and ours.verify != theirs.verify:

@@ -21,18 +21,18 @@ import string
 from collections.abc import Mapping
 from functools import cache
 from types import MappingProxyType
-from typing import ClassVar, Literal, Self
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
 
 from stages.contract import Outcome, Settings, Stage, drop_where, keep_all
 from stages.counters import Counters
 from stages.kernels import characters
 from stages.kernels import minhash as minhash_kernel
+from stages.settings.dedup import MinHashSettings, compute_bands
 
 UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u2fdf\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|"
@@ -44,64 +44,6 @@ _PUNCTUATION = frozenset(string.punctuation)
 
 SEED = 1
 """Seed of the permutations, datasketch's default. Signatures of two runs can only be compared under one seed."""
-
-
-class MinHashSettings(Settings):
-    """What is compared, and from which similarity on documents count as near-duplicates."""
-
-    num_permutations: int = Field(
-        default=128,
-        ge=2,
-        le=4096,
-        description="Length of a signature; longer ones tell similarities apart better.",
-    )
-    ngram_words: int = Field(
-        default=5,
-        ge=1,
-        description="Words of an n-gram (RefinedWeb and FineWeb take 5); documents are sets of these.",
-    )
-    threshold: float = Field(
-        default=0.8,
-        gt=0,
-        lt=1,
-        description="Jaccard similarity of the n-grams from which on documents are near-duplicates (RefinedWeb: 0.8, "
-        "FineWeb: 0.75). Bands and rows follow from it; with LSH it is the middle of a slope, not a step.",
-    )
-    verify: Literal["signatures", "exact"] | None = Field(
-        default=None,
-        description="How candidate pairs are checked against the threshold. null: not at all. signatures: by the "
-        "similarity of their signatures; removes most pairs below the threshold and some above it; needs "
-        "num_permutations * 4 bytes of disk per document. exact: by their Jaccard similarity; needs 8 bytes of disk "
-        "per word.",
-    )
-
-    @model_validator(mode="after")
-    def _has_bands(self) -> Self:
-        try:
-            bands(self)
-        except ValueError as error:
-            raise ValueError(
-                f"threshold is {self.threshold}, too high for {self.num_permutations} permutations ({error}); lower "
-                f"it or raise num_permutations"
-            ) from error
-        return self
-
-
-def bands(settings: MinHashSettings) -> tuple[int, int]:
-    """Number of bands, and rows of a band: datasketch's, which weighs missed and false pairs alike.
-
-    Raises:
-        ValueError: the threshold leaves fewer than two bands.
-    """
-    return _bands(settings.threshold, settings.num_permutations)
-
-
-@cache
-def _bands(threshold: float, num_permutations: int) -> tuple[int, int]:
-    from datasketch import MinHashLSH
-
-    index = MinHashLSH(threshold=threshold, num_perm=num_permutations)
-    return index.b, index.r
 
 
 @cache
@@ -235,14 +177,14 @@ class MinHash(Stage[MinHashSettings]):
 
     def open(self) -> None:
         """Ask datasketch for bands and permutations, and make the table of characters."""
-        bands(self.settings)
+        compute_bands(self.settings)
         _permutations(self.settings.num_permutations)
         _characters()
 
     def apply(self, batch: pa.Table) -> Outcome:
         """Annotate: see the class."""
         minima, has_words = signatures(batch.column("text"), self.settings)
-        hashes = minhash_kernel.hash_bands(minima, *bands(self.settings))
+        hashes = minhash_kernel.hash_bands(minima, *compute_bands(self.settings))
         added: dict[str, pa.Array | pa.ChunkedArray] = {
             "minhash": _lists(hashes, has_words),
             "minhash_signature": _lists(minima, has_words)

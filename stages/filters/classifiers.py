@@ -23,19 +23,22 @@ Classifiers of published datasets:
 from __future__ import annotations
 
 import difflib
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from stages.contract import DOCUMENT, Column, Outcome, Settings, Stage, chain, drop_where, keep_all
+from stages.contract import DOCUMENT, Column, Outcome, Stage, chain, drop_where, keep_all
+from stages.settings.filters import (
+    ClassifierSettings,
+    ClassifiersFilterSettings,
+    ClassifiersSettings,
+)
 
 MODEL_FILE = "model.bin"
 """Name of the model in a folder that a setting refers to."""
@@ -44,122 +47,6 @@ MODEL_FILE = "model.bin"
 def score_column(name: str) -> str:
     """Return the column that holds the scores of a classifier."""
     return f"classifier_{name}"
-
-
-class ClassifierSettings(Settings):
-    """One classifier: its model, or its models by language, and the label that is scored."""
-
-    model: str | None = Field(
-        default=None,
-        description="A fastText model file, or a folder with model.bin: a path, or a name of the "
-        "model registry. Give either model or models.",
-    )
-    models: Mapping[str, str] = Field(
-        default={},
-        description="Language code -> model, where each language has a model of its own. Documents "
-        "in other languages get no score.",
-    )
-    label: str = Field(
-        min_length=1,
-        description="The score is the probability of this label. Spell it as the model does, such "
-        "as __label__hq.",
-    )
-    languages: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
-        default=None, description="Languages that `model` scores; null scores all documents."
-    )
-    max_chars: int | None = Field(
-        default=None,
-        ge=1,
-        description="Score only the first max_chars code points of a text; null scores all of it.",
-    )
-    decimals: int | None = Field(
-        default=None,
-        ge=0,
-        le=16,
-        description="Round scores to this number of decimals; null stores them as fastText returns "
-        "them. RedPajama 1 rounds to 4.",
-    )
-
-    @model_validator(mode="after")
-    def _has_model_or_models(self) -> Self:
-        if (self.model is None) == (not self.models):
-            found = "both" if self.models else "neither"
-            raise ValueError(f"give either model or models; found {found}")
-        if self.models and self.languages is not None:
-            raise ValueError(
-                "languages applies to model only: the keys of models are the languages; "
-                "remove languages"
-            )
-        return self
-
-    def model_languages(self) -> Iterator[tuple[str, tuple[str, ...] | None]]:
-        """Yield each model with the languages that it scores; None means all documents."""
-        if self.model is not None:
-            yield self.model, self.languages
-        for language, model in self.models.items():
-            yield model, (language,)
-
-
-class ScoreLimits(Settings):
-    """The scores of one classifier that are kept. Both limits are inclusive."""
-
-    min: float | None = Field(
-        default=None, ge=0, le=1, description="Lowest score kept; null sets no limit."
-    )
-    max: float | None = Field(
-        default=None, ge=0, le=1, description="Highest score kept; null sets no limit."
-    )
-
-    @model_validator(mode="after")
-    def _range_is_not_empty(self) -> Self:
-        if self.min is not None and self.max is not None and self.min > self.max:
-            raise ValueError(
-                f"min is {self.min}, above max, which is {self.max}: no document could be kept; "
-                f"lower min"
-            )
-        return self
-
-
-class _NamedSettings(Settings):
-    """Settings whose keys are names chosen by the user."""
-
-    model_config = ConfigDict(extra="allow")
-
-    @model_validator(mode="after")
-    def _names_are_usable(self) -> Self:
-        for name in self.model_extra or {}:
-            # A name becomes an attribute of a pydantic model, so it must not hide one.
-            if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or hasattr(BaseModel, name):
-                usable = re.sub("[^a-z0-9_]", "_", name.lower())
-                raise ValueError(
-                    f"{name!r} cannot name a classifier: use lower-case letters, digits and _, and "
-                    f"no name of a pydantic attribute; try {usable}_score"
-                )
-        return self
-
-
-class ClassifiersSettings(_NamedSettings):
-    """Name -> classifier. Choose any name; the scores are stored in `classifier_<name>`."""
-
-    each: ClassVar[type[Settings]] = ClassifierSettings
-    __pydantic_extra__: dict[str, ClassifierSettings] = Field(init=False)  # pyright: ignore[reportIncompatibleVariableOverride]
-
-    @property
-    def by_name(self) -> Mapping[str, ClassifierSettings]:
-        """The classifiers, sorted by name: the order of keys in a config has no effect."""
-        return dict(sorted(self.__pydantic_extra__.items()))
-
-
-class ClassifiersFilterSettings(_NamedSettings):
-    """Name -> limits of the score."""
-
-    each: ClassVar[type[Settings]] = ScoreLimits
-    __pydantic_extra__: dict[str, ScoreLimits] = Field(init=False)  # pyright: ignore[reportIncompatibleVariableOverride]
-
-    @property
-    def limits(self) -> Mapping[str, ScoreLimits]:
-        """The limits, sorted by name: the first broken one is the reason of a drop."""
-        return dict(sorted(self.__pydantic_extra__.items()))
 
 
 class Classifiers(Stage[ClassifiersSettings]):

@@ -23,20 +23,18 @@ from functools import cache
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
 
-from stages.contract import DOCUMENT, Outcome, Settings, Stage, drop_where, keep_all
+from stages.contract import DOCUMENT, Outcome, Stage, drop_where, keep_all
 from stages.counters import Counters
 from stages.dedup.minhash import UNSPACED
 from stages.kernels import characters, ngram_overlap
-
-_Share = Annotated[float, Field(ge=0, le=1)]
+from stages.settings.filters import DecontaminationFilterSettings, DecontaminationSettings
 
 CONTAMINATION = pa.field(
     "contamination",
@@ -54,38 +52,6 @@ CONTAMINATION = pa.field(
 
 _EXAMPLES_AT_A_TIME = 100_000
 _SUFFIXES = (".jsonl", ".txt", ".jsonl.gz", ".txt.gz")
-
-
-class DecontaminationSettings(Settings):
-    """Which evaluation sets are looked for, and what counts as shared."""
-
-    sets: Annotated[Mapping[str, str], Field(min_length=1, max_length=ngram_overlap.MAX_SETS)] = (
-        Field(
-            description="Name of a set -> its file (.jsonl, every string in it an example; .txt, every line one; .gz of "
-            "either), or a folder of such files.",
-        )
-    )
-    ngram_words: int = Field(
-        default=13,
-        ge=1,
-        le=1_000,
-        description="Words of a run that counts as shared. GPT-3: 13 at most; PaLM: 8.",
-    )
-    min_example_words: int = Field(
-        default=8,
-        ge=1,
-        description="An example shorter than ngram_words is looked for as a whole if it has so many words (GPT-3: 8); "
-        "one of fewer is not looked for.",
-    )
-
-    @model_validator(mode="after")
-    def _lengths_in_order(self) -> Self:
-        if self.min_example_words > self.ngram_words:
-            raise ValueError(
-                f"min_example_words is {self.min_example_words}, above ngram_words {self.ngram_words}; an example of "
-                f"{self.ngram_words} words would be looked for all the same"
-            )
-        return self
 
 
 class Decontamination(Stage[DecontaminationSettings]):
@@ -293,16 +259,6 @@ def _word_hashes(texts: pa.Array | pa.ChunkedArray) -> tuple[NDArray[np.uint64],
 
 
 # --- Decisions ---
-
-
-class DecontaminationFilterSettings(Settings):
-    """How much a document may share with an evaluation set."""
-
-    max_share: _Share | Mapping[str, _Share] = Field(
-        default=0.0,
-        description="Greatest share of a document's words in runs that occur in a set: one for all sets, or set -> "
-        "share (a set that is not named sets no limit). 0 drops whatever shares a run.",
-    )
 
 
 class DecontaminationFilter(Stage[DecontaminationFilterSettings]):

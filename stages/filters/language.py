@@ -12,41 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pydantic import Field
 
-from stages.contract import DOCUMENT, Outcome, Settings, Stage, chain, drop_where, keep_all
+from stages.contract import DOCUMENT, Outcome, Stage, chain, drop_where, keep_all
 from stages.counters import Counters
+from stages.settings.filters import LanguageFilterSettings, LanguageSettings
 
 LABEL_PREFIX = "__label__"
 """fastText's prefix of every label."""
-
-
-class LanguageSettings(Settings):
-    """The model, and how much of a text it reads."""
-
-    model: str = Field(
-        default="lid.176.ftz",
-        description="fastText model whose labels are language codes (lid.176, GlotLID, OpenLID): a "
-        "name of the model registry, or a path.",
-    )
-    labels: dict[str, str] = Field(
-        default={},
-        description="Label of the model -> language code; other labels are kept. Other stages and "
-        "`keep` use the codes of lid.176, so GlotLID needs {eng_Latn: en, fra_Latn: fr}.",
-    )
-    max_chars: int | None = Field(
-        default=None,
-        ge=1,
-        description="Read only the first max_chars code points of a text; null reads all of it, as "
-        "CCNet does. With 1000 the stage is 2.5 times as fast, and 97.8 % of web pages get the "
-        "same label.",
-    )
 
 
 class Language(Stage[LanguageSettings]):
@@ -121,21 +99,6 @@ def predict_top_labels(
         scores[row] = all_scores[row][0] if has_label else 0.0
     # fastText adds 1e-5 to each probability. Rounding removes it, so the largest score is 1.
     return labels, np.round(scores, 2)
-
-
-class LanguageFilterSettings(Settings):
-    """The languages and scores that are kept."""
-
-    min_score: float = Field(
-        default=0.5,
-        ge=0.0,
-        le=1.0,
-        description="Lowest language_score kept. CCNet keeps 0.5 and more.",
-    )
-    keep: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
-        default=None,
-        description="Codes of the languages to keep (en, fr, zh); null keeps every language.",
-    )
 
 
 class LanguageFilter(Stage[LanguageFilterSettings]):

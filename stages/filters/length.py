@@ -10,36 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import Field, model_validator
 
-from stages.contract import DOCUMENT, Column, Outcome, Settings, Stage, chain, drop_where
-
-
-class LengthSettings(Settings):
-    """Limits of the length of a text. Both are inclusive."""
-
-    min_chars: int = Field(
-        default=300,
-        ge=0,
-        description="Shortest text kept, in code points. CCNet drops documents of fewer than 300 "
-        "before deduplication.",
-    )
-    max_chars: int | None = Field(
-        default=None, ge=1, description="Longest text kept, in code points; null sets no limit."
-    )
-
-    @model_validator(mode="after")
-    def _limits_in_order(self) -> Self:
-        if self.max_chars is not None and self.max_chars < self.min_chars:
-            raise ValueError(
-                f"max_chars is {self.max_chars}, below min_chars {self.min_chars}: no text could "
-                f"be kept"
-            )
-        return self
+from stages.contract import DOCUMENT, Column, Outcome, Stage, chain, drop_where
+from stages.settings.filters import LengthSettings
 
 
 class Length(Stage[LengthSettings]):

@@ -17,19 +17,17 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pydantic import Field
 
 from stages.contract import (
     DOCUMENT,
     Column,
     Outcome,
-    Settings,
     Stage,
     chain,
     drop_where,
@@ -37,16 +35,7 @@ from stages.contract import (
     with_columns,
 )
 from stages.counters import Counters
-
-POLICY_PHRASES = (
-    "terms of use",
-    "privacy policy",
-    "cookie policy",
-    "uses cookies",
-    "use of cookies",
-    "use cookies",
-)
-"""`_POLICY_SUBSTRINGS` of C4's code."""
+from stages.settings.filters import LinesSettings
 
 _CITATION = r"\[\d*\]|\[edit\]|\[citation needed\]"  # `citation_regex` of C4's code
 _ELLIPSIS = "..."
@@ -54,58 +43,8 @@ _SENTENCE_ENDS_INSIDE = (
     r"""[.?!…]["'”’»)\]]*[\s\p{Z}]+[^\s\p{Z}]|[。！？][」』）”’]*[^。！？」』）”’]"""
 )
 
-_Phrase: TypeAlias = Annotated[str, Field(min_length=1)]
 _Bools: TypeAlias = NDArray[np.bool_]
 _Ints: TypeAlias = NDArray[np.int64]
-
-
-class LinesSettings(Settings):
-    """The rules for lines, and for documents after lines were removed. The defaults are C4's.
-
-    FineWeb (datatrove's `examples/fineweb.py`, with `C4QualityFilter`) sets end_marks null,
-    min_words_per_line 3 and min_sentences 5, and keeps the other defaults.
-    """
-
-    max_word_chars: int | None = Field(
-        default=1000,
-        ge=1,
-        description="Remove lines with a longer word; null sets no limit. C4's code: 1000.",
-    )
-    remove_citations: bool = Field(
-        default=True,
-        description="Remove Wikipedia's [1], [], [edit] and [citation needed] from lines.",
-    )
-    end_marks: Annotated[tuple[_Phrase, ...], Field(min_length=1)] | None = Field(
-        default=(".", "?", "!", '"'),
-        description="Remove lines that end with none of these, or with an ellipsis (...); null "
-        "turns the rule off, as FineWeb does.",
-    )
-    min_words_per_line: int = Field(
-        default=5,
-        ge=0,
-        description="Remove lines of fewer words, separated by white space. C4: 5; FineWeb: 3; 0 "
-        "turns the rule off.",
-    )
-    drop_lorem_ipsum: bool = Field(
-        default=True,
-        description='Drop documents with "lorem ipsum", in any case, in a line that is left.',
-    )
-    remove_javascript: bool = Field(
-        default=True, description='Remove lines with "javascript", in any case.'
-    )
-    drop_curly_bracket: bool = Field(
-        default=True, description='Drop documents with a "{" in a line that is left.'
-    )
-    policy_phrases: tuple[_Phrase, ...] = Field(
-        default=POLICY_PHRASES,
-        description="Remove lines with one of these phrases, in any case; [] turns the rule off.",
-    )
-    min_sentences: int = Field(
-        default=3,
-        ge=0,
-        description="Fewest sentences in the lines that are left. C4: 3; FineWeb: 5; 0 turns the "
-        "rule off.",
-    )
 
 
 class Lines(Stage[LinesSettings]):

@@ -18,19 +18,17 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import ClassVar, Literal, Self
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
 
 from stages.contract import (
     DOCUMENT,
     Column,
     Outcome,
-    Settings,
     Stage,
     drop_where,
     keep_all,
@@ -38,17 +36,7 @@ from stages.contract import (
 )
 from stages.counters import Counters
 from stages.filters.language_model import MAX_PERPLEXITY, LanguageModel, build_code_point_table
-
-Bucket = Literal["head", "middle", "tail", "all"]
-
-
-class PerplexitySettings(Settings):
-    """The language models."""
-
-    models: Mapping[str, str] = Field(
-        description="Language code -> folder with <code>.sp.model and <code>.arpa.bin: a name of "
-        "the model registry, or a path. Documents in other languages get no perplexity.",
-    )
+from stages.settings.filters import PerplexityFilterSettings, PerplexitySettings
 
 
 class Perplexity(Stage[PerplexitySettings]):
@@ -181,34 +169,6 @@ def read_cutoffs_csv(
 
 
 # --- Buckets ---
-
-
-class PerplexityFilterSettings(Settings):
-    """The cutoffs of the buckets, and the buckets that are kept."""
-
-    cutoffs: Mapping[str, tuple[float, float]] = Field(
-        default_factory=dict[str, tuple[float, float]],
-        description="Language code -> [head below, middle below]: a perplexity strictly below the "
-        "first is head, strictly below the second middle, any other tail. CCNet uses the 30th and "
-        "60th percentile of each language (en 340 and 520). A language without cutoffs is in "
-        "bucket all.",
-    )
-    keep: tuple[Bucket, ...] = Field(
-        default=("head", "middle", "tail", "all"),
-        min_length=1,
-        description="Buckets to keep: head, middle, tail, and all, which holds documents without "
-        "cutoffs or perplexity.",
-    )
-
-    @model_validator(mode="after")
-    def _cutoffs_in_order(self) -> Self:
-        for language, (head_below, middle_below) in self.cutoffs.items():
-            if not 0 <= head_below <= middle_below:
-                raise ValueError(
-                    f"cutoffs.{language} is [{head_below}, {middle_below}]; wanted two numbers of 0 "
-                    f"and more, the head's first and not above the middle's"
-                )
-        return self
 
 
 class PerplexityFilter(Stage[PerplexityFilterSettings]):

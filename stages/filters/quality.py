@@ -19,13 +19,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pydantic import Field
 
 from stages.contract import (
     DOC_ID,
     Column,
     Outcome,
-    Settings,
     Stage,
     chain,
     drop_where,
@@ -38,31 +36,15 @@ from stages.filters.quality_definitions import (
     SIGNAL_FIELDS,
     STOP_WORDS,
 )
-from stages.filters.quality_rules import RULES, QualityFilterSettings, Rule
+from stages.filters.quality_rules import RULES, Rule
 from stages.kernels.quality import columns
 from stages.kernels.quality import signals as kernel
 from stages.kernels.quality.alphabet import Phrases, build_alphabet
+from stages.settings.quality import QualityFilterSettings, QualitySettings
 
 __all__ = ["DEFINITIONS", "Quality", "QualityFilter", "QualityFilterSettings", "QualitySettings"]
 
 _LANGUAGE = pa.field("language", pa.string())
-
-
-class QualitySettings(Settings):
-    """Lists of words. There is nothing else to set, because every signal is computed and stored."""
-
-    stop_words: Mapping[str, str] = Field(
-        default={},
-        description="Language -> file of stop words, one per line. Adds rps_doc_stop_word_fraction, "
-        "the share of pieces that are in the list, case included (RedPajama-V2, with the lists of "
-        "stopwords-json); null in other languages.",
-    )
-    bad_words: Mapping[str, str] = Field(
-        default={},
-        description="Language -> file of words and phrases, one per line. Adds "
-        "rps_doc_ldnoobw_words, the number of their occurrences (RedPajama-V2, with the list "
-        "LDNOOBW); null in other languages. An entry with ASCII punctuation matches nothing.",
-    )
 
 
 class Quality(Stage[QualitySettings]):

@@ -1,145 +1,15 @@
-"""The rules of Gopher, C4 and FineWeb on quality signals: settings, limits and reasons."""
+"""The rules of Gopher, C4 and FineWeb on quality signals: limits and reasons."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, NamedTuple, Self, TypeAlias
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import Field, model_validator
 
-from stages.contract import Settings
 from stages.filters.quality_definitions import BAD_WORDS
 from stages.kernels.quality import columns
-
-_Count: TypeAlias = Annotated[int | None, Field(ge=0)]
-_Limit: TypeAlias = Annotated[float | None, Field(ge=0)]
-_Share: TypeAlias = Annotated[float | None, Field(ge=0, le=1)]
-
-
-class QualityFilterSettings(Settings):
-    """Inclusive limits of the quality signals; null turns a rule off.
-
-    Source of the defaults: Rae et al. 2021 (Gopher), appendix A.1.1: the text for the quality rules,
-    table A1 for repetition.
-    """
-
-    languages: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
-        default=("en",),
-        description="Languages to which the rules apply; documents in other languages are kept. null "
-        "applies them to all. Gopher's rules are for English: its stop words are English, and other "
-        "scripts have no blanks between words.",
-    )
-    min_words: _Count = Field(default=50, description="Fewest words.")
-    max_words: _Count = Field(default=100_000, description="Most words.")
-    min_mean_word_length: _Limit = Field(
-        default=3, description="Lowest mean length of a word in characters."
-    )
-    max_mean_word_length: _Limit = Field(
-        default=10, description="Highest mean length of a word in characters."
-    )
-    max_symbol_share: _Limit = Field(
-        default=0.1,
-        description='Most "#" per word (separated by white space), and most ellipses per word.',
-    )
-    max_bullet_line_share: _Share = Field(
-        default=0.9, description="Highest share of lines that start with a bullet."
-    )
-    max_ellipsis_line_share: _Share = Field(
-        default=0.3, description="Highest share of lines that end with an ellipsis."
-    )
-    min_alpha_word_share: _Share = Field(
-        default=0.8, description="Lowest share of words (separated by white space) with a letter."
-    )
-    min_stop_words: _Count = Field(
-        default=2, le=8, description="Fewest different stop words of Gopher's eight."
-    )
-    max_duplicate_line_share: _Share = Field(
-        default=0.3, description="Highest share of lines that repeat an earlier one."
-    )
-    max_duplicate_paragraph_share: _Share = Field(
-        default=0.3, description="Highest share of paragraphs that repeat an earlier one."
-    )
-    max_duplicate_line_char_share: _Share = Field(
-        default=0.2,
-        description="Highest share of characters in repeated lines; FineWeb: 0.1.",
-    )
-    max_duplicate_paragraph_char_share: _Share = Field(
-        default=0.2, description="Highest share of characters in repeated paragraphs."
-    )
-    max_top_2gram_char_share: _Share = Field(
-        default=0.20,
-        description="Highest share of characters in the most frequent word 2-gram.",
-    )
-    max_top_3gram_char_share: _Share = Field(
-        default=0.18,
-        description="Highest share of characters in the most frequent word 3-gram.",
-    )
-    max_top_4gram_char_share: _Share = Field(
-        default=0.16,
-        description="Highest share of characters in the most frequent word 4-gram.",
-    )
-    max_duplicate_5gram_char_share: _Share = Field(
-        default=0.15, description="Highest share of characters in repeated word 5-grams."
-    )
-    max_duplicate_6gram_char_share: _Share = Field(
-        default=0.14, description="Highest share of characters in repeated word 6-grams."
-    )
-    max_duplicate_7gram_char_share: _Share = Field(
-        default=0.13, description="Highest share of characters in repeated word 7-grams."
-    )
-    max_duplicate_8gram_char_share: _Share = Field(
-        default=0.12, description="Highest share of characters in repeated word 8-grams."
-    )
-    max_duplicate_9gram_char_share: _Share = Field(
-        default=0.11, description="Highest share of characters in repeated word 9-grams."
-    )
-    max_duplicate_10gram_char_share: _Share = Field(
-        default=0.10, description="Highest share of characters in repeated word 10-grams."
-    )
-    min_terminal_line_share: _Share = Field(
-        default=None,
-        description="Lowest share of lines that end with a mark of C4's; FineWeb: 0.12.",
-    )
-    max_short_line_share: _Share = Field(
-        default=None,
-        description="Highest share of lines of at most 30 characters; FineWeb: 0.67.",
-    )
-    max_newlines_per_word: _Limit = Field(
-        default=None,
-        description="Most line feeds per piece (a word or a sequence of punctuation); FineWeb's code: 0.3.",
-    )
-    min_sentences: _Count = Field(
-        default=None,
-        description="Fewest sentences, which end with . ! or ?; C4: 3, after its rules for lines.",
-    )
-    max_lorem_ipsum_share: _Share = Field(
-        default=None, description='Most "lorem ipsum" per character of the words; C4: 0.'
-    )
-    max_curly_bracket_share: _Share = Field(
-        default=None,
-        description='Highest share of characters that are "{" or "}"; C4: 0, of "{".',
-    )
-    max_bad_words: _Count = Field(
-        default=None,
-        description="Most words and phrases from the lists of annotate.quality.bad_words; C4: 0. "
-        "Documents in a language without a list are kept.",
-    )
-
-    @model_validator(mode="after")
-    def _ranges_are_not_empty(self) -> Self:
-        for low, high in (
-            ("min_words", "max_words"),
-            ("min_mean_word_length", "max_mean_word_length"),
-        ):
-            least, most = getattr(self, low), getattr(self, high)
-            if least is not None and most is not None and least > most:
-                raise ValueError(
-                    f"{low} is {least}, above {high}, which is {most}: no document could be kept; "
-                    f"lower {low}"
-                )
-        return self
 
 
 class Rule(NamedTuple):

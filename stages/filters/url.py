@@ -34,10 +34,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pydantic import Field, field_validator, model_validator
 
-from stages.contract import DOCUMENT, Outcome, Settings, Stage, chain, drop_where, keep_all
+from stages.contract import DOCUMENT, Outcome, Stage, chain, drop_where, keep_all
 from stages.kernels import url_keys
+from stages.settings.filters import UrlSettings, normalize_words
 
 MAX_CATEGORIES = 1 << url_keys.CATEGORY_BITS
 """Files with a name of their own (`adult`, `malware`, ...) that one list can tell apart."""
@@ -47,7 +47,6 @@ _LISTS = ("domains", "urls")  # the names of UT1's files
 _NORMAL = (
     "normal url"  # a column that lives within `apply`; a space keeps it apart from every other
 )
-_WORD = re.compile("[a-z0-9\x80-\U0010ffff]+")
 _NOT_OF_A_WORD = r"[^a-z0-9\x{80}-\x{10ffff}]+"
 
 _PLAIN = r"^[a-z0-9_\-]+(\.[a-z0-9_\-]+)*(/[a-z0-9._~\-]+)*$"
@@ -58,74 +57,6 @@ _PARTS = (
     r"((?:[/?][^#]*)?)(?:#.*)?$"  # path and query, fragment
 )
 _NOT_DECODED = r"%|^[^/?]*[^\x00-\x7f]"
-
-
-class UrlSettings(Settings):
-    """Which addresses are dropped. A list of words or domains may be the path of a file with one a line.
-
-    Source: Penedo et al. 2023 (RefinedWeb), section 3.1 and appendix G.1, whose word lists are not published.
-    """
-
-    domains: tuple[str, ...] = Field(
-        default=(),
-        description="Block lists of domains and URLs: files (one entry a line; hosts files too; .gz), or folders, of "
-        "which every file named domains or urls (UT1's layout) and every .txt is read.",
-    )
-    subwords: str | tuple[str, ...] = Field(
-        default=(),
-        description="Drop a URL that holds one of these anywhere, once all but letters and digits is left out.",
-    )
-    hard_words: str | tuple[str, ...] = Field(
-        default=(), description="Drop a URL that has one of these as a word."
-    )
-    soft_words: str | tuple[str, ...] = Field(
-        default=(), description="Words of which a URL may have max_soft_words."
-    )
-    max_soft_words: int = Field(
-        default=1,
-        ge=0,
-        description="Most different soft words of a URL that is kept. RefinedWeb drops at two.",
-    )
-    patterns: tuple[str, ...] = Field(
-        default=(),
-        description="Regular expressions (RE2's syntax); one that is found in the normal form drops the URL.",
-    )
-    curated: str | tuple[str, ...] = Field(
-        default=(),
-        description="Domains (or URLs) left to curated copies that are mixed in elsewhere, as RefinedWeb leaves out "
-        "Wikipedia, arXiv and others: [wikipedia.org, arxiv.org, github.com].",
-    )
-
-    @field_validator("subwords", "hard_words", "soft_words")
-    @classmethod
-    def _are_words(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
-        return value if isinstance(value, str) else _words(value)
-
-    @field_validator("patterns")
-    @classmethod
-    def _compile(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for pattern in value:
-            try:
-                pc.match_substring_regex(pa.array([""]), pattern)
-            except pa.ArrowInvalid as error:
-                raise ValueError(f"{pattern!r} is no regular expression of RE2: {error}") from error
-        return value
-
-    @model_validator(mode="after")
-    def _judges_something(self) -> Self:
-        rules = (
-            self.domains,
-            self.subwords,
-            self.hard_words,
-            self.soft_words,
-            self.patterns,
-            self.curated,
-        )
-        if not any(rules):
-            raise ValueError(
-                "no rule is given: nothing would be dropped; give domains, for one, or set url to null"
-            )
-        return self
 
 
 class Url(Stage[UrlSettings]):
@@ -203,7 +134,7 @@ class Url(Stage[UrlSettings]):
 
     def _words_of(self, given: str | tuple[str, ...]) -> tuple[str, ...]:
         try:
-            return _words(self._lines_of(given))
+            return normalize_words(self._lines_of(given))
         except ValueError as error:
             raise ValueError(f"{given}: {error}") from error
 
@@ -399,20 +330,6 @@ def _fields(text: bytes) -> pa.Array:
     if pc.any(pc.match_substring_regex(lines, r"\s")).as_py():
         lines = pc.replace_substring_regex(lines, r"^.*\s", "")
     return lines.filter(pc.not_equal(lines, ""))
-
-
-def _words(words: Iterable[str]) -> tuple[str, ...]:
-    """In lower case, each once, sorted.
-
-    Raises:
-        ValueError: one is not a single word.
-    """
-    lower = sorted({word.strip().lower() for word in words})
-    if wrong := [word for word in lower if not _WORD.fullmatch(word)]:
-        raise ValueError(
-            f"{wrong[0]!r} is no single word of letters and digits, so no URL could have it; split it"
-        )
-    return tuple(lower)
 
 
 # --- The normal form ---

@@ -14,15 +14,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
-from pydantic import Field, model_validator
 from resiliparse.extract.html2text import extract_plain_text
 from resiliparse.parse.html import HTMLTree
 
-from stages.contract import Settings
 from stages.html.charset import DecodedPage, decode_page
-from stages.html.justext import JustextSettings, extract_main_text
+from stages.html.justext import extract_main_text
+from stages.settings.warc import HtmlSettings
 
 CAUSES: Mapping[str, str] = MappingProxyType(
     {
@@ -69,33 +68,6 @@ _FEW_ATTRIBUTES = re.compile(
 
 It follows HTML's tokenizer (sections 13.2.5.6 to 13.2.5.39), but reads scripts as markup too.
 """
-
-
-class HtmlSettings(Settings):
-    """How text is extracted from pages."""
-
-    main_content: bool = Field(
-        default=False,
-        description="Remove navigation, footers and other boilerplate by resiliparse's rules. Takes twice the time.",
-    )
-    justext: JustextSettings | None = Field(
-        default=None,
-        description="Extract the main text with jusText (as Pile-CC) instead of resiliparse; null: use resiliparse.",
-    )
-    alt_texts: bool = Field(default=False, description="Keep the alternative texts of images.")
-    list_bullets: bool = Field(
-        default=False, description="Start list items with a bullet or a number."
-    )
-
-    @model_validator(mode="after")
-    def _check_one_engine(self) -> Self:
-        names = ("main_content", "alt_texts", "list_bullets")
-        given = [name for name in names if getattr(self, name)]
-        if self.justext is not None and given:
-            raise ValueError(
-                f"{', '.join(given)} are settings of resiliparse; remove them, or set justext to null"
-            )
-        return self
 
 
 class Page(NamedTuple):

@@ -14,38 +14,10 @@ one, and lxml copies attributes: 25,000 short paragraphs take 75 s, 40,000 attri
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
 
-from pydantic import Field, field_validator
-
-from stages.contract import Settings
-
-
-class JustextSettings(Settings):
-    """Settings of jusText."""
-
-    stop_words: tuple[str, ...] = Field(
-        default=("English",),
-        min_length=1,
-        description="Languages, by English name (100 are known), whose stop words distinguish sentences from menus. "
-        "Pages in other languages give hardly any text.",
-    )
-
-    @field_validator("stop_words")
-    @classmethod
-    def _check_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        from justext import get_stoplists
-
-        known = get_stoplists()
-        for name in names:
-            if name not in known:
-                near = get_close_matches(name, sorted(known), n=3, cutoff=0.4) or ["English"]
-                raise ValueError(
-                    f"jusText has no stop words for {name!r}; the nearest names are: {', '.join(near)}"
-                )
-        return names
+from stages.settings.warc import JustextSettings
 
 
 def extract_main_text(html: str, settings: JustextSettings) -> str:

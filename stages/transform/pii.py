@@ -33,10 +33,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pydantic import Field
 
-from stages.contract import DOCUMENT, Column, Outcome, Settings, Stage, keep_all
+from stages.contract import DOCUMENT, Column, Outcome, Stage, keep_all
 from stages.counters import Counters
+from stages.settings.transform import PiiSettings
 
 KINDS = ("email", "ip", "card", "phone")
 """In the order of trying, where two could begin at one place."""
@@ -99,27 +99,6 @@ _CARD_ISSUERS = re.compile(
     r"|35(?:2[89]|[3-8][0-9])[0-9]{12,15}"  # JCB
     r"|(?:6011|64[4-9][0-9]|65[0-9]{2}|62[0-9]{2})[0-9]{12,15}"  # Discover, UnionPay
 )
-
-
-class PiiSettings(Settings):
-    """What stands in the place of each kind; null leaves the kind alone.
-
-    The defaults are Dolma's (Soldaini et al. 2024, arXiv:2402.00159, section on PII), and one alike for cards. FineWeb
-    writes `email@example.com` and addresses that answer nobody: any text will do.
-    """
-
-    email: str | None = Field(
-        default="|||EMAIL_ADDRESS|||", description="In the place of an e-mail address."
-    )
-    ip: str | None = Field(
-        default="|||IP_ADDRESS|||", description="In the place of a public IP address, v4 or v6."
-    )
-    phone: str | None = Field(
-        default="|||PHONE_NUMBER|||", description="In the place of a phone number."
-    )
-    card: str | None = Field(
-        default="|||CARD_NUMBER|||", description="In the place of a payment card's number."
-    )
 
 
 class Pii(Stage[PiiSettings]):

@@ -26,15 +26,15 @@ from importlib.metadata import version as version_of
 from itertools import groupby
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import Field
 
-from stages.contract import DOC_ID, Outcome, Settings, Stage, drop_where, keep_all, with_columns
+from stages.contract import DOC_ID, Outcome, Stage, drop_where, keep_all, with_columns
+from stages.settings.transform import TokenizeSettings
 from stages.transform.tokenizer_files import (
     Definition,
     load_sentencepiece,
@@ -52,27 +52,6 @@ and about 1 GB on noise. Loading anew takes 0.1 s, learning the common words aga
 
 SLICE_BYTES = 8 << 20
 """Text encoded in one call, so that scratch memory and the cache's life are kept to within one slice (or document)."""
-
-
-class TokenizeSettings(Settings):
-    """Settings of `Tokenize`."""
-
-    tokenizer: str = Field(
-        description="Reference of a tokenizer.json (or a folder with one), a folder with GPT-2's encoder.json and "
-        "vocab.bpe, a *.tiktoken rank file or a SentencePiece *.model."
-    )
-    end_of_document: str | int | None = Field(
-        default="auto",
-        description="Token or id put after each document; auto: the tokenizer's own; null: none.",
-    )
-    encoder: Literal["auto", "gigatoken", "tokenizers", "sentencepiece"] = Field(
-        default="auto",
-        description="Library that encodes; all give the same ids. auto: the fastest that agrees.",
-    )
-    tiktoken_pattern: Literal["r50k", "cl100k", "o200k"] | None = Field(
-        default=None,
-        description="How a *.tiktoken file's encoding splits text; null: told by the file's name.",
-    )
 
 
 @dataclass(frozen=True)

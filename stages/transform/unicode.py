@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import Field
 
-from stages.contract import DOCUMENT, Outcome, Settings, Stage, keep_all
+from stages.contract import DOCUMENT, Outcome, Stage, keep_all
+from stages.settings.transform import UnicodeSettings
 
 _CONTROLS = r"[\x00-\x08\x0b\x0e-\x1f\x7f-\x{9f}\x{206a}-\x{206f}\x{feff}\x{fff9}-\x{fffc}]"
 """Those that ftfy removes, or takes for Windows-1252 (C1)."""
@@ -27,34 +27,6 @@ _LINE_BREAKS = r"[\r\x{85}\x{2028}\x{2029}]"
 
 _NESTED = re.compile(r"&(?:(?:amp|AMP|#0{0,8}38|#[xX]0{0,8}26);){16}")
 """Entities of entities: ftfy takes off one layer at a time, which for "&amp;amp;amp;..." is quadratic."""
-
-
-class UnicodeSettings(Settings):
-    """What is repaired, in ftfy's words. Mojibake, control characters and terminal escapes always are.
-
-    The defaults are those of FineWeb's tool (datatrove's `formatters/ftfy.py`): what was broken is mended; how people
-    write (curly quotes, full-width punctuation, ligatures) stays, so that a model learns to read it.
-    """
-
-    unescape_html: Literal["auto"] | bool = Field(
-        default="auto",
-        description='Decode entities such as &eacute;; auto: until a line has a "<", which may be code.',
-    )
-    fix_latin_ligatures: bool = Field(
-        default=False, description="Write the ligature ﬁ as the letters fi."
-    )
-    fix_character_width: bool = Field(
-        default=False,
-        description="Write full-width Latin letters and half-width katakana in their usual width.",
-    )
-    uncurl_quotes: bool = Field(default=False, description="Write curly quotes as straight ones.")
-    fix_line_breaks: bool = Field(
-        default=False, description="Write every kind of line break as \\n."
-    )
-    normalization: Literal["NFC", "NFD", "NFKC", "NFKD"] | None = Field(
-        default=None,
-        description="Unicode normal form; ftfy's own default is NFC; null leaves the text's.",
-    )
 
 
 class Unicode(Stage[UnicodeSettings]):

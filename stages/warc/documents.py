@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from stages.html import extraction
 from stages.html.extraction import Unusable
+from stages.settings.warc import WarcSettings
 from stages.warc.http import TooLarge, parse_response
 from stages.warc.record_framing import Broken, Record
-from stages.warc.settings import WarcSettings
 
 _SHOWN_BYTES = 32  # of content without an HTTP header, in the quarantine list
 

@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 
 from stages.contract import DOCUMENT
 from stages.kernels.line_cleaning import clean_lines
+from stages.settings.warc import WarcSettings
 from stages.warc.documents import Row, Skipped, parse_document, parse_source_domain
 from stages.warc.read_report import Quarantined, ReadReport
 from stages.warc.record_framing import Broken, Record, read_records
-from stages.warc.settings import WarcSettings
 
 
 class WarcReader:

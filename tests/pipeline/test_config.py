@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -254,3 +257,25 @@ def test_every_key_is_described() -> None:
                 check(info.annotation, f"{where}{name}.")
 
     check(RunConfig, "")
+
+
+def test_reading_a_config_loads_no_heavy_module(tmp_path: Path) -> None:
+    """`import pipeline.config` loads fewer than 20 of our modules, and neither Arrow nor numba nor numpy."""
+    code = (
+        "import sys, pipeline.config\n"
+        "packages = ('pipeline', 'stages', 'storage', 'config_files')\n"
+        "print(sum(name.split('.')[0] in packages for name in sys.modules))\n"
+        "print([name for name in ('numba', 'numpy', 'pyarrow', 'ray') if name in sys.modules])"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    num_modules, heavy = ended.stdout.splitlines()
+    assert int(num_modules) < 20
+    assert heavy == "[]"

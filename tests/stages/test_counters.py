@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stages.contract import chain, drop_where, evaluate_all_rules, keep_all
 from stages.counters import Counters
-from stages.dedup.minhash import MinHash, MinHashSettings, bands
+from stages.dedup.minhash import MinHash, MinHashSettings, compute_bands
 from stages.filters import perplexity
 from stages.filters.decontamination import (
     CONTAMINATION,
@@ -138,7 +138,7 @@ def test_band_hashes_are_counted_for_documents_with_words() -> None:
     )
     stage = MinHash(settings)
     stage.open()
-    assert stage.apply(batch).counters.counts == {"band_hashes": bands(settings)[0]}
+    assert stage.apply(batch).counters.counts == {"band_hashes": compute_bands(settings)[0]}
 
 
 def test_a_perplexity_histogram_uses_the_bins_of_the_cutoffs() -> None:

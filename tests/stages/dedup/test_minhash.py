@@ -18,7 +18,7 @@ from stages.dedup.minhash import (
     MinHashFilter,
     MinHashFilterSettings,
     MinHashSettings,
-    bands,
+    compute_bands,
     ngram_sets,
     ngrams,
     signatures,
@@ -114,7 +114,7 @@ def test_bands_decide_as_datasketchs_index() -> None:
                 edited[i] = f"x{rng.integers(0, 10**6)}"
             texts.append(" ".join(edited))
     index = datasketch.MinHashLSH(threshold=0.6, num_perm=64)
-    assert (index.b, index.r) == bands(settings)
+    assert (index.b, index.r) == compute_bands(settings)
     sketches = [judged(text, settings) for text in texts]
     for i, sketch in enumerate(sketches):
         index.insert(i, sketch)

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from stages.filters.lines import POLICY_PHRASES, Lines, LinesSettings
+from stages.filters.lines import Lines, LinesSettings
+from stages.settings.filters import POLICY_PHRASES
 
 NOTHING = LinesSettings(
     max_word_chars=None,

@@ -23,11 +23,11 @@ from warcio.archiveiterator import ArchiveIterator as Warcio
 from warcio.exceptions import ArchiveLoadFailed
 
 from stages.contract import DOCUMENT, DocumentCountError
+from stages.settings.warc import WarcAdvanced, WarcSettings
 from stages.warc.causes import CAUSES, SKIPPED
 from stages.warc.documents import parse_source_domain
 from stages.warc.read_report import ReadReport
 from stages.warc.reader import WarcReader
-from stages.warc.settings import WarcAdvanced, WarcSettings
 
 MIB = 1 << 20
 DEFAULT = WarcSettings()

@@ -1,0 +1,420 @@
+"""Settings of the stages in `stages.filters`, except quality."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, ClassVar, Literal, Self, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from stages.settings.base import Settings, Share
+
+MAX_SETS = 64
+"""Largest number of evaluation sets: the overlap kernel marks each set with one bit of a uint64."""
+
+_WORD = re.compile("[a-z0-9\x80-\U0010ffff]+")
+
+
+class UrlSettings(Settings):
+    """Which addresses are dropped. A list of words or domains may be the path of a file with one a line.
+
+    Source: Penedo et al. 2023 (RefinedWeb), section 3.1 and appendix G.1, whose word lists are not published.
+    """
+
+    domains: tuple[str, ...] = Field(
+        default=(),
+        description="Block lists of domains and URLs: files (one entry a line; hosts files too; .gz), or folders, of "
+        "which every file named domains or urls (UT1's layout) and every .txt is read.",
+    )
+    subwords: str | tuple[str, ...] = Field(
+        default=(),
+        description="Drop a URL that holds one of these anywhere, once all but letters and digits is left out.",
+    )
+    hard_words: str | tuple[str, ...] = Field(
+        default=(), description="Drop a URL that has one of these as a word."
+    )
+    soft_words: str | tuple[str, ...] = Field(
+        default=(), description="Words of which a URL may have max_soft_words."
+    )
+    max_soft_words: int = Field(
+        default=1,
+        ge=0,
+        description="Most different soft words of a URL that is kept. RefinedWeb drops at two.",
+    )
+    patterns: tuple[str, ...] = Field(
+        default=(),
+        description="Regular expressions (RE2's syntax); one that is found in the normal form drops the URL.",
+    )
+    curated: str | tuple[str, ...] = Field(
+        default=(),
+        description="Domains (or URLs) left to curated copies that are mixed in elsewhere, as RefinedWeb leaves out "
+        "Wikipedia, arXiv and others: [wikipedia.org, arxiv.org, github.com].",
+    )
+
+    @field_validator("subwords", "hard_words", "soft_words")
+    @classmethod
+    def _are_words(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        return value if isinstance(value, str) else normalize_words(value)
+
+    @field_validator("patterns")
+    @classmethod
+    def _compile(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        for pattern in value:
+            try:
+                pc.match_substring_regex(pa.array([""]), pattern)
+            except pa.ArrowInvalid as error:
+                raise ValueError(f"{pattern!r} is no regular expression of RE2: {error}") from error
+        return value
+
+    @model_validator(mode="after")
+    def _judges_something(self) -> Self:
+        rules = (
+            self.domains,
+            self.subwords,
+            self.hard_words,
+            self.soft_words,
+            self.patterns,
+            self.curated,
+        )
+        if not any(rules):
+            raise ValueError(
+                "no rule is given: nothing would be dropped; give domains, for one, or set url to null"
+            )
+        return self
+
+
+def normalize_words(words: Iterable[str]) -> tuple[str, ...]:
+    """Return the words in lower case, each once, sorted.
+
+    Raises:
+        ValueError: one is not a single word.
+    """
+    lower = sorted({word.strip().lower() for word in words})
+    if wrong := [word for word in lower if not _WORD.fullmatch(word)]:
+        raise ValueError(
+            f"{wrong[0]!r} is no single word of letters and digits, so no URL could have it; split it"
+        )
+    return tuple(lower)
+
+
+class LengthSettings(Settings):
+    """Limits of the length of a text. Both are inclusive."""
+
+    min_chars: int = Field(
+        default=300,
+        ge=0,
+        description="Shortest text kept, in code points. CCNet drops documents of fewer than 300 "
+        "before deduplication.",
+    )
+    max_chars: int | None = Field(
+        default=None, ge=1, description="Longest text kept, in code points; null sets no limit."
+    )
+
+    @model_validator(mode="after")
+    def _limits_in_order(self) -> Self:
+        if self.max_chars is not None and self.max_chars < self.min_chars:
+            raise ValueError(
+                f"max_chars is {self.max_chars}, below min_chars {self.min_chars}: no text could "
+                f"be kept"
+            )
+        return self
+
+
+POLICY_PHRASES = (
+    "terms of use",
+    "privacy policy",
+    "cookie policy",
+    "uses cookies",
+    "use of cookies",
+    "use cookies",
+)
+"""`_POLICY_SUBSTRINGS` of C4's code."""
+
+
+_Phrase: TypeAlias = Annotated[str, Field(min_length=1)]
+
+
+class LinesSettings(Settings):
+    """The rules for lines, and for documents after lines were removed. The defaults are C4's.
+
+    FineWeb (datatrove's `examples/fineweb.py`, with `C4QualityFilter`) sets end_marks null,
+    min_words_per_line 3 and min_sentences 5, and keeps the other defaults.
+    """
+
+    max_word_chars: int | None = Field(
+        default=1000,
+        ge=1,
+        description="Remove lines with a longer word; null sets no limit. C4's code: 1000.",
+    )
+    remove_citations: bool = Field(
+        default=True,
+        description="Remove Wikipedia's [1], [], [edit] and [citation needed] from lines.",
+    )
+    end_marks: Annotated[tuple[_Phrase, ...], Field(min_length=1)] | None = Field(
+        default=(".", "?", "!", '"'),
+        description="Remove lines that end with none of these, or with an ellipsis (...); null "
+        "turns the rule off, as FineWeb does.",
+    )
+    min_words_per_line: int = Field(
+        default=5,
+        ge=0,
+        description="Remove lines of fewer words, separated by white space. C4: 5; FineWeb: 3; 0 "
+        "turns the rule off.",
+    )
+    drop_lorem_ipsum: bool = Field(
+        default=True,
+        description='Drop documents with "lorem ipsum", in any case, in a line that is left.',
+    )
+    remove_javascript: bool = Field(
+        default=True, description='Remove lines with "javascript", in any case.'
+    )
+    drop_curly_bracket: bool = Field(
+        default=True, description='Drop documents with a "{" in a line that is left.'
+    )
+    policy_phrases: tuple[_Phrase, ...] = Field(
+        default=POLICY_PHRASES,
+        description="Remove lines with one of these phrases, in any case; [] turns the rule off.",
+    )
+    min_sentences: int = Field(
+        default=3,
+        ge=0,
+        description="Fewest sentences in the lines that are left. C4: 3; FineWeb: 5; 0 turns the "
+        "rule off.",
+    )
+
+
+class LanguageSettings(Settings):
+    """The model, and how much of a text it reads."""
+
+    model: str = Field(
+        default="lid.176.ftz",
+        description="fastText model whose labels are language codes (lid.176, GlotLID, OpenLID): a "
+        "name of the model registry, or a path.",
+    )
+    labels: dict[str, str] = Field(
+        default={},
+        description="Label of the model -> language code; other labels are kept. Other stages and "
+        "`keep` use the codes of lid.176, so GlotLID needs {eng_Latn: en, fra_Latn: fr}.",
+    )
+    max_chars: int | None = Field(
+        default=None,
+        ge=1,
+        description="Read only the first max_chars code points of a text; null reads all of it, as "
+        "CCNet does. With 1000 the stage is 2.5 times as fast, and 97.8 % of web pages get the "
+        "same label.",
+    )
+
+
+class LanguageFilterSettings(Settings):
+    """The languages and scores that are kept."""
+
+    min_score: float = Field(
+        default=0.5,
+        ge=0.0,
+        le=1.0,
+        description="Lowest language_score kept. CCNet keeps 0.5 and more.",
+    )
+    keep: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
+        default=None,
+        description="Codes of the languages to keep (en, fr, zh); null keeps every language.",
+    )
+
+
+Bucket = Literal["head", "middle", "tail", "all"]
+
+
+class PerplexitySettings(Settings):
+    """The language models."""
+
+    models: Mapping[str, str] = Field(
+        description="Language code -> folder with <code>.sp.model and <code>.arpa.bin: a name of "
+        "the model registry, or a path. Documents in other languages get no perplexity.",
+    )
+
+
+class PerplexityFilterSettings(Settings):
+    """The cutoffs of the buckets, and the buckets that are kept."""
+
+    cutoffs: Mapping[str, tuple[float, float]] = Field(
+        default_factory=dict[str, tuple[float, float]],
+        description="Language code -> [head below, middle below]: a perplexity strictly below the "
+        "first is head, strictly below the second middle, any other tail. CCNet uses the 30th and "
+        "60th percentile of each language (en 340 and 520). A language without cutoffs is in "
+        "bucket all.",
+    )
+    keep: tuple[Bucket, ...] = Field(
+        default=("head", "middle", "tail", "all"),
+        min_length=1,
+        description="Buckets to keep: head, middle, tail, and all, which holds documents without "
+        "cutoffs or perplexity.",
+    )
+
+    @model_validator(mode="after")
+    def _cutoffs_in_order(self) -> Self:
+        for language, (head_below, middle_below) in self.cutoffs.items():
+            if not 0 <= head_below <= middle_below:
+                raise ValueError(
+                    f"cutoffs.{language} is [{head_below}, {middle_below}]; wanted two numbers of 0 "
+                    f"and more, the head's first and not above the middle's"
+                )
+        return self
+
+
+class ClassifierSettings(Settings):
+    """One classifier: its model, or its models by language, and the label that is scored."""
+
+    model: str | None = Field(
+        default=None,
+        description="A fastText model file, or a folder with model.bin: a path, or a name of the "
+        "model registry. Give either model or models.",
+    )
+    models: Mapping[str, str] = Field(
+        default={},
+        description="Language code -> model, where each language has a model of its own. Documents "
+        "in other languages get no score.",
+    )
+    label: str = Field(
+        min_length=1,
+        description="The score is the probability of this label. Spell it as the model does, such "
+        "as __label__hq.",
+    )
+    languages: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
+        default=None, description="Languages that `model` scores; null scores all documents."
+    )
+    max_chars: int | None = Field(
+        default=None,
+        ge=1,
+        description="Score only the first max_chars code points of a text; null scores all of it.",
+    )
+    decimals: int | None = Field(
+        default=None,
+        ge=0,
+        le=16,
+        description="Round scores to this number of decimals; null stores them as fastText returns "
+        "them. RedPajama 1 rounds to 4.",
+    )
+
+    @model_validator(mode="after")
+    def _has_model_or_models(self) -> Self:
+        if (self.model is None) == (not self.models):
+            found = "both" if self.models else "neither"
+            raise ValueError(f"give either model or models; found {found}")
+        if self.models and self.languages is not None:
+            raise ValueError(
+                "languages applies to model only: the keys of models are the languages; "
+                "remove languages"
+            )
+        return self
+
+    def model_languages(self) -> Iterator[tuple[str, tuple[str, ...] | None]]:
+        """Yield each model with the languages that it scores; None means all documents."""
+        if self.model is not None:
+            yield self.model, self.languages
+        for language, model in self.models.items():
+            yield model, (language,)
+
+
+class ScoreLimits(Settings):
+    """The scores of one classifier that are kept. Both limits are inclusive."""
+
+    min: float | None = Field(
+        default=None, ge=0, le=1, description="Lowest score kept; null sets no limit."
+    )
+    max: float | None = Field(
+        default=None, ge=0, le=1, description="Highest score kept; null sets no limit."
+    )
+
+    @model_validator(mode="after")
+    def _range_is_not_empty(self) -> Self:
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise ValueError(
+                f"min is {self.min}, above max, which is {self.max}: no document could be kept; "
+                f"lower min"
+            )
+        return self
+
+
+class _NamedSettings(Settings):
+    """Settings whose keys are names chosen by the user."""
+
+    model_config = ConfigDict(extra="allow")
+
+    @model_validator(mode="after")
+    def _names_are_usable(self) -> Self:
+        for name in self.model_extra or {}:
+            # A name becomes an attribute of a pydantic model, so it must not hide one.
+            if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or hasattr(BaseModel, name):
+                usable = re.sub("[^a-z0-9_]", "_", name.lower())
+                raise ValueError(
+                    f"{name!r} cannot name a classifier: use lower-case letters, digits and _, and "
+                    f"no name of a pydantic attribute; try {usable}_score"
+                )
+        return self
+
+
+class ClassifiersSettings(_NamedSettings):
+    """Name -> classifier. Choose any name; the scores are stored in `classifier_<name>`."""
+
+    each: ClassVar[type[Settings]] = ClassifierSettings
+    __pydantic_extra__: dict[str, ClassifierSettings] = Field(init=False)  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    @property
+    def by_name(self) -> Mapping[str, ClassifierSettings]:
+        """The classifiers, sorted by name: the order of keys in a config has no effect."""
+        return dict(sorted(self.__pydantic_extra__.items()))
+
+
+class ClassifiersFilterSettings(_NamedSettings):
+    """Name -> limits of the score."""
+
+    each: ClassVar[type[Settings]] = ScoreLimits
+    __pydantic_extra__: dict[str, ScoreLimits] = Field(init=False)  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    @property
+    def limits(self) -> Mapping[str, ScoreLimits]:
+        """The limits, sorted by name: the first broken one is the reason of a drop."""
+        return dict(sorted(self.__pydantic_extra__.items()))
+
+
+class DecontaminationSettings(Settings):
+    """Which evaluation sets are looked for, and what counts as shared."""
+
+    sets: Annotated[Mapping[str, str], Field(min_length=1, max_length=MAX_SETS)] = Field(
+        description="Name of a set -> its file (.jsonl, every string in it an example; .txt, every line one; .gz of "
+        "either), or a folder of such files.",
+    )
+    ngram_words: int = Field(
+        default=13,
+        ge=1,
+        le=1_000,
+        description="Words of a run that counts as shared. GPT-3: 13 at most; PaLM: 8.",
+    )
+    min_example_words: int = Field(
+        default=8,
+        ge=1,
+        description="An example shorter than ngram_words is looked for as a whole if it has so many words (GPT-3: 8); "
+        "one of fewer is not looked for.",
+    )
+
+    @model_validator(mode="after")
+    def _lengths_in_order(self) -> Self:
+        if self.min_example_words > self.ngram_words:
+            raise ValueError(
+                f"min_example_words is {self.min_example_words}, above ngram_words {self.ngram_words}; an example of "
+                f"{self.ngram_words} words would be looked for all the same"
+            )
+        return self
+
+
+class DecontaminationFilterSettings(Settings):
+    """How much a document may share with an evaluation set."""
+
+    max_share: Share | Mapping[str, Share] = Field(
+        default=0.0,
+        description="Greatest share of a document's words in runs that occur in a set: one for all sets, or set -> "
+        "share (a set that is not named sets no limit). 0 drops whatever shares a run.",
+    )
