@@ -1,4 +1,4 @@
-"""Small datasets whose tokens tell where they stand."""
+"""Small datasets with known tokens."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ END = 0
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A folder, and what was written to it: the tokens and the document starts of each shard."""
+    """A dataset in a folder, with the tokens and document starts of each shard."""
 
     folder: Path
     tokens: list[NDArray[np.int64]]
     doc_starts: list[NDArray[np.int64]]
 
     def rows(self, seq_len: int) -> set[bytes]:
-        """Every row of seq_len + 1 tokens, as int64 bytes; tokens are drawn so that no two are equal."""
+        """Return every row of seq_len + 1 tokens as int64 bytes. All rows differ."""
         cut = [
             shard[j * seq_len : (j + 1) * seq_len + 1]
             for shard in self.tokens
@@ -78,14 +78,14 @@ def write_dataset(
 
 @pytest.fixture(scope="session")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    """Five shards, one of them empty and one too short for a row, of documents of 1 to 90 tokens in samples of 64."""
+    """Five shards with documents of 1 to 90 tokens; one is empty, one too short for a row."""
     lengths = [[30, 1, 90, 7, 40, 64], [], [3, 2], [50] * 9, [11, 90, 5, 5, 61, 8, 80]]
     return write_dataset(tmp_path_factory.mktemp("dataset"), lengths)
 
 
 @pytest.fixture(scope="session")
 def larger(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    """Seven shards of some 3,000 tokens."""
+    """Seven shards with about 3,000 tokens each."""
     rng = np.random.default_rng(5)
     lengths = [rng.integers(1, 200, 30).tolist() for _ in range(7)]
     return write_dataset(tmp_path_factory.mktemp("larger"), lengths, seed=1, sample_tokens=256)
@@ -93,7 +93,7 @@ def larger(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
-    """Writes a dataset of the test's own."""
+    """Return a function that writes a dataset for one test."""
 
     def make(shards: Sequence[Sequence[int]], name: str = "made", **settings: Any) -> Dataset:
         return write_dataset(tmp_path / name, shards, **settings)

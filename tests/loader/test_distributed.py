@@ -1,4 +1,4 @@
-"""Real processes: two gloo ranks, one of them killed in mid-epoch, gone on with as three."""
+"""Resume with real processes: two gloo ranks, one of them killed, then three ranks."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ loader = TokenLoader(given["folder"], **given["order"])        # rank and world 
 checkpoint = Path(given["checkpoint"])
 if checkpoint.exists():
     loader.load_state_dict(json.loads(checkpoint.read_text()))
-with open(given["log"], "a") as log:
+with open(given["log_path"], "a") as log_path:
     for batch in loader:
-        print(json.dumps([loader.state.position, batch["input_ids"].tolist()]), file=log, flush=True)
+        print(json.dumps([loader.state.position, batch["input_ids"].tolist()]), file=log_path, flush=True)
         dist.barrier()
         if given["rank"] == 0:
             checkpoint.with_suffix(".part").write_text(json.dumps(loader.state_dict()))
@@ -51,10 +51,10 @@ dist.destroy_process_group()
 """
 
 
-def start(
+def start_ranks(
     dataset: Dataset, folder: Path, ranks: int, pause_s: float
 ) -> list[subprocess.Popen[bytes]]:
-    """All ranks of one run."""
+    """Start all ranks of one run."""
     environment = {
         key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")
     }
@@ -70,23 +70,26 @@ def start(
     }
     return [
         subprocess.Popen(
-            [sys.executable, "-c", RANK, json.dumps({**given, "rank": rank, "log": str(log(folder, ranks, rank))})],
+            [sys.executable, "-c", RANK, json.dumps({**given, "rank": rank, "log_path": str(log_path(folder, ranks, rank))})],
             cwd=REPOSITORY, env={**environment, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE,
         )
         for rank in range(ranks)
     ]  # fmt: skip
 
 
-def log(folder: Path, ranks: int, rank: int) -> Path:
-    """Where a rank writes what it got."""
-    return folder / f"log-{ranks}-{rank}"
+def log_path(folder: Path, ranks: int, rank: int) -> Path:
+    """Return the file to which a rank writes its rows."""
+    return folder / f"log_path-{ranks}-{rank}"
 
 
-def steps(folder: Path, ranks: int) -> dict[int, list[list[int]]]:
-    """Rows of each step over all ranks, by the position behind it; half a line is a write that was killed."""
+def read_steps(folder: Path, ranks: int) -> dict[int, list[list[int]]]:
+    """Return the rows of each step over all ranks, by the position after it.
+
+    The last line of a killed rank may be incomplete and is skipped.
+    """
     found: dict[int, list[list[int]]] = {}
     for rank in range(ranks):
-        for line in log(folder, ranks, rank).read_text().splitlines():
+        for line in log_path(folder, ranks, rank).read_text().splitlines():
             if line.endswith("]]]"):
                 position, rows = json.loads(line)
                 found.setdefault(position, []).extend(rows)
@@ -94,15 +97,16 @@ def steps(folder: Path, ranks: int) -> dict[int, list[list[int]]]:
 
 
 @pytest.mark.timeout(120)
-def test_two_ranks_one_killed_then_three(larger: Dataset, tmp_path: Path) -> None:
-    """Rank 1 of 2 is killed with signal 9; three ranks go on from the last checkpoint: no row missing, none twice."""
+def test_three_ranks_continue_after_one_of_two_was_killed(larger: Dataset, tmp_path: Path) -> None:
+    """After SIGKILL, three ranks continue from the last checkpoint: each row comes once."""
     alone = TokenLoader(larger.folder, rank=0, world_size=1, **ORDER)
     expected: dict[int, list[list[int]]] = {}
     for batch in alone:
         expected[alone.state.position] = batch["input_ids"].tolist()
-    first = start(larger, tmp_path, ranks=2, pause_s=0.05)
+    first = start_ranks(larger, tmp_path, ranks=2, pause_s=0.05)
     while not (
-        all(log(tmp_path, 2, rank).exists() for rank in range(2)) and len(steps(tmp_path, 2)) >= 6
+        all(log_path(tmp_path, 2, rank).exists() for rank in range(2))
+        and len(read_steps(tmp_path, 2)) >= 6
     ):
         assert first[0].poll() is None, first[0].stderr and first[0].stderr.read().decode()
         time.sleep(0.02)
@@ -112,14 +116,14 @@ def test_two_ranks_one_killed_then_three(larger: Dataset, tmp_path: Path) -> Non
         process.communicate()
     saved = json.loads((tmp_path / "checkpoint.json").read_text())
     assert 0 < saved["position"] < alone.state.position
-    for process in start(larger, tmp_path, ranks=3, pause_s=0.0):
+    for process in start_ranks(larger, tmp_path, ranks=3, pause_s=0.0):
         _, error = process.communicate(timeout=90)
         assert process.returncode == 0, error.decode()
     before = {
         position: rows
-        for position, rows in steps(tmp_path, 2).items()
+        for position, rows in read_steps(tmp_path, 2).items()
         if position <= saved["position"]
     }
-    after = steps(tmp_path, 3)
+    after = read_steps(tmp_path, 3)
     assert min(after) > saved["position"]
     assert before | after == expected

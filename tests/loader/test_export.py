@@ -1,4 +1,4 @@
-"""Exports, read back by the libraries whose formats they are."""
+"""Exports, read by the libraries of their formats."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.loader.conftest import Dataset, Make
 
 
 def open_reader(folder: Path) -> ShardReader:
-    """A reader of the whole dataset."""
+    """Return a reader of the dataset."""
     return ShardReader(
         read_manifest_columns(folder, ReadSettings()), seq_len=1, settings=ReadSettings()
     )
 
 
-def wanted(dataset: Dataset) -> list[list[int]]:
-    """The tokens of every document, in order."""
+def list_documents(dataset: Dataset) -> list[list[int]]:
+    """Return the tokens of every document, in order."""
     return [
         tokens[start:stop].tolist()
         for tokens, starts in zip(dataset.tokens, dataset.doc_starts, strict=True)
@@ -32,18 +32,18 @@ def wanted(dataset: Dataset) -> list[list[int]]:
     ]
 
 
-def test_documents_are_those_that_were_written(dataset: Dataset) -> None:
-    """Ids and tokens, shard by shard."""
+def test_documents_are_returned_in_order(dataset: Dataset) -> None:
+    """Ids and tokens equal those that were written."""
     reader = open_reader(dataset.folder)
     found = [document for shard in range(5) for document in read_documents(reader, shard)]
-    assert [document.tokens.tolist() for document in found] == wanted(dataset)
+    assert [document.tokens.tolist() for document in found] == list_documents(dataset)
     assert [document.doc_id for document in found if document.doc_id >> 32 == 3] == [
         (3 << 32) + i for i in range(9)
     ]
 
 
-def test_megatron_by_its_layout(dataset: Dataset, tmp_path: Path) -> None:
-    """The index says where each document lies in the file of tokens."""
+def test_megatron_files_follow_the_layout(dataset: Dataset, tmp_path: Path) -> None:
+    """The index points to each document in the file of tokens."""
     num_docs = export_megatron(open_reader(dataset.folder), tmp_path / "web")
     index = (tmp_path / "web.idx").read_bytes()
     assert index[:9] == b"MMIDIDX\0\0"
@@ -52,23 +52,25 @@ def test_megatron_by_its_layout(dataset: Dataset, tmp_path: Path) -> None:
     pointers = np.frombuffer(index, "<i8", num_docs, 34 + 4 * num_docs)
     tokens = np.fromfile(tmp_path / "web.bin", "<u2")
     pairs = zip(pointers.tolist(), lengths.tolist(), strict=True)
-    assert [tokens[at // 2 : at // 2 + num].tolist() for at, num in pairs] == wanted(dataset)
+    assert [tokens[at // 2 : at // 2 + num].tolist() for at, num in pairs] == list_documents(
+        dataset
+    )
 
 
-def test_megatron_reads_it(dataset: Dataset, tmp_path: Path) -> None:
+def test_megatron_reads_the_export(dataset: Dataset, tmp_path: Path) -> None:
     """megatron.core's IndexedDataset gives the documents."""
     indexed = pytest.importorskip("megatron.core.datasets.indexed_dataset")
     num_docs = export_megatron(open_reader(dataset.folder), tmp_path / "web")
     found = indexed.IndexedDataset(str(tmp_path / "web"))
     assert len(found) == num_docs
-    assert [found[i].tolist() for i in range(num_docs)] == wanted(dataset)
+    assert [found[i].tolist() for i in range(num_docs)] == list_documents(dataset)
     assert found.document_indices.tolist() == list(range(num_docs + 1))
 
 
-def test_mosaicml_reads_it(
+def test_mosaicml_reads_the_export(
     dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Streaming's own reader gives ids and tokens, over several MDS shards."""
+    """Streaming's reader gives ids and tokens from several MDS shards."""
     mds = pytest.importorskip("streaming.base.format.mds.reader")
     monkeypatch.setattr("loader.export.mds.MDS_SHARD_BYTES", 500)
     num_docs = export_mds(open_reader(dataset.folder), tmp_path)
@@ -76,12 +78,12 @@ def test_mosaicml_reads_it(
     assert len(index["shards"]) > 2
     readers = [mds.MDSReader.from_json(str(tmp_path), "", shard) for shard in index["shards"]]
     samples = [reader.get_item(i) for reader in readers for i in range(reader.samples)]
-    assert [sample["tokens"].tolist() for sample in samples] == wanted(dataset)
+    assert [sample["tokens"].tolist() for sample in samples] == list_documents(dataset)
     assert len({int(sample["doc_id"]) for sample in samples}) == num_docs
 
 
-def test_mds_by_its_layout(dataset: Dataset, tmp_path: Path) -> None:
-    """Offsets, the config and the samples lie where the index says."""
+def test_mds_files_follow_the_layout(dataset: Dataset, tmp_path: Path) -> None:
+    """Offsets, config and samples are at the places that the index names."""
     num_docs = export_mds(open_reader(dataset.folder), tmp_path)
     (shard,) = json.loads((tmp_path / "index.json").read_text())["shards"]
     data = (tmp_path / shard["raw_data"]["basename"]).read_bytes()
@@ -96,22 +98,22 @@ def test_mds_by_its_layout(dataset: Dataset, tmp_path: Path) -> None:
     first = data[offsets[0] : offsets[1]]
     num_bytes, doc_id = struct.unpack_from("<IQ", first)
     assert (num_bytes, doc_id) == (len(first) - 12, 0)
-    assert np.frombuffer(first[14:], "<u2").tolist() == wanted(dataset)[0]
+    assert np.frombuffer(first[14:], "<u2").tolist() == list_documents(dataset)[0]
 
 
-def test_parquet_is_read_by_arrow(dataset: Dataset, tmp_path: Path) -> None:
-    """Columns doc_id and tokens, one file per shard that is not empty."""
+def test_arrow_reads_the_parquet_export(dataset: Dataset, tmp_path: Path) -> None:
+    """There is one file with doc_id and tokens per shard that is not empty."""
     import pyarrow.parquet as pq
 
     num_docs = export_parquet(open_reader(dataset.folder), tmp_path / "out")
     files = sorted((tmp_path / "out").iterdir())
     assert [path.name for path in files][-1] == "train-00003-of-00004.parquet"
     found = [tokens for path in files for tokens in pq.read_table(path)["tokens"].to_pylist()]
-    assert found == wanted(dataset)
+    assert found == list_documents(dataset)
     assert len(found) == num_docs
 
 
-def test_hugging_face_reads_it(dataset: Dataset, tmp_path: Path) -> None:
+def test_hugging_face_reads_the_parquet_export(dataset: Dataset, tmp_path: Path) -> None:
     """datasets.load_dataset gives the documents."""
     datasets = pytest.importorskip("datasets")
     export_parquet(open_reader(dataset.folder), tmp_path / "out")
@@ -119,11 +121,11 @@ def test_hugging_face_reads_it(dataset: Dataset, tmp_path: Path) -> None:
     found = datasets.load_dataset(
         "parquet", data_files=files, split="train", cache_dir=str(tmp_path / "cache")
     )
-    assert [row["tokens"] for row in found] == wanted(dataset)
+    assert [row["tokens"] for row in found] == list_documents(dataset)
 
 
-def test_four_byte_tokens_keep_their_values(make: Make, tmp_path: Path) -> None:
-    """Large vocabularies become int32 for Megatron and uint32 elsewhere."""
+def test_tokens_of_a_large_vocabulary_keep_their_values(make: Make, tmp_path: Path) -> None:
+    """They become int32 for Megatron and uint32 in the other formats."""
     made = make([[40, 3]], vocab_size=200_000)
     export_megatron(open_reader(made.folder), tmp_path / "web")
     assert np.fromfile(tmp_path / "web.bin", "<i4").tolist() == made.tokens[0].tolist()

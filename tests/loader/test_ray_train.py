@@ -1,4 +1,4 @@
-"""Ray Train's own workers: the loader finds its rank there without being told."""
+"""The loader finds its rank in workers of Ray Train."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ DataParallelTrainer(
 
 @pytest.mark.ray
 @pytest.mark.timeout(600)  # 191 s were seen on two cores with other work, nearly all of it Ray
-def test_two_workers_of_ray_train_share_each_step(larger: Dataset, tmp_path: Path) -> None:
-    """They are ranks 0 and 1 of 2; together they get the rows of each step that one rank alone gets, none twice."""
+def test_two_ray_train_workers_share_each_step(larger: Dataset, tmp_path: Path) -> None:
+    """They are ranks 0 and 1 of 2, and together read the rows of each step of one rank."""
     environment = {
         key: value
         for key, value in os.environ.items()

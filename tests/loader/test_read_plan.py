@@ -1,4 +1,4 @@
-"""The reading plan of a rank, and which rank this process is."""
+"""The read plan of a rank."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.conftest import REPOSITORY
 from tests.loader.conftest import Dataset, Make
 
 
-def places(shard_ranges: list[Any]) -> list[tuple[int, int]]:
-    """Every (shard, row) of some shard_ranges."""
+def list_rows(shard_ranges: list[Any]) -> list[tuple[int, int]]:
+    """Return every (shard, row) of some ranges."""
     return [
         (span.shard, row)
         for span in shard_ranges
@@ -30,10 +30,10 @@ def places(shard_ranges: list[Any]) -> list[tuple[int, int]]:
 
 
 @given(world_size=st.integers(1, 9), interleave_depth=st.integers(1, 9), epoch=st.integers(0, 3))
-def test_plans_of_all_ranks_hold_each_row_once(
+def test_plans_of_all_ranks_have_each_row_once(
     dataset: Dataset, world_size: int, interleave_depth: int, epoch: int
 ) -> None:
-    """Equal numbers of rows; no row on two ranks; few rows on none."""
+    """All ranks have equally many rows; no row is on two ranks; few rows are on none."""
     plans = [
         shards_for_rank(
             dataset.folder,
@@ -46,7 +46,7 @@ def test_plans_of_all_ranks_hold_each_row_once(
         )
         for rank in range(world_size)
     ]
-    found = [places(plan) for plan in plans]
+    found = [list_rows(plan) for plan in plans]
     assert len({len(rows) for rows in found}) == 1
     together = [place for rows in found for place in rows]
     assert len(together) == len(set(together))
@@ -62,7 +62,7 @@ def test_the_plan_is_what_the_loader_reads(larger: Dataset) -> None:
         )
         planned = {
             tuple(larger.tokens[shard][row * 32 : row * 32 + 32].tolist())
-            for shard, row in places(shard_ranges)
+            for shard, row in list_rows(shard_ranges)
         }
         loader = TokenLoader(
             larger.folder,
@@ -77,23 +77,23 @@ def test_the_plan_is_what_the_loader_reads(larger: Dataset) -> None:
         assert {tuple(row) for batch in loader for row in batch["input_ids"].tolist()} == planned
 
 
-def test_spans_name_their_tokens(make: Make) -> None:
-    """A span of rows is a span of tokens of one file, one more than rows hold."""
+def test_ranges_name_their_tokens(make: Make) -> None:
+    """A range of rows is a range of tokens of one file, with one token more than the rows."""
     made = make([[100]])
     (span,) = shards_for_rank(made.folder, seq_len=32, rank=0, world_size=1)
     assert (span.file, span.first_row, span.num_rows) == ("shard-000000.tar", 0, 3)
     assert (span.first_token, span.last_token) == (0, 96)
 
 
-def test_a_manifest_in_memory_will_do(dataset: Dataset) -> None:
-    """The plan needs no file."""
+def test_a_manifest_in_memory_gives_the_same_plan(dataset: Dataset) -> None:
+    """The plan needs no files besides the manifest."""
     manifest = Manifest.loads((dataset.folder / "manifest.json").read_bytes())
     arguments = {"seq_len": 32, "rank": 1, "world_size": 2}
     assert shards_for_rank(manifest, **arguments) == shards_for_rank(dataset.folder, **arguments)
 
 
 def test_more_ranks_than_rows_are_refused(make: Make) -> None:
-    """With the number that would fit."""
+    """The error names the number of ranks that fits."""
     made = make([[100]])
     with pytest.raises(ValueError, match="3 rows for 4 ranks; use at most 3 ranks"):
         shards_for_rank(made.folder, seq_len=32, rank=0, world_size=4)

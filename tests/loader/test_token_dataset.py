@@ -1,4 +1,4 @@
-"""The map-style dataset, with DataLoader and the trainers that want one."""
+"""TokenDataset with DataLoader, torchdata, DCP and the trainers that use map-style datasets."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from tests.loader.conftest import Dataset
 T = 32
 
 
-def rows(batches: Any) -> list[list[int]]:
-    """All input rows."""
+def list_rows(batches: Any) -> list[list[int]]:
+    """Return all input list_rows of some batches."""
     return [row for batch in batches for row in batch["input_ids"].tolist()]
 
 
-def loader_rows(dataset: Dataset, **given: Any) -> list[list[int]]:
-    """What TokenLoader gives."""
+def list_loader_rows(dataset: Dataset, **given: Any) -> list[list[int]]:
+    """Return all input rows that TokenLoader gives."""
     order = {"seq_len": T, "global_batch_rows": 6, "seed": 2, "epochs": 1}
-    return rows(TokenLoader(dataset.folder, **{"rank": 0, "world_size": 1, **order, **given}))
+    return list_rows(TokenLoader(dataset.folder, **{"rank": 0, "world_size": 1, **order, **given}))
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_dataloader_gives_what_the_loader_gives(larger: Dataset, num_workers: int) -> None:
-    """The same rows in the same order, on any rank, in this process or in workers."""
+def test_dataloader_gives_the_rows_of_the_loader(larger: Dataset, num_workers: int) -> None:
+    """The rows and their order are the same on any rank, with and without worker processes."""
     dataset = TokenDataset(larger.folder, seq_len=T, seed=2)
     for rank in range(2):
         sampler = dataset.sampler(global_batch_rows=6, rank=rank, world_size=2)
         batches = list(DataLoader(dataset, batch_sampler=sampler, num_workers=num_workers))
         assert len(batches) == len(sampler)
-        assert rows(batches) == loader_rows(larger, rank=rank, world_size=2)
+        assert list_rows(batches) == list_loader_rows(larger, rank=rank, world_size=2)
 
 
-def test_a_sampler_goes_on_from_the_state_of_a_loader(larger: Dataset) -> None:
-    """States are exchangeable, whichever wrote them, and on another number of ranks."""
+def test_states_of_sampler_and_loader_are_interchangeable(larger: Dataset) -> None:
+    """A loader and a sampler continue from the same state, also on another number of ranks."""
     dataset = TokenDataset(larger.folder, seq_len=T, seed=2)
     sampler = dataset.sampler(global_batch_rows=6, rank=0, world_size=1)
     taken = [
@@ -52,10 +52,10 @@ def test_a_sampler_goes_on_from_the_state_of_a_loader(larger: Dataset) -> None:
     )
     assert {**state, "global_batch_rows": 6} == {**_after(loader, 5), "global_batch_rows": 6}
     rest = [row for batch in loader for row in batch["input_ids"].tolist()]
-    assert rows(taken) + rest == loader_rows(larger)
+    assert list_rows(taken) + rest == list_loader_rows(larger)
     again = dataset.sampler(global_batch_rows=6, rank=0, world_size=1)
     again.load_state_dict(state)
-    assert rows(DataLoader(dataset, batch_sampler=again)) == rest
+    assert list_rows(DataLoader(dataset, batch_sampler=again)) == rest
     assert len(again) == len(sampler) - 5
 
 
@@ -66,7 +66,7 @@ def _after(loader: TokenLoader, num: int) -> dict[str, Any]:
 
 
 def test_a_sampler_refuses_the_state_of_another_stream(larger: Dataset, dataset: Dataset) -> None:
-    """As TokenLoader does."""
+    """The error is the one that TokenLoader raises."""
     state = TokenLoader(
         dataset.folder, seq_len=T, global_batch_rows=1, rank=0, world_size=1
     ).state_dict()
@@ -77,8 +77,8 @@ def test_a_sampler_refuses_the_state_of_another_stream(larger: Dataset, dataset:
         sampler.load_state_dict(state)
 
 
-def test_positions_outside_are_refused(dataset: Dataset) -> None:
-    """An index error names the range."""
+def test_positions_outside_of_the_dataset_are_refused(dataset: Dataset) -> None:
+    """The error names the allowed range."""
     rows_of = TokenDataset(dataset.folder, seq_len=T)
     with pytest.raises(IndexError, match=rf"must be in 0\.\.{len(rows_of) - 1}"):
         rows_of[len(rows_of)]
@@ -86,7 +86,7 @@ def test_positions_outside_are_refused(dataset: Dataset) -> None:
 
 
 def test_stateful_dataloader_resumes(larger: Dataset) -> None:
-    """The loader of torchdata keeps TokenLoader's state and gives it back."""
+    """Torchdata's StatefulDataLoader saves the state of TokenLoader and restores it."""
     stateful = pytest.importorskip("torchdata.stateful_dataloader")
     loader = TokenLoader(
         larger.folder, seq_len=T, seed=2, global_batch_rows=6, rank=0, world_size=1, epochs=1
@@ -108,12 +108,12 @@ def test_stateful_dataloader_resumes(larger: Dataset) -> None:
     state = outer.state_dict()
     again = stateful.StatefulDataLoader(Stream(), batch_size=None)
     again.load_state_dict(state)
-    assert rows(first) + rows(again) == loader_rows(larger)
+    assert list_rows(first) + list_rows(again) == list_loader_rows(larger)
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_dcp_keeps_the_state(larger: Dataset, tmp_path: Path) -> None:
-    """TokenLoader is Stateful: torch.distributed.checkpoint saves and restores it in place."""
+def test_dcp_restores_the_state(larger: Dataset, tmp_path: Path) -> None:
+    """torch.distributed.checkpoint saves and restores TokenLoader as a Stateful object."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.stateful import Stateful
 
@@ -127,8 +127,8 @@ def test_dcp_keeps_the_state(larger: Dataset, tmp_path: Path) -> None:
     assert torch.equal(next(other)["input_ids"], next(loader)["input_ids"])
 
 
-def test_hugging_face_trainer(larger: Dataset, tmp_path: Path) -> None:
-    """Trainer takes the dataset as it is: its rows are shuffled already, so it is told to keep their order."""
+def test_hugging_face_trainer_keeps_the_order(larger: Dataset, tmp_path: Path) -> None:
+    """The Trainer reads the rows in the order of the dataset if its sampler is sequential."""
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     seen: list[list[int]] = []
@@ -156,11 +156,11 @@ def test_hugging_face_trainer(larger: Dataset, tmp_path: Path) -> None:
     InOrder(
         model=Model(), args=arguments, train_dataset=TokenDataset(larger.folder, seq_len=T, seed=2)
     ).train()
-    assert seen == loader_rows(larger)[:24]
+    assert seen == list_loader_rows(larger)[:24]
 
 
-def test_lightning(larger: Dataset, tmp_path: Path) -> None:
-    """Lightning takes TokenLoader as a train_dataloader and keeps its state in its checkpoints."""
+def test_lightning_trains_on_the_loader(larger: Dataset, tmp_path: Path) -> None:
+    """Lightning accepts TokenLoader as its dataloader."""
     lightning = pytest.importorskip("lightning")
     seen: list[list[int]] = []
 
@@ -184,4 +184,4 @@ def test_lightning(larger: Dataset, tmp_path: Path) -> None:
         default_root_dir=tmp_path, enable_model_summary=False,
     )  # fmt: skip
     trainer.fit(Model(), loader)
-    assert seen == loader_rows(larger)[:24]
+    assert seen == list_loader_rows(larger)[:24]

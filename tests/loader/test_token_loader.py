@@ -1,4 +1,4 @@
-"""TokenLoader: every row once, on any number of ranks, resumed anywhere."""
+"""TokenLoader: each row once, on any number of ranks, resumed at any step."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from tests.loader.conftest import Dataset, Make
 T = 32
 
 
-def rows_of(batch: dict[str, Any]) -> list[bytes]:
-    """The rows of a batch, each with the last target, as int64 bytes."""
+def list_rows(batch: dict[str, Any]) -> list[bytes]:
+    """Return the rows of a batch, each with its last label, as int64 bytes."""
     rows = torch.cat([batch["input_ids"], batch["labels"][:, -1:]], dim=1)
     assert torch.equal(rows[:, 1:], batch["labels"])
     return [row.numpy().tobytes() for row in rows]
 
 
-def build(dataset: Dataset, **given: Any) -> TokenLoader:
-    """A loader of one rank with a small interleave depth, unless told otherwise."""
+def open_loader(dataset: Dataset, **given: Any) -> TokenLoader:
+    """Return the loader of one rank, with a small interleave depth by default."""
     arguments = {
         "seq_len": T,
         "global_batch_rows": 4,
@@ -47,33 +47,36 @@ def build(dataset: Dataset, **given: Any) -> TokenLoader:
     return TokenLoader(dataset.folder, **{**arguments, "prefetch_chunks": 0, **given})
 
 
-def world(dataset: Dataset, world_size: int, **given: Any) -> list[TokenLoader]:
-    """One loader for each rank."""
-    return [build(dataset, rank=rank, world_size=world_size, **given) for rank in range(world_size)]
+def open_loaders(dataset: Dataset, world_size: int, **given: Any) -> list[TokenLoader]:
+    """Return one loader for each rank."""
+    return [
+        open_loader(dataset, rank=rank, world_size=world_size, **given)
+        for rank in range(world_size)
+    ]
 
 
-def global_batches(loaders: list[TokenLoader], num: int | None = None) -> list[list[bytes]]:
-    """Rows of each step over all ranks, in the order of positions; all ranks must have equally many, always."""
+def read_global_batches(loaders: list[TokenLoader], num: int | None = None) -> list[list[bytes]]:
+    """Return the rows of each step over all ranks; all ranks must have equally many."""
     found: list[list[bytes]] = []
     while num is None or len(found) < num:
         batches = [next(loader, None) for loader in loaders]
         if None in batches:
             assert batches == [None] * len(loaders), "ranks ended at different steps"
             break
-        parts = [rows_of(batch) for batch in batches if batch is not None]
+        parts = [list_rows(batch) for batch in batches if batch is not None]
         assert len({len(part) for part in parts}) == 1, "ranks got different numbers of rows"
         found.append([row for part in parts for row in part])
     return found
 
 
-def flat(batches: Iterable[Iterable[bytes]]) -> list[bytes]:
-    """All rows, in order."""
+def flatten(batches: Iterable[Iterable[bytes]]) -> list[bytes]:
+    """Return all rows in order."""
     return [row for batch in batches for row in batch]
 
 
 def test_an_epoch_has_every_row_once(dataset: Dataset) -> None:
-    """One lane leaves nothing over: the rows are those of the shards, each once."""
-    found = flat(global_batches([build(dataset, interleave_depth=1)]))
+    """With interleave depth 1 no row is left over: each row of the shards comes once."""
+    found = flatten(read_global_batches([open_loader(dataset, interleave_depth=1)]))
     assert len(found) == len(set(found))
     assert set(found) == dataset.rows(T)
 
@@ -88,7 +91,7 @@ def test_an_epoch_has_every_row_once(dataset: Dataset) -> None:
     kill_after=st.integers(0, 30),
     epochs=st.integers(1, 3),
 )
-def test_elastic_resume_is_no_interruption(
+def test_resume_on_other_ranks_keeps_the_row_order(
     dataset: Dataset,
     batches: tuple[int, int],
     worlds: tuple[int, int],
@@ -98,7 +101,9 @@ def test_elastic_resume_is_no_interruption(
     kill_after: int,
     epochs: int,
 ) -> None:
-    """W ranks stopped at any step and W' ranks with another batch give the rows of one rank, in the same order."""
+    """A run that stops at any step and continues with other ranks and another batch reads the
+    rows of one rank, in the same order.
+    """
     assume(worlds[0] <= batches[0] and worlds[1] <= batches[1])
     order = {
         "seq_len": seq_len,
@@ -107,46 +112,48 @@ def test_elastic_resume_is_no_interruption(
         "epochs": epochs,
         "uneven": "carry",
     }
-    alone = flat(global_batches([build(dataset, global_batch_rows=1, **order)]))
-    first = world(dataset, worlds[0], global_batch_rows=batches[0], **order)
-    before = flat(global_batches(first, kill_after))
+    alone = flatten(read_global_batches([open_loader(dataset, global_batch_rows=1, **order)]))
+    first = open_loaders(dataset, worlds[0], global_batch_rows=batches[0], **order)
+    before = flatten(read_global_batches(first, kill_after))
     states = [loader.state_dict() for loader in first]
     assert all(state == states[0] for state in states)
-    second = world(dataset, worlds[1], global_batch_rows=batches[1], **order)
+    second = open_loaders(dataset, worlds[1], global_batch_rows=batches[1], **order)
     for loader in second:
         loader.load_state_dict(json.loads(json.dumps(states[0])))
-    after = flat(global_batches(second))
+    after = flatten(read_global_batches(second))
     assert before + after == alone[: len(before) + len(after)]
     assert len(alone) - len(before) - len(after) < max(worlds)
 
 
-def test_two_then_five_then_three_ranks(larger: Dataset) -> None:
-    """The case that others lose rows in: 2 -> 5 -> 3 ranks, each row of the epoch once, global batches the same."""
-    whole = global_batches(world(larger, 1, global_batch_rows=30))
+def test_two_then_five_then_three_ranks_read_each_row_once(larger: Dataset) -> None:
+    """Ranks 2 -> 5 -> 3: each row of the epoch comes once, in the same global batches."""
+    whole = read_global_batches(open_loaders(larger, 1, global_batch_rows=30))
     found: list[list[bytes]] = []
     state: dict[str, Any] | None = None
     for ranks, num in ((2, 7), (5, 6), (3, None)):
-        loaders = world(larger, ranks, global_batch_rows=30)
+        loaders = open_loaders(larger, ranks, global_batch_rows=30)
         for loader in loaders:
             if state is not None:
                 loader.load_state_dict(state)
-        found += global_batches(loaders, num)
+        found += read_global_batches(loaders, num)
         state = loaders[0].state_dict()
     assert found == whole
-    assert len(set(flat(found))) == len(flat(found))
+    assert len(set(flatten(found))) == len(flatten(found))
 
 
-def test_state_saved_at_every_step(dataset: Dataset) -> None:
-    """Wherever it is saved and however far threads have read ahead, what comes next is the same; and in epoch two."""
-    reference = build(dataset, epochs=2)
+def test_resume_at_every_step_gives_the_same_batches(dataset: Dataset) -> None:
+    """A state of any step gives the same later batches, regardless of reading ahead, also in
+    the second epoch.
+    """
+    reference = open_loader(dataset, epochs=2)
     states, batches = [reference.state_dict()], []
     for batch in reference:
-        batches.append(rows_of(batch))
+        batches.append(list_rows(batch))
         states.append(reference.state_dict())
-    resumed = build(dataset, epochs=2, prefetch_chunks=2)
+    resumed = open_loader(dataset, epochs=2, prefetch_chunks=2)
     for step, state in enumerate(states):
         resumed.load_state_dict(state)
-        assert [rows_of(batch) for batch in resumed] == batches[step:]
+        assert [list_rows(batch) for batch in resumed] == batches[step:]
         assert resumed.state_dict() == states[-1]
 
 
@@ -159,9 +166,9 @@ print(json.dumps([batch["input_ids"].tolist() for batch in loader]))
 """
 
 
-def test_a_fresh_process_goes_on(dataset: Dataset) -> None:
-    """A state that was written down continues in a process that knows nothing else."""
-    here = build(dataset)
+def test_a_new_process_continues_from_a_state(dataset: Dataset) -> None:
+    """The state is all that a new process needs."""
+    here = open_loader(dataset)
     for _ in range(3):
         next(here)
     out = subprocess.run(
@@ -172,10 +179,10 @@ def test_a_fresh_process_goes_on(dataset: Dataset) -> None:
 
 
 def test_a_state_of_another_stream_is_refused(dataset: Dataset, larger: Dataset) -> None:
-    """Each value that differs is shown on both sides, with the flag that overrides; with the flag it goes on there."""
-    saved = build(larger)
+    """The error shows each value that differs and the flag that overrides the check."""
+    saved = open_loader(larger)
     next(saved)
-    other = build(dataset, seed=6, interleave_depth=2)
+    other = open_loader(dataset, seed=6, interleave_depth=2)
     with pytest.raises(ResumeMismatch) as caught:
         other.load_state_dict(saved.state_dict())
     message = str(caught.value)
@@ -183,14 +190,14 @@ def test_a_state_of_another_stream_is_refused(dataset: Dataset, larger: Dataset)
     assert "interleave_depths is (3,) in the state, (2,) here" in message
     assert saved.state.sources[0] in message
     assert "allow_mismatch=True" in message
-    forced = build(dataset, seed=6, interleave_depth=2, allow_mismatch=True)
+    forced = open_loader(dataset, seed=6, interleave_depth=2, allow_mismatch=True)
     forced.load_state_dict(saved.state_dict())
     assert forced.state.position == saved.state.position
 
 
-def test_a_state_is_small_and_says_what_it_is(dataset: Dataset) -> None:
-    """It survives JSON, and what is no state is refused by name."""
-    state = build(dataset).state_dict()
+def test_a_state_is_small_and_checked(dataset: Dataset) -> None:
+    """It survives JSON; other objects and other versions are refused."""
+    state = open_loader(dataset).state_dict()
     assert LoaderState.from_dict(json.loads(json.dumps(state))).to_dict() == state
     assert len(json.dumps(state)) < 400
     with pytest.raises(ValueError, match=r"not the state of a loader: missing keys .*'position'"):
@@ -200,22 +207,28 @@ def test_a_state_is_small_and_says_what_it_is(dataset: Dataset) -> None:
 
 
 def test_stored_tokens_are_the_same_rows(dataset: Dataset) -> None:
-    """Unwidened tokens are those of input_ids and labels."""
-    for stored, wide in zip(build(dataset, tokens="stored"), build(dataset), strict=True):
+    """Stored tokens contain input_ids and labels."""
+    for stored, wide in zip(
+        open_loader(dataset, tokens="stored"), open_loader(dataset), strict=True
+    ):
         assert stored["tokens"].dtype == torch.uint16
-        assert [row.numpy().tobytes() for row in stored["tokens"].to(torch.int64)] == rows_of(wide)
+        assert [row.numpy().tobytes() for row in stored["tokens"].to(torch.int64)] == list_rows(
+            wide
+        )
 
 
-def test_four_byte_tokens(make: Make) -> None:
-    """A vocabulary above 65,536 is read as uint32."""
+def test_tokens_of_a_large_vocabulary_are_uint32(make: Make) -> None:
+    """A vocabulary of more than 65,536 ids needs four bytes per token."""
     made = make([[40] * 10], vocab_size=200_000)
-    assert set(flat(global_batches([build(made, interleave_depth=1)]))) == made.rows(T)
-    assert next(build(made, tokens="stored"))["tokens"].dtype == torch.uint32
+    assert set(flatten(read_global_batches([open_loader(made, interleave_depth=1)]))) == made.rows(
+        T
+    )
+    assert next(open_loader(made, tokens="stored"))["tokens"].dtype == torch.uint32
 
 
-def test_document_masks(dataset: Dataset) -> None:
-    """position_ids, document_ids and cu_seqlens belong to the rows of the batch."""
-    loader = build(
+def test_document_entries_belong_to_the_rows(dataset: Dataset) -> None:
+    """position_ids, document_ids and cu_seqlens describe the rows of the batch."""
+    loader = open_loader(
         dataset, interleave_depth=1, documents=["position_ids", "document_ids", "cu_seqlens"]
     )
     for batch in loader:
@@ -228,11 +241,11 @@ def test_document_masks(dataset: Dataset) -> None:
         assert batch["max_seqlen"] == np.diff(starts).max()
 
 
-def test_the_last_step_is_smaller_or_left_out(dataset: Dataset) -> None:
-    """Nothing is lost in silence: stats say how many rows no step took."""
+def test_the_last_step_is_smaller_or_skipped(dataset: Dataset) -> None:
+    """`stats` counts the rows that are in no step."""
     kept, dropped = (
-        build(dataset, interleave_depth=1, global_batch_rows=9),
-        build(dataset, interleave_depth=1, global_batch_rows=9, drop_last=True),
+        open_loader(dataset, interleave_depth=1, global_batch_rows=9),
+        open_loader(dataset, interleave_depth=1, global_batch_rows=9, drop_last=True),
     )
     sizes = (
         [len(batch["input_ids"]) for batch in kept],
@@ -245,21 +258,19 @@ def test_the_last_step_is_smaller_or_left_out(dataset: Dataset) -> None:
     assert dropped.stats()["rows_left"] == num_rows % 9
 
 
-def test_an_endless_stream_runs_on_over_epochs(dataset: Dataset) -> None:
-    """Without `epochs` a step may hold the end of one epoch and the start of the next; each epoch has all rows."""
+def test_an_endless_stream_continues_over_epochs(dataset: Dataset) -> None:
+    """Without `epochs`, a step may contain the end of one epoch and the start of the next."""
     num_rows = len(dataset.rows(T))
-    loader = build(dataset, epochs=None, interleave_depth=1, global_batch_rows=7)
-    found = flat(rows_of(next(loader)) for _ in range(-(-3 * num_rows // 7)))
+    loader = open_loader(dataset, epochs=None, interleave_depth=1, global_batch_rows=7)
+    found = flatten(list_rows(next(loader)) for _ in range(-(-3 * num_rows // 7)))
     for epoch in range(3):
         assert set(found[epoch * num_rows : (epoch + 1) * num_rows]) == dataset.rows(T)
     assert found[:num_rows] != found[num_rows : 2 * num_rows]
     assert loader.stats()["epochs"][""] == pytest.approx(len(found) / num_rows)
 
 
-def test_a_mixture_gives_each_source_its_share_and_resumes(
-    dataset: Dataset, larger: Dataset
-) -> None:
-    """Shares hold, every row is one of its source, a resumed mixture goes on, a rewritten past is refused."""
+def test_a_mixture_keeps_shares_and_resumes(dataset: Dataset, larger: Dataset) -> None:
+    """Later weights may change on resume; a change of earlier weights is refused."""
 
     def mixed(
         rank: int = 0, world_size: int = 1, late: float = 0.5, early: float = 0.75
@@ -273,61 +284,63 @@ def test_a_mixture_gives_each_source_its_share_and_resumes(
         return TokenLoader(mixture, seq_len=T, global_batch_rows=12, **place)
 
     alone = mixed()
-    batches = [rows_of(next(alone)) for _ in range(40)]
+    batches = [list_rows(next(alone)) for _ in range(40)]
     small, large = dataset.rows(T), larger.rows(T)
-    found = flat(batches)
+    found = flatten(batches)
     assert all((row in small) != (row in large) for row in found)
     assert sum(row in large for row in found[:396]) == pytest.approx(0.75 * 396, abs=40)
     first = [mixed(rank, 2) for rank in range(2)]
-    assert global_batches(first, 10) == batches[:10]
+    assert read_global_batches(first, 10) == batches[:10]
     second = [mixed(rank, 3, late=0.9) for rank in range(3)]  # what is still to come may change
     for loader in second:
         loader.load_state_dict(first[0].state_dict())
-    assert global_batches(second, 20) == batches[10:30]
+    assert read_global_batches(second, 20) == batches[10:30]
     assert set(second[0].stats()["epochs"]) == {"small", "large"}
     with pytest.raises(ResumeMismatch, match="weights is"):
         mixed(early=0.5).load_state_dict(first[0].state_dict())
 
 
-def test_prefetching_gives_errors_where_they_belong(make: Make) -> None:
-    """A shard that vanishes stops the stream at its own batch; when it is back, that very batch comes."""
+def test_an_error_while_reading_ahead_is_raised_at_its_batch(make: Make) -> None:
+    """When the missing shard is back, the stream continues with the same batch."""
     made = make([[40] * 20, [40] * 20])
     order = {"interleave_depth": 1, "window_rows": 4, "global_batch_rows": 1}
-    expected = flat(global_batches([build(made, **order)]))
-    loader = build(made, **order, prefetch_chunks=3)
+    expected = flatten(read_global_batches([open_loader(made, **order)]))
+    loader = open_loader(made, **order, prefetch_chunks=3)
     names = [made.folder / f"shard-{shard:06d}.tar" for shard in range(2)]
-    found = [rows_of(next(loader))[0]]
+    found = [list_rows(next(loader))[0]]
     hidden = [name.rename(name.with_suffix(".hidden")) for name in names]
     with pytest.raises(OSError, match=r"shard-00000\d.tar: there is no such file"):
-        found.extend(row for batch in loader for row in rows_of(batch))
+        found.extend(row for batch in loader for row in list_rows(batch))
     for name in hidden:
         name.rename(name.with_suffix(".tar"))
-    found += flat(rows_of(batch) for batch in loader)
+    found += flatten(list_rows(batch) for batch in loader)
     assert found == expected
 
 
 def test_damaged_rows_are_skipped_and_counted(make: Make) -> None:
-    """With skip_and_count the labels of damaged rows are ignored, all others come, and the state holds the count."""
+    """With skip_and_count, labels of damaged rows are ignored, and all other rows come."""
     made = make([[40] * 29], sample_tokens=128)
     path = made.folder / "shard-000000.tar"
     data = bytearray(path.read_bytes())
-    intact = flat(global_batches([build(made, interleave_depth=1)]))
+    intact = flatten(read_global_batches([open_loader(made, interleave_depth=1)]))
     data[int(read_index(path.with_suffix(".idx")).sample_offsets[1]) + 9] ^= 1
     path.write_bytes(data)
-    loaders = world(made, 2, interleave_depth=1, settings=ReadSettings(on_corrupt="skip_and_count"))
+    loaders = open_loaders(
+        made, 2, interleave_depth=1, settings=ReadSettings(on_corrupt="skip_and_count")
+    )
     ignored, kept = 0, []
     for pair in zip(*loaders, strict=True):
         for batch in pair:
             is_ignored = (batch["labels"] == IGNORED_LABEL).all(dim=1)
             ignored += int(is_ignored.sum())
             whole = {name: value[~is_ignored] for name, value in batch.items()}
-            kept += rows_of(whole)
+            kept += list_rows(whole)
     assert ignored > 0
     assert kept == [row for row in intact if row in set(kept)]
     assert len(kept) + ignored == len(intact)
     assert sum(loader.state.skipped_rows for loader in loaders) == ignored
     assert sum(loader.stats()["skipped_rows"] for loader in loaders) == ignored
-    stored = build(
+    stored = open_loader(
         made,
         interleave_depth=1,
         tokens="stored",
@@ -336,9 +349,9 @@ def test_damaged_rows_are_skipped_and_counted(make: Make) -> None:
     assert sum(int((~batch["is_whole"]).sum()) for batch in stored) == ignored
 
 
-def test_stats_speak_of_rows_tokens_and_waiting(dataset: Dataset) -> None:
-    """Counts are of what was handed out."""
-    loader = build(dataset)
+def test_stats_count_returned_rows(dataset: Dataset) -> None:
+    """Rows that were read ahead do not count."""
+    loader = open_loader(dataset)
     for _ in range(3):
         next(loader)
     stats = loader.stats()
@@ -362,31 +375,31 @@ def test_stats_speak_of_rows_tokens_and_waiting(dataset: Dataset) -> None:
         ({"seq_len": 0}, "seq_len is 0"),
     ],
 )
-def test_what_cannot_be_read_is_refused_before_the_first_batch(
+def test_unusable_arguments_are_refused_before_the_first_batch(
     dataset: Dataset, arguments: dict[str, Any], message: str
 ) -> None:
-    """With the numbers that do not fit."""
+    """The error shows the numbers that do not fit."""
     with pytest.raises(ValueError, match=message):
-        build(dataset, **arguments)
+        open_loader(dataset, **arguments)
 
 
-def test_an_empty_manifest_is_refused(make: Make) -> None:
-    """There is nothing to read."""
+def test_a_dataset_without_shards_is_refused(make: Make) -> None:
+    """The error says that there are no shards."""
     with pytest.raises(ValueError, match=r"no shards, but a row of seq_len=32"):
-        build(make([]))
+        open_loader(make([]))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_gpu_gets_the_same_batches(dataset: Dataset) -> None:
-    """Copied on a stream of its own and widened there, rows are those of the host."""
-    on_gpu = build(dataset, device="cuda", prefetch_chunks=2, documents=["document_ids"])
-    for there, here in zip(on_gpu, build(dataset, documents=["document_ids"]), strict=True):
+    """Rows that are copied and widened on the device equal those of the CPU."""
+    on_gpu = open_loader(dataset, device="cuda", prefetch_chunks=2, documents=["document_ids"])
+    for there, here in zip(on_gpu, open_loader(dataset, documents=["document_ids"]), strict=True):
         for name, value in here.items():
             assert torch.equal(there[name].cpu(), value)
 
 
-def test_the_pieces_of_a_path_are_understood(dataset: Dataset) -> None:
-    """A folder, its manifest, a string, a file:// address: the same dataset."""
+def test_a_dataset_can_be_given_in_several_ways(dataset: Dataset) -> None:
+    """A folder, its manifest, a string and a file:// address give the same dataset."""
     places: list[str | Path] = [
         dataset.folder,
         str(dataset.folder),

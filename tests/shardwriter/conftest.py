@@ -20,7 +20,7 @@ Written = tuple[bytes, bytes, ShardEntry]
 
 @pytest.fixture(scope="session")
 def tokenizer() -> TokenizerEntry:
-    """A vocabulary of 50 ids, of which 0 ends a document."""
+    """A vocabulary of 50 ids, in which 0 ends a document."""
     return TokenizerEntry(
         "tiny", "ab" * 32, vocab_size=50, end_of_document=END, special_ids={"<pad>": 1}
     )
@@ -28,7 +28,7 @@ def tokenizer() -> TokenizerEntry:
 
 @pytest.fixture(scope="session")
 def worked_example() -> Documents:
-    """The three documents of docs/data-format.md and of the writer's docstring."""
+    """The three documents of docs/data-format.md and of the docstring of writer.py."""
     return Documents(
         tokens=np.array([11, 12, 0, 21, 0, 31, 32, 33, 0], np.uint16),
         doc_num_tokens=np.array([3, 2, 4]),
@@ -39,7 +39,7 @@ def worked_example() -> Documents:
 
 @pytest.fixture(scope="session")
 def write() -> Callable[..., Written]:
-    """Writes a shard to memory: the tar, the index, the manifest's entry."""
+    """Return a function that writes a shard to memory: tar, index and entry."""
 
     def write(documents: Documents, tokenizer: TokenizerEntry, **settings: Any) -> Written:
         tar, index = io.BytesIO(), io.BytesIO()
@@ -53,7 +53,7 @@ def write() -> Callable[..., Written]:
 
 @pytest.fixture(scope="session")
 def random_documents() -> Callable[..., Documents]:
-    """Documents of the given lengths with ids from `first_doc_id` on, reproducible, with labels and metadata."""
+    """Return a function that makes documents of given lengths, with labels and metadata."""
 
     def random_documents(doc_num_tokens: Sequence[int], first_doc_id: int = 0) -> Documents:
         lengths = np.array(doc_num_tokens, np.int64)

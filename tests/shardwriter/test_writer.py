@@ -1,4 +1,4 @@
-"""Shards as they are written and as the world outside reads them."""
+"""Shards as they are written, and as other programs read them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Write = Callable[..., tuple[bytes, bytes, ShardEntry]]
 
 @st.composite
 def shards(draw: st.DrawFn) -> tuple[Documents, TokenizerEntry, int]:
-    """Documents, a tokenizer that fits them, and a size of samples."""
+    """Generate documents, a tokenizer that fits them, and a size of samples."""
     vocab_size = draw(st.sampled_from([2, 300, 2**16, 2**16 + 1, 2**32]))
     end = draw(st.integers(0, vocab_size - 1))
     texts = draw(st.lists(st.lists(st.integers(0, vocab_size - 1), max_size=12), max_size=12))
@@ -50,7 +50,7 @@ def shards(draw: st.DrawFn) -> tuple[Documents, TokenizerEntry, int]:
 
 
 def read_with_tarfile(tar: bytes) -> list[tuple[str, bytes, tarfile.TarInfo]]:
-    """Name, content and header of every member."""
+    """Return name, content and header of every member."""
     with tarfile.open(fileobj=io.BytesIO(tar), mode="r:") as archive:
         return [(member.name, archive.extractfile(member).read(), member) for member in archive]  # type: ignore[union-attr]
 
@@ -60,7 +60,7 @@ def read_with_tarfile(tar: bytes) -> list[tuple[str, bytes, tarfile.TarInfo]]:
 def test_tarfile_and_index_agree(
     write: Write, shard: tuple[Documents, TokenizerEntry, int]
 ) -> None:
-    """What tarfile and numpy read out of a shard is what went in, and the index points at it."""
+    """Tarfile and numpy read what was written, and the index points to it."""
     documents, tokenizer, sample_tokens = shard
     tar, raw_index, entry = write(documents, tokenizer, shard=3, sample_tokens=sample_tokens)
     index = ShardIndex.from_bytes(raw_index, "index")
@@ -95,10 +95,10 @@ def test_tarfile_and_index_agree(
 
 
 @given(shards())
-def test_samples_are_whole_documents_cut_greedily(
+def test_samples_hold_as_many_whole_documents_as_fit(
     write: Write, shard: tuple[Documents, TokenizerEntry, int]
 ) -> None:
-    """A sample exceeds `sample_tokens` only as a single document, and the next document would never have fitted."""
+    """Only a sample with a single document may exceed `sample_tokens`."""
     documents, tokenizer, sample_tokens = shard
     index = ShardIndex.from_bytes(
         write(documents, tokenizer, sample_tokens=sample_tokens)[1], "index"
@@ -117,7 +117,7 @@ def test_samples_are_whole_documents_cut_greedily(
 def test_equal_documents_give_equal_bytes(
     write: Write, shard: tuple[Documents, TokenizerEntry, int]
 ) -> None:
-    """Writing twice gives the same tar, index and entry, whatever integer dtype the tokens came in."""
+    """Tar, index and entry are the same, for any integer dtype of the tokens."""
     documents, tokenizer, sample_tokens = shard
     other = replace(documents, tokens=documents.tokens.astype(np.uint32))
     first = write(documents, tokenizer, sample_tokens=sample_tokens)
@@ -127,7 +127,7 @@ def test_equal_documents_give_equal_bytes(
 def test_headers_are_plain_ustar(
     write: Write, tokenizer: TokenizerEntry, worked_example: Documents
 ) -> None:
-    """Every header is that of an ownerless regular file of time 0, byte for byte as tarfile's own parser wants it."""
+    """Every header describes a regular file without owner and with time 0."""
     tar, _, _ = write(replace(worked_example, metadata=[{}] * 3), tokenizer, sample_tokens=5)
     members = read_with_tarfile(tar)
     assert [name for name, _, _ in members] == [
@@ -147,10 +147,10 @@ def test_headers_are_plain_ustar(
 
 
 @pytest.mark.skipif(shutil.which("tar") is None, reason="no tar command here")
-def test_tar_command_lists_a_shard_without_a_word(
+def test_the_tar_command_lists_a_shard_without_warnings(
     write: Write, tokenizer: TokenizerEntry, worked_example: Documents, tmp_path: Path
 ) -> None:
-    """The system's tar reads a shard and has nothing to complain of."""
+    """The system's tar reads a shard and prints no warning."""
     (tmp_path / "shard.tar").write_bytes(write(worked_example, tokenizer)[0])
     listing = subprocess.run(
         ["tar", "tf", tmp_path / "shard.tar"], capture_output=True, check=True, text=True
@@ -166,7 +166,7 @@ def test_webdataset_reads_a_shard(
     tmp_path_factory: pytest.TempPathFactory,
     shard: tuple[Documents, TokenizerEntry, int],
 ) -> None:
-    """Plain webdataset groups the members into samples and decodes them, with no code of ours."""
+    """Webdataset groups the members into samples and decodes them."""
     documents, tokenizer, sample_tokens = shard
     path = tmp_path_factory.mktemp("shard") / "shard-000000.tar"
     tar, raw_index, _ = write(documents, tokenizer, sample_tokens=sample_tokens)
@@ -194,8 +194,10 @@ def test_webdataset_reads_a_shard(
         assert [each for sample in samples for each in sample["json"]] == documents.metadata
 
 
-def test_golden_bytes(write: Write, tokenizer: TokenizerEntry, worked_example: Documents) -> None:
-    """The bytes of a fixed shard never change within a version of the format (a change here is marked FORMAT)."""
+def test_the_bytes_of_a_shard_are_pinned(
+    write: Write, tokenizer: TokenizerEntry, worked_example: Documents
+) -> None:
+    """The bytes of a fixed shard change only with a new version of the format."""
     with_metadata = replace(
         worked_example, metadata=[{"url": "https://example.org/é"}, {"n": 1.5}, b'{"raw":true}']
     )
@@ -206,24 +208,24 @@ def test_golden_bytes(write: Write, tokenizer: TokenizerEntry, worked_example: D
     assert entry.index_sha256 == "9152db7a56c5ee5604437b2683eb574bde7f0820915872e2a6fd0d5cffc4861e"
 
 
-def test_entry_counts_labels(
+def test_the_entry_counts_documents_and_tokens_by_label(
     write: Write, tokenizer: TokenizerEntry, worked_example: Documents
 ) -> None:
-    """Documents and tokens are counted per language and bucket; labels that were not given are not counted."""
+    """Labels that were not given are not counted."""
     entry = write(worked_example, tokenizer)[2]
     assert entry.languages == {"en": Count(2, 5), "fr": Count(1, 4)}
     assert entry.buckets == {}
 
 
-def test_sample_tokens_of_one_gives_a_sample_per_document(
+def test_sample_tokens_of_1_gives_one_sample_per_document(
     write: Write, tokenizer: TokenizerEntry, worked_example: Documents
 ) -> None:
-    """One document per sample needs no setting of its own."""
+    """No other setting is needed for this."""
     assert write(worked_example, tokenizer, sample_tokens=1)[2].num_samples == 3
 
 
-def test_empty_shard_is_valid(write: Write, tokenizer: TokenizerEntry) -> None:
-    """A shard of no documents is a tar of no members with an index that says so."""
+def test_a_shard_without_documents_is_valid(write: Write, tokenizer: TokenizerEntry) -> None:
+    """It is a tar without members, with an index of zero samples."""
     nothing = Documents(
         np.zeros(0, np.uint16), np.zeros(0, np.int64), np.zeros(0, np.uint64), languages=[]
     )
@@ -263,14 +265,14 @@ def test_empty_shard_is_valid(write: Write, tokenizer: TokenizerEntry) -> None:
         ),
     ],
 )
-def test_refuses_what_the_dataset_cannot_hold(
+def test_unusable_tokens_and_metadata_are_refused(
     write: Write,
     tokenizer: TokenizerEntry,
     worked_example: Documents,
     change: dict[str, Any],
     message: str,
 ) -> None:
-    """A token outside the vocabulary, an open document and metadata that are not JSON are refused by document."""
+    """The error names the document."""
     with pytest.raises(ValueError, match=message):
         write(replace(worked_example, **change), tokenizer)
 
@@ -297,16 +299,16 @@ def test_refuses_what_the_dataset_cannot_hold(
         ({"buckets": ["head", None, "tail"]}, r"buckets\[1\] is None, must be a string"),
     ],
 )
-def test_documents_must_agree(
+def test_contradicting_columns_are_refused(
     worked_example: Documents, change: dict[str, Any], message: str
 ) -> None:
-    """Columns of documents that contradict each other are refused when they are put together."""
+    """Columns of documents are checked when the object is created."""
     with pytest.raises((ValueError, TypeError), match=message):
         replace(worked_example, **change)
 
 
-def test_refuses_a_member_over_8_gib(write: Write) -> None:
-    """A document too long for a tar member is refused before its tokens are looked at."""
+def test_a_member_over_8_gib_is_refused(write: Write) -> None:
+    """A document that is too long for a tar member is refused before its tokens are read."""
     num_tokens = 2**31
     huge = Documents(
         np.broadcast_to(np.uint32(0), num_tokens), np.array([num_tokens]), np.array([1], np.uint64)
@@ -318,16 +320,16 @@ def test_refuses_a_member_over_8_gib(write: Write) -> None:
         write(huge, TokenizerEntry("wide", "0" * 64, 2**20, 0))
 
 
-def test_refuses_nonsense_settings(
+def test_settings_out_of_range_are_refused(
     write: Write, tokenizer: TokenizerEntry, worked_example: Documents
 ) -> None:
-    """Negative shards and samples of no tokens are refused."""
+    """Shard numbers must be at least 0, and samples must have a token."""
     with pytest.raises(ValueError, match="sample_tokens is 0"):
         write(worked_example, tokenizer, sample_tokens=0)
 
 
-def test_short_write_is_an_error(tokenizer: TokenizerEntry, worked_example: Documents) -> None:
-    """A file that takes a part of the bytes and reports it, as unbuffered ones may, does not lose them in silence."""
+def test_a_partial_write_is_an_error(tokenizer: TokenizerEntry, worked_example: Documents) -> None:
+    """An unbuffered file may write a part of the data without an error of its own."""
 
     class Stingy(io.BytesIO):
         def write(self, data: Any, /) -> int:

@@ -1,4 +1,4 @@
-"""What shards say of their documents."""
+"""Reading the metadata of documents."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from tests.loader.conftest import Dataset, Make
 SETTINGS = ReadSettings()
 
 
-def reader_of(dataset: Dataset) -> ShardReader:
-    """A reader; rows do not matter here."""
+def open_reader(dataset: Dataset) -> ShardReader:
+    """Return a reader; the length of its rows does not matter here."""
     return ShardReader(
         read_manifest_columns(dataset.folder, SETTINGS), seq_len=1, settings=SETTINGS
     )
 
 
-def test_metadata_are_those_written(dataset: Dataset) -> None:
-    """One list per sample, one object per document, in order; an empty shard has none."""
-    reader = reader_of(dataset)
+def test_metadata_are_returned_in_order(dataset: Dataset) -> None:
+    """Each sample gives one list with one object per document; an empty shard gives none."""
+    reader = open_reader(dataset)
     for shard, starts in enumerate(dataset.doc_starts):
         samples = list(read_metadata(reader, shard))
         assert len(samples) == reader.load_index(shard).num_samples
@@ -31,9 +31,9 @@ def test_metadata_are_those_written(dataset: Dataset) -> None:
         assert found == [doc + (shard << 32) for doc in range(len(starts) - 1)]
 
 
-def test_a_dataset_without_metadata_has_none(make: Make) -> None:
-    """None per sample, not an error."""
-    reader = reader_of(make([[30, 40, 90]], metadata=False))
+def test_a_dataset_without_metadata_gives_none(make: Make) -> None:
+    """Each sample gives None, and there is no error."""
+    reader = open_reader(make([[30, 40, 90]], metadata=False))
     assert list(read_metadata(reader, 0)) == [None] * reader.load_index(0).num_samples
 
 
@@ -42,17 +42,17 @@ def test_a_dataset_without_metadata_has_none(make: Make) -> None:
     [(b'{"doc_id"', b'}"doc_id"'), (b"},\n", b"}\n\n"), (b"[\n{", b"{\n{")],
     ids=["no JSON", "a comma less", "no list"],
 )
-def test_a_damaged_member_is_named(make: Make, before: bytes, after: bytes) -> None:
-    """With shard, bytes and member."""
+def test_a_damaged_member_is_an_error(make: Make, before: bytes, after: bytes) -> None:
+    """The error names the shard, the bytes and the member."""
     dataset = make([[30, 4, 9, 90]])
     path = dataset.folder / shard_file(0)
     path.write_bytes(path.read_bytes().replace(before, after, 1))
     with pytest.raises(ShardCorrupt, match=r"shard-000000.tar, bytes 0\..*, 000000-00000.json"):
-        list(read_metadata(reader_of(dataset), 0))
+        list(read_metadata(open_reader(dataset), 0))
 
 
-def test_other_counts_are_named(make: Make) -> None:
-    """An object too few."""
+def test_a_missing_object_is_an_error(make: Make) -> None:
+    """A list with fewer objects than documents is refused."""
     dataset = make([[30, 4]])
     path = dataset.folder / shard_file(0)
     data = path.read_bytes()
@@ -60,4 +60,4 @@ def test_other_counts_are_named(make: Make) -> None:
     fewer = b"[\n" + lines.split(b"\n")[2] + b"\n]\n"
     path.write_bytes(data.replace(lines, fewer.ljust(len(lines))))
     with pytest.raises(ShardCorrupt, match="found 1, wanted a list of 2 objects"):
-        list(read_metadata(reader_of(dataset), 0))
+        list(read_metadata(open_reader(dataset), 0))

@@ -1,4 +1,4 @@
-"""Documents inside rows."""
+"""Document boundaries inside rows."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from loader.reading.packing import (
 )
 
 
-def test_the_row_of_the_docstring() -> None:
-    """A row that begins inside a document, holds one whole and the start of a third."""
+def test_the_example_of_the_docstring() -> None:
+    """A row starts inside a document, contains a whole one, and ends inside a third."""
     marks = mark_document_starts(np.array([0, 7, 9, 30]), np.array([4]), 8)
     assert compute_document_ids(marks).tolist() == [[0, 0, 0, 1, 1, 2, 2, 2]]
     assert compute_position_ids(marks).tolist() == [[0, 1, 2, 0, 1, 0, 1, 2]]
@@ -26,8 +26,10 @@ def test_the_row_of_the_docstring() -> None:
 @given(
     doc_lengths=st.lists(st.integers(1, 20), min_size=2, max_size=30), seq_len=st.integers(1, 25)
 )
-def test_packing_agrees_with_walking_the_tokens(doc_lengths: list[int], seq_len: int) -> None:
-    """Ids of all rows are what one gets by going from token to token."""
+def test_packing_agrees_with_a_token_by_token_computation(
+    doc_lengths: list[int], seq_len: int
+) -> None:
+    """The ids and lengths of all rows equal those of a plain loop over the tokens."""
     num_rows = (sum(doc_lengths) - 1) // seq_len
     row_starts = np.arange(num_rows) * seq_len
     marks = mark_document_starts(np.concatenate([[0], np.cumsum(doc_lengths)]), row_starts, seq_len)

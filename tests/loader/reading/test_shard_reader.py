@@ -1,4 +1,4 @@
-"""Reading rows of local shards, and what is said of broken ones."""
+"""Reading rows of local shards, and the errors for damaged ones."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ T = 16
 
 
 def open_reader(folder: Path, **settings: object) -> ShardReader:
-    """A reader of rows of 16 tokens."""
+    """Return a reader of rows of 16 tokens."""
     given = ReadSettings(**settings)
     return ShardReader(read_manifest_columns(folder, given), seq_len=T, settings=given)
 
 
-def read(reader: ShardReader, shards: list[int], rows: list[int]) -> np.ndarray:
-    """Rows as int64."""
+def read_rows(reader: ShardReader, shards: list[int], rows: list[int]) -> np.ndarray:
+    """Return rows as int64."""
     out = np.empty((len(shards), T + 1), reader.token_dtype)
     assert reader.read_rows(np.array(shards), np.array(rows), out).all()
     return out.astype(np.int64)
@@ -32,7 +32,7 @@ def read(reader: ShardReader, shards: list[int], rows: list[int]) -> np.ndarray:
 
 @pytest.mark.parametrize("sample_tokens", [1, 20, 64, 10_000])
 def test_rows_are_the_tokens_of_the_shard(make: Make, sample_tokens: int) -> None:
-    """However the shard is cut into samples, any rows in any order are what was written."""
+    """Rows in any order equal the written tokens, for any size of samples."""
     made = make([[3, 70, 1, 20, 9], [50, 8]], sample_tokens=sample_tokens)
     places = [
         (shard, row) for shard in range(2) for row in range((len(made.tokens[shard]) - 1) // T)
@@ -41,25 +41,26 @@ def test_rows_are_the_tokens_of_the_shard(make: Make, sample_tokens: int) -> Non
         list(each)
         for each in zip(*np.random.default_rng(0).permutation(places).tolist(), strict=True)
     )
-    found = read(open_reader(made.folder), shards, rows)
+    found = read_rows(open_reader(made.folder), shards, rows)
     for shard, row, tokens in zip(shards, rows, found, strict=True):
         assert tokens.tolist() == made.tokens[shard][row * T : (row + 1) * T + 1].tolist()
 
 
-def test_more_shards_than_stay_open(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shards that were closed are opened again, and samples checked before are not checked twice."""
+def test_closed_shards_are_opened_again(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More shards can be read than stay open at a time."""
     monkeypatch.setattr("loader.reading.shard_opener.MAX_OPEN_SHARDS", 2)
     made = make([[40, 40]] * 5)
     reader = open_reader(made.folder)
     for _ in range(2):
         for shard in range(5):
             assert (
-                read(reader, [shard], [1])[0].tolist() == made.tokens[shard][T : 2 * T + 1].tolist()
+                read_rows(reader, [shard], [1])[0].tolist()
+                == made.tokens[shard][T : 2 * T + 1].tolist()
             )
 
 
-def test_a_flipped_bit_is_found_where_it_is(make: Make) -> None:
-    """The error names the shard, the sample and its bytes, and other samples can be read."""
+def test_a_flipped_bit_is_an_error_of_its_sample(make: Make) -> None:
+    """The error names the shard, the sample and its bytes; other samples stay readable."""
     made = make([[60, 60, 60]], sample_tokens=64)
     path = made.folder / "shard-000000.tar"
     data = bytearray(path.read_bytes())
@@ -68,11 +69,11 @@ def test_a_flipped_bit_is_found_where_it_is(make: Make) -> None:
     data[offset + 5] ^= 16
     path.write_bytes(data)
     reader = open_reader(made.folder)
-    read(reader, [0], [0])
+    read_rows(reader, [0], [0])
     wanted = rf"shard-000000.tar, sample 000000-00001, bytes {offset}\.\.{offset + 119}: found tokens with another crc32"
     for _ in range(2):
         with pytest.raises(ShardCorrupt, match=wanted):
-            read(reader, [0], [4])
+            read_rows(reader, [0], [4])
 
 
 def _cut(path: Path) -> None:
@@ -106,7 +107,7 @@ def _flip(path: Path) -> None:
 def test_missing_and_truncated_files_are_found_before_the_first_row(
     make: Make, name: str, spoil: object, error: type[Exception], message: str
 ) -> None:
-    """When the reader is built."""
+    """Creating the reader raises the error."""
     made = make([[60], [60]])
     assert callable(spoil)
     spoil(made.folder / name)
@@ -114,16 +115,16 @@ def test_missing_and_truncated_files_are_found_before_the_first_row(
         open_reader(made.folder)
 
 
-def test_a_damaged_index_is_found_when_it_is_opened(make: Make) -> None:
-    """By its own checksum."""
+def test_a_damaged_index_is_an_error(make: Make) -> None:
+    """The checksum of the index finds the damage when the shard is opened."""
     made = make([[60]])
     _flip(made.folder / "shard-000000.idx")
     with pytest.raises(ShardCorrupt, match=r"shard-000000.idx, byte 60: found crc32"):
-        read(open_reader(made.folder), [0], [0])
+        read_rows(open_reader(made.folder), [0], [0])
 
 
-def test_a_lost_shard_blanks_its_rows_where_that_is_wished(make: Make) -> None:
-    """skip_and_count: rows of a shard whose index is damaged are the end of document, all others are whole."""
+def test_rows_of_a_corrupt_shard_are_blank_with_skip_and_count(make: Make) -> None:
+    """They consist of end-of-document ids; the rows of other shards are whole."""
     made = make([[60], [60]])
     _flip(made.folder / "shard-000000.idx")
     reader = open_reader(made.folder, on_corrupt="skip_and_count")
@@ -136,27 +137,27 @@ def test_a_lost_shard_blanks_its_rows_where_that_is_wished(make: Make) -> None:
 
 
 def test_the_index_of_another_shard_is_refused(make: Make) -> None:
-    """An index says which shard it belongs to."""
+    """The index contains the number of its shard."""
     made = make([[60], [60]])
     one, other = (made.folder / f"shard-00000{shard}.idx" for shard in range(2))
     other.write_bytes(one.read_bytes())
     with pytest.raises(
         FormatError, match=r"shard-000001.idx: shard: found 0, wanted 1 as in the manifest"
     ):
-        read(open_reader(made.folder), [1], [0])
+        read_rows(open_reader(made.folder), [1], [0])
 
 
-def test_an_index_of_another_dataset_is_refused(make: Make) -> None:
-    """Counts must be those of the manifest; so must the width of a token."""
+def test_the_index_of_another_dataset_is_refused(make: Make) -> None:
+    """The counts of the index must equal those of the manifest."""
     made, other = make([[60]]), make([[61]], name="other")
     index = made.folder / "shard-000000.idx"
     index.write_bytes((other.folder / index.name).read_bytes())
     with pytest.raises(FormatError, match=r"num_tokens: found 61, wanted 60|shard_bytes: found"):
-        read(open_reader(made.folder), [0], [0])
+        read_rows(open_reader(made.folder), [0], [0])
 
 
-def test_a_vocabulary_that_needs_four_bytes_is_not_read_as_two(make: Make) -> None:
-    """A manifest of a small vocabulary over shards of a large one is refused, before any token is misread."""
+def test_another_token_width_is_refused(make: Make) -> None:
+    """Tokens of four bytes are not read as tokens of two, if the manifest belongs to another dataset."""
     small, large = make([[256]], vocab_size=100), make([[128]], name="large", vocab_size=100_000)
     manifest = Manifest.loads((small.folder / "manifest.json").read_bytes())
     entry = Manifest.loads((large.folder / "manifest.json").read_bytes()).shards[0]
@@ -166,11 +167,11 @@ def test_a_vocabulary_that_needs_four_bytes_is_not_read_as_two(make: Make) -> No
         FormatError,
         match=r"tokens: found uint32, wanted uint16, because the manifest's tokenizer has 100 ids",
     ):
-        read(open_reader(large.folder), [0], [0])
+        read_rows(open_reader(large.folder), [0], [0])
 
 
 def test_another_format_version_is_refused(make: Make) -> None:
-    """With the number that was found."""
+    """The error shows the version that was found."""
     made = make([[60]])
     path = made.folder / "manifest.json"
     path.write_text(path.read_text().replace('"version": 1', '"version": 7'))
@@ -179,7 +180,7 @@ def test_another_format_version_is_refused(make: Make) -> None:
 
 
 def test_an_edited_manifest_is_refused(make: Make) -> None:
-    """By its digest or by what it contradicts."""
+    """Its digest, or a contradiction in it, shows the change."""
     made = make([[60]])
     path = made.folder / "manifest.json"
     value = json.loads(path.read_text())
@@ -189,8 +190,8 @@ def test_an_edited_manifest_is_refused(make: Make) -> None:
         open_reader(made.folder)
 
 
-def test_the_catalogue_agrees_with_the_manifest(dataset: Dataset) -> None:
-    """The quick way of reading a manifest gives what the format's own way gives."""
+def test_manifest_columns_agree_with_the_manifest(dataset: Dataset) -> None:
+    """The fast parser gives the same values as `Manifest.loads`."""
     manifest = Manifest.loads((dataset.folder / "manifest.json").read_bytes())
     columns = read_manifest_columns(dataset.folder, ReadSettings())
     assert columns.digest == manifest.digest
@@ -201,7 +202,7 @@ def test_the_catalogue_agrees_with_the_manifest(dataset: Dataset) -> None:
 
 
 def test_samples_can_be_read_one_by_one(dataset: Dataset) -> None:
-    """Checked tokens of whole samples, end to end, are the shard."""
+    """The tokens of all samples, end to end, are the tokens of the shard."""
     reader = open_reader(dataset.folder)
     samples = [reader.read_sample(0, sample) for sample in range(reader.load_index(0).num_samples)]
     assert np.concatenate(samples).tolist() == dataset.tokens[0].tolist()
