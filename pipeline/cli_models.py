@@ -76,10 +76,10 @@ def train_lm(
 
     Trains SentencePiece, a KenLM 5-gram over its pieces, and percentile cutoffs.
     """
-    from pipeline.models import training
+    from pipeline.models import lm_training
+    from pipeline.models.corpus import read_texts
 
-    texts = training.read_texts(text)
-    record = training.train_lm(texts, lang, out, vocab_size=vocab_size)
+    record = lm_training.train_lm(read_texts(text), lang, out, vocab_size=vocab_size)
     head, middle = (record["cutoffs"][percent] for percent in ("30", "60"))
     console.print(f"{out}: on held-out texts head ends at {head}, middle at {middle}", markup=False)
     console.print(f"Next: set annotate.perplexity.models.{lang}: {out}", markup=False)
@@ -99,11 +99,11 @@ def train_reference(
 
     Trains a fastText model and prints its scores on held-out texts.
     """
-    from pipeline.models import training
+    from pipeline.models import classifier_training
+    from pipeline.models.corpus import read_texts
 
-    record = training.train_reference(
-        training.read_texts(positive), training.read_texts(negative), out
-    )
+    texts = (read_texts(positive), read_texts(negative))
+    record = classifier_training.train_reference(*texts, out)
     names = ("precision", "recall", "roc_auc")
     figures = ", ".join(f"{name} {record[name]:.3f}" for name in names)
     console.print(f"{out}: on held-out texts: {figures}", markup=False)

@@ -33,7 +33,7 @@ from pipeline.config import RunConfig, load
 from pipeline.execution.engine import run
 from pipeline.models import demo_texts
 from pipeline.models import registry as assets
-from pipeline.models.training import is_held_out
+from pipeline.models.corpus import is_held_out
 from pipeline.phases.tokenize import order_keys, tokenizer_entry
 from pipeline.planning.plan import make_plan
 from pipeline.planning.prepare import prepare

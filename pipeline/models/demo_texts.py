@@ -1,12 +1,11 @@
-"""Real texts for a demo without a crawl: Wikipedia summaries in three parts that never meet, and labelled sentences.
+"""Real texts for the demo: Wikipedia summaries in three disjoint parts, and labelled sentences.
 
-Promises: what language models and classifiers are trained on is never a page of the sample crawl, because one function,
-`partition_of`, says for every title which part it is in; all that is made here is a pure function of its arguments.
-Leaves to others: fetching (asset_cache.py), training (model_training.py), making a crawl of them (sample_crawl.py).
+A hash of its title decides which part a summary is in. So no text that language models or
+classifiers are trained on is a page of the sample crawl. Equal arguments give equal texts.
 
     title, text = next(summaries("en", "pages"))
     sentences("fr")[0]
-    crawl_like("es", 1_000, seed=0)         # what a page of a crawl reads like that nobody would cite
+    crawl_like("es", 1_000, seed=0)         # low-quality pages as in a crawl
 """
 
 from __future__ import annotations
@@ -25,53 +24,60 @@ from pipeline.models.published import PUBLISHED
 Part = Literal["lm", "reference", "pages"]
 
 LANGUAGES = ("en", "fr", "es")
-"""Those that there are summaries in."""
+"""Languages with summaries."""
 
 VERSION = 1
-"""Rises whenever equal arguments would give other texts."""
+"""Increase it if equal arguments give other texts."""
 
 PART_BELOW: Mapping[Part, float] = MappingProxyType({"lm": 0.60, "reference": 0.75, "pages": 1.00})
-"""Upper edge of each part's share of the titles: 60 % train language models, 15 % are positives, 25 % become pages."""
+"""Upper limit of each part's range of the hash, 0..1.
+
+60 % of the titles train language models, 15 % are positives of classifiers, 25 % become pages.
+"""
 
 
-def partition_of(title: str) -> Part:
-    """The one part that a summary of this title is in, by a hash of the title alone."""
+def assign_part(title: str) -> Part:
+    """Return the part that a summary is in, by a hash of its title."""
     position = int.from_bytes(hashlib.sha256(title.encode()).digest()[:8], "big") / 2**64
-    return next(part for part, below in PART_BELOW.items() if position < below or part == "pages")
+    for part, limit in PART_BELOW.items():
+        if position < limit:
+            return part
+    return "pages"  # a position that was rounded up to 1.0
 
 
 def summaries(language: str, part: Part) -> Iterator[tuple[str, str]]:
-    """Title and text of every Wikipedia summary of one part, each title once, in the order of their file.
+    """Return title and text of the Wikipedia summaries of one part, in the order of their file.
 
     Args:
         language: en, fr or es.
-        part: which of the three.
+        part: one of the three parts.
 
     Raises:
-        AssetError: no summaries in this language, or they cannot be had.
+        AssetError: there are no summaries in this language, or they cannot be fetched.
     """
     name = f"wiki-summaries-{language}"
     if name not in PUBLISHED:
-        raise AssetError(f"there are no summaries in {language!r}, but in {', '.join(LANGUAGES)}")
+        raise AssetError(f"no summaries in {language!r}; there are some in {', '.join(LANGUAGES)}")
     with obtain(PUBLISHED[name]).open(encoding="utf-8") as file:
         entries: dict[str, dict[str, str]] = json.load(file)
-    # Some articles are listed under several names: one title, one text.
+    # Some articles are listed under several names: keep one text per title.
     texts = {entry["title"]: entry["extract"] for entry in entries.values()}
-    return ((title, text) for title, text in texts.items() if partition_of(title) == part)
+    return ((title, text) for title, text in texts.items() if assign_part(title) == part)
 
 
 def sentences(language: str) -> list[str]:
-    """The labelled sentences of one language (ISO 639-1), about 1,000 from web pages and news; empty if there are none.
+    """Return the labelled sentences of one language, about 1,000 from web pages and news.
+
+    Args:
+        language: ISO 639-1. The list is empty if there are none in this language.
 
     Raises:
-        AssetError: they cannot be had.
+        AssetError: they cannot be fetched.
     """
     prefix = f"{language}\t"
     with obtain(PUBLISHED["eld-sentences"]).open(encoding="utf-8") as file:
         return [line.removeprefix(prefix).rstrip("\n") for line in file if line.startswith(prefix)]
 
-
-# ---- text that nobody cites ----
 
 _BOILERPLATE = MappingProxyType(
     {
@@ -109,35 +115,42 @@ _BOILERPLATE = MappingProxyType(
 )
 
 SALAD_SHARE = 0.1
-"""Share of pages that are words of encyclopedia text in no order: a bag of words cannot tell them, so that no
-classifier of words is perfect on these pages, as none is on a crawl."""
+"""Share of pages that are words of encyclopedia text in random order.
+
+A classifier of single words cannot recognize them, so its scores are not perfect, as on a crawl.
+"""
 
 
 def crawl_like(language: str, n: int, seed: int) -> list[str]:
-    """`n` texts as a crawl has them: mostly unrelated sentences, with lines of navigation and trade; some word salad.
+    """Return `n` texts like low-quality pages of a crawl.
 
-    They hold no page of the sample crawl and no text that a language model is trained on.
+    Most are unrelated sentences between lines of navigation and advertising; some are word salad.
+    None is a page of the sample crawl or a text that a language model is trained on.
 
     Args:
         language: en, fr or es.
-        n: how many.
-        seed: another seed, other texts.
+        n: number of texts.
+        seed: another seed gives other texts.
 
     Raises:
-        AssetError: no texts in this language, or they cannot be had.
+        AssetError: there are no texts in this language, or they cannot be fetched.
     """
     plain = sentences(language)
-    words = [word for _, text in summaries(language, "reference") for word in text.split()]
+    words: list[str] = []
+    for _, text in summaries(language, "reference"):
+        words += text.split()
     rng = random.Random(f"crawl_like {language} {seed}")  # noqa: S311 - texts, no secrets
-    return [_crawl_page(rng, plain, words, _BOILERPLATE[language]) for _ in range(n)]
+    boilerplate = _BOILERPLATE[language]
+    return [_make_crawl_page(rng, plain, words, boilerplate) for _ in range(n)]
 
 
-def _crawl_page(
+def _make_crawl_page(
     rng: random.Random, plain: Sequence[str], words: Sequence[str], boilerplate: Sequence[str]
 ) -> str:
     if rng.random() < SALAD_SHARE:
         return " ".join(rng.choices(words, k=rng.randint(40, 200)))
-    lines = [" ".join(rng.choices(plain, k=rng.randint(1, 4))) for _ in range(rng.randint(1, 4))]
+    num_lines = rng.randint(1, 4)
+    lines = [" ".join(rng.choices(plain, k=rng.randint(1, 4))) for _ in range(num_lines)]
     for _ in range(rng.choice((0, 0, 1, 2, 4))):
         lines.insert(rng.choice((0, len(lines))), rng.choice(boilerplate))
     return "\n".join(lines)

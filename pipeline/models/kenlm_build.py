@@ -1,8 +1,7 @@
-"""KenLM's trainer on this machine: built once, without root, into the user's cache.
+"""Build KenLM's programs lmplz and build_binary, once per machine, without root.
 
-Promises: lmplz and build_binary of one pinned version, with the libraries they need beside them; they run in silence,
-and when they fail their last lines are in the error.
-Leaves to others: what they are run on (model_training.py).
+The programs of one pinned version are kept in the user's cache, with the libraries that they need
+beside them. Their output is shown only if they fail.
 
     tools = kenlm_tools()                    # the first time: about a minute
     estimate_lm(tools, Path("pieces"), Path("en.arpa.bin"), order=5, structure="probing", sort_memory="1G")
@@ -30,26 +29,31 @@ from pipeline.models.download import AssetError
 from pipeline.models.published import PUBLISHED
 from pipeline.runs.phase_folder import to_json
 
-
-class TrainingFailed(RuntimeError):
-    """A model cannot be trained: too few texts, or a tool failed; its last lines are in the message."""
-
-
 log = logging.getLogger(__name__)
 
+
+class TrainingFailed(RuntimeError):
+    """A model cannot be trained: too few texts, or a tool failed (with its last lines)."""
+
+
 KENLM_BIN = "CORPUSMILL_KENLM_BIN"
-"""Environment variable: a folder with lmplz and build_binary to use instead of our own build."""
+"""Environment variable: a folder with lmplz and build_binary to use instead of the own build."""
 _TOOLS = ("lmplz", "build_binary")
+_SHOWN_LINES = 15
 _BOOST_LIBRARIES = ("program_options", "thread", "system", "atomic", "chrono")
 
 
 def kenlm_tools(*, offline: bool | None = None) -> tuple[Path, Path]:
-    """The paths of lmplz and build_binary: of our own build, or in the folder that CORPUSMILL_KENLM_BIN names.
+    """Return the paths of lmplz and build_binary, after building them if needed.
 
-    Built once into the user's cache. Whatever is on PATH is not used: the version has a share in the models.
+    CORPUSMILL_KENLM_BIN names another folder with them. Programs on PATH are not used, because their
+    version influences the models.
+
+    Args:
+        offline: forbid downloads; None: as CORPUSMILL_OFFLINE says.
 
     Raises:
-        AssetError: there is no compiler, an extra is missing, or the sources cannot be had.
+        AssetError: there is no compiler, an extra is missing, or the sources cannot be fetched.
         TrainingFailed: the build failed.
     """
     given = os.environ.get(KENLM_BIN)
@@ -58,16 +62,16 @@ def kenlm_tools(*, offline: bool | None = None) -> tuple[Path, Path]:
     for tool in (lmplz, build_binary):
         if not os.access(tool, os.X_OK):
             raise AssetError(
-                f"{tool} is not there or cannot be run; {KENLM_BIN} must name a folder that holds it"
+                f"{tool} does not exist or cannot be run; {KENLM_BIN} must name a folder that contains it"
             )
     return lmplz, build_binary
 
 
 def lmplz_version() -> str:
-    """The version of our own build; another lmplz goes by its digest.
+    """Return the version of lmplz, or its digest if CORPUSMILL_KENLM_BIN names another one.
 
     Raises:
-        AssetError: the folder that CORPUSMILL_KENLM_BIN names holds none.
+        AssetError: the folder in CORPUSMILL_KENLM_BIN has no lmplz.
     """
     given = os.environ.get(KENLM_BIN)
     if given:
@@ -77,61 +81,65 @@ def lmplz_version() -> str:
 
 @dataclass(frozen=True)
 class KenlmTools:
-    """Recipe: lmplz and build_binary out of KenLM's sources, with the Boost libraries they need beside them."""
+    """Recipe of lmplz and build_binary: built from KenLM's sources, with their Boost libraries."""
 
     boost: str = "1.87.0.1"
 
     def fingerprint(self) -> str:
-        """Of the sources, Boost and the kind of machine; not of the compiler, which decides speed alone."""
+        """Return a digest of sources, Boost and machine type.
+
+        The compiler is not included, because it changes only the speed.
+        """
         machine = [sys.platform, platform.machine()]
-        return hashlib.sha256(
-            to_json([PUBLISHED["kenlm-sources"].sha256, self.boost, machine])
-        ).hexdigest()
+        parts = [PUBLISHED["kenlm-sources"].sha256, self.boost, machine]
+        return hashlib.sha256(to_json(parts)).hexdigest()
 
     def make(self, folder: Path, *, offline: bool) -> None:
-        """Compile. About a minute on two cores."""
+        """Compile into `folder`. Takes about a minute on two cores."""
         cmake, ninja, boost = _require_build_tools()
-        sources = obtain(PUBLISHED["kenlm-sources"], offline=offline)
+        archive = obtain(PUBLISHED["kenlm-sources"], offline=offline)
         log.info("building lmplz and build_binary from KenLM's sources, once: about a minute")
         with tempfile.TemporaryDirectory(prefix="corpusmill-kenlm-") as temporary:
-            work = Path(temporary)
-            with tarfile.open(sources) as bundle:
-                bundle.extractall(work, filter="data")
-            (source_folder,) = (path for path in work.iterdir() if path.is_dir())
-            run([cmake, "-S", source_folder, "-B", work / "build", *_cmake_options(ninja, boost)])
-            run([cmake, "--build", work / "build", "--target", *_TOOLS])
+            scratch = Path(temporary)
+            build = scratch / "build"
+            with tarfile.open(archive) as bundle:
+                bundle.extractall(scratch, filter="data")
+            (sources,) = (path for path in scratch.iterdir() if path.is_dir())
+            run([cmake, "-S", sources, "-B", build, *_list_cmake_options(ninja, boost)])
+            run([cmake, "--build", build, "--target", *_TOOLS])
             for tool in _TOOLS:
-                shutil.copy2(work / "build" / "bin" / tool, folder / tool)
+                shutil.copy2(build / "bin" / tool, folder / tool)
         for library in _BOOST_LIBRARIES:
             for file in (boost / "lib").glob(f"libboost_{library}.so.*"):
                 shutil.copy2(file, folder / file.name)
         _try_out(folder)
 
 
-def _cmake_options(ninja: Path, boost: Path) -> tuple[str, ...]:
+def _list_cmake_options(ninja: Path, boost: Path) -> tuple[str, ...]:
     return (
-        *(
-            "-G",
-            "Ninja",
-            f"-DCMAKE_MAKE_PROGRAM={ninja}",
-            "-DCMAKE_BUILD_TYPE=Release",
-            "-DBUILD_TESTING=OFF",
-        ),
-        *(f"-DCMAKE_PREFIX_PATH={boost}", f"-DBOOST_ROOT={boost}"),
-        # The tools find Boost beside themselves: the cache outlives the environment that they were built in.
-        *("-DCMAKE_BUILD_WITH_INSTALL_RPATH=ON", "-DCMAKE_INSTALL_RPATH=$ORIGIN"),
+        "-G",
+        "Ninja",
+        f"-DCMAKE_MAKE_PROGRAM={ninja}",
+        "-DCMAKE_BUILD_TYPE=Release",
+        "-DBUILD_TESTING=OFF",
+        f"-DCMAKE_PREFIX_PATH={boost}",
+        f"-DBOOST_ROOT={boost}",
+        # The programs find Boost in their own folder: the cache may outlive the environment that
+        # they were built in.
+        "-DCMAKE_BUILD_WITH_INSTALL_RPATH=ON",
+        "-DCMAKE_INSTALL_RPATH=$ORIGIN",
     )
 
 
 def _require_build_tools() -> tuple[Path, Path, Path]:
-    """Paths of cmake and ninja and of Boost's folder, out of the extra's wheels."""
+    """Return the paths of cmake, ninja and Boost's folder, from the wheels of the extra."""
     missing = [name for name in ("cmake", "ninja") if importlib.util.find_spec(name) is None]
+    boost = Path()
     try:
-        boost = Path(
-            str(importlib.metadata.distribution("cmeel-boost").locate_file("cmeel.prefix"))
-        )
+        distribution = importlib.metadata.distribution("cmeel-boost")
+        boost = Path(str(distribution.locate_file("cmeel.prefix")))
     except importlib.metadata.PackageNotFoundError:
-        boost, missing = Path(), [*missing, "cmeel-boost"]
+        missing.append("cmeel-boost")
     if missing:
         raise AssetError(
             f"building KenLM's tools needs {', '.join(missing)}: run `pip install 'corpusmill[train-models]'`, "
@@ -150,28 +158,22 @@ def _require_build_tools() -> tuple[Path, Path, Path]:
 
 
 def _try_out(tools: Path) -> None:
-    """Make a model of one sentence, so that a build that cannot run is not kept."""
+    """Train a model of one sentence: a build that cannot run must not be cached."""
     with tempfile.TemporaryDirectory(prefix="corpusmill-kenlm-") as temporary:
-        work = Path(temporary)
-        (work / "pieces").write_text("a b c\n", encoding="utf-8")
-        estimate_lm(
-            (tools / "lmplz", tools / "build_binary"),
-            work / "pieces",
-            work / "arpa.bin",
-            2,
-            "probing",
-            "256M",
-        )
+        pieces_file, lm_file = Path(temporary) / "pieces", Path(temporary) / "arpa.bin"
+        pieces_file.write_text("a b c\n", encoding="utf-8")
+        programs = (tools / "lmplz", tools / "build_binary")
+        estimate_lm(programs, pieces_file, lm_file, 2, "probing", "256M")
 
 
 KENLM_TOOLS = Asset(
-    "kenlm-tools",
-    "tool",
-    PUBLISHED["kenlm-sources"].version,
-    Trained(KenlmTools()),
-    "LGPL-2.1-or-later; Boost Software License 1.0 (its libraries)",
-    None,
-    "lmplz and build_binary, built here in about a minute; needs a C++ compiler and the extra train-models",
+    name="kenlm-tools",
+    kind="tool",
+    version=PUBLISHED["kenlm-sources"].version,
+    origin=Trained(KenlmTools()),
+    licence="LGPL-2.1-or-later; Boost Software License 1.0 (its libraries)",
+    sha256=None,
+    description="lmplz and build_binary, built here in about a minute; needs a C++ compiler and the extra train-models",
 )
 
 
@@ -183,12 +185,13 @@ def estimate_lm(
     structure: str,
     sort_memory: str,
 ) -> None:
-    """Write KenLM's binary file of the n-grams of `pieces_file`: a sentence per line, its pieces between blanks.
+    """Train a KenLM model and write its binary file.
 
     Args:
-        tools: lmplz and build_binary.
-        pieces_file: the corpus. Beside it lie the temporary files, some times as large.
-        lm_file: to write.
+        tools: paths of lmplz and build_binary.
+        pieces_file: the corpus: one sentence per line, blanks between the pieces. Temporary files
+            are written next to it, several times as large.
+        lm_file: the file to write.
         order: pieces per n-gram.
         structure: probing or trie.
         sort_memory: of lmplz, in its notation; changes the speed, not the result.
@@ -197,29 +200,26 @@ def estimate_lm(
         TrainingFailed: a tool failed.
     """
     lmplz, build_binary = tools
-    work, arpa = pieces_file.parent, pieces_file.with_suffix(".arpa")
-    # --discount_fallback acts only where a small corpus has too few counts to estimate Kneser-Ney discounts from.
-    # --skip_symbols: a piece that reads like <s> is passed over, where lmplz would stop.
-    options = [
-        "-o",
-        str(order),
-        "-S",
-        sort_memory,
-        "-T",
-        work,
-        "--discount_fallback",
-        "--skip_symbols",
-    ]
+    temporary, arpa = pieces_file.parent, pieces_file.with_suffix(".arpa")
+    options = ["-o", str(order), "-S", sort_memory, "-T", temporary]
+    # Has an effect only if a small corpus has too few counts to estimate Kneser-Ney discounts.
+    options.append("--discount_fallback")
+    # Skip a piece that reads like <s>; without this, lmplz stops.
+    options.append("--skip_symbols")
     run([lmplz, *options, "--text", pieces_file, "--arpa", arpa])
-    run([build_binary, "-T", work, structure, arpa, lm_file])
+    run([build_binary, "-T", temporary, structure, arpa, lm_file])
 
 
 def run(command: Sequence[str | Path]) -> None:
-    """Run a tool in silence; its last lines are in the error if it fails."""
+    """Run a program without showing its output.
+
+    Raises:
+        TrainingFailed: the program failed; its last lines are in the message.
+    """
     done = subprocess.run([str(part) for part in command], capture_output=True, check=False)
     if done.returncode:
-        said = (done.stdout + done.stderr).decode(errors="replace").strip().splitlines()
-        last = "\n  ".join(said[-15:])
+        output = (done.stdout + done.stderr).decode(errors="replace").strip().splitlines()
+        last = "\n  ".join(output[-_SHOWN_LINES:])
         raise TrainingFailed(
-            f"{Path(command[0]).name} failed with exit code {done.returncode}; it said:\n  {last}"
+            f"{Path(command[0]).name} failed with exit code {done.returncode}; its last lines:\n  {last}"
         )

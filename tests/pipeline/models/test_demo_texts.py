@@ -1,4 +1,4 @@
-"""The demo's texts: parts that never meet, and the same texts each time."""
+"""The demo's texts: disjoint parts, reproducible."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.models import demo_texts
-from pipeline.models.demo_texts import partition_of
+from pipeline.models.demo_texts import assign_part
 
 
 @given(st.text())
 def test_every_title_is_in_one_part(title: str) -> None:
-    """Whatever the title, it is in one of the three, and the same one when asked again."""
-    assert partition_of(title) in demo_texts.PART_BELOW
-    assert partition_of(title) == partition_of(title)
+    """Any title is in one of the three parts, always the same one."""
+    assert assign_part(title) in demo_texts.PART_BELOW
+    assert assign_part(title) == assign_part(title)
 
 
-def test_the_parts_have_their_shares_and_stay_as_they_are() -> None:
-    """60, 15 and 25 % of many titles; three titles pinned, because models and crawls on disk depend on them."""
-    counts = Counter(partition_of(f"title {i}") for i in range(10_000))
+def test_parts_have_fixed_shares() -> None:
+    """60, 15 and 25 % of many titles; three titles are pinned, because models on disk depend on them."""
+    counts = Counter(assign_part(f"title {i}") for i in range(10_000))
     assert counts["lm"] == pytest.approx(6_000, rel=0.03)
     assert counts["reference"] == pytest.approx(1_500, rel=0.06)
     assert counts["pages"] == pytest.approx(2_500, rel=0.05)
-    assert [partition_of(title) for title in ("Jazz", "Einstein", "Berlin")] == [
+    assert [assign_part(title) for title in ("Jazz", "Einstein", "Berlin")] == [
         "lm",
         "reference",
         "pages",
@@ -35,7 +35,7 @@ def test_the_parts_have_their_shares_and_stay_as_they_are() -> None:
 @pytest.mark.models
 @pytest.mark.parametrize("language", ["en", "fr", "es"])
 def test_no_text_is_in_two_parts(language: str) -> None:
-    """What a language model is trained on is neither a reference nor a page, under no title."""
+    """No training text of a language model is a reference or a page."""
     parts = [list(demo_texts.summaries(language, part)) for part in ("lm", "reference", "pages")]
     titles, texts = ([pair[i] for part in parts for pair in part] for i in (0, 1))
     assert len(titles) > 6_000
@@ -44,8 +44,8 @@ def test_no_text_is_in_two_parts(language: str) -> None:
 
 
 @pytest.mark.models
-def test_crawl_like_texts_repeat_and_differ_by_seed() -> None:
-    """Equal arguments give equal texts, another seed others; sentences are of the language asked for."""
+def test_crawl_like_texts_depend_only_on_arguments() -> None:
+    """Equal arguments give equal texts, another seed gives others."""
     first = demo_texts.crawl_like("es", 50, seed=1)
     assert len(first) == 50
     assert all(first)

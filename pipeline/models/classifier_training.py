@@ -1,0 +1,230 @@
+"""Train LLaMA's reference classifier: pages that Wikipedia cites against pages of a crawl.
+
+    train_reference(cited_pages, crawl_pages, Path("models/reference-de"))["roc_auc"]
+
+The folder then has `model.bin` and `record.json`. Equal texts, settings and versions give equal
+bytes, including `record.json`. Training and scoring format lines with the same function,
+`stages.filters.classifiers.to_line`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.models.corpus import (
+    MIN_HELD_OUT_DOCS,
+    RECORD_FILE,
+    TextDigest,
+    is_held_out,
+    list_versions,
+)
+from pipeline.models.kenlm_build import TrainingFailed
+from pipeline.runs.phase_folder import to_json
+from stages.filters import classifiers
+from storage.local import put_file
+
+log = logging.getLogger(__name__)
+
+REFERENCE_LABEL = "__label__reference"
+"""Label of training lines made from pages that Wikipedia cites as references."""
+CRAWL_LABEL = "__label__crawl"
+"""Label of training lines made from random pages of a crawl."""
+
+
+def train_reference(
+    positive: Iterable[str],
+    negative: Iterable[str],
+    out: Path,
+    *,
+    num_epochs: int = 5,
+    learning_rate: float = 0.1,
+    dimension: int = 100,
+    seed: int = 0,
+    held_out_share: float = 0.1,
+    min_score: float = 0.25,
+) -> dict[str, Any]:
+    """Train a linear classifier that separates references from pages of a crawl.
+
+    Source: LLaMA (arXiv:2302.13971, section 2.1) and RedPajama-Data 1 (`data_prep/cc/classifier`).
+    RedPajama uses fastText's defaults (as here, but here in one thread), as many crawl pages as
+    references, and references of 1,000 characters and more.
+
+    Args:
+        positive: references.
+        negative: pages of a crawl, about as many.
+        out: folder to write; created if needed. It is complete when it has `record.json`.
+        num_epochs: passes over the texts.
+        learning_rate: at the start; it falls to 0.
+        dimension: of the word vectors.
+        seed: of the initial weights.
+        held_out_share: 0..1, of the texts, for the evaluation.
+        min_score: 0..1, at which precision and recall are measured; RedPajama 1 keeps 0.25 and more.
+
+    Returns:
+        The content of `record.json`: kind, settings, positive and negative (num_docs, num_chars and
+        sha256 of each), num_held_out_docs, versions, and on held-out texts precision, recall and
+        roc_auc.
+
+    Raises:
+        TrainingFailed: too few texts of one class.
+    """
+    positive_digest, negative_digest = TextDigest(), TextDigest()
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out, prefix=".work-") as folder:
+        train_file, model_file = Path(folder) / "train.txt", Path(folder) / classifiers.MODEL_FILE
+        texts = (positive_digest.read(positive), negative_digest.read(negative))
+        held_out = _write_labelled(train_file, texts, held_out_share)
+        log.info(
+            "training on %s references and %s crawl pages",
+            f"{positive_digest.num_docs:,}",
+            f"{negative_digest.num_docs:,}",
+        )
+        settings = {
+            "epoch": num_epochs,
+            "lr": learning_rate,
+            "dim": dimension,
+            "seed": seed,
+        }
+        _train_fasttext(train_file, model_file, settings)
+        # Without its record, a previous model in this folder is incomplete while it is replaced.
+        (out / RECORD_FILE).unlink(missing_ok=True)
+        model_file.replace(out / classifiers.MODEL_FILE)
+    record: dict[str, Any] = {
+        "kind": "reference-classifier",
+        "settings": {**settings, "held_out_share": held_out_share, "min_score": min_score},
+        "positive": positive_digest.summarize(),
+        "negative": negative_digest.summarize(),
+        "num_held_out_docs": sum(map(len, held_out)),
+        **_evaluate(out / classifiers.MODEL_FILE, held_out, min_score),
+        "versions": list_versions("fasttext"),
+    }
+    put_file(out / RECORD_FILE, to_json(record))
+    return record
+
+
+def _write_labelled(
+    train_file: Path, texts: tuple[Iterable[str], Iterable[str]], held_out_share: float
+) -> tuple[list[str], list[str]]:
+    """Write the training lines. Return the held-out lines of both classes, without labels.
+
+    fastText learns from the lines in order, so they are sorted by hash to mix the classes.
+    """
+    labelled: list[tuple[bytes, str]] = []
+    held_out: tuple[list[str], list[str]] = ([], [])
+    for label, documents, held in zip((REFERENCE_LABEL, CRAWL_LABEL), texts, held_out, strict=True):
+        for document in documents:
+            # fastText takes every word with this prefix for a label.
+            line = classifiers.to_line(document).replace("__label__", "label")
+            if line and is_held_out(line, held_out_share):
+                held.append(line)
+            elif line:
+                line_hash = hashlib.blake2b(line.encode(), digest_size=16).digest()
+                labelled.append((line_hash, f"{label} {line}\n"))
+    labelled.sort()
+    if min(map(len, held_out)) < MIN_HELD_OUT_DOCS:
+        raise TrainingFailed(
+            f"train reference: {len(held_out[0])} references and {len(held_out[1])} crawl pages held out; "
+            f"wanted {MIN_HELD_OUT_DOCS} and more of each: give more text"
+        )
+    train_file.write_text("".join(line for _, line in labelled), encoding="utf-8", newline="\n")
+    return held_out
+
+
+def _train_fasttext(train_file: Path, model_file: Path, settings: Mapping[str, Any]) -> None:
+    """Train in one thread: several threads write to the same weights without locks.
+
+    fastText 0.9.3 with one thread initializes only a tenth of the weights
+    (`DenseMatrix::uniform`). The rest is uninitialized memory: another model each time, or NaN. So all
+    weights are passed as pretrained vectors, drawn as fastText would draw them. That covers words,
+    not the hash buckets of n-grams, so no n-grams are used.
+    """
+    import fasttext
+
+    vectors_file = train_file.with_name("first-weights.vec")
+    _write_initial_weights(train_file, vectors_file, settings["dim"], settings["seed"])
+    try:
+        model = fasttext.train_supervised(
+            input=str(train_file),
+            pretrainedVectors=str(vectors_file),
+            thread=1,
+            verbose=0,
+            **settings,
+        )
+    except RuntimeError as error:
+        raise TrainingFailed(f"fastText: {error}") from error
+    model.save_model(str(model_file))
+
+
+def _write_initial_weights(train_file: Path, vectors_file: Path, dimension: int, seed: int) -> None:
+    # A dict keeps the order of first occurrence. "</s>" is fastText's word for the end of a line.
+    words: dict[str, None] = {"</s>": None}
+    with train_file.open(encoding="utf-8", newline="\n") as lines:
+        for line in lines:
+            words.update(dict.fromkeys(_FASTTEXT_SPACE.split(line)[1:]))
+    words.pop("", None)
+    rng = np.random.default_rng(seed)
+    with vectors_file.open("w", encoding="utf-8", newline="\n") as out:
+        out.write(f"{len(words)} {dimension}\n")
+        for word in words:
+            weights = rng.uniform(-1 / dimension, 1 / dimension, dimension)  # (dimension,) float64
+            out.write(f"{word} {' '.join(f'{weight:.4g}' for weight in weights.tolist())}\n")
+
+
+_FASTTEXT_SPACE = re.compile("[ \n\r\t\v\f\0]")
+"""Separators of words: `Dictionary::readWord` in fastText's dictionary.cc."""
+
+
+def _evaluate(
+    model_file: Path, held_out: tuple[list[str], list[str]], min_score: float
+) -> dict[str, float]:
+    model = classifiers.load_model(model_file)
+    positive, negative = (
+        np.round(classifiers.score_lines(model, REFERENCE_LABEL, lines), 4) for lines in held_out
+    )
+    precision, recall = compute_precision_and_recall(positive, negative, min_score)
+    roc_auc = compute_roc_auc(positive, negative)
+    return {
+        "precision": round(precision, 4),
+        "recall": round(recall, 4),
+        "roc_auc": round(roc_auc, 4),
+    }
+
+
+def compute_precision_and_recall(
+    positive: np.ndarray, negative: np.ndarray, min_score: float
+) -> tuple[float, float]:
+    """Return precision and recall if scores of `min_score` and more are kept.
+
+    Args:
+        positive: (n,) float64 scores of positives.
+        negative: (m,) float64 scores of negatives.
+        min_score: lowest score kept.
+    """
+    num_true, num_false = int((positive >= min_score).sum()), int((negative >= min_score).sum())
+    return num_true / max(1, num_true + num_false), num_true / len(positive)
+
+
+def compute_roc_auc(positive: np.ndarray, negative: np.ndarray) -> float:
+    """Return the area under the ROC curve.
+
+    It is the probability that a positive scores above a negative, with ties counted half. Source: the
+    Mann-Whitney U statistic from rank sums; J. A. Hanley and B. J. McNeil, Radiology 143 (1982).
+
+    Args:
+        positive: (n,) float64 scores of positives.
+        negative: (m,) float64 scores of negatives.
+    """
+    ordered = np.sort(np.concatenate([positive, negative]))
+    # (n,) rank of each positive, from 1; equal scores share their mean rank.
+    left, right = np.searchsorted(ordered, positive), np.searchsorted(ordered, positive, "right")
+    ranks = (left + right + 1) / 2
+    u = ranks.sum() - len(positive) * (len(positive) + 1) / 2
+    return float(u / (len(positive) * len(negative)))

@@ -1,0 +1,101 @@
+"""Texts to train on: reading them, holding some out, and recording which texts were used."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import importlib.metadata
+import json
+import lzma
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any, cast
+
+RECORD_FILE = "record.json"
+"""Describes a trained model. It is written last, so a folder that has it is complete."""
+
+VERSION = 1
+"""Increase it if equal texts and settings give other models."""
+
+MIN_HELD_OUT_DOCS = 10
+"""With fewer documents, percentiles and shares mean nothing."""
+
+
+def read_texts(files: Iterable[Path]) -> Iterator[str]:
+    """Yield the documents of the user's files, one per line, in order. Blank lines are skipped.
+
+    Args:
+        files: `.jsonl`: objects whose key `text` (or `raw_content`, as in CCNet) is the document; any
+            other name: each line is a document. Plain, `.gz` or `.xz`. UTF-8.
+
+    Raises:
+        ValueError: a line is not UTF-8 or not such an object.
+    """
+    for path in files:
+        is_json = path.name.removesuffix(".gz").removesuffix(".xz").endswith(".jsonl")
+        with _open_binary(path) as lines:
+            for number, line in enumerate(lines, 1):
+                if not line.isspace():
+                    yield _parse_line(line, is_json, f"{path}:{number}")
+
+
+def _open_binary(path: Path) -> IO[bytes]:
+    openers = {".gz": gzip.open, ".xz": lzma.open}
+    return cast("IO[bytes]", openers.get(path.suffix, open)(path, "rb"))
+
+
+def _parse_line(line: bytes, is_json: bool, where: str) -> str:
+    try:
+        if not is_json:
+            return line.decode().rstrip("\r\n")
+        document = json.loads(line)
+        text = document["text"] if "text" in document else document["raw_content"]
+        # Raises TypeError unless it is a string; str(text) would convert anything.
+        return str.__str__(text)
+    except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
+        wanted = "an object with a string text or raw_content" if is_json else "UTF-8"
+        raise ValueError(f"{where}: wanted {wanted}, found {line[:60]!r} ({error})") from error
+
+
+def is_held_out(text: str, share: float) -> bool:
+    """Return whether a text is for evaluation, not for training.
+
+    A hash of the text decides, so repeated texts are on the same side.
+
+    Args:
+        text: the document.
+        share: 0..1, of the texts to hold out.
+    """
+    position = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+    return position < share * 2**64
+
+
+class TextDigest:
+    """Counts texts and computes their digest while they are read."""
+
+    def __init__(self) -> None:
+        self.num_docs, self.num_chars = 0, 0
+        self._sha256 = hashlib.sha256()
+
+    def read(self, texts: Iterable[str]) -> Iterator[str]:
+        """Yield the texts. Lone surrogates become question marks, because UTF-8 has none."""
+        for text in texts:
+            encoded = text.encode("utf-8", "replace")
+            self.num_docs += 1
+            self.num_chars += len(text)
+            self._sha256.update(hashlib.sha256(encoded).digest())
+            yield encoded.decode()
+
+    def summarize(self) -> dict[str, Any]:
+        """Return the entry for `record.json`."""
+        return {
+            "num_docs": self.num_docs,
+            "num_chars": self.num_chars,
+            "sha256": self._sha256.hexdigest(),
+        }
+
+
+def list_versions(*distributions: str) -> dict[str, str]:
+    """Return the versions of this package's training code and of installed distributions."""
+    versions = {name: importlib.metadata.version(name) for name in distributions}
+    return {"corpusmill.model_training": str(VERSION), **versions}

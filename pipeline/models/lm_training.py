@@ -1,0 +1,247 @@
+"""Train CCNet's language models: SentencePiece and KenLM.
+
+    record = train_lm(read_texts([Path("wikipedia-de.txt.gz")]), "de", Path("models/de"))
+    record["cutoffs"]["30"]     # 351.2: 30 % of the held-out documents have a lower perplexity
+
+The folder then has `<language>.sp.model`, `<language>.arpa.bin` and `record.json`. Equal texts,
+settings and versions give equal bytes, including `record.json`. Training and scoring normalize text
+with the same function, `stages.filters.language_model.normalize_for_lm`.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from pipeline.models.corpus import (
+    MIN_HELD_OUT_DOCS,
+    RECORD_FILE,
+    TextDigest,
+    is_held_out,
+    list_versions,
+)
+from pipeline.models.kenlm_build import TrainingFailed, estimate_lm, kenlm_tools, lmplz_version
+from pipeline.runs.phase_folder import to_json
+from stages.filters import language_model
+from storage.local import put_file
+
+log = logging.getLogger(__name__)
+
+CHARS_PER_PIECE = 400
+"""Small corpora get one piece per this many characters, so that each piece is seen often enough.
+
+CCNet's 65,536 pieces are reached at 26 M characters. Its Makefile uses 40,000 for corpora that are
+too small for them.
+"""
+MAX_PIECES = 65_536
+_MORE_PIECES_THAN_CHARS = 256
+
+NUM_THREADS = 16
+"""SentencePiece's default. Its sums are made per thread, so the pieces depend on this number.
+
+It is therefore fixed, regardless of the number of cores.
+"""
+
+_PERCENTILES = range(1, 100)
+
+
+def train_lm(
+    texts: Iterable[str],
+    language: str,
+    out: Path,
+    *,
+    vocab_size: int | None = None,
+    order: int = 5,
+    structure: Literal["probing", "trie"] = "probing",
+    held_out_share: float = 0.1,
+    kenlm: tuple[Path, Path] | None = None,
+    sort_memory: str = "1G",
+) -> dict[str, Any]:
+    """Train SentencePiece (unigram) and KenLM. Each normalized document is one sentence, as in CCNet.
+
+    Source: cc_net's Makefile (`spm_train`, `lmplz -o 5 --discount_fallback`, `build_binary`) and
+    arXiv:1911.00359, section 3.3. Texts are read once and kept on disk, not in memory.
+
+    Args:
+        texts: documents: the openings of Wikipedia articles, as in CCNet, or other reference text.
+        language: the code in the names of the files.
+        out: folder to write; created if needed. It is complete when it has `record.json`.
+        vocab_size: largest number of pieces; None: by the size of the texts, MAX_PIECES at most.
+        order: words per n-gram.
+        structure: of the binary file; trie has half the size and 45 % of the speed.
+        held_out_share: 0..1, of the documents, for the cutoffs (CCNet used documents of the crawl).
+        kenlm: paths of lmplz and build_binary; default: `kenlm_tools()`.
+        sort_memory: of lmplz, in its notation; changes the speed, not the result.
+
+    Returns:
+        The content of `record.json`: kind, language, settings, texts (num_docs, num_chars and sha256,
+        in the given order), num_pieces, num_train_docs, num_held_out_docs, versions, and cutoffs:
+        "1" to "99" -> percentile of the held-out documents' perplexity, one decimal.
+
+    Raises:
+        TrainingFailed: too few texts, or a tool failed.
+        AssetError: the tools cannot be fetched or built.
+    """
+    tools = kenlm or kenlm_tools()
+    files = (f"{language}.sp.model", f"{language}.arpa.bin")
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out, prefix=".work-") as folder:
+        scratch = Path(folder)
+        pieces_file, lm_file = (scratch / name for name in files)
+        corpus = _split_corpus(texts, scratch, held_out_share)
+        corpus.require_enough(language)
+        log.info("%s: learning pieces from %.1f M characters", language, corpus.num_chars / 1e6)
+        num_pieces = _train_pieces(corpus, pieces_file, vocab_size or corpus.choose_vocab_size())
+        log.info("%s: training a %d-gram model over %s pieces", language, order, f"{num_pieces:,}")
+        _encode_pieces(corpus.train_file, pieces_file, scratch / "pieces")
+        estimate_lm(tools, scratch / "pieces", lm_file, order, structure, sort_memory)
+        num_held_out = f"{corpus.num_held_out_docs:,}"
+        log.info("%s: measuring perplexity on %s held-out documents", language, num_held_out)
+        model = language_model.LanguageModel(scratch, language)
+        cutoffs = _measure_percentiles(model, corpus.held_out_file)
+        # Without its record, a previous model in this folder is incomplete while files are replaced.
+        (out / RECORD_FILE).unlink(missing_ok=True)
+        for name in files:
+            (scratch / name).replace(out / name)
+    settings = {
+        "vocab_size": vocab_size,
+        "order": order,
+        "structure": structure,
+        "held_out_share": held_out_share,
+    }
+    record = {
+        "kind": "lm",
+        "language": language,
+        "settings": settings,
+        "texts": corpus.texts,
+        "num_pieces": num_pieces,
+        "num_train_docs": corpus.num_train_docs,
+        "num_held_out_docs": corpus.num_held_out_docs,
+        "cutoffs": cutoffs,
+        "versions": list_lm_versions(),
+    }
+    put_file(out / RECORD_FILE, to_json(record))
+    return record
+
+
+def list_lm_versions() -> dict[str, str]:
+    """Return the versions of everything that decides the bytes of a language model."""
+    return list_versions("sentencepiece", "kenlm") | {"lmplz": lmplz_version()}
+
+
+@dataclass(frozen=True)
+class _Corpus:
+    train_file: Path  # one normalized document per line
+    held_out_file: Path  # one JSON string per line, not normalized: scoring normalizes it
+    texts: Mapping[str, Any]
+    num_train_docs: int
+    num_held_out_docs: int
+    num_chars: int  # of the training documents, normalized
+    num_distinct_chars: int
+
+    def choose_vocab_size(self) -> int:
+        """Return one piece per CHARS_PER_PIECE characters, within limits.
+
+        Each character is a piece, so there must be more pieces than characters.
+        """
+        by_size = self.num_chars // CHARS_PER_PIECE
+        least = self.num_distinct_chars + _MORE_PIECES_THAN_CHARS
+        return min(max(by_size, least), MAX_PIECES)
+
+    def require_enough(self, language: str) -> None:
+        if self.num_held_out_docs < MIN_HELD_OUT_DOCS or not self.num_train_docs:
+            raise TrainingFailed(
+                f"train lm {language}: {self.num_train_docs} documents to train on, {self.num_held_out_docs} held out; "
+                f"wanted {MIN_HELD_OUT_DOCS} and more held out: give more text"
+            )
+
+
+def _split_corpus(texts: Iterable[str], scratch: Path, held_out_share: float) -> _Corpus:
+    train_file, held_out_file = scratch / "train.txt", scratch / "held-out.jsonl"
+    digest, distinct_chars = TextDigest(), set[str]()
+    num_train_docs = num_held_out_docs = num_chars = 0
+    with (
+        train_file.open("w", encoding="utf-8", newline="\n") as train,
+        held_out_file.open("w", encoding="utf-8") as held_out,
+    ):
+        for text in digest.read(texts):
+            line = language_model.normalize_for_lm(text)
+            if not line:
+                continue
+            if is_held_out(text, held_out_share):
+                num_held_out_docs += 1
+                held_out.write(json.dumps(text) + "\n")
+            else:
+                num_train_docs += 1
+                num_chars += len(line)
+                distinct_chars.update(line)
+                train.write(line + "\n")
+    return _Corpus(
+        train_file,
+        held_out_file,
+        digest.summarize(),
+        num_train_docs,
+        num_held_out_docs,
+        num_chars,
+        len(distinct_chars),
+    )
+
+
+def _train_pieces(corpus: _Corpus, model_file: Path, vocab_size: int) -> int:
+    """Write the SentencePiece model. Return its number of pieces."""
+    import sentencepiece
+
+    sentencepiece.set_min_log_level(2)  # errors are raised as exceptions
+    # Through an iterator and a buffer: otherwise the model would contain the paths of its files.
+    model = io.BytesIO()
+    with corpus.train_file.open(encoding="utf-8", newline="\n") as lines:
+        try:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=(line.rstrip("\n") for line in lines),
+                model_writer=model,
+                model_type="unigram",
+                vocab_size=vocab_size,
+                hard_vocab_limit=False,
+                character_coverage=0.9995,
+                num_threads=NUM_THREADS,
+                # The default, 4,192, silently leaves out longer documents.
+                max_sentence_length=1 << 24,
+                input_sentence_size=0,  # all sentences: no sampling
+            )
+        except (RuntimeError, OSError) as error:
+            raise TrainingFailed(f"SentencePiece: {error}") from error
+    model_file.write_bytes(model.getvalue())
+    return sentencepiece.SentencePieceProcessor(model_proto=model.getvalue()).vocab_size()
+
+
+def _encode_pieces(train_file: Path, model_file: Path, pieces_file: Path) -> None:
+    """Write each training document as its pieces with blanks between them."""
+    import sentencepiece
+
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(model_file))
+    with train_file.open("rb") as lines, pieces_file.open("wb") as out:
+        for line in lines:
+            pieces = processor.encode(line.rstrip(b"\n"), out_type=bytes)
+            out.write(b" ".join(pieces) + b"\n")
+
+
+def _measure_percentiles(
+    model: language_model.LanguageModel, held_out_file: Path
+) -> dict[str, float]:
+    """Return "1" to "99" -> percentile of the perplexity of the held-out documents."""
+    scores: list[float] = []
+    with held_out_file.open(encoding="utf-8") as lines:
+        for line in lines:
+            score = model.perplexity(json.loads(line))
+            if score is not None:
+                scores.append(score)
+    values = np.percentile(scores, _PERCENTILES)  # (99,) float64
+    return {str(p): round(float(v), 1) for p, v in zip(_PERCENTILES, values, strict=True)}

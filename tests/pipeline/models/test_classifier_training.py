@@ -1,0 +1,94 @@
+"""Training of the reference classifier: reproducible, with correct figures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.models.classifier_training import (
+    CRAWL_LABEL,
+    REFERENCE_LABEL,
+    compute_precision_and_recall,
+    compute_roc_auc,
+    train_reference,
+)
+from pipeline.models.kenlm_build import TrainingFailed
+from stages.filters import classifiers
+from tests.pipeline.models.documents import make_documents
+
+SCORES = st.lists(st.integers(0, 20).map(lambda n: n / 20), min_size=1, max_size=30)
+
+
+@given(SCORES, SCORES)
+def test_roc_auc_is_the_share_of_pairs_in_order(
+    positive: list[float], negative: list[float]
+) -> None:
+    """The rank sum equals counting all pairs, ties as half."""
+    pairs = [(p > n) + 0.5 * (p == n) for p in positive for n in negative]
+    assert compute_roc_auc(np.array(positive), np.array(negative)) == pytest.approx(np.mean(pairs))
+
+
+@given(SCORES, SCORES, st.floats(0, 1))
+def test_precision_and_recall_equal_their_definitions(
+    positive: list[float], negative: list[float], limit: float
+) -> None:
+    """Scores at or above the limit are kept."""
+    precision, recall = compute_precision_and_recall(np.array(positive), np.array(negative), limit)
+    kept = [p for p in positive if p >= limit]
+    assert recall == len(kept) / len(positive)
+    assert precision == len(kept) / max(1, len(kept) + sum(n >= limit for n in negative))
+
+
+def test_classifier_separates_two_corpora(tmp_path: Path) -> None:
+    """Nearly all held-out texts get the right class, and the record has the figures."""
+    positive = make_documents(400)
+    negative = [f"buy cheap shoes now {i} click here free shipping" for i in range(400)]
+    record = train_reference(positive, negative, tmp_path / "model", num_epochs=20, dimension=8)
+    assert record["roc_auc"] > 0.99
+    assert record["recall"] > 0.95
+    assert record["positive"]["num_docs"] == 400
+    assert json.loads((tmp_path / "model" / "record.json").read_text()) == record
+    assert sorted(file.name for file in (tmp_path / "model").iterdir()) == [
+        "model.bin",
+        "record.json",
+    ]
+    model = classifiers.load_model(tmp_path / "model")
+    lines = [classifiers.to_line(make_documents(1, seed=9)[0]), "buy shoes click"]
+    good, bad = classifiers.score_lines(model, REFERENCE_LABEL, lines)
+    assert good > 0.5 > bad
+
+
+def test_classifier_training_is_reproducible(tmp_path: Path) -> None:
+    """Repeated training in one process gives equal bytes; another seed gives another model."""
+    negative = [f"spam {i % 7} offer" * 5 + str(i) for i in range(300)]
+    folders = [tmp_path / name for name in ("a", "b", "c")]
+    for folder, seed in zip(folders, (0, 0, 1), strict=True):
+        train_reference(make_documents(300), negative, folder, dimension=50, seed=seed)
+        np.full(1_000_000, np.nan)  # what fastText might find in memory it did not set
+    a, b, c = (
+        [(folder / name).read_bytes() for name in ("model.bin", "record.json")]
+        for folder in folders
+    )
+    assert a == b
+    assert a[0] != c[0]
+
+
+def test_words_like_labels_are_not_labels(tmp_path: Path) -> None:
+    """A text may contain fastText's label prefix."""
+    negative = [f"__label__spam {i} x" for i in range(300)]
+    train_reference(make_documents(300), negative, tmp_path, num_epochs=1, dimension=4)
+    model = classifiers.load_model(tmp_path)
+    assert set(model.get_labels()) == {REFERENCE_LABEL, CRAWL_LABEL}
+
+
+def test_too_few_texts_for_a_classifier_are_refused(tmp_path: Path) -> None:
+    """Figures from a handful of texts mean nothing."""
+    with pytest.raises(
+        TrainingFailed, match=r"train reference: \d+ references and 0 crawl pages held out"
+    ):
+        train_reference(make_documents(300), ["one"], tmp_path)

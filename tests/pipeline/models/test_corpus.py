@@ -1,0 +1,45 @@
+"""Reading texts to train on, and holding some out."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+from pathlib import Path
+
+import pytest
+
+from pipeline.models.corpus import is_held_out, read_texts
+
+
+def test_texts_are_read_from_every_kind_of_file(tmp_path: Path) -> None:
+    """Lines of text or JSON objects, plain, gzip or xz, in the given order; blank lines are skipped."""
+    (tmp_path / "a.txt").write_text("one\n\ntwo\r\n", encoding="utf-8")
+    (tmp_path / "b.txt.xz").write_bytes(lzma.compress(b"drei\n"))
+    lines = '{"text": "vier\\nlang"}\n{"raw_content": "fünf"}\n'
+    (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    files = [tmp_path / name for name in ("a.txt", "b.txt.xz", "c.jsonl.gz")]
+    assert list(read_texts(files)) == ["one", "two", "drei", "vier\nlang", "fünf"]
+
+
+@pytest.mark.parametrize("line", ['{"txt": "x"}', '{"text": 3}', "[1]", "{", '"text"'])
+def test_invalid_line_is_located(line: str, tmp_path: Path) -> None:
+    """The error has file, line number and what was wanted."""
+    (tmp_path / "a.jsonl").write_text('{"text": "x"}\n' + line, encoding="utf-8")
+    with pytest.raises(ValueError, match=r"a\.jsonl:2: wanted an object with a string text"):
+        list(read_texts([tmp_path / "a.jsonl"]))
+
+
+def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    """The error has file and line number; no other encoding is tried."""
+    (tmp_path / "a.txt").write_bytes(b"ok\n\xff\xfe\n")
+    with pytest.raises(ValueError, match=r"a\.txt:2: wanted UTF-8"):
+        list(read_texts([tmp_path / "a.txt"]))
+
+
+def test_share_of_texts_is_held_out() -> None:
+    """About the given share; a larger share holds out all texts of a smaller one."""
+    texts = [f"text {i}" for i in range(4_000)]
+    tenth = {text for text in texts if is_held_out(text, 0.1)}
+    assert len(tenth) == pytest.approx(400, rel=0.15)
+    assert tenth < {text for text in texts if is_held_out(text, 0.3)}
+    assert not any(is_held_out(text, 0.0) for text in texts)
