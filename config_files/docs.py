@@ -1,8 +1,4 @@
-"""The keys of a config as tables of Markdown, made from its settings models.
-
-Promises: what the tables say is what the models say, in their order.
-Leaves to others: the page around them (pipeline/reporting/config_docs.py, training/config_docs.py).
-"""
+"""Documents the keys of a config as Markdown tables, made from the settings classes in their order."""
 
 from __future__ import annotations
 
@@ -17,17 +13,19 @@ from pydantic_core import PydanticUndefined
 
 
 def sections(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Lines of Markdown: the table of one section, its keys called by `prefix`, then those inside it."""
-    nested = {
-        name: inner
-        for name, info in model.model_fields.items()
-        if (inner := _model_in(info.annotation))
-    }
+    """Yield the lines of Markdown for one section, whose keys start with `prefix`, and for the sections in it."""
+    nested: dict[str, type[BaseModel]] = {}
+    for name, info in model.model_fields.items():
+        inner = _find_model(info.annotation)
+        if inner is not None:
+            nested[name] = inner
     yield from ("", f"### {prefix.rstrip('.') or 'top level'}", "", _first_line(model), "")
     yield from ("| key | default | means |", "|-|-|-|")
     for name, info in model.model_fields.items():
-        yield f"| `{prefix}{name}` | {_default(info)} | {(info.description or '').replace('|', chr(92) + '|')} |"
-    if each := getattr(model, "each", None):  # the keys are the user's own names
+        description = (info.description or "").replace("|", r"\|")
+        yield f"| `{prefix}{name}` | {_format_default(info)} | {description} |"
+    each = getattr(model, "each", None)
+    if each is not None:  # the keys are names that the user chooses
         yield f"| `{prefix}<name>` | none | {_first_line(each)} |"
         nested["<name>"] = each
     for name, inner in nested.items():
@@ -38,16 +36,18 @@ def _first_line(model: type[BaseModel]) -> str:
     return (model.__doc__ or "").strip().splitlines()[0]
 
 
-def _model_in(annotation: Any) -> type[BaseModel] | None:
+def _find_model(annotation: Any) -> type[BaseModel] | None:
     options = [annotation, *typing.get_args(annotation)]
     models = [o for o in options if isinstance(o, type) and not isinstance(o, types.GenericAlias)]
     return next((m for m in models if issubclass(m, BaseModel)), None)
 
 
-def _default(info: FieldInfo) -> str:
+def _format_default(info: FieldInfo) -> str:
     default = info.get_default(call_default_factory=True)
     if default is PydanticUndefined:
         return "must be given"
     if isinstance(default, BaseModel):
         return "as below"
-    return f"`{'null' if default is None else str(default).lower() if isinstance(default, bool) else default}`"
+    if default is None:
+        return "`null`"
+    return f"`{str(default).lower() if isinstance(default, bool) else default}`"

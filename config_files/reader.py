@@ -1,9 +1,7 @@
-"""A YAML file becomes a checked settings object, or a list of all that is wrong with it.
+"""Reads a YAML file into a checked settings object, or raises one error that lists all faults of the file.
 
-Promises: `read` either returns a model in which every value has been checked, or raises `ConfigError` with *all* faults
-at once, each with file, line, key, what was found, what was wanted and the nearest valid key. Keys given twice and
-unknown keys are faults.
-Leaves to others: which keys there are (pipeline/config.py, training/config.py). Nothing here knows a model.
+Each fault names file, line, key, the value found, the value wanted and the nearest valid key. Unknown keys and keys
+that are given twice are faults.
 
     config = read(RunConfig, "ccnet.yaml", ["select.language.min_score=0.65"])
 """
@@ -13,7 +11,6 @@ from __future__ import annotations
 import copy
 import difflib
 import re
-import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import resources
@@ -32,7 +29,7 @@ CONFIGS = _PACKAGED if _PACKAGED.is_dir() else _PACKAGED.parent.parent / "config
 
 
 class ConfigError(Exception):
-    """The config cannot be run as it stands; `faults` holds one line for each thing wrong with it."""
+    """A config has errors; `faults` has one line for each."""
 
     def __init__(self, faults: Sequence[str]) -> None:
         self.faults = tuple(faults)
@@ -48,20 +45,20 @@ def read(
     """Read, override and check a config.
 
     Args:
-        model: what the file must hold; a `run_dir` of it may name the file as {config}.
-        path_or_name: a file, or failing that a name in configs/, with or without .yaml.
+        model: the settings class of the file. In its `run_dir`, {config} stands for the name of the file.
+        path_or_name: a file, or a name in configs/, with or without .yaml.
         overrides: `key.of.key=value`, the value in YAML; applied in order.
-        check: what the model cannot see by itself, such as missing files: (key, what is wrong with its value) each.
+        check: returns the faults that the model cannot find, such as missing files, as (key, message).
 
     Raises:
-        ConfigError: with every fault there is.
+        ConfigError: with all faults.
     """
     path = find(path_or_name)
     where = str(path_or_name) if path.name == Path(path_or_name).name else str(path)
     try:
         text = path.read_text(encoding="utf-8")
         tree = yaml.load(text, Loader=_UniqueKeys)  # noqa: S506 - a SafeLoader that also refuses repeated keys
-        lines = dict(_line_numbers(yaml.compose(text, Loader=yaml.SafeLoader)))
+        lines = dict(_find_lines(yaml.compose(text, Loader=yaml.SafeLoader)))
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
         raise ConfigError([f"{where}: cannot be read as YAML: {error}"]) from error
     if not isinstance(tree, dict):
@@ -69,10 +66,10 @@ def read(
         raise ConfigError(
             [f"{where}: found {type(tree).__name__}, wanted sections such as {sections}"]
         )
-    config = _checked(model, tree, overrides, check, where, lines)
+    config = _validate(model, tree, overrides, check, where, lines)
     if "run_dir" in model.model_fields:
         return config.model_copy(
-            update={"run_dir": _value_at(config, ("run_dir",)).format(config=path.stem)}
+            update={"run_dir": _get_value(config, ("run_dir",)).format(config=path.stem)}
         )
     return config
 
@@ -84,15 +81,22 @@ def reread(
     overrides: Sequence[str] = (),
     check: Callable[[M], Iterable[tuple[KeyPath, str]]] = lambda _: (),
 ) -> M:
-    """Override and check a config that was read before and kept as JSON; `where` is what faults call it.
+    """Override and check a config that was read before and stored as JSON.
+
+    Args:
+        model: the settings class.
+        tree: the stored config.
+        where: the place that fault messages name.
+        overrides: `key.of.key=value`, applied in order.
+        check: as in `read`.
 
     Raises:
-        ConfigError: with every fault there is.
+        ConfigError: with all faults.
     """
-    return _checked(model, copy.deepcopy(dict(tree)), overrides, check, where, {})
+    return _validate(model, copy.deepcopy(dict(tree)), overrides, check, where, {})
 
 
-def _checked(
+def _validate(
     model: type[M],
     tree: dict[str, Any],
     overrides: Sequence[str],
@@ -100,26 +104,29 @@ def _checked(
     where: str,
     lines: dict[KeyPath, str],
 ) -> M:
-    """The settings in `tree`, which is overridden in place."""
+    """Return the settings in `tree`, which is overridden in place."""
     for override in overrides:
-        _override(tree, override, lines)
+        _apply_override(tree, override, lines)
     try:
         config = model.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError([_fault(model, e, where, lines) for e in error.errors()]) from error
-    if faults := [
-        f"{_place(where, key, lines)}: {'.'.join(key)} is {_value_at(config, key)!r}: {wrong}"
-        for key, wrong in check(config)
-    ]:
+        raise ConfigError(
+            [_format_fault(model, e, where, lines) for e in error.errors()]
+        ) from error
+    faults: list[str] = []
+    for key, message in check(config):
+        place = _format_place(where, key, lines)
+        faults.append(f"{place}: {'.'.join(key)} is {_get_value(config, key)!r}: {message}")
+    if faults:
         raise ConfigError(faults)
     return config
 
 
 def find(path_or_name: str) -> Path:
-    """The config file of that path or, failing that, of that name in configs/.
+    """Return the config file at a path or, if there is none, the shipped config of that name.
 
     Raises:
-        ConfigError: there is neither; the names in configs/ are listed.
+        ConfigError: neither exists; the message lists the shipped names.
     """
     if (path := Path(path_or_name)).is_file():
         return path
@@ -134,7 +141,7 @@ def find(path_or_name: str) -> Path:
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """YAML that refuses a key given twice, where PyYAML would silently take the last."""
+    """A YAML loader that refuses a key given twice. PyYAML would use the last one without a warning."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value]
@@ -146,16 +153,16 @@ class _UniqueKeys(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _line_numbers(node: yaml.Node | None, prefix: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
-    """The line, counted from 1, on which every key of the tree stands."""
+def _find_lines(node: yaml.Node | None, prefix: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
+    """Yield the path and the line number, from 1, of every key of the tree."""
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             path = (*prefix, str(key.value))
             yield path, str(key.start_mark.line + 1)
-            yield from _line_numbers(value, path)
+            yield from _find_lines(value, path)
 
 
-def _override(tree: dict[str, Any], override: str, lines: dict[KeyPath, str]) -> None:
+def _apply_override(tree: dict[str, Any], override: str, lines: dict[KeyPath, str]) -> None:
     dotted, equals, value = override.partition("=")
     if not equals or not re.fullmatch(r"\w+(\.[\w-]+)*", dotted):
         raise ConfigError(
@@ -173,15 +180,15 @@ def _override(tree: dict[str, Any], override: str, lines: dict[KeyPath, str]) ->
     lines[tuple(keys)] = f"--set {dotted}"
 
 
-def _fault(
+def _format_fault(
     model: type[BaseModel], error: Mapping[str, Any], where: str, lines: Mapping[KeyPath, str]
 ) -> str:
-    """One line: place, key, found, wanted, and the nearest valid key where a key is unknown."""
+    """Return one line with place, key, value found, value wanted, and the nearest valid key for an unknown key."""
     location = tuple(str(part) for part in error["loc"])
     key = ".".join(location) or "the file"
-    place = _place(where, location, lines)
+    place = _format_place(where, location, lines)
     if error["type"] == "extra_forbidden":
-        known = list(_model_at(model, location[:-1]).model_fields)
+        known = list(_find_model(model, location[:-1]).model_fields)
         nearest = difflib.get_close_matches(location[-1], known, 1, cutoff=0.5)
         hint = f"did you mean {nearest[0]}?" if nearest else f"known here: {', '.join(known)}"
         return f"{place}: {key} is no known key; {hint}"
@@ -192,29 +199,30 @@ def _fault(
     return f"{place}: {key}{found} {message}" if found else f"{place}: {key}: {message}"
 
 
-def _place(where: str, location: KeyPath, lines: Mapping[KeyPath, str]) -> str:
-    """The file and the line of the key, or of the nearest section around it."""
+def _format_place(where: str, location: KeyPath, lines: Mapping[KeyPath, str]) -> str:
+    """Return file and line of the key, or of the nearest section around it."""
     for end in range(len(location), 0, -1):
         if line := lines.get(location[:end]):
             return line if line.startswith("--set") else f"{where}:{line}"
     return where
 
 
-def _model_at(model: type[BaseModel], location: Sequence[str]) -> type[BaseModel]:
-    """The settings class of the section at a place of the tree."""
+def _find_model(model: type[BaseModel], location: Sequence[str]) -> type[BaseModel]:
+    """Return the settings class of the section at a location of the tree."""
     for part in location:
-        each = getattr(model, "each", None)  # of a section whose keys are the user's own names
+        each = getattr(model, "each", None)  # the section's keys are names that the user chose
         annotation = model.model_fields[part].annotation if part in model.model_fields else each
-        inner = [a for a in (annotation, *typing.get_args(annotation)) if isinstance(a, type)]
-        nested = [a for a in inner if a is not types.NoneType and issubclass(a, BaseModel)]
+        options = [annotation, *typing.get_args(annotation)]
+        classes = [option for option in options if isinstance(option, type)]
+        nested = [option for option in classes if issubclass(option, BaseModel)]
         if not nested:
             break
         model = nested[0]
     return model
 
 
-def _value_at(config: Any, key: KeyPath) -> Any:
-    """What stands at a place of a config."""
+def _get_value(config: Any, key: KeyPath) -> Any:
+    """Return the value at a location of a config."""
     for part in key:
         config = config[part] if isinstance(config, Mapping) else getattr(config, part)
     return config

@@ -442,7 +442,7 @@ def make_retry_policy(settings: StorageSettings) -> RetryPolicy:
     """Return the retry policy of a store with these settings."""
     stall_s = settings.stall_timeout_s
     if stall_s is None:
-        limit = f"tried again for {settings.retry_timeout_s:g} s (storage.retry_timeout_s)"
+        limit = f"tried again for {settings.retry_timeout_s:g} s (storage.advanced.retry_timeout_s)"
         if not settings.retry_timeout_s:
             limit = "the request was sent once"
         return RetryPolicy(timeout_s=settings.retry_timeout_s, timeout_text=limit)

@@ -88,7 +88,7 @@ def test_a_server_that_stays_away_is_given_up(bucket_store: ObjectStore, tmp_pat
     endpoint = f"http://127.0.0.1:{proxy.port}"
     away = replace(bucket_store, settings=StorageSettings(endpoint=endpoint, retry_timeout_s=0.5))
     (tmp_path / "file").write_bytes(CONTENT)
-    limit = r"tried again for 0\.5 s \(storage\.retry_timeout_s\)"
+    limit = r"tried again for 0\.5 s \(storage\.advanced\.retry_timeout_s\)"
     try:
         with pytest.raises(Unreachable, match=rf"{bucket_store}/x \(put\): .*{limit}"):
             away.move_in(tmp_path / "file", "x")

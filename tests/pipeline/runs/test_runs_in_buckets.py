@@ -147,7 +147,10 @@ def test_so_has_one_whose_connections_are_cut(
     try:
         cut = config(
             bucket_store,
-            storage={"endpoint": f"http://127.0.0.1:{proxy.port}", "retry_timeout_s": 120.0},
+            storage={
+                "endpoint": f"http://127.0.0.1:{proxy.port}",
+                "advanced": {"retry_timeout_s": 120.0},
+            },
         )
         list(run(make_plan(cut)))
     finally:
