@@ -34,7 +34,7 @@ from benchmarks.result_file import save
 from pipeline.config import RunConfig, load
 from pipeline.execution.engine import run
 from pipeline.execution.task_stats import peak_mb, reset_peak_memory
-from pipeline.models import registry as assets
+from pipeline.models import registry as model_registry
 from pipeline.phases import registry
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.fuzzy_dedup import FOREST, FuzzyDedup
@@ -190,7 +190,7 @@ def _cache_with_list(cache: Path, num_splits: int) -> Path:
     from pipeline.planning.input_splits import list_of_crawl
 
     cache.mkdir(parents=True)
-    (cache / "assets").symlink_to(assets.cache_folder() / "assets")
+    (cache / "assets").symlink_to(model_registry.cache_folder() / "assets")
     segment, name = (
         f"crawl-data/{CRAWL}/segments/1775805908305",
         "CC-MAIN-20260412001017-20260412031017",

@@ -39,7 +39,7 @@ from benchmarks.demo_chain import demo_config
 from benchmarks.result_file import save
 from pipeline.execution.engine import run, steps_of
 from pipeline.execution.task import FLOW, Source
-from pipeline.models import registry as assets
+from pipeline.models import registry as model_registry
 from pipeline.phases import registry
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.phase import PartitionPhase, Phase
@@ -279,7 +279,7 @@ def _model_rows(plan: RunPlan, flow: Flow) -> Iterator[Row]:
     documents = flow.documents("language")
     size = _bytes(documents.column("text"))
     lines = [text.replace("\n", "") for text in documents.column("text").to_pylist()]
-    model = fasttext.load_model(str(assets.resolve(annotate.language.model)))
+    model = fasttext.load_model(str(model_registry.resolve(annotate.language.model)))
     yield Row(
         "annotate.language",
         "fastText predict",
@@ -297,12 +297,12 @@ def _model_rows(plan: RunPlan, flow: Flow) -> Iterator[Row]:
     scorers: list[tuple[Any, Any, list[str]]] = []
     classifiers: list[tuple[Any, list[str]]] = []
     for language, texts in by_language.items():
-        lm = assets.resolve(annotate.perplexity.models[language])
+        lm = model_registry.resolve(annotate.perplexity.models[language])
         pieces = sentencepiece.SentencePieceProcessor(model_file=str(lm / f"{language}.sp.model"))
         scorers.append(
             (pieces, kenlm.Model(str(lm / f"{language}.arpa.bin")), [*map(normalize_for_lm, texts)])
         )
-        classifier = load_model(assets.resolve(reference_models[language]))
+        classifier = load_model(model_registry.resolve(reference_models[language]))
         classifiers.append((classifier, [*map(to_line, texts)]))
     size = sum(len(text.encode()) for texts in by_language.values() for text in texts)
     bare: Action = lambda: [score(*scorer) for scorer in scorers]  # noqa: E731

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from pipeline.config import RunConfig, load
 from pipeline.execution.engine import run
 from pipeline.models import demo_texts
-from pipeline.models import registry as assets
+from pipeline.models import registry as model_registry
 from pipeline.models.corpus import is_held_out
 from pipeline.phases.tokenize import order_keys, tokenizer_entry
 from pipeline.planning.plan import make_plan
@@ -157,7 +157,9 @@ def learn_tokenizer(path: Path, vocab_size: int) -> None:
 
 def _held_out_share(language: str) -> float:
     """Of the summaries for language models, what they are measured by and do not learn from."""
-    record = json.loads((assets.resolve(f"demo-lm-{language}") / "record.json").read_bytes())
+    record = json.loads(
+        (model_registry.resolve(f"demo-lm-{language}") / "record.json").read_bytes()
+    )
     return record["settings"]["held_out_share"]
 
 

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from pipeline.config import RunConfig
 from pipeline.errors import TaskFailed
-from pipeline.models import registry as assets
+from pipeline.models import registry as model_registry
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.fuzzy_dedup import FuzzyDedup
 from pipeline.phases.phase import Artifact, SplitPhase, TaskCost
@@ -111,7 +111,7 @@ class Select(SplitPhase):
     def _cutoffs_of_models(self, percentiles: tuple[int, int]) -> dict[str, tuple[float, float]]:
         assert self.config.annotate.perplexity is not None
         return {
-            language: _recorded_cutoffs(assets.resolve(reference), percentiles)
+            language: _recorded_cutoffs(model_registry.resolve(reference), percentiles)
             for language, reference in self.config.annotate.perplexity.models.items()
         }
 

@@ -32,7 +32,7 @@ from typing import Self
 
 from config_files.reader import ConfigError
 from pipeline.config import CommonCrawl, InputConfig, SampleCrawl
-from pipeline.models import registry as assets
+from pipeline.models import registry as model_registry
 from pipeline.models.cache import locked
 from pipeline.models.download import download
 from pipeline.runs.phase_folder import to_json
@@ -116,7 +116,7 @@ def sample_crawl_folder(config: SampleCrawl) -> Path:
     from pipeline.sample_crawl.generator import VERSION
 
     key = hashlib.sha256(to_json({"version": VERSION, **config.model_dump()})).hexdigest()[:16]
-    return assets.cache_folder() / "sample-crawls" / key
+    return model_registry.cache_folder() / "sample-crawls" / key
 
 
 def make_sample_crawl(crawl: SampleCrawl, say: Callable[[str], None]) -> None:
@@ -176,7 +176,7 @@ def _matches(pattern: str) -> list[Path]:
 
 def _with_digests(paths: Sequence[Path]) -> list[InputFile]:
     """Local files with their content's digest, which is remembered by size and time of change, as git's index does."""
-    memory = assets.cache_folder() / "input-digests.json"
+    memory = model_registry.cache_folder() / "input-digests.json"
     known: dict[str, list[object]] = {}
     with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
         known = json.loads(memory.read_text(encoding="utf-8"))
@@ -220,7 +220,7 @@ def _common_crawl(config: CommonCrawl, storage: StorageSettings) -> list[InputFi
 def list_of_crawl(crawl: str, url: str) -> Path:
     """Where a snapshot's list of files lies in the user's cache once it is fetched."""
     return (
-        assets.cache_folder()
+        model_registry.cache_folder()
         / "crawls"
         / f"{crawl}-{hashlib.sha256(url.encode()).hexdigest()[:8]}.paths.gz"
     )

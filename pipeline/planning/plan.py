@@ -15,7 +15,7 @@ from typing import Any
 
 from config_files.reader import ConfigError
 from pipeline.config import RunConfig
-from pipeline.models import registry as assets
+from pipeline.models import registry as model_registry
 from pipeline.phases import registry
 from pipeline.phases.phase import Phase
 from pipeline.planning.fingerprints import fingerprint
@@ -100,7 +100,7 @@ def _make_fingerprint(
     previous: Sequence[RunFolder],
 ) -> str | None:
     """Return the fingerprint of a phase, or None while one of its models or parents has none."""
-    files = {name: assets.digest(name) for name in phase.model_references(config)}
+    files = {name: model_registry.digest(name) for name in phase.model_references(config)}
     parents: dict[str, str | None] = {}
     for parent in phase.enabled_parents(config):
         parents[parent.name] = planned[parent.name].fingerprint

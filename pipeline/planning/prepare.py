@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pipeline.config import RunConfig
-from pipeline.models import registry as assets
+from pipeline.models import registry as model_registry
 from pipeline.phases import registry
 from pipeline.planning.input_splits import make_sample_crawl, sample_crawl_folder
 from storage import open_store
@@ -32,7 +32,7 @@ def prepare(config: RunConfig, say: Say) -> None:
     """
     open_store(config.run_dir, config.storage.to_settings()).check()
     for reference in references(config):
-        assets.resolve(reference)
+        model_registry.resolve(reference)
     if config.input.sample_crawl:
         make_sample_crawl(config.input.sample_crawl, say)
 
@@ -49,6 +49,6 @@ def references(config: RunConfig) -> list[str]:
 def is_prepared(config: RunConfig) -> bool:
     """Whether `prepare` would have nothing to do."""
     crawl = config.input.sample_crawl
-    return all(assets.digest(r) for r in references(config)) and (
+    return all(model_registry.digest(r) for r in references(config)) and (
         crawl is None or sample_crawl_folder(crawl).exists()
     )

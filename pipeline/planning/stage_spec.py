@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.errors import TaskFailed
-from pipeline.models import registry as assets
+from pipeline.models import registry as model_registry
 from stages.contract import Settings, Stage
 
 FileState = list[tuple[str, int, int]]
@@ -54,7 +54,7 @@ class StageSpec:
         """Return the content digest of each model that is present on this machine."""
         found: dict[str, str] = {}
         for reference in self.stage.required_files(self.settings):
-            digest = assets.digest(reference)
+            digest = model_registry.digest(reference)
             if digest is not None:
                 found[reference] = digest
         return found
@@ -85,7 +85,7 @@ class StageCache:
         """Return the opened stage, and open it first if necessary."""
         files: dict[str, Path] = {}
         for reference in spec.stage.required_files(spec.settings):
-            files[reference] = assets.resolve(reference)
+            files[reference] = model_registry.resolve(reference)
         key = (spec.stage, spec.settings.model_dump_json())
         states = [_read_file_state(path) for path in files.values()]
         opened, states_when_opened = self._opened.get(key, (None, None))

