@@ -249,7 +249,7 @@ def _show_plan(settings: RunConfig, *, is_quiet: bool) -> tuple[int, float]:
     """Print the plan and return the number of input files and their bytes."""
     from pipeline.planning.plan import make_plan
     from pipeline.planning.prepare import is_prepared
-    from pipeline.reporting.report import print_plan
+    from pipeline.reporting.plan_table import print_plan
 
     if not is_prepared(settings) and not is_quiet:
         console.print(

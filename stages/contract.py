@@ -170,6 +170,15 @@ class Stage(ABC, Generic[S]):
         del settings
         return ()
 
+    @classmethod
+    def expected_counters(cls, settings: S) -> tuple[str, ...]:
+        """Return the counters that a report shows even if they are zero.
+
+        By default these are all declared counters that are not families.
+        """
+        del settings
+        return tuple(name for name in cls.counters if not name.endswith("."))
+
     def open(self) -> None:
         """Load models. Called once per process, before the first `apply`."""
 

@@ -39,7 +39,7 @@ from pipeline.planning.recorded_plan import load_plan
 from pipeline.planning.run_plan import RunPlan
 from pipeline.reporting.explain.find import read_row
 from pipeline.reporting.explain.text import format_values
-from pipeline.reporting.report import as_table
+from pipeline.reporting.tables import make_table
 from pipeline.runs.phase_folder import PhaseFolder
 from pipeline.runs.run_folder import RunFolder, RunNotFound, RunSplit
 from storage import open_store
@@ -377,13 +377,13 @@ def print_preview(found: Preview, console: Console) -> None:
         _row(name, getattr(found, name))
         for name in ("before", "after", "newly_kept", "newly_dropped")
     ]
-    console.print(as_table("What is kept", ("", "documents", "characters", "tokens"), rows))
+    console.print(make_table("What is kept", ("", "documents", "characters", "tokens"), rows))
     if found.is_tokenized and found.newly_kept.num_docs:
         console.print(
             "Tokens of what is newly kept are estimated by its characters: it was never tokenized."
         )
     console.print(
-        as_table(
+        make_table(
             "Kept, by language",
             ("language", "before", "after", "change", "tokens"),
             _language_rows(found),
@@ -391,7 +391,7 @@ def print_preview(found: Preview, console: Console) -> None:
     )
     rows = [(reason, *_moved(before, after)) for reason, (before, after) in found.reasons.items()]
     console.print(
-        as_table("Dropped by select, by reason", ("reason", "before", "after", "change"), rows)
+        make_table("Dropped by select, by reason", ("reason", "before", "after", "change"), rows)
     )
     _print_examples(
         "Newly kept", found.newly_kept.num_docs, found.examples_kept, "was dropped:", console

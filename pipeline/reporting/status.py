@@ -21,7 +21,7 @@ from rich.console import Console
 
 from pipeline.phases import registry
 from pipeline.phases.phase import sum_counters
-from pipeline.reporting.report import as_table
+from pipeline.reporting.tables import make_table
 from pipeline.runs.run_folder import RunFolder
 from stages.contract import Counters
 
@@ -112,7 +112,7 @@ def _of_latest_start(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, A
 def _phase_status(
     run: RunFolder, name: str, events: Sequence[Mapping[str, Any]], state: RunState, now: float
 ) -> PhaseStatus:
-    if getattr(run.config, name) is None:
+    if run.recorded_config.get(name, {}) is None:
         return PhaseStatus(name, "off", 0, 0)
     mine = [event for event in events if event.get("phase") == name]
     started = next((event for event in mine if event["event"] == "PhaseStarted"), None)
@@ -164,7 +164,7 @@ def print_status(status: Status, console: Console) -> None:
         for phase in status.phases
     ]
     console.print(_headline(status), markup=False)
-    console.print(as_table("", ("phase", "state", "done", "rate", "left"), rows))
+    console.print(make_table("", ("phase", "state", "done", "rate", "left"), rows))
     broken = sum(status.quarantine.values())
     causes = "".join(f", {n:,} {cause}" for cause, n in sorted(status.quarantine.items()))
     console.print(

@@ -83,6 +83,14 @@ class Decontamination(Stage[DecontaminationSettings]):
         """The files, each once, sorted."""
         return tuple(sorted(set(settings.sets.values())))
 
+    @classmethod
+    def expected_counters(cls, settings: DecontaminationSettings) -> tuple[str, ...]:
+        """Return the counters of every evaluation set, found or not."""
+        names: list[str] = []
+        for family in cls.counters:
+            names += [f"{family}{name}" for name in sorted(settings.sets)]
+        return tuple(names)
+
     def open(self) -> None:
         """Read the sets.
 

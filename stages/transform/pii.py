@@ -119,6 +119,11 @@ class Pii(Stage[PiiSettings]):
         }
     )
 
+    @classmethod
+    def expected_counters(cls, settings: PiiSettings) -> tuple[str, ...]:
+        """Return the counters of the kinds that are searched for."""
+        return tuple(f"pii_{kind}" for kind in KINDS if getattr(settings, kind) is not None)
+
     def apply(self, batch: pa.Table) -> Outcome:
         """Replace and count."""
         texts = batch.column("text").combine_chunks()

@@ -95,11 +95,14 @@ def test_placeholders_are_in_the_shards_and_not_in_what_is_scored(
         "pii_phone": 1,
     }
     assert with_pii["tokens"] < without["tokens"]
-    assert make_report(run).placeholders == {"email": 1, "ip": 0, "card": 0, "phone": 1}
+    counters = make_report(run).counters["tokenize"]
+    replaced = {name: number for name, number in counters.items() if name.startswith("pii_")}
+    assert replaced == {"pii_email": 1, "pii_ip": 0, "pii_card": 0, "pii_phone": 1}
     for shown in (to_html(make_report(run)), on_terminal(run)):
-        assert "Personal data" in shown
-    assert make_report(bare).placeholders == {}
-    assert "Personal data" not in to_html(make_report(bare)) + on_terminal(bare)
+        assert "Counted by tokenize: pii" in shown
+        assert "E-mail addresses replaced" in shown
+    assert not [name for name in make_report(bare).counters["tokenize"] if "pii_" in name]
+    assert "tokenize: pii" not in to_html(make_report(bare)) + on_terminal(bare)
 
 
 def test_lines_taken_out_are_counted_in_the_report(small: Small, tmp_path: Path) -> None:
@@ -114,10 +117,11 @@ def test_lines_taken_out_are_counted_in_the_report(small: Small, tmp_path: Path)
     )
     report = make_report(run)
     assert report.reasons == {"lines.none_left": 1}
-    assert report.lines == {"removed": 2, "left": 2}
-    assert "Line rules: lines of documents with some left" in to_html(report)
-    assert "2 (50.0%)" in to_html(report)
-    assert "Line rules" in on_terminal(run)
+    counters = report.counters["annotate"]
+    assert (counters["lines_removed"], counters["paragraphs"]) == (2, 2)
+    for shown in (to_html(report), on_terminal(run)):
+        assert "Counted by annotate: lines" in shown
+        assert "Lines removed" in shown
 
 
 def test_other_limits_of_a_classifier_score_nothing_again(small: Small, tmp_path: Path) -> None:
@@ -200,10 +204,12 @@ def test_overlap_with_evaluation_sets_is_told_per_set(small: Small, tmp_path: Pa
     (shared,), none = stored(run, "annotate")["contamination"].to_pylist()
     assert shared == {"set": "history", "words": 16, "share": 0.8}
     assert none == []
-    overlaps = make_report(run).overlaps
-    assert overlaps == {
-        "history": {"documents": 1, "words": 16, "dropped": 1},
-        "other": {"documents": 0, "words": 0, "dropped": 0},
+    assert count_overlaps(run) == {
+        "contaminated.history": 1,
+        "contaminated.other": 0,
+        "contaminated_words.history": 16,
+        "contaminated_words.other": 0,
+        "decontaminated.history": 1,
     }
     decisions = pq.read_table(
         run.folder("select").path(f"{run.splits[0].key}.decisions.parquet")
@@ -212,12 +218,22 @@ def test_overlap_with_evaluation_sets_is_told_per_set(small: Small, tmp_path: Pa
         ("decontamination.share_too_high", 0.8, 0.0, "history"),
         ("kept", None, None, None),
     ]
-    assert "Words shared with evaluation sets" in on_terminal(run)
-    assert "1, of which dropped for it: 1" in to_html(make_report(run))
+    for shown in (on_terminal(run), to_html(make_report(run))):
+        assert "Documents that share a word n-gram with the evaluation set: other" in shown
+        assert "Documents dropped because of the evaluation set: history" in shown
 
     lenient, _ = small.run(
         "strict", **chain, select={"decontamination": {"max_share": {"history": 0.9}}}
     )
     assert lenient.folders["annotate"] == run.folders["annotate"]
     assert lenient.folders["select"] != run.folders["select"]
-    assert make_report(lenient).overlaps["history"] == {"documents": 1, "words": 16, "dropped": 0}
+    kept = count_overlaps(lenient)
+    assert (kept["contaminated.history"], kept["contaminated_words.history"]) == (1, 16)
+    assert "decontaminated.history" not in kept
+
+
+def count_overlaps(run: RunFolder) -> dict[str, int]:
+    """Return the counters of the stages named decontamination."""
+    counters = make_report(run).counters
+    merged = {**counters["annotate"], **counters["select"]}
+    return {name: number for name, number in merged.items() if "contaminated" in name}

@@ -29,7 +29,8 @@ from pipeline.phases.select import Select
 from pipeline.phases.split_output import DECISIONS, RowGroups, SplitSink, row_groups
 from pipeline.planning.plan import make_plan
 from pipeline.planning.run_plan import RunPlan
-from pipeline.reporting.report import make_report, print_plan
+from pipeline.reporting.plan_table import print_plan
+from pipeline.reporting.report import make_report
 from pipeline.reporting.status import read_status
 from pipeline.runs import run_folder
 from pipeline.runs.phase_folder import PendingOutput

@@ -1,4 +1,4 @@
-"""The account of a run: figures that can be counted again, books that balance, pages that need nothing else."""
+"""The report of a run: its numbers agree with the stored files, and its page needs no other file."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from pipeline.reporting.report import (
     Report,
     make_report,
     print_report,
-    reason_sentences,
     to_html,
     to_json,
 )
+from pipeline.reporting.report.summary import describe_reasons
 from pipeline.runs.run_folder import RunFolder
 from stages.contract import DocumentCountError
 from tests.pipeline.conftest import Small
@@ -49,8 +49,8 @@ def rows(found: RunFolder, phase: str, kind: str) -> list[dict[str, Any]]:
     return [row for path in paths for row in pq.read_table(path).to_pylist()]
 
 
-def test_figures_equal_what_is_counted_again(mixed: RunFolder) -> None:
-    """From the ledger, the stored texts, the quarantine and the manifest."""
+def test_numbers_agree_with_the_stored_files(mixed: RunFolder) -> None:
+    """The numbers equal those of the decisions, the texts, the quarantine and the manifest."""
     report = make_report(mixed)
     decisions = read_decisions(mixed)
     documents, early = rows(mixed, "extract", "documents"), rows(mixed, "extract", "decisions")
@@ -75,8 +75,8 @@ def test_figures_equal_what_is_counted_again(mixed: RunFolder) -> None:
     assert report.num_shards == len(manifest["shards"])
 
 
-def test_steps_fall_from_read_to_kept(mixed: RunFolder) -> None:
-    """Each step is named, has no more than the one before, and names the reasons that made the difference."""
+def test_steps_never_rise(mixed: RunFolder) -> None:
+    """Each step has no more documents than the one before, and names the drop reasons."""
     steps = make_report(mixed).steps
     assert [step.name for step in steps] == [
         "read",
@@ -86,15 +86,15 @@ def test_steps_fall_from_read_to_kept(mixed: RunFolder) -> None:
     ]
     counts = [step.num_docs for step in steps]
     assert counts == sorted(counts, reverse=True)
-    assert [step.why for step in steps[1:]] == [
-        "length.too_few_chars",
-        "paragraphs.none_left",
-        "language.not_wanted",
+    assert [step.reasons for step in steps[1:]] == [
+        ("length.too_few_chars",),
+        ("paragraphs.none_left",),
+        ("language.not_wanted",),
     ]
 
 
 def test_quarantine_is_counted_by_cause(mixed: RunFolder) -> None:
-    """As the quarantine's own lines have it; the share is of all records."""
+    """The numbers equal those of the quarantine files."""
     report = make_report(mixed)
     lines = [
         json.loads(line)
@@ -110,8 +110,8 @@ def test_quarantine_is_counted_by_cause(mixed: RunFolder) -> None:
     assert report.quarantined_share == pytest.approx(len(lines) / report.num_records)
 
 
-def test_seconds_are_those_of_the_log(mixed: RunFolder) -> None:
-    """Summed by phase and step; a step that is the whole phase stands under the phase's name."""
+def test_seconds_are_those_of_the_event_log(mixed: RunFolder) -> None:
+    """They are summed by phase and step; a phase with one step has its own name only."""
     seconds = make_report(mixed).seconds
     assert {
         "extract: read",
@@ -129,7 +129,7 @@ def test_seconds_are_those_of_the_log(mixed: RunFolder) -> None:
 
 
 def tamper(found: RunFolder, phase: str, change: Callable[[dict[str, int]], None]) -> None:
-    """Change the counts of a complete phase."""
+    """Change the counters of a complete phase."""
     path = found.folder(phase).path("phase.json")
     summary = json.loads(path.read_text())
     change(summary["counters"]["counts"])
@@ -137,7 +137,7 @@ def tamper(found: RunFolder, phase: str, change: Callable[[dict[str, int]], None
 
 
 @pytest.mark.parametrize(
-    ("phase", "count", "blamed"),
+    ("phase", "counter", "named"),
     [
         ("extract", "documents", "extract|annotate"),
         ("annotate", "documents", "annotate"),
@@ -148,25 +148,25 @@ def tamper(found: RunFolder, phase: str, change: Callable[[dict[str, int]], None
         ("tokenize", "documents", "tokenize"),
     ],
 )
-def test_books_that_do_not_balance_are_refused(
-    mixed: RunFolder, phase: str, count: str, blamed: str
+def test_lost_documents_are_an_error(
+    mixed: RunFolder, phase: str, counter: str, named: str
 ) -> None:
-    """One document too many in a phase's account, or none at all: no report, but the phase and both numbers."""
+    """If the counters of two phases do not agree, the error names the phase and both numbers."""
     make_report(mixed)
     tamper(
         mixed,
         phase,
-        lambda counts: counts.update({count: counts[count] + 1}) if count else counts.clear(),
+        lambda counts: counts.update({counter: counts[counter] + 1}) if counter else counts.clear(),
     )
     with pytest.raises(
         DocumentCountError,
-        match=rf"^({blamed}) took in \d+ documents, but \d+ were left before it",
+        match=rf"^({named}) read \d+ documents, but \d+ were kept before it",
     ):
         make_report(mixed)
 
 
-def test_a_report_is_json_and_back(mixed: RunFolder) -> None:
-    """Every figure, under the names of the fields."""
+def test_report_as_json_has_every_field(mixed: RunFolder) -> None:
+    """The JSON has the names and values of the fields."""
     report = make_report(mixed)
     again = json.loads(to_json(report))
     assert again == json.loads(json.dumps(asdict(report)))
@@ -174,13 +174,13 @@ def test_a_report_is_json_and_back(mixed: RunFolder) -> None:
         "name": "read",
         "num_docs": 16,
         "num_chars": report.steps[0].num_chars,
-        "why": "",
+        "reasons": [],
     }
     assert again.keys() == set(Report.__dataclass_fields__)
 
 
 class Page(HTMLParser):
-    """What a browser would fetch or run, and the text it would show."""
+    """The tags, the addresses and the text of an HTML page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -206,8 +206,8 @@ def parsed(report: Report) -> Page:
     return page
 
 
-def test_the_page_needs_nothing_else(mixed: RunFolder) -> None:
-    """No script, no font, no picture, no address; the figures are in it."""
+def test_page_needs_no_other_file(mixed: RunFolder) -> None:
+    """The page has no script, font, image or address, and shows the numbers."""
     report = make_report(mixed)
     page = parsed(report)
     assert page.fetched == []
@@ -219,11 +219,11 @@ def test_the_page_needs_nothing_else(mixed: RunFolder) -> None:
     )
     for reason in report.reasons:
         assert reason in page.text
-        assert reason_sentences()[reason] in page.text
+        assert describe_reasons()[reason] in page.text
 
 
-def test_the_page_takes_no_name_for_markup(mixed: RunFolder) -> None:
-    """Names of folders, languages, reasons and causes are shown as they are, never obeyed."""
+def test_page_escapes_names(mixed: RunFolder) -> None:
+    """Names of folders, languages, reasons and causes are shown as text."""
     named = {HOSTILE: 3}
     report = replace(
         make_report(mixed),
@@ -236,11 +236,11 @@ def test_the_page_takes_no_name_for_markup(mixed: RunFolder) -> None:
     )
     page = parsed(report)
     assert "script" not in page.tags
-    assert page.text.count(HOSTILE) == 7  # title and heading, and each of the five
+    assert page.text.count(HOSTILE) == 7  # title, heading, and five sections
 
 
-def test_the_terminal_shows_every_table(mixed: RunFolder) -> None:
-    """Funnel, reasons with their meaning, languages, quarantine, seconds."""
+def test_terminal_shows_every_table(mixed: RunFolder) -> None:
+    """Steps, reasons with their meaning, languages and quarantine are printed."""
     out = io.StringIO()
     print_report(make_report(mixed), Console(width=160, file=out))
     for title in (
@@ -256,8 +256,8 @@ def test_the_terminal_shows_every_table(mixed: RunFolder) -> None:
     )
 
 
-def test_a_run_is_reported_as_far_as_it_has_got(small: Small) -> None:
-    """Complete phases are in the account, the others leave no trace and no error."""
+def test_report_covers_the_complete_phases(small: Small) -> None:
+    """Phases that are not complete are left out, without an error."""
     path = write_pages(small.folder / "first.warc.wet", [*PAGES])
     plan = small.plan(input={"files": [str(path)]}, **RULES)
     seen: list[int] = []
@@ -272,8 +272,8 @@ def test_a_run_is_reported_as_far_as_it_has_got(small: Small) -> None:
     assert seen[-1] == 4
 
 
-def test_a_run_that_has_just_begun_has_an_empty_account(small: Small) -> None:
-    """Nothing is complete: zeros, on the page too."""
+def test_report_of_a_new_run_is_empty(small: Small) -> None:
+    """A run without a complete phase has zeros, on the page too."""
     plan = small.plan()
     next(run(plan))
     report = make_report(RunFolder.open(plan.run_dir))

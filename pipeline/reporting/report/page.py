@@ -1,0 +1,110 @@
+"""The report of a run as one HTML page, without scripts, fonts or other files."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from pipeline.reporting.report.summary import (
+    Report,
+    describe_reasons,
+    list_stage_counters,
+    take_largest,
+    take_slowest,
+)
+from stages.warc.causes import CAUSES
+
+FULL_BAR_PERCENT = 60
+"""Width of the longest bar of a section, in percent of the page."""
+
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
+body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto;
+  padding: 0 1rem; color: #1b1f24 }}
+h1 {{ font-size: 1.3rem; margin-bottom: 0 }} h2 {{ font-size: 1.05rem; margin: 2rem 0 .5rem }}
+.row {{ display: grid; grid-template-columns: 15rem 1fr; gap: .75rem; align-items: center;
+  margin: 2px 0 }}
+.name {{ text-align: right; overflow-wrap: anywhere }}
+.bar {{ flex: none; background: #3b6ea8; height: 1.15rem; border-radius: 2px; min-width: 2px }}
+.line {{ display: flex; gap: .5rem; align-items: center; font-variant-numeric: tabular-nums;
+  white-space: nowrap }}
+.note {{ color: #59636e; font-size: .85rem }}
+</style></head><body>
+<h1>{title}</h1><p>{headline}</p>
+{sections}
+</body></html>
+"""
+
+ROW = (
+    '<div class="row"><div class="name">{name}{note}</div>'
+    '<div class="line"><div class="bar" style="width:{width:.2f}%"></div>{label}</div></div>'
+)
+
+
+class Bar(NamedTuple):
+    """One bar of a section."""
+
+    name: str
+    value: float
+    label: str
+    note: str = ""
+
+
+def to_html(report: Report) -> str:
+    """Return the page. All names are escaped."""
+    headline = (
+        f"{report.num_tokens:,} tokens in {report.num_shards:,} shards, "
+        f"from {report.num_docs_read:,} documents"
+    )
+    sections = "\n".join(_format_sections(report))
+    return PAGE.format(title=html.escape(report.run_dir), headline=headline, sections=sections)
+
+
+def _format_sections(report: Report) -> Iterator[str]:
+    reasons = _make_bars(report.reasons, describe_reasons())
+    yield _format_section("What is left after each step", _make_step_bars(report))
+    yield _format_section("Why documents were dropped", reasons)
+    yield _format_section("Kept, by language", _make_bars(report.languages))
+    yield _format_section("Kept, by perplexity bucket", _make_bars(report.buckets))
+    for counters in list_stage_counters(report):
+        bars = [Bar(name, value, f"{value:,}") for name, value in take_largest(counters.rows)]
+        yield _format_section(f"Counted by {counters.phase}: {counters.stage}", bars)
+    yield _format_section("Quarantined records, by cause", _make_bars(report.quarantine, CAUSES))
+    slowest = take_slowest(report.seconds)
+    seconds = [Bar(step, value, f"{value:,.1f} s") for step, value in slowest]
+    yield _format_section("Worker seconds, by step", seconds)
+
+
+def _make_step_bars(report: Report) -> Iterator[Bar]:
+    for step in report.steps:
+        label = f"{step.num_docs:,} documents · {step.num_chars:,} characters"
+        yield Bar(step.name, step.num_docs, label)
+
+
+def _make_bars(counts: Mapping[str, int], notes: Mapping[str, str] | None = None) -> Iterator[Bar]:
+    """Yield a bar per name, with its share of the total."""
+    total = max(1, sum(counts.values()))
+    for name, number in take_largest(counts):
+        note = notes.get(name, "") if notes else ""
+        yield Bar(name, number, f"{number:,} ({number / total:.1%})", note)
+
+
+def _format_section(title: str, bars: Iterable[Bar]) -> str:
+    """Return a section, or nothing if it has no bars."""
+    bars = list(bars)
+    if not bars:
+        return ""
+    longest = max(bar.value for bar in bars)
+    rows = [_format_bar(bar, bar.value / longest if longest else 0.0) for bar in bars]
+    return "\n".join([f"<h2>{html.escape(title)}</h2>", *rows])
+
+
+def _format_bar(bar: Bar, share: float) -> str:
+    note = f'<div class="note">{html.escape(bar.note)}</div>' if bar.note else ""
+    return ROW.format(
+        name=html.escape(bar.name),
+        note=note,
+        width=FULL_BAR_PERCENT * share,
+        label=html.escape(bar.label),
+    )

@@ -1,0 +1,78 @@
+"""The report of a run on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.table import Table
+
+from pipeline.reporting.report.summary import (
+    Report,
+    describe_reasons,
+    list_stage_counters,
+    sort_by_number,
+    take_largest,
+    take_slowest,
+)
+from pipeline.reporting.tables import make_table
+
+
+def print_report(report: Report, console: Console) -> None:
+    """Print the summary of a run."""
+    for table in _make_tables(report):
+        console.print(table)
+
+
+def _make_tables(report: Report) -> Iterator[Table]:
+    yield _make_steps_table(report)
+    if report.reasons:
+        columns = ("reason", "documents", "meaning")
+        yield make_table("Why documents were dropped", columns, _list_reason_rows(report))
+    if report.languages:
+        columns = ("language", "documents", "tokens")
+        yield make_table("Kept, by language", columns, _list_language_rows(report))
+    if report.buckets:
+        rows = [(bucket, f"{number:,}") for bucket, number in report.buckets.items()]
+        yield make_table("Kept, by bucket", ("bucket", "documents"), rows)
+    for counters in list_stage_counters(report):
+        rows = [(name, f"{number:,}") for name, number in take_largest(counters.rows)]
+        title = f"Counted by {counters.phase}: {counters.stage}"
+        yield make_table(title, ("counter", "number"), rows)
+    if report.quarantine:
+        causes = sort_by_number(report.quarantine)
+        rows = [(cause, f"{number:,}") for cause, number in causes.items()]
+        title = f"Quarantined: {report.quarantined_share:.2%} of {report.num_records:,} records"
+        yield make_table(title, ("cause", "records"), rows)
+    if report.seconds:
+        rows = [(step, f"{seconds:,.1f}") for step, seconds in take_slowest(report.seconds)]
+        yield make_table("Worker time", ("step", "seconds"), rows)
+
+
+def _make_steps_table(report: Report) -> Table:
+    first = report.steps[0]
+    rows: list[tuple[str, ...]] = []
+    for step in report.steps:
+        docs_share = step.num_docs / max(1, first.num_docs)
+        chars_share = step.num_chars / max(1, first.num_chars)
+        documents = (f"{step.num_docs:,}", f"{docs_share:.1%}")
+        characters = (f"{step.num_chars:,}", f"{chars_share:.1%}")
+        rows.append((step.name, *documents, *characters))
+    if report.num_shards or report.num_tokens:
+        tokens, shards = f"{report.num_tokens:,} tokens", f"{report.num_shards:,} shards"
+        rows.append(("written", tokens, "", shards, ""))
+    columns = ("step", "documents", "share", "characters", "share")
+    return make_table("What is left after each step", columns, rows)
+
+
+def _list_reason_rows(report: Report) -> Iterator[tuple[str, str, str]]:
+    sentences = describe_reasons()
+    unknown = "A stage raised an error; `explain` shows it."
+    for reason, number in take_largest(report.reasons):
+        yield reason, f"{number:,}", sentences.get(reason, unknown)
+
+
+def _list_language_rows(report: Report) -> Iterator[tuple[str, str, str]]:
+    tokens = dict(take_largest(report.language_tokens, among=report.languages))
+    for language, number in take_largest(report.languages):
+        yield language, f"{number:,}", f"{tokens.get(language, 0):,}"
