@@ -33,7 +33,8 @@ from pipeline.capacity.calibration import Calibration
 from pipeline.capacity.estimate import estimate
 from pipeline.capacity.fit import fit
 from pipeline.capacity.model import Cluster
-from pipeline.execution.engine import TaskFinished, do_here, run
+from pipeline.execution.engine import TaskFinished, run
+from pipeline.execution.task import run_task
 from pipeline.phases import registry
 from pipeline.planning.plan import make_plan
 from pipeline.planning.recorded_plan import load_plan
@@ -70,9 +71,9 @@ def do_partitions_again(found: RunFolder) -> None:
                 continue
             phase = phase_class(plan)
             for task_id in [*phase.task_ids()] * 2:
-                for result in do_here(phase, task_id, found.config.engine):
-                    event = TaskFinished(phase.name, **{"failed": None, **result})
-                    add({"event": "TaskFinished", **asdict(event)})
+                result = run_task(phase, task_id, found.config.engine)
+                event = TaskFinished(phase.name, **vars(result))
+                add({"event": "TaskFinished", **asdict(event)})
 
 
 def calibrate(runs: Sequence[RunFolder], source: str) -> Calibration:

@@ -37,8 +37,10 @@ from rich.table import Table
 from benchmarks.demo_chain import demo_config
 from benchmarks.process_tree import ProcessTree
 from benchmarks.result_file import REPOSITORY, save
-from pipeline.config import EngineConfig
-from pipeline.execution.engine import Engine, PhaseFinished, do_here, engine_of, run
+from pipeline.execution.choose_engine import make_engine
+from pipeline.execution.engine import PhaseFinished, run
+from pipeline.execution.inline import Engine
+from pipeline.execution.task import TaskResult, run_task
 from pipeline.models.registry import cache_folder
 from pipeline.phases import registry
 from pipeline.phases.phase import Phase
@@ -59,23 +61,19 @@ class BarePool(Engine):
 
     _pool: ProcessPoolExecutor | None = None
 
-    def results(self, phase: Phase, task_ids: Sequence[str]) -> Iterator[dict[str, Any]]:
+    def run_tasks(self, phase: Phase, task_ids: Sequence[str]) -> Iterator[TaskResult]:
         """Do the work in the pool's processes."""
         if self._pool is None:
             context = multiprocessing.get_context("fork")
             self._pool = ProcessPoolExecutor(self.config.workers, mp_context=context)
         for done in as_completed(
-            [self._pool.submit(_work, phase, task_id, self.config) for task_id in task_ids]
+            [self._pool.submit(run_task, phase, task_id, self.config) for task_id in task_ids]
         ):
-            yield from done.result()
+            yield done.result()
 
     def __exit__(self, *exc: object) -> None:
         if self._pool is not None:
             self._pool.shutdown()
-
-
-def _work(phase: Phase, task_id: str, config: EngineConfig) -> list[dict[str, Any]]:
-    return list(do_here(phase, task_id, config))
 
 
 # ---- The program that is measured ----
@@ -86,9 +84,7 @@ def run_entrant(entrant: str, megabytes: float, run_dir: Path) -> None:
     plan = make_plan(
         demo_config(megabytes, run_dir, f"engine.workers={WORKERS}", "engine.kind=ray")
     )
-    engine = (
-        BarePool(plan.config.engine) if entrant == "bare pool" else engine_of(plan.config.engine)
-    )
+    engine = BarePool(plan.config.engine) if entrant == "bare pool" else make_engine(plan)
     _say_and_wait("imports and plan")
     engine.start()
     _say_and_wait("start")

@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,15 +37,17 @@ from rich.table import Table
 
 from benchmarks.demo_chain import demo_config
 from benchmarks.result_file import save
-from pipeline.execution.engine import run, steps_of
-from pipeline.execution.task import FLOW, Source
+from pipeline.execution.engine import run
+from pipeline.execution.task import apply_stage, conform
 from pipeline.models import registry as model_registry
 from pipeline.phases import registry
 from pipeline.phases.annotate import Annotate
-from pipeline.phases.phase import PartitionPhase, Phase
+from pipeline.phases.phase import PartitionPhase, Phase, SplitPhase
+from pipeline.phases.split_output import SplitWriter
 from pipeline.planning.plan import make_plan
 from pipeline.planning.run_plan import RunPlan
 from pipeline.planning.stage_spec import StageSpec
+from pipeline.runs.phase_folder import PendingOutput
 from shardwriter.format import TOKENS_MEMBER
 from stages.dedup.minhash import signatures
 from stages.dedup.paragraphs import duplicated, hash_paragraph, hash_paragraphs
@@ -67,47 +69,61 @@ class Row:
     bare: Action
 
 
-@dataclass(frozen=True)
-class Flow:
-    """What passed through the steps of one phase: the tables that reached each step, and the step itself."""
+@dataclass
+class RecordedTask:
+    """The batches that reached each step of one task, so that each step can run again by itself."""
 
-    steps: dict[str, Callable[[Any], Any]]
-    inputs: dict[str, list[pa.Table]]
+    phase: SplitPhase
+    task_id: str
+    inputs: dict[str, list[pa.Table]]  # step -> batches
+    dropped: list[tuple[pa.Table, pa.Table]]  # a batch, and what a stage dropped of it
 
     def documents(self, step: str) -> pa.Table:
-        """The living documents that reach a step."""
-        table = pa.concat_tables(self.inputs[step])
-        return table.filter(
-            pc.and_(pc.is_null(table.column("reason")), pc.is_null(table.column("mark")))
-        )
+        """The documents that reach a step."""
+        return pa.concat_tables(self.inputs[step])
 
     def again(self, step: str) -> Action:
         """The step over all that reached it."""
-        return lambda: [_drained(self.steps[step](table)) for table in self.inputs[step]]
+        if step == "read":
+            return self._read
+        if step == "write":
+            return self._write
+        (spec,) = (spec for spec in self.phase.stage_specs() if spec.stage.name == step)
+        stage = spec.opened()
+        return lambda: [apply_stage(stage, batch) for batch in self.inputs[step]]
+
+    def _read(self) -> None:
+        with self.phase.folder.commit(f"{self.task_id}-again") as output:
+            deque(self.phase.read(self.task_id, self._create_writer(output)), maxlen=0)
+
+    def _write(self) -> None:
+        with self.phase.folder.commit(f"{self.task_id}-again") as output:
+            writer = self._create_writer(output)
+            for batch, dropped in self.dropped:
+                writer.add_dropped(batch, dropped)
+            for batch in self.inputs["write"]:
+                writer.add_kept(batch)
+            writer.close()
+
+    def _create_writer(self, output: PendingOutput) -> SplitWriter:
+        return self.phase.create_writer(f"{self.task_id}-again", output)
 
 
-def _drained(out: pa.Table | Iterator[Any]) -> None:
-    if not isinstance(out, pa.Table):
-        deque(out, maxlen=0)
-
-
-def flow_of(phase: Phase, task_id: str) -> Flow:
-    """Run one unit of a phase and keep what passed between its steps."""
-    (source, read), *others = steps_of(phase, phase.config.engine)
-    assert isinstance(read, Source)
-    read = replace(
-        read, attempt=lambda _: 1
-    )  # a unit is read more often here than a run would try it
-    inputs: dict[str, list[pa.Table]] = {}
-    tables = list(read(task_id))
-    for name, step in others:
-        inputs[name] = tables
-        tables = [out for table in tables for out in _outputs(step(table))]
-    return Flow(dict(others) | {source: read}, inputs)
-
-
-def _outputs(out: pa.Table | Iterator[Any]) -> Iterator[Any]:
-    yield from [out] if isinstance(out, pa.Table) else out
+def record_task(phase: Phase, task_id: str) -> RecordedTask:
+    """Run one task of a phase and keep the batches between its steps."""
+    assert isinstance(phase, SplitPhase)
+    task = RecordedTask(phase, task_id, {}, [])
+    with phase.folder.commit(f"{task_id}-again") as output:
+        writer = phase.create_writer(f"{task_id}-again", output)
+        batches = [conform(batch, phase.schema) for batch in phase.read(task_id, writer)]
+    for spec, schema in phase.stage_schemas():
+        task.inputs[spec.stage.name] = batches
+        outcomes = [apply_stage(spec.opened(), batch) for batch in batches]
+        for batch, outcome in zip(batches, outcomes, strict=True):
+            task.dropped.append((batch, outcome.dropped))
+        batches = [conform(outcome.kept, schema) for outcome in outcomes]
+    task.inputs["write"] = batches
+    return task
 
 
 # ---- Bare calls ----
@@ -168,25 +184,25 @@ def rows_of(plan: RunPlan, folder: Path) -> Iterator[Row]:
     """All rows, for the only unit of a plan that has been run."""
     phases = {phase.name: phase(plan) for phase in registry.PHASES}
     split = plan.splits[0].key
-    yield from _extract_rows(plan, flow_of(phases["extract"], split), split, folder)
+    yield from _extract_rows(plan, record_task(phases["extract"], split), folder)
     yield from _deduplicate_rows(plan, phases["paragraph_dedup"], split)
     yield from _annotate_rows(plan, Annotate(plan), split, folder)
-    yield from _tokenize_rows(plan, flow_of(phases["tokenize"], split), split, folder)
+    yield from _tokenize_rows(plan, record_task(phases["tokenize"], split), split, folder)
     yield from _shard_rows(plan, phases["write_shards"], folder)
 
 
-def _extract_rows(plan: RunPlan, flow: Flow, split: str, folder: Path) -> Iterator[Row]:
+def _extract_rows(plan: RunPlan, task: RecordedTask, folder: Path) -> Iterator[Row]:
     path = Path(plan.splits[0].files[0].location)
-    texts = flow.documents("length").column("text")
+    texts = task.documents("length").column("text")
     yield Row(
         "extract.read",
         "FastWARC, payloads decoded",
         _bytes(texts),
-        _read_again(flow, split),
+        task.again("read"),
         partial(read_records, path),
     )
-    texts = flow.documents("paragraphs").column("text")
-    again = flow.again("paragraphs")
+    texts = task.documents("paragraphs").column("text")
+    again = task.again("paragraphs")
     yield Row(
         "extract.paragraphs",
         "hash_paragraphs",
@@ -202,19 +218,15 @@ def _extract_rows(plan: RunPlan, flow: Flow, split: str, folder: Path) -> Iterat
         again,
         lambda: [*map(hash_paragraph, lines)],
     )
-    rows = flow.documents("write").drop_columns([*FLOW.names, "paragraph_hashes"])
+    rows = task.documents("write").drop_columns("paragraph_hashes")
     bare = partial(write_parquet, rows, folder / "bare.parquet")
     yield Row(
         "extract.write",
         "Parquet of the documents",
         _bytes(rows.column("text")),
-        flow.again("write"),
+        task.again("write"),
         bare,
     )
-
-
-def _read_again(flow: Flow, split: str) -> Action:
-    return lambda: _drained(flow.steps["read"](split))
 
 
 def _deduplicate_rows(plan: RunPlan, phase: Phase, split: str) -> Iterator[Row]:
@@ -240,43 +252,43 @@ def _deduplicate_rows(plan: RunPlan, phase: Phase, split: str) -> Iterator[Row]:
 
 
 def _annotate_rows(plan: RunPlan, phase: Annotate, split: str, folder: Path) -> Iterator[Row]:
-    flow = flow_of(phase, split)
+    task = record_task(phase, split)
     stored = plan.folder("extract").path(f"{split}.documents.parquet")
-    before = flow.documents("paragraphs")
+    before = task.documents("paragraphs")
     size = _bytes(before.column("text"))
     yield Row(
         "annotate.read",
         "Parquet of the documents",
         size,
-        _read_again(flow, split),
+        task.again("read"),
         partial(pq.read_table, stored),
     )
     texts, gone = before.column("text").to_pylist(), before.column("duplicate_lines").to_pylist()
     bare = partial(remove_lines, texts, gone)
-    yield Row("annotate.paragraphs", "split, filter, join", size, flow.again("paragraphs"), bare)
-    yield from _model_rows(plan, flow)
+    yield Row("annotate.paragraphs", "split, filter, join", size, task.again("paragraphs"), bare)
+    yield from _model_rows(plan, task)
     if (minhash := plan.config.annotate.minhash) is not None:
-        texts = flow.documents("minhash").column("text")
+        texts = task.documents("minhash").column("text")
         bare = partial(signatures, texts, minhash)
-        yield Row("annotate.minhash", "signatures", _bytes(texts), flow.again("minhash"), bare)
-    rows = flow.documents("write").select(phase.stored.names)
+        yield Row("annotate.minhash", "signatures", _bytes(texts), task.again("minhash"), bare)
+    rows = task.documents("write").select(phase.stored.names)
     bare = partial(write_parquet, rows, folder / "bare.parquet")
     yield Row(
         "annotate.write",
         "Parquet of the documents",
         _bytes(rows.column("text")),
-        flow.again("write"),
+        task.again("write"),
         bare,
     )
 
 
-def _model_rows(plan: RunPlan, flow: Flow) -> Iterator[Row]:
+def _model_rows(plan: RunPlan, task: RecordedTask) -> Iterator[Row]:
     """Texts are brought to the models' form beforehand, at no charge for the bare calls."""
     annotate = plan.config.annotate
     assert annotate.perplexity is not None
     assert annotate.classifiers is not None
     reference_models = annotate.classifiers.by_name["wikipedia_reference"].models
-    documents = flow.documents("language")
+    documents = task.documents("language")
     size = _bytes(documents.column("text"))
     lines = [text.replace("\n", "") for text in documents.column("text").to_pylist()]
     model = fasttext.load_model(str(model_registry.resolve(annotate.language.model)))
@@ -284,10 +296,10 @@ def _model_rows(plan: RunPlan, flow: Flow) -> Iterator[Row]:
         "annotate.language",
         "fastText predict",
         size,
-        flow.again("language"),
+        task.again("language"),
         lambda: predict(model, lines, 1),
     )
-    documents = flow.documents("perplexity")
+    documents = task.documents("perplexity")
     by_language = {
         language: documents.filter(pc.equal(documents.column("language"), language))
         .column("text")
@@ -310,18 +322,18 @@ def _model_rows(plan: RunPlan, flow: Flow) -> Iterator[Row]:
         "annotate.perplexity",
         "SentencePiece encode, KenLM score",
         size,
-        flow.again("perplexity"),
+        task.again("perplexity"),
         bare,
     )
     bare = lambda: [predict(*classifier, 2) for classifier in classifiers]  # noqa: E731
-    yield Row("annotate.classifiers", "fastText predict", size, flow.again("classifiers"), bare)
+    yield Row("annotate.classifiers", "fastText predict", size, task.again("classifiers"), bare)
 
 
-def _tokenize_rows(plan: RunPlan, flow: Flow, split: str, folder: Path) -> Iterator[Row]:
+def _tokenize_rows(plan: RunPlan, task: RecordedTask, split: str, folder: Path) -> Iterator[Row]:
     import awkward
 
     stored = plan.folder("annotate").path(f"{split}.documents.parquet")
-    texts = flow.documents("tokenize").column("text").combine_chunks()
+    texts = task.documents("tokenize").column("text").combine_chunks()
     size = _bytes(texts)
     columns = [
         name
@@ -329,17 +341,17 @@ def _tokenize_rows(plan: RunPlan, flow: Flow, split: str, folder: Path) -> Itera
         if name not in ("kept_lines", "title", "warc_file")
     ]
     bare: Action = lambda: pq.read_table(stored, columns=columns)  # noqa: E731
-    yield Row("tokenize.read", "Parquet of all documents", size, _read_again(flow, split), bare)
+    yield Row("tokenize.read", "Parquet of all documents", size, task.again("read"), bare)
     stage = StageSpec(Tokenize, plan.config.tokenize).opened()
     assert isinstance(stage, Tokenize)
     backend: Any = vars(vars(stage)["_encoder"])[
         "_backend"
     ]  # the library's own object, as the stage has loaded it
     bare = lambda: backend.encode_batch(awkward.from_arrow(texts), parallel=False)  # noqa: E731
-    yield Row("tokenize.tokenize", "gigatoken encode_batch", size, flow.again("tokenize"), bare)
-    tokens = flow.documents("write").column("tokens").combine_chunks().flatten().to_numpy()
+    yield Row("tokenize.tokenize", "gigatoken encode_batch", size, task.again("tokenize"), bare)
+    tokens = task.documents("write").column("tokens").combine_chunks().flatten().to_numpy()
     bare = lambda: _write_tokens(tokens, folder / "bare.bin")  # noqa: E731
-    yield Row("tokenize.write", "tokens to a file, SHA-256", size, flow.again("write"), bare)
+    yield Row("tokenize.write", "tokens to a file, SHA-256", size, task.again("write"), bare)
 
 
 def _write_tokens(tokens: np.ndarray[Any, Any], path: Path) -> str:

@@ -18,7 +18,7 @@ import yaml
 
 from pipeline.cli import app
 from pipeline.config import load
-from pipeline.execution.resources import requests_of, unmet
+from pipeline.execution.resources import find_unmet, list_requests
 from tests.conftest import REPOSITORY
 
 KUBERAY = REPOSITORY / "configs" / "kuberay"
@@ -135,7 +135,7 @@ def test_a_jobs_command_is_one_of_ours(name: str) -> None:
     machines = [
         {"CPU": float(each["cpu"]), "memory": _bytes(each["memory"]) * 0.9} for each in limits
     ]
-    assert unmet(requests_of(config), machines) == []
+    assert find_unmet(list_requests(config), machines) == []
 
 
 @pytest.mark.parametrize("name", MANIFESTS)

@@ -11,7 +11,7 @@ from typing import Any
 from pipeline.capacity.calibration import Amounts, Calibration, PhaseRates, list_amounts
 from pipeline.capacity.fit import OPEN_PIECE_S, opens_all_splits
 from pipeline.config import RunConfig
-from pipeline.execution.resources import request_of
+from pipeline.execution.resources import make_request
 from pipeline.phases import registry
 from pipeline.phases.hash_partitions import pieces_for
 from pipeline.phases.phase import Phase
@@ -187,7 +187,7 @@ class CostModel:
         """
         num_tasks = self.count_tasks(phase)
         slots = self._count_slots(phase)
-        requested_mb = request_of(self.config.engine, phase.name).memory_mb
+        requested_mb = make_request(self.config.engine, phase.name).memory_mb
         rates = self.calibration.phases.get(phase.name)
         if not num_tasks or rates is None:
             hours = num_tasks * DISPATCH_S / 3600
@@ -219,7 +219,7 @@ class CostModel:
 
     def _count_slots(self, phase: type[Phase]) -> int:
         """Return how many tasks of a phase run at the same time."""
-        request = request_of(self.config.engine, phase.name)
+        request = make_request(self.config.engine, phase.name)
         by_cores = self.cluster.cores / request.num_cpus if request.num_cpus else math.inf
         by_memory = self.cluster.memory_gb * 1e9 / (request.memory_mb * 2**20)
         return self.cluster.nodes * int(min(by_cores, by_memory))

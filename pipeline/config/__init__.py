@@ -7,7 +7,7 @@ optional part off. A phase's fingerprint contains its section.
     config.select.language.min_score     # 0.65
 """
 
-from pipeline.config.engine import EngineConfig, PhaseResources, Resources
+from pipeline.config.engine import EngineConfig, PhaseResources
 from pipeline.config.input import CommonCrawl, InputConfig, SampleCrawl
 from pipeline.config.load import change, load
 from pipeline.config.run import RunConfig
@@ -18,7 +18,6 @@ __all__ = [
     "EngineConfig",
     "InputConfig",
     "PhaseResources",
-    "Resources",
     "RunConfig",
     "SampleCrawl",
     "StorageConfig",

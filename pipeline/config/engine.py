@@ -10,35 +10,19 @@ from pydantic import Field, model_validator
 from stages.settings.base import Settings, Share
 
 
-class Resources(Settings):
-    """What a task requests from a machine; null: the value of its phase, or of the engine."""
+class PhaseResources(Settings):
+    """What one task of a phase requests from a machine."""
 
-    num_cpus: float | None = Field(
-        default=None, ge=0, description="Number of CPUs; null: that of the phase, which is 1."
-    )
+    num_cpus: float | None = Field(default=None, ge=0, description="Number of CPUs; null: 1.")
     num_gpus: float | None = Field(
-        default=None,
-        ge=0,
-        description="Number of GPUs, or a share of one; null: that of the phase, which is 0.",
+        default=None, ge=0, description="Number of GPUs, or a share of one; null: 0."
     )
     memory_mb: int | None = Field(
-        default=None,
-        ge=256,
-        description="Memory; null: that of the phase, which is engine.memory_mb.",
+        default=None, ge=256, description="Memory; null: engine.memory_mb."
     )
     custom: Mapping[str, Annotated[float, Field(ge=0)]] | None = Field(
         default=None,
         description="Resources that the cluster defines, such as {fast_disk: 1}; null: none.",
-    )
-
-
-class PhaseResources(Resources):
-    """What the tasks of a phase request, and which stages have separate tasks."""
-
-    stages: Mapping[str, Resources] = Field(
-        default={},
-        description="Stage -> what its separate tasks request, such as {classifiers: {num_gpus: 1}} "
-        "(docs/cluster.md).",
     )
 
 

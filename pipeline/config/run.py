@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import typing
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any, Self
+from collections.abc import Collection, Mapping
+from typing import Self
 
 from pydantic import Field, model_validator
 
-from pipeline.config.engine import EngineConfig, PhaseResources
+from pipeline.config.engine import EngineConfig
 from pipeline.config.input import InputConfig
 from pipeline.config.phases import (
     AnnotateConfig,
@@ -66,24 +65,15 @@ class RunConfig(Settings):
     )
 
     @model_validator(mode="after")
-    def _resources_name_phases_and_stages(self) -> Self:
+    def _resources_name_phases(self) -> Self:
         phases = type(self).model_fields.keys() - NOT_PHASES
-        faults: list[str] = []
-        for phase, resources in self.engine.phases.items():
-            if phase not in phases:
-                hint = _suggest(phase, phases)
-                faults.append(f"engine.phases.{phase} is no phase; {hint}")
-            else:
-                faults += self._find_unknown_stages(phase, resources)
-        if faults:
-            raise ValueError("; ".join(sorted(faults)))
+        unknown = sorted(self.engine.phases.keys() - phases)
+        if unknown:
+            faults = [
+                f"engine.phases.{name} is no phase; {_suggest(name, phases)}" for name in unknown
+            ]
+            raise ValueError("; ".join(faults))
         return self
-
-    def _find_unknown_stages(self, phase: str, resources: PhaseResources) -> Iterator[str]:
-        stages = _list_stages(type(self).model_fields[phase].annotation)
-        for stage in resources.stages.keys() - stages:
-            hint = _suggest(stage, stages) if stages else "it is a global phase without stages"
-            yield f"engine.phases.{phase}.stages.{stage} is no stage of {phase}; {hint}"
 
     @model_validator(mode="after")
     def _limits_have_classifiers(self) -> Self:
@@ -124,20 +114,6 @@ class RunConfig(Settings):
                 f"the sets of annotate.decontamination are {', '.join(sorted(scored.sets))}"
             )
         return self
-
-
-def _list_stages(section: Any) -> frozenset[str]:
-    """Return the names of the stages in a phase's section, given the annotation of the section."""
-    (model,) = _find_models(section)
-    stages = {name for name, info in model.model_fields.items() if _find_models(info.annotation)}
-    return frozenset(stages - {"warc"})  # the reader, not a stage
-
-
-def _find_models(annotation: Any) -> list[type[Settings]]:
-    """Return the settings classes in an annotation such as `WarcSettings | None`."""
-    options = [annotation, *typing.get_args(annotation)]
-    types = [option for option in options if isinstance(option, type)]
-    return [option for option in types if issubclass(option, Settings)]
 
 
 def _suggest(name: str, known: Collection[str]) -> str:

@@ -1,11 +1,7 @@
-"""What tasks ask of the machine that runs them, phase by phase, and whether there is such a machine.
+"""The resources that the tasks of each phase request, and whether a machine has them. Needs no Ray.
 
-Promises: a phase's tasks ask for what its section of engine.phases says; a stage with a section of its own there gets
-tasks of its own, which ask for that, and for the phase's where it says nothing. Arithmetic on a config, without Ray.
-Leaves to others: handing out the tasks, and which machines there are (engine.py).
-
-    wanted = request_of(config.engine, "annotate", "classifiers")       # num_gpus 1
-    unmet([wanted], [{"CPU": 16.0, "memory": 64e9}])                    # ["annotate.classifiers asks for ..."]
+wanted = make_request(config.engine, "annotate")
+find_unmet([wanted], [{"CPU": 16.0, "memory": 64e9}])       # ["annotate requests GPU 1, ..."]
 """
 
 from __future__ import annotations
@@ -14,108 +10,90 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.config import EngineConfig, PhaseResources, Resources, RunConfig
+from pipeline.config import EngineConfig, PhaseResources, RunConfig
 from pipeline.phases import registry
 
 Amounts = Mapping[str, float]
-"""Under Ray's names: CPU, GPU, memory (bytes), and whatever a cluster's owner has named."""
+"""Resource name -> amount, with Ray's names: CPU, GPU, memory (bytes), and names that a cluster's owner has chosen."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What one task takes while it runs."""
+    """The resources that one task of a phase takes while it runs."""
 
-    of: str  # "annotate", or "annotate.classifiers"
+    phase: str
     num_cpus: float
     num_gpus: float
     memory_mb: int
     custom: Amounts
 
-    def is_like(self, other: Request) -> bool:
-        """Whether both ask for the same, so that one task may do the work of both."""
-        return self.amounts == other.amounts
-
     @property
     def amounts(self) -> Amounts:
-        """Under Ray's names, without what is not asked for."""
-        amounts = {
-            "CPU": self.num_cpus,
-            "GPU": self.num_gpus,
-            "memory": self.memory_mb * 2**20,
-            **self.custom,
-        }
-        return {name: amount for name, amount in amounts.items() if amount}
+        """The resources with Ray's names, without zeros."""
+        memory_bytes = self.memory_mb * 2**20
+        amounts = {"CPU": self.num_cpus, "GPU": self.num_gpus, "memory": memory_bytes}
+        return {name: amount for name, amount in {**amounts, **self.custom}.items() if amount}
 
     def remote_args(self) -> dict[str, Any]:
-        """As `map_batches` takes it."""
-        return {
+        """Return the keyword arguments of `ray.data.Dataset.map`."""
+        arguments: dict[str, Any] = {
             "num_cpus": self.num_cpus,
-            "num_gpus": self.num_gpus,
             "memory": self.memory_mb * 2**20,
             "resources": dict(self.custom),
         }
+        if self.num_gpus:
+            arguments["num_gpus"] = self.num_gpus
+        return arguments
 
 
-def request_of(engine: EngineConfig, phase: str, stage: str | None = None) -> Request:
-    """What the tasks of a phase ask for, or those of one of its stages."""
-    of_phase = engine.phases.get(phase, PhaseResources())
-    own = of_phase.stages.get(stage, Resources()) if stage else Resources()
-
-    def first(*values: Any) -> Any:
-        return next(value for value in values if value is not None)
-
+def make_request(engine: EngineConfig, phase: str) -> Request:
+    """Return the request of a phase's tasks: its section of engine.phases, else the engine's defaults."""
+    section = engine.phases.get(phase, PhaseResources())
     return Request(
-        of=f"{phase}.{stage}" if stage in of_phase.stages else phase,
-        num_cpus=first(own.num_cpus, of_phase.num_cpus, 1.0),
-        num_gpus=first(own.num_gpus, of_phase.num_gpus, 0.0),
-        memory_mb=first(own.memory_mb, of_phase.memory_mb, engine.memory_mb),
-        custom=first(own.custom, of_phase.custom, {}),
+        phase=phase,
+        num_cpus=1.0 if section.num_cpus is None else section.num_cpus,
+        num_gpus=section.num_gpus or 0.0,
+        memory_mb=section.memory_mb or engine.memory_mb,
+        custom=section.custom or {},
     )
 
 
-def requests_of(config: RunConfig) -> list[Request]:
-    """What the tasks of all phases ask for, and those of stages that have their own and are not off."""
-    requests: list[Request] = []
-    for phase, section in config:
-        if phase not in registry.list_phase_names() or section is None:
-            continue
-        requests.append(request_of(config.engine, phase))
-        own = config.engine.phases.get(phase, PhaseResources()).stages
-        requests += [
-            request_of(config.engine, phase, stage)
-            for stage in own
-            if getattr(section, stage) is not None
-        ]
-    return requests
+def list_requests(config: RunConfig) -> list[Request]:
+    """Return the requests of all phases that are on."""
+    phases = [phase for phase in registry.PHASES if phase.is_enabled(config)]
+    return [make_request(config.engine, phase.name) for phase in phases]
 
 
-def unmet(requests: Iterable[Request], machines: Sequence[Amounts]) -> list[str]:
-    """A line for every request that no machine could meet even if nothing else ran on it.
+def find_unmet(requests: Iterable[Request], machines: Sequence[Amounts]) -> list[str]:
+    """Return a line for each request that no machine can meet, even if nothing else runs on it.
 
     Args:
-        requests: what is asked for.
-        machines: what each has, or would have if it were started.
+        requests: what tasks request.
+        machines: the resources of each machine.
     """
     faults: list[str] = []
     for request in requests:
-        lacks = [
-            [name for name, amount in request.amounts.items() if has.get(name, 0) < amount]
-            for has in machines
-        ]
-        if all(lacks):
-            nearest = min(range(len(machines)), key=lambda i: len(lacks[i]), default=None)
-            has = (
-                {}
-                if nearest is None
-                else {name: machines[nearest].get(name, 0) for name in lacks[nearest]}
-            )
-            found = f"the nearest has only {_in_words(has)}" if has else "there is no machine"
-            faults.append(f"{request.of} asks for {_in_words(request.amounts)}; {found}")
+        lacking = [_find_lacking(request, machine) for machine in machines]
+        if not all(lacking):
+            continue
+        if not machines:
+            found = "there is no machine"
+        else:
+            nearest = min(range(len(machines)), key=lambda i: len(lacking[i]))
+            has = {name: machines[nearest].get(name, 0) for name in lacking[nearest]}
+            found = f"the nearest machine has {_format_amounts(has)}"
+        faults.append(f"{request.phase} requests {_format_amounts(request.amounts)}; {found}")
     return faults
 
 
-def _in_words(amounts: Amounts) -> str:
-    return ", ".join(
-        f"memory {amount / 2**20:,.0f} MB" if name == "memory" else f"{name} {amount:g}"
-        for name, amount in amounts.items()
-    )
+def _find_lacking(request: Request, machine: Amounts) -> list[str]:
+    amounts = request.amounts
+    return [name for name, amount in amounts.items() if machine.get(name, 0) < amount]
+
+
+def _format_amounts(amounts: Amounts) -> str:
+    parts: list[str] = []
+    for name, amount in amounts.items():
+        is_memory = name == "memory"
+        parts.append(f"memory {amount / 2**20:,.0f} MB" if is_memory else f"{name} {amount:g}")
+    return ", ".join(parts)

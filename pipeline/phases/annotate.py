@@ -9,9 +9,8 @@ Leaves to others: decisions (select).
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,15 +21,14 @@ from pipeline.phases.extract import EXTRACTED, Extract
 from pipeline.phases.hash_partitions import write_buckets
 from pipeline.phases.paragraph_dedup import ParagraphDedup
 from pipeline.phases.phase import Artifact, SplitPhase, TaskCost
-from pipeline.phases.split_output import DECISIONS, RowGroups, SplitSink, row_groups
+from pipeline.phases.split_output import DECISIONS, RowGroups, SplitWriter, row_groups
 from pipeline.runs.phase_folder import PendingOutput
 from stages.contract import with_columns
 from stages.dedup.exact_dedup import ExactDedupFilter
 from stages.dedup.minhash import MinHash, MinHashSettings
 from stages.dedup.paragraphs import ParagraphRemoval
-from stages.filters import perplexity
 from stages.filters.classifiers import Classifiers
-from stages.filters.decontamination import CONTAMINATION, Decontamination
+from stages.filters.decontamination import Decontamination
 from stages.filters.language import Language
 from stages.filters.length import Length
 from stages.filters.lines import Lines
@@ -124,8 +122,9 @@ class Annotate(SplitPhase):
         """The columns of the documents file."""
         return pa.schema([f for f in self.output_schema() if f.name not in NOT_WITH_DOCUMENTS])
 
-    def read(self, task_id: str) -> Generator[pa.Table, None, dict[str, Any]]:
-        """The unit's documents, with what copies and deduplicate found beside them."""
+    def read(self, task_id: str, writer: SplitWriter) -> Generator[pa.Table]:
+        """Yield the extracted documents, with the findings of exact_dedup and paragraph_dedup."""
+        del writer
         split = self.split(task_id)
         copies = ExactDedup(self.plan).exact_copies_of(split)
         duplicate_lines = ParagraphDedup(self.plan).duplicate_lines_of(split)
@@ -149,14 +148,13 @@ class Annotate(SplitPhase):
             yield with_columns(
                 table, {name: added[name] for name in self.schema.names if name in added}
             )
-        return {}
 
-    def sink(self, task_id: str, output: PendingOutput) -> SplitSink:
-        """Documents with their scores, fates, histograms of perplexity, band hashes and signatures."""
+    def create_writer(self, task_id: str, output: PendingOutput) -> SplitWriter:
+        """Return the writer of documents with their scores, decisions, band hashes and signatures."""
         bands = (
             None if self.config.annotate.minhash is None else _Bands(self.config.annotate.minhash)
         )
-        return _AnnotateSink(output, task_id, self.stored, bands)
+        return _AnnotateWriter(output, task_id, self.stored, bands)
 
 
 class _Bands:
@@ -167,8 +165,8 @@ class _Bands:
         self._rows: list[pa.RecordBatch] = []
         self._verified_by: list[pa.RecordBatch] = []
 
-    def add(self, kept: pa.Table) -> int:
-        """Take the next documents; how many band hashes they have."""
+    def add(self, kept: pa.Table) -> None:
+        """Add the next documents."""
         documents = kept.filter(pc.is_valid(kept.column("minhash"))).combine_chunks()
         records = documents.column("doc_id").to_numpy().astype(np.uint32)  # the lower half
         hashes = pc.list_flatten(documents.column("minhash")).to_numpy()
@@ -191,7 +189,6 @@ class _Bands:
             self._verified_by.append(
                 pa.record_batch([pa.array(records), lists], names=["record", "signature"])
             )
-        return len(hashes)
 
     def write(self, output: PendingOutput, task_id: str) -> None:
         """Write the files of the unit."""
@@ -223,7 +220,7 @@ def _one_batch(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> pa.Recor
     return pa.concat_batches([empty, *batches])
 
 
-class _AnnotateSink(SplitSink):
+class _AnnotateWriter(SplitWriter):
     def __init__(
         self, output: PendingOutput, task_id: str, schema: pa.Schema, bands: _Bands | None
     ) -> None:
@@ -231,49 +228,17 @@ class _AnnotateSink(SplitSink):
         self._schema, self._bands = schema, bands
         self._documents = RowGroups(output.path(Annotate.documents.file_name(task_id)))
 
-    def add(self, kept: pa.Table, dropped: pa.Table) -> None:
-        super().add(kept, dropped)
-        if "chars_removed" in kept.column_names:
-            for rows in (kept, dropped):
-                self.counters.add(
-                    "chars_removed", pc.sum(rows.column("chars_removed")).as_py() or 0
-                )
-
-    def take(self, kept: pa.Table) -> None:
+    def write_kept(self, batch: pa.Table) -> None:
         if self._bands is not None:
-            self.counters.add("band_hashes", self._bands.add(kept))
-        kept = kept.select(self._schema.names)
-        self._documents.add(kept)
-        self.counters.add("chars", pc.sum(kept.column("num_chars")).as_py())
-        self.counters.add("paragraphs", pc.sum(kept.column("num_lines")).as_py())
-        if "lines_removed" in kept.column_names:
-            self.counters.add(
-                "lines_removed",
-                pc.sum(pc.list_value_length(kept.column("lines_removed"))).as_py() or 0,
-            )
-        languages = kept.column("language")
-        for count in pc.value_counts(languages.drop_null()).to_pylist():
-            self.counters.add(f"language.{count['values']}", count["counts"])
-        if CONTAMINATION.name in kept.column_names:
-            found = pc.list_flatten(kept.column(CONTAMINATION.name))
-            shared = pa.table({name: pc.struct_field(found, name) for name in ("set", "words")})
-            sums = shared.group_by("set", use_threads=False).aggregate(
-                [("words", "count"), ("words", "sum")]
-            )
-            for row in sums.to_pylist():
-                self.counters.add(f"contaminated.{row['set']}", row["words_count"])
-                self.counters.add(f"contaminated_words.{row['set']}", row["words_sum"])
-        if "perplexity" in kept.column_names:
-            for language in pc.unique(
-                languages.filter(pc.is_valid(kept.column("perplexity")))
-            ).to_pylist():
-                mine = kept.filter(pc.equal(languages, language)).column("perplexity").drop_null()
-                self.counters.observe(
-                    f"perplexity.{language}", perplexity.to_bins(mine.to_numpy()).tolist()
-                )
+            self._bands.add(batch)
+        documents = batch.select(self._schema.names)
+        self._documents.add(documents)
+        self.counters.add("chars", pc.sum(documents.column("num_chars")).as_py())
+        self.counters.add("paragraphs", pc.sum(documents.column("num_lines")).as_py())
 
-    def close(self, report: Mapping[str, Any]) -> None:
-        super().close(report)
+    def close(self) -> None:
+        """Finish the documents, and write the band hashes."""
+        super().close()
         self._documents.start(self._schema)
         self._documents.close()
         if self._bands is not None:

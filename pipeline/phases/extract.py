@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from dataclasses import asdict
 from typing import Any
 
@@ -20,15 +20,15 @@ import pyarrow.compute as pc
 from pipeline.config import RunConfig
 from pipeline.phases.hash_partitions import write_buckets
 from pipeline.phases.phase import Artifact, SplitPhase, TaskCost
-from pipeline.phases.split_output import DECISIONS, RowGroups, SplitSink
+from pipeline.phases.split_output import DECISIONS, RowGroups, SplitWriter
 from pipeline.planning.input_splits import files_per_split, local_copy, make_sample_crawl
 from pipeline.runs.phase_folder import PendingOutput
-from stages.contract import DOCUMENT, Counters
+from stages.contract import DOCUMENT
 from stages.dedup.paragraphs import ParagraphHashes
 from stages.filters.length import Length
 from stages.filters.url import Url
 from stages.transform.unicode import Unicode
-from stages.warc.reader import WarcReader
+from stages.warc.reader import Quarantined, WarcReader
 
 EXTRACTED = pa.schema(
     [
@@ -71,14 +71,13 @@ class Extract(SplitPhase):
         """Return the number of files per input split."""
         return {"files_per_split": files_per_split(config.input, num_files)}
 
-    def read(self, task_id: str) -> Generator[pa.Table, None, dict[str, Any]]:
+    def read(self, task_id: str, writer: _ExtractWriter) -> Generator[pa.Table]:
         """Read the unit's files, one after another."""
         split = self.split(task_id)
         if crawl := self.config.input.sample_crawl:
             # On a cluster, each machine may have its own cache.
             make_sample_crawl(crawl, log.info)
-        counters, num_records = Counters(), 0
-        quarantine: list[dict[str, Any]] = []
+        num_records = 0
         for file in split.files:
             with local_copy(file, self.config.storage.to_settings()) as path:
                 reader = WarcReader(
@@ -90,36 +89,37 @@ class Extract(SplitPhase):
                 )
                 yield from reader
                 num_records += reader.report.num_records
-                counters += reader.report.counters()
-                quarantine += [asdict(entry) for entry in reader.report.quarantine]
-        return {"counters": counters.to_json(), "quarantine": quarantine}
+                writer.counters += reader.report.counters()
+                writer.quarantine += reader.report.quarantine
 
-    def sink(self, task_id: str, output: PendingOutput) -> SplitSink:
-        """Documents, hashes, fates, quarantine."""
-        return _ExtractSink(output, task_id)
+    def create_writer(self, task_id: str, output: PendingOutput) -> SplitWriter:
+        """Return the writer of documents, hashes, decisions and quarantine."""
+        return _ExtractWriter(output, task_id)
 
 
-class _ExtractSink(SplitSink):
+class _ExtractWriter(SplitWriter):
     def __init__(self, output: PendingOutput, task_id: str) -> None:
         super().__init__(output, task_id)
         self._documents = RowGroups(output.path(Extract.documents.file_name(task_id)))
+        self.quarantine: list[Quarantined] = []
         self._hashes: list[np.ndarray[Any, np.dtype[np.uint64]]] = []
         self._lines: list[np.ndarray[Any, np.dtype[np.uint64]]] = []
 
-    def take(self, kept: pa.Table) -> None:
-        hashes = kept.column("paragraph_hashes").combine_chunks()
+    def write_kept(self, batch: pa.Table) -> None:
+        hashes = batch.column("paragraph_hashes").combine_chunks()
         counts = np.diff(hashes.offsets.to_numpy())
-        records = kept.column("doc_id").to_numpy() & np.uint64(0xFFFF_FFFF)
+        records = batch.column("doc_id").to_numpy() & np.uint64(0xFFFF_FFFF)
         first = np.repeat(np.cumsum(counts) - counts, counts)
         lines = np.arange(len(first), dtype=np.uint64) - first.astype(np.uint64)
         self._hashes.append(hashes.flatten().to_numpy())
         self._lines.append(np.repeat(records << np.uint64(32), counts) | lines)
         self.counters.add("paragraphs", len(lines))
-        self.counters.add("chars", pc.sum(kept.column("original_num_chars")).as_py())
-        self._documents.add(kept.drop_columns("paragraph_hashes"))
+        self.counters.add("chars", pc.sum(batch.column("original_num_chars")).as_py())
+        self._documents.add(batch.drop_columns("paragraph_hashes"))
 
-    def close(self, report: Mapping[str, Any]) -> None:
-        super().close(report)
+    def close(self) -> None:
+        """Write the hashes by range, and the quarantine."""
+        super().close()
         self._documents.start(EXTRACTED)
         self._documents.close()
         empty = [np.empty(0, np.uint64)]
@@ -128,7 +128,6 @@ class _ExtractSink(SplitSink):
         rows = pa.record_batch([hashes, records, lines], schema=HASHES)
         write_buckets(self.output.path(Extract.hashes.file_name(self.task_id)), rows)
         quarantine = b"".join(
-            json.dumps(entry, sort_keys=True).encode() + b"\n" for entry in report["quarantine"]
+            json.dumps(asdict(entry), sort_keys=True).encode() + b"\n" for entry in self.quarantine
         )
         self.output.path(Extract.quarantine.file_name(self.task_id)).write_bytes(quarantine)
-        self.counters += Counters.from_json(report["counters"])

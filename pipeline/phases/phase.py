@@ -16,7 +16,6 @@ registry, and add a section of the same name to `RunConfig`.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Iterator, Mapping
@@ -29,7 +28,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.config import RunConfig
-from pipeline.phases.split_output import SplitSink
+from pipeline.phases.split_output import SplitWriter
 from pipeline.planning.input_splits import InputSplit
 from pipeline.planning.run_plan import RunPlan
 from pipeline.planning.stage_spec import StageSpec
@@ -283,6 +282,13 @@ class Phase(ABC):
     def task_ids(self) -> list[str]:
         """Return the ids of all tasks, in order. Call it when the parents are complete."""
 
+    def prepare_tasks(self) -> None:
+        """Compute what all tasks share. Runs once, in the driver, when the parents are complete.
+
+        Raises:
+            TaskFailed, ValueError: no task of the phase can run.
+        """
+
     def sum_of_records(self) -> Counters:
         """Return the sum of the counters of all done-records."""
         return sum_counters(self.folder, self.task_ids())
@@ -314,36 +320,49 @@ class SplitPhase(Phase):
         """Return the stages between `read` and `write`. Call it when the parents are complete."""
         return self.plan.phase(self.name).stages
 
-    def output_schema(self) -> pa.Schema:
-        """Return the columns of the documents after the last stage.
+    @property
+    def model_digests(self) -> Mapping[str, str]:
+        """The digests of the models when the run was planned."""
+        return self.plan.phase(self.name).model_digests
+
+    def stage_schemas(self) -> list[tuple[StageSpec, pa.Schema]]:
+        """Return the stages, each with the columns of the documents after it.
 
         Raises:
             ValueError: a column that a stage needs is missing.
         """
         schema = self.schema
+        chain: list[tuple[StageSpec, pa.Schema]] = []
         for spec in self.stage_specs():
             schema = spec.output_schema(schema)
-        return schema
+            chain.append((spec, schema))
+        return chain
+
+    def output_schema(self) -> pa.Schema:
+        """Return the columns of the documents after the last stage."""
+        chain = self.stage_schemas()
+        return chain[-1][1] if chain else self.schema
+
+    def prepare_tasks(self) -> None:
+        """Compute the stages' settings and columns once, before the tasks are sent to workers."""
+        self.stage_schemas()
 
     def split(self, task_id: str) -> InputSplit:
         """Return the input split of a task."""
         return self.plan.splits[int(task_id.split("-", maxsplit=1)[0])]
 
     @abstractmethod
-    def read(self, task_id: str) -> Generator[pa.Table, None, dict[str, Any]]:
-        """Yield the documents in input order; return what there is to report of the whole split."""
+    def read(self, task_id: str, writer: Any) -> Generator[pa.Table]:
+        """Yield the documents of a split in input order.
+
+        Args:
+            task_id: the id of the task.
+            writer: the task's writer, for facts of the split beside its documents.
+        """
 
     @abstractmethod
-    def sink(self, task_id: str, output: PendingOutput) -> SplitSink:
-        """Return the writer of the rows that have passed the stages."""
-
-    @contextlib.contextmanager
-    def write(self, task_id: str) -> Generator[SplitSink]:
-        """Open the writer, and commit its files when the block ends."""
-        with self.folder.commit(task_id) as output:
-            sink = self.sink(task_id, output)
-            yield sink
-            output.record = {"counters": sink.counters.to_json()}
+    def create_writer(self, task_id: str, output: PendingOutput) -> SplitWriter:
+        """Return the writer of the documents that pass the stages."""
 
 
 class PartitionPhase(Phase):

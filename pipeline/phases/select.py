@@ -10,7 +10,6 @@ import json
 from collections.abc import Generator
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,7 +20,7 @@ from pipeline.models import registry as model_registry
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.fuzzy_dedup import FuzzyDedup
 from pipeline.phases.phase import Artifact, SplitPhase, TaskCost
-from pipeline.phases.split_output import DECISIONS, SplitSink, make_decisions, row_groups
+from pipeline.phases.split_output import DECISIONS, SplitWriter, make_decisions, row_groups
 from pipeline.planning.stage_spec import StageSpec
 from pipeline.runs.phase_folder import PendingOutput
 from stages.dedup.minhash import MinHashFilter
@@ -127,8 +126,9 @@ class Select(SplitPhase):
             if name.startswith("perplexity.")
         }
 
-    def read(self, task_id: str) -> Generator[pa.Table, None, dict[str, Any]]:
-        """The unit's scores, with the verdicts of fuzzy_dedup."""
+    def read(self, task_id: str, writer: SplitWriter) -> Generator[pa.Table]:
+        """Yield the stored scores, with the findings of fuzzy_dedup."""
+        del writer
         found = FuzzyDedup(self.plan).near_duplicates_of(self.split(task_id))
         names = [name for name in self.schema.names if name != REPRESENTATIVE.name]
         documents = self.plan.folder("annotate").open(Annotate.documents.file_name(task_id))
@@ -141,11 +141,10 @@ class Select(SplitPhase):
             yield table.append_column(
                 REPRESENTATIVE, found["representative"].take(place.combine_chunks())
             )
-        return {}
 
-    def sink(self, task_id: str, output: PendingOutput) -> SplitSink:
-        """The fate of every document that got this far."""
-        return _SelectSink(output, task_id)
+    def create_writer(self, task_id: str, output: PendingOutput) -> SplitWriter:
+        """Return the writer of the decision on every document that reached this phase."""
+        return _SelectWriter(output, task_id)
 
 
 def _recorded_cutoffs(folder: Path, percentiles: tuple[int, int]) -> tuple[float, float]:
@@ -165,19 +164,11 @@ def _recorded_cutoffs(folder: Path, percentiles: tuple[int, int]) -> tuple[float
     return head, middle
 
 
-class _SelectSink(SplitSink):
-    def add(self, kept: pa.Table, dropped: pa.Table) -> None:
-        super().add(kept, dropped)
-        shares = dropped.filter(pc.starts_with(dropped.column("reason"), "decontamination.share"))
-        for count in pc.value_counts(shares.column("detail")).to_pylist():
-            self.counters.add(f"decontaminated.{count['values']}", count["counts"])
-
-    def take(self, kept: pa.Table) -> None:
-        self.counters.add("chars", pc.sum(kept.column("num_chars")).as_py())
+class _SelectWriter(SplitWriter):
+    def write_kept(self, batch: pa.Table) -> None:
+        self.counters.add("chars", pc.sum(batch.column("num_chars")).as_py())
         for name in ("language", "bucket"):
-            if name in kept.column_names:
-                for count in pc.value_counts(kept.column(name).drop_null()).to_pylist():
-                    self.counters.add(f"{name}.{count['values']}", count["counts"])
-        self._decisions.append(
-            make_decisions(kept, pa.repeat("kept", kept.num_rows), kept.column("num_chars"))
-        )
+            if name in batch.column_names:
+                self.counters.add_values(f"{name}.", batch.column(name))
+        kept = pa.repeat("kept", batch.num_rows)
+        self._decisions.append(make_decisions(batch, kept, batch.column("num_chars")))

@@ -6,15 +6,18 @@ Parquet files do not depend on the sizes of the batches in which their rows arri
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.runs.phase_folder import PendingOutput
 from stages.contract import Counters
+
+DECISIONS_SUFFIX = "decisions.parquet"
 
 ROWS_PER_GROUP = 512
 """Rows of a Parquet row group. It is fixed because files must not depend on batch sizes."""
@@ -36,8 +39,14 @@ DECISIONS = pa.schema(
 )
 
 
-class SplitSink(ABC):
-    """Common to all sinks: counts every row that comes in, and keeps the fates of those that were dropped."""
+class SplitWriter(ABC):
+    """Writes the outputs of one task: counts every document, and keeps the decisions on dropped ones.
+
+    Attributes:
+        output: the files, while they are being written.
+        task_id: the id of the task.
+        counters: of this task; they end in its done-record.
+    """
 
     def __init__(self, output: PendingOutput, task_id: str) -> None:
         self.output = output
@@ -45,47 +54,70 @@ class SplitSink(ABC):
         self.counters: Counters = Counters()
         self._decisions: list[pa.Table] = []
 
-    def add(self, kept: pa.Table, dropped: pa.Table) -> None:
-        """Take the next rows."""
-        self.counters.add("documents", kept.num_rows + dropped.num_rows)
-        self.counters.add("documents_kept", kept.num_rows)
-        if dropped.num_rows:
-            reasons = dropped.group_by("reason", use_threads=False).aggregate(
-                [("reason", "count"), ("dropped_chars", "sum")]
-            )
-            for row in reasons.to_pylist():
-                self.counters.add(f"dropped.{row['reason']}", row["reason_count"])
-                self.counters.add(f"dropped_chars.{row['reason']}", row["dropped_chars_sum"] or 0)
-            self._decisions.append(
-                make_decisions(dropped, dropped.column("reason"), dropped.column("dropped_chars"))
-            )
-        if kept.num_rows:
-            self.take(kept)
+    def add_dropped(self, batch: pa.Table, dropped: pa.Table) -> None:
+        """Add the documents that a stage dropped.
+
+        Args:
+            batch: the documents before the stage, with the columns of the stages before it.
+            dropped: the table of dropped documents in the stage's outcome.
+        """
+        if not dropped.num_rows:
+            return
+        rows = batch.take(pc.index_in(dropped.column("doc_id"), value_set=batch.column("doc_id")))
+        decided = make_decisions(rows, dropped.column("reason"), count_chars(rows), dropped)
+        self.counters.add("documents", dropped.num_rows)
+        by_reason = decided.group_by("decision", use_threads=False)
+        for row in by_reason.aggregate([([], "count_all"), ("num_chars", "sum")]).to_pylist():
+            self.counters.add(f"dropped.{row['decision']}", row["count_all"])
+            self.counters.add(f"dropped_chars.{row['decision']}", row["num_chars_sum"] or 0)
+        self._decisions.append(decided)
+
+    def add_kept(self, batch: pa.Table) -> None:
+        """Add documents that passed all stages, in input order."""
+        self.counters.add("documents", batch.num_rows)
+        self.counters.add("documents_kept", batch.num_rows)
+        if batch.num_rows:
+            self.write_kept(batch)
 
     @abstractmethod
-    def take(self, kept: pa.Table) -> None:
-        """Take the next rows that are still alive."""
+    def write_kept(self, batch: pa.Table) -> None:
+        """Write documents that passed all stages. There is at least one."""
 
-    def close(self, report: Mapping[str, Any]) -> None:
-        """Finish the outputs."""
-        del report
+    def close(self) -> None:
+        """Finish the files."""
         table = pa.concat_tables([DECISIONS.empty_table(), *self._decisions]).sort_by("doc_id")
-        write_parquet(table, self.output.path(f"{self.task_id}.decisions.parquet"))
+        write_parquet(table, self.output.path(f"{self.task_id}.{DECISIONS_SUFFIX}"))
+
+
+def count_chars(documents: pa.Table) -> pa.Array | pa.ChunkedArray:
+    """Return (n,) int64: the characters of each document's text, as far as they are known."""
+    if "text" in documents.column_names:
+        return pc.cast(pc.utf8_length(documents.column("text")), pa.int64())
+    if "num_chars" in documents.column_names:
+        return documents.column("num_chars")
+    return pa.nulls(documents.num_rows, pa.int64())
 
 
 def make_decisions(
-    rows: pa.Table, decision: pa.ChunkedArray | pa.Array, num_chars: pa.ChunkedArray | pa.Array
+    documents: pa.Table,
+    decision: pa.ChunkedArray | pa.Array,
+    num_chars: pa.ChunkedArray | pa.Array,
+    dropped: pa.Table | None = None,
 ) -> pa.Table:
-    """The ledger's rows for documents whose fate is known."""
-    given = {"decision": decision, "num_chars": num_chars}
-    columns = [
-        given.get(
-            f.name,
-            rows.column(f.name) if f.name in rows.column_names else pa.nulls(rows.num_rows, f.type),
-        )
-        for f in DECISIONS
-    ]
-    return pa.table(columns, schema=DECISIONS)
+    """Return the decisions on documents, as DECISIONS.
+
+    Args:
+        documents: their columns, as far as they are known.
+        decision: "kept", or the drop reason.
+        num_chars: the characters of their texts.
+        dropped: `value`, `limit` and `detail` of the same documents, in the same order.
+    """
+    columns: dict[str, Any] = {}
+    for source in (documents, dropped) if dropped is not None else (documents,):
+        columns |= {name: source.column(name) for name in source.column_names}
+    columns |= {"decision": decision, "num_chars": num_chars}
+    missing = {f.name: pa.nulls(documents.num_rows, f.type) for f in DECISIONS}
+    return pa.table([columns.get(f.name, missing[f.name]) for f in DECISIONS], schema=DECISIONS)
 
 
 def write_parquet(table: pa.Table, path: Path) -> None:

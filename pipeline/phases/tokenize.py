@@ -7,7 +7,7 @@ Leaves to others: the encoders (stages/transform/tokenize.py), cutting shards.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from functools import cached_property
 from typing import Any
 
@@ -21,7 +21,7 @@ from pipeline.errors import TaskFailed
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.phase import Artifact, SplitPhase, TaskCost
 from pipeline.phases.select import Select
-from pipeline.phases.split_output import DECISIONS, SplitSink, row_groups
+from pipeline.phases.split_output import DECISIONS, SplitWriter, row_groups
 from pipeline.planning.stage_spec import StageSpec
 from pipeline.runs.phase_folder import PendingOutput
 from shardwriter.format import TokenizerEntry
@@ -93,8 +93,9 @@ class TokenizeDocuments(SplitPhase):
         ]
         return pa.schema([*(stored.field(name) for name in names), pa.field("bucket", pa.string())])
 
-    def read(self, task_id: str) -> Generator[pa.Table, None, dict[str, Any]]:
-        """The texts of the documents that select kept."""
+    def read(self, task_id: str, writer: SplitWriter) -> Generator[pa.Table]:
+        """Yield the texts of the documents that select kept."""
+        del writer
         with self.plan.folder("select").open(Select.decisions.file_name(task_id)) as file:
             table = pq.read_table(file, columns=["doc_id", "decision", "bucket"])
         kept = table.filter(pc.equal(table.column("decision"), "kept"))
@@ -109,15 +110,14 @@ class TokenizeDocuments(SplitPhase):
             rows = group.filter(found)
             if rows.num_rows:
                 yield rows.append_column("bucket", kept.column("bucket").take(place.filter(found)))
-        return {}
 
-    def sink(self, task_id: str, output: PendingOutput) -> SplitSink:
-        """The tokens file and its index."""
+    def create_writer(self, task_id: str, output: PendingOutput) -> SplitWriter:
+        """Return the writer of the tokens file and its index."""
         dtype = tokenizer_entry(self.config).token_dtype
-        return _TokenSink(output, task_id, dtype, self.config.write_shards.seed, self.index)
+        return _TokenWriter(output, task_id, dtype, self.config.write_shards.seed, self.index)
 
 
-class _TokenSink(SplitSink):
+class _TokenWriter(SplitWriter):
     """Tokens are spooled in input order and permuted once, by way of the page cache, when the unit is whole."""
 
     def __init__(
@@ -129,24 +129,22 @@ class _TokenSink(SplitSink):
         self._file = self._spool.open("wb")
         self._rows: list[pa.Table] = []
 
-    def take(self, kept: pa.Table) -> None:
-        tokens = kept.column("tokens").combine_chunks()
+    def write_kept(self, batch: pa.Table) -> None:
+        tokens = batch.column("tokens").combine_chunks()
         self._file.write(tokens.flatten().to_numpy().astype(self._dtype).tobytes())
-        self._rows.append(kept.select([n for n in kept.column_names if n in self._index.names]))
-        self.counters.add("tokens", pc.sum(kept.column("num_tokens")).as_py())
-        for name in set(PII.names) & set(self._index.names):
-            self.counters.add(name, pc.sum(kept.column(name)).as_py())
+        self._rows.append(batch.select([n for n in batch.column_names if n in self._index.names]))
         for name in ("language", "bucket"):
-            if name in kept.column_names:
+            if name in batch.column_names:
                 for row in (
-                    kept.group_by(name, use_threads=False)
+                    batch.group_by(name, use_threads=False)
                     .aggregate([("num_tokens", "sum")])
                     .to_pylist()
                 ):
                     self.counters.add(f"{name}_tokens.{row[name]}", row["num_tokens_sum"])
 
-    def close(self, report: Mapping[str, Any]) -> None:
-        super().close(report)
+    def close(self) -> None:
+        """Sort the tokens and their index by the order key, and write both."""
+        super().close()
         self._file.close()
         rows = pa.concat_tables(self._rows) if self._rows else self._index.empty_table()
         doc_ids, lengths = rows.column("doc_id").to_numpy(), rows.column("num_tokens").to_numpy()

@@ -44,12 +44,14 @@ def plan_splits(
     phases: dict[str, PhasePlan] = {}
     for phase in registry.PHASES:
         specs = phase.plan_stages(config)
+        models = {name: model_registry.digest(name) for name in phase.model_references(config)}
         phases[phase.name] = PhasePlan(
             phase.name,
             phase.version,
             tuple(parent.name for parent in phase.enabled_parents(config)),
             specs,
-            _make_fingerprint(phase, specs, config, splits, phases, previous),
+            _make_fingerprint(phase, specs, models, config, splits, phases, previous),
+            {name: digest for name, digest in models.items() if digest is not None},
         )
     return RunPlan(config, tuple(splits), tuple(phases.values()), previous)
 
@@ -94,17 +96,17 @@ def _compare(config: RunConfig, run: RunFolder) -> list[str]:
 def _make_fingerprint(
     phase: type[Phase],
     specs: Sequence[StageSpec],
+    models: Mapping[str, str | None],
     config: RunConfig,
     splits: Sequence[InputSplit],
     planned: Mapping[str, PhasePlan],
     previous: Sequence[RunFolder],
 ) -> str | None:
     """Return the fingerprint of a phase, or None while one of its models or parents has none."""
-    files = {name: model_registry.digest(name) for name in phase.model_references(config)}
     parents: dict[str, str | None] = {}
     for parent in phase.enabled_parents(config):
         parents[parent.name] = planned[parent.name].fingerprint
-    if None in (*files.values(), *parents.values()):
+    if None in (*models.values(), *parents.values()):
         return None
     section = getattr(config, phase.name)
     if section is not None:
@@ -115,7 +117,7 @@ def _make_fingerprint(
         "version": phase.version,
         "settings": section,
         "stages": [[spec.stage.name, spec.stage.version] for spec in specs],
-        "files": files,
+        "files": models,
         "parents": parents,
         "splits": [split.key for split in splits] if phase.depends_on_all_splits else None,
         # Null for most phases. The keys are part of every fingerprint, so they cannot be left out.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from pipeline.config import RunConfig
@@ -23,6 +24,7 @@ class PhasePlan:
     parents: tuple[str, ...]
     stages: tuple[StageSpec, ...]
     fingerprint: str | None  # None: a model of this phase or of a parent is not made yet
+    model_digests: Mapping[str, str] = field(default_factory=dict[str, str])  # those that are made
 
 
 @dataclass(frozen=True)

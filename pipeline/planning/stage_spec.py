@@ -103,7 +103,8 @@ OPENED_STAGES = StageCache()
 
 def _check_digests(spec: StageSpec, planned: Mapping[str, str]) -> None:
     found = spec.digests()
-    for reference, wanted in planned.items():
+    for reference in found.keys() & planned.keys():
+        wanted = planned[reference]
         if found[reference] != wanted:
             raise TaskFailed(
                 f"{reference} on {socket.gethostname()} is not what the run was planned with: "

@@ -29,7 +29,7 @@ from rich.console import Console
 from config_files.reader import ConfigError
 from pipeline.config import RunConfig
 from pipeline.errors import RunAborted, TaskFailed
-from pipeline.execution.engine import do_here
+from pipeline.execution.task import run_task
 from pipeline.phases import registry
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.select import Select
@@ -135,15 +135,16 @@ def decisions_with(run: RunFolder, config: RunConfig) -> Iterator[pa.Table]:
     with tempfile.TemporaryDirectory(prefix="recut-") as folder:
         phase = _SelectElsewhere(load_plan(run, config), PhaseFolder(open_store(folder)))
         phase.folder.begin()
+        try:
+            phase.prepare_tasks()
+        except (ValueError, TaskFailed) as error:
+            raise ConfigError(
+                [f"select: {error}; what it needs was not stored by this run"]
+            ) from error
         for split in run.splits:
-            try:
-                results = list(do_here(phase, split.key, config.engine))
-            except (ValueError, TaskFailed) as error:  # its steps cannot be built
-                raise ConfigError(
-                    [f"select: {error}; what it needs was not stored by this run"]
-                ) from error
-            for failed in (result["failed"] for result in results if "failed" in result):
-                raise RunAborted(f"{run.run_dir}, unit {split.key}: {failed}")
+            result = run_task(phase, split.key, config.engine)
+            if result.failed is not None:
+                raise RunAborted(f"{run.run_dir}, split {split.key}: {result.failed}")
             yield read_decisions(phase.folder, split)
             phase.folder.path(Select.decisions.file_name(split.key)).unlink()
 

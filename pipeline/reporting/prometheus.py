@@ -166,7 +166,7 @@ class RunMetrics:
         self._plan = plan
         fingerprint = plan.phase("write_shards").fingerprint or "unknown"
         self._run = f"{plan.run_dir.name}-{fingerprint[:8]}"
-        self._is_enabled = plan.config.engine.kind == "ray"
+        self._is_enabled = plan.config.engine.kind != "inline"
         self.counters: defaultdict[Series, float] = defaultdict(float)
         self.gauges: dict[Series, float] = {}
         self._exported: defaultdict[Series, float] = defaultdict(float)
@@ -210,19 +210,8 @@ class RunMetrics:
         self.add_counters(phase.name, Counters.from_json(record["counters"]))
         for step, seconds in event.seconds.items():
             self._add(STAGE_SECONDS, phase.name, seconds, step)
-        self._add(RETRIES, phase.name, self._count_retries(phase, event))
-
-    def _count_retries(self, phase: Phase, event: TaskFinished) -> int:
-        """Count the attempts at a task beyond the first.
-
-        A stage with resources of its own runs in Ray tasks of its own and counts its attempts
-        under `{task_id}.{stage}`. Each lookup is a request if the run folder is in a bucket.
-        """
-        names = [event.task_id]
-        resources = self._plan.config.engine.phases.get(phase.name)
-        if resources and resources.stages:
-            names += [f"{event.task_id}.{step}" for step in event.seconds]
-        return sum(max(0, phase.folder.attempts(name) - 1) for name in names)
+        retries = max(0, phase.folder.attempts(event.task_id) - 1)
+        self._add(RETRIES, phase.name, retries)
 
     def _set_tasks(self, phase: str, num_planned: int, num_done: int) -> None:
         self.gauges[TASKS_PLANNED.name, phase, ""] = num_planned

@@ -108,11 +108,9 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
         },
         "max_quarantined_share": 0.1,
     }
-    own = {
-        "quality": {"num_gpus": 2},
-        "classifiers": {"num_gpus": 0.5, "custom": {"classifier": 1}},
-    }
-    tree["engine"] |= {"memory_mb": 600, "phases": {"annotate": {"memory_mb": 800, "stages": own}}}
+    # A phase that only one of the machines can run.
+    annotate = {"memory_mb": 800, "num_gpus": 0.5, "custom": {"classifier": 1}}
+    tree["engine"] |= {"memory_mb": 600, "phases": {"annotate": annotate}}
     config = folder / CONFIG
     config.write_text(yaml.safe_dump(tree))
     local = load(str(config), [f"run_dir={folder / 'reference'}", "engine.kind=inline"])
@@ -143,7 +141,7 @@ def until(condition: Callable[[], bool], what: str, timeout_s: float = 400) -> N
 
 
 def test_a_batch_job_gives_the_bytes_of_a_local_run(machines: Machines) -> None:
-    """With a stage that only one machine can run; packages come with the job, models are fetched once per machine."""
+    """With a phase that only one machine can run; packages come with the job, models are fetched once per machine."""
     done = machines.job("whole")
     assert done.returncode == 0, done.stdout
     assert digests(machines.run_dir("whole")) == machines.reference

@@ -201,7 +201,7 @@ def test_a_full_disk_stops_the_run_and_loses_nothing_done(small: Path, tmp_path:
         check=False,
     )
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "1 of 2 pieces of work failed; the rest stays done" in done.stderr
+    assert "1 of 2 tasks failed; the others are done" in done.stderr
     assert "File too large" in done.stderr
     code, out = command("run", small, "--set", files)
     assert code == 0

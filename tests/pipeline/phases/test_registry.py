@@ -26,7 +26,7 @@ from pipeline.phases import registry
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.phase import Artifact, SplitPhase, TaskCost
 from pipeline.phases.select import Select
-from pipeline.phases.split_output import DECISIONS, RowGroups, SplitSink, row_groups
+from pipeline.phases.split_output import DECISIONS, RowGroups, SplitWriter, row_groups
 from pipeline.planning.plan import make_plan
 from pipeline.planning.run_plan import RunPlan
 from pipeline.reporting.plan_table import print_plan
@@ -82,30 +82,30 @@ class ShoutTitles(SplitPhase):
     amounts: ClassVar[Mapping[str, str]] = {"titles": "documents_kept"}
     cost = TaskCost(grows_with="titles", held_bytes=8)
 
-    def read(self, task_id: str) -> Generator[pa.Table, None, dict[str, Any]]:
+    def read(self, task_id: str, writer: SplitWriter) -> Generator[pa.Table]:
+        del writer
         with self.plan.folder(Select.name).open(Select.decisions.file_name(task_id)) as file:
             decisions = pq.read_table(file, columns=["doc_id", "decision"])
         kept = decisions.filter(pc.equal(decisions.column("decision"), "kept")).column("doc_id")
         documents = self.plan.folder(Annotate.name).open(Annotate.documents.file_name(task_id))
         for table in row_groups(documents, self.schema.names):
             yield table.filter(pc.is_in(table.column("doc_id"), value_set=kept.combine_chunks()))
-        return {}
 
-    def sink(self, task_id: str, output: PendingOutput) -> SplitSink:
-        return _TitleSink(output, task_id)
+    def create_writer(self, task_id: str, output: PendingOutput) -> SplitWriter:
+        return _TitleWriter(output, task_id)
 
 
-class _TitleSink(SplitSink):
+class _TitleWriter(SplitWriter):
     def __init__(self, output: PendingOutput, task_id: str) -> None:
         super().__init__(output, task_id)
         self._rows = RowGroups(output.path(ShoutTitles.titles.file_name(task_id)))
         self._rows.start(SHOUTED)
 
-    def take(self, kept: pa.Table) -> None:
-        self._rows.add(kept.select(SHOUTED.names))
+    def write_kept(self, batch: pa.Table) -> None:
+        self._rows.add(batch.select(SHOUTED.names))
 
-    def close(self, report: Mapping[str, Any]) -> None:
-        super().close(report)
+    def close(self) -> None:
+        super().close()
         self._rows.close()
 
 

@@ -15,7 +15,8 @@ import pytest
 from config_files.reader import ConfigError
 from pipeline.errors import RunAborted
 from pipeline.execution import engine
-from pipeline.execution.engine import Event, TaskFinished, engine_of
+from pipeline.execution.engine import Event, TaskFinished
+from pipeline.execution.inline import InlineEngine
 from pipeline.planning.run_plan import RunPlan
 from pipeline.reporting.prometheus import MAX_LABEL_VALUES, METRICS, RunMetrics
 from stages.contract import Counters
@@ -52,7 +53,7 @@ def plan(small: Small) -> RunPlan:
 
 
 def here(plan: RunPlan) -> Iterable[Event]:
-    return engine.run(plan, engine_of(plan.config.engine.model_copy(update={"kind": "inline"})))
+    return engine.run(plan, InlineEngine(plan.config.engine))
 
 
 def noted(plan: RunPlan, events: Iterable[Event]) -> RunMetrics:
@@ -127,7 +128,7 @@ def test_a_port_that_is_taken_is_named(small: Small) -> None:
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(
-            RunAborted, match=rf"engine.metrics_port is {port}, which cannot be had: .*in use"
+            RunAborted, match=rf"engine.metrics_port is {port}, which cannot be opened: .*in use"
         ):
             list(engine.run(small.plan(engine={"kind": "ray", "metrics_port": port})))
 

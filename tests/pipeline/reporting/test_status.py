@@ -130,7 +130,7 @@ def test_failures_are_told_until_they_are_mended(plan: RunPlan) -> None:
         list(run(plan))
     found = status_of(plan)
     assert found.state == "stopped"
-    assert found.why.startswith("phase extract: 1 of 3 pieces of work failed")
+    assert found.why.startswith("phase extract: 1 of 3 tasks failed")
     (task_id,) = found.failures
     assert task_id == f"extract {plan.splits[1].key}"
     assert "No such file" in found.failures[task_id]

@@ -16,15 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import RunAborted
-from pipeline.execution.engine import (
-    Engine,
-    PhaseFinished,
-    PhaseStarted,
-    TaskFinished,
-    engine_of,
-    run,
-    steps_of,
-)
+from pipeline.execution.engine import PhaseFinished, PhaseStarted, TaskFinished, run
+from pipeline.execution.inline import Engine, InlineEngine
+from pipeline.execution.task import TaskResult, run_task
 from pipeline.phases import registry
 from pipeline.phases.extract import Extract
 from pipeline.phases.phase import Phase
@@ -32,7 +26,7 @@ from pipeline.runs.phase_folder import PhaseFolder
 from pipeline.runs.run_folder import RunFolder
 from tests.conftest import REPOSITORY, wet_record
 from tests.pipeline.conftest import Small
-from tests.pipeline.deadly import DEADLY_STAGES, LOG
+from tests.pipeline.execution.deadly import DEADLY_STAGES, LOG
 from tests.stages.examples import tiny_lm
 
 TEXTS = (
@@ -80,8 +74,8 @@ def decisions(folder: PhaseFolder, task_id: str) -> list[dict[str, Any]]:
 def failures(error: pytest.ExceptionInfo[RunAborted]) -> list[str]:
     """The lines of the message between the first, which counts, and the last, which says how to go on."""
     first, *lines, last = str(error.value).splitlines()
-    assert "pieces of work failed; the rest stays done" in first
-    assert last.startswith("mend the cause and run the same command again")
+    assert "tasks failed; the others are done" in first
+    assert last.startswith("fix the cause and run the same command again")
     return lines
 
 
@@ -136,7 +130,7 @@ def test_what_fails_is_named_and_only_that_is_done_again(small: Small, files: li
         path.rename(path.with_suffix(".away"))
     with pytest.raises(RunAborted) as caught:
         list(run(plan))
-    assert str(caught.value).startswith("phase extract: 2 of 3 pieces of work failed")
+    assert str(caught.value).startswith("phase extract: 2 of 3 tasks failed")
     lines = failures(caught)
     failed = [line.split(":")[0].strip() for line in lines]
     assert failed == [plan.splits[0].key, plan.splits[2].key]
@@ -181,12 +175,10 @@ def test_a_partition_whose_processes_die_is_given_up(small: Small) -> None:
     plan = small.plan()
     list(run(plan))
     phase = registry.find_phase("paragraph_dedup")(plan)
-    ((_, step),) = steps_of(phase, plan.config.engine)
-    results = [
-        next(step("g000-p000of001")) for _ in range(3)
-    ]  # the run's own was the first attempt
-    assert ["failed" in result for result in results] == [False, False, True]
-    assert "died 3 times" in results[2]["failed"]
+    # The run itself made the first attempt.
+    results = [run_task(phase, "g000-p000of001", plan.config.engine) for _ in range(3)]
+    assert [result.failed is None for result in results] == [True, True, False]
+    assert "died 3 times" in (results[2].failed or "")
 
 
 @pytest.mark.parametrize(
@@ -202,22 +194,20 @@ def test_a_phase_that_cannot_begin_is_told(small: Small, cutoffs: str, why: str)
     (small.folder / "cutoff.csv").write_text(",en\n30,340\n")
     models = {"perplexity": {"models": {"en": str(tiny_lm(small.folder / "lm"))}}}
     select = {"perplexity": {"cutoffs": cutoffs.format(small.folder)}}
-    with pytest.raises(RunAborted, match=rf"phase select cannot begin: .*{why}"):
+    with pytest.raises(RunAborted, match=rf"phase select cannot start: .*{why}"):
         small.run(annotate=models, select=select)
 
 
 def test_work_that_comes_to_nothing_is_a_failure(small: Small) -> None:
     """An engine that loses a piece of work does not make a complete phase."""
     plan = small.plan()
-    in_one = engine_of(plan.config.engine)
+    inline = InlineEngine(plan.config.engine)
 
     class Forgetful(Engine):
-        def results(self, phase: Phase, task_ids: Sequence[str]) -> Iterator[dict[str, Any]]:
-            return in_one.results(phase, task_ids[1:])
+        def run_tasks(self, phase: Phase, task_ids: Sequence[str]) -> Iterator[TaskResult]:
+            return inline.run_tasks(phase, task_ids[1:])
 
-    with pytest.raises(
-        RunAborted, match="handed out, and neither a result nor a failure came back"
-    ):
+    with pytest.raises(RunAborted, match="returned neither a result nor a failure"):
         list(run(plan, Forgetful(plan.config.engine)))
     assert not plan.folder("extract").complete()
 
@@ -227,7 +217,7 @@ def test_a_run_tells_its_phases_in_order(small: Small) -> None:
     plan = small.plan()
     started = [event.phase for event in run(plan) if isinstance(event, PhaseStarted)]
     assert started == registry.list_phase_names()
-    again = list(run(plan, engine_of(plan.config.engine)))
+    again = list(run(plan, InlineEngine(plan.config.engine)))
     assert [(e.phase, e.was_complete) for e in again if isinstance(e, PhaseFinished)] == [
         (p, True) for p in registry.list_phase_names()
     ]
@@ -265,7 +255,7 @@ def test_a_process_that_dies_costs_its_unit_alone_on_ray(
         engine={"kind": "ray", "workers": 2, "advanced": {"max_attempts": 2, "max_error_share": 1}},
     )
     log = tmp_path / "killed"
-    code = "from tests.pipeline.deadly import main; main()"
+    code = "from tests.pipeline.execution.deadly import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", code, "run", str(small.path)],
         cwd=REPOSITORY,
@@ -279,7 +269,7 @@ def test_a_process_that_dies_costs_its_unit_alone_on_ray(
     found = RunFolder.open(tmp_path / "run")
     assert log.read_bytes() == b".."
     assert found.folder("extract").done() == {found.splits[0].key, found.splits[2].key}
-    why = f"{found.splits[1].key}: the process that worked on it died 2 times; is a document or a model at fault?"
+    why = f"{found.splits[1].key}: the process that ran this task died 2 times; a document or a model may be the cause"
     first, *progress, last = done.stdout.splitlines()
     assert first == "extract: 3 pieces of work"
     assert [
@@ -289,9 +279,9 @@ def test_a_process_that_dies_costs_its_unit_alone_on_ray(
     ] == []
     assert last == f"extract {why.replace(':', ' failed:', 1)}"
     assert done.stderr.splitlines() == [
-        "phase extract: 1 of 3 pieces of work failed; the rest stays done",
+        "phase extract: 1 of 3 tasks failed; the others are done",
         f"  {why}",
-        "mend the cause and run the same command again: only what failed, and what follows, is done",
+        "fix the cause and run the same command again: it runs the failed tasks and those after them",
     ]
     on_ray = decisions(found.folder("extract"), found.splits[0].key)
     assert [row["decision"] for row in on_ray] == [

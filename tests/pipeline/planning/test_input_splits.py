@@ -407,7 +407,7 @@ def test_a_file_that_is_missing_fails_its_unit_alone(
         env=os.environ | {"COLUMNS": "200"},
     )
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "phase extract: 1 of 3 pieces of work failed; the rest stays done" in done.stderr
+    assert "phase extract: 1 of 3 tasks failed; the others are done" in done.stderr
     assert f"{missing}: the server says 404" in done.stderr
     assert "Traceback" not in done.stderr
     assert len(RunFolder.open(config.run_dir).folder("extract").done()) == 2

@@ -1,0 +1,40 @@
+"""The engine interface, and the engine that runs all tasks in this process."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Self
+
+from pipeline.config import EngineConfig
+from pipeline.execution.task import TaskResult, run_task
+from pipeline.phases.phase import Phase
+
+
+class Engine(ABC):
+    """Runs the tasks of a phase. It is a context manager that releases what it has started."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Release what was started."""
+
+    def start(self) -> None:
+        """Start what tasks need. `run_tasks` does it when there is a task."""
+
+    @abstractmethod
+    def run_tasks(self, phase: Phase, task_ids: Sequence[str]) -> Iterator[TaskResult]:
+        """Run tasks in any order, and yield each result when the task ends."""
+
+
+class InlineEngine(Engine):
+    """Runs one task after another in this process. Tests compare Ray's outputs with its outputs."""
+
+    def run_tasks(self, phase: Phase, task_ids: Sequence[str]) -> Iterator[TaskResult]:
+        """Run the tasks in their order."""
+        for task_id in task_ids:
+            yield run_task(phase, task_id, self.config)

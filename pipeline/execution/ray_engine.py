@@ -1,0 +1,236 @@
+"""The engine on Ray Data: one dataset per phase, one Ray task per task of the phase.
+
+Ray schedules, places and retries the tasks, and shows them in its metrics and dashboard. Documents never pass through
+Ray's object store: a task reads and writes files, and only its small result comes back.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.config import EngineConfig, RunConfig
+from pipeline.errors import RunAborted
+from pipeline.execution.inline import Engine
+from pipeline.execution.resources import Amounts, find_unmet, list_requests, make_request
+from pipeline.execution.task import TaskResult, run_task
+from pipeline.phases.phase import Phase, SplitPhase
+
+log = logging.getLogger(__name__)
+
+METRICS_STAY_S = 6.0
+"""A local Ray with a metrics port stays up this long after the run. Its last values reach the port within 1 s, and
+configs/prometheus/ reads the port every 5 s."""
+
+OBJECT_STORE_BYTES = 200 * 2**20
+"""Of a local Ray. Only task ids and results pass through it; Ray's default is 30 % of the memory."""
+
+START_ATTEMPTS = 2
+"""Of a local Ray. On a busy machine the first start may time out ("The current node timed out during startup")."""
+
+
+class RayEngine(Engine):
+    """Runs tasks on the cluster of RAY_ADDRESS, or on a Ray of this machine that it starts."""
+
+    _is_started = False
+    _is_checked = False
+
+    @property
+    def _is_local(self) -> bool:
+        return "RAY_ADDRESS" not in os.environ
+
+    def run_tasks(self, phase: Phase, task_ids: Sequence[str]) -> Iterator[TaskResult]:
+        """Run the tasks, as many at a time as the machines have room for."""
+        if not task_ids:
+            return
+        self.start()
+        import ray.data
+
+        self._check_resources(phase.plan.config)
+        rows = [{"task_id": task_id} for task_id in task_ids]
+        # One block per task: Ray runs one Ray task per block.
+        tasks = ray.data.from_items(rows, override_num_blocks=len(rows))
+        request = make_request(self.config, phase.name)
+        results = tasks.map(_make_operator(phase, self.config), **request.remote_args())
+        for row in results.iter_rows():
+            yield TaskResult.from_json(row["result"])
+
+    def start(self) -> None:
+        """Join the cluster, or start a local Ray.
+
+        Raises:
+            RunAborted: Ray cannot be started, or the metrics port is in use.
+        """
+        if self._is_started:
+            return
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        on_terminate = signal.getsignal(signal.SIGTERM)
+        try:
+            if self._is_local:
+                self._start_local()
+            else:
+                self._join_cluster()
+        finally:
+            if callable(on_terminate) and threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, on_terminate)  # Ray replaces the handler
+        from ray.data import DataContext
+
+        for name in ("ray.data", "ray"):  # after the import, which sets its own level
+            logging.getLogger(name).setLevel(logging.ERROR)
+        DataContext.get_current().enable_progress_bars = False
+        self._is_started = True
+
+    def _join_cluster(self) -> None:
+        import ray
+
+        ray.init(logging_level=logging.ERROR, log_to_driver=False)
+
+    def _start_local(self) -> None:
+        import ray
+
+        settings: dict[str, Any] = {
+            "num_cpus": self.config.workers or os.cpu_count(),
+            "include_dashboard": False,
+            "object_store_memory": OBJECT_STORE_BYTES,
+            "logging_level": logging.ERROR,
+            "log_to_driver": False,
+            **_make_metrics_settings(self.config.metrics_port),
+        }
+        _start_with_retry(lambda: ray.init(**settings))
+        # A default that is meant for larger machines must not keep a small one from working.
+        memory_mb = int(ray.cluster_resources()["memory"] / 2**20)
+        limits = {"memory_mb": min(self.config.memory_mb, memory_mb)}
+        self.config = self.config.model_copy(update=limits)
+
+    def _check_resources(self, config: RunConfig) -> None:
+        """Check once, before the first task: a task that fits no machine would wait forever, in silence."""
+        if self._is_checked:
+            return
+        self._is_checked = True
+        requests = list_requests(config.model_copy(update={"engine": self.config}))
+        faults = find_unmet(requests, _list_machines())
+        if not faults:
+            return
+        lines = [f"  {fault}" for fault in faults]
+        if self._is_local:
+            raise RunAborted(
+                "\n".join(
+                    [
+                        "this machine cannot run these tasks, even with nothing else on it:",
+                        *lines,
+                        "lower engine.phases or engine.memory_mb; nothing was started",
+                    ]
+                )
+            )
+        # An autoscaler may start a larger machine. Ray has no public way to ask which ones it may start.
+        log.warning(
+            "no machine of the cluster that is up now can run these tasks; they wait until the "
+            "autoscaler starts one:\n%s",
+            "\n".join(lines),
+        )
+
+    def __exit__(self, *exc: object) -> None:
+        if not self._is_started:
+            return
+        import ray
+
+        is_interrupted = exc[0] is not None and not isinstance(exc[1], Exception)
+        if self.config.metrics_port is not None and self._is_local and not is_interrupted:
+            time.sleep(METRICS_STAY_S)
+        ray.shutdown()
+
+
+def _start_with_retry(start: Callable[[], object]) -> None:
+    """Start a local Ray, whose session folder and token only this user can read.
+
+    Raises:
+        RunAborted: it did not start in START_ATTEMPTS attempts.
+    """
+    import ray
+
+    umask = os.umask(0o077)
+    try:
+        for attempt in range(1, START_ATTEMPTS + 1):
+            try:
+                start()
+            except Exception as error:
+                ray.shutdown()
+                if attempt == START_ATTEMPTS:
+                    raise RunAborted(
+                        f"Ray did not start on this machine in {attempt} attempts "
+                        f"({type(error).__name__}: {error}); its logs are in "
+                        f"{_find_log_folder()}; `--engine inline` runs without Ray"
+                    ) from error
+                log.warning("Ray did not start (%s); trying once more", error)
+            else:
+                return
+    finally:
+        os.umask(umask)
+
+
+def _find_log_folder() -> Path:
+    return Path(os.environ.get("RAY_TMPDIR", tempfile.gettempdir())) / "ray/session_latest/logs"
+
+
+def _make_operator(phase: Phase, settings: EngineConfig) -> Callable[[dict[str, Any]], Any]:
+    """Return the function that Ray Data maps over the task ids, named after the phase and its stages."""
+    umask = os.umask(0)
+    os.umask(umask)
+
+    def run_one(row: dict[str, Any]) -> dict[str, Any]:
+        os.umask(umask)  # workers inherit the umask with which Ray was started
+        _log_to_stderr()
+        return {"result": run_task(phase, row["task_id"], settings).to_json()}
+
+    run_one.__name__ = run_one.__qualname__ = name_operator(phase)
+    return run_one
+
+
+def _log_to_stderr() -> None:
+    """Let a worker write our log lines, such as fetched models, to its log file."""
+    ours = logging.getLogger("pipeline")
+    if not ours.handlers:
+        ours.addHandler(logging.StreamHandler())
+        ours.setLevel(logging.INFO)
+
+
+def name_operator(phase: Phase) -> str:
+    """Return `annotate[language > perplexity > classifiers]`; the phase's name if it has no stages."""
+    if not isinstance(phase, SplitPhase):
+        return phase.name
+    stages = " > ".join(spec.stage.name for spec in phase.stage_specs())
+    return f"{phase.name}[{stages}]"
+
+
+def _make_metrics_settings(port: int | None) -> dict[str, Any]:
+    """Return the settings with which a local Ray exports its metrics on a port.
+
+    Raises:
+        RunAborted: the port is in use. Ray itself would wait for half a minute, and not report why.
+    """
+    if port is None:
+        return {}
+    try:
+        socket.create_server(("", port)).close()
+    except OSError as error:
+        raise RunAborted(
+            f"engine.metrics_port is {port}, which cannot be opened: {error}; "
+            f"set another port, or null"
+        ) from error
+    return {"_metrics_export_port": port, "_system_config": {"metrics_report_interval_ms": 1_000}}
+
+
+def _list_machines() -> list[Amounts]:
+    """Return the resources of each machine of the cluster that is up."""
+    import ray
+
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
