@@ -426,15 +426,15 @@ def test_a_file_that_is_missing_fails_its_unit_alone(
 def test_a_fetched_copy_is_removed_after_use(
     server: Server, snapshot: SampleCrawl, tmp_path: Path
 ) -> None:
-    """The file lies in the spool while it is read, under its own name, and not afterwards."""
+    """The file is in the scratch directory while it is read, under its name, and not afterwards."""
     (split,) = listed(server, count=1)
-    spool = tmp_path / "spool"
-    spool.mkdir()
-    with local_copy(split.files[0], StorageSettings(scratch_dir=str(spool))) as copy:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    with local_copy(split.files[0], StorageSettings(scratch_dir=str(scratch))) as copy:
         assert copy.read_bytes() == snapshot.files[0].read_bytes()
         assert copy.name == snapshot.files[0].name
-        assert spool in copy.parents
-    assert list(spool.iterdir()) == []
+        assert scratch in copy.parents
+    assert list(scratch.iterdir()) == []
 
 
 @pytest.mark.parametrize(
