@@ -111,6 +111,10 @@ class Store(ABC):
         """
 
     @abstractmethod
+    def list_folders(self) -> list[str]:
+        """Return the sorted names of the folders in this folder, without hidden ones."""
+
+    @abstractmethod
     def read_each(self, items: Iterable[K], read: Callable[[K], T]) -> Iterator[T]:
         """Yield `read(item)` of each item, in order. Remote reads run several at a time."""
 
@@ -153,6 +157,10 @@ class Store(ABC):
     @abstractmethod
     def move_in(self, file: Path, name: str) -> None:
         """Store a file of a staging folder under a name, atomically. The file may be moved."""
+
+    @abstractmethod
+    def upload(self, file: Path, name: str) -> None:
+        """Store a copy of a local file under a name, atomically."""
 
     @abstractmethod
     def set_latest_link(self, name: str, target: str) -> None:

@@ -115,9 +115,16 @@ class LocalStore(Store):
 
     def list_names(self) -> list[str]:
         """Return the sorted names of the files in this folder, without hidden ones."""
+        return self._list(os.DirEntry.is_file)
+
+    def list_folders(self) -> list[str]:
+        """Return the sorted names of the folders in this folder, without hidden ones."""
+        return self._list(os.DirEntry.is_dir)
+
+    def _list(self, is_wanted: Callable[[os.DirEntry[str]], bool]) -> list[str]:
         try:
             with os.scandir(self.path) as entries:
-                names = [entry.name for entry in entries if entry.is_file()]
+                names = [entry.name for entry in entries if is_wanted(entry)]
         except FileNotFoundError:
             return []
         return sorted(name for name in names if not name.startswith("."))
@@ -166,6 +173,19 @@ class LocalStore(Store):
     def move_in(self, file: Path, name: str) -> None:
         """Move a file of a staging folder into this folder by a rename."""
         file.replace(self.path / name)
+
+    def upload(self, file: Path, name: str) -> None:
+        """Store a copy of a local file, atomically. Creates the folder of the name."""
+        target = self.path / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        aside = _name_aside(target)
+        try:
+            shutil.copyfile(file, aside)
+            with aside.open("rb") as copied:
+                os.fsync(copied.fileno())
+            aside.replace(target)
+        finally:
+            aside.unlink(missing_ok=True)
 
     def set_latest_link(self, name: str, target: str) -> None:
         """Let a relative symbolic link lead to `target`, in one step."""

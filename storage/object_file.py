@@ -1,4 +1,4 @@
-"""An object as a seekable file that is read by range."""
+"""Reading objects by range: one range with resumption, and a seekable file of ranges."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import io
 import os
 from collections.abc import Callable
 from typing import Any
+
+from storage.client import IncompleteAnswer
+from storage.retries import RequestCounters
 
 REQUEST_BYTES = 16 << 20
 """Largest range of one request; `request_timeout_s` is the time limit for this many bytes."""
@@ -16,6 +19,70 @@ and the size, in one request."""
 
 GAP_BYTES = 1 << 20
 """A gap up to this size is read and dropped: at 20 ms a request that is faster than asking anew."""
+
+
+class RangeDownload:
+    """Bytes start..stop-1 of one object, received in one or more attempts."""
+
+    def __init__(
+        self, key: str, start: int, stop: int, version: str | None, counters: RequestCounters
+    ) -> None:
+        self._key, self._start, self._stop, self._version = key, start, stop, version
+        self._counters = counters
+        self._received = bytearray()
+        self._is_first_attempt = True
+
+    @property
+    def num_received(self) -> int:
+        """Number of bytes that later attempts need not fetch."""
+        return len(self._received)
+
+    def receive(self, client: Any) -> memoryview:
+        """Fetch the missing bytes; return all of them."""
+        if self._is_first_attempt:
+            self._is_first_attempt = False
+            return self._receive_at_once(client)
+        return self._receive_rest(client)
+
+    def _receive_at_once(self, client: Any) -> memoryview:
+        """Fetch all bytes by one call: three times as fast as a stream, but without resumption."""
+        import obstore
+
+        if self._version is None:
+            content = obstore.get_range(client, self._key, start=self._start, end=self._stop)
+        else:
+            content = obstore.get(client, self._key, options=self._make_options()).bytes()
+        self._counters.add("fetched_bytes", len(content))
+        check_complete(len(content), self._stop - self._start)
+        return memoryview(content)
+
+    def _receive_rest(self, client: Any) -> memoryview:
+        """Stream the missing bytes. Those that arrive before the connection breaks are kept."""
+        import obstore
+
+        num_before = len(self._received)
+        if self._start + num_before < self._stop:
+            result = obstore.get(client, self._key, options=self._make_options())
+            try:
+                # Smallest chunks: bytes in obstore's buffer are lost when the connection breaks.
+                for chunk in result.stream(min_chunk_size=1):
+                    self._received += memoryview(chunk)
+            finally:
+                self._counters.add("fetched_bytes", len(self._received) - num_before)
+        check_complete(len(self._received), self._stop - self._start)
+        return memoryview(self._received)
+
+    def _make_options(self) -> Any:
+        options: dict[str, Any] = {"range": (self._start + len(self._received), self._stop)}
+        if self._version is not None:
+            options["if_match"] = self._version
+        return options
+
+
+def check_complete(num_received: int, num_expected: int) -> None:
+    """Raise IncompleteAnswer if an answer ended early without an error."""
+    if num_received != num_expected:
+        raise IncompleteAnswer(f"the answer ended after {num_received:,} of {num_expected:,} bytes")
 
 
 class ObjectFile(io.RawIOBase):

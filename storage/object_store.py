@@ -15,17 +15,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self, TypeVar, cast
 
 from storage.base import Buffer, Store
-from storage.client import (
-    S3,
-    IncompleteAnswer,
-    connect,
-    get_status,
-    is_temporary,
-    translate_error,
-)
+from storage.client import S3, connect, get_status, is_temporary, translate_error
 from storage.errors import InvalidAddress, NotFound
 from storage.local import make_scratch_folder
-from storage.object_file import REQUEST_BYTES, ObjectFile
+from storage.object_file import REQUEST_BYTES, ObjectFile, RangeDownload, check_complete
 from storage.retries import RequestCounters, RetriesExhausted, RetryPolicy, requests
 from storage.settings import DEFAULT_SETTINGS, StorageSettings
 
@@ -133,7 +126,7 @@ class ObjectStore(Store):
         def get(client: Any) -> tuple[bytes, str]:
             result = obstore.get(client, self._key(name))
             content, size = bytes(result.bytes()), int(result.meta["size"])
-            _check_complete(len(content), size)
+            check_complete(len(content), size)
             return content, result.meta["e_tag"] or ""
 
         return self._request("get", name, get)
@@ -141,70 +134,18 @@ class ObjectStore(Store):
     def read_range(
         self, name: str, start: int, stop: int, version: str | None = None
     ) -> memoryview:
-        """Return bytes start..stop-1.
-
-        The first attempt is a single call, which is three times as fast as a stream. After a
-        failure the rest is streamed: what arrives before the connection breaks is kept.
-        """
+        """Return bytes start..stop-1. Bytes that arrive before a connection breaks are kept."""
         if start == stop:
             return memoryview(b"")  # servers refuse an empty range
-        received = bytearray()
-        attempts = iter([self._receive_whole])
-
-        def get(client: Any) -> memoryview:
-            receive = next(attempts, self._receive_rest)
-            return receive(client, self._key(name), start, stop, version, received)
-
+        download = RangeDownload(self._key(name), start, stop, version, self._counters)
         byte_range = f"{name}, bytes {start}..{stop - 1}"
-        return self._request("get", byte_range, get, stop - start, progress=lambda: len(received))
-
-    def _receive_whole(
-        self,
-        client: Any,
-        key: str,
-        start: int,
-        stop: int,
-        version: str | None,
-        received: bytearray,
-    ) -> memoryview:
-        import obstore
-
-        del received
-        if version is None:
-            data = memoryview(obstore.get_range(client, key, start=start, end=stop))
-        else:
-            options: Any = {"range": (start, stop), "if_match": version}
-            data = memoryview(obstore.get(client, key, options=options).bytes())
-        self._counters.add("fetched_bytes", len(data))
-        _check_complete(len(data), stop - start)
-        return data
-
-    def _receive_rest(
-        self,
-        client: Any,
-        key: str,
-        start: int,
-        stop: int,
-        version: str | None,
-        received: bytearray,
-    ) -> memoryview:
-        """Append to `received` what it still lacks, and return it."""
-        import obstore
-
-        num_before = len(received)
-        if start + num_before < stop:
-            options: Any = {"range": (start + num_before, stop)}
-            if version is not None:
-                options["if_match"] = version
-            result = obstore.get(client, key, options=options)
-            try:
-                # The smallest chunks: what obstore still buffers is lost when the connection breaks.
-                for chunk in result.stream(min_chunk_size=1):
-                    received += memoryview(chunk)
-            finally:
-                self._counters.add("fetched_bytes", len(received) - num_before)
-        _check_complete(len(received), stop - start)
-        return memoryview(received)
+        return self._request(
+            "get",
+            byte_range,
+            download.receive,
+            stop - start,
+            progress=lambda: download.num_received,
+        )
 
     def _read_tail(self, name: str, num_bytes: int) -> tuple[bytes, int]:
         """Return the last bytes, at most `num_bytes`, and the size of the object."""
@@ -220,7 +161,7 @@ class ObjectStore(Store):
                     return b"", 0
                 raise
             tail, size = bytes(result.bytes()), int(result.meta["size"])
-            _check_complete(len(tail), min(num_bytes, size))
+            check_complete(len(tail), min(num_bytes, size))
             return tail, size
 
         return self._request("get", name, get)
@@ -260,15 +201,20 @@ class ObjectStore(Store):
 
     def list_names(self) -> list[str]:
         """Return the sorted names of the objects in this folder; one request per 1,000."""
+        # Some servers list an emptied folder as an object with the folder's key.
+        keys = [entry["path"] for entry in self._list()["objects"]]
+        return _sort_visible(key for key in keys if key != self.prefix)
+
+    def list_folders(self) -> list[str]:
+        """Return the sorted names of the folders in this folder; one request per 1,000."""
+        return _sort_visible(self._list()["common_prefixes"])
+
+    def _list(self) -> Mapping[str, Any]:
         import obstore
 
-        found = self._request(
+        return self._request(
             "list", "", lambda client: obstore.list_with_delimiter(client, self.prefix or None)
         )
-        # Some servers list an emptied folder as an object with the folder's key.
-        keys = [entry["path"] for entry in found["objects"] if entry["path"] != self.prefix]
-        names = [key.rpartition("/")[2] for key in keys]
-        return sorted(name for name in names if not name.startswith("."))
 
     def read_each(self, items: Iterable[K], read: Callable[[K], T]) -> Iterator[T]:
         """Yield `read(item)` of each item, in order, several at a time to hide the latency."""
@@ -325,37 +271,52 @@ class ObjectStore(Store):
             yield folder
 
     def move_in(self, file: Path, name: str) -> None:
-        """Upload a local file, completely or not at all.
+        """Upload a file of a staging folder, which is removed with its folder."""
+        self.upload(file, name)
 
-        A very large file is uploaded in parts. If that fails, the server is told to drop the
-        parts. Only a process that is killed leaves hidden parts, which the bucket's rule for
-        incomplete uploads removes (docs/object-storage.md).
-        """
+    def upload(self, file: Path, name: str) -> None:
+        """Upload a local file, completely or not at all; a very large file in parts."""
+        num_bytes = file.stat().st_size
+        if num_bytes > SINGLE_PUT_BYTES:
+            self._upload_in_parts(file, num_bytes, name)
+        elif num_bytes:
+            self._upload_at_once(file, num_bytes, name)
+        else:
+            self.put(name, b"")  # an empty file cannot be mapped
+
+    def _upload_at_once(self, file: Path, num_bytes: int, name: str) -> None:
         import obstore
 
-        num_bytes, key = file.stat().st_size, self._key(name)
-        if num_bytes > SINGLE_PUT_BYTES:
-            options: Any = {"use_multipart": True, "chunk_size": PART_BYTES, "max_concurrency": 2}
-            num_parts = -(-num_bytes // PART_BYTES)
-            self._counters.add("put", num_parts + 1)  # and the request that begins the upload
+        key = self._key(name)
+        # Mapped, so that the content takes no memory of the process.
+        with _map_view(file) as view:
             self._request(
                 "put",
                 name,
-                lambda client: obstore.put(client, key, file, **options),
-                PART_BYTES,
-                retries_parts=True,
+                lambda client: obstore.put(client, key, view, use_multipart=False),
+                num_bytes,
             )
-        elif num_bytes:
-            # Mapped, so that the content takes no memory of the process.
-            with _map_view(file) as view:
-                self._request(
-                    "put",
-                    name,
-                    lambda client: obstore.put(client, key, view, use_multipart=False),
-                    num_bytes,
-                )
-        else:
-            self.put(name, b"")  # mmap refuses an empty file
+
+    def _upload_in_parts(self, file: Path, num_bytes: int, name: str) -> None:
+        """Upload in parts.
+
+        Crash window: obstore aborts an upload that fails, and the server drops its parts. A
+        process that is killed leaves hidden parts, which only the bucket's rule for incomplete
+        uploads removes (docs/object-storage.md).
+        """
+        import obstore
+
+        key, num_parts = self._key(name), -(-num_bytes // PART_BYTES)
+        options: Any = {"use_multipart": True, "chunk_size": PART_BYTES, "max_concurrency": 2}
+        # The parts and the request that begins the upload; `_request` counts the one that ends it.
+        self._counters.add("put", num_parts + 1)
+        self._request(
+            "put",
+            name,
+            lambda client: obstore.put(client, key, file, **options),
+            PART_BYTES,
+            retries_parts=True,
+        )
 
     def set_latest_link(self, name: str, target: str) -> None:
         """Write an object that holds the name of the folder `target`."""
@@ -403,15 +364,15 @@ class ObjectStore(Store):
         retries_parts: bool = False,
         progress: Callable[[], int] = lambda: 0,
     ) -> T:
-        """Return `send(client)`, repeated as the settings say.
+        """Return `send(client)`; repeat it after temporary errors.
 
         Args:
-            kind: What is counted and shown in errors.
-            name: The object, for errors.
+            kind: Counted, and shown in errors.
+            name: Shown in errors.
             send: Sends the request.
-            num_bytes: What it transfers, which its time limit depends on.
+            num_bytes: Bytes to transfer; the time limit depends on it.
             retries_parts: Let obstore repeat the parts of an upload.
-            progress: Number of bytes received so far.
+            progress: Returns the number of bytes received so far.
         """
         num_chunks = max(1, math.ceil(num_bytes / REQUEST_BYTES))
         timeout_s = self.settings.request_timeout_s * num_chunks
@@ -421,14 +382,13 @@ class ObjectStore(Store):
             client = connect(self.root, self.settings, timeout_s, retries_parts=retries_parts)
             return send(client)
 
-        def count_retry(error: BaseException, wait_s: float) -> None:
-            del error, wait_s
-            self._counters.add("retries")
-
         where = f"{self.locate(name)} ({kind})"
         try:
             return make_retry_policy(self.settings).call(
-                attempt, is_temporary=is_temporary, progress=progress, on_retry=count_retry
+                attempt,
+                is_temporary=is_temporary,
+                progress=progress,
+                on_retry=lambda *_: self._counters.add("retries"),
             )
         except RetriesExhausted as error:
             raise translate_error(where, error.cause, error.limit) from error.cause
@@ -454,9 +414,10 @@ def make_retry_policy(settings: StorageSettings) -> RetryPolicy:
     )
 
 
-def _check_complete(num_received: int, num_expected: int) -> None:
-    if num_received != num_expected:
-        raise IncompleteAnswer(f"the answer ended after {num_received:,} of {num_expected:,} bytes")
+def _sort_visible(keys: Iterable[str]) -> list[str]:
+    """Return the sorted last parts of keys, without those that begin with "."."""
+    names = [key.rstrip("/").rpartition("/")[2] for key in keys]
+    return sorted(name for name in names if not name.startswith("."))
 
 
 @contextlib.contextmanager

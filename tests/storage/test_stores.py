@@ -114,6 +114,17 @@ def test_staged_files_are_stored_and_the_staging_folder_is_removed(store: Store)
     assert (store.read_bytes("a"), store.read_bytes("empty")) == (b"content", b"")
 
 
+def test_an_uploaded_file_is_a_copy(store: Store, tmp_path: Path) -> None:
+    """The local file stays; a folder of the name is created."""
+    source = tmp_path / "source"
+    source.write_bytes(b"content")
+    store.child("folder").upload(source, "copy")
+    store.child("folder").upload(source, "copy")
+    assert (store.read_bytes("folder/copy"), source.read_bytes()) == (b"content", b"content")
+    assert store.list_folders() == ["folder"]
+    assert store.child("folder").list_names() == ["copy"]
+
+
 def test_reads_return_in_the_order_of_the_items(store: Store) -> None:
     """On a disk one after another, in a bucket several at a time."""
     names = [f"{number:02d}" for number in range(40)]
