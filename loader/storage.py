@@ -31,18 +31,23 @@ Counters = RequestCounters
 
 @dataclass(frozen=True)
 class ReadSettings:
-    """How shards are read. Only `on_corrupt` concerns local folders too.
+    """How a dataset is read. Only `on_corrupt` applies to local folders too.
 
-    on_corrupt:        'stop' raises ShardCorrupt; 'skip_and_count' blanks the rows that touch damaged bytes
-    cache_dir:         folder that the ranks of a node share; ~/.cache/corpusmill/loader unless set
-    cache_bytes:       the most it holds, plus 1/64 of it for each rank that is just adding
-    block_bytes:       what is fetched at a time: whole samples, up to about this much
-    fetch_threads:     requests at a time, of one rank
-    ahead_bytes:       blocks are fetched so far ahead of what is read, over all ranks: a block for each of 64 sections,
-                       which come to the ends of their blocks at about the same time
-    stall_timeout_s:   how long a read may go on without a new byte before it fails
-    request_timeout_s: how long one request may go on without a new byte before it is repeated
-    store_options:     for obstore's `from_url`: region, endpoint, access_key_id, ...; S3's usual environment counts too
+    Attributes:
+        on_corrupt: "stop" raises ShardCorrupt; "skip_and_count" blanks the rows that contain
+            damaged bytes.
+        cache_dir: Folder that the ranks of a node share; default: ~/.cache/corpusmill/loader.
+        cache_bytes: Largest size of the cache. Each rank that adds a block at the moment may
+            exceed it by 1/64.
+        block_bytes: Approximate size of a fetched block, which has only complete samples.
+        fetch_threads: Requests at a time, per rank.
+        ahead_bytes: How far ahead of the reads blocks are fetched, over all ranks. Default: one
+            block for each of 64 lanes, which reach the ends of their blocks at about the same
+            time.
+        stall_timeout_s: A read fails when no new byte has arrived for this long.
+        request_timeout_s: A request is repeated when no new byte has arrived for this long.
+        store_options: Options of obstore's stores: region, endpoint, access_key_id, ... The
+            usual AWS_* variables are used too.
     """
 
     on_corrupt: Literal["stop", "skip_and_count"] = "stop"
@@ -60,13 +65,8 @@ class ReadSettings:
             raise ValueError(
                 f"on_corrupt is {self.on_corrupt!r}, must be 'stop' or 'skip_and_count'"
             )
-        for name in (
-            "cache_bytes",
-            "block_bytes",
-            "fetch_threads",
-            "stall_timeout_s",
-            "request_timeout_s",
-        ):
+        sizes = ("cache_bytes", "block_bytes", "fetch_threads")
+        for name in (*sizes, "stall_timeout_s", "request_timeout_s"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, must be above 0")
 
@@ -85,24 +85,26 @@ def open_dataset(
 
 
 def read_whole(store: Store, name: str) -> bytes:
-    """Return the content of a file of any size. What arrives before a connection breaks is kept."""
+    """Return the content of a file of any size. A broken connection is resumed where it broke."""
     return bytes(store.read_range(name, 0, store.get_size(name)))
 
 
 class Cache:
-    """Files of a folder that all ranks of a node use; the oldest go when it is full."""
+    """A folder of fetched blocks that all ranks of a node share.
+
+    When it is full, the blocks that were used least recently are deleted.
+    """
 
     def __init__(self, settings: ReadSettings, counters: Counters) -> None:
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         self._folder = settings.cache_dir or home / "corpusmill" / "loader"
         self._folder.mkdir(parents=True, exist_ok=True)
         self._settings, self._counters = settings, counters
-        self._added_bytes = (
-            settings.cache_bytes
-        )  # so that the first addition looks at what is there
+        # Bytes added since the last eviction. The first addition always checks the size.
+        self._added_bytes = settings.cache_bytes
 
     def get(self, key: str, num_bytes: int, fetch: Callable[[], Buffer]) -> Buffer:
-        """The file of this key; `fetch` makes it where no rank has. Raises what fetch raises."""
+        """Return the block of a key; fetch it if no rank has done so. Raises errors of `fetch`."""
         path = self._folder / key
         if (found := self._find(path, num_bytes)) is not None:
             return found
@@ -113,18 +115,17 @@ class Cache:
             return self._add(path, fetch())
 
     def drop(self, key: str) -> None:
-        """Forget a file that turned out to be wrong."""
+        """Delete a block whose checksum is wrong."""
         (self._folder / key).unlink(missing_ok=True)
 
     def _find(self, path: Path, num_bytes: int) -> Buffer | None:
         try:
             data = map_file(path)
-            os.utime(path)  # used just now: goes last
+            os.utime(path)  # the time of the last use
         except FileNotFoundError:
             return None
-        if (
-            len(data) != num_bytes
-        ):  # of a dataset that stood at this address before, or a disk that was full
+        # Another size: the block of an earlier dataset at this address, or the disk was full.
+        if len(data) != num_bytes:
             return None
         self._counters.add("cache_hits")
         return data
@@ -139,28 +140,30 @@ class Cache:
             aside.write_bytes(data)
             mapped = map_file(aside)
             aside.replace(path)
-        except OSError:  # a full disk must not stop the reading
+        except OSError:  # reading continues with a full disk
             self._counters.add("cache_write_failures")
             aside.unlink(missing_ok=True)
             return data
-        return mapped  # pages that all ranks share; the memory it came in is used again for what comes next
+        # Ranks share the mapped pages, and the memory of `data` can be reused.
+        return mapped
 
-    def _evict(self, coming_bytes: int) -> None:
-        files: list[tuple[float, int, str]] = []
+    def _evict(self, added_bytes: int) -> None:
+        """Delete the blocks used least recently until `added_bytes` fit."""
+        files: list[tuple[float, int, str]] = []  # time of the last use, bytes, path
+        total_bytes = 0
         with os.scandir(self._folder) as entries:
             for entry in entries:
                 if not entry.name.endswith(".lock"):
-                    with contextlib.suppress(FileNotFoundError):  # another rank evicts too
+                    with contextlib.suppress(FileNotFoundError):  # another rank deleted it
                         status = entry.stat()
                         files.append((status.st_mtime, status.st_size, entry.path))
-        excess = (
-            sum(num_bytes for _, num_bytes, _ in files) + coming_bytes - self._settings.cache_bytes
-        )
+                        total_bytes += status.st_size
+        excess_bytes = total_bytes + added_bytes - self._settings.cache_bytes
         for _, num_bytes, path in sorted(files):
-            if excess <= 0:
+            if excess_bytes <= 0:
                 break
             Path(path).unlink(missing_ok=True)
-            excess -= num_bytes
+            excess_bytes -= num_bytes
             self._counters.add("cache_evictions")
 
     @contextlib.contextmanager

