@@ -1,13 +1,12 @@
-"""The loaders that take part: each yields int64 tensors of 8 x 2,049 tokens, shuffled, the same again for a seed.
+"""The compared loaders: each yields shuffled int64 tensors of 8 x 2,049 tokens, reproducible by a seed.
 
-Ours yields its input rows of 2,048 (labels come beside them and are not counted). `memmap` is the bare limit: a global
-permutation over a flat file. `ours_stored` hands over uint16, as to a GPU that widens; `memmap_stored` is the bare
-limit of that.
+TokenLoader yields rows of 2,048 input ids; its labels are not counted. `memmap` is the upper bound: a global permutation
+of a flat file. `ours_stored` yields uint16, for a GPU that widens the tokens; `memmap_stored` is its upper bound.
 """
 
 from __future__ import annotations
 
-# ruff: noqa: D101, D102 - an entrant is named for the library that it runs, and has the methods of Entrant
+# ruff: noqa: D101, D102 - the class name is the library, and the methods are those of Entrant
 import importlib.machinery
 import os
 import sys
@@ -27,12 +26,12 @@ from loader import TokenDataset, TokenLoader
 BATCH, BLOCK, SEED = 8, 2049, 7
 
 
-def widened(array: Any) -> torch.Tensor:
+def widen(array: Any) -> torch.Tensor:
     return torch.from_numpy(array.astype(np.int64))
 
 
 def import_streaming() -> None:
-    """MosaicML imports torchvision for datasets that are not used here; a stand-in keeps its CUDA build out."""
+    """Import streaming with a stub for torchvision, which would install a CUDA build and is not used."""
     parts = {
         "torchvision": {},
         "torchvision.datasets": {"VisionDataset": object, "CIFAR10": object, "ImageFolder": object},
@@ -45,14 +44,14 @@ def import_streaming() -> None:
             content, __spec__=importlib.machinery.ModuleSpec(name, None), __path__=[]
         )
         sys.modules[name] = module
-    import streaming  # noqa: F401 - is complete once imported
+    import streaming  # noqa: F401 - imported for its side effect
 
     for name in [name for name in sys.modules if name.startswith("torchvision")]:
         del sys.modules[name]
 
 
 class Entrant:
-    """A loader over one data folder. `state` is None where it has none and resume is replay."""
+    """A loader of one data folder. `state` returns None if the loader can only resume by replay."""
 
     def __init__(self, root: Path, workers: int = 0) -> None:
         self.root, self.workers = root, workers
@@ -92,7 +91,7 @@ class _Blocks(IterableDataset):  # type: ignore[type-arg]
 
 
 class Memmap(Entrant):
-    as_tensor = staticmethod(widened)
+    as_tensor = staticmethod(widen)
 
     def build(self) -> None:
         self.blocks, self.seen = _Blocks(self.root, self.as_tensor), 0
@@ -122,7 +121,7 @@ class MemmapStored(Memmap):
 
 
 class Ours(Entrant):
-    """TokenLoader; with `workers` that many chunks ahead in threads."""
+    """TokenLoader; `workers` is the number of chunks that threads read ahead."""
 
     tokens: Any = "int64"
     key = "input_ids"
@@ -143,7 +142,7 @@ class OursStored(Ours):
 
 
 class OursDataset(Entrant):
-    """TokenDataset under torch's DataLoader."""
+    """TokenDataset with torch's DataLoader."""
 
     def build(self) -> None:
         dataset = TokenDataset(self.root / "shards", seq_len=BLOCK - 1, seed=SEED)
@@ -186,7 +185,7 @@ class _MapBlocks(Dataset):  # type: ignore[type-arg]
         return self.blocks[number]
 
     def __getitem__(self, number: int) -> torch.Tensor:
-        return widened(self.raw(number))
+        return widen(self.raw(number))
 
 
 class Torchdata(Entrant):
@@ -200,8 +199,8 @@ class Torchdata(Entrant):
         )
 
 
-def _tensor_of_keys(samples: list[dict[str, Any]]) -> torch.Tensor:
-    return widened(np.stack([sample["tokens"] for sample in samples]))
+def _stack_tokens(samples: list[dict[str, Any]]) -> torch.Tensor:
+    return widen(np.stack([sample["tokens"] for sample in samples]))
 
 
 class Mosaic(Entrant):
@@ -218,11 +217,11 @@ class Mosaic(Entrant):
             "num_canonical_nodes": 1,
         }
         dataset = StreamingDataset(local=str(self.root / "mds"), **order)
-        settings = {"batch_size": BATCH, "collate_fn": _tensor_of_keys, "drop_last": True}
+        settings = {"batch_size": BATCH, "collate_fn": _stack_tokens, "drop_last": True}
         self.loader = StreamingDataLoader(dataset, num_workers=self.workers, **settings)
 
 
-def _stacked(samples: list[torch.Tensor]) -> torch.Tensor:
+def _stack_tensors(samples: list[torch.Tensor]) -> torch.Tensor:
     return torch.stack(samples).to(torch.int64)
 
 
@@ -235,26 +234,26 @@ class Litdata(Entrant):
         dataset = litdata.StreamingDataset(
             str(self.root / "litdata"), item_loader=blocks, shuffle=True, seed=SEED, drop_last=True
         )
-        settings = {"batch_size": BATCH, "collate_fn": _stacked, "drop_last": True}
+        settings = {"batch_size": BATCH, "collate_fn": _stack_tensors, "drop_last": True}
         self.loader = litdata.StreamingDataLoader(dataset, num_workers=self.workers, **settings)
 
 
-def _decoded(sample: dict[str, bytes]) -> Any:
+def _decode(sample: dict[str, bytes]) -> Any:
     return np.frombuffer(sample["tok"], np.uint16)
 
 
-def _stacked_arrays(samples: list[Any]) -> torch.Tensor:
-    return widened(np.stack(samples))
+def _stack_arrays(samples: list[Any]) -> torch.Tensor:
+    return widen(np.stack(samples))
 
 
-def _packed(samples: Iterator[Any]) -> Iterator[torch.Tensor]:
+def _pack(samples: Iterator[Any]) -> Iterator[torch.Tensor]:
     wanted, held, num = BATCH * BLOCK, [], 0
     for sample in samples:
         held.append(sample)
         num += len(sample)
         if num >= wanted:
             tokens = np.concatenate(held)
-            yield widened(tokens[:wanted]).view(BATCH, BLOCK)
+            yield widen(tokens[:wanted]).view(BATCH, BLOCK)
             held, num = [tokens[wanted:]], num - wanted
 
 
@@ -269,15 +268,13 @@ class WebdatasetPacked(Entrant):
         shards = webdataset.WebDataset(
             urls, shardshuffle=len(urls), detshuffle=True, seed=SEED, nodesplitter=single
         )
-        shuffled = shards.compose(webdataset.filters.detshuffle(1000, 1000, seed=SEED)).map(
-            _decoded
-        )
+        shuffled = shards.compose(webdataset.filters.detshuffle(1000, 1000, seed=SEED)).map(_decode)
         self.loader = webdataset.WebLoader(
             self.batched(shuffled), batch_size=None, num_workers=self.workers
         )
 
     def batched(self, samples: Any) -> Any:
-        return samples.batched(BATCH, collation_fn=_stacked_arrays, partial=False)
+        return samples.batched(BATCH, collation_fn=_stack_arrays, partial=False)
 
     def state(self) -> Any:
         return None
@@ -287,7 +284,7 @@ class WebdatasetDocuments(WebdatasetPacked):
     folder = "documents"
 
     def batched(self, samples: Any) -> Any:
-        return samples.compose(_packed)
+        return samples.compose(_pack)
 
 
 class _GrainBlocks:
@@ -337,7 +334,7 @@ class HuggingFace(Entrant):
         files = sorted(map(str, (self.root / "parquet").glob("*.parquet")))
         dataset = datasets.load_dataset("parquet", data_files=files, split="train", streaming=True)
         dataset = dataset.shuffle(seed=SEED, buffer_size=1000).with_format("numpy")
-        settings = {"batch_size": BATCH, "collate_fn": _tensor_of_keys, "drop_last": True}
+        settings = {"batch_size": BATCH, "collate_fn": _stack_tokens, "drop_last": True}
         self.loader = StatefulDataLoader(dataset, num_workers=self.workers, **settings)
 
 

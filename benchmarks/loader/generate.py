@@ -1,9 +1,9 @@
-"""The same synthetic documents in the format of every entrant.
+"""Write the same synthetic documents in the format of every loader.
 
     python benchmarks/loader/generate.py --out DATA --tokens 150000000 [--only shards,memmap]
 
-Documents have 200 to 3,000 tokens of two bytes, drawn from a Zipf law, and end with token 0. Equal arguments give equal
-files. Blocks of 2,049 tokens are what packed formats hold.
+Documents have 200 to 3,000 tokens of two bytes, drawn from a Zipf distribution, and end with token 0. Equal arguments
+give equal files. Packed formats contain blocks of 2,049 tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 sys.path.insert(
     0, str(Path(__file__).resolve().parents[2])
-)  # so that the file runs from another environment
+)  # the script runs in an environment without this project
 
 from shardwriter import Documents, build_manifest, write_shard
 from shardwriter.format import MANIFEST_FILE, TokenizerEntry, index_file, shard_file
@@ -32,22 +32,23 @@ SHARD_BYTES = 64 << 20
 VOCABULARY = 50_257
 
 
-def documents(num_tokens: int) -> Iterator[NDArray[np.uint16]]:
+def generate_documents(num_tokens: int) -> Iterator[NDArray[np.uint16]]:
+    """Yield documents until they have `num_tokens` tokens."""
     rng = np.random.default_rng(1)
-    made = 0
-    while made < num_tokens:
+    num_generated = 0
+    while num_generated < num_tokens:
         document = np.minimum(rng.zipf(1.2, int(rng.integers(200, 3001))), VOCABULARY - 1).astype(
             np.uint16
         )
         document[-1] = 0
-        made += len(document)
+        num_generated += len(document)
         yield document
 
 
 def write_memmap(folder: Path, num_tokens: int) -> None:
     starts = [0]
     with (folder / "tokens.bin").open("wb") as file:
-        for document in documents(num_tokens):
+        for document in generate_documents(num_tokens):
             file.write(document.tobytes())
             starts.append(starts[-1] + len(document))
     np.save(folder / "starts.npy", np.array(starts, np.int64))
@@ -94,7 +95,7 @@ def write_mds(folder: Path, blocks: NDArray[np.uint16]) -> None:
     import_streaming()
     from streaming import MDSWriter
 
-    folder.rmdir()  # the writer wants to make it
+    folder.rmdir()  # MDSWriter creates it
     columns = {"tokens": f"ndarray:uint16:{BLOCK}"}
     with MDSWriter(out=str(folder), columns=columns, size_limit=SHARD_BYTES) as writer:
         for block in blocks:
@@ -102,7 +103,7 @@ def write_mds(folder: Path, blocks: NDArray[np.uint16]) -> None:
 
 
 def litdata_documents(_: int) -> Iterator[Any]:
-    """At module level because litdata sends it to a process of its own."""
+    """Yield the documents. litdata pickles this function, so it is at module level."""
     import torch
 
     root = Path(os.environ["BENCHMARK_DATA"])
@@ -148,14 +149,14 @@ def main() -> None:
     root = args.out.resolve()
     os.environ["BENCHMARK_DATA"] = str(root)
 
-    def fresh(name: str) -> Path:
+    def make_empty_folder(name: str) -> Path:
         shutil.rmtree(root / name, ignore_errors=True)
         (root / name).mkdir(parents=True)
         return root / name
 
-    wanted = args.only.split(",")
-    if "memmap" in wanted:
-        write_memmap(fresh("memmap"), args.tokens)
+    chosen = args.only.split(",")
+    if "memmap" in chosen:
+        write_memmap(make_empty_folder("memmap"), args.tokens)
     tokens = np.memmap(root / "memmap/tokens.bin", np.uint16, mode="r")
     starts = np.load(root / "memmap/starts.npy")
     blocks = tokens[: len(tokens) // BLOCK * BLOCK].reshape(-1, BLOCK)
@@ -168,8 +169,8 @@ def main() -> None:
         "parquet": lambda folder: write_parquet(folder, blocks),
     }
     for name, write in writers.items():
-        if name in wanted:
-            write(fresh(name))
+        if name in chosen:
+            write(make_empty_folder(name))
             num_bytes = sum(
                 path.stat().st_size for path in (root / name).rglob("*") if path.is_file()
             )

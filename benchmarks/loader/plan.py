@@ -1,10 +1,11 @@
-"""Time and memory of a plan over 100,000 shards and 10^13 tokens; the first batch, fresh and at 90 % of an epoch.
+"""Measure a dataset of 100,000 shards with 10^13 tokens: opening it, and the time to the first batch.
 
     python -m benchmarks.loader.plan [--shards 100000] [--rounds 3] [--save]
 
-The manifest is as large as a real one; its shards do not exist, so `plan` goes as far as naming the rows of a step (the
-manifest read, and the order laid out). `first batch` is of a small dataset on disk, shards opened and checked.
-Each measurement is a process of its own, so that nothing is warm but the disk.
+The manifest has the size of a real one, but its shards do not exist. So `plan` measures reading the manifest and
+locating the rows of a step. The first batch is measured on a small dataset on disk, at the start and at 90 % of an
+epoch, including opening and checking the shards. Each measurement runs in a new process, so that only the disk cache
+is warm.
 """
 
 from __future__ import annotations
@@ -38,17 +39,17 @@ from loader.row_stream import open_row_stream
 import numpy as np
 
 def peak_mb():
-    # not ru_maxrss, which a child has from its parent
+    # ru_maxrss would include the peak of the parent process.
     return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) / 1024
 
 given, before = json.loads(sys.argv[1]), peak_mb()
-began = time.perf_counter()
+started = time.perf_counter()
 stream = open_row_stream(given["folder"], settings=ReadSettings(), **given["order"])
 stream.locate(np.arange(512))
-plan_s = time.perf_counter() - began
-began = time.perf_counter()
+plan_s = time.perf_counter() - started
+started = time.perf_counter()
 stream.locate(np.arange(512) + stream.orders[0].epoch_rows * 9 // 10)
-at_90_s = time.perf_counter() - began
+at_90_s = time.perf_counter() - started
 print(json.dumps({"plan_s": plan_s, "locate_at_90_s": at_90_s, "import_mb": before, "peak_mb": peak_mb(),
                   "rows": stream.orders[0].num_rows}))
 """
@@ -60,18 +61,18 @@ from loader import TokenLoader
 
 given = json.loads(sys.argv[1])
 order = {**given["order"], "global_batch_rows": 8, "rank": 0, "world_size": 1}
-began = time.perf_counter()
+started = time.perf_counter()
 loader = TokenLoader(given["folder"], **order)
 if given["at_90"]:
     epoch_rows = loader._stream.orders[0].epoch_rows
     loader.load_state_dict({**loader.state_dict(), "position": epoch_rows * 9 // 10})
 next(loader)
-print(json.dumps({"first_batch_s": time.perf_counter() - began}))
+print(json.dumps({"first_batch_s": time.perf_counter() - started}))
 """
 
 
 def write_manifest(folder: Path, num_shards: int) -> None:
-    """Of shards that are not there, with languages and buckets as the pipeline counts them."""
+    """Write the manifest of shards that do not exist, with counts of languages and buckets."""
     labels = {
         name: {"num_docs": 25_000, "num_tokens": TOKENS_PER_SHARD // 4}
         for name in ("de", "en", "fr", "ru")
@@ -91,7 +92,7 @@ def write_manifest(folder: Path, num_shards: int) -> None:
 
 
 def write_dataset(folder: Path, num_shards: int, shard_tokens: int) -> None:
-    """Random tokens, in documents of 1,000."""
+    """Write a dataset of random tokens in documents of 1,000 tokens."""
     entries = []
     for shard in range(num_shards):
         tokens = np.random.default_rng(shard).integers(1, 50_000, shard_tokens).astype(np.uint16)
@@ -110,14 +111,16 @@ def write_dataset(folder: Path, num_shards: int, shard_tokens: int) -> None:
     )
 
 
-def in_process(code: str, **given: Any) -> dict[str, float]:
+def run_in_process(code: str, **given: Any) -> dict[str, float]:
+    """Run code in a new process and return the JSON object that it prints."""
     command = [sys.executable, "-c", code, json.dumps({**given, "order": ORDER})]
     return json.loads(
         subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
     )
 
 
-def medians(runs: list[dict[str, float]]) -> dict[str, float]:
+def compute_medians(runs: list[dict[str, float]]) -> dict[str, float]:
+    """Return the median of each key over the runs."""
     return {key: round(statistics.median(run[key] for run in runs), 4) for key in runs[0]}
 
 
@@ -138,14 +141,14 @@ def main() -> None:
         figures: dict[str, Any] = {
             "shards": args.shards, "tokens": args.shards * TOKENS_PER_SHARD, "rounds": args.rounds,
             "manifest_mb": round((large / MANIFEST_FILE).stat().st_size / 1e6, 1),
-            "plan": medians([in_process(PLAN, folder=str(large)) for _ in range(args.rounds)]),
+            "plan": compute_medians([run_in_process(PLAN, folder=str(large)) for _ in range(args.rounds)]),
         }  # fmt: skip
         pairs = [
-            [in_process(FIRST_BATCH, folder=str(small), at_90=at_90) for at_90 in (False, True)]
+            [run_in_process(FIRST_BATCH, folder=str(small), at_90=at_90) for at_90 in (False, True)]
             for _ in range(args.rounds)
         ]
         for name, runs in zip(("fresh", "at_90"), zip(*pairs, strict=True), strict=True):
-            figures[name] = medians(list(runs))
+            figures[name] = compute_medians(list(runs))
     print(json.dumps(figures, indent=1))
     if args.save:
         print(save("loader_plan", figures))

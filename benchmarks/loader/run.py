@@ -1,10 +1,10 @@
-"""How fast is each loader beside a bare memory map, and how soon does it go on after a restart at 90 % of an epoch?
+"""Measure the speed of each loader against a bare memory map, and the restart at 90 % of an epoch.
 
     python benchmarks/loader/run.py --data DATA [--rounds 3] [--only ours,torchdata] [--workers 0,2] [--save]
 
-Every measurement is a process of its own. Slices of the entrant and of the memory map take turns in it, so that the
-ratio is of the same seconds, whatever else the machine does. `resume` compares the next 20 batches with what would have
-come without a stop; `fresh` and `resumed` are the seconds from building the loader to its first batch.
+Each measurement runs in a new process. It alternates between the loader and the memory map, so that other load on the
+machine affects both. `same` counts the batches, of 20 after the restart, that equal those of an uninterrupted run;
+`fresh` and `resumed` are the seconds from creating the loader to its first batch.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ LIBRARIES = (
 )  # fmt: skip
 
 
-def endless(make: Callable[[], Any]) -> Iterator[Any]:
+def repeat_forever(make: Callable[[], Any]) -> Iterator[Any]:
     while True:
         yield from make()
 
 
 def tokens_per_s(batches: Iterator[Any], seconds: float) -> float:
-    num, began = 0, time.perf_counter()
-    while (elapsed := time.perf_counter() - began) < seconds:
+    num, started = 0, time.perf_counter()
+    while (elapsed := time.perf_counter() - started) < seconds:
         num += next(batches).numel()
     return num / elapsed
 
@@ -45,12 +45,12 @@ def measure_speed(name: str, data: Path, workers: int, seconds: float) -> dict[s
     from entrants import ENTRANTS
 
     torch.set_num_threads(1)
-    bare = endless(lambda: ENTRANTS["memmap"](data))
-    ours = endless(lambda: ENTRANTS[name](data, workers))
-    began = time.perf_counter()
+    bare = repeat_forever(lambda: ENTRANTS["memmap"](data))
+    ours = repeat_forever(lambda: ENTRANTS[name](data, workers))
+    started = time.perf_counter()
     next(ours)
-    first_s = time.perf_counter() - began
-    tokens_per_s(ours, seconds)  # warm: one slice not counted
+    first_s = time.perf_counter() - started
+    tokens_per_s(ours, seconds)  # warm-up, not counted
     tokens_per_s(bare, seconds / 3)
     limits, found = [tokens_per_s(bare, seconds / 3)], []
     for _ in range(3):
@@ -74,11 +74,11 @@ def measure_save(name: str, data: Path, workers: int, state_file: Path) -> dict[
     from entrants import BATCH, ENTRANTS
 
     stop = int(os.path.getsize(data / "memmap/tokens.bin") // 2 // BLOCK // BATCH * 0.9)
-    began = time.perf_counter()
+    started = time.perf_counter()
     entrant = ENTRANTS[name](data, workers)
     batches = iter(entrant)
     next(batches)
-    fresh_s = time.perf_counter() - began
+    fresh_s = time.perf_counter() - started
     for _ in range(stop - 1):
         next(batches)
     state = entrant.state()
@@ -92,8 +92,8 @@ def measure_resume(name: str, data: Path, workers: int, state_file: Path) -> dic
 
     from entrants import ENTRANTS
 
-    state, stop, following = pickle.loads(state_file.read_bytes())  # noqa: S301 - written a moment ago by this script
-    began = time.perf_counter()
+    state, stop, following = pickle.loads(state_file.read_bytes())  # noqa: S301 - written by this script
+    started = time.perf_counter()
     entrant = ENTRANTS[name](data, workers)
     if state is not None:
         entrant.load(state)
@@ -101,7 +101,7 @@ def measure_resume(name: str, data: Path, workers: int, state_file: Path) -> dic
     for _ in range(0 if state is not None else stop):
         next(batches)
     found = [checksum(next(batches))]
-    resumed_s = time.perf_counter() - began
+    resumed_s = time.perf_counter() - started
     found += [checksum(next(batches)) for _ in range(19)]
     return {
         "resumed_s": resumed_s,
@@ -121,7 +121,7 @@ def child(args: argparse.Namespace) -> None:
     }
     print("RESULT " + json.dumps(measures[args.child]()), flush=True)
     _end_children()
-    os._exit(0)  # workers of some entrants do not end
+    os._exit(0)  # worker processes of some loaders do not end
 
 
 def _end_children() -> None:
@@ -131,7 +131,7 @@ def _end_children() -> None:
         process.kill()
 
 
-def in_process(what: str, name: str, workers: int, args: argparse.Namespace) -> dict[str, Any]:
+def run_in_process(what: str, name: str, workers: int, args: argparse.Namespace) -> dict[str, Any]:
     command = [sys.executable, __file__, "--child", what, "--only", name, "--workers", str(workers)]
     command += [
         "--data",
@@ -166,14 +166,14 @@ def compare(args: argparse.Namespace, names: list[str]) -> list[dict[str, Any]]:
         speeds: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
         for _ in range(args.rounds):
             for name in names:
-                speeds[name].append(in_process("speed", name, workers, args))
+                speeds[name].append(run_in_process("speed", name, workers, args))
         for name in names:
             row: dict[str, Any] = {"entrant": name, "workers": workers}
             fine = [found for found in speeds[name] if "error" not in found]
             keys = ("ratio", "tokens_per_s", "memmap_tokens_per_s", "first_s") if fine else ()
             row |= {key: statistics.median(found[key] for found in fine) for key in keys}
             for what in ("save", "resume") if args.resume else ():
-                row |= in_process(what, name, workers, args)
+                row |= run_in_process(what, name, workers, args)
             row |= {} if fine else speeds[name][0]
             rows.append(row)
             print(show(row), flush=True)
@@ -218,12 +218,14 @@ def main() -> None:
     rows = compare(args, args.only.split(",") if args.only else list(ENTRANTS))
     args.state.unlink(missing_ok=True)
     if args.save:
-        from benchmarks.result_file import save  # found beside the entrants
+        from benchmarks.result_file import (
+            save,
+        )  # imported here: only this needs the repository on the path
 
         figures = {"rounds": args.rounds, "seconds": args.seconds, "rows": rows}
         print(
             save("loader_part" if args.only else "loader", figures, libraries=LIBRARIES)
-        )  # the table stays whole
+        )  # a partial run must not replace the full table
 
 
 if __name__ == "__main__":
