@@ -63,7 +63,7 @@ def write_shard(
     """Write a shard and its index, and return the shard's entry for the manifest.
 
     A sample holds whole documents, in order, of at most `sample_tokens` tokens together. A longer
-    document is a sample of its own, so `sample_tokens=1` writes one sample per document. With 2**16
+    document is a separate sample, so `sample_tokens=1` writes one sample per document. With 2**16
     tokens of 2 bytes, headers and padding add 1.5 % (about 2 KiB per sample). With one document of
     1,000 tokens per sample, they nearly double the shard.
 

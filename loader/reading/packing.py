@@ -39,7 +39,7 @@ def mark_document_starts(doc_starts: Int64Array, row_starts: Int64Array, seq_len
     """
     marks = np.zeros((len(row_starts), seq_len), np.bool_)
     marks[:, 0] = True
-    # (n,) range of doc_starts that lies inside each row
+    # (n,) range of doc_starts inside each row
     first_docs = np.searchsorted(doc_starts, row_starts, side="left")
     stop_docs = np.searchsorted(doc_starts, row_starts + seq_len, side="left")
     counts = stop_docs - first_docs

@@ -231,7 +231,7 @@ class ShardReader:
     def _copy_row_across_samples(
         self, shard: OpenShard, request: _ShardRequest, row: int, out: Tokens
     ) -> None:
-        """Copy one row that spans several samples. `out` is (seq_len + 1,)."""
+        """Copy one row that crosses sample boundaries. `out` is (seq_len + 1,)."""
         start = int(request.starts[row])
         num_copied = 0
         for sample in range(int(request.firsts[row]), int(request.lasts[row]) + 1):

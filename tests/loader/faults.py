@@ -1,4 +1,4 @@
-"""A web server for ranges, and a proxy that makes connections fail: real sockets, in this process."""
+"""A web server with byte ranges, and a proxy that injects faults. Both use real sockets."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ class _Ranges(SimpleHTTPRequestHandler):
         return None
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing."""
+        """Print nothing."""
 
 
 class Server:
-    """Serves a folder; counts nothing, breaks nothing."""
+    """Serves the files of a folder over HTTP."""
 
     def __init__(self, folder: Path) -> None:
         class Quiet(ThreadingHTTPServer):
             daemon_threads = True
 
             def handle_error(self, *_: Any) -> None:
-                """Connections that the proxy cuts are meant to be cut."""
+                """Ignore connections that the proxy resets."""
 
         self._server = Quiet(("127.0.0.1", 0), partial(_Ranges, directory=str(folder)))
         self.port = int(self._server.server_address[1])
@@ -56,17 +56,21 @@ class Server:
         ).start()
 
     def close(self) -> None:
-        """Stop."""
+        """Stop the server."""
         self._server.shutdown()
         self._server.server_close()
 
 
 class FaultProxy:
-    """Hands connections on to a port, with faults in what comes back.
+    """Forwards connections to a port and injects faults into the answers.
 
-    cut_after: bytes after which a connection is reset, `cuts` times (-1: always); hang_after: bytes after which nothing
-    comes any more; refuse: connections are reset at once; flip: one bit of the next answer over 4 KiB is turned;
-    rate: bytes per second; deaf_after: bytes of a connection's requests after which nothing more is handed on.
+    cut_after:  bytes of an answer after which the connection is reset
+    cuts:       how many connections are reset in this way; -1 for all
+    hang_after: bytes of an answer after which nothing more is sent
+    refuse:     reset new connections immediately
+    flip:       flip one bit of the next answer over 4 KiB; `flips` counts them
+    rate:       bytes per second
+    deaf_after: bytes of the requests of a connection after which nothing more is forwarded
     """
 
     def __init__(self, port: int) -> None:
@@ -77,7 +81,7 @@ class FaultProxy:
         self.refuse = self.flip = False
         self.rate: float | None = None
         self.deaf_after: int | None = None
-        self._tasks: set[asyncio.Task[Any] | None] = set()  # asyncio itself holds them weakly
+        self._tasks: set[asyncio.Task[Any] | None] = set()  # asyncio keeps only weak references
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -86,7 +90,7 @@ class FaultProxy:
         self.port = int(self._server.sockets[0].getsockname()[1])
 
     def close(self) -> None:
-        """Accept no more, and end what is open."""
+        """Accept no more connections, and end the open ones."""
         asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -100,7 +104,7 @@ class FaultProxy:
             for task in others:
                 task.cancel()
             await asyncio.wait(others)
-        await asyncio.sleep(0.02)  # transports close in a later turn of the loop
+        await asyncio.sleep(0.02)  # transports close in a later iteration of the loop
 
     async def _serve(self, reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
         self._tasks.add(asyncio.current_task())

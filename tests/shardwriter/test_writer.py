@@ -329,7 +329,7 @@ def test_settings_out_of_range_are_refused(
 
 
 def test_a_partial_write_is_an_error(tokenizer: TokenizerEntry, worked_example: Documents) -> None:
-    """An unbuffered file may write a part of the data without an error of its own."""
+    """An unbuffered file may write a part of the data without raising an error."""
 
     class Stingy(io.BytesIO):
         def write(self, data: Any, /) -> int:
