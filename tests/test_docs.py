@@ -37,7 +37,7 @@ def test_the_reference_of_training_configs_is_what_the_code_says() -> None:
     """docs/training-config.md is generated too; run `python -m training.config_docs > docs/training-config.md`."""
     assert (REPOSITORY / "docs" / "training-config.md").read_text(
         encoding="utf-8"
-    ) == training.config_docs.page()
+    ) == training.config_docs.make_page()
 
 
 def test_the_readme_fits_on_a_screen_and_a_half() -> None:

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 import loader.metrics
-import training.observability.metrics_log
+import training.observability.prometheus
 from pipeline.reporting import prometheus as metrics
 from tests.conftest import REPOSITORY
 from tests.prometheus import FOLDER, dashboard, needs_prometheus, panels
@@ -27,7 +27,7 @@ DOCS = REPOSITORY / "docs" / "watching.md"
 LABELS: dict[str, tuple[str, ...]] = {
     **{metrics.PREFIX + metric.name: metric.labels for metric in metrics.METRICS},
     **{metric.name: ("run", "rank") for metric in loader.metrics.METRICS},
-    **{metric.name: ("run",) for metric in training.observability.metrics_log.METRICS},
+    **{metric.name: ("run",) for metric in training.observability.prometheus.METRICS},
 }
 """Of all the metrics that are ours, by the name that Prometheus sees."""
 
@@ -105,7 +105,7 @@ def test_every_metric_of_ours_is_shown_or_watched() -> None:
 
 def test_the_page_lists_every_metric() -> None:
     """docs/watching.md has a row for each, as the code has it."""
-    tables = (metrics.METRICS, loader.metrics.METRICS, training.observability.metrics_log.METRICS)
+    tables = (metrics.METRICS, loader.metrics.METRICS, training.observability.prometheus.METRICS)
     wanted = [row_of(metric) for table in tables for metric in table]
     page = DOCS.read_text(encoding="utf-8")
     missing = [row for row in wanted if row not in page.splitlines()]

@@ -1,1 +1,4 @@
-"""The bundled trainer: one plain decoder, DDP or FSDP, fed by the loader. `python -m training --help`."""
+"""The bundled trainer: a decoder trained with DDP or FSDP on the rows of the loader.
+
+Run it with `python -m training`; `python -m training --help` lists the commands.
+"""

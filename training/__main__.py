@@ -1,4 +1,4 @@
-"""Runs the command line: `python -m training`."""
+"""Entry point of `python -m training`."""
 
 from training.cli import main
 

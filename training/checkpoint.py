@@ -1,14 +1,10 @@
-"""Checkpoints: sharded, written beside the training, whole or not there, loadable on another number of ranks.
+"""Sharded checkpoints, written in the background and loadable on any number of ranks.
 
-Promises: `save` returns once the state has been copied to CPU memory; files are written by each rank, then copied to
-the address `upload`, while training goes on. A checkpoint counts when `complete.json` is in it, which is written last,
-on disk and at the address: one that was cut short is never taken for whole. Tensors are kept under the names of
-parameters, so that what one strategy saved any other loads. `load` restores weights, optimizer, random numbers, step
-and the loader's position.
-Leaves to others: when to save (trainer.py), Hugging Face's form (hugging_face.py).
+Tensors are stored under the names of parameters, so a checkpoint of one strategy can be loaded
+by any other. A checkpoint is complete once `complete.json` is in it; this file is written last.
 
-    run_dir/checkpoints/step-00000100/__0_0.distcp ... .metadata      torch.distributed.checkpoint
-                                     /complete.json                   step, rows, loader's state, counts: readable
+    run_dir/checkpoints/step-00000100/__0_0.distcp ... .metadata    torch.distributed.checkpoint
+                                     /complete.json                 step, loader state, counters
 """
 
 from __future__ import annotations
@@ -33,24 +29,24 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
+from training.checkpoint_store import MARKER, download_newest, remove_checkpoint, upload_files
 from training.config import CheckpointConfig
-from training.parallel.distributed import IncompatibleConfig, Ranks
+from training.errors import CheckpointFailed, IncompatibleConfig
+from training.parallel.distributed import RankContext
 
-MARKER = "complete.json"
 CHECKPOINT_VERSION = 1
+MAX_SHOWN_FAULTS = 5
 _NAME = re.compile(r"step-(\d{8})")
 
 
-class CheckpointFailed(RuntimeError):
-    """An earlier checkpoint could not be written or copied; training ends, since it would go on without any."""
-
-
 @dataclass(frozen=True)
-class State:
-    """What a checkpoint holds.
+class TrainState:
+    """The content of a checkpoint.
 
-    model, optimizer: live tensors by name, this rank's part of each (DTensor) or whole ones.
-    progress:         plain values: step, loader's state, counts.
+    Attributes:
+        model: live parameters by name; this rank's shards (DTensor), or whole tensors.
+        optimizer: live state tensors by name, likewise.
+        progress: plain values for complete.json: step, loader state, counters.
     """
 
     model: Mapping[str, Tensor]
@@ -58,19 +54,20 @@ class State:
     progress: Mapping[str, Any]
 
 
-class Checkpoints:
-    """The checkpoints of one run; one is written at a time."""
+class Checkpointer:
+    """Saves and loads the checkpoints of one run. At most one is being written at a time."""
 
-    def __init__(self, run_dir: Path, config: CheckpointConfig, ranks: Ranks) -> None:
+    def __init__(self, run_dir: Path, config: CheckpointConfig, context: RankContext) -> None:
         self.folder = run_dir / "checkpoints"
-        self._config, self._ranks = config, ranks
-        # of its own: background threads must not mix their collectives with those of the step
+        self._config, self._context = config, context
+        # A group of its own, because the background thread's collectives must not interleave
+        # with those of the training step.
         group = dist.new_group(backend="gloo")
-        assert isinstance(group, dist.ProcessGroup)  # every rank is in it
+        assert isinstance(group, dist.ProcessGroup)  # all ranks are members
         self._group = group
         self._thread = ThreadPoolExecutor(1, "checkpoint")
-        self._writing: Future[None] | None = None
-        on_cuda = ranks.device.type == "cuda"
+        self._pending: Future[None] | None = None
+        on_cuda = context.device.type == "cuda"
         self._stager = DefaultStager(
             StagingOptions(
                 use_pinned_memory=on_cuda,
@@ -80,252 +77,227 @@ class Checkpoints:
             )
         )
 
-    def save(self, state: State) -> None:
-        """Copy the state to CPU memory and leave the rest to a thread; waits for the checkpoint before this one.
+    def save(self, state: TrainState) -> None:
+        """Copy the state to CPU memory and start to write it in a background thread.
+
+        First waits for the previous checkpoint. Each rank writes its own shards.
 
         Raises:
-            CheckpointFailed: the one before could not be written.
+            CheckpointFailed: the previous checkpoint could not be written.
         """
         self.wait()
         tensors = {
-            **_prefixed("model", state.model),
-            **_prefixed("optimizer", state.optimizer),
-            **_random_state(self._ranks),
+            **_add_prefix("model", state.model),
+            **_add_prefix("optimizer", state.optimizer),
+            **_get_random_state(self._context),
         }
         staged = self._stager.stage(tensors)
         assert isinstance(staged, dict)
         progress = {
             "version": CHECKPOINT_VERSION,
-            "world_size": self._ranks.world_size,
+            "world_size": self._context.world_size,
             **state.progress,
         }
-        self._writing = self._thread.submit(self._write, staged, progress)
+        self._pending = self._thread.submit(self._write, staged, progress)
 
     def wait(self) -> None:
-        """Until the checkpoint that is being written is whole; raises CheckpointFailed."""
-        if self._writing is None:
+        """Wait until the pending checkpoint is complete.
+
+        Raises:
+            CheckpointFailed: it could not be written.
+        """
+        if self._pending is None:
             return
-        writing, self._writing = self._writing, None
+        pending, self._pending = self._pending, None
         try:
-            writing.result()
-        except (Exception, CheckpointException) as error:  # torch's is none of Exception's
-            causes = (
-                error.failures
-                if isinstance(error, CheckpointException)
-                else {self._ranks.rank: (error, None)}
-            )
-            found = "; ".join(f"rank {rank}: {cause[0]}" for rank, cause in causes.items())
+            pending.result()
+        except (Exception, CheckpointException) as error:
+            # torch's CheckpointException derives from BaseException.
+            if isinstance(error, CheckpointException):
+                causes = {rank: cause[0] for rank, cause in error.failures.items()}
+            else:
+                causes = {self._context.rank: error}
+            message = "; ".join(f"rank {rank}: {cause}" for rank, cause in causes.items())
             raise CheckpointFailed(
-                f"a checkpoint in {self.folder} could not be written: {found}; those with {MARKER} in them are whole. "
-                f"Make room or mend the address, and start again: the run goes on from the newest"
+                f"a checkpoint in {self.folder} could not be written: {message}. Checkpoints with "
+                f"{MARKER} in them are complete. Make room or correct the address, and start "
+                f"again: the run resumes from the newest"
             ) from error
 
     def close(self) -> None:
-        """Wait for the last one and end the thread."""
+        """Wait for the pending checkpoint and end the thread."""
         try:
             self.wait()
         finally:
             self._thread.shutdown()
             self._stager.close()
 
-    def newest(self) -> Path | None:
-        """Folder of the newest whole checkpoint of the run; brought here from `upload` where this disk has none.
+    def find_newest(self) -> Path | None:
+        """Return the newest complete checkpoint, or None; the same on every rank.
 
-        Every rank gets the same answer: the first one looks.
+        If this disk has none, it is downloaded from `upload`. Only rank 0 looks, so that ranks
+        cannot disagree about a folder that is just being removed.
         """
         found: list[Any] = [None]
-        if self._ranks.is_first:
-            whole = whole_checkpoints(self.folder)
-            if not whole and self._config.upload:
-                whole = _fetch_newest(self._config.upload, self.folder)
-            found = [str(whole[-1]) if whole else None]
+        if self._context.is_first:
+            newest = (list_complete_checkpoints(self.folder) or [None])[-1]
+            if newest is None and self._config.upload:
+                newest = download_newest(self._config.upload, self.folder)
+            found = [str(newest) if newest else None]
         dist.broadcast_object_list(found, src=0, group=self._group)
         return Path(found[0]) if found[0] else None
 
-    def load(self, path: Path, state: State) -> dict[str, Any]:
-        """Read a checkpoint into the live tensors of a state; its progress.
+    def load(self, path: Path, state: TrainState) -> dict[str, Any]:
+        """Load a checkpoint into the live tensors of a state.
+
+        The random state is restored only on the same number of ranks.
+
+        Returns:
+            The progress that was saved.
 
         Raises:
-            IncompatibleConfig: it is of another model or version, or not whole.
+            IncompatibleConfig: the checkpoint is of another model or version, or incomplete.
         """
         progress = read_progress(path)
-        tensors = {**_prefixed("model", state.model), **_prefixed("optimizer", state.optimizer)}
-        refuse_other_model(path, tensors)
-        is_same_world = progress["world_size"] == self._ranks.world_size
-        random = _random_state(self._ranks) if is_same_world else {}
-        load_tensors({**tensors, **random}, checkpoint_id=path, process_group=self._group)
-        _set_random_state(random, self._ranks)
+        tensors = {
+            **_add_prefix("model", state.model),
+            **_add_prefix("optimizer", state.optimizer),
+        }
+        check_same_model(path, tensors)
+        random_state: dict[str, Any] = {}
+        if progress["world_size"] == self._context.world_size:
+            random_state = _get_random_state(self._context)
+        load_tensors({**tensors, **random_state}, checkpoint_id=path, process_group=self._group)
+        _set_random_state(random_state, self._context)
         return progress
 
     def _write(self, staged: dict[str, Any], progress: dict[str, Any]) -> None:
-        path = self.folder / step_name(progress["step"])
-        if (
-            self._ranks.is_first and path.exists()
-        ):  # of a run that was killed while writing it, perhaps on other ranks
+        """Write and upload a checkpoint; runs in the background thread.
+
+        Order: shards of all ranks, then the metadata, then the marker, on disk and in the store.
+        A crash at any point leaves a checkpoint without marker, which is ignored.
+        """
+        path = self.folder / format_step_name(progress["step"])
+        if self._context.is_first and path.exists():
+            # Left by a run that was killed while it wrote, perhaps with other ranks.
             shutil.rmtree(path)
         dist.barrier(self._group)
         save_tensors(staged, checkpoint_id=path, process_group=self._group)
         if self._config.upload:
-            mine = sorted(path.glob(f"__{self._ranks.rank}_*"))
-            _upload(mine, self._config.upload, path.name)
-            dist.barrier(self._group)  # all parts are there before it is called whole
-        if self._ranks.is_first:
+            own_files = sorted(path.glob(f"__{self._context.rank}_*"))
+            upload_files(own_files, self._config.upload, path.name)
+            dist.barrier(self._group)  # all shards must be uploaded before the marker
+        if self._context.is_first:
             marker = path / MARKER
             partial = marker.with_suffix(".partial")
             partial.write_text(json.dumps(progress, indent=1) + "\n", encoding="utf-8")
             os.replace(partial, marker)
             if self._config.upload:
-                _upload([path / ".metadata", marker], self._config.upload, path.name)
+                upload_files([path / ".metadata", marker], self._config.upload, path.name)
             self._remove_old()
 
     def _remove_old(self) -> None:
-        """Keep the last ones and those to be kept for ever; what is not whole and older than the newest goes too."""
+        """Remove old and incomplete checkpoints, except those that the config keeps."""
         every = self._config.keep_every_steps
-        whole = whole_checkpoints(self.folder)
-        kept = {*whole[-self._config.keep_last :]}
-        kept |= {path for path in whole if every is not None and step_of(path) % every == 0}
+        complete = list_complete_checkpoints(self.folder)
+        newest_step = parse_step(complete[-1])
+        kept = {*complete[-self._config.keep_last :]}
+        if every is not None:
+            kept |= {path for path in complete if parse_step(path) % every == 0}
         for path in self.folder.iterdir():
-            if (
-                _NAME.fullmatch(path.name)
-                and path not in kept
-                and step_of(path) < step_of(whole[-1])
-            ):
-                (path / MARKER).unlink(missing_ok=True)  # first: from now on it is not whole
-                shutil.rmtree(path)
-                if self._config.upload:
-                    _remove(self._config.upload, path.name)
+            if not _NAME.fullmatch(path.name) or path in kept or parse_step(path) >= newest_step:
+                continue
+            # The marker goes first: a removal that is cut short leaves no complete checkpoint.
+            (path / MARKER).unlink(missing_ok=True)
+            shutil.rmtree(path)
+            if self._config.upload:
+                remove_checkpoint(self._config.upload, path.name)
 
 
-def whole_checkpoints(folder: Path) -> list[Path]:
-    """Checkpoints with a marker, by step."""
-    found = [
-        path
-        for path in folder.glob("step-*")
-        if _NAME.fullmatch(path.name) and (path / MARKER).is_file()
-    ]
-    return sorted(found, key=step_of)
+def list_complete_checkpoints(folder: Path) -> list[Path]:
+    """Return the checkpoints with a marker, ordered by step."""
+    marked = [marker.parent for marker in folder.glob(f"step-*/{MARKER}")]
+    return sorted((path for path in marked if _NAME.fullmatch(path.name)), key=parse_step)
 
 
-def step_name(step: int) -> str:
-    """Name of a checkpoint's folder."""
+def format_step_name(step: int) -> str:
+    """Return the folder name of a checkpoint."""
     return f"step-{step:08d}"
 
 
-def step_of(path: Path) -> int:
-    """Steps that were done when it was saved."""
+def parse_step(path: Path) -> int:
+    """Return the number of finished steps in the folder name of a checkpoint."""
     matched = _NAME.fullmatch(path.name)
     assert matched is not None
     return int(matched[1])
 
 
 def read_progress(path: Path) -> dict[str, Any]:
-    """What complete.json says; raises IncompatibleConfig where it is missing or of another version."""
+    """Read complete.json of a checkpoint.
+
+    Raises:
+        IncompatibleConfig: it is missing, or of another version.
+    """
     try:
         progress = json.loads((path / MARKER).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise IncompatibleConfig(
-            f"{path} has no {MARKER}: it is no checkpoint, or was cut short; take another"
+            f"{path} has no {MARKER}, so it is not a complete checkpoint; use another one"
         ) from error
     if progress.get("version") != CHECKPOINT_VERSION:
         raise IncompatibleConfig(
-            f"{path / MARKER}: version is {progress.get('version')}, wanted {CHECKPOINT_VERSION}"
+            f"{path / MARKER}: version is {progress.get('version')}, expected {CHECKPOINT_VERSION}"
         )
     return progress
 
 
-def refuse_other_model(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Raise IncompatibleConfig unless every tensor is in the checkpoint in this shape; all differences in one message."""
+def check_same_model(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Check that a checkpoint has every tensor in the same shape.
+
+    Raises:
+        IncompatibleConfig: with the first differences.
+    """
     stored = FileSystemReader(path).read_metadata().state_dict_metadata
     faults: list[str] = []
     for name, tensor in tensors.items():
-        found = stored.get(name)
-        if found is None:
+        entry = stored.get(name)
+        stored_shape, shape = tuple(getattr(entry, "size", ())), tuple(tensor.shape)
+        if entry is None:
             faults.append(f"{name} is missing")
-        elif tuple(getattr(found, "size", ())) != tuple(tensor.shape):
-            faults.append(
-                f"{name} is {tuple(getattr(found, 'size', ()))} there, {tuple(tensor.shape)} here"
-            )
+        elif stored_shape != shape:
+            faults.append(f"{name} is {stored_shape} in the checkpoint, {shape} in the model")
     if faults:
-        more = f" and {len(faults) - 5} more" if len(faults) > 5 else ""
+        num_more = len(faults) - MAX_SHOWN_FAULTS
+        more = f" and {num_more} more" if num_more > 0 else ""
         raise IncompatibleConfig(
-            f"{path} is a checkpoint of another model: {'; '.join(faults[:5])}{more}. Give the run another run_dir, "
-            f"or the model the settings it was saved with"
+            f"{path} is a checkpoint of another model: {'; '.join(faults[:MAX_SHOWN_FAULTS])}"
+            f"{more}. Give the run another run_dir, or the model the settings of the checkpoint"
         )
 
 
 def load_weights(path: Path, model: Mapping[str, Tensor]) -> None:
-    """Only the weights of a checkpoint, into live tensors; no other process is needed."""
-    tensors = _prefixed("model", model)
-    refuse_other_model(path, tensors)
+    """Load only the weights of a checkpoint into live tensors, in a single process."""
+    tensors = _add_prefix("model", model)
+    check_same_model(path, tensors)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*intent is to load in a single process")
         load_tensors(tensors, checkpoint_id=path, no_dist=True)
 
 
-def _prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+def _add_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     return {f"{prefix}.{name}": tensor.detach() for name, tensor in tensors.items()}
 
 
-# ------------------------------------------------------------------------------------------------------ random numbers
-
-
-def _random_state(ranks: Ranks) -> dict[str, Any]:
-    state = {f"random.{ranks.rank}.cpu": torch.get_rng_state()}
-    if ranks.device.type == "cuda":
-        state[f"random.{ranks.rank}.cuda"] = torch.cuda.get_rng_state(ranks.device)
+def _get_random_state(context: RankContext) -> dict[str, Any]:
+    """Return the random states of this rank, under names that contain the rank."""
+    state = {f"random.{context.rank}.cpu": torch.get_rng_state()}
+    if context.device.type == "cuda":
+        state[f"random.{context.rank}.cuda"] = torch.cuda.get_rng_state(context.device)
     return state
 
 
-def _set_random_state(state: Mapping[str, Any], ranks: Ranks) -> None:
+def _set_random_state(state: Mapping[str, Any], context: RankContext) -> None:
     if state:
-        torch.set_rng_state(state[f"random.{ranks.rank}.cpu"])
-    if f"random.{ranks.rank}.cuda" in state:
-        torch.cuda.set_rng_state(state[f"random.{ranks.rank}.cuda"], ranks.device)
-
-
-# ------------------------------------------------------------------------------------------------------ object storage
-
-
-def _store(address: str) -> Any:
-    try:
-        from obstore.store import from_url
-    except ImportError as error:
-        raise IncompatibleConfig(
-            f"checkpoint.upload is {address}: that takes obstore, pip install 'corpusmill[s3]'"
-        ) from error
-    is_plain = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
-    return from_url(address, client_options={"allow_http": True}) if is_plain else from_url(address)
-
-
-def _upload(files: list[Path], address: str, name: str) -> None:
-    """In this order; each whole or not there (obstore completes a multipart upload only at its end)."""
-    store = _store(address)
-    for file in files:
-        with file.open("rb") as source:
-            store.put(f"{name}/{file.name}", source)
-
-
-def _remove(address: str, name: str) -> None:
-    store = _store(address)
-    paths = [entry["path"] for part in store.list(name) for entry in part]
-    store.delete(sorted(paths, key=lambda path: not path.endswith(MARKER)))  # the marker first
-
-
-def _fetch_newest(address: str, folder: Path) -> list[Path]:
-    """Bring the newest whole checkpoint at the address to this disk."""
-    store = _store(address)
-    paths = [entry["path"] for part in store.list() for entry in part]
-    whole = sorted(path.rpartition("/")[0] for path in paths if path.endswith(f"/{MARKER}"))
-    if not whole:
-        return []
-    name = whole[-1].rpartition("/")[2]
-    target = folder / name
-    target.mkdir(parents=True, exist_ok=True)
-    for path in sorted(
-        (path for path in paths if path.startswith(f"{whole[-1]}/")),
-        key=lambda path: path.endswith(MARKER),
-    ):
-        with (target / path.rpartition("/")[2]).open("wb") as file:
-            for chunk in store.get(path):
-                file.write(chunk)
-    return [target]
+        torch.set_rng_state(state[f"random.{context.rank}.cpu"])
+    if f"random.{context.rank}.cuda" in state:
+        torch.cuda.set_rng_state(state[f"random.{context.rank}.cuda"], context.device)

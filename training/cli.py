@@ -1,198 +1,232 @@
-"""The command line: `python -m training run|plan|export|import CONFIG`, alone or under torchrun.
-
-Parses and prints, decides nothing.
-"""
+"""The command line `python -m training`."""
 
 from __future__ import annotations
 
+import os
 import sys
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
-DONE, FAILED, WRONG_USAGE, STOPPED = 0, 1, 2, 4
+# torch takes seconds to import. Commands import it themselves, so that --help is fast.
 
-app = typer.Typer(
-    name="training",
-    help="Train a decoder on the loader's rows: DDP or FSDP, exact resume on any number of ranks.\n\n"
-    "Exit codes: 0 done; 1 failed, the newest checkpoint stays; 2 wrong config or usage; 4 told to leave "
-    "(SIGTERM), and saved.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
 
-Config = Annotated[
-    str, typer.Argument(help="A YAML file, or the name of one in configs/.", metavar="CONFIG")
-]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Override a key, e.g. parallel.strategy=zero3."
-    ),
-]
+class ExitCode(IntEnum):
+    """Exit codes of all commands."""
+
+    DONE = 0
+    FAILED = 1
+    WRONG_USAGE = 2
+    STOPPED = 4
 
 
 class Dtype(StrEnum):
-    """Of exported weights."""
+    """Dtype of exported weights."""
 
     BF16 = "bf16"
     FP32 = "fp32"
 
 
 class Launcher(StrEnum):
-    """Of the processes of a run."""
+    """Program that starts the ranks."""
 
     TORCHRUN = "torchrun"
     RAY = "ray"
 
 
+app = typer.Typer(
+    name="training",
+    help="Train a decoder with DDP or FSDP. Runs resume exactly, on any number of ranks.\n\n"
+    "Exit codes: 0 done; 1 failed (the newest checkpoint remains); 2 wrong config or usage; "
+    "4 stopped by SIGTERM after saving a checkpoint.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+ConfigArgument = Annotated[
+    str, typer.Argument(help="YAML file, or name of a file in configs/.", metavar="CONFIG")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override a config key, such as parallel.strategy=zero3. Repeat it for more keys.",
+    ),
+]
+LauncherOption = Annotated[
+    Launcher,
+    typer.Option(
+        help="torchrun: this process is one rank, of several under torchrun. "
+        "ray: start the ranks on Ray."
+    ),
+]
+WorkersOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="With ray: number of ranks. [default: one per GPU of the cluster]", metavar="N"
+    ),
+]
+MaxFailuresOption = Annotated[
+    int,
+    typer.Option(
+        min=-1, help="With ray: how often lost ranks are restarted; -1 is unlimited.", metavar="M"
+    ),
+]
+GpusOption = Annotated[int, typer.Option(help="Number of GPUs; each runs one rank.", metavar="N")]
+TokensOption = Annotated[
+    float | None,
+    typer.Option(help="Tokens to train on, such as 100e9. [default: those of the config's steps]"),
+]
+
+
 @app.callback()
-def training() -> None:
-    """Let `run` be a word of its own while it is the only one."""
+def set_up() -> None:
+    """Print log messages to stderr; of several ranks, only rank 0 prints INFO."""
+    from training.observability.console import configure_logging
+
+    configure_logging(is_first_rank=os.environ.get("RANK", "0") == "0")
 
 
 @app.command()
 def run(
-    config: Config,
-    overrides: Overrides = None,
-    launcher: Annotated[
-        Launcher,
-        typer.Option(help="Who starts the ranks: torchrun (nobody: one rank), or Ray Train."),
-    ] = Launcher.TORCHRUN,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="ray: ranks; one for each GPU of the cluster unless given.", metavar="N"
-        ),
-    ] = None,
-    max_failures: Annotated[
-        int,
-        typer.Option(
-            min=-1, help="ray: how often lost ranks are started again; -1: always.", metavar="M"
-        ),
-    ] = 3,
+    config: ConfigArgument,
+    overrides: SetOption = None,
+    launcher: LauncherOption = Launcher.TORCHRUN,
+    workers: WorkersOption = None,
+    max_failures: MaxFailuresOption = 3,
 ) -> None:
-    """Train, from the newest checkpoint of run_dir where there is one. Start it with torchrun for several ranks.
+    """Train, or resume from the newest checkpoint.
 
-    With several nodes, run_dir must be on a volume that all of them mount, under the same path. Ray: RAY_ADDRESS names
-    the cluster (none: this machine), where this package is installed on every node.
+    Use torchrun for several ranks. With several nodes, run_dir must be on a volume that all nodes
+    mount under the same path. With ray, RAY_ADDRESS names the cluster, on which this
+    package must be installed; without it, Ray is started on this machine.
     """
-    from training.config import load
+    from training.config import load_config
 
-    loaded = load(config, overrides or ())
+    train_config = load_config(config, overrides or ())
     if launcher is Launcher.RAY:
         from training.ray_launcher import launch
 
-        ended = launch(loaded, num_workers=workers, max_failures=max_failures)
+        result = launch(train_config, num_workers=workers, max_failures=max_failures)
     else:
-        from training.parallel import distributed
+        from training.parallel.distributed import init_distributed, shutdown_distributed
         from training.trainer import train
 
-        process = loaded.process
-        here = distributed.join(
-            loaded.parallel,
-            timeout_s=process.start_timeout_s,
-            dump_dir=Path(loaded.run_dir) / "hang",
+        context = init_distributed(
+            train_config.parallel,
+            timeout_s=train_config.process.start_timeout_s,
+            dump_dir=Path(train_config.run_dir) / "hang",
         )
         try:
-            ended = train(loaded, here)
+            result = train(train_config, context)
         finally:
-            distributed.leave()
-    sys.exit(STOPPED if ended.was_stopped else DONE)
+            shutdown_distributed()
+    sys.exit(ExitCode.STOPPED if result.was_stopped else ExitCode.DONE)
+
+
+@app.command()
+def plan(
+    config: ConfigArgument,
+    gpus: GpusOption,
+    gpu: Annotated[str, typer.Option(help="GPU type: h100-80gb, a100-40gb, ...")] = "h100-80gb",
+    tokens: TokensOption = None,
+    mfu: Annotated[float, typer.Option(help="Model FLOPs utilization to assume, 0..1.")] = 0.4,
+    picture: Annotated[
+        Path | None, typer.Option(help="Also write a chart to this SVG file.")
+    ] = None,
+    overrides: SetOption = None,
+) -> None:
+    """Estimate memory and time without training.
+
+    Compares the config with other strategies. If it does not fit, the exit code is 1, and changes
+    that make it fit are listed.
+    """
+    from rich.console import Console
+
+    from training.config import load_config
+    from training.planning.gpus import find_gpu
+    from training.planning.plan import find_vocab_size, make_plan
+    from training.planning.plan_picture import draw_picture
+    from training.planning.plan_report import print_plan
+
+    train_config = load_config(config, overrides or ())
+    result = make_plan(
+        train_config,
+        num_gpus=gpus,
+        gpu=find_gpu(gpu),
+        vocab_size=find_vocab_size(train_config),
+        mfu=mfu,
+        tokens=tokens,
+    )
+    console = Console()
+    # Piped output has no terminal width; rich would cut the table at 80 columns.
+    print_plan(result, console if console.is_terminal else Console(width=160))
+    if picture is not None:
+        picture.write_text(draw_picture(result), encoding="utf-8")
+    sys.exit(ExitCode.DONE if result.configured.fits(result.gpu) else ExitCode.FAILED)
 
 
 @app.command("import")
 def import_(
     folder: Annotated[
-        Path, typer.Argument(help="config.json and *.safetensors, as `hf download` makes it.")
+        Path,
+        typer.Argument(help="Folder with config.json and *.safetensors, as from `hf download`."),
     ],
 ) -> None:
-    """Print the `model:` section of a config that starts from a Llama model in Hugging Face's form."""
+    """Print the model section for Hugging Face weights.
+
+    Paste it into a config to start from the weights of a Llama model.
+    """
     import yaml
 
-    from training.hugging_face.export import model_settings
+    from training.hugging_face.config_json import read_model_settings
 
-    print(yaml.safe_dump({"model": model_settings(folder)}, sort_keys=False), end="")
+    print(yaml.safe_dump({"model": read_model_settings(folder)}, sort_keys=False), end="")
 
 
 @app.command()
 def export(
     source: Annotated[
-        Path, typer.Argument(help="A run_dir, of which the newest is taken, or a checkpoint in it.")
+        Path, typer.Argument(help="A run_dir (its newest checkpoint is used), or a checkpoint.")
     ],
-    out: Annotated[Path, typer.Argument(help="A folder to be made.")],
+    out: Annotated[Path, typer.Argument(help="Folder to create.")],
     tokenizer: Annotated[
         Path | None,
-        typer.Option(
-            help="tokenizer.json to lay beside it; the run's data.tokenizer unless given."
-        ),
+        typer.Option(help="tokenizer.json to include. [default: data.tokenizer of the run]"),
     ] = None,
-    dtype: Annotated[Dtype, typer.Option(help="Of the weights.")] = Dtype.BF16,
+    dtype: Annotated[Dtype, typer.Option(help="Dtype of the weights.")] = Dtype.BF16,
 ) -> None:
-    """Write a checkpoint as LlamaForCausalLM, adapters merged; one process, no GPU."""
-    from training.hugging_face import export as hugging_face
+    """Write a checkpoint in Hugging Face format.
 
-    written = hugging_face.export(source, out, tokenizer=tokenizer, dtype=dtype.value)
-    print(f"{out}: {written}")
+    transformers reads it as LlamaForCausalLM. Adapters are merged. No GPU is needed.
+    """
+    from training.hugging_face.export import export_checkpoint
 
-
-@app.command()
-def plan(
-    config: Config,
-    gpus: Annotated[int, typer.Option(help="How many, one rank on each.", metavar="N")],
-    gpu: Annotated[str, typer.Option(help="Their kind: h100-80gb, a100-40gb, ...")] = "h100-80gb",
-    tokens: Annotated[
-        float | None,
-        typer.Option(
-            help="To be trained on, e.g. 100e9; as many as the config's steps unless given."
-        ),
-    ] = None,
-    mfu: Annotated[float, typer.Option(help="Share of the GPU's peak that is reached.")] = 0.4,
-    picture: Annotated[Path | None, typer.Option(help="Also draw it: an SVG file.")] = None,
-    overrides: Overrides = None,
-) -> None:
-    """Will it fit? Memory of each GPU, by strategy, and hours, without starting anything. Exit code 1: it does not."""
-    from rich.console import Console
-
-    from training.config import load
-    from training.planning import plan_report
-    from training.planning.plan import gpu_of, make_plan, vocab_size_for
-
-    loaded = load(config, overrides or ())
-    made = make_plan(
-        loaded,
-        num_gpus=gpus,
-        gpu=gpu_of(gpu),
-        vocab_size=vocab_size_for(loaded),
-        mfu=mfu,
-        tokens=tokens,
-    )
-    console = Console()
-    plan_report.show(made, console if console.is_terminal else Console(width=160))
-    if picture is not None:
-        picture.write_text(plan_report.picture(made), encoding="utf-8")
-    sys.exit(DONE if made.here.fits(made.gpu) else FAILED)
+    exported = export_checkpoint(source, out, tokenizer=tokenizer, dtype=dtype.value)
+    print(f"{out}: {exported}")
 
 
 def main() -> NoReturn:
-    """Run the command line; every expected fault becomes a message and an exit code, not a traceback."""
-    from config_files.reader import ConfigError
-
+    """Run the command line. Errors of the user become one line on stderr and exit code 2."""
     try:
         app(standalone_mode=True)
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(WRONG_USAGE)
-    except ValueError as error:
-        from loader.state import ResumeMismatch
-        from training.parallel.distributed import IncompatibleConfig
-
-        if not isinstance(error, IncompatibleConfig | ResumeMismatch):
+    except Exception as error:
+        if not _is_user_error(error):
             raise
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(WRONG_USAGE)
-    sys.exit(DONE)
+        sys.exit(ExitCode.WRONG_USAGE)
+    sys.exit(ExitCode.DONE)
+
+
+def _is_user_error(error: Exception) -> bool:
+    """Return whether the message alone tells the user what to correct."""
+    from config_files.reader import ConfigError
+    from loader.state import ResumeMismatch
+    from training.errors import IncompatibleConfig
+
+    return isinstance(error, ConfigError | ResumeMismatch | IncompatibleConfig)

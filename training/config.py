@@ -1,10 +1,9 @@
 """The YAML file of a training run: every key, its range and its meaning.
 
-Promises: a loaded config is consistent in itself; what depends on the number of ranks or on the dataset is checked when
-these are known (parallel.py, data.py), before anything is trained.
-Leaves to others: reading the file and telling all its faults (config_files/reader.py).
+Loading checks that the config is consistent in itself. What depends on the number of ranks or on
+the dataset is checked when the run starts, before the first step.
 
-    config = load("train-tiny.yaml", ["steps=20"])
+    config = load_config("train-tiny.yaml", ["steps=20"])
     config.parallel.strategy             # "zero2"
 """
 
@@ -22,33 +21,39 @@ Positive = Annotated[int, Field(ge=1)]
 
 
 class Section(BaseModel):
-    """Base of all sections: frozen, validated when built, unknown keys refused."""
+    """Base class of all sections: immutable, validated, unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
 
 class RopeScaling(Section):
-    """Llama 3.1's stretching of low RoPE frequencies (Dubey et al. 2024; `rope_type: llama3` of transformers)."""
+    """Llama 3.1's scaling of low RoPE frequencies (`rope_type: llama3` of transformers)."""
 
     factor: float = Field(
-        default=8.0, gt=1, description="How much longer than before the context may be."
+        default=8.0, gt=1, description="Longest context, as a multiple of original_seq_len."
     )
     low_freq_factor: float = Field(
-        default=1.0, gt=0, description="Wavelengths above old context / this are stretched."
+        default=1.0,
+        gt=0,
+        description="Wavelengths above original_seq_len / this are scaled by the factor.",
     )
     high_freq_factor: float = Field(
-        default=4.0, gt=0, description="Wavelengths below old context / this stay."
+        default=4.0,
+        gt=0,
+        description="Wavelengths below original_seq_len / this are not scaled.",
     )
-    original_seq_len: Positive = Field(default=8192, description="The context length before.")
+    original_seq_len: Positive = Field(
+        default=8192, description="Context length before the scaling."
+    )
 
 
 class ModelConfig(Section):
-    """The decoder: Llama 3's shape (Dubey et al. 2024, table 3)."""
+    """The decoder, with the architecture of Llama 3 (Dubey et al. 2024, table 3)."""
 
     dim: Positive = Field(default=2048, description="Width of the residual stream.")
-    num_layers: Positive = Field(default=16, description="Blocks.")
+    num_layers: Positive = Field(default=16, description="Number of blocks.")
     num_heads: Positive = Field(
-        default=32, description="Query heads; dim / num_heads is the width of a head."
+        default=32, description="Query heads. The width of a head is dim / num_heads."
     )
     num_kv_heads: Positive = Field(
         default=8, description="Key and value heads (grouped-query attention)."
@@ -56,32 +61,34 @@ class ModelConfig(Section):
     ffn_dim: Positive = Field(default=8192, description="Inner width of SwiGLU.")
     vocab_size: Positive | None = Field(
         default=None,
-        description="null: the dataset's tokenizer's, rounded up to a multiple of 128 (tensor cores).",
+        description="Rows of the embedding. null: ids of the dataset's tokenizer, rounded up to a "
+        "multiple of 128.",
     )
     rope_theta: float = Field(
         default=500_000.0, gt=0, description="Base of the rotary embedding (Llama 3: 500,000)."
     )
     rope_scaling: RopeScaling | None = Field(
-        default=None, description="For weights of Llama 3.1 and later."
+        default=None, description="Set it for weights of Llama 3.1 and later."
     )
-    norm_eps: float = Field(default=1e-5, gt=0, description="Of RMSNorm.")
+    norm_eps: float = Field(default=1e-5, gt=0, description="Epsilon of RMSNorm.")
     init_std: float = Field(
         default=0.02,
         gt=0,
-        description="Of the weights; those that write to the residual stream get / sqrt(2 layers).",
+        description="Standard deviation of initial weights. Projections into the residual stream "
+        "get this / sqrt(2 * num_layers).",
     )
     initial_weights: str | None = Field(
         default=None,
-        description="A folder in Hugging Face's form (config.json, *.safetensors) to start from.",
+        description="Folder in Hugging Face's format (config.json, *.safetensors) to start from.",
     )
 
     @property
     def head_dim(self) -> int:
-        """Width of a head."""
+        """The width of a head."""
         return self.dim // self.num_heads
 
     @model_validator(mode="after")
-    def _heads_divide(self) -> Self:
+    def _check_heads(self) -> Self:
         if self.dim % self.num_heads or self.head_dim % 2:
             raise ValueError(
                 f"dim {self.dim} must be num_heads {self.num_heads} times an even number"
@@ -96,267 +103,277 @@ class ModelConfig(Section):
 class SourceConfig(Section):
     """One dataset of a mixture."""
 
-    manifest: str = Field(
-        description="Path or address of its manifest, or of the folder it lies in."
-    )
+    manifest: str = Field(description="Path or address of its manifest, or of its folder.")
     weight: float = Field(
-        default=1.0, gt=0, description="Its share of the rows, relative to the others."
+        default=1.0, gt=0, description="Share of the rows, relative to the other datasets."
     )
 
 
 class DataConfig(Section):
-    """What is trained on: exactly one of `manifest`, `mixture` and `instructions`."""
+    """The training data: exactly one of `manifest`, `mixture` and `instructions`."""
 
     manifest: str | None = Field(
-        default=None, description="A dataset: path or address of its manifest or folder."
+        default=None, description="One dataset: path or address of its manifest or folder."
     )
     mixture: dict[str, SourceConfig] | None = Field(
         default=None, description="Several datasets by name, with weights."
     )
     instructions: str | None = Field(
         default=None,
-        description="A JSON-lines file of instructions or chats for fine-tuning (docs/training.md).",
+        description="JSON-lines file of instructions or chats for fine-tuning (docs/training.md).",
     )
     tokenizer: str | None = Field(
         default=None,
-        description="tokenizer.json; needed for instructions, else only copied into exports.",
+        description="A tokenizer.json. Required for instructions; otherwise only copied into "
+        "exports.",
     )
-    seq_len: Positive = Field(default=2048, description="Tokens of a row.")
-    global_batch_rows: Positive = Field(default=512, description="Rows of a step, over all ranks.")
-    micro_batch_rows: Positive = Field(
-        default=4, description="Rows of one forward pass on one rank."
-    )
-    seed: int = Field(default=0, ge=0, lt=2**63, description="Of the order of rows.")
+    seq_len: Positive = Field(default=2048, description="Tokens per row.")
+    global_batch_rows: Positive = Field(default=512, description="Rows per step, over all ranks.")
+    micro_batch_rows: Positive = Field(default=4, description="Rows per forward pass on one rank.")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="Seed of the order of rows.")
     document_masks: bool = Field(
         default=True,
-        description="Tokens attend within their own document only (Llama 3), not to the row's others.",
+        description="Tokens attend only within their own document, as in Llama 3.",
     )
     on_corrupt: Literal["stop", "skip_and_count"] = Field(
         default="stop",
-        description="What a damaged sample does: stop the run, or leave its rows out of the loss.",
+        description="Reaction to a damaged sample: stop the run, or leave its rows out of the "
+        "loss.",
     )
 
     @model_validator(mode="after")
-    def _exactly_one_source(self) -> Self:
+    def _check_source(self) -> Self:
         given = [name for name in ("manifest", "mixture", "instructions") if getattr(self, name)]
         if len(given) != 1:
             raise ValueError(
-                f"give exactly one of manifest, mixture, instructions; found {', '.join(given) or 'none'}"
+                f"set exactly one of manifest, mixture, instructions; found "
+                f"{', '.join(given) or 'none'}"
             )
         if self.instructions and not self.tokenizer:
-            raise ValueError("instructions are text: give tokenizer, a tokenizer.json, too")
+            raise ValueError("instructions need a tokenizer; set tokenizer to a tokenizer.json")
         return self
 
 
 class LoraConfig(Section):
     """Low-rank adapters (Hu et al. 2021): W + alpha / rank * B A, where only A and B are trained."""
 
-    rank: Positive = Field(default=16, description="Of the update of each matrix.")
-    alpha: float = Field(default=32.0, gt=0, description="Its scale, times 1 / rank.")
+    rank: Positive = Field(default=16, description="Rank of the update of each matrix.")
+    alpha: float = Field(default=32.0, gt=0, description="The update is scaled by alpha / rank.")
     targets: tuple[str, ...] = Field(
         default=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
-        description="Which linear layers of each block get an adapter.",
+        description="Linear layers of each block that get an adapter.",
     )
 
 
 class ParallelConfig(Section):
-    """How the model lies over the ranks. ranks = replicas x shard_degree x tensor."""
+    """Distribution of the model. Number of ranks = replicas * shard_degree * tensor."""
 
     strategy: Literal["ddp", "zero1", "zero2", "zero3"] = Field(
         default="zero2",
-        description="What is cut up over the ranks (Rajbhandari et al. 2020): ddp nothing, zero1 the optimizer's state "
-        "(ZeroRedundancyOptimizer), zero2 also gradients, zero3 also parameters after forward (both fully_shard).",
+        description="What is sharded over ranks (Rajbhandari et al. 2020). ddp: nothing. zero1: "
+        "optimizer state (ZeroRedundancyOptimizer). zero2: also gradients. zero3: also parameters "
+        "after forward. zero2 and zero3 use fully_shard.",
     )
     shard_degree: Positive | None = Field(
         default=None,
-        description="zero2, zero3: ranks that share one copy; fewer than all gives several copies (HSDP). null: all.",
+        description="zero2, zero3: ranks that share one copy of the model. Fewer than all ranks "
+        "gives several replicas (HSDP). null: all ranks.",
     )
     tensor: Positive = Field(
         default=1,
-        description="Ranks that share each matrix (tensor and sequence parallel, loss parallel).",
+        description="Ranks that share each matrix (tensor, sequence and loss parallel).",
     )
     offload: Literal["none", "optimizer", "parameters"] = Field(
         default="none",
-        description="Kept in CPU memory: the optimizer's state with its step, or parameters as well.",
+        description="Kept in CPU memory, where the optimizer then steps: optimizer state, or "
+        "parameters too.",
     )
     activation_checkpointing: Literal["none", "selective", "full"] = Field(
         default="none",
-        description="What backward computes again: nothing, all but matrix products and attention, or whole blocks.",
+        description="What backward recomputes: nothing; all but matrix products and attention; "
+        "whole blocks.",
     )
     activation_offload: bool = Field(
         default=False,
-        description="Keep what backward needs in CPU memory, copied beside the computation.",
+        description="Keep activations in CPU memory; the copies overlap with computation.",
     )
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Self:
+    def _check_combination(self) -> Self:
         is_sharded = self.strategy in ("zero2", "zero3")
-        faults = [
-            (
-                self.tensor > 1 and not is_sharded,
-                f"tensor {self.tensor} needs zero2 or zero3 (shard_degree 1 copies)",
-            ),
-            (
-                self.shard_degree is not None and not is_sharded,
-                "shard_degree is for zero2 and zero3",
-            ),
-            (
-                self.offload == "parameters" and not is_sharded,
-                "offload: parameters needs zero2 or zero3",
-            ),
-            (
-                self.offload == "optimizer" and self.strategy == "zero1",
-                "zero1 with offload: optimizer; use zero2",
-            ),
-        ]
-        if found := [
-            f"{message}; strategy is {self.strategy}" for is_fault, message in faults if is_fault
-        ]:
-            raise ValueError("; ".join(found))
+        faults: list[str] = []
+        if self.tensor > 1 and not is_sharded:
+            faults.append(
+                f"tensor {self.tensor} needs zero2 or zero3 (shard_degree: 1 gives replicas)"
+            )
+        if self.shard_degree is not None and not is_sharded:
+            faults.append("shard_degree needs zero2 or zero3")
+        if self.offload == "parameters" and not is_sharded:
+            faults.append("offload: parameters needs zero2 or zero3")
+        if self.offload == "optimizer" and self.strategy == "zero1":
+            faults.append("zero1 with offload: optimizer is not supported; use zero2")
+        if faults:
+            messages = [f"{fault}; strategy is {self.strategy}" for fault in faults]
+            raise ValueError("; ".join(messages))
         return self
 
 
 class PrecisionConfig(Section):
-    """Numbers and kernels. Parameters and the optimizer's state are kept, and gradients summed over ranks, in fp32."""
+    """Number formats and kernels. Parameters, optimizer state and gradient sums are always fp32."""
 
     compute: Literal["bf16", "fp32"] = Field(
-        default="bf16", description="What forward and backward compute in."
+        default="bf16", description="Dtype of forward and backward."
     )
     float8: Literal["none", "tensorwise", "rowwise"] = Field(
         default="none",
-        description="Linear layers of the blocks in float8 by torchao; needs an H100 or later.",
+        description="Run the linear layers of blocks in float8 (torchao; H100 or later).",
     )
-    compile: bool = Field(default=False, description="torch.compile each block.")
+    compile: bool = Field(default=False, description="Apply torch.compile to each block.")
     loss_chunk_tokens: Positive = Field(
         default=4096,
-        description="Tokens whose logits exist at a time: at a vocabulary of 128k, 2 GB of fp32.",
+        description="Tokens whose logits exist at the same time. With a vocabulary of 128k they "
+        "take 2 GB in fp32.",
     )
 
 
 class OptimizerConfig(Section):
     """AdamW (Loshchilov and Hutter 2019) and its learning rate."""
 
-    learning_rate: float = Field(default=3e-4, gt=0, description="At its height.")
+    learning_rate: float = Field(default=3e-4, gt=0, description="Peak learning rate.")
     betas: tuple[Share, Share] = Field(
-        default=(0.9, 0.95), description="Decay of the two moments (Llama)."
+        default=(0.9, 0.95), description="Decay of the two moments (Llama: 0.9, 0.95)."
     )
-    eps: float = Field(default=1e-8, gt=0, description="Added to the root of the second moment.")
+    eps: float = Field(
+        default=1e-8, gt=0, description="Added to the square root of the second moment."
+    )
     weight_decay: float = Field(
-        default=0.1, ge=0, description="Of matrices; norms have none (Llama)."
+        default=0.1, ge=0, description="Weight decay of matrices; norms have none (Llama: 0.1)."
     )
     max_grad_norm: float = Field(
-        default=1.0, gt=0, description="Gradients are scaled down to this norm (Llama)."
+        default=1.0, gt=0, description="Gradients are clipped to this norm (Llama: 1.0)."
     )
     schedule: Literal["cosine", "wsd", "linear", "constant"] = Field(
         default="cosine",
-        description="After the warm-up: cosine or line down to the end; wsd (Hu et al. 2024): level, then a line down.",
+        description="Learning rate after the warm-up. wsd (Hu et al. 2024): constant, then a "
+        "linear decay.",
     )
-    warmup_steps: int = Field(default=100, ge=0, description="Line up from 0.")
-    decay_share: Share = Field(default=0.1, description="wsd: share of the steps on the way down.")
+    warmup_steps: int = Field(default=100, ge=0, description="Steps of the linear warm-up from 0.")
+    decay_share: Share = Field(default=0.1, description="wsd: share of all steps that decay, 0..1.")
     min_lr_share: Share = Field(
-        default=0.1, description="What is left at the end, of learning_rate."
+        default=0.1, description="Learning rate at the end, as a share of learning_rate."
     )
 
 
 class GuardConfig(Section):
-    """What happens when a step's loss or gradient is not a number, or leaps."""
+    """Reaction to a step with a non-finite loss or gradient, or with a spike of the gradient norm."""
 
     on_bad_step: Literal["skip", "stop"] = Field(
-        default="skip", description="Leave parameters as they are and count it, or end the run."
+        default="skip", description="skip: leave the parameters unchanged and count it. stop: end."
     )
     spike_factor: float | None = Field(
         default=None,
         gt=1,
-        description="A gradient norm this many times the running mean is bad too. null: never.",
+        description="A gradient norm above this multiple of its running mean is bad too. null: "
+        "off.",
     )
-    max_skipped_in_a_row: Positive = Field(default=10, description="Then the run ends.")
+    max_skipped_in_a_row: Positive = Field(
+        default=10, description="The run ends after this many bad steps in a row."
+    )
 
 
 class CheckpointConfig(Section):
-    """Where and how often the run is saved: run_dir/checkpoints/step-00000100."""
+    """Checkpoints, in run_dir/checkpoints/step-00000100."""
 
     every_steps: Positive = Field(
-        default=500, description="Saved after so many steps, and at the end."
+        default=500, description="Steps between checkpoints. One is also saved at the end."
     )
-    keep_last: Positive = Field(default=3, description="Older ones are removed.")
+    keep_last: Positive = Field(default=3, description="Number of newest checkpoints to keep.")
     keep_every_steps: Positive | None = Field(
-        default=None, description="Those at multiples of this stay for ever."
+        default=None, description="Checkpoints at multiples of this are kept forever."
     )
     upload: str | None = Field(
         default=None,
-        description="Address (s3://bucket/prefix) to which each finished checkpoint is copied.",
+        description="Address (s3://bucket/prefix) to which each checkpoint is copied.",
     )
 
 
 class ValidationConfig(Section):
-    """Loss on documents that are not trained on, by language and bucket."""
+    """Loss on held-out documents, in total, by language and by bucket."""
 
     manifest: str = Field(description="Path or address of the held-out dataset.")
-    every_steps: Positive = Field(default=500, description="After so many steps, and at the end.")
-    documents: Positive | None = Field(default=1000, description="The first so many; null: all.")
+    every_steps: Positive = Field(
+        default=500, description="Steps between validations. One also runs at the end."
+    )
+    documents: Positive | None = Field(
+        default=1000, description="Number of documents to use, from the first. null: all."
+    )
 
 
 class WandbConfig(Section):
-    """Weights & Biases; `pip install wandb`, and WANDB_MODE=offline where there is no network."""
+    """Weights & Biases; needs `pip install wandb`. WANDB_MODE=offline works without a network."""
 
     project: str = Field(description="Name of the project.")
-    name: str | None = Field(default=None, description="Name of the run; null: run_dir.")
+    name: str | None = Field(default=None, description="Name of the run. null: that of run_dir.")
 
 
 class MetricsConfig(Section):
-    """An endpoint for Prometheus on every rank (docs/watching.md)."""
+    """A Prometheus endpoint on every rank (docs/watching.md)."""
 
     port: int = Field(
         default=9465,
         ge=1,
         le=65_000,
-        description="Of a machine's first rank; the others have the next ones.",
+        description="Port of the first rank of a machine; the others use the following ports.",
     )
     host: str = Field(
         default="127.0.0.1",
-        description="Address it answers on: this machine alone; 0.0.0.0 lets others ask, who need no password.",
+        description="Address to listen on. 0.0.0.0 lets other machines read the metrics, without "
+        "a password.",
     )
 
 
 class WatchConfig(Section):
-    """What is looked at while the run goes on."""
+    """Logs, metrics, traces and garbage collection."""
 
     every_steps: Positive = Field(
-        default=10, description="A line in log.jsonl, TensorBoard and on the terminal."
+        default=10,
+        description="Steps between reports to log.jsonl, TensorBoard and the terminal.",
     )
     tensorboard: bool = Field(default=True, description="Write run_dir/tensorboard.")
-    wandb: WandbConfig | None = Field(default=None, description="Also log to Weights & Biases.")
+    wandb: WandbConfig | None = Field(default=None, description="Log to Weights & Biases too.")
     metrics: MetricsConfig | None = Field(
-        default=None, description="Also answer Prometheus; {} on the usual port."
+        default=None, description="Serve Prometheus metrics; {} uses the default port."
     )
     peak_tflops: float | None = Field(
         default=None,
         gt=0,
-        description="Dense TFLOP/s of a device in the precision of compute, which MFU is a share of; null: by the "
-        "device's name where NVIDIA's data sheet is known, else no MFU is told.",
+        description="Dense peak of a device in TFLOP/s, for the MFU. null: that of the device's "
+        "name, if it is known; otherwise no MFU is reported.",
     )
     gc_every_steps: Positive | None = Field(
         default=50,
-        description="Python's garbage is collected then, on all ranks at once; null: whenever Python likes.",
+        description="Steps between Python garbage collections, on all ranks together. null: "
+        "automatic.",
     )
     profile_steps: tuple[int, int] | None = Field(
         default=None,
-        description="First and last step of a trace of every rank, in run_dir/profile.",
+        description="First and last step to trace on every rank, into run_dir/profile.",
     )
     memory_snapshot: bool = Field(
         default=False,
-        description="CUDA: write run_dir/memory-rank*.pickle when memory runs out, and at the end.",
+        description="On CUDA: write run_dir/memory-rank*.pickle at the end, or when memory runs "
+        "out.",
     )
 
 
 class ProcessConfig(Section):
-    """Ranks and their waiting for one another."""
+    """Timeouts for ranks that wait for each other."""
 
     start_timeout_s: Positive = Field(
-        default=900, description="For the first step: compiling, opening datasets."
+        default=900, description="For the first step, which compiles and opens datasets."
     )
     step_timeout_s: Positive = Field(
-        default=180, description="Afterwards: a rank that is gone is noticed by then."
+        default=180, description="For later steps. A lost rank is noticed after this time."
     )
 
 
@@ -365,58 +382,57 @@ class TrainConfig(Section):
 
     run_dir: str = Field(
         default="runs/{config}",
-        description="Folder of the run; {config} is this file's name without .yaml.",
+        description="Folder of the run. {config} is the name of this file without .yaml.",
     )
-    steps: Positive = Field(description="Steps of the optimizer.")
-    seed: int = Field(default=0, ge=0, lt=2**63, description="Of the weights.")
+    steps: Positive = Field(description="Number of optimizer steps.")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="Seed of the initial weights.")
     model: ModelConfig = Field(default=ModelConfig(), description="The decoder.")
     lora: LoraConfig | None = Field(
-        default=None, description="Train adapters, not the weights themselves."
+        default=None, description="Train low-rank adapters instead of all weights."
     )
-    data: DataConfig = Field(description="What is trained on.")
+    data: DataConfig = Field(description="The training data.")
     parallel: ParallelConfig = Field(
-        default=ParallelConfig(), description="How the model lies over the ranks."
+        default=ParallelConfig(), description="Distribution over ranks."
     )
     precision: PrecisionConfig = Field(
-        default=PrecisionConfig(), description="Numbers and kernels."
+        default=PrecisionConfig(), description="Number formats and kernels."
     )
     optimizer: OptimizerConfig = Field(
         default=OptimizerConfig(), description="AdamW and its learning rate."
     )
-    guard: GuardConfig = Field(default=GuardConfig(), description="Against bad steps.")
-    checkpoint: CheckpointConfig = Field(default=CheckpointConfig(), description="Saving.")
+    guard: GuardConfig = Field(default=GuardConfig(), description="Reaction to bad steps.")
+    checkpoint: CheckpointConfig = Field(default=CheckpointConfig(), description="Checkpoints.")
     validation: ValidationConfig | None = Field(
-        default=None, description="Loss on held-out documents; null: none."
+        default=None, description="Loss on held-out documents. null: off."
     )
-    watch: WatchConfig = Field(default=WatchConfig(), description="Logs, traces, garbage.")
-    process: ProcessConfig = Field(default=ProcessConfig(), description="Ranks and time-outs.")
+    watch: WatchConfig = Field(default=WatchConfig(), description="Logs, metrics and traces.")
+    process: ProcessConfig = Field(default=ProcessConfig(), description="Timeouts.")
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Self:
+    def _check_combination(self) -> Self:
         float8, tensor = self.precision.float8, self.parallel.tensor
-        faults = [
-            (
-                self.lora is not None and tensor > 1,
-                f"lora does not go with parallel.tensor {tensor}; use zero3",
-            ),
-            (
-                self.lora is not None and float8 != "none",
-                f"lora does not go with precision.float8 {float8}; use none",
-            ),
-            (
-                float8 != "none" and tensor > 1,
-                f"precision.float8 {float8} does not go with parallel.tensor {tensor}",
-            ),
-        ]
-        if found := [message for is_fault, message in faults if is_fault]:
-            raise ValueError("; ".join(found))
+        faults: list[str] = []
+        if self.lora is not None and tensor > 1:
+            faults.append(f"lora cannot be combined with parallel.tensor {tensor}; use zero3")
+        if self.lora is not None and float8 != "none":
+            faults.append(f"lora cannot be combined with precision.float8 {float8}; use none")
+        if float8 != "none" and tensor > 1:
+            faults.append(
+                f"precision.float8 {float8} cannot be combined with parallel.tensor {tensor}"
+            )
+        if faults:
+            raise ValueError("; ".join(faults))
         return self
 
 
-def load(path_or_name: str, overrides: Sequence[str] = ()) -> TrainConfig:
-    """The config of that file or name, checked; overrides are `key.of.key=value`.
+def load_config(path_or_name: str, overrides: Sequence[str] = ()) -> TrainConfig:
+    """Read and check a config file.
+
+    Args:
+        path_or_name: a file, or the name of one in configs/.
+        overrides: `key.of.key=value`, applied in order.
 
     Raises:
-        ConfigError: with every fault there is.
+        ConfigError: with all faults of the file.
     """
     return read(TrainConfig, path_or_name, overrides)

@@ -1,14 +1,10 @@
-"""Ray Train as the launcher: the ranks of a run are Ray's workers, and are started again when one of them dies.
+"""Runs training on the workers of Ray Train, which restarts them all when one dies.
 
-Promises: each worker does what a process under torchrun does. When one is lost, Ray Train starts all of them again, at
-most `max_failures` times, and they go on from the newest whole checkpoint in run_dir, bit for bit as if nothing had
-been. What no repetition mends (config, dataset and machine do not go together, too many bad steps) is not repeated.
-SIGTERM to this process saves and leaves. Relative paths of the config mean what they mean here: workers run elsewhere,
-so that they get absolute ones.
-Leaves to others: the cluster (RAY_ADDRESS; without it Ray is started here and ended with the run), the volume that
-makes run_dir the same folder on all nodes, and checkpoints (checkpoint.py): Ray's store for them is not used.
+Each worker does what a process under torchrun does. After a failure the workers resume from the
+newest complete checkpoint in run_dir, which must be on a volume that all nodes mount. Ray's own
+checkpoint storage is not used.
 
-    ended = launch(load("train-1b"), num_workers=16, max_failures=3)
+    result = launch(load_config("train-1b"), num_workers=16, max_failures=3)
 """
 
 from __future__ import annotations
@@ -17,7 +13,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Generator, Mapping
@@ -25,8 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-# Read when Ray is imported. Its cleaner asks the dashboard every second, and a Ray started here has none; its watcher
-# of nodes is complained of at every start.
+# Ray reads this when it is imported. The first message comes every second from a cleanup task
+# that needs the dashboard, which a local Ray does not have. The second comes at every start.
 os.environ.setdefault(
     "RAY_DEDUP_LOGS_SKIP_REGEX",
     "Failed to query Ray Train Controller actor state|class name: 'PreemptionWatcher'",
@@ -41,186 +36,231 @@ from ray.train.v2.api.exceptions import ControllerError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from training.config import TrainConfig
+from training.errors import IncompatibleConfig, TrainingStopped
 
 if TYPE_CHECKING:
     from training.trainer import TrainResult
 
+log = logging.getLogger(__name__)
+
 PATH_KEYS = {"run_dir", "manifest", "instructions", "tokenizer", "initial_weights"}
-LISTEN_EVERY_S = 1.0
+"""Config keys whose values are paths or addresses."""
+
+STOP_POLL_S = 1.0
 
 
 def launch(config: TrainConfig, *, num_workers: int | None, max_failures: int) -> TrainResult:
-    """Run a config on Ray Train's workers, to its end or until this process gets SIGTERM.
+    """Train on Ray workers, to the end or until this process receives SIGTERM.
 
     Args:
-        config: as for `train`.
-        num_workers: None: one for each GPU of the cluster, or one where it has none.
-        max_failures: how often all workers are started again after a loss; -1: as often as it takes.
+        config: the run. Relative paths are resolved here, because workers run elsewhere.
+        num_workers: None starts one per GPU of the cluster, or one if there are no GPUs.
+        max_failures: how often all workers are restarted after a failure; -1 is unlimited.
 
     Raises:
-        IncompatibleConfig, ResumeMismatch, TrainingStopped: as `train`.
-        ray.train.TrainingFailedError: workers failed once more than allowed, for the reasons in it.
+        IncompatibleConfig, ResumeMismatch, TrainingStopped: as `train`; these are not retried.
+        ray.train.TrainingFailedError: the workers failed more than max_failures times.
     """
-    from training.parallel import distributed
-
-    settings = with_absolute_paths(config.model_dump(mode="json"))
-    Path(settings["run_dir"]).mkdir(parents=True, exist_ok=True)
+    settings = make_paths_absolute(config.model_dump(mode="json"))
+    run_dir = Path(settings["run_dir"])
+    run_dir.mkdir(parents=True, exist_ok=True)
     _start_ray(num_workers)
     try:
         num_gpus = int(ray.cluster_resources().get("GPU", 0))
         num_workers = num_workers or max(1, num_gpus)
-        _say_what_is_missing(num_workers, num_gpus)
-        nccl = distributed.flight_recorder(Path(settings["run_dir"]) / "hang") if num_gpus else {}
-        with _leave_on_sigterm() as leaving:
-            trainer = TorchTrainer(
-                lambda settings: work(settings, leaving),
-                train_loop_config=settings,
-                torch_config=TorchConfig(
-                    backend=distributed.backend(has_cuda=num_gpus > 0),
-                    timeout_s=config.process.start_timeout_s,
-                ),
-                scaling_config=ScalingConfig(num_workers=num_workers, use_gpu=num_gpus > 0),
-                run_config=RunConfig(
-                    name="ray",
-                    storage_path=settings["run_dir"],
-                    failure_config=FailureConfig(max_failures=max_failures),
-                    callbacks=[_EndForGood()],
-                    worker_runtime_env={"env_vars": nccl} if nccl else None,
-                    logging_config=LoggingConfig("ERROR"),
-                ),
-            )
-            ended: Any = trainer.fit().return_value  # the first worker's
-            return ended
+        _warn_if_cluster_is_too_small(num_workers, num_gpus)
+        run_config = _make_run_config(run_dir, num_gpus, max_failures)
+        with _forward_sigterm() as stop_actor:
+            trainer = _make_trainer(config, settings, stop_actor, num_workers, num_gpus, run_config)
+            result: Any = trainer.fit().return_value  # of the worker with rank 0
+            return result
     except ControllerError as error:
-        if isinstance(error.controller_failure, _Final):
-            raise error.controller_failure.fault from None
+        if isinstance(error.controller_failure, _FinalError):
+            raise error.controller_failure.cause from None
         raise
     finally:
         ray.shutdown()
 
 
-def with_absolute_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings in which each path on disk is absolute; addresses stay."""
-    found: dict[str, Any] = {}
+def _make_run_config(run_dir: Path, num_gpus: int, max_failures: int) -> RunConfig:
+    from training.parallel.distributed import flight_recorder_env
+
+    # NCCL reads these variables when the process group is created, before our code runs.
+    worker_env = flight_recorder_env(run_dir / "hang") if num_gpus else {}
+    return RunConfig(
+        name="ray",
+        storage_path=str(run_dir),
+        failure_config=FailureConfig(max_failures=max_failures),
+        callbacks=[_StopOnFinalError()],
+        worker_runtime_env={"env_vars": worker_env} if worker_env else None,
+        logging_config=LoggingConfig("ERROR"),
+    )
+
+
+def _make_trainer(
+    config: TrainConfig,
+    settings: dict[str, Any],
+    stop_actor: Any,
+    num_workers: int,
+    num_gpus: int,
+    run_config: RunConfig,
+) -> TorchTrainer:
+    from training.parallel.distributed import select_backend
+
+    return TorchTrainer(
+        lambda settings: run_worker(settings, stop_actor),
+        train_loop_config=settings,
+        torch_config=TorchConfig(
+            backend=select_backend(has_cuda=num_gpus > 0),
+            timeout_s=config.process.start_timeout_s,
+        ),
+        scaling_config=ScalingConfig(num_workers=num_workers, use_gpu=num_gpus > 0),
+        run_config=run_config,
+    )
+
+
+def make_paths_absolute(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings with absolute paths; addresses such as s3://... are unchanged."""
+    resolved: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping):
-            found[name] = with_absolute_paths(value)
+            resolved[name] = make_paths_absolute(value)
         elif name in PATH_KEYS and isinstance(value, str) and "://" not in value:
-            found[name] = os.path.abspath(value)
+            resolved[name] = os.path.abspath(value)
         else:
-            found[name] = value
-    return found
+            resolved[name] = value
+    return resolved
 
 
-def work(settings: Mapping[str, Any], leaving: Any) -> TrainResult:
-    """What a worker does: what a process under torchrun does, told to leave by the actor `leaving`.
+def run_worker(settings: Mapping[str, Any], stop_actor: Any) -> TrainResult:
+    """Train in a Ray worker. Ray creates and destroys the process group around this call.
 
-    Ray joined the ranks before, and parts them afterwards.
+    Args:
+        settings: a TrainConfig as plain values.
+        stop_actor: actor of a threading.Event that requests a stop.
     """
     from loader.state import ResumeMismatch
-    from training.parallel import distributed
-    from training.trainer import IncompatibleConfig, TrainingStopped, train
+    from training.observability.console import configure_logging
+    from training.parallel.distributed import init_distributed
+    from training.trainer import train
 
     config = TrainConfig.model_validate(settings)
-    told = threading.Event()
+    stop_requested = threading.Event()
     try:
-        _refuse_missing(config.run_dir)
-        dump_dir = Path(config.run_dir) / "hang"
-        here = distributed.join(
-            config.parallel, timeout_s=config.process.start_timeout_s, dump_dir=dump_dir
+        _check_run_dir_is_shared(config.run_dir)
+        context = init_distributed(
+            config.parallel,
+            timeout_s=config.process.start_timeout_s,
+            dump_dir=Path(config.run_dir) / "hang",
         )
-        if here.is_first:
-            threading.Thread(target=_listen, args=(leaving, told), daemon=True).start()
-        return train(config, here, told)
+        configure_logging(is_first_rank=context.is_first)
+        if context.is_first:
+            # One rank is enough: all ranks agree on a stop in every step.
+            polling = threading.Thread(
+                target=_poll_stop, args=(stop_actor, stop_requested), daemon=True
+            )
+            polling.start()
+        return train(config, context, stop_requested)
     except (IncompatibleConfig, ResumeMismatch, TrainingStopped) as error:
-        raise _Final(error) from None
+        raise _FinalError(error) from None
 
 
-def _refuse_missing(run_dir: str) -> None:
-    """The driver made it, so it is missing where it is another disk's."""
-    from training.parallel.distributed import IncompatibleConfig
+def _check_run_dir_is_shared(run_dir: str) -> None:
+    """Check that this node sees run_dir. The driver has created it.
 
+    Raises:
+        IncompatibleConfig: it is missing, so it is on a disk of another node.
+    """
     if not Path(run_dir).is_dir():
         raise IncompatibleConfig(
-            f"run_dir is {run_dir}, which is not there on {socket.gethostname()}: all ranks write their part of a "
-            f"checkpoint to it, so it must lie on a volume that every node mounts under this path"
+            f"run_dir is {run_dir}, which does not exist on {socket.gethostname()}. All ranks "
+            f"write their shards of a checkpoint to it, so it must be on a volume that every node "
+            f"mounts under this path"
         )
 
 
-class _Final(Exception):
-    """What would only happen again, on its way to the driver."""
+class _FinalError(Exception):
+    """An error that a restart would only repeat, on its way to the driver."""
 
-    def __init__(self, fault: Exception) -> None:
-        super().__init__(fault)
-        self.fault = fault
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(cause)
+        self.cause = cause
 
 
-class _EndForGood(UserCallback):
-    """What a callback raises ends the run where an error of a worker would start it again."""
+class _StopOnFinalError(UserCallback):
+    """Ends the run on a final error.
+
+    Ray restarts the workers after an error of a worker, but not after an error of a callback.
+    """
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:  # noqa: ARG002
         for error in worker_exceptions.values():
-            if isinstance(error, _Final):
+            if isinstance(error, _FinalError):
                 raise error
 
 
-# --------------------------------------------------------------------------------------------------- told to leave
+# ---- stopping ----
 
 
 @contextmanager
-def _leave_on_sigterm() -> Generator[Any]:
-    """An event on this node that SIGTERM to this process sets: an actor.
+def _forward_sigterm() -> Generator[Any]:
+    """Yield an actor with a threading.Event that SIGTERM to this process sets.
 
-    Workers ask it, since they train in a thread of a process whose signals are Ray's.
+    Workers poll it. They cannot handle signals themselves, because they train in a thread of a
+    process whose signals Ray handles.
     """
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    leaving: Any = (
-        ray.remote(threading.Event).options(num_cpus=0, scheduling_strategy=here).remote()
-    )
-    # In a thread: a handler runs in the middle of whatever Ray is doing.
-    tell = threading.Thread(target=leaving.set.remote, daemon=True)
-    before = signal.signal(signal.SIGTERM, lambda *_: None if tell.ident else tell.start())
+    this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    event_actor = ray.remote(threading.Event)
+    options = event_actor.options(num_cpus=0, scheduling_strategy=this_node)
+    stop_actor: Any = options.remote()
+    # The handler only starts a thread: it may interrupt Ray anywhere, and a call to Ray from
+    # inside Ray could deadlock.
+    request_stop = threading.Thread(target=stop_actor.set.remote, daemon=True)
+
+    def handle_sigterm(*_: object) -> None:
+        if request_stop.ident is None:
+            request_stop.start()
+
+    previous = signal.signal(signal.SIGTERM, handle_sigterm)
     try:
-        yield leaving
+        yield stop_actor
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous)
 
 
-def _listen(leaving: Any, told: threading.Event) -> None:
-    while not ray.get(leaving.is_set.remote()):
-        time.sleep(LISTEN_EVERY_S)
-    told.set()
+def _poll_stop(stop_actor: Any, stop_requested: threading.Event) -> None:
+    while not ray.get(stop_actor.is_set.remote()):
+        time.sleep(STOP_POLL_S)
+    stop_requested.set()
 
 
-# ------------------------------------------------------------------------------------------------------------- Ray
+# ---- Ray ----
 
 
 def _start_ray(num_workers: int | None) -> None:
-    """Join the cluster that RAY_ADDRESS names, or start Ray here; workers' lines come to this terminal."""
+    """Join the cluster of RAY_ADDRESS, or start a local Ray; print the workers' lines here."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ.setdefault(
-        "RAY_TRAIN_ENABLE_PRINT_PATCH", "0"
-    )  # it would print each line of workers twice
+    # With the patch, Ray Train prints each line of a worker twice.
+    os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")
     if "RAY_ADDRESS" in os.environ:
         ray.init(logging_level=logging.ERROR)
         return
-    os.umask(0o077)  # Ray's session folder and token are for this user only
+    os.umask(0o077)  # only this user may read Ray's session folder and token
     ray.init(
         num_cpus=num_workers or os.cpu_count(),
         include_dashboard=False,
-        object_store_memory=100 * 2**20,  # only settings pass through it
+        object_store_memory=100 * 2**20,  # only settings go through it
         logging_level=logging.ERROR,
     )
 
 
-def _say_what_is_missing(num_workers: int, num_gpus: int) -> None:
-    """Ray waits without a word until the cluster has grown."""
-    kind, there = (
-        ("GPU", num_gpus) if num_gpus else ("CPU", int(ray.cluster_resources().get("CPU", 0)))
-    )
-    if there < num_workers:
-        print(
-            f"waiting for {num_workers} {kind}s, one for each worker; the cluster has {there}",
-            file=sys.stderr,
+def _warn_if_cluster_is_too_small(num_workers: int, num_gpus: int) -> None:
+    """Log what is missing. Ray waits silently until the cluster has grown."""
+    kind, available = "GPU", num_gpus
+    if not num_gpus:
+        kind, available = "CPU", int(ray.cluster_resources().get("CPU", 0))
+    if available < num_workers:
+        log.warning(
+            "waiting for %d %ss, one per worker; the cluster has %d", num_workers, kind, available
         )

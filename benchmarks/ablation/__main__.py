@@ -72,8 +72,6 @@ def train(
     overrides: list[str],
 ) -> Run:
     """Run the trainer in a process of its own, and read its log."""
-    from training.config import load
-
     run_dir = folder / f"{variant}-{seed}".replace(" ", "")
     settings = [
         f"data.manifest={json.dumps(datasets[variant])}",
@@ -84,7 +82,9 @@ def train(
         f"data.seed={seed}",
         *overrides,
     ]
-    loaded = load(str(config), settings)
+    from training.config import load_config
+
+    loaded = load_config(str(config), settings)
     settings.append(f"validation.every_steps={max(1, loaded.steps // EVALUATIONS)}")
     command = [sys.executable, "-m", "training", "run", str(config)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -42,20 +42,22 @@ class Ours:
         self.sent_bytes = 0
         if self.config.parallel.activation_offload:
             self._count_what_is_sent()
-        joined = distributed.join(self.config.parallel, timeout_s=600, dump_dir=Path(folder))
-        self._closing.callback(distributed.leave)
+        joined = distributed.init_distributed(
+            self.config.parallel, timeout_s=600, dump_dir=Path(folder)
+        )
+        self._closing.callback(distributed.shutdown_distributed)
         self.trainer = Trainer(self.config, joined, self._closing)
-        self.trainer.checkpoints = _NoCheckpoints()  # type: ignore[assignment]
+        self.trainer.checkpointer = _NoCheckpoints()  # type: ignore[assignment]
         if spec.get(SAVE_ON_CPU):
             _save_on_cpu(self.trainer.model)
 
     def run(self, steps: int, *, gc_every_steps: int | None = 50) -> dict[str, Any]:
         """The trainer's own figures of so many steps, one before them left out."""
-        from training.observability.metrics_log import Garbage
+        from training.observability.profiling import ScheduledGC
 
-        self.trainer.garbage.close()
-        self.trainer.garbage = Garbage(gc_every_steps)
-        self.trainer.log = log = _KeptLog()  # type: ignore[assignment]
+        self.trainer.scheduled_gc.close()
+        self.trainer.scheduled_gc = ScheduledGC(gc_every_steps)
+        self.trainer.metrics_log = log = _KeptLog()  # type: ignore[assignment]
         self.trainer.config = self.config.model_copy(
             update={"steps": self.trainer.step + steps + 1}
         )
@@ -132,7 +134,7 @@ class _NoCheckpoints:
 
 
 class _KeptLog:
-    """As watch.Log, in memory."""
+    """A MetricsLog in memory."""
 
     def __init__(self) -> None:
         self.steps: list[dict[str, Any]] = []
@@ -140,26 +142,23 @@ class _KeptLog:
     def write(self, step: int, figures: Mapping[str, Any]) -> None:
         self.steps.append({"step": step, **figures})
 
-    def say(self, _: str) -> None:
-        pass
-
     def close(self) -> None:
         pass
 
 
 def _save_on_cpu(model: Any) -> None:
     """Put torch's own offload around every block but the last."""
-    from training.parallel.parallelize import decoder_of
+    from training.parallel.parallelize import unwrap_decoder
 
-    def around(compute: Callable[..., Any]) -> Callable[..., Any]:
+    def around(forward: Callable[..., Any]) -> Callable[..., Any]:
         def saved(*args: Any) -> Any:
             with torch.autograd.graph.save_on_cpu(pin_memory=torch.cuda.is_available()):
-                return compute(*args)
+                return forward(*args)
 
         return saved
 
-    for block in list(decoder_of(model).layers)[:-1]:
-        block.compute = around(block.compute)  # type: ignore[assignment]
+    for block in list(unwrap_decoder(model).layers)[:-1]:
+        block.forward_fn = around(block.forward_fn)  # type: ignore[assignment]
 
 
 # ---------------------------------------------------------------------------------------------------------- the process

@@ -286,9 +286,10 @@ def _fits(entrants: Mapping[str, Mapping[str, Any]], there: Sequence[str], peak_
 def plan(spec: Mapping[str, Any]) -> dict[str, Any]:
     """What the planner says that torch's allocator will hold at most: all but the context of CUDA."""
     from benchmarks.training.entrant import config_of
-    from training.planning.memory import GIB, footprint
+    from training.planning.gpus import GIB
+    from training.planning.memory import estimate_footprint
 
-    planned = footprint(config_of(spec, "planned"), spec["vocab_size"], 1)
+    planned = estimate_footprint(config_of(spec, "planned"), spec["vocab_size"], 1)
     peak = planned.peak
     return {"gib": (peak.total - peak.context) / GIB, "activations_gib": peak.activations / GIB}
 
@@ -461,7 +462,7 @@ OFFLOADS = {"offload": "", "save_on_cpu": "", "checkpointing full, offload": "ch
 def summarize(suite: Suite) -> dict[str, Any]:
     """Per entrant: tokens/s, MFU, memory against the plan; then goals."""
     from training.config import ModelConfig
-    from training.model.decoder import flops_per_token
+    from training.model.size import count_flops_per_token
 
     model = ModelConfig(**suite.size.shape, vocab_size=suite.size.vocab_size)
     rows: dict[str, dict[str, Any]] = {}
@@ -471,7 +472,7 @@ def summarize(suite: Suite) -> dict[str, Any]:
             continue
         tokens_per_s = suite.tokens_per_s(name)
         assert tokens_per_s is not None
-        flops = flops_per_token(model, suite.size.vocab_size, entrant["seq_len"])
+        flops = count_flops_per_token(model, suite.size.vocab_size, entrant["seq_len"])
         rows[name] = {
             "seq_len": entrant["seq_len"],
             "tokens_per_s": round(tokens_per_s, 1),

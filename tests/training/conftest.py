@@ -88,8 +88,11 @@ def train_each(runs: Sequence[Mapping[str, Any]]) -> None:
     for settings in runs:
         config = TrainConfig.model_validate(settings)
         timeout_s, dump_dir = config.process.start_timeout_s, Path(config.run_dir) / "hang"
-        train(config, distributed.join(config.parallel, timeout_s=timeout_s, dump_dir=dump_dir))
-    distributed.leave()
+        train(
+            config,
+            distributed.init_distributed(config.parallel, timeout_s=timeout_s, dump_dir=dump_dir),
+        )
+    distributed.shutdown_distributed()
 
 
 def train_all(

@@ -1,4 +1,4 @@
-"""Ranks for tests, each a process.
+"""RankContext for tests, each a process.
 
 They are forked from one that has imported torch, as importing it takes longer than most runs of a test.
 """
@@ -27,7 +27,7 @@ _CONTEXT.set_forkserver_preload(["training.trainer", "torch.distributed.fsdp", "
 def start(
     num_ranks: int, work: Callable[..., None], *arguments: Any, folder: Path
 ) -> Generator[list[ForkServerProcess], None, None]:
-    """Ranks that do some work, with torchrun's environment; who is not done when the context is left is killed."""
+    """RankContext that do some work, with torchrun's environment; who is not done when the context is left is killed."""
     folder.mkdir(parents=True, exist_ok=True)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

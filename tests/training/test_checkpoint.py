@@ -33,7 +33,9 @@ def test_a_run_goes_on_from_the_object_store_on_an_empty_disk(
     expected = losses(tmp_path / "run")
     shutil.rmtree(tmp_path / "run")
     config = config_of(tmp_path / "run", language, steps=5, checkpoint=checkpoint, optimizer=data)
-    ended = train(config, distributed.join(config.parallel, timeout_s=60, dump_dir=tmp_path))
+    ended = train(
+        config, distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=tmp_path)
+    )
     assert ended.step == 5
     assert [line["step"] for line in log_of(tmp_path / "run")] == [4, 5]
     assert losses(tmp_path / "run")[0] < expected[0]
@@ -45,8 +47,8 @@ def test_what_is_not_whole_on_the_object_store_is_passed_over(
     """The marker is put last: without it the one before counts."""
     checkpoint = {"every_steps": 1, "keep_last": 2, "upload": f"s3://{BUCKET}/cut-short"}
     config = config_of(tmp_path / "run", language, steps=2, checkpoint=checkpoint)
-    train(config, distributed.join(config.parallel, timeout_s=60, dump_dir=tmp_path))
+    train(config, distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=tmp_path))
     seaweed_in_environment.store("cut-short").delete([f"step-00000002/{MARKER}"])
     shutil.rmtree(tmp_path / "run")
-    train(config, distributed.join(config.parallel, timeout_s=60, dump_dir=tmp_path))
+    train(config, distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=tmp_path))
     assert [line["step"] for line in log_of(tmp_path / "run")] == [2]

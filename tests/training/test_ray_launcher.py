@@ -17,7 +17,7 @@ import yaml
 
 from tests.conftest import REPOSITORY
 from tests.training.conftest import losses, settings_of, train_all
-from training.checkpoint import step_of, whole_checkpoints
+from training.checkpoint import list_complete_checkpoints, parse_step
 
 STEPS = 40
 CHANGES: dict[str, Any] = {
@@ -104,16 +104,16 @@ def test_a_killed_worker_changes_nothing_and_sigterm_saves(
     run_dir = tmp_path / "run"
     settings = {**settings_of(run_dir, language, **{**CHANGES, "steps": 100_000}), "run_dir": "run"}
     driver = start(tmp_path, settings, "--workers", "2")
-    wait_until(lambda: whole_checkpoints(run_dir / "checkpoints"), driver)
+    wait_until(lambda: list_complete_checkpoints(run_dir / "checkpoints"), driver)
     os.kill(workers_of(driver)[-1], signal.SIGKILL)
     wait_until(lambda: len(losses(run_dir)) > STEPS, driver)
     driver.terminate()
     code, output = end_of(driver)
     assert code == 4, output
-    assert "going on from" in output
+    assert "resuming from" in output
     found = losses(run_dir)
     assert found[:STEPS] == losses(plain)
-    assert step_of(whole_checkpoints(run_dir / "checkpoints")[-1]) == len(found)
+    assert parse_step(list_complete_checkpoints(run_dir / "checkpoints")[-1]) == len(found)
 
 
 @pytest.mark.ray
@@ -132,7 +132,7 @@ def test_what_does_not_fit_is_said_once(language: Path, tmp_path: Path) -> None:
 
 def test_workers_get_absolute_paths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Those of this folder; what is absolute, or an address, stays."""
-    from training.ray_launcher import with_absolute_paths
+    from training.ray_launcher import make_paths_absolute
 
     monkeypatch.chdir(tmp_path)
     given = {
@@ -141,18 +141,19 @@ def test_workers_get_absolute_paths(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         "data": {"manifest": "s3://bucket/a", "tokenizer": "/t.json"},
     }
     wanted = {"run_dir": f"{tmp_path}/runs/a", "steps": 3, "data": given["data"]}
-    assert with_absolute_paths(given) == wanted
+    assert make_paths_absolute(given) == wanted
     mixture = {"data": {"mixture": {"web": {"manifest": "web", "weight": 1.0}}}}
-    assert with_absolute_paths(mixture)["data"]["mixture"]["web"]["manifest"] == f"{tmp_path}/web"
+    assert make_paths_absolute(mixture)["data"]["mixture"]["web"]["manifest"] == f"{tmp_path}/web"
 
 
 def test_a_run_dir_on_another_disk_is_refused(tmp_path: Path) -> None:
     """A worker that does not see the driver's folder names its machine."""
-    from training.parallel.distributed import IncompatibleConfig
-    from training.ray_launcher import _refuse_missing
+    from training.errors import IncompatibleConfig
+    from training.ray_launcher import _check_run_dir_is_shared
 
-    _refuse_missing(str(tmp_path))
+    _check_run_dir_is_shared(str(tmp_path))
     with pytest.raises(
-        IncompatibleConfig, match=r"run_dir is .*not there on .*on a volume that every node mounts"
+        IncompatibleConfig,
+        match=r"run_dir is .*does not exist on .*on a volume that every node mounts",
     ):
-        _refuse_missing(str(tmp_path / "elsewhere"))
+        _check_run_dir_is_shared(str(tmp_path / "elsewhere"))

@@ -27,13 +27,15 @@ from tests.training.conftest import (
     write_language,
 )
 from tests.training.rank_processes import MESSAGES, start
-from training.checkpoint import MARKER, load_weights, whole_checkpoints
+from training.anomaly_guard import AnomalyGuard
+from training.checkpoint import MARKER, list_complete_checkpoints, load_weights
 from training.config import GuardConfig, OptimizerConfig, TrainConfig
+from training.errors import CheckpointFailed, IncompatibleConfig, TrainingStopped
 from training.model.decoder import Decoder
+from training.model.initialization import init_parameters
 from training.parallel import distributed
-from training.parallel.distributed import IncompatibleConfig
-from training.parallel.optimizer import learning_rate
-from training.trainer import Guard, TrainingStopped, TrainResult, train
+from training.parallel.optimizer import compute_learning_rate
+from training.trainer import TrainResult, train
 
 STEPS = 6
 
@@ -41,14 +43,17 @@ STEPS = 6
 def train_here(config: TrainConfig) -> TrainResult:
     """In this process, alone."""
     return train(
-        config, distributed.join(config.parallel, timeout_s=60, dump_dir=Path(config.run_dir))
+        config,
+        distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=Path(config.run_dir)),
     )
 
 
 def weights_of(run_dir: Path, config: TrainConfig) -> dict[str, np.ndarray[Any, Any]]:
     """Weights of the newest checkpoint."""
     model = Decoder(config.model, 256)
-    load_weights(whole_checkpoints(run_dir / "checkpoints")[-1], dict(model.named_parameters()))
+    load_weights(
+        list_complete_checkpoints(run_dir / "checkpoints")[-1], dict(model.named_parameters())
+    )
     return {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
 
 
@@ -81,9 +86,12 @@ def test_a_killed_run_ends_with_the_same_bits(
     run = settings_of(tmp_path / "run", language, **settings(strategy))
     with start(2, train_each, [run], folder=tmp_path):  # leaving it kills them, with SIGKILL
         until = time.monotonic() + 120
-        while not whole_checkpoints(tmp_path / "run" / "checkpoints") and time.monotonic() < until:
+        while (
+            not list_complete_checkpoints(tmp_path / "run" / "checkpoints")
+            and time.monotonic() < until
+        ):
             time.sleep(0.01)
-    assert whole_checkpoints(tmp_path / "run" / "checkpoints"), "killed too early"
+    assert list_complete_checkpoints(tmp_path / "run" / "checkpoints"), "killed too early"
     train_all(2, [run], tmp_path)
     config = TrainConfig.model_validate(run)
     assert losses(tmp_path / "run") == losses(uninterrupted / strategy)
@@ -151,7 +159,7 @@ def test_sigterm_saves_and_leaves(language: Path, tmp_path: Path) -> None:
         assert [process.exitcode for process in processes] == [0, 0], (
             tmp_path / MESSAGES
         ).read_text()
-    (saved,) = whole_checkpoints(tmp_path / "run" / "checkpoints")
+    (saved,) = list_complete_checkpoints(tmp_path / "run" / "checkpoints")
     assert json.loads((saved / MARKER).read_text())["step"] == log_of(tmp_path / "run")[-1]["step"]
 
 
@@ -162,7 +170,7 @@ def test_a_checkpoint_that_is_not_whole_is_passed_over(language: Path, tmp_path:
     )
     train_here(config)
     expected = losses(tmp_path / "run")
-    newest = whole_checkpoints(tmp_path / "run" / "checkpoints")[-1]
+    newest = list_complete_checkpoints(tmp_path / "run" / "checkpoints")[-1]
     (newest / MARKER).unlink()
     assert train_here(config).step == 4
     assert losses(tmp_path / "run") == expected
@@ -182,7 +190,7 @@ def test_a_checkpoint_of_another_model_is_refused(language: Path, tmp_path: Path
     train_here(config_of(tmp_path / "run", language, steps=1))
     with pytest.raises(
         IncompatibleConfig,
-        match=r"(?s)gate_proj.weight is \(128, 64\) there, \(160, 64\) here.*another run_dir",
+        match=r"(?s)gate_proj.weight is \(128, 64\) in the checkpoint, \(160, 64\) in the model.*another run_dir",
     ):
         train_here(config_of(tmp_path / "run", language, steps=2, model={"ffn_dim": 160}))
 
@@ -200,36 +208,31 @@ def test_rows_are_those_of_the_loader(language: Path, tmp_path: Path) -> None:
     import torch
     from torch.nn.functional import cross_entropy
 
-    from training.model.attention import Mask, document_mask
-    from training.model.decoder import draw
+    from training.model.attention import AttentionMask, make_document_mask
 
     config = config_of(tmp_path / "run", language, steps=1)
     train_here(config)
     model = Decoder(config.model, 256)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            draw(name, parameter, config.model, config.seed)
+    init_parameters(model, config.model, config.seed)
     loader = TokenLoader(
         language, seq_len=64, global_batch_rows=12, rank=0, world_size=1, documents=["document_ids"]
     )
     batch = next(loader)
     with torch.no_grad():
-        logits = model(batch["input_ids"], None, document_mask(batch["document_ids"]))
+        logits = model(batch["input_ids"], None, make_document_mask(batch["document_ids"]))
     assert isinstance(logits, torch.Tensor)
     expected = cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
     assert losses(tmp_path / "run")[0] == pytest.approx(float(expected), rel=1e-5)
-    assert Mask().allowed is None
+    assert AttentionMask().allowed is None
 
 
 def test_a_full_disk_ends_the_run_and_says_so(language: Path, tmp_path: Path) -> None:
     """What is whole stays; a file in the place of the folder stands for any reason not to write."""
-    from training.checkpoint import CheckpointFailed
-
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "checkpoints").write_text("not a folder")
     with pytest.raises(
         CheckpointFailed,
-        match=r"could not be written: rank 0: .*Not a directory.*goes on from the newest",
+        match=r"could not be written: rank 0: .*Not a directory.*resumes from the newest",
     ):
         train_here(config_of(tmp_path / "run", language, steps=2, checkpoint={"every_steps": 1}))
 
@@ -241,7 +244,7 @@ def test_bad_steps_are_skipped_and_counted(language: Path, tmp_path: Path) -> No
     """With a learning rate that breaks the model, steps are refused until there have been too many in a row."""
     optimizer = {"learning_rate": 1e30, "warmup_steps": 0, "max_grad_norm": 1e30}
     with pytest.raises(
-        TrainingStopped, match=r"the 3. bad step in a row .*lower optimizer.learning_rate"
+        TrainingStopped, match=r"bad steps in a row: 3 .*lower optimizer.learning_rate"
     ):
         train_here(
             config_of(
@@ -257,13 +260,13 @@ def test_bad_steps_are_skipped_and_counted(language: Path, tmp_path: Path) -> No
 
 def test_the_guard_knows_leaps() -> None:
     """Ten times the running mean is refused, and does not move the mean."""
-    guard = Guard(GuardConfig(spike_factor=10))
-    assert all(guard.accepts(2.0, 1.0, step) for step in range(5))
-    assert not guard.accepts(2.0, 11.0, 5)
-    assert not guard.accepts(math.nan, 1.0, 6)
-    assert guard.accepts(2.0, 9.0, 7)
+    guard = AnomalyGuard(GuardConfig(spike_factor=10))
+    assert all(guard.accept(2.0, 1.0, step) for step in range(5))
+    assert not guard.accept(2.0, 11.0, 5)
+    assert not guard.accept(math.nan, 1.0, 6)
+    assert guard.accept(2.0, 9.0, 7)
     assert guard.num_bad == 2
-    other = Guard(GuardConfig(spike_factor=10))
+    other = AnomalyGuard(GuardConfig(spike_factor=10))
     other.load_state_dict(guard.state_dict())
     assert other.state_dict() == guard.state_dict()
 
@@ -271,7 +274,7 @@ def test_the_guard_knows_leaps() -> None:
 def test_the_guard_stops_where_it_is_told_to() -> None:
     """At the first bad step."""
     with pytest.raises(TrainingStopped, match=r"step 3: loss is nan"):
-        Guard(GuardConfig(on_bad_step="stop")).accepts(math.nan, 1.0, 3)
+        AnomalyGuard(GuardConfig(on_bad_step="stop")).accept(math.nan, 1.0, 3)
 
 
 # ----------------------------------------------------------------------------------------------------------- schedules
@@ -294,7 +297,9 @@ def test_learning_rates_rise_then_fall(
         min_lr_share=min_lr_share,
         decay_share=decay_share,
     )
-    rates = [learning_rate(step, steps, config) / config.learning_rate for step in range(steps)]
+    rates = [
+        compute_learning_rate(step, steps, config) / config.learning_rate for step in range(steps)
+    ]
     up, down = rates[:warmup_steps], rates[warmup_steps:]
     assert up == sorted(up)
     assert all(rate <= 1 + 1e-9 for rate in rates)
@@ -314,8 +319,8 @@ def test_schedules_have_these_values() -> None:
     }
     for schedule, (half, end) in expected.items():
         config = OptimizerConfig.model_validate({**settings, "schedule": schedule})
-        assert learning_rate(55, 100, config) == pytest.approx(half)
-        assert learning_rate(99, 100, config) == pytest.approx(end, abs=0.011)
+        assert compute_learning_rate(55, 100, config) == pytest.approx(half)
+        assert compute_learning_rate(99, 100, config) == pytest.approx(end, abs=0.011)
 
 
 def test_a_batch_that_the_ranks_cannot_fill_is_refused(language: Path, tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""Rows of training data and held-out documents."""
+"""Training batches, instruction data and validation."""

@@ -1,1 +1,1 @@
-"""Weights to and from the format of transformers."""
+"""Import and export of weights in the format of Hugging Face transformers."""

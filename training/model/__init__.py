@@ -1,1 +1,1 @@
-"""The decoder: layers, loss, initial weights and size."""
+"""The decoder: layers, attention, loss, adapters, initial weights and size."""

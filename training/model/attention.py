@@ -1,8 +1,6 @@
-"""Attention, and which tokens may see which.
+"""Causal attention, optionally restricted to the document of each token.
 
-Promises: `attend` is causal; with document ids or lengths, tokens see their own document only. It computes with torch's
-flash kernels for whole rows and, given lengths, for documents (varlen_attn: CUDA, bf16), and else with a boolean mask.
-Leaves to others: where documents start (the loader).
+Shapes: B rows, T tokens, H query heads, K key/value heads, C head width, S documents.
 """
 
 from __future__ import annotations
@@ -16,41 +14,53 @@ from torch.utils import _pytree as pytree
 
 
 @dataclass(frozen=True)
-class Mask:
-    """All None: tokens see what is before them in the row. Else within documents.
+class AttentionMask:
+    """Limits attention to documents; with both fields None it is causal over the whole row.
 
-    allowed:    (B, 1, T, T) bool, true where the first token may see the second
-    cu_seqlens: (S + 1,) int32, where documents start in the B rows laid end to end, and the end
+    At most one field is set.
+
+    Attributes:
+        allowed: (B, 1, T, T) bool; true where the query token may attend to the key token.
+        cu_seqlens: (S + 1,) int32; start of each document in the B concatenated rows, then B * T.
     """
 
     allowed: Tensor | None = None
     cu_seqlens: Tensor | None = None
 
 
-pytree.register_dataclass(Mask)  # so that torch.compile and fully_shard see its tensors
+# torch.compile and fully_shard only find the tensors of registered containers.
+pytree.register_dataclass(AttentionMask)
 
 
-def document_mask(document_ids_BT: Tensor) -> Mask:
-    """Of (B, T) ids that differ between documents: T * T bytes per row, so for short rows and processors only."""
+def make_document_mask(document_ids_BT: Tensor) -> AttentionMask:
+    """Return a boolean mask that is causal and block-diagonal by document.
+
+    It takes T * T bytes per row. Use it for short rows and on CPU; on CUDA use `cu_seqlens`.
+
+    Args:
+        document_ids_BT: integers that differ between the documents of a row.
+    """
     seq_len = document_ids_BT.shape[1]
     causal = torch.ones(seq_len, seq_len, dtype=torch.bool, device=document_ids_BT.device).tril()
-    same = document_ids_BT[:, :, None] == document_ids_BT[:, None, :]
-    return Mask(allowed=(same & causal)[:, None])
+    same_document = document_ids_BT[:, :, None] == document_ids_BT[:, None, :]
+    return AttentionMask(allowed=(same_document & causal)[:, None])
 
 
-def attend(query_BTHC: Tensor, key_BTKC: Tensor, value_BTKC: Tensor, mask: Mask) -> Tensor:
-    """(B, T, H, C), each token's weighted values; heads of keys are shared by H / K query heads."""
+def attend(query_BTHC: Tensor, key_BTKC: Tensor, value_BTKC: Tensor, mask: AttentionMask) -> Tensor:
+    """Return the attention output, (B, T, H, C). H / K query heads share one key head."""
     if mask.cu_seqlens is not None:
         return _attend_packed(query_BTHC, key_BTKC, value_BTKC, mask.cu_seqlens)
-    query, key, value = (heads.transpose(1, 2) for heads in (query_BTHC, key_BTKC, value_BTKC))
-    is_grouped = query.shape[1] != key.shape[1]
+    # scaled_dot_product_attention wants (B, heads, T, C).
+    query = query_BTHC.transpose(1, 2)
+    key = key_BTKC.transpose(1, 2)
+    value = value_BTKC.transpose(1, 2)
     attended = scaled_dot_product_attention(
         query,
         key,
         value,
         attn_mask=mask.allowed,
         is_causal=mask.allowed is None,
-        enable_gqa=is_grouped,
+        enable_gqa=query.shape[1] != key.shape[1],
     )
     return attended.transpose(1, 2)
 
@@ -58,15 +68,18 @@ def attend(query_BTHC: Tensor, key_BTKC: Tensor, value_BTKC: Tensor, mask: Mask)
 def _attend_packed(
     query_BTHC: Tensor, key_BTKC: Tensor, value_BTKC: Tensor, cu_seqlens: Tensor
 ) -> Tensor:
+    """Attend within documents with the variable-length flash kernel (CUDA, bf16)."""
     from torch.nn.attention.varlen import varlen_attn
 
-    rows, seq_len = query_BTHC.shape[:2]
-    query, key, value = (heads.flatten(0, 1) for heads in (query_BTHC, key_BTKC, value_BTKC))
-    # The row is the longest that a document can be: its true length would be another number each step, and would have
-    # torch.compile begin again.
+    num_rows, seq_len = query_BTHC.shape[:2]
+    query = query_BTHC.flatten(0, 1)  # (B * T, H, C)
+    key = key_BTKC.flatten(0, 1)
+    value = value_BTKC.flatten(0, 1)
+    # The kernel wants the longest document. We pass the row length, an upper bound: the true
+    # maximum changes in every step, and torch.compile would recompile for each value.
     attended = varlen_attn(
         query, key, value, cu_seqlens, cu_seqlens, seq_len, seq_len, window_size=(-1, 0),
         enable_gqa=query.shape[1] != key.shape[1],
     )  # fmt: skip
     assert isinstance(attended, Tensor)
-    return attended.unflatten(0, (rows, seq_len))
+    return attended.unflatten(0, (num_rows, seq_len))

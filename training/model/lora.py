@@ -1,8 +1,7 @@
-"""Low-rank adapters on the blocks' linear layers (Hu et al. 2021): W x + alpha / rank * B (A x); W stays as it is.
+"""Low-rank adapters on the linear layers of the blocks (LoRA; Hu et al. 2021).
 
-Promises: an untrained adapter changes nothing (B is 0); only A and B get gradients and optimizer state; `merge` gives
-weights as if the whole matrix had been trained.
-Leaves to others: sharding (parallel.py treats them as any parameter), files (hugging_face.py).
+A layer computes W x + alpha / rank * B (A x). W is frozen; only A and B get gradients and
+optimizer state.
 """
 
 from __future__ import annotations
@@ -14,14 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from training.config import LoraConfig
-from training.model.decoder import Decoder, draw_normal
-from training.parallel.distributed import IncompatibleConfig
+from training.errors import IncompatibleConfig
+from training.model.decoder import Decoder
+from training.model.initialization import init_normal
 
 A, B = "lora_a", "lora_b"
+"""Names of the two matrices in a layer."""
 
 
 class LoraLinear(nn.Linear):
-    """A linear layer with an adapter; its own matrix keeps its name."""
+    """A linear layer with an adapter. The frozen matrix keeps its parameter name."""
 
     def __init__(self, linear: nn.Linear, config: LoraConfig) -> None:
         super().__init__(linear.in_features, linear.out_features, bias=False, device="meta")
@@ -32,30 +33,30 @@ class LoraLinear(nn.Linear):
         self.scale = config.alpha / config.rank
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
-        """(..., in) to (..., out)."""
-        low = nn.functional.linear(input, self.lora_a)
-        return super().forward(input) + self.scale * nn.functional.linear(low, self.lora_b)
+        """Map (..., in_features) to (..., out_features)."""
+        low_rank = nn.functional.linear(input, self.lora_a)
+        return super().forward(input) + self.scale * nn.functional.linear(low_rank, self.lora_b)
 
 
 def add_adapters(model: Decoder, config: LoraConfig) -> None:
-    """Give the targets of every block an adapter, its matrices still to be drawn, and freeze all else.
+    """Add uninitialized adapters to the target layers of every block, and freeze the rest.
 
     Raises:
-        IncompatibleConfig: no target, or one that no block has.
+        IncompatibleConfig: no targets, or a target that no block has.
     """
     if not config.targets:
         raise IncompatibleConfig(
-            "lora.targets is empty: nothing would be trained; name some, or leave the key out for all"
+            "lora.targets is empty, so nothing would be trained; name some layers, or remove the "
+            "key to adapt all of them"
         )
     model.requires_grad_(False)
     for block in model.layers:
-        linears = {
-            name: module for name, module in block.named_modules() if isinstance(module, nn.Linear)
-        }
+        modules = block.named_modules()
+        linears = {name: module for name, module in modules if isinstance(module, nn.Linear)}
         known = {name.rpartition(".")[2] for name in linears}
         if unknown := sorted(set(config.targets) - known):
             raise IncompatibleConfig(
-                f"lora.targets has {unknown}, which no block has; there are {sorted(known)}"
+                f"lora.targets has {unknown}, which no block has; use some of {sorted(known)}"
             )
         for name, linear in linears.items():
             if name.rpartition(".")[2] in config.targets:
@@ -63,26 +64,36 @@ def add_adapters(model: Decoder, config: LoraConfig) -> None:
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a parameter of that name belongs to an adapter."""
+    """Return whether a parameter of that name belongs to an adapter."""
     return name.endswith((f".{A}", f".{B}"))
 
 
-def draw(name: str, parameter: Tensor, seed: int) -> None:
-    """Fill an adapter's matrix, in place: A normal, as wide as nn.Linear draws its own, B with 0."""
+def init_adapter(name: str, parameter: Tensor, seed: int) -> None:
+    """Fill a matrix of an adapter, in place.
+
+    B is 0, so that an untrained adapter changes nothing. A is normal with the standard deviation
+    of nn.Linear's default: uniform in +-1 / sqrt(in_features) has 1 / sqrt(3 * in_features).
+    """
     if name.endswith(B):
         parameter.zero_()
     else:
-        draw_normal(name, parameter, 1 / math.sqrt(3 * parameter.shape[1]), seed)
+        init_normal(name, parameter, 1 / math.sqrt(3 * parameter.shape[1]), seed)
 
 
-def merge(weights: Mapping[str, Tensor], config: LoraConfig) -> dict[str, Tensor]:
-    """Whole weights without adapters, by their names; fp32, of a checkpoint with adapters."""
+def merge_adapters(weights: Mapping[str, Tensor], config: LoraConfig) -> dict[str, Tensor]:
+    """Return the weights with the adapters added into the matrices, computed in fp32.
+
+    Args:
+        weights: parameters by name, adapters included. Those without an adapter are returned
+            unchanged.
+        config: settings with which the adapters were trained.
+    """
     merged = {name: weight for name, weight in weights.items() if not is_adapter(name)}
+    scale = config.alpha / config.rank
     for name in weights:
-        if name.endswith(f".{A}"):
-            layer = name.removesuffix(f".{A}")
-            update = weights[f"{layer}.{B}"].float() @ weights[name].float()
-            merged[f"{layer}.weight"] = (
-                merged[f"{layer}.weight"].float() + config.alpha / config.rank * update
-            )
+        if not name.endswith(f".{A}"):
+            continue
+        layer = name.removesuffix(f".{A}")
+        update = weights[f"{layer}.{B}"].float() @ weights[name].float()
+        merged[f"{layer}.weight"] = merged[f"{layer}.weight"].float() + scale * update
     return merged

@@ -1,10 +1,6 @@
-"""The loss without ever holding the logits of a whole batch.
+"""Cross-entropy computed in chunks of tokens, without the logits of the whole batch.
 
-Promises: `cross_entropy` equals `torch.nn.functional.cross_entropy` over `hidden @ weight.T`, but logits exist for
-`chunk_tokens` tokens at a time, and are gone before backward: gradients are made together with the loss, so nothing is
-computed twice. Where the vocabulary is cut over ranks ("loss parallel"; Shoeybi et al. 2019, section 3), each holds its
-columns only and three numbers per token travel. torch 2.13's `linear_cross_entropy` has the chunks, not the ranks.
-Leaves to others: the mean over tokens, which belongs to the whole step (trainer.py).
+Shapes: N tokens, D width, V rows of the output matrix on this rank.
 """
 
 from __future__ import annotations
@@ -16,10 +12,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 IGNORED_LABEL = -100
-"""As loader.loader's: labels that are not predicted."""
+"""Label of tokens that are not predicted; the same value as in loader.loader."""
 
 
-def cross_entropy(
+def chunked_cross_entropy(
     hidden_ND: Tensor,
     weight_VD: Tensor,
     labels_N: Tensor,
@@ -27,14 +23,26 @@ def cross_entropy(
     chunk_tokens: int,
     group: dist.ProcessGroup | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(sum over tokens, fp32 scalar with gradient; loss per token (N,) fp32 without), 0 where labels are ignored.
+    """Return the cross-entropy of `hidden @ weight.T`, as a sum and per token.
+
+    The gradients are computed together with the loss, chunk by chunk. No chunk's logits are kept
+    for backward and nothing is computed twice. `linear_cross_entropy` of torch 2.13 also works in
+    chunks, but not with a vocabulary that is sharded over ranks
+    (docs/decisions/0008-own-chunked-loss.md).
 
     Args:
-        hidden_ND: in the type that is computed in; with a group, its gradient is this rank's part of the sum.
-        weight_VD: of the same type; with a group, rank r's rows r * V .. (r + 1) * V - 1 of the whole.
-        labels_N: int64, of the whole vocabulary, or IGNORED_LABEL.
-        chunk_tokens: tokens whose logits exist at a time.
-        group: ranks among which the vocabulary is cut.
+        hidden_ND: hidden states in the compute dtype. With a group, their gradient is this
+            rank's share of the sum over ranks.
+        weight_VD: output matrix in the same dtype. With a group, rank r holds the rows
+            r * V .. (r + 1) * V - 1 of the whole matrix.
+        labels_N: int64 ids of the whole vocabulary, or IGNORED_LABEL.
+        chunk_tokens: tokens whose logits exist at the same time.
+        group: ranks over which the vocabulary is sharded ("loss parallel"; Shoeybi et al. 2019,
+            section 3). Three numbers per token are exchanged instead of the logits.
+
+    Returns:
+        The sum over tokens (fp32 scalar with gradient), and the loss of each token ((N,) fp32
+        without gradient). Ignored tokens count as 0.
     """
     return _ChunkedCrossEntropy.apply(hidden_ND, weight_VD, labels_N, chunk_tokens, group)  # pyright: ignore[reportReturnType]
 
@@ -51,16 +59,15 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         losses = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
-        grad_hidden = torch.empty_like(hidden) if needs_hidden else None
-        # fp32: a sum of many chunks in bf16 would lose the later ones
-        grad_weight = (
-            torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
-            if needs_weight
-            else None
-        )
+        grad_hidden = grad_weight = None
+        if needs_hidden:
+            grad_hidden = torch.empty_like(hidden)
+        if needs_weight:
+            # fp32, because a bf16 sum over many chunks would lose the later ones.
+            grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
         for start in range(0, len(hidden), chunk_tokens):
             chunk = slice(start, start + chunk_tokens)
-            losses[chunk], grad_logits = _chunk(hidden[chunk], weight, labels[chunk], group)
+            losses[chunk], grad_logits = _chunk_loss(hidden[chunk], weight, labels[chunk], group)
             if grad_hidden is not None:
                 grad_hidden[chunk] = grad_logits @ weight
             if grad_weight is not None:
@@ -71,37 +78,45 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        # The gradients exist already; only the gradient of the loss itself is applied here.
         scale = grads[0]
-        scaled = [
-            grad if grad is None else grad * scale.to(grad.dtype) for grad in ctx.saved_tensors
-        ]
-        return (*scaled, None, None, None)
+        grad_hidden, grad_weight = ctx.saved_tensors
+        if grad_hidden is not None:
+            grad_hidden = grad_hidden * scale.to(grad_hidden.dtype)
+        if grad_weight is not None:
+            grad_weight = grad_weight * scale.to(grad_weight.dtype)
+        return grad_hidden, grad_weight, None, None, None
 
 
-def _chunk(
+def _chunk_loss(
     hidden: Tensor, weight: Tensor, labels: Tensor, group: dist.ProcessGroup | None
 ) -> tuple[Tensor, Tensor]:
-    """Loss of each token, and its gradient by the logits of this rank, in hidden's type."""
+    """Return the loss of each token, and its gradient by this rank's logits in hidden's dtype.
+
+    Works in place on one (n, V) buffer; n is the number of tokens in the chunk.
+    """
     logits = (hidden @ weight.T).float()  # (n, V)
-    first = 0 if group is None else dist.get_rank(group) * len(weight)
-    here = labels - first
-    is_here = (here >= 0) & (here < len(weight))
-    here = here.clamp(0, len(weight) - 1).unsqueeze(1)
-    highest = _reduced(logits.amax(1), dist.ReduceOp.MAX, group)
+    first_row = 0 if group is None else dist.get_rank(group) * len(weight)
+    local_labels = labels - first_row
+    is_local = (local_labels >= 0) & (local_labels < len(weight))
+    target_column = local_labels.clamp(0, len(weight) - 1).unsqueeze(1)  # (n, 1)
+    # Subtract the largest logit before exp, as every stable softmax does.
+    highest = _all_reduce(logits.amax(1), dist.ReduceOp.MAX, group)
     logits -= highest.unsqueeze(1)
-    target = _reduced(logits.gather(1, here).squeeze(1) * is_here, dist.ReduceOp.SUM, group)
+    local_target = logits.gather(1, target_column).squeeze(1) * is_local
+    target = _all_reduce(local_target, dist.ReduceOp.SUM, group)
     logits.exp_()
-    total = _reduced(logits.sum(1), dist.ReduceOp.SUM, group)
+    total = _all_reduce(logits.sum(1), dist.ReduceOp.SUM, group)
     is_counted = labels != IGNORED_LABEL
     losses = (total.log() - target) * is_counted
-    # d loss / d logit = softmax - 1 at the target
+    # The gradient of the loss by the logits is softmax - one_hot(target).
     logits /= total.unsqueeze(1)
-    logits.scatter_add_(1, here, -is_here.unsqueeze(1).float())
+    logits.scatter_add_(1, target_column, -is_local.unsqueeze(1).float())
     logits *= is_counted.unsqueeze(1)
     return losses, logits.to(hidden.dtype)
 
 
-def _reduced(values: Tensor, op: Any, group: dist.ProcessGroup | None) -> Tensor:
+def _all_reduce(values: Tensor, op: Any, group: dist.ProcessGroup | None) -> Tensor:
     if group is not None:
         dist.all_reduce(values, op, group)
     return values

@@ -1,1 +1,1 @@
-"""Logs, metrics and traces of a training run."""
+"""Logs, metrics, traces and memory statistics of a run."""

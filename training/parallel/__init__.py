@@ -1,1 +1,1 @@
-"""Distribution of a model over ranks, and its optimizer."""
+"""Distribution of the model over ranks, and the optimizer."""

@@ -1,12 +1,11 @@
-"""What backward needs of the forward pass, kept in CPU memory in between and fetched before it is wanted.
+"""Keeps activations in CPU memory between forward and backward. Results are bit-identical.
 
-Promises: results are the same bit for bit. On CUDA, copies run on a stream of their own, out while later blocks compute
-and back one block ahead of backward; both use pinned memory. torch's own `save_on_cpu` copies in the middle of the
-computation, which waits for it. On a processor the same steps are taken, without streams.
-Leaves to others: which activations there are (parallel.py).
+On CUDA the copies run on their own stream, with pinned memory. Activations leave while later
+blocks compute, and return one block ahead of backward. `torch.autograd.graph.save_on_cpu` copies
+on the compute stream instead, so the computation waits for it.
 
-    forward    block 0 | block 1 | block 2      backward   block 2 | block 1 | block 0
-    out                | of 0    | of 1         back         of 1  |  of 0
+    forward    block 0 | block 1    | block 2       backward   block 2    | block 1    | block 0
+    copy out             of block 0 | of block 1    copy back  of block 1 | of block 0 |
 """
 
 from __future__ import annotations
@@ -22,90 +21,105 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 MIN_BYTES = 1 << 20
-"""Smaller ones stay: a copy's launch costs more than they take."""
+"""Smaller tensors stay on the device: launching the copy costs more than they take."""
 
 
 @dataclass(eq=False)
-class _Saved:
-    """One tensor: on the host, and again on the device once it has been asked back."""
+class _SavedTensor:
+    """A tensor in CPU memory, and its copy on the device once backward has asked for it."""
 
     host: Tensor
-    returned: Tensor | None = None
+    device_copy: Tensor | None = None
 
 
 @dataclass(eq=False)
-class _Visit:
-    """One block in one forward pass; `before` is the block that ran before it."""
+class _BlockVisit:
+    """One block in one forward pass.
 
-    before: _Visit | None
-    saved: list[_Saved] = field(default_factory=list[_Saved])
-    has_arrived: Any = None
+    Attributes:
+        previous: the visit of the block that ran before; it is fetched next in backward.
+        saved: tensors that were sent to CPU memory and not fetched yet.
+        fetch_done: CUDA event after the copies back to the device.
+    """
+
+    previous: _BlockVisit | None
+    saved: list[_SavedTensor] = field(default_factory=list[_SavedTensor])
+    fetch_done: Any = None
     is_fetched: bool = False
 
 
 class ActivationOffload:
-    """Offloads what the functions that it is put `around` save for backward."""
+    """Offloads the tensors that wrapped functions save for backward."""
 
     def __init__(self, device: torch.device, min_bytes: int = MIN_BYTES) -> None:
         self._device, self._min_bytes = device, min_bytes
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._latest: _Visit | None = None
+        self._latest: _BlockVisit | None = None
 
-    def around(self, compute: Callable[..., Any], *, is_last: bool) -> Callable[..., Any]:
-        """The same function; what the last block saves is wanted at once and stays, but what came before is fetched."""
+    def wrap(self, forward: Callable[..., Any], *, is_last: bool) -> Callable[..., Any]:
+        """Return the forward function of a block with its saved tensors offloaded.
 
-        @functools.wraps(compute)
+        The last block keeps its tensors on the device, because backward needs them at once. Its
+        backward starts fetching those of the block before it.
+        """
+
+        @functools.wraps(forward)
         def offloaded(*args: Any) -> Any:
-            visit = _Visit(self._latest)
+            visit = _BlockVisit(self._latest)
             self._latest = None if is_last else visit
-            pack = functools.partial(self._keep if is_last else self._send, visit)
-            with saved_tensors_hooks(pack, functools.partial(self._receive, visit)):
-                return compute(*args)
+            pack = self._keep if is_last else functools.partial(self._send, visit)
+            unpack = functools.partial(self._receive, visit)
+            with saved_tensors_hooks(pack, unpack):
+                return forward(*args)
 
         return offloaded
 
-    def _keep(self, _: _Visit, tensor: Tensor) -> Tensor:
+    def _keep(self, tensor: Tensor) -> Tensor:
         return tensor
 
-    def _send(self, visit: _Visit, tensor: Tensor) -> Tensor | _Saved:
+    def _send(self, visit: _BlockVisit, tensor: Tensor) -> Tensor | _SavedTensor:
+        """Start the copy to CPU memory. Weights and small tensors stay where they are."""
         is_weight = isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)  # noqa: SLF001
         if is_weight or tensor.device != self._device or tensor.nbytes < self._min_bytes:
             return tensor
         host = torch.empty_like(tensor, device="cpu", pin_memory=self._stream is not None)
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
+            # The allocator must not reuse this memory before the copy has read it.
             tensor.record_stream(self._stream)
-        with self._on_stream():
+        with self._use_stream():
             host.copy_(tensor, non_blocking=True)
-        saved = _Saved(host)
+        saved = _SavedTensor(host)
         visit.saved.append(saved)
         return saved
 
-    def _receive(self, visit: _Visit, packed: Tensor | _Saved) -> Tensor:
+    def _receive(self, visit: _BlockVisit, packed: Tensor | _SavedTensor) -> Tensor:
+        """Return a tensor for backward, and start fetching those of the previous block."""
         self._fetch(visit)
-        if visit.before is not None:
-            self._fetch(visit.before)
+        if visit.previous is not None:
+            self._fetch(visit.previous)
         if isinstance(packed, Tensor):
             return packed
-        assert packed.returned is not None
-        if visit.has_arrived is not None:
+        assert packed.device_copy is not None
+        if visit.fetch_done is not None:
             stream = torch.cuda.current_stream(self._device)
-            stream.wait_event(visit.has_arrived)
-            packed.returned.record_stream(stream)
-        return packed.returned
+            stream.wait_event(visit.fetch_done)
+            packed.device_copy.record_stream(stream)
+        return packed.device_copy
 
-    def _fetch(self, visit: _Visit) -> None:
-        """Begin to copy a block's tensors back, once; autograd drops them one by one as they are used."""
+    def _fetch(self, visit: _BlockVisit) -> None:
+        """Start the copies of a block's tensors back to the device, once."""
         if visit.is_fetched:
             return
         visit.is_fetched = True
-        with self._on_stream():
+        with self._use_stream():
             for saved in visit.saved:
-                saved.returned = torch.empty_like(saved.host, device=self._device)
-                saved.returned.copy_(saved.host, non_blocking=True)
+                saved.device_copy = torch.empty_like(saved.host, device=self._device)
+                saved.device_copy.copy_(saved.host, non_blocking=True)
         if self._stream is not None:
-            visit.has_arrived = self._stream.record_event()
-        visit.saved = []  # autograd's graph holds each of them, for as long as it is wanted
+            visit.fetch_done = self._stream.record_event()
+        # From here on only autograd's graph holds the tensors, and frees each after its use.
+        visit.saved = []
 
-    def _on_stream(self) -> AbstractContextManager[Any]:
+    def _use_stream(self) -> AbstractContextManager[Any]:
         return torch.cuda.stream(self._stream) if self._stream is not None else nullcontext()

@@ -1,9 +1,7 @@
-"""AdamW, wherever its state lies, under one name per parameter; and the learning rate of each step.
+"""AdamW for every sharding strategy, and the learning rate schedule.
 
-Promises: the same steps whether state is whole (ddp), cut by parameters over ranks (zero1), sharded with the parameters
-(zero2, zero3) or in CPU memory (offload); `state` gives all of it by parameter's name, so that a checkpoint of any of
-these is one of all. Moments and master weights are fp32.
-Leaves to others: when to step (trainer.py), saving (checkpoint.py).
+Moments and master weights are fp32. The state is exposed under the names of the parameters, so a
+checkpoint of one strategy can be loaded by any other.
 """
 
 from __future__ import annotations
@@ -19,47 +17,51 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from training.config import OptimizerConfig, ParallelConfig
-from training.parallel.distributed import Ranks
+from training.parallel.distributed import RankContext
 
 
 class Optimizer:
-    """AdamW over the named parameters that want a gradient."""
+    """AdamW (Loshchilov and Hutter 2019) over the parameters that require a gradient."""
 
     def __init__(
         self,
         parameters: Mapping[str, nn.Parameter],
         config: OptimizerConfig,
         parallel: ParallelConfig,
-        ranks: Ranks,
+        context: RankContext,
     ) -> None:
         self._config = config
-        self._parameters = {
-            name: parameter for name, parameter in parameters.items() if parameter.requires_grad
-        }
-        self._on_host = parallel.offload == "optimizer"
-        self._masters = self._copies(ranks) if self._on_host else self._parameters
-        decayed = [master for master in self._masters.values() if master.ndim > 1]
-        others = [master for master in self._masters.values() if master.ndim <= 1]
-        groups: list[dict[str, Any]] = [
-            {"params": decayed, "weight_decay": config.weight_decay},
-            {"params": others, "weight_decay": 0.0},
-        ]
+        self._parameters: dict[str, nn.Parameter] = {}
+        for name, parameter in parameters.items():
+            if parameter.requires_grad:
+                self._parameters[name] = parameter
+        self._steps_on_host = parallel.offload == "optimizer"
+        # The optimizer updates the masters: the parameters themselves, or copies in CPU memory.
+        self._masters = self._parameters
+        if self._steps_on_host:
+            pin_memory = context.device.type == "cuda"
+            self._masters = _copy_to_host(self._parameters, pin_memory=pin_memory)
         settings: dict[str, Any] = {
             "lr": config.learning_rate,
             "betas": config.betas,
             "eps": config.eps,
             "fused": True,
         }
-        groups = [group for group in groups if group["params"]]
-        if parallel.strategy == "zero1" and ranks.world_size > 1:
-            self._optimizer: torch.optim.Optimizer = _zero1(groups, settings, ranks)
-            self._holder: torch.optim.Optimizer = self._optimizer.optim  # pyright: ignore[reportAttributeAccessIssue]
+        groups = self._make_groups()
+        if parallel.strategy == "zero1" and context.world_size > 1:
+            self._optimizer: torch.optim.Optimizer = _make_zero1(groups, settings, context)
+            # The inner optimizer has the state of this rank's parameters.
+            self._state_owner: torch.optim.Optimizer = self._optimizer.optim  # pyright: ignore[reportAttributeAccessIssue]
         else:
-            self._optimizer = self._holder = torch.optim.AdamW(groups, **settings)
-        self._begin()
+            self._optimizer = self._state_owner = torch.optim.AdamW(groups, **settings)
+        self._init_state()
 
-    def clip(self) -> Tensor:
-        """Scale gradients down to max_grad_norm; the norm they had, over all ranks, as a scalar tensor."""
+    def clip_gradients(self) -> Tensor:
+        """Scale the gradients down to max_grad_norm.
+
+        Returns:
+            The norm before clipping, over all ranks, as a scalar tensor.
+        """
         gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
         norm = get_total_norm(gradients)
         if isinstance(norm, DTensor):
@@ -68,66 +70,71 @@ class Optimizer:
         return norm
 
     def step(self, learning_rate: float) -> None:
-        """Change the parameters by their gradients."""
+        """Update the parameters from their gradients."""
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
-        if self._on_host:
+        if self._steps_on_host:
             self._step_on_host()
         else:
             self._optimizer.step()
 
     def zero_grad(self) -> None:
-        """Free them."""
+        """Free the gradients."""
         for parameter in self._parameters.values():
             parameter.grad = None
 
-    def state(self) -> dict[str, Tensor]:
-        """Live tensors by `<parameter>.<exp_avg|exp_avg_sq|step>`: what this rank holds of them."""
-        names = {id(master): name for name, master in self._masters.items()}
-        return {
-            f"{names[id(master)]}.{key}": value
-            for master, values in self._holder.state.items()
-            for key, value in values.items()
-        }
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Return the live state tensors of this rank.
 
-    def loaded(self) -> None:
-        """To be called when parameters were loaded: masters on the host follow them."""
-        if self._on_host:
+        Keys are `<parameter>.exp_avg`, `<parameter>.exp_avg_sq` and `<parameter>.step`.
+        """
+        names = {id(master): name for name, master in self._masters.items()}
+        tensors: dict[str, Tensor] = {}
+        for master, values in self._state_owner.state.items():
+            for key, value in values.items():
+                tensors[f"{names[id(master)]}.{key}"] = value
+        return tensors
+
+    def sync_masters(self) -> None:
+        """Copy the parameters to their masters in CPU memory. Call it after loading weights."""
+        if self._steps_on_host:
             with torch.no_grad():
                 for name, parameter in self._parameters.items():
                     self._masters[name].copy_(parameter)
 
-    def _begin(self) -> None:
-        """Make the state that AdamW would make at its first step, so that a checkpoint can be loaded into it."""
-        for group in self._holder.param_groups:
+    def _make_groups(self) -> list[dict[str, Any]]:
+        """Return the parameter groups: matrices with weight decay, norms without."""
+        matrices = [master for master in self._masters.values() if master.ndim > 1]
+        vectors = [master for master in self._masters.values() if master.ndim <= 1]
+        groups: list[dict[str, Any]] = [
+            {"params": matrices, "weight_decay": self._config.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+        return [group for group in groups if group["params"]]
+
+    def _init_state(self) -> None:
+        """Create the state that AdamW would create in its first step.
+
+        A checkpoint is loaded into live tensors, so they must exist before the first step.
+        """
+        for group in self._state_owner.param_groups:
             for master in group["params"]:
-                step_device = master.device  # where fused kernels want the count
-                self._holder.state[master] = {
-                    "step": torch.zeros((), dtype=torch.float32, device=step_device),
+                self._state_owner.state[master] = {
+                    # Fused kernels want the step count on the device of the parameter.
+                    "step": torch.zeros((), dtype=torch.float32, device=master.device),
                     "exp_avg": torch.zeros_like(master, memory_format=torch.preserve_format),
                     "exp_avg_sq": torch.zeros_like(master, memory_format=torch.preserve_format),
                 }
 
-    def _copies(self, ranks: Ranks) -> dict[str, nn.Parameter]:
-        """A master of each parameter in (pinned) CPU memory, with room for its gradient."""
-        masters: dict[str, nn.Parameter] = {}
-        pinned = ranks.device.type == "cuda"
-        for name, parameter in self._parameters.items():
-            like = parameter.detach()
-            master = nn.Parameter(torch.empty_like(like, device="cpu", pin_memory=pinned))
-            master.grad = torch.empty_like(like, device="cpu", pin_memory=pinned)
-            with torch.no_grad():
-                master.copy_(like)
-            masters[name] = master
-        return masters
-
     def _step_on_host(self) -> None:
+        """Copy gradients to CPU memory, step there, and copy the parameters back."""
         pairs = [(self._parameters[name], master) for name, master in self._masters.items()]
         for parameter, master in pairs:
             assert parameter.grad is not None
             assert master.grad is not None
             master.grad.copy_(parameter.grad, non_blocking=True)
         if pairs[0][0].device.type == "cuda":
+            # The CPU must not read the gradients before the copies have ended.
             torch.cuda.current_stream().synchronize()
         self._optimizer.step()
         with torch.no_grad():
@@ -135,32 +142,57 @@ class Optimizer:
                 parameter.copy_(master, non_blocking=True)
 
 
-def _zero1(
-    groups: list[dict[str, Any]], settings: dict[str, Any], ranks: Ranks
+def _copy_to_host(
+    parameters: Mapping[str, nn.Parameter], *, pin_memory: bool
+) -> dict[str, nn.Parameter]:
+    """Return a master of each parameter in CPU memory, with memory for its gradient."""
+    masters: dict[str, nn.Parameter] = {}
+    for name, parameter in parameters.items():
+        source = parameter.detach()
+        master = nn.Parameter(torch.empty_like(source, device="cpu", pin_memory=pin_memory))
+        master.grad = torch.empty_like(source, device="cpu", pin_memory=pin_memory)
+        with torch.no_grad():
+            master.copy_(source)
+        masters[name] = master
+    return masters
+
+
+def _make_zero1(
+    groups: list[dict[str, Any]], settings: dict[str, Any], context: RankContext
 ) -> ZeroRedundancyOptimizer:
-    """Whole parameters, each one's state on one rank, and sent to the others after the step."""
+    """Return an optimizer that keeps the state of each parameter on one rank.
+
+    That rank updates the parameter and broadcasts it after the step.
+    """
     first, *rest = groups
-    decay = first.pop("weight_decay")
+    weight_decay = first.pop("weight_decay")
     optimizer = ZeroRedundancyOptimizer(
         first["params"],
         optimizer_class=torch.optim.AdamW,
-        process_group=ranks.mesh.get_group("replicate"),
-        weight_decay=decay,
+        process_group=context.mesh.get_group("replicate"),
+        weight_decay=weight_decay,
         **settings,
     )
+    # Its constructor takes only one group.
     for group in rest:
         optimizer.add_param_group({**settings, **group})
     return optimizer
 
 
-def learning_rate(step: int, steps: int, config: OptimizerConfig) -> float:
-    """Of step 0 .. steps - 1: up from 0 over the warm-up, then as the schedule says, down to min_lr_share.
+def compute_learning_rate(step: int, num_steps: int, config: OptimizerConfig) -> float:
+    """Return the learning rate of a step: linear warm-up, then the configured schedule.
 
-    cosine: Loshchilov and Hutter 2017, equation 5. wsd: Hu et al. 2024 (MiniCPM), section 4, with a line at the end.
+    cosine: Loshchilov and Hutter 2017, equation 5. wsd: Hu et al. 2024 (MiniCPM), section 4, with
+    a linear decay.
+
+    Args:
+        step: 0 .. num_steps - 1.
+        num_steps: steps of the whole run.
+        config: schedule, peak and end of the learning rate.
     """
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / config.warmup_steps
-    progress = (step - config.warmup_steps) / max(1, steps - config.warmup_steps)
+    progress = (step - config.warmup_steps) / max(1, num_steps - config.warmup_steps)
     if config.schedule == "constant":
         share = 1.0
     elif config.schedule == "cosine":
@@ -168,7 +200,7 @@ def learning_rate(step: int, steps: int, config: OptimizerConfig) -> float:
     elif config.schedule == "linear":
         share = 1 - progress
     else:
-        # decay_share of all steps, as far as the warm-up leaves room
-        decay_steps = min(config.decay_share * steps, steps - config.warmup_steps)
-        share = min(1.0, (steps - step) / decay_steps) if decay_steps else 1.0
+        # wsd: decay_share counts all steps, but the decay cannot begin before the warm-up ends.
+        decay_steps = min(config.decay_share * num_steps, num_steps - config.warmup_steps)
+        share = min(1.0, (num_steps - step) / decay_steps) if decay_steps else 1.0
     return config.learning_rate * (config.min_lr_share + (1 - config.min_lr_share) * share)

@@ -1,14 +1,13 @@
-"""A model becomes one that is trained on many ranks: cut, sharded or copied, compiled, with activations saved or not.
+"""Distributes a decoder over ranks, with its weights, compilation and activation memory.
 
-Promises: weights are the same on any number of ranks and under every strategy; no rank ever holds more of them than its
-part and one block besides. `backward` of the last micro-batch sums gradients over ranks, of earlier ones does not.
-Leaves to others: the mesh (ranks.py), what the weights are (model.draw), the step (trainer.py).
+The weights are the same for every strategy and number of ranks. No rank ever holds more of the
+sharded model than its own share and one whole block.
 
-    strategy   parameters   gradients   optimizer's state        made with
-    ddp        whole        whole       whole                    DistributedDataParallel
-    zero1      whole        whole       cut                      the same, ZeroRedundancyOptimizer
-    zero2      cut, whole from forward to backward   cut   cut   fully_shard(reshard_after_forward=False)
-    zero3      cut          cut         cut                      fully_shard(reshard_after_forward=True)
+    strategy  parameters                             gradients  optimizer state  made with
+    ddp       whole                                  whole      whole            DDP
+    zero1     whole                                  whole      sharded          DDP, ZeroRedundancyOptimizer
+    zero2     sharded; whole from forward to backward  sharded  sharded          fully_shard(reshard_after_forward=False)
+    zero3     sharded                                sharded    sharded          fully_shard(reshard_after_forward=True)
 """
 
 from __future__ import annotations
@@ -28,72 +27,63 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    ParallelStyle,
-    PrepareModuleInput,
-    RowwiseParallel,
-    SequenceParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from training.config import ParallelConfig, PrecisionConfig
+from training.errors import IncompatibleConfig
 from training.model.decoder import Block, Decoder
 from training.parallel.activation_offload import ActivationOffload
-from training.parallel.distributed import IncompatibleConfig, Ranks
+from training.parallel.distributed import RankContext
+from training.parallel.tensor_parallel import apply_tensor_parallel
 
 COMPUTE_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
-Fill = Callable[[str, Tensor], None]
-"""Fills a whole parameter of that name, in place."""
+InitParameter = Callable[[str, Tensor], None]
+"""Fills a whole parameter, given its name, in place."""
 
 
-def parallelise(
+def parallelize(
     model: Decoder,
-    fill: Fill,
+    init_parameter: InitParameter,
     *,
     parallel: ParallelConfig,
     precision: PrecisionConfig,
-    ranks: Ranks,
+    context: RankContext,
 ) -> nn.Module:
-    """The model, built on the meta device, laid over the ranks with its weights in it; call it as the model.
+    """Distribute a model built on the meta device, and fill it with its initial weights.
+
+    Args:
+        model: changed in place; its parameters keep their names.
+        init_parameter: fills one parameter.
+        parallel: strategy, degrees and activation memory.
+        precision: compute dtype, float8 and compilation.
+        context: this rank and the mesh.
+
+    Returns:
+        The module to call for training: the model itself, or its DDP wrapper.
 
     Raises:
-        IncompatibleConfig: heads that cannot be shared out, or float8 where there is none.
+        IncompatibleConfig: the mesh does not divide the model, or float8 is not available.
     """
     model.lm_head.chunk_tokens = precision.loss_chunk_tokens
     if precision.float8 != "none":
-        _use_float8(model, precision.float8, ranks.device)
+        _convert_to_float8(model, precision.float8, context.device)
     if parallel.tensor > 1:
-        _cut_matrices(model, ranks)
-    _choose_compute(model, parallel, precision, ranks.device)
+        apply_tensor_parallel(model, context.mesh["tensor"])
+    _configure_blocks(model, parallel, precision, context.device)
     if parallel.strategy in ("zero2", "zero3"):
-        return _shard(model, fill, parallel, precision, ranks)
-    _materialise("", model, fill, ranks.device)
-    if precision.compute != "fp32":
-        model.forward = torch.autocast(ranks.device.type, COMPUTE_DTYPES[precision.compute])(
-            model.forward
-        )
-    if ranks.world_size == 1:
-        return model
-    devices = [ranks.device] if ranks.device.type == "cuda" else None
-    group = ranks.mesh.get_group("replicate")
-    # init_sync: every rank drew the same weights, nothing is to be broadcast
-    return DistributedDataParallel(
-        model,
-        device_ids=devices,
-        process_group=group,
-        gradient_as_bucket_view=True,
-        init_sync=False,
-    )
+        return _apply_fully_shard(model, init_parameter, parallel, precision, context)
+    return _apply_ddp(model, init_parameter, precision, context)
 
 
 @contextmanager
-def accumulating(model: nn.Module, *, is_last: bool) -> Generator[None]:
-    """Forward and backward of one micro-batch; gradients are summed over ranks in that of the last one only."""
+def accumulate_gradients(model: nn.Module, *, is_last: bool) -> Generator[None]:
+    """Wrap forward and backward of one micro-batch of a step.
+
+    Gradients are summed over ranks in the backward of the last micro-batch only.
+    """
     if isinstance(model, DistributedDataParallel) and not is_last:
         with model.no_sync():
             yield
@@ -104,166 +94,172 @@ def accumulating(model: nn.Module, *, is_last: bool) -> Generator[None]:
     yield
 
 
-def decoder_of(model: nn.Module) -> Decoder:
-    """The model inside of what wraps it."""
+def unwrap_decoder(model: nn.Module) -> Decoder:
+    """Return the decoder inside a module that `parallelize` returned."""
     inner = model.module if isinstance(model, DistributedDataParallel) else model
     assert isinstance(inner, Decoder)
     return inner
 
 
-# -------------------------------------------------------------------------------------------------------------- weights
+# ---- weights ----
 
 
-def _materialise(prefix: str, module: nn.Module, fill: Fill, device: torch.device) -> None:
-    """Give a module on the meta device its memory and its weights; of a cut matrix, this rank's part."""
+def _materialize(
+    prefix: str, module: nn.Module, init_parameter: InitParameter, device: torch.device
+) -> None:
+    """Allocate a module of the meta device and fill it.
+
+    Every rank fills the whole parameter and keeps its shard, so the values do not depend on the
+    sharding.
+    """
     module.to_empty(device=device)
     with torch.no_grad():
         for name, parameter in module.named_parameters(prefix):
             if not isinstance(parameter, DTensor):
-                fill(name, parameter)
+                init_parameter(name, parameter)
                 continue
             whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
-            fill(name, whole)
-            parameter.copy_(
-                distribute_tensor(
-                    whole, parameter.device_mesh, parameter.placements, src_data_rank=None
-                )
+            init_parameter(name, whole)
+            # src_data_rank=None: every rank has the whole tensor, so nothing is sent.
+            shard = distribute_tensor(
+                whole, parameter.device_mesh, parameter.placements, src_data_rank=None
             )
+            parameter.copy_(shard)
 
 
-def _shard(
-    model: Decoder, fill: Fill, parallel: ParallelConfig, precision: PrecisionConfig, ranks: Ranks
+def _apply_ddp(
+    model: Decoder, init_parameter: InitParameter, precision: PrecisionConfig, context: RankContext
 ) -> nn.Module:
-    """FSDP2 over blocks; over replicas of them, where there are several (HSDP)."""
-    mesh = (
-        ranks.mesh["shard"]
-        if ranks.mesh["replicate"].size() == 1
-        else ranks.mesh["replicate", "shard"]
+    """Wrap the model with DDP (ddp, zero1), and compute under autocast."""
+    device = context.device
+    _materialize("", model, init_parameter, device)
+    if precision.compute != "fp32":
+        autocast = torch.autocast(device.type, COMPUTE_DTYPES[precision.compute])
+        model.forward = autocast(model.forward)
+    if context.world_size == 1:
+        return model
+    return DistributedDataParallel(
+        model,
+        device_ids=[device] if device.type == "cuda" else None,
+        process_group=context.mesh.get_group("replicate"),
+        gradient_as_bucket_view=True,
+        # Every rank has initialized the same weights, so no broadcast is needed.
+        init_sync=False,
     )
-    on_cuda = ranks.device.type == "cuda"
-    settings: dict[str, Any] = {
-        "mesh": mesh,
-        # Inputs are left alone: angles of the rotary embedding stay fp32.
-        "mp_policy": MixedPrecisionPolicy(
-            param_dtype=COMPUTE_DTYPES[precision.compute],
-            reduce_dtype=torch.float32,
-            cast_forward_inputs=False,
-        ),
-        "offload_policy": CPUOffloadPolicy(pin_memory=on_cuda)
-        if parallel.offload == "parameters"
-        else OffloadPolicy(),
-    }
-    reshard = parallel.strategy == "zero3"
+
+
+def _apply_fully_shard(
+    model: Decoder,
+    init_parameter: InitParameter,
+    parallel: ParallelConfig,
+    precision: PrecisionConfig,
+    context: RankContext,
+) -> nn.Module:
+    """Apply FSDP2 to the blocks (zero2, zero3); with several replicas this is HSDP."""
+    settings = _make_fsdp_settings(parallel, precision, context)
     groups: list[Sequence[tuple[str, nn.Module]]] = [[("embed_tokens", model.embed_tokens)]]
-    groups += [[(f"layers.{index}", block)] for index, block in enumerate(model.layers)]
-    groups += [[("norm", model.norm), ("lm_head", model.lm_head)]]
-    for group in groups:  # one at a time, so that no more than one is ever whole
+    for index, block in enumerate(model.layers):
+        groups.append([(f"layers.{index}", block)])
+    groups.append([("norm", model.norm), ("lm_head", model.lm_head)])
+    # Allocate and shard one group at a time: no more than one is ever whole on a rank.
+    for group in groups:
         for name, module in group:
-            _materialise(name, module, fill, ranks.device)
-        # what is used last in forward comes first in backward
+            _materialize(name, module, init_parameter, context.device)
+        # The last group of forward is the first of backward, so it stays gathered.
         is_last = group is groups[-1]
         fully_shard(
             [module for _, module in group],
-            reshard_after_forward=reshard and not is_last,
+            reshard_after_forward=parallel.strategy == "zero3" and not is_last,
             **settings,
         )
     fully_shard(model, reshard_after_forward=False, **settings)
     return model
 
 
-# ------------------------------------------------------------------------------------------------------ tensor parallel
-
-
-def _cut_matrices(model: Decoder, ranks: Ranks) -> None:
-    """Megatron's cut (Shoeybi et al. 2019), with sequence parallelism between (Korthikanti et al. 2022)."""
-    mesh, degree, config = ranks.mesh["tensor"], ranks.mesh["tensor"].size(), model.config
-    vocab_size = model.lm_head.weight.shape[0]
-    for name, number in (
-        ("model.num_kv_heads", config.num_kv_heads),
-        ("model.num_heads", config.num_heads),
-        ("model.ffn_dim", config.ffn_dim),
-        ("the vocabulary", vocab_size),
-    ):
-        if number % degree:
-            raise IncompatibleConfig(
-                f"parallel.tensor is {degree}, which does not divide {name} {number}"
-            )
-    along_tokens, whole = Shard(1), Replicate()
-    parallelize_module(
-        model,
-        mesh,
-        {
-            # made local in Decoder.forward: fully_shard warns of modules that give out a view
-            "embed_tokens": RowwiseParallel(
-                input_layouts=whole, output_layouts=along_tokens, use_local_output=False
-            ),
-            "norm": SequenceParallel(),
-        },
+def _make_fsdp_settings(
+    parallel: ParallelConfig, precision: PrecisionConfig, context: RankContext
+) -> dict[str, Any]:
+    mesh = context.mesh["shard"]
+    if context.mesh["replicate"].size() > 1:
+        mesh = context.mesh["replicate", "shard"]
+    offload = OffloadPolicy()
+    if parallel.offload == "parameters":
+        offload = CPUOffloadPolicy(pin_memory=context.device.type == "cuda")
+    precision_policy = MixedPrecisionPolicy(
+        param_dtype=COMPUTE_DTYPES[precision.compute],
+        reduce_dtype=torch.float32,
+        cast_forward_inputs=False,  # the angles of the rotary embedding stay fp32
     )
-    model.lm_head.weight = nn.Parameter(distribute_tensor(model.lm_head.weight, mesh, [Shard(0)]))
-    plan: dict[str, ParallelStyle] = {
-        "input_layernorm": SequenceParallel(),
-        "self_attn": PrepareModuleInput(
-            input_layouts=(along_tokens, None, None), desired_input_layouts=(whole, None, None)
-        ),
-        "self_attn.q_proj": ColwiseParallel(),
-        "self_attn.k_proj": ColwiseParallel(),
-        "self_attn.v_proj": ColwiseParallel(),
-        "self_attn.o_proj": RowwiseParallel(output_layouts=along_tokens),
-        "post_attention_layernorm": SequenceParallel(),
-        "mlp": PrepareModuleInput(input_layouts=(along_tokens,), desired_input_layouts=(whole,)),
-        "mlp.gate_proj": ColwiseParallel(),
-        "mlp.up_proj": ColwiseParallel(),
-        "mlp.down_proj": RowwiseParallel(output_layouts=along_tokens),
-    }
-    for block in model.layers:
-        parallelize_module(block, mesh, plan)
+    return {"mesh": mesh, "mp_policy": precision_policy, "offload_policy": offload}
 
 
-# --------------------------------------------------------------------------------------------------------- computing
+# ---- computation of blocks ----
 
 
-def _choose_compute(
+def _configure_blocks(
     model: Decoder, parallel: ParallelConfig, precision: PrecisionConfig, device: torch.device
 ) -> None:
-    """Set every block's `compute`: saved or computed again, inside of compiled, inside of offloaded."""
+    """Set activation checkpointing, compilation and activation offload of every block.
+
+    They nest in this order: offload wraps the compiled function, which contains checkpointing.
+    """
     offload = ActivationOffload(device) if parallel.activation_offload else None
-    selection: dict[str, Any] = {}
+    checkpoint_args: dict[str, Any] | None = None
+    if parallel.activation_checkpointing != "none":
+        # The blocks draw no random numbers, so the random state need not be restored.
+        checkpoint_args = {"use_reentrant": False, "preserve_rng_state": False}
     if parallel.activation_checkpointing == "selective":
-        selection["context_fn"] = functools.partial(
-            create_selective_checkpoint_contexts, _expensive_operators()
+        assert checkpoint_args is not None
+        checkpoint_args["context_fn"] = functools.partial(
+            create_selective_checkpoint_contexts, _list_stored_operators()
         )
     for block in model.layers:
         assert isinstance(block, Block)
-        if parallel.activation_checkpointing != "none":
-            block.checkpointing = {"use_reentrant": False, "preserve_rng_state": False, **selection}
-        compute: Callable[..., Any] = torch.compile(block.run) if precision.compile else block.run
-        block.compute = (
-            offload.around(compute, is_last=block is model.layers[-1]) if offload else compute
-        )
+        block.checkpoint_args = checkpoint_args
+        forward: Callable[..., Any] = block.forward_with_checkpointing
+        if precision.compile:
+            forward = torch.compile(forward)
+        if offload is not None:
+            forward = offload.wrap(forward, is_last=block is model.layers[-1])
+        block.forward_fn = forward
 
 
-def _expensive_operators() -> list[Any]:
-    """What selective checkpointing saves: matrix products, attention, and what came over the network."""
-    aten, names = torch.ops.aten, [
-        "mm", "addmm", "bmm", "_scaled_mm", "_scaled_dot_product_flash_attention",
-        "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_efficient_attention",
+def _list_stored_operators() -> list[Any]:
+    """Return the operators whose outputs selective checkpointing stores.
+
+    These are the expensive ones: matrix products, attention, and sums over ranks.
+    """
+    from torch.nn.attention import varlen
+
+    assert varlen  # importing it registers _varlen_attn
+    names = [
+        "mm",
+        "addmm",
+        "bmm",
+        "_scaled_mm",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_efficient_attention",
         "_scaled_dot_product_cudnn_attention",
-    ]  # fmt: skip
-    operators = [getattr(aten, name).default for name in names]
+    ]
+    operators = [getattr(torch.ops.aten, name).default for name in names]
     operators.append(torch.ops._c10d_functional.reduce_scatter_tensor.default)  # noqa: SLF001
-    from torch.nn.attention import varlen  # registers the operator
-
-    assert varlen
-    return [*operators, torch.ops.torch_attn._varlen_attn.default]  # noqa: SLF001
+    operators.append(torch.ops.torch_attn._varlen_attn.default)  # noqa: SLF001
+    return operators
 
 
-def _use_float8(model: Decoder, recipe: str, device: torch.device) -> None:
-    """Swap the blocks' linear layers for torchao's; on a processor their arithmetic is emulated, to be tested."""
+def _convert_to_float8(model: Decoder, recipe: str, device: torch.device) -> None:
+    """Replace the linear layers of the blocks by torchao's float8 layers.
+
+    On CPU the arithmetic is emulated, for tests.
+
+    Raises:
+        IncompatibleConfig: the GPU has no float8 products, or torchao is not installed.
+    """
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
         raise IncompatibleConfig(
-            f"precision.float8 is {recipe}, but {torch.cuda.get_device_name(device)} has no float8 products "
-            f"(an H100 or later has); set it to none"
+            f"precision.float8 is {recipe}, but {torch.cuda.get_device_name(device)} has no "
+            f"float8 products (an H100 or later has); set it to none"
         )
     try:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training

@@ -1,1 +1,1 @@
-"""Memory and speed of a training config, before it runs."""
+"""Estimates of the memory and speed of a training config."""

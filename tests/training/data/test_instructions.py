@@ -30,20 +30,18 @@ from tests.training.hugging_face.model_folders import (
 )
 from training.checkpoint import read_progress
 from training.config import DataConfig
+from training.data.chat_format import ChatTokenizer
+from training.data.conversations import Conversations, read_conversations
 from training.data.instructions import (
-    OPEN_ROWS,
-    ChatTokenizer,
-    Conversations,
     InstructionRows,
-    OtherInstructions,
+    InstructionsMismatch,
     open_instructions,
-    pack,
-    pack_epoch,
-    read_conversations,
 )
-from training.hugging_face.export import export, model_settings
+from training.data.packing import OPEN_ROWS, pack_epoch, pack_first_fit
+from training.errors import IncompatibleConfig
+from training.hugging_face.config_json import read_model_settings
+from training.hugging_face.export import export_checkpoint
 from training.model.loss import IGNORED_LABEL
-from training.parallel.distributed import IncompatibleConfig
 from training.trainer import train
 
 CHAT = [
@@ -194,7 +192,7 @@ def test_transformers_makes_the_same_tokens_of_a_chat(
         data={"instructions": str(path), "tokenizer": str(tokenizer), "seq_len": 128},
     )  # fmt: skip
     train(config, alone())
-    export(tmp_path / "run", tmp_path / "out")
+    export_checkpoint(tmp_path / "run", tmp_path / "out")
     theirs = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert theirs.eos_token == "<|im_end|>"
     assert theirs.bos_token == starts_with
@@ -245,23 +243,25 @@ def test_settings_in_the_tokenizer_do_not_cut_or_pad(
 
 
 def test_broken_lines_are_left_out_and_told(
-    tmp_path: Path, tokenizer: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, tokenizer: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each with its number, what was found and what was wanted; the others are used, and the run says it once."""
     broken: dict[Any, str] = {
         "{": "found no JSON",
-        "[1]": "found list, wanted an object",
-        '{"text": "x"}': "found keys ['text'], wanted messages, or instruction and output",
-        '{"instruction": "x", "output": ""}': "found output '', wanted text",
-        '{"instruction": 7, "output": "x"}': "found instruction 7, wanted text",
-        '{"instruction": "x", "input": ["y"], "output": "z"}': "found input ['y'], wanted text",
-        '{"messages": {}}': "found messages that are dict, wanted a list",
-        '{"messages": [{"role": "user", "content": "x"}]}': "found no message of role 'assistant'",
-        '{"messages": ["x", {"role": "assistant", "content": "x"}]}': "found role None, wanted one of system, user",
+        "[1]": "found list, expected an object",
+        '{"text": "x"}': "found keys ['text'], expected messages, or instruction and output",
+        '{"instruction": "x", "output": ""}': "found output '', expected text",
+        '{"instruction": 7, "output": "x"}': "found instruction 7, expected text",
+        '{"instruction": "x", "input": ["y"], "output": "z"}': "found input ['y'], expected text",
+        '{"messages": {}}': "found messages of type dict, expected a list",
+        '{"messages": [{"role": "user", "content": "x"}]}': "found no message with role 'assistant'",
+        '{"messages": ["x", {"role": "assistant", "content": "x"}]}': "found role None, expected one of system, user",
         '{"messages": [{"role": "tool", "content": "x"}, {"role": "assistant", "content": "x"}]}': "found role 'tool'",
-        '{"messages": [{"role": "assistant", "content": null}]}': "found content None, wanted text",
+        '{"messages": [{"role": "assistant", "content": null}]}': "found content None, expected text",
         '{"messages": [{"role": "assistant", "content": "\\ud800"}]}': "half a surrogate pair",
-        json.dumps({"instruction": "x" * 400, "output": "y"}): "wanted fewer than data.seq_len 256",
+        json.dumps(
+            {"instruction": "x" * 400, "output": "y"}
+        ): "expected fewer than data.seq_len 256",
         "[" * 100_000: "found no JSON",
         '{"instruction": "\ud800", "output": "x"}': "found no JSON ('utf-8' codec",
     }
@@ -275,8 +275,9 @@ def test_broken_lines_are_left_out_and_told(
     assert (stats["broken_lines"], stats["conversations"]) == (15, 3)
     assert stats["first_faults"] == list(rows.faults[:5])
     data = {"instructions": str(path), "tokenizer": str(tokenizer), "seq_len": 256}
+    caplog.set_level("INFO", logger="training")
     train(config_of(tmp_path / "run", None, steps=1, data=data), alone())
-    assert f"15 broken lines are left out; {path}:2: found no JSON" in capfd.readouterr().err
+    assert f"15 broken lines are skipped; {path}:2: found no JSON" in caplog.text
 
 
 def test_a_conversation_longer_than_a_row_is_cut_and_counted(
@@ -311,7 +312,7 @@ def test_files_that_give_nothing_are_refused(tmp_path: Path, tokenizer: Path) ->
 
     path = write_lines(tmp_path / "lines.jsonl", ["{}", "{"])
     said = fault(path, tokenizer)
-    assert f"{path} has no usable line (2 are broken), wanted objects with" in said
+    assert f"{path} has no valid line (2 are invalid), expected objects with" in said
     assert f"{path}:1: found keys []" in said
     assert "cannot be read" in fault(tmp_path / "none.jsonl", tokenizer)
     assert "cannot be read as a tokenizer.json" in fault(path, path)
@@ -327,7 +328,7 @@ def test_files_that_give_nothing_are_refused(tmp_path: Path, tokenizer: Path) ->
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=300), st.integers(40, 100))
 def test_each_goes_into_the_first_row_with_room(num_slots: list[int], seq_len: int) -> None:
     """No row is overfull, and a row is begun only where none of the newest had room; earlier ones come first."""
-    rows = pack(np.array(num_slots), seq_len).tolist()
+    rows = pack_first_fit(np.array(num_slots), seq_len).tolist()
     room: list[int] = []
     for row, wanted in zip(rows, num_slots, strict=True):
         first = max(0, len(room) - OPEN_ROWS)
@@ -487,12 +488,16 @@ def test_a_state_of_other_rows_is_refused(tmp_path: Path, lines: Path, tokenizer
         (rows_of(lines, tokenizer, seed=4), {"seed"}),
         (rows_of(lines, tokenizer, seq_len=128), {"seq_len"}),
     ):
-        with pytest.raises(OtherInstructions) as raised:
+        with pytest.raises(InstructionsMismatch) as raised:
             rows.load_state_dict(state)
         assert raised.value.differences.keys() == names
-    with pytest.raises(OtherInstructions, match=r"seed is 3 in the state, 4 here.*another run_dir"):
+    with pytest.raises(
+        InstructionsMismatch, match=r"seed is 3 in the state, 4 in this run.*another run_dir"
+    ):
         rows_of(lines, tokenizer, seed=4).load_state_dict(state)
-    with pytest.raises(OtherInstructions, match="kind is None in the state, 'instructions' here"):
+    with pytest.raises(
+        InstructionsMismatch, match="kind is None in the state, 'instructions' in this run"
+    ):
         rows_of(lines, tokenizer).load_state_dict({"version": 1, "position": 7, "seed": 3})
 
 
@@ -521,7 +526,7 @@ def fine_tuning(run_dir: Path, base: Path, lines: Path, tokenizer: Path, **chang
         "checkpoint": {"every_steps": 6},
         "optimizer": optimizer,
     }
-    defaults |= {"model": model_settings(base), "data": {**data, "micro_batch_rows": 2}}
+    defaults |= {"model": read_model_settings(base), "data": {**data, "micro_batch_rows": 2}}
     return config_of(run_dir, None, **{**defaults, **changes})
 
 
@@ -554,7 +559,7 @@ def test_adapters_learn_while_the_model_stays(
         torch.equal(after[name.removeprefix("model.")], weight) for name, weight in before.items()
     )
     assert read_progress(newest)["rows"]["end_token"] == "<|im_end|>"
-    export(tmp_path / "run", tmp_path / "out", dtype="fp32")
+    export_checkpoint(tmp_path / "run", tmp_path / "out", dtype="fp32")
     _, llama_for_causal_lm = llama_of_transformers()
     with torch.no_grad():
         theirs = (

@@ -24,11 +24,13 @@ from tests.conftest import REPOSITORY
 from tests.training.conftest import VOCAB_SIZE, config_of, log_of, losses, settings_of, train_all
 from training.config import TrainConfig
 from training.data.validation import Validation
-from training.model.attention import Mask
-from training.model.decoder import Decoder, draw
+from training.errors import IncompatibleConfig
+from training.model.attention import AttentionMask
+from training.model.decoder import Decoder
+from training.model.initialization import init_parameter
 from training.parallel import distributed
-from training.parallel.distributed import IncompatibleConfig, Ranks
-from training.parallel.parallelize import decoder_of, parallelise
+from training.parallel.distributed import RankContext
+from training.parallel.parallelize import parallelize, unwrap_decoder
 
 SEQ_LEN = 16
 DATA = {"seq_len": SEQ_LEN, "micro_batch_rows": 3}
@@ -45,7 +47,7 @@ for settings in json.loads(sys.argv[1]):
     config = TrainConfig.model_validate(settings)
     here = joined(config)
     validation, model = Validation(config, here), built(config, here)
-    found.append([validation.run(model), validation.run(model)])
+    found.append([validation.evaluate(model), validation.evaluate(model)])
 print(json.dumps(found))
 torch.distributed.destroy_process_group()
 """
@@ -102,18 +104,20 @@ def held_out(tmp_path_factory: pytest.TempPathFactory) -> HeldOut:
     return write_held_out(tmp_path_factory.mktemp("held-out") / "dataset")
 
 
-def joined(config: TrainConfig) -> Ranks:
+def joined(config: TrainConfig) -> RankContext:
     """The process as it is, alone or among others."""
-    return distributed.join(config.parallel, timeout_s=60, dump_dir=Path(config.run_dir))
+    return distributed.init_distributed(
+        config.parallel, timeout_s=60, dump_dir=Path(config.run_dir)
+    )
 
 
-def built(config: TrainConfig, here: Ranks) -> torch.nn.Module:
+def built(config: TrainConfig, here: RankContext) -> torch.nn.Module:
     """The untrained model, laid over the ranks."""
     with torch.device("meta"):
         decoder = Decoder(config.model, 256)
-    return parallelise(
-        decoder, lambda name, parameter: draw(name, parameter, config.model, config.seed),
-        parallel=config.parallel, precision=config.precision, ranks=here,
+    return parallelize(
+        decoder, lambda name, parameter: init_parameter(name, parameter, config.model, config.seed),
+        parallel=config.parallel, precision=config.precision, context=here,
     )  # fmt: skip
 
 
@@ -121,7 +125,7 @@ def validate(config: TrainConfig) -> tuple[dict[str, float], Decoder]:
     """Figures on one process, and the model they are of."""
     here = joined(config)
     model = built(config, here)
-    return Validation(config, here).run(model), decoder_of(model)
+    return Validation(config, here).evaluate(model), unwrap_decoder(model)
 
 
 def plain_losses(model: Decoder, held_out: HeldOut) -> list[tuple[float, int]]:
@@ -132,7 +136,7 @@ def plain_losses(model: Decoder, held_out: HeldOut) -> list[tuple[float, int]]:
         for start in range(0, len(tokens) - 1, SEQ_LEN):
             piece = ids[:, start : start + SEQ_LEN + 1]
             with torch.no_grad():
-                logits = model(piece[:, :-1], None, Mask())
+                logits = model(piece[:, :-1], None, AttentionMask())
             assert isinstance(logits, torch.Tensor)
             total += float(
                 torch.nn.functional.cross_entropy(logits[0], piece[0, 1:], reduction="sum")

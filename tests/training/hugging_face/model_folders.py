@@ -12,9 +12,10 @@ from torch import Tensor
 
 from training import checkpoint
 from training.config import LoraConfig, ModelConfig, ParallelConfig
-from training.hugging_face import export as hugging_face
+from training.hugging_face.config_json import read_model_settings
+from training.hugging_face.weights import load_weights_into
 from training.model import lora
-from training.model.attention import Mask
+from training.model.attention import AttentionMask
 from training.model.decoder import Decoder
 from training.parallel import distributed
 
@@ -99,22 +100,22 @@ def write_tokenizer(
     return path
 
 
-def alone() -> distributed.Ranks:
+def alone() -> distributed.RankContext:
     """One rank."""
-    return distributed.join(ParallelConfig(), timeout_s=60, dump_dir=Path())
+    return distributed.init_distributed(ParallelConfig(), timeout_s=60, dump_dir=Path())
 
 
 def read_folder(folder: Path, adapters: LoraConfig | None = None) -> Decoder:
     """Our model of the folder's settings and weights; adapters are drawn with ones."""
     alone()
-    settings = hugging_face.model_settings(folder)
+    settings = read_model_settings(folder)
     model = Decoder(ModelConfig.model_validate(settings), settings["vocab_size"])
     if adapters is not None:
         lora.add_adapters(model, adapters)
         for name, parameter in model.named_parameters():
             if lora.is_adapter(name):
                 parameter.data.fill_(1.0)
-    hugging_face.load_into(folder, model)
+    load_weights_into(folder, model)
     return model
 
 
@@ -136,7 +137,7 @@ def tokens(num_rows: int = 3, seq_len: int = 48) -> Tensor:
 def logits(model: Decoder, ids: Tensor) -> Tensor:
     """What our model says to ids."""
     with torch.no_grad():
-        found = model(ids, None, Mask())
+        found = model(ids, None, AttentionMask())
     assert isinstance(found, Tensor)
     return found
 

@@ -29,9 +29,11 @@ from tests.training.hugging_face.model_folders import (
 )
 from training.cli import app
 from training.config import LoraConfig, ModelConfig
-from training.hugging_face.export import export, load_into, model_settings
+from training.errors import IncompatibleConfig
+from training.hugging_face.config_json import read_model_settings
+from training.hugging_face.export import export_checkpoint
+from training.hugging_face.weights import load_weights_into
 from training.model.decoder import Decoder
-from training.parallel.distributed import IncompatibleConfig
 from training.trainer import train
 
 CLOSE: dict[str, float] = {"rtol": 1e-4, "atol": 1e-5}
@@ -78,15 +80,15 @@ def test_their_model_says_the_same_here(tmp_path: Path, changes: dict[str, Any])
 def test_configs_of_transformers_4_are_read_too(tmp_path: Path) -> None:
     """rope_theta and rope_scaling, as the folders on the hub have them, mean what rope_parameters mean."""
     write_llama(tmp_path, rope_parameters=LLAMA3)
-    new = model_settings(tmp_path)
+    new = read_model_settings(tmp_path)
     scaling = {"rope_type": "llama3", **SCALING}
     change_config(tmp_path, rope_parameters=None, rope_theta=500_000.0, rope_scaling=scaling)
-    assert model_settings(tmp_path) == new
+    assert read_model_settings(tmp_path) == new
     assert new["rope_scaling"]["original_seq_len"] == 32
     assert new["rope_theta"] == 500_000.0
     change_config(tmp_path, rope_scaling=None, rope_theta=None)
-    assert model_settings(tmp_path)["rope_theta"] == 10_000.0
-    assert model_settings(tmp_path)["rope_scaling"] is None
+    assert read_model_settings(tmp_path)["rope_theta"] == 10_000.0
+    assert read_model_settings(tmp_path)["rope_scaling"] is None
 
 
 def test_adapters_stay_as_they_are(tmp_path: Path) -> None:
@@ -114,7 +116,7 @@ def test_import_prints_a_section_that_fits(tmp_path: Path) -> None:
         "initial_weights": str(tmp_path),
     }  # fmt: skip
     alone()
-    load_into(tmp_path, Decoder(ModelConfig.model_validate(section), section["vocab_size"]))
+    load_weights_into(tmp_path, Decoder(ModelConfig.model_validate(section), section["vocab_size"]))
 
 
 # ----------------------------------------------------------------------------------------------------------- the faults
@@ -133,7 +135,7 @@ def faults_of(folder: Path, vocab_size: int = VOCAB_SIZE, **changes: Any) -> str
     }
     config = ModelConfig.model_validate({**settings, **changes})
     with pytest.raises(IncompatibleConfig) as raised:
-        load_into(folder, Decoder(config, vocab_size))
+        load_weights_into(folder, Decoder(config, vocab_size))
     return str(raised.value)
 
 
@@ -144,10 +146,10 @@ def test_all_differences_are_told_at_once(tmp_path: Path) -> None:
         tmp_path, num_layers=3, num_kv_heads=4, rope_theta=5e5, norm_eps=1e-6, rope_scaling={}
     )
     for part in (
-        "model.num_layers is 3 in the config, 2 there",
-        "model.num_kv_heads is 4 in the config, 2 there",
-        "model.rope_theta is 500000.0 in the config, 10000.0 there",
-        "model.norm_eps is 1e-06 in the config, 1e-05 there",
+        "model.num_layers is 3 in the config, 2 in the folder",
+        "model.num_kv_heads is 4 in the config, 2 in the folder",
+        "model.rope_theta is 500000.0 in the config, 10000.0 in the folder",
+        "model.norm_eps is 1e-06 in the config, 1e-05 in the folder",
         "model.rope_scaling is {'factor': 8.0",
         f"`python -m training import {tmp_path}`",
     ):
@@ -159,7 +161,7 @@ def test_a_padded_vocabulary_is_refused_with_both_shapes(tmp_path: Path) -> None
     write_llama(tmp_path)
     said = faults_of(tmp_path, vocab_size=384)
     assert (
-        "model.vocab_size is None in the config, which makes embed_tokens.weight (384, 64), and 300 there"
+        "model.vocab_size is None in the config, which makes embed_tokens.weight (384, 64), and 300 in the folder"
         in said
     )
     assert "(300, 64)" in said
@@ -168,16 +170,16 @@ def test_a_padded_vocabulary_is_refused_with_both_shapes(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"model_type": "qwen2"}, "model_type is 'qwen2', wanted 'llama'"),
-        ({"hidden_act": "gelu"}, "hidden_act is 'gelu', wanted 'silu'"),
-        ({"attention_bias": True}, "attention_bias is true, wanted false"),
-        ({"mlp_bias": True}, "mlp_bias is true, wanted false"),
-        ({"head_dim": 32}, "head_dim is 32, wanted hidden_size / num_attention_heads = 16"),
+        ({"model_type": "qwen2"}, "model_type is 'qwen2', expected 'llama'"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu', expected 'silu'"),
+        ({"attention_bias": True}, "attention_bias is true, expected false"),
+        ({"mlp_bias": True}, "mlp_bias is true, expected false"),
+        ({"head_dim": 32}, "head_dim is 32, expected hidden_size / num_attention_heads = 16"),
         (
             {"rope_parameters": {"rope_type": "yarn"}},
-            "rope_type is 'yarn', wanted 'default' or 'llama3'",
+            "rope_type is 'yarn', expected 'default' or 'llama3'",
         ),
-        ({"quantization_config": {"bits": 4}}, "take the weights before they were quantised"),
+        ({"quantization_config": {"bits": 4}}, "use the weights from before the quantization"),
         ({"hidden_size": None}, "hidden_size is missing"),
         (
             {"num_attention_heads": 3, "head_dim": None},
@@ -192,13 +194,13 @@ def test_what_the_decoder_does_not_compute_is_refused(
     write_llama(tmp_path)
     change_config(tmp_path, **changes)
     assert said in faults_of(tmp_path)
-    with pytest.raises(IncompatibleConfig, match="is no model for this trainer"):
-        model_settings(tmp_path)
+    with pytest.raises(IncompatibleConfig, match="this trainer does not support the model"):
+        read_model_settings(tmp_path)
 
 
 def test_damaged_folders_are_named(tmp_path: Path) -> None:
     """Missing files, cut files, other tensors: each says which, and what to do."""
-    assert "wanted is a folder as `hf download` makes it" in faults_of(tmp_path / "nowhere")
+    assert "give a folder as `hf download` makes it" in faults_of(tmp_path / "nowhere")
     write_llama(tmp_path, max_shard_size="60KB")
     change_config(tmp_path, tie_word_embeddings=True)
     first, *_ = files = sorted(tmp_path.glob("*.safetensors"))
@@ -206,10 +208,10 @@ def test_damaged_folders_are_named(tmp_path: Path) -> None:
     first.write_bytes(content[:100])
     assert f"a file of {tmp_path} cannot be read" in faults_of(tmp_path)
     first.unlink()
-    assert f"names files that are not there: {first.name}" in faults_of(tmp_path)
+    assert f"names files that are missing: {first.name}" in faults_of(tmp_path)
     first.write_bytes(content)
     (tmp_path / "config.json").write_text("[1]")
-    assert "found list, wanted an object" in faults_of(tmp_path)
+    assert "found list, expected an object" in faults_of(tmp_path)
     (tmp_path / "config.json").write_text("{")
     assert "config.json cannot be read" in faults_of(tmp_path)
     for path in [*files, tmp_path / "model.safetensors.index.json"]:
@@ -230,7 +232,10 @@ def test_tensors_that_the_config_does_not_speak_of_are_told(tmp_path: Path) -> N
     write_llama(tmp_path / "wide", intermediate_size=192)
     change_config(tmp_path / "wide", intermediate_size=128)
     said = faults_of(tmp_path / "wide")
-    assert "model.layers.0.mlp.gate_proj.weight is (192, 64) there, (128, 64) here" in said
+    assert (
+        "model.layers.0.mlp.gate_proj.weight is (192, 64) in the folder, (128, 64) in the model"
+        in said
+    )
     assert " and 1 more" in said
     write_llama(tmp_path / "tied", tie_word_embeddings=True)
     change_config(tmp_path / "tied", tie_word_embeddings=False)
@@ -262,8 +267,8 @@ def test_transformers_says_the_same_of_an_export(
     train(config, alone())
     newest = tmp_path / "run/checkpoints/step-00000002"
     ours = logits(read_checkpoint(newest), tokens())
-    assert export(tmp_path / "run", tmp_path / "one", dtype="fp32") == newest
-    export(newest, tmp_path / "many", dtype="fp32", shard_bytes=60_000)
+    assert export_checkpoint(tmp_path / "run", tmp_path / "one", dtype="fp32") == newest
+    export_checkpoint(newest, tmp_path / "many", dtype="fp32", shard_bytes=60_000)
     assert [path.name for path in (tmp_path / "one").glob("*.safetensors")] == ["model.safetensors"]
     files = list((tmp_path / "many").glob("*.safetensors"))
     assert len(files) > 3
@@ -313,23 +318,23 @@ def test_an_export_may_be_bf16_with_its_tokenizer(tmp_path: Path, language: Path
 
 def test_exports_that_cannot_be_made_say_why(tmp_path: Path, language: Path) -> None:
     """No checkpoint, a folder in the way, another tokenizer, a tokenizer that is gone; nothing half-made stays."""
-    with pytest.raises(IncompatibleConfig, match="is no checkpoint"):
-        export(tmp_path / "nowhere", tmp_path / "out")
+    with pytest.raises(IncompatibleConfig, match="is neither a checkpoint"):
+        export_checkpoint(tmp_path / "nowhere", tmp_path / "out")
     run_dir = tmp_path / "run"
     train(
         config_of(run_dir, language, steps=1, data={"tokenizer": str(tmp_path / "gone.json")}),
         alone(),
     )
     with pytest.raises(IncompatibleConfig, match=r"gone\.json cannot be read .* give --tokenizer"):
-        export(run_dir, tmp_path / "out")
+        export_checkpoint(run_dir, tmp_path / "out")
     large = write_tokenizer(tmp_path / "tokenizer.json")
     with pytest.raises(
-        IncompatibleConfig, match=r"has ids up to 2\d\d, the model a vocabulary of 256"
+        IncompatibleConfig, match=r"has ids up to 2\d\d, but the vocabulary of the model is 256"
     ):
-        export(run_dir, tmp_path / "out", tokenizer=large)
+        export_checkpoint(run_dir, tmp_path / "out", tokenizer=large)
     (tmp_path / "out").mkdir()
-    with pytest.raises(IncompatibleConfig, match="is there already"):
-        export(run_dir, tmp_path / "out")
+    with pytest.raises(IncompatibleConfig, match="exists already"):
+        export_checkpoint(run_dir, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "run", "tokenizer.json"]
 
 
@@ -341,12 +346,12 @@ def test_a_round_trip_changes_no_byte(tmp_path: Path, language: Path) -> None:
     for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
         folder = tmp_path / name
         write_llama(folder, dtype=dtype, tie_word_embeddings=dtype == torch.bfloat16)
-        section = model_settings(folder)
+        section = read_model_settings(folder)
         config = config_of(
             tmp_path / f"run-{name}", language, steps=1, model=section, optimizer=NO_CHANGE
         )
         train(config, alone())
-        export(tmp_path / f"run-{name}", tmp_path / f"out-{name}", dtype=name)
+        export_checkpoint(tmp_path / f"run-{name}", tmp_path / f"out-{name}", dtype=name)
         before, after = weights_of(folder), weights_of(tmp_path / f"out-{name}")
         before.setdefault("lm_head.weight", before["model.embed_tokens.weight"])
         assert before.keys() == after.keys()
@@ -374,7 +379,7 @@ def test_two_ranks_read_the_same_weights(tmp_path: Path, language: Path) -> None
         "tensor": {"parallel": {"tensor": 2}},
         "adapters": {"lora": {"rank": 2}},
     }
-    section = model_settings(tmp_path / "folder")
+    section = read_model_settings(tmp_path / "folder")
     runs = [
         settings_of(
             tmp_path / mode, language, steps=1, model=section, optimizer=NO_CHANGE, **changes
@@ -385,7 +390,7 @@ def test_two_ranks_read_the_same_weights(tmp_path: Path, language: Path) -> None
     before = weights_of(tmp_path / "folder")
     before["lm_head.weight"] = before["model.embed_tokens.weight"]
     for mode in modes:
-        export(tmp_path / mode, tmp_path / f"{mode}-out", dtype="fp32")
+        export_checkpoint(tmp_path / mode, tmp_path / f"{mode}-out", dtype="fp32")
         after = weights_of(tmp_path / f"{mode}-out")
         assert before.keys() == after.keys()
         assert all(torch.equal(before[key], after[key]) for key in before), mode

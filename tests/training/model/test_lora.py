@@ -10,11 +10,11 @@ import torch
 
 from tests.training.hugging_face.model_folders import logits, tokens
 from training.config import LoraConfig, ModelConfig
+from training.errors import IncompatibleConfig
 from training.model import lora
-from training.model.attention import Mask
+from training.model.attention import AttentionMask
 from training.model.decoder import Decoder
-from training.model.decoder import draw as draw_weight
-from training.parallel.distributed import IncompatibleConfig
+from training.model.initialization import init_parameters
 
 CONFIG = ModelConfig(dim=64, num_layers=2, num_heads=4, num_kv_heads=2, ffn_dim=128, init_std=0.1)
 ADAPTERS = LoraConfig(rank=4, alpha=6.0, targets=("q_proj", "v_proj", "down_proj"))
@@ -23,9 +23,7 @@ ADAPTERS = LoraConfig(rank=4, alpha=6.0, targets=("q_proj", "v_proj", "down_proj
 def plain() -> Decoder:
     """A model without adapters."""
     model = Decoder(CONFIG, 256)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            draw_weight(name, parameter, CONFIG, 0)
+    init_parameters(model, CONFIG, 0)
     return model
 
 
@@ -36,7 +34,7 @@ def adapted(*, b_too: bool = False) -> Decoder:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if lora.is_adapter(name):
-                lora.draw(name, parameter, 0)
+                lora.init_adapter(name, parameter, 0)
                 if b_too and name.endswith(lora.B):
                     parameter.normal_(std=0.1, generator=torch.Generator().manual_seed(len(name)))
     return model
@@ -55,7 +53,7 @@ def test_an_untrained_adapter_changes_nothing() -> None:
 def test_only_adapters_are_trained() -> None:
     """Gradients reach every adapter of every block (B first: A's are 0 while B is), and nothing else."""
     model = adapted()
-    loss, _ = model(tokens(), tokens(), Mask())
+    loss, _ = model(tokens(), tokens(), AttentionMask())
     loss.backward()
     with_gradient = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     assert set(with_gradient) == {name for name, p in model.named_parameters() if p.requires_grad}
@@ -73,7 +71,9 @@ def test_only_adapters_are_trained() -> None:
 def test_merged_weights_say_what_the_adapters_said() -> None:
     """W + alpha / rank * B A, in a model without adapters: the same logits but for rounding, and not those of W."""
     trained = adapted(b_too=True)
-    merged = lora.merge({name: p.detach() for name, p in trained.named_parameters()}, ADAPTERS)
+    merged = lora.merge_adapters(
+        {name: p.detach() for name, p in trained.named_parameters()}, ADAPTERS
+    )
     model = plain()
     before = logits(model, tokens())
     model.load_state_dict(merged)
@@ -85,7 +85,7 @@ def test_merged_weights_say_what_the_adapters_said() -> None:
 def test_merging_leaves_other_weights_alone() -> None:
     """What has no adapter keeps its type and its bits; what has one is fp32."""
     weights = {name: p.detach().bfloat16() for name, p in adapted(b_too=True).named_parameters()}
-    merged = lora.merge(weights, ADAPTERS)
+    merged = lora.merge_adapters(weights, ADAPTERS)
     assert set(merged) == {name for name in weights if not lora.is_adapter(name)}
     assert torch.equal(merged["lm_head.weight"], weights["lm_head.weight"])
     assert merged["layers.0.self_attn.q_proj.weight"].dtype == torch.float32
@@ -97,8 +97,8 @@ def test_adapters_are_drawn_by_name_and_seed() -> None:
     drawn: dict[tuple[str, int], Any] = {}
     for name, seed in [("a.lora_a", 0), ("a.lora_a", 1), ("b.lora_a", 0), ("a.lora_b", 0)]:
         first, second = torch.empty(64, 300), torch.empty(64, 300)
-        lora.draw(name, first, seed)
-        lora.draw(name, second, seed)
+        lora.init_adapter(name, first, seed)
+        lora.init_adapter(name, second, seed)
         assert torch.equal(first, second)
         drawn[name, seed] = first
     assert not drawn["a.lora_b", 0].any()
@@ -112,7 +112,7 @@ def test_adapters_are_drawn_by_name_and_seed() -> None:
     [
         (
             ("q_proj", "query"),
-            r"\['query'\], which no block has; there are \['down_proj', 'gate_proj', 'k_proj'",
+            r"\['query'\], which no block has; use some of \['down_proj', 'gate_proj', 'k_proj'",
         ),
         (("lm_head",), "which no block has"),
         ((), "nothing would be trained"),

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy as torch_cross_entropy
 
-from training.model.attention import Mask, attend, document_mask
-from training.model.loss import IGNORED_LABEL, cross_entropy
+from training.model.attention import AttentionMask, attend, make_document_mask
+from training.model.loss import IGNORED_LABEL, chunked_cross_entropy
 from training.parallel.activation_offload import ActivationOffload
 
 
@@ -40,7 +40,7 @@ def test_a_loss_in_chunks_is_the_loss(
     weight = torch.randn(vocab_size, 5, generator=random, dtype=torch.float32).requires_grad_()
     labels = torch.randint(0, vocab_size, (num_tokens,), generator=random)
     labels[torch.rand(num_tokens, generator=random) < ignored_share] = IGNORED_LABEL
-    total, losses = cross_entropy(hidden, weight, labels, chunk_tokens=chunk_tokens)
+    total, losses = chunked_cross_entropy(hidden, weight, labels, chunk_tokens=chunk_tokens)
     found = torch.autograd.grad(3 * total, (hidden, weight))
     expected = whole_loss(hidden, weight, labels)
     torch.testing.assert_close(losses, expected.detach(), rtol=1e-5, atol=1e-5)
@@ -53,7 +53,7 @@ def test_a_loss_in_chunks_is_the_loss(
 def test_large_logits_do_not_overflow() -> None:
     """Logits of ten thousand: the highest is taken off before exp."""
     hidden, weight = torch.full((2, 1), 1e4), torch.tensor([[1.0], [-1.0], [0.5]])
-    total, losses = cross_entropy(hidden, weight, torch.tensor([0, 1]), chunk_tokens=1)
+    total, losses = chunked_cross_entropy(hidden, weight, torch.tensor([0, 1]), chunk_tokens=1)
     assert losses.tolist() == [0.0, 2e4]
     assert total.item() == 2e4
 
@@ -61,7 +61,7 @@ def test_large_logits_do_not_overflow() -> None:
 def test_frozen_weights_get_no_gradient() -> None:
     """As with adapters: only what is asked for is computed."""
     hidden, weight = torch.randn(4, 3, requires_grad=True), torch.randn(7, 3)
-    total, _ = cross_entropy(hidden, weight, torch.tensor([1, 2, 3, 4]), chunk_tokens=2)
+    total, _ = chunked_cross_entropy(hidden, weight, torch.tensor([1, 2, 3, 4]), chunk_tokens=2)
     total.backward()
     assert hidden.grad is not None
     assert weight.grad is None
@@ -77,19 +77,21 @@ def test_documents_in_a_row_see_only_themselves(cuts: set[int], num_kv_heads: in
     ids = torch.bucketize(
         torch.arange(16), torch.tensor(sorted(cuts), dtype=torch.int64), right=True
     )
-    together = attend(query, key, value, document_mask(ids[None]))
+    together = attend(query, key, value, make_document_mask(ids[None]))
     for start, stop in itertools.pairwise(bounds):
-        alone = attend(query[:, start:stop], key[:, start:stop], value[:, start:stop], Mask())
+        alone = attend(
+            query[:, start:stop], key[:, start:stop], value[:, start:stop], AttentionMask()
+        )
         torch.testing.assert_close(together[:, start:stop], alone, rtol=1e-5, atol=1e-5)
 
 
 def test_attention_is_causal() -> None:
     """Another last token changes nothing before it."""
     query, key, value = (torch.randn(2, 6, 2, 4) for _ in range(3))
-    before = attend(query, key, value, Mask())
+    before = attend(query, key, value, AttentionMask())
     for heads in (query, key, value):
         heads[:, -1] = 9.0
-    after = attend(query, key, value, Mask())
+    after = attend(query, key, value, AttentionMask())
     assert torch.equal(before[:, :-1], after[:, :-1])
     assert not torch.equal(before[:, -1], after[:, -1])
 
@@ -102,7 +104,7 @@ def test_offloaded_activations_give_the_same_bits(num_forwards: int) -> None:
         torch.manual_seed(0)
         blocks = [nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8)) for _ in range(3)]
         computes = [
-            offload.around(block, is_last=block is blocks[-1]) if offload else block
+            offload.wrap(block, is_last=block is blocks[-1]) if offload else block
             for block in blocks
         ]
         outs: list[Tensor] = []
@@ -128,7 +130,7 @@ def test_offloaded_activations_are_other_tensors() -> None:
         torch.randn(4, 4, requires_grad=True),
     )
     weight = nn.Parameter(torch.randn(4, 4))
-    product = offload.around(torch.matmul, is_last=False)(made, weight)
+    product = offload.wrap(torch.matmul, is_last=False)(made, weight)
     saved_left, saved_right = product.grad_fn._saved_self, product.grad_fn._saved_mat2
     assert torch.equal(saved_left, made)
     assert saved_left.data_ptr() != made.data_ptr()

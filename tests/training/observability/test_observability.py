@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import gzip
 import json
+import logging
 import socket
 import time
 import weakref
@@ -18,21 +19,33 @@ import torch
 from tests.prometheus import Watched, asking, free_port, needs_prometheus
 from tests.training.conftest import config_of, log_of
 from training.config import WatchConfig
-from training.observability import metrics_log
+from training.errors import IncompatibleConfig
+from training.observability.console import configure_logging
+from training.observability.metrics_log import MetricsLog
+from training.observability.profiling import ScheduledGC, read_memory_peaks
+from training.observability.step_timer import StepTimer
 from training.parallel import distributed
+from training.planning.gpus import find_peak_flops
 from training.trainer import train
 
 
 def test_figures_are_in_the_log_on_the_board_and_on_the_terminal(
-    language: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    language: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
 ) -> None:
     """Loss of each step: TensorBoard's own reader finds what log.jsonl has."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+    logger = logging.getLogger("training")
+    request.addfinalizer(partial(logger.setLevel, logger.level))
+    request.addfinalizer(logger.handlers.clear)
+    configure_logging(is_first_rank=True)
     config = config_of(
         tmp_path / "run", language, steps=3, watch={"every_steps": 1, "tensorboard": True}
     )
-    train(config, distributed.join(config.parallel, timeout_s=60, dump_dir=tmp_path))
+    train(config, distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=tmp_path))
     lines = log_of(tmp_path / "run")
     board = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     board.Reload()
@@ -47,7 +60,7 @@ def test_figures_are_in_the_log_on_the_board_and_on_the_terminal(
 def test_half_a_line_of_a_killed_rank_is_left_out(tmp_path: Path) -> None:
     """The next run adds to the same log, a line of its own."""
     for step, half in ((1, '{"step": 2, "loss": 3.'), (2, "")):
-        log = metrics_log.Log(tmp_path, WatchConfig(tensorboard=False), {"steps": 2}, writes=True)
+        log = MetricsLog(tmp_path, WatchConfig(tensorboard=False), {"steps": 2}, writes=True)
         log.write(step, {"loss": 0.5})
         log.close()
         with (tmp_path / "log.jsonl").open("a") as file:
@@ -64,7 +77,7 @@ def test_weights_and_biases_gets_the_figures_without_a_network(
     monkeypatch.setenv("WANDB_SILENT", "true")
     watching = {"every_steps": 1, "tensorboard": False, "wandb": {"project": "corpus"}}
     config = config_of(tmp_path / "run", language, steps=2, watch=watching)
-    train(config, distributed.join(config.parallel, timeout_s=60, dump_dir=tmp_path))
+    train(config, distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=tmp_path))
     (written,) = (tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")
     content = written.read_bytes()
     assert b"grad_norm" in content
@@ -75,7 +88,7 @@ def test_a_trace_holds_the_steps_asked_for(language: Path, tmp_path: Path) -> No
     """Of every rank, as Perfetto and chrome://tracing read it."""
     watching = {"every_steps": 1, "tensorboard": False, "profile_steps": [2, 3]}
     config = config_of(tmp_path / "run", language, steps=5, watch=watching)
-    train(config, distributed.join(config.parallel, timeout_s=60, dump_dir=tmp_path))
+    train(config, distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=tmp_path))
     trace = json.loads(
         gzip.decompress((tmp_path / "run" / "profile" / "rank-00000.json.gz").read_bytes())
     )
@@ -89,16 +102,17 @@ def test_a_trace_holds_the_steps_asked_for(language: Path, tmp_path: Path) -> No
 
 def test_the_stall_share_is_time_spent_waiting_for_rows() -> None:
     """Half of the time: half of it; tokens/s and MFU by their formulas."""
-    clock = metrics_log.Clock()
-    with clock.waiting():
+    timer = StepTimer()
+    with timer.measure_wait():
         time.sleep(0.05)
     time.sleep(0.05)
-    clock.tokens, clock.steps = 1000, 2
-    found = clock.report(flops_per_token=6, num_ranks=2, peak=100.0)
+    timer.add_step(400)
+    timer.add_step(600)
+    found = timer.report(flops_per_token=6, num_ranks=2, peak_flops=100.0)
     assert 0.3 < found["stall_share"] < 0.7
     assert found["mfu"] == pytest.approx(found["tokens_per_s"] * 6 / 200)
     assert found["step_s"] == pytest.approx(500 / found["tokens_per_s"])
-    assert clock.tokens == 0
+    assert timer.tokens == 0
 
 
 def test_garbage_is_collected_when_it_is_due_and_at_no_other_time() -> None:
@@ -107,7 +121,7 @@ def test_garbage_is_collected_when_it_is_due_and_at_no_other_time() -> None:
     class Node:
         itself: Any
 
-    garbage = metrics_log.Garbage(4)
+    garbage = ScheduledGC(4)
     try:
         assert not gc.isenabled()
         node = Node()
@@ -135,16 +149,16 @@ def test_garbage_is_collected_when_it_is_due_and_at_no_other_time() -> None:
 )
 def test_peaks_are_known_by_the_name_of_the_device(name: str, expected: float | None) -> None:
     """Dense bf16; the PCIe card is another one."""
-    assert metrics_log.peak_flops(name) == expected
+    assert find_peak_flops(name) == expected
 
 
 def test_a_log_of_another_rank_writes_nothing(tmp_path: Path) -> None:
     """Only the first has files."""
-    log = metrics_log.Log(tmp_path / "run", WatchConfig(), {}, writes=False)
+    log = MetricsLog(tmp_path / "run", WatchConfig(), {}, writes=False)
     log.write(1, {"loss": 1.0})
     log.close()
     assert not (tmp_path / "run").exists()
-    assert not torch.cuda.is_available() or metrics_log.memory_figures(torch.device("cuda", 0))
+    assert not torch.cuda.is_available() or read_memory_peaks(torch.device("cuda", 0))
 
 
 @needs_prometheus
@@ -170,7 +184,9 @@ def test_every_panel_of_training_shows_a_real_run(
     )
     start = time.time()
     with asking(port, tmp_path / "prometheus", every_s=0.2) as prometheus:
-        train(config, distributed.join(config.parallel, timeout_s=60, dump_dir=tmp_path))
+        train(
+            config, distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=tmp_path)
+        )
         seen = Watched(prometheus, "tiny", start, time.time())
         assert {title for title, _ in seen.empty("training")} <= {
             "GPU memory, peak since the previous report"
@@ -188,7 +204,10 @@ def test_a_rank_whose_port_is_taken_says_so(language: Path, tmp_path: Path) -> N
         port = taken.getsockname()[1]
         config = config_of(tmp_path / "run", language, watch={"metrics": {"port": port}})
         with pytest.raises(
-            distributed.IncompatibleConfig,
-            match=rf"rank 0 cannot answer Prometheus on 127.0.0.1:{port} .*another port",
+            IncompatibleConfig,
+            match=rf"rank 0 cannot serve Prometheus on 127.0.0.1:{port} .*another port",
         ):
-            train(config, distributed.join(config.parallel, timeout_s=60, dump_dir=tmp_path))
+            train(
+                config,
+                distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=tmp_path),
+            )

@@ -12,6 +12,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from tests.training.conftest import config_of, log_of, losses, settings_of, train_all
 from training.config import ParallelConfig
+from training.errors import IncompatibleConfig
 from training.parallel import distributed
 from training.trainer import train
 
@@ -64,7 +65,7 @@ def reference(language: Path, tmp_path_factory: pytest.TempPathFactory) -> list[
     config = config_of(
         run_dir, language, parallel={"strategy": "ddp"}, data={"micro_batch_rows": 12}
     )
-    train(config, distributed.join(config.parallel, timeout_s=60, dump_dir=run_dir))
+    train(config, distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=run_dir))
     found = losses(run_dir)
     assert found[-1] < found[0] - 0.3, (
         "four steps must teach something, or nothing is compared here"
@@ -140,7 +141,7 @@ def test_compiled_blocks_learn_the_same_and_are_compiled_once(
             model=model,
             data=data,
         )
-        train(config, distributed.join(config.parallel, timeout_s=60, dump_dir=run_dir))
+        train(config, distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=run_dir))
         found.append(losses(run_dir))
     assert found[1] == pytest.approx(found[0], rel=1e-5)
     assert counter.frame_count == 1
@@ -160,17 +161,17 @@ def test_ranks_lie_in_a_mesh(
     settings: dict[str, Any], world_size: int, shape: tuple[int, int, int]
 ) -> None:
     """Copies x shards x tensor."""
-    assert distributed.mesh_shape(ParallelConfig.model_validate(settings), world_size) == shape
+    assert (
+        distributed.compute_mesh_shape(ParallelConfig.model_validate(settings), world_size) == shape
+    )
 
 
 def test_degrees_that_do_not_divide_the_ranks_are_refused() -> None:
     """With the degrees that do."""
     with pytest.raises(
-        distributed.IncompatibleConfig,
-        match=r"shard_degree is 4, .* 6 data-parallel .* those that do: 1, 2, 3, 6",
+        IncompatibleConfig,
+        match=r"shard_degree is 4, .* 6 data-parallel .* use one of 1, 2, 3, 6",
     ):
-        distributed.mesh_shape(ParallelConfig(shard_degree=4), 6)
-    with pytest.raises(
-        distributed.IncompatibleConfig, match=r"tensor is 4, which does not divide 6 ranks"
-    ):
-        distributed.mesh_shape(ParallelConfig(tensor=4), 6)
+        distributed.compute_mesh_shape(ParallelConfig(shard_degree=4), 6)
+    with pytest.raises(IncompatibleConfig, match=r"tensor is 4, which does not divide 6 ranks"):
+        distributed.compute_mesh_shape(ParallelConfig(tensor=4), 6)

@@ -13,14 +13,16 @@ import torch
 from tests.training.planning.live_memory import LiveMemory, local_bytes
 from tests.training.rank_processes import run_world
 from training.config import TrainConfig
+from training.errors import IncompatibleConfig
 from training.model import lora
-from training.model.attention import Mask
-from training.model.decoder import Decoder, draw, num_parameters
-from training.parallel import distributed
-from training.parallel import parallelize as parallel
-from training.parallel.distributed import IncompatibleConfig
+from training.model.attention import AttentionMask
+from training.model.decoder import Decoder
+from training.model.initialization import init_parameter
+from training.model.size import count_parameters
+from training.parallel import distributed, parallelize
 from training.parallel.optimizer import Optimizer
-from training.planning.memory import GIB, footprint
+from training.planning.gpus import GIB
+from training.planning.memory import estimate_footprint
 
 VOCAB_SIZE = 384
 
@@ -74,44 +76,46 @@ class Step:
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self.config = TrainConfig.model_validate(settings)
-        here = distributed.join(self.config.parallel, timeout_s=60, dump_dir=Path())
+        here = distributed.init_distributed(self.config.parallel, timeout_s=60, dump_dir=Path())
         with torch.device("meta"):
             self.decoder = Decoder(self.config.model, VOCAB_SIZE)
             if self.config.lora is not None:
                 lora.add_adapters(self.decoder, self.config.lora)
-        self.model = parallel.parallelise(
+        self.model = parallelize.parallelize(
             self.decoder,
             self._fill,
             parallel=self.config.parallel,
             precision=self.config.precision,
-            ranks=here,
+            context=here,
         )
         parameters = dict(self.decoder.named_parameters())
         self.optimizer = Optimizer(parameters, self.config.optimizer, self.config.parallel, here)
 
     def _fill(self, name: str, parameter: torch.Tensor) -> None:
         if lora.is_adapter(name):
-            lora.draw(name, parameter, 0)
+            lora.init_adapter(name, parameter, 0)
         else:
-            draw(name, parameter, self.config.model, 0)
+            init_parameter(name, parameter, self.config.model, 0)
 
     def forward(self) -> torch.Tensor:
         """The loss of one micro-batch."""
         rows = torch.ones(
             self.config.data.micro_batch_rows, self.config.data.seq_len, dtype=torch.int64
         )
-        loss, _ = self.model(rows, rows, Mask())
+        loss, _ = self.model(rows, rows, AttentionMask())
         return loss
 
     def run(self, num_micro_batches: int) -> None:
         """Forward and backward of each."""
         for number in range(num_micro_batches):
-            with parallel.accumulating(self.model, is_last=number == num_micro_batches - 1):
+            with parallelize.accumulate_gradients(
+                self.model, is_last=number == num_micro_batches - 1
+            ):
                 self.forward().backward()
 
     def take(self) -> None:
         """Change the parameters."""
-        self.optimizer.clip()
+        self.optimizer.clip_gradients()
         self.optimizer.step(1e-3)
         self.optimizer.zero_grad()
 
@@ -123,7 +127,7 @@ def sizes_of(settings: Mapping[str, Any]) -> dict[str, int]:
     return {
         "parameters": local_bytes(list(step.decoder.parameters())),
         "gradients": local_bytes([parameter.grad for parameter in step.decoder.parameters()]),
-        "optimizer": local_bytes(list(step.optimizer.state().values())),
+        "optimizer": local_bytes(list(step.optimizer.state_tensors().values())),
     }
 
 
@@ -131,7 +135,7 @@ def count_each(settings: Sequence[Mapping[str, Any]], folder: Path) -> None:
     """What a rank does: steps of several models in one world."""
     sizes = [sizes_of(each) for each in settings]
     (folder / f"rank-{torch.distributed.get_rank()}.json").write_text(json.dumps(sizes))
-    distributed.leave()
+    distributed.shutdown_distributed()
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
@@ -141,7 +145,7 @@ def test_state_takes_what_was_planned(num_ranks: int, tmp_path: Path) -> None:
     run_world(num_ranks, count_each, list(settings.values()), tmp_path, folder=tmp_path)
     found = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(num_ranks)]
     for place, (name, given) in enumerate(settings.items()):
-        planned = footprint(
+        planned = estimate_footprint(
             TrainConfig.model_validate(given), VOCAB_SIZE, num_ranks, device_type="cpu"
         )
         for part in ("parameters", "gradients", "optimizer"):
@@ -180,7 +184,7 @@ def test_blocks_keep_what_was_planned(changes: dict[str, Any], checkpointing: st
     for num_layers in (2, 4):
         settings = settings_of({**changes, "model": {"num_layers": num_layers}})
         measured.append(kept_bytes(settings))
-        found = footprint(
+        found = estimate_footprint(
             TrainConfig.model_validate(settings), VOCAB_SIZE, 1, device_type="cpu"
         ).moments["last"]
         planned.append(found.activations + found.gathered)
@@ -223,7 +227,9 @@ def test_the_fullest_moment_is_as_full_as_planned(changes: dict[str, Any]) -> No
     """The most bytes alive in a step, within 10 %: the one thing that decides whether it fits."""
     settings = settings_of({"data": {"global_batch_rows": 2}, **changes})
     settings["data"] = {**SETTINGS["data"], "global_batch_rows": 2, **changes.get("data", {})}
-    planned = footprint(TrainConfig.model_validate(settings), VOCAB_SIZE, 1, device_type="cpu")
+    planned = estimate_footprint(
+        TrainConfig.model_validate(settings), VOCAB_SIZE, 1, device_type="cpu"
+    )
     with LiveMemory() as memory:
         step = Step(settings)
         step.run(planned.micro_batches)
@@ -237,7 +243,7 @@ def test_the_fullest_moment_is_as_full_as_planned(changes: dict[str, Any]) -> No
 def test_the_planner_counts_the_parameters_that_the_model_has() -> None:
     """Whole and in fp32: four bytes each of model.num_parameters."""
     config = TrainConfig.model_validate(settings_of({"parallel": {"strategy": "ddp"}}))
-    assert footprint(config, VOCAB_SIZE, 1).parameters == 4 * num_parameters(
+    assert estimate_footprint(config, VOCAB_SIZE, 1).parameters == 4 * count_parameters(
         config.model, VOCAB_SIZE
     )
 
@@ -256,7 +262,7 @@ def test_zero_cuts_what_it_says() -> None:
     found = {}
     for strategy in ("ddp", "zero1", "zero2", "zero3"):
         settings = settings_of({"model": model, "data": data, "parallel": {"strategy": strategy}})
-        found[strategy] = footprint(TrainConfig.model_validate(settings), 128256, 8)
+        found[strategy] = estimate_footprint(TrainConfig.model_validate(settings), 128256, 8)
     whole = 4 * 8.03e9
     assert found["ddp"].parameters == pytest.approx(whole, rel=1e-3)
     assert found["ddp"].optimizer == pytest.approx(2 * whole, rel=1e-3)
@@ -275,9 +281,9 @@ def test_gradients_are_whole_where_micro_batches_are_accumulated() -> None:
         settings_of({"data": {**data, "micro_batch_rows": 2, "global_batch_rows": 8}})
     )
     twice = TrainConfig.model_validate(settings_of({"data": {**data, "global_batch_rows": 16}}))
-    whole = 4 * num_parameters(once.model, VOCAB_SIZE)
-    assert footprint(once, VOCAB_SIZE, 4).moments["loss"].gradients == 0
-    assert footprint(twice, VOCAB_SIZE, 4).moments["loss"].gradients == whole
+    whole = 4 * count_parameters(once.model, VOCAB_SIZE)
+    assert estimate_footprint(once, VOCAB_SIZE, 4).moments["loss"].gradients == 0
+    assert estimate_footprint(twice, VOCAB_SIZE, 4).moments["loss"].gradients == whole
 
 
 @pytest.mark.parametrize(
@@ -299,4 +305,4 @@ def test_gradients_are_whole_where_micro_batches_are_accumulated() -> None:
 def test_what_cannot_run_is_refused(changes: dict[str, Any], num_gpus: int, message: str) -> None:
     """As the trainer would refuse it."""
     with pytest.raises(IncompatibleConfig, match=message):
-        footprint(TrainConfig.model_validate(settings_of(changes)), VOCAB_SIZE, num_gpus)
+        estimate_footprint(TrainConfig.model_validate(settings_of(changes)), VOCAB_SIZE, num_gpus)

@@ -10,13 +10,13 @@ import pytest
 
 from config_files.reader import ConfigError
 from training.cli import main
-from training.config import TrainConfig, load
-from training.model.decoder import flops_per_token
-from training.observability.metrics_log import PEAK_FLOPS
-from training.parallel.distributed import IncompatibleConfig
-from training.planning.memory import GIB
-from training.planning.plan import GPUS, MAX_REMEDIES, Plan, gpu_of, make_plan, vocab_size_for
-from training.planning.plan_report import picture
+from training.config import TrainConfig, load_config
+from training.errors import IncompatibleConfig
+from training.model.size import count_flops_per_token
+from training.planning.alternatives import MAX_REMEDIES
+from training.planning.gpus import GIB, GPUS, PEAK_FLOPS, find_gpu
+from training.planning.plan import Plan, find_vocab_size, make_plan
+from training.planning.plan_picture import draw_picture
 
 VOCAB_SIZE = 50304
 LARGE = (
@@ -30,7 +30,7 @@ LARGE = (
 
 def config_of(*changes: str) -> TrainConfig:
     """configs/train-1b.yaml, changed."""
-    return load("train-1b.yaml", [f"model.vocab_size={VOCAB_SIZE}", *changes])
+    return load_config("train-1b.yaml", [f"model.vocab_size={VOCAB_SIZE}", *changes])
 
 
 def plan_of(
@@ -92,9 +92,9 @@ def test_the_exit_code_tells_whether_it_fits(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--gpu", "h100"), "--gpu is h100, which is not known; there are a100-40gb, "),
-        (("--tokens", "0"), "--tokens 0, above 0"),
-        (("--mfu", "40"), "--mfu 40, in 0..1"),
+        (("--gpu", "h100"), "--gpu is h100, which is unknown; use one of a100-40gb, "),
+        (("--tokens", "0"), "--tokens 0, must be above 0"),
+        (("--mfu", "40"), "--mfu 40, must be in 0..1"),
         (
             ("--set", "parallel.shard_degree=3"),
             "parallel.shard_degree is 3, which does not divide 16",
@@ -116,10 +116,10 @@ def test_what_cannot_be_planned_is_wrong_usage(
 
 def test_without_a_dataset_the_vocabulary_is_asked_for(tmp_path: Path) -> None:
     """A plan is made before there is anything to train on."""
-    config = load("train-1b.yaml", [f"data.manifest={tmp_path}"])
+    config = load_config("train-1b.yaml", [f"data.manifest={tmp_path}"])
     with pytest.raises(IncompatibleConfig, match=r"--set model.vocab_size=50304"):
-        vocab_size_for(config)
-    assert vocab_size_for(config_of()) == VOCAB_SIZE
+        find_vocab_size(config)
+    assert find_vocab_size(config_of()) == VOCAB_SIZE
 
 
 def test_known_gpus_have_a_peak_and_less_memory_than_their_name() -> None:
@@ -130,13 +130,13 @@ def test_known_gpus_have_a_peak_and_less_memory_than_their_name() -> None:
             0.95 * named_gb * GIB < gpu.memory_bytes < 1.01 * named_gb * GIB or name == "l40s-48gb"
         )
         assert gpu.peak_flops in PEAK_FLOPS.values()
-    assert gpu_of("H100-80GB") is GPUS["h100-80gb"]
+    assert find_gpu("H100-80GB") is GPUS["h100-80gb"]
 
 
 def test_a_plan_of_one_billion_parameters_is_what_one_expects() -> None:
     """16 bytes a parameter under ddp, and bf16 casts of what lies in blocks; less by each cut."""
     plan = plan_of()
-    rows = {option.name: option.footprint for option in (plan.here, *plan.others)}
+    rows = {option.name: option.footprint for option in (plan.configured, *plan.alternatives)}
     strategies = [
         found for name in ("ddp", "zero1", "zero2", "zero3") if (found := rows[name]) is not None
     ]
@@ -155,47 +155,49 @@ def test_a_plan_of_one_billion_parameters_is_what_one_expects() -> None:
 def test_hours_are_tokens_by_speed() -> None:
     """And speed is the peak's share over FLOPs, where nothing is computed again or travels."""
     plan = plan_of(tokens=1e9)
-    flops = flops_per_token(config_of().model, VOCAB_SIZE, 8192)
+    flops = count_flops_per_token(config_of().model, VOCAB_SIZE, 8192)
     speed = 16 * GPUS["h100-80gb"].peak_flops * plan.mfu / flops
-    assert plan.here.tokens_per_s == pytest.approx(speed)
-    assert plan.hours(plan.here) == pytest.approx(1e9 / speed / 3600)
+    assert plan.configured.tokens_per_s == pytest.approx(speed)
+    assert plan.estimate_hours(plan.configured) == pytest.approx(1e9 / speed / 3600)
     assert plan_of().tokens == 50_000 * 128 * 8192
     slower = [
         option
-        for option in plan.others
+        for option in plan.alternatives
         if option.name in ("checkpointing full", "tensor 8", "offload optimizer")
     ]
     assert len(slower) == 3
     for option in slower:
-        assert plan.hours(option) > plan.hours(plan.here)
+        assert plan.estimate_hours(option) > plan.estimate_hours(plan.configured)
 
 
 def test_remedies_fit_when_they_are_planned_themselves() -> None:
     """As `--set` takes them, each with no change too many; the fastest first."""
     plan = plan_of(*LARGE, num_gpus=8, gpu="a100-40gb")
-    assert not plan.here.fits(plan.gpu)
+    assert not plan.configured.fits(plan.gpu)
     assert 1 <= len(plan.remedies) <= MAX_REMEDIES
     for remedy in plan.remedies:
         changes = remedy.name.split(", ")
         again = plan_of(*LARGE, *changes, num_gpus=8, gpu="a100-40gb")
-        assert again.here.fits(again.gpu), remedy.name
-        assert again.here.footprint == remedy.footprint
+        assert again.configured.fits(again.gpu), remedy.name
+        assert again.configured.footprint == remedy.footprint
         for left_out in changes:
             fewer = [change for change in changes if change != left_out]
             try:
                 less = plan_of(*LARGE, *fewer, num_gpus=8, gpu="a100-40gb")
             except (ConfigError, IncompatibleConfig):
                 continue
-            assert not less.here.fits(less.gpu), (remedy.name, left_out)
+            assert not less.configured.fits(less.gpu), (remedy.name, left_out)
 
 
 def test_layouts_that_cannot_be_are_listed_with_the_reason() -> None:
     """And have no bar: on four GPUs no eight share a matrix."""
     plan = plan_of(num_gpus=4)
-    refused = {option.name: option.refusal for option in plan.others if option.footprint is None}
+    refused = {
+        option.name: option.error for option in plan.alternatives if option.footprint is None
+    }
     assert set(refused) == {"hsdp: zero3, shard_degree 8", "tensor 8"}
     assert "parallel.tensor is 8, which does not divide 4 ranks" in refused["tensor 8"]
-    assert "tensor 8" not in picture(plan)
+    assert "tensor 8" not in draw_picture(plan)
 
 
 @pytest.mark.parametrize(
@@ -204,11 +206,13 @@ def test_layouts_that_cannot_be_are_listed_with_the_reason() -> None:
 def test_the_picture_has_a_bar_for_each_layout(num_gpus: int, changes: tuple[str, ...]) -> None:
     """Well-formed, each bar's parts as wide as their bytes, and none beyond the picture."""
     plan = plan_of(*changes, num_gpus=num_gpus)
-    root = ET.fromstring(picture(plan))  # noqa: S314 - our own
+    root = ET.fromstring(draw_picture(plan))  # noqa: S314 - our own
     name = "{http://www.w3.org/2000/svg}"
     texts = [text.text for text in root.iter(f"{name}text")]
     options = [
-        (option.name, found) for option in (plan.here, *plan.others) if (found := option.footprint)
+        (option.name, found)
+        for option in (plan.configured, *plan.alternatives)
+        if (found := option.footprint)
     ]
     parts = [rect for rect in root.iter(f"{name}rect") if rect.find(f"{name}title") is not None]
     for bar, found in options:

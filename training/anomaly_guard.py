@@ -1,0 +1,83 @@
+"""Decides whether the optimizer takes a step, from its loss and gradient norm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from training.config import GuardConfig
+from training.errors import TrainingStopped
+
+NORM_DECAY = 0.98
+"""Decay per step of the running mean of gradient norms. Half of its weight is on the last 35
+steps, because 0.98 ** 35 = 0.5."""
+
+
+class AnomalyGuard:
+    """Refuses steps with a non-finite loss or gradient, or with a spike of the gradient norm.
+
+    All ranks see the same figures, so all decide the same.
+    """
+
+    def __init__(self, config: GuardConfig) -> None:
+        self._config = config
+        self.num_bad = 0
+        self._num_consecutive = 0
+        self._mean_norm: float | None = None
+
+    def accept(self, loss: float, norm: float, step: int) -> bool:
+        """Return whether the optimizer should take the step.
+
+        Args:
+            loss: mean loss of the step.
+            norm: gradient norm before clipping. The norm of a refused step does not change the
+                running mean.
+            step: number of the step, for the message.
+
+        Raises:
+            TrainingStopped: the step is bad, and on_bad_step is stop or too many bad steps have
+                followed one another.
+        """
+        fault = self._find_fault(loss, norm)
+        if fault is None:
+            self._num_consecutive = 0
+            mean = norm if self._mean_norm is None else self._mean_norm
+            self._mean_norm = NORM_DECAY * mean + (1 - NORM_DECAY) * norm
+            return True
+        self.num_bad += 1
+        self._num_consecutive += 1
+        max_skips = self._config.max_skipped_in_a_row
+        if self._config.on_bad_step == "stop" or self._num_consecutive >= max_skips:
+            raise TrainingStopped(
+                f"step {step}: {fault}; bad steps in a row: {self._num_consecutive} "
+                f"(guard.on_bad_step is {self._config.on_bad_step}, max_skipped_in_a_row "
+                f"{max_skips}). The newest checkpoint is older: lower optimizer.learning_rate or "
+                f"inspect these rows, and start again"
+            )
+        return False
+
+    def _find_fault(self, loss: float, norm: float) -> str | None:
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            return f"loss is {loss}, gradient norm {norm}"
+        factor, mean = self._config.spike_factor, self._mean_norm
+        if factor is not None and mean is not None and norm > factor * mean:
+            return (
+                f"gradient norm is {norm:.3g}, more than {factor:g} times the running mean "
+                f"{mean:.3g}"
+            )
+        return None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return counts and running mean, for the checkpoint."""
+        return {
+            "num_bad": self.num_bad,
+            "in_a_row": self._num_consecutive,
+            "mean_norm": self._mean_norm,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore counts and running mean."""
+        self.num_bad = state["num_bad"]
+        self._num_consecutive = state["in_a_row"]
+        self._mean_norm = state["mean_norm"]

@@ -1,0 +1,174 @@
+"""Micro-batches of each training step, from the loader or from instruction data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch._dynamo import maybe_mark_dynamic
+
+from loader import Mixture, TokenLoader
+from loader.storage import ReadSettings
+from training.config import DataConfig, TrainConfig
+from training.errors import IncompatibleConfig
+from training.model.attention import AttentionMask, make_document_mask
+from training.model.loss import IGNORED_LABEL
+from training.parallel.distributed import RankContext
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """The rows of one forward pass, on the device.
+
+    Attributes:
+        input_ids: (B, T) int64.
+        labels: (B, T) int64; the next token, or IGNORED_LABEL.
+        mask: limits attention to documents.
+        num_labels: scalar tensor; labels that are not ignored.
+    """
+
+    input_ids: Tensor
+    labels: Tensor
+    mask: AttentionMask
+    num_labels: Tensor
+
+
+class RowSource(Protocol):
+    """An endless iterator of batches with a resumable state: TokenLoader or InstructionRows."""
+
+    def __next__(self) -> dict[str, Any]:
+        """Return the next micro-batch of this rank, as TokenLoader does."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state after the last batch."""
+        ...
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue after the batch at which the state was taken."""
+        ...
+
+    def stats(self) -> dict[str, Any]:
+        """Return counters by name."""
+        ...
+
+
+class StepBatches:
+    """Groups the micro-batches of this rank into steps.
+
+    Step s ends with the first micro-batches that reach `(s + 1) * global_batch_rows` rows of the
+    global order. If the ranks' micro-batches do not divide global_batch_rows (7 ranks after a
+    resume, say), steps differ by less than one micro-batch of every rank. No row is skipped or
+    read twice.
+    """
+
+    def __init__(self, source: RowSource, config: DataConfig, device: torch.device) -> None:
+        self._source, self._config, self._device = source, config, device
+
+    def read_step(self, step: int) -> list[MicroBatch]:
+        """Return the micro-batches of a step. Call it for consecutive steps.
+
+        Raises:
+            ReadFailed, ShardCorrupt: the dataset cannot be read.
+        """
+        micro_batches: list[MicroBatch] = []
+        while self.position < (step + 1) * self._config.global_batch_rows:
+            micro_batches.append(self._move_to_device(next(self._source)))
+        return micro_batches
+
+    @property
+    def position(self) -> int:
+        """Rows of the global order that were read so far, by all ranks."""
+        return int(self._source.state_dict()["position"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the source's state after the last micro-batch: a small dict of plain values."""
+        return self._source.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue after the given state; raises ResumeMismatch for the state of other rows."""
+        self._source.load_state_dict(state)
+
+    def stats(self) -> dict[str, Any]:
+        """Return the counters of the source."""
+        return self._source.stats()
+
+    def _move_to_device(self, batch: Mapping[str, Any]) -> MicroBatch:
+        tensors: dict[str, Tensor] = {}
+        for name, value in batch.items():
+            if isinstance(value, Tensor):
+                tensors[name] = value.to(self._device)
+        if "cu_seqlens" in tensors:
+            mask = AttentionMask(cu_seqlens=tensors["cu_seqlens"])
+            # The number of documents varies between batches. Without the mark, torch.compile
+            # would compile again for each number.
+            maybe_mark_dynamic(tensors["cu_seqlens"], 0)
+        elif "document_ids" in tensors:
+            mask = make_document_mask(tensors["document_ids"])
+        else:
+            mask = AttentionMask()
+        labels = tensors["labels"]
+        return MicroBatch(tensors["input_ids"], labels, mask, (labels != IGNORED_LABEL).sum())
+
+
+def open_batches(config: TrainConfig, context: RankContext) -> tuple[StepBatches, int]:
+    """Open the training data for this rank.
+
+    Returns:
+        The batches, and the number of ids of their tokenizer.
+
+    Raises:
+        IncompatibleConfig: a step has fewer rows than the ranks read at a time.
+        ReadFailed, FormatError, ShardCorrupt: the dataset cannot be opened.
+    """
+    data = config.data
+    rows_at_a_time = context.num_data_ranks * data.micro_batch_rows
+    if rows_at_a_time > data.global_batch_rows:
+        raise IncompatibleConfig(
+            f"data.global_batch_rows is {data.global_batch_rows}, but {context.num_data_ranks} "
+            f"data-parallel ranks of {data.micro_batch_rows} rows (data.micro_batch_rows) read "
+            f"{rows_at_a_time} at a time; raise the one or lower the other"
+        )
+    documents = select_document_fields(config, context.device)
+    if data.instructions is not None:
+        from training.data.instructions import open_instructions
+
+        rows, vocab_size = open_instructions(data, context, documents=documents)
+        return StepBatches(rows, data, context.device), vocab_size
+    loader = TokenLoader(
+        _list_datasets(data),
+        seq_len=data.seq_len,
+        global_batch_rows=rows_at_a_time,
+        mesh=context.data_mesh,
+        seed=data.seed,
+        documents=documents,
+        device=context.device if context.device.type == "cuda" else None,
+        settings=ReadSettings(on_corrupt=data.on_corrupt),
+    )
+    return StepBatches(loader, data, context.device), loader.tokenizer.vocab_size
+
+
+def select_document_fields(config: TrainConfig, device: torch.device) -> tuple[Any, ...]:
+    """Return the document fields that the loader must add to batches.
+
+    The variable-length flash kernel takes cu_seqlens, but only for bf16 on CUDA. Everywhere else
+    a boolean mask is made of document_ids.
+    """
+    if not config.data.document_masks:
+        return ()
+    if device.type == "cuda" and config.precision.compute == "bf16":
+        return ("cu_seqlens",)
+    return ("document_ids",)
+
+
+def _list_datasets(data: DataConfig) -> str | Mixture:
+    if data.mixture is None:
+        assert data.manifest is not None
+        return data.manifest
+    return Mixture(
+        {name: source.manifest for name, source in data.mixture.items()},
+        weights={name: source.weight for name, source in data.mixture.items()},
+    )

@@ -1,0 +1,150 @@
+"""Selects held-out documents, reads their tokens and metadata, and packs them into rows."""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loader.reading.manifest_columns import read_manifest_columns
+from loader.reading.metadata import read_metadata
+from loader.reading.shard_reader import ShardReader
+from loader.storage import ReadSettings
+from training.config import DataConfig
+from training.errors import IncompatibleConfig
+
+Ints = NDArray[np.int64]
+
+GROUP_FIELDS = ("language", "bucket")
+"""Metadata of documents by which losses are grouped."""
+
+
+@dataclass(frozen=True)
+class DocumentLocation:
+    """A document: its shard, its number in the shard, and its number of tokens."""
+
+    shard: int
+    number: int
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class Window:
+    """The inputs first .. first + num_labels - 1 of a document, with the next tokens as labels."""
+
+    document: int
+    first: int
+    num_labels: int
+
+
+def list_first_documents(reader: ShardReader, num: int | None) -> list[DocumentLocation]:
+    """Return the first documents of a dataset, over shards; all of them if num is None."""
+    locations: list[DocumentLocation] = []
+    remaining = int(reader.manifest.num_docs.sum()) if num is None else num
+    for shard in np.flatnonzero(reader.manifest.num_docs).tolist():
+        lengths = np.diff(reader.load_index(shard).doc_starts)[:remaining].tolist()
+        for number, length in enumerate(lengths):
+            locations.append(DocumentLocation(shard, number, length))
+        remaining -= len(lengths)
+        if not remaining:
+            break
+    return locations
+
+
+def pack_windows(locations: list[DocumentLocation], seq_len: int) -> list[list[Window]]:
+    """Cut documents into windows of at most seq_len labels, and pack these into rows.
+
+    Best fit decreasing: the longest window first, each into the fullest row that has room.
+    """
+    windows: list[Window] = []
+    for document, location in enumerate(locations):
+        num_labels = location.num_tokens - 1
+        for first in range(0, num_labels, seq_len):
+            window_labels = min(seq_len, num_labels - first)
+            windows.append(Window(document, first, window_labels))
+    rows: list[list[Window]] = []
+    room: list[tuple[int, int]] = []  # (labels that still fit, row), sorted
+    for window in sorted(windows, key=lambda window: -window.num_labels):
+        found = bisect.bisect_left(room, (window.num_labels, -1))
+        if found == len(room):
+            left, row = seq_len, len(rows)
+            rows.append([])
+        else:
+            left, row = room.pop(found)
+        rows[row].append(window)
+        if left > window.num_labels:
+            bisect.insort(room, (left - window.num_labels, row))
+    return rows
+
+
+def read_window(reader: ShardReader, location: DocumentLocation, window: Window) -> Ints:
+    """Return (num_labels + 1,) tokens: the inputs of a window and its last label."""
+    index = reader.load_index(location.shard)
+    start = int(index.doc_starts[location.number]) + window.first
+    sample = int(np.searchsorted(index.sample_starts, start, side="right")) - 1
+    offset = start - int(index.sample_starts[sample])
+    tokens = reader.read_sample(location.shard, sample)[offset : offset + window.num_labels + 1]
+    return tokens.astype(np.int64)
+
+
+def group_documents(
+    reader: ShardReader, locations: list[DocumentLocation]
+) -> dict[tuple[str, ...], Ints]:
+    """Return the documents of each group, as indices into `locations`.
+
+    Keys are (), (language,), (bucket,) and (language, bucket), such as ("en", "head"). Without
+    metadata there is only (), which holds all documents.
+    """
+    members: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    num_in_shard = {location.shard: location.number + 1 for location in locations}
+    document = 0
+    for shard, num in num_in_shard.items():
+        for fields in _iter_metadata(reader, shard, num):
+            labels = [str(fields[name]) for name in GROUP_FIELDS if fields.get(name) is not None]
+            groups = {(), *((label,) for label in labels), tuple(labels)}
+            for group in groups:
+                members[group].append(document)
+            document += 1
+    assert document == len(locations)
+    return {group: np.array(members[group], np.int64) for group in sorted(members)}
+
+
+def _iter_metadata(reader: ShardReader, shard: int, num: int) -> Iterator[dict[str, Any]]:
+    """Yield the metadata of the first documents of a shard; {} for those without."""
+    index = reader.load_index(shard)
+    docs_per_sample = np.diff(np.searchsorted(index.doc_starts, index.sample_starts)).tolist()
+    for sample, fields in enumerate(read_metadata(reader, shard)):
+        found = fields if fields is not None else [{}] * docs_per_sample[sample]
+        yield from found[:num]
+        num -= len(found)
+        if num <= 0:
+            return
+
+
+def list_training_tokenizers(data: DataConfig, settings: ReadSettings) -> Iterator[tuple[str, str]]:
+    """Yield each source of training data, and the sha256 of its tokenizer.
+
+    Raises:
+        IncompatibleConfig: data.tokenizer cannot be read.
+    """
+    if data.manifest is not None:
+        tokenizer = read_manifest_columns(data.manifest, settings).tokenizer
+        yield f"data.manifest {data.manifest}", tokenizer.sha256
+    for name, source in (data.mixture or {}).items():
+        tokenizer = read_manifest_columns(source.manifest, settings).tokenizer
+        yield f"data.mixture.{name} {source.manifest}", tokenizer.sha256
+    if data.instructions is not None and data.tokenizer is not None:
+        try:
+            digest = hashlib.sha256(Path(data.tokenizer).read_bytes()).hexdigest()
+        except OSError as error:
+            raise IncompatibleConfig(
+                f"data.tokenizer {data.tokenizer} cannot be read ({error}); correct the path"
+            ) from error
+        yield f"data.tokenizer {data.tokenizer}", digest

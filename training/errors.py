@@ -1,0 +1,25 @@
+"""Errors of a training run.
+
+ValueError
+IncompatibleConfig   the config does not suit the ranks, dataset, model or machine; exit code 2
+RuntimeError
+TrainingStopped      too many bad steps
+CheckpointFailed     a checkpoint could not be written
+"""
+
+from __future__ import annotations
+
+
+class IncompatibleConfig(ValueError):
+    """The config asks for something that the ranks, dataset, model or machine do not provide."""
+
+
+class TrainingStopped(RuntimeError):
+    """The anomaly guard ended the run after too many bad steps."""
+
+
+class CheckpointFailed(RuntimeError):
+    """The previous checkpoint could not be written or uploaded.
+
+    Training ends, because it would otherwise continue without any checkpoint.
+    """

@@ -1,0 +1,133 @@
+"""Loads weights in the format of Hugging Face into a decoder. Each rank reads only its shard.
+
+The folder has config.json and *.safetensors. Our parameters have the names of transformers'
+LlamaForCausalLM without the prefix "model.", so names and values are copied unchanged. Tied
+embeddings become two matrices, which are equal at first and then trained separately.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
+
+from training.errors import IncompatibleConfig
+from training.hugging_face.config_json import CONFIG_FILE, INDEX_FILE, read_description, read_json
+from training.model.decoder import Decoder
+from training.model.lora import is_adapter
+
+_HEAD = "lm_head.weight"
+_IGNORED_SUFFIX = ".rotary_emb.inv_freq"
+"""Stored in old folders; the values follow from the config."""
+
+MAX_SHOWN_FAULTS = 5
+
+
+def load_weights_into(folder: Path, model: Decoder) -> None:
+    """Load the weights of a folder into the parameters, in place. Adapters are left unchanged.
+
+    Args:
+        folder: config.json and *.safetensors.
+        model: its parameters may be sharded (DTensor).
+
+    Raises:
+        IncompatibleConfig: the folder holds another model, or is damaged.
+    """
+    description = read_description(folder)
+    faults = [*description.faults, *_find_differences(description.settings, model)]
+    if faults:
+        raise IncompatibleConfig(
+            f"{folder / CONFIG_FILE} does not fit the config: {'; '.join(faults)}. Use the "
+            f"folder's values (`python -m training import {folder}` prints them)"
+        )
+    wanted: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        if not is_adapter(name):
+            wanted[to_hugging_face_name(name)] = parameter.detach()
+    tied: dict[str, Tensor] = {}
+    if description.is_tied:
+        tied = {to_hugging_face_name("embed_tokens.weight"): wanted.pop(_HEAD)}
+    reader = _open_reader(folder, wanted)
+    # Two calls, because the tied matrix is read twice under the same name.
+    for tensors in (wanted, tied):
+        if tensors:
+            load_tensors({**tensors}, storage_reader=reader)
+
+
+def to_hugging_face_name(name: str) -> str:
+    """Return transformers' name of one of our parameters."""
+    return name if name.startswith("lm_head.") else f"model.{name}"
+
+
+def _find_differences(settings: Mapping[str, Any], model: Decoder) -> Iterable[str]:
+    """Yield a message for each setting in which the model differs from the folder."""
+    ours = model.config.model_dump()
+    num_rows, dim = model.embed_tokens.weight.shape
+    for key, theirs in settings.items():
+        if key == "vocab_size" and num_rows != theirs:
+            yield (
+                f"model.vocab_size is {ours[key]!r} in the config, which makes "
+                f"embed_tokens.weight {(num_rows, dim)}, and {theirs} in the folder, where it is "
+                f"{(theirs, settings['dim'])}"
+            )
+        if key != "vocab_size" and ours[key] != theirs:
+            yield f"model.{key} is {ours[key]!r} in the config, {theirs!r} in the folder"
+
+
+def _open_reader(folder: Path, wanted: Mapping[str, Tensor]) -> HuggingFaceStorageReader:
+    """Open a folder after checking that it holds exactly the wanted tensors.
+
+    Raises:
+        IncompatibleConfig: files are missing or damaged, or tensors differ.
+    """
+    index = folder / INDEX_FILE
+    files: set[str] = set()
+    if index.exists():
+        files = {str(name) for name in read_json(index)["weight_map"].values()}
+    if missing := sorted(name for name in files if not (folder / name).is_file()):
+        raise IncompatibleConfig(
+            f"{index} names files that are missing: {', '.join(missing)}; download them"
+        )
+    if not any(folder.glob("*.safetensors")):
+        raise IncompatibleConfig(
+            f"{folder} has no *.safetensors; convert other forms, such as pytorch_model.bin, "
+            f"with transformers' from_pretrained and save_pretrained"
+        )
+    reader = HuggingFaceStorageReader(str(folder))
+    try:
+        stored = reader.read_metadata().state_dict_metadata
+    except Exception as error:  # safetensors has an error class of its own
+        raise IncompatibleConfig(
+            f"a file of {folder} cannot be read: {error}; download it again"
+        ) from error
+    shapes = {name: tuple(getattr(entry, "size", ())) for name, entry in stored.items()}
+    if faults := list(_compare_tensors(shapes, wanted)):
+        num_more = len(faults) - MAX_SHOWN_FAULTS
+        more = f" and {num_more} more" if num_more > 0 else ""
+        raise IncompatibleConfig(
+            f"the weights in {folder} differ from its {CONFIG_FILE}: "
+            f"{'; '.join(faults[:MAX_SHOWN_FAULTS])}{more}; download the folder again (without "
+            f"lm_head.weight, tie_word_embeddings must be true)"
+        )
+    return reader
+
+
+def _compare_tensors(
+    shapes: Mapping[str, tuple[int, ...]], wanted: Mapping[str, Tensor]
+) -> Iterable[str]:
+    """Yield a message for each tensor that is missing, of another shape or unknown."""
+    for name in wanted:
+        if name not in shapes:
+            yield f"{name} is missing"
+    for name, tensor in wanted.items():
+        if name in shapes and shapes[name] != tuple(tensor.shape):
+            yield f"{name} is {shapes[name]} in the folder, {tuple(tensor.shape)} in the model"
+    # A tied folder may store the head nevertheless.
+    known = {*wanted, _HEAD}
+    for name in sorted(shapes):
+        if name not in known and not name.endswith(_IGNORED_SUFFIX):
+            yield f"{name} is unknown"

@@ -1,0 +1,236 @@
+"""Alternatives to a config, their memory and speed, and changes that make a config fit."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from training.config import TrainConfig
+from training.errors import IncompatibleConfig
+from training.model.size import count_flops_per_token
+from training.planning.activations import FP32_BYTES, get_compute_bytes
+from training.planning.gpus import Gpu
+from training.planning.memory import Footprint, estimate_footprint
+
+SPARE_SHARE = 0.05
+"""Assumed share of the GPU's memory that the caching allocator loses to fragmentation."""
+
+HOST_LINK_BYTES_PER_S = 25e9
+"""Assumed, from pinned CPU memory to a GPU or back: PCIe 4.0 x16 has 31.5 GB/s per direction."""
+
+HOST_ADAM_BYTES_PER_S = 20e9
+"""Assumed CPU memory bandwidth per GPU for AdamW on the CPU, with eight ranks on a node."""
+
+ADAM_BYTES_PER_PARAMETER = 28
+"""fp32 values that AdamW reads and writes: gradient (read), parameter and two moments (both)."""
+
+NODE_LINK_BYTES_PER_S = 300e9
+"""Assumed, of collectives within a node, per GPU: NVLink 4 has 450 GB/s per direction."""
+
+MAX_CHANGES = 3
+MAX_REMEDIES = 4
+
+CHANGE_PENALTY = 0.02
+"""Share of the speed that each change costs in the ranking of remedies: between equal speeds,
+fewer changes are better."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One way to run a config: its memory and speed, or the reason why it is impossible.
+
+    Attributes:
+        footprint: None if the option is impossible.
+        error: the reason; "" if it is possible.
+        tokens_per_s: over all GPUs; 0 if it is impossible.
+    """
+
+    name: str
+    footprint: Footprint | None
+    error: str
+    tokens_per_s: float
+
+    def fits(self, gpu: Gpu) -> bool:
+        """Return whether its peak leaves SPARE_SHARE of the GPU's memory free."""
+        if self.footprint is None:
+            return False
+        return self.footprint.peak.total <= gpu.memory_bytes * (1 - SPARE_SHARE)
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """Estimates variants of a config on given GPUs."""
+
+    config: TrainConfig
+    num_gpus: int
+    gpu: Gpu
+    vocab_size: int
+    mfu: float
+
+    def estimate(self, name: str, changes: Mapping[str, Any]) -> Option:
+        """Estimate the config with some changes.
+
+        Args:
+            name: of the option.
+            changes: keys of the `parallel` section, or micro_batch_rows of `data`.
+        """
+        settings = self.config.model_dump()
+        for key, value in changes.items():
+            settings[_find_section(key)][key] = value
+        try:
+            config = TrainConfig.model_validate(settings)
+            footprint = estimate_footprint(config, self.vocab_size, self.num_gpus)
+        except ValidationError as error:
+            reasons = [fault["msg"].removeprefix("Value error, ") for fault in error.errors()]
+            return Option(name, None, "; ".join(reasons), 0.0)
+        except IncompatibleConfig as error:
+            return Option(name, None, str(error), 0.0)
+        return Option(name, footprint, "", self._estimate_tokens_per_s(config, footprint))
+
+    def _estimate_tokens_per_s(self, config: TrainConfig, footprint: Footprint) -> float:
+        """Return the speed over all GPUs: peak * MFU / FLOPs, less transfers that do not overlap.
+
+        Copies of activation offload overlap with computation. Tensor parallelism and the
+        optimizer step on the CPU do not.
+        """
+        tokens = config.data.global_batch_rows * config.data.seq_len
+        flops = self._count_flops_per_token(config)
+        compute_s = tokens * flops / (self.num_gpus * self.gpu.peak_flops * self.mfu)
+        tensor_s = self._estimate_tensor_s(config, tokens)
+        # Out and back.
+        offload_s = 2 * footprint.offloaded * footprint.micro_batches / HOST_LINK_BYTES_PER_S
+        host_s = _estimate_host_s(config, footprint)
+        return tokens / (max(compute_s + tensor_s, offload_s) + host_s)
+
+    def _count_flops_per_token(self, config: TrainConfig) -> int:
+        """Return the model's FLOPs per token, plus recomputation."""
+        flops = count_flops_per_token(config.model, self.vocab_size, config.data.seq_len)
+        if config.parallel.activation_checkpointing == "full":
+            # The forward of the blocks, a third of their FLOPs, runs twice. The head's does not.
+            head = 6 * self.vocab_size * config.model.dim
+            flops += (flops - head) // 3
+        return flops
+
+    def _estimate_tensor_s(self, config: TrainConfig, tokens: int) -> float:
+        """Return the seconds per step of tensor parallelism's collectives.
+
+        Korthikanti et al. 2022, section 4.2.2: a gather and a scatter around attention and
+        feed-forward, in forward and backward.
+        """
+        tensor = config.parallel.tensor
+        bytes_per_token = 8 * config.model.num_layers * config.model.dim * get_compute_bytes(config)
+        sent_share = (tensor - 1) / tensor
+        tokens_per_gpu = tokens * tensor / self.num_gpus
+        return tokens_per_gpu * bytes_per_token * sent_share / NODE_LINK_BYTES_PER_S
+
+
+def _estimate_host_s(config: TrainConfig, footprint: Footprint) -> float:
+    """Return the seconds per step of the optimizer on the CPU, with its transfers."""
+    parallel = config.parallel
+    if parallel.offload == "none":
+        return 0.0
+    # Gradients go to the CPU. Masters come back once; offloaded parameters each time they are
+    # gathered, which zero3 does in forward and in backward.
+    copies = 1
+    if parallel.offload == "parameters":
+        copies = footprint.micro_batches * (2 if parallel.strategy == "zero3" else 1)
+    transfer_s = (footprint.gradients + copies * footprint.parameters) / HOST_LINK_BYTES_PER_S
+    num_parameters = footprint.gradients / FP32_BYTES
+    return transfer_s + num_parameters * ADAM_BYTES_PER_PARAMETER / HOST_ADAM_BYTES_PER_S
+
+
+def list_alternatives(config: TrainConfig) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (name, changes): every strategy, and every other setting alone.
+
+    Settings that a strategy does not allow are reset along with it.
+    """
+    parallel = config.parallel
+    unsharded = {"shard_degree": None, "tensor": 1}
+    no_parameters = {"offload": "none" if parallel.offload == "parameters" else parallel.offload}
+    sharded = {} if parallel.strategy in ("zero2", "zero3") else {"strategy": "zero3"}
+    yield "ddp", {"strategy": "ddp", **unsharded, **no_parameters}
+    yield "zero1", {"strategy": "zero1", **unsharded, "offload": "none"}
+    yield "zero2", {"strategy": "zero2", "shard_degree": None}
+    yield "zero3", {"strategy": "zero3", "shard_degree": None}
+    yield "hsdp: zero3, shard_degree 8", {"strategy": "zero3", "shard_degree": 8}
+    for degree in (2, 8):
+        yield f"tensor {degree}", {**sharded, "tensor": degree, "shard_degree": None}
+    for kind in ("none", "selective", "full"):
+        yield f"checkpointing {kind}", {"activation_checkpointing": kind}
+    yield "activation offload", {"activation_offload": True}
+    not_zero1 = {"strategy": "zero2"} if parallel.strategy == "zero1" else {}
+    yield "offload optimizer", {**not_zero1, "offload": "optimizer"}
+    yield "offload parameters", {**sharded, "offload": "parameters"}
+
+
+def find_remedies(estimator: Estimator) -> list[Option]:
+    """Return the fastest sets of changes that make the config fit.
+
+    Each set is minimal: without any one of its changes, the config does not fit. Names are
+    written as `--set` takes them.
+    """
+    found: list[tuple[frozenset[str], Option]] = []
+    changes = _list_memory_savers(estimator.config)
+    for num_changes in range(1, MAX_CHANGES + 1):
+        for chosen in itertools.combinations(changes, num_changes):
+            names = frozenset(name for name, _ in chosen)
+            if any(smaller < names for smaller, _ in found):
+                continue
+            merged: dict[str, Any] = {}
+            for _, change in chosen:
+                merged |= change
+            if len(merged) < num_changes:
+                continue  # two values for one key
+            option = estimator.estimate(", ".join(name for name, _ in chosen), merged)
+            if option.fits(estimator.gpu):
+                found.append((names, option))
+
+    def rank(entry: tuple[frozenset[str], Option]) -> float:
+        names, option = entry
+        return -option.tokens_per_s * (1 - CHANGE_PENALTY) ** len(names)
+
+    return [option for _, option in sorted(found, key=rank)[:MAX_REMEDIES]]
+
+
+def _list_memory_savers(config: TrainConfig) -> list[tuple[str, dict[str, Any]]]:
+    """Return (name, change) of single changes that save memory, the cheapest first.
+
+    The order decides between remedies of equal estimated speed.
+    """
+    parallel, rows = config.parallel, config.data.micro_batch_rows
+    changes: list[dict[str, Any]] = []
+    half = rows
+    while half > 1 and half % 2 == 0:
+        half //= 2
+        changes.append({"micro_batch_rows": half})
+    if parallel.activation_checkpointing == "none":
+        changes.append({"activation_checkpointing": "selective"})
+    strategies = ["ddp", "zero1", "zero2", "zero3"]
+    stronger = strategies[strategies.index(parallel.strategy) + 1 :]
+    changes += [{"strategy": strategy} for strategy in stronger]
+    if parallel.shard_degree is not None:
+        changes.append({"shard_degree": None})
+    if parallel.activation_checkpointing != "full":
+        changes.append({"activation_checkpointing": "full"})
+    if not parallel.activation_offload:
+        changes.append({"activation_offload": True})
+    changes += [{"tensor": degree} for degree in (2, 4, 8) if degree > parallel.tensor]
+    offloads = ["none", "optimizer", "parameters"]
+    more_offload = offloads[offloads.index(parallel.offload) + 1 :]
+    changes += [{"offload": offload} for offload in more_offload]
+    return [(_format_change(change), change) for change in changes]
+
+
+def _format_change(change: Mapping[str, Any]) -> str:
+    """Return a change of one key as `--set` takes it."""
+    ((key, value),) = change.items()
+    return f"{_find_section(key)}.{key}={json.dumps(value).strip(chr(34))}"
+
+
+def _find_section(key: str) -> str:
+    return "data" if key == "micro_batch_rows" else "parallel"
