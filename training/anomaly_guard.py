@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from training.config import GuardConfig
+from training.config import AnomalyGuardConfig
 from training.errors import TrainingStopped
 
 NORM_DECAY = 0.98
@@ -20,7 +20,7 @@ class AnomalyGuard:
     All ranks see the same figures, so all decide the same.
     """
 
-    def __init__(self, config: GuardConfig) -> None:
+    def __init__(self, config: AnomalyGuardConfig) -> None:
         self._config = config
         self.num_bad = 0
         self._num_consecutive = 0
@@ -47,11 +47,11 @@ class AnomalyGuard:
             return True
         self.num_bad += 1
         self._num_consecutive += 1
-        max_skips = self._config.max_skipped_in_a_row
+        max_skips = self._config.max_consecutive_skips
         if self._config.on_bad_step == "stop" or self._num_consecutive >= max_skips:
             raise TrainingStopped(
                 f"step {step}: {fault}; bad steps in a row: {self._num_consecutive} "
-                f"(guard.on_bad_step is {self._config.on_bad_step}, max_skipped_in_a_row "
+                f"(anomaly_guard.on_bad_step is {self._config.on_bad_step}, max_consecutive_skips "
                 f"{max_skips}). The newest checkpoint is older: lower optimizer.learning_rate or "
                 f"inspect these rows, and start again"
             )

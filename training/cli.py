@@ -119,7 +119,7 @@ def run(
 
         context = init_distributed(
             train_config.parallel,
-            timeout_s=train_config.process.start_timeout_s,
+            timeout_s=train_config.advanced.start_timeout_s,
             dump_dir=Path(train_config.run_dir) / "hang",
         )
         try:

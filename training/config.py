@@ -264,7 +264,7 @@ class OptimizerConfig(Section):
     )
 
 
-class GuardConfig(Section):
+class AnomalyGuardConfig(Section):
     """Reaction to a step with a non-finite loss or gradient, or with a spike of the gradient norm."""
 
     on_bad_step: Literal["skip", "stop"] = Field(
@@ -276,7 +276,7 @@ class GuardConfig(Section):
         description="A gradient norm above this multiple of its running mean is bad too. null: "
         "off.",
     )
-    max_skipped_in_a_row: Positive = Field(
+    max_consecutive_skips: Positive = Field(
         default=10, description="The run ends after this many bad steps in a row."
     )
 
@@ -316,7 +316,7 @@ class WandbConfig(Section):
     name: str | None = Field(default=None, description="Name of the run. null: that of run_dir.")
 
 
-class MetricsConfig(Section):
+class PrometheusConfig(Section):
     """A Prometheus endpoint on every rank (docs/watching.md)."""
 
     port: int = Field(
@@ -332,8 +332,8 @@ class MetricsConfig(Section):
     )
 
 
-class WatchConfig(Section):
-    """Logs, metrics, traces and garbage collection."""
+class ObservabilityConfig(Section):
+    """Logs, metrics and traces."""
 
     every_steps: Positive = Field(
         default=10,
@@ -341,7 +341,7 @@ class WatchConfig(Section):
     )
     tensorboard: bool = Field(default=True, description="Write run_dir/tensorboard.")
     wandb: WandbConfig | None = Field(default=None, description="Log to Weights & Biases too.")
-    metrics: MetricsConfig | None = Field(
+    prometheus: PrometheusConfig | None = Field(
         default=None, description="Serve Prometheus metrics; {} uses the default port."
     )
     peak_tflops: float | None = Field(
@@ -349,11 +349,6 @@ class WatchConfig(Section):
         gt=0,
         description="Dense peak of a device in TFLOP/s, for the MFU. null: that of the device's "
         "name, if it is known; otherwise no MFU is reported.",
-    )
-    gc_every_steps: Positive | None = Field(
-        default=50,
-        description="Steps between Python garbage collections, on all ranks together. null: "
-        "automatic.",
     )
     profile_steps: tuple[int, int] | None = Field(
         default=None,
@@ -366,14 +361,21 @@ class WatchConfig(Section):
     )
 
 
-class ProcessConfig(Section):
-    """Timeouts for ranks that wait for each other."""
+class AdvancedConfig(Section):
+    """Keys that few runs need."""
 
+    gc_every_steps: Positive | None = Field(
+        default=50,
+        description="Steps between Python garbage collections, on all ranks together. null: "
+        "automatic.",
+    )
     start_timeout_s: Positive = Field(
-        default=900, description="For the first step, which compiles and opens datasets."
+        default=900,
+        description="Timeout of collectives in the first step, which compiles and opens datasets.",
     )
     step_timeout_s: Positive = Field(
-        default=180, description="For later steps. A lost rank is noticed after this time."
+        default=180,
+        description="Timeout of collectives in later steps. A lost rank is noticed after this time.",
     )
 
 
@@ -400,13 +402,19 @@ class TrainConfig(Section):
     optimizer: OptimizerConfig = Field(
         default=OptimizerConfig(), description="AdamW and its learning rate."
     )
-    guard: GuardConfig = Field(default=GuardConfig(), description="Reaction to bad steps.")
+    anomaly_guard: AnomalyGuardConfig = Field(
+        default=AnomalyGuardConfig(), description="Reaction to bad steps."
+    )
     checkpoint: CheckpointConfig = Field(default=CheckpointConfig(), description="Checkpoints.")
     validation: ValidationConfig | None = Field(
         default=None, description="Loss on held-out documents. null: off."
     )
-    watch: WatchConfig = Field(default=WatchConfig(), description="Logs, metrics and traces.")
-    process: ProcessConfig = Field(default=ProcessConfig(), description="Timeouts.")
+    observability: ObservabilityConfig = Field(
+        default=ObservabilityConfig(), description="Logs, metrics and traces."
+    )
+    advanced: AdvancedConfig = Field(
+        default=AdvancedConfig(), description="Keys that few runs need."
+    )
 
     @model_validator(mode="after")
     def _check_combination(self) -> Self:

@@ -112,7 +112,7 @@ def _make_trainer(
         train_loop_config=settings,
         torch_config=TorchConfig(
             backend=select_backend(has_cuda=num_gpus > 0),
-            timeout_s=config.process.start_timeout_s,
+            timeout_s=config.advanced.start_timeout_s,
         ),
         scaling_config=ScalingConfig(num_workers=num_workers, use_gpu=num_gpus > 0),
         run_config=run_config,
@@ -150,7 +150,7 @@ def run_worker(settings: Mapping[str, Any], stop_actor: Any) -> TrainResult:
         _check_run_dir_is_shared(config.run_dir)
         context = init_distributed(
             config.parallel,
-            timeout_s=config.process.start_timeout_s,
+            timeout_s=config.advanced.start_timeout_s,
             dump_dir=Path(config.run_dir) / "hang",
         )
         configure_logging(is_first_rank=context.is_first)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from training.anomaly_guard import AnomalyGuard
 from training.checkpoint import Checkpointer, TrainState
-from training.config import CheckpointConfig, TrainConfig, ValidationConfig, WatchConfig
+from training.config import CheckpointConfig, ObservabilityConfig, TrainConfig, ValidationConfig
 from training.data.batches import MicroBatch, open_batches
 from training.data.validation import Validation
 from training.hugging_face.weights import load_weights_into
@@ -106,7 +106,7 @@ class Trainer:
         self.model, decoder = self._build_model(is_new_run=newest is None)
         self.parameters = dict(decoder.named_parameters())
         self.optimizer = Optimizer(self.parameters, config.optimizer, config.parallel, context)
-        self.anomaly_guard = AnomalyGuard(config.guard)
+        self.anomaly_guard = AnomalyGuard(config.anomaly_guard)
         self._open_logs(cleanup)
         self.validation = Validation(config, context) if config.validation else None
         if newest is not None:
@@ -141,19 +141,19 @@ class Trainer:
         """Open the metrics log and the Prometheus endpoint, and schedule garbage collection."""
         config, context = self.config, self.context
         self.metrics_log = MetricsLog(
-            self.run_dir, config.watch, config.model_dump(), writes=context.is_first
+            self.run_dir, config.observability, config.model_dump(), writes=context.is_first
         )
         cleanup.callback(self.metrics_log.close)
         close_endpoint = serve_prometheus(
-            config.watch, self.run_dir, context.rank, self.batches.stats, self.metrics_log
+            config.observability, self.run_dir, context.rank, self.batches.stats, self.metrics_log
         )
         cleanup.callback(close_endpoint)
-        self.scheduled_gc = ScheduledGC(config.watch.gc_every_steps)
+        self.scheduled_gc = ScheduledGC(config.advanced.gc_every_steps)
         cleanup.callback(self.scheduled_gc.close)
         self.flops_per_token = count_flops_per_token(
             config.model, self.vocab_size, config.data.seq_len
         )
-        self.peak_flops = _get_peak_flops(config.watch, context.device)
+        self.peak_flops = _get_peak_flops(config.observability, context.device)
         stats = self.batches.stats()
         if stats.get("broken_lines"):
             first_faults = "; ".join(stats["first_faults"])
@@ -189,8 +189,8 @@ class Trainer:
         first_step, is_stopping = self.step, False
         with (
             _stop_on_sigterm(stop_requested),
-            trace_steps(config.watch, self.run_dir, self.context) as finish_traced_step,
-            record_memory_history(config.watch, self.run_dir, self.context),
+            trace_steps(config.observability, self.run_dir, self.context) as finish_traced_step,
+            record_memory_history(config.observability, self.run_dir, self.context),
         ):
             while self.step < config.steps and not is_stopping:
                 with timer.measure_wait():
@@ -204,8 +204,8 @@ class Trainer:
                 is_first_step = self.step == first_step + 1
                 if is_first_step:
                     # The first step compiles and opens datasets; later ones may be stricter.
-                    self.context.set_timeout(config.process.step_timeout_s)
-                if is_first_step or self._is_due(config.watch):
+                    self.context.set_timeout(config.advanced.step_timeout_s)
+                if is_first_step or self._is_due(config.observability):
                     self._report(figures, timer)
                 self._validate_and_save(is_stopping=is_stopping)
         self.checkpointer.wait()
@@ -285,14 +285,16 @@ class Trainer:
         if self._is_due(config.checkpoint) or is_stopping:
             self.checkpointer.save(self._make_state())
 
-    def _is_due(self, section: ValidationConfig | CheckpointConfig | WatchConfig | None) -> bool:
+    def _is_due(
+        self, section: ValidationConfig | CheckpointConfig | ObservabilityConfig | None
+    ) -> bool:
         """Return whether the step is the last one, or a multiple of the section's every_steps."""
         if section is None:
             return False
         return self.step % section.every_steps == 0 or self.step == self.config.steps
 
 
-def _get_peak_flops(config: WatchConfig, device: torch.device) -> float | None:
+def _get_peak_flops(config: ObservabilityConfig, device: torch.device) -> float | None:
     """Return the peak FLOP/s of the device: as configured, or by its name; None if unknown."""
     if config.peak_tflops is not None:
         return config.peak_tflops * 1e12

@@ -114,7 +114,7 @@ def config_of(spec: Mapping[str, Any], run_dir: str) -> Any:
             "document_masks": False,
         },
         "precision": {"compute": "bf16", "compile": spec["compile"]},
-        "watch": {"every_steps": 1, "tensorboard": False},
+        "observability": {"every_steps": 1, "tensorboard": False},
         "optimizer": {"warmup_steps": 10, "schedule": "constant"},
     }
     for section, values in spec.get("settings", {}).items():

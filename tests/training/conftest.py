@@ -24,8 +24,8 @@ SETTINGS: dict[str, Any] = {
     "precision": {"compute": "fp32"},
     "optimizer": {"warmup_steps": 2, "learning_rate": 1e-2},
     "checkpoint": {"every_steps": 100},
-    "watch": {"every_steps": 1, "tensorboard": False},
-    "process": {"start_timeout_s": 60, "step_timeout_s": 30},
+    "observability": {"every_steps": 1, "tensorboard": False},
+    "advanced": {"start_timeout_s": 60, "step_timeout_s": 30},
 }
 
 
@@ -87,7 +87,7 @@ def train_each(runs: Sequence[Mapping[str, Any]]) -> None:
 
     for settings in runs:
         config = TrainConfig.model_validate(settings)
-        timeout_s, dump_dir = config.process.start_timeout_s, Path(config.run_dir) / "hang"
+        timeout_s, dump_dir = config.advanced.start_timeout_s, Path(config.run_dir) / "hang"
         train(
             config,
             distributed.init_distributed(config.parallel, timeout_s=timeout_s, dump_dir=dump_dir),

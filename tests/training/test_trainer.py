@@ -29,7 +29,7 @@ from tests.training.conftest import (
 from tests.training.rank_processes import MESSAGES, start
 from training.anomaly_guard import AnomalyGuard
 from training.checkpoint import MARKER, list_complete_checkpoints, load_weights
-from training.config import GuardConfig, OptimizerConfig, TrainConfig
+from training.config import AnomalyGuardConfig, OptimizerConfig, TrainConfig
 from training.errors import CheckpointFailed, IncompatibleConfig, TrainingStopped
 from training.model.decoder import Decoder
 from training.model.initialization import init_parameters
@@ -252,7 +252,7 @@ def test_bad_steps_are_skipped_and_counted(language: Path, tmp_path: Path) -> No
                 language,
                 steps=20,
                 optimizer=optimizer,
-                guard={"max_skipped_in_a_row": 3},
+                anomaly_guard={"max_consecutive_skips": 3},
             )
         )
     assert [line["bad_steps"] for line in log_of(tmp_path / "run")][-2:] == [1, 2]
@@ -260,13 +260,13 @@ def test_bad_steps_are_skipped_and_counted(language: Path, tmp_path: Path) -> No
 
 def test_the_guard_knows_leaps() -> None:
     """Ten times the running mean is refused, and does not move the mean."""
-    guard = AnomalyGuard(GuardConfig(spike_factor=10))
+    guard = AnomalyGuard(AnomalyGuardConfig(spike_factor=10))
     assert all(guard.accept(2.0, 1.0, step) for step in range(5))
     assert not guard.accept(2.0, 11.0, 5)
     assert not guard.accept(math.nan, 1.0, 6)
     assert guard.accept(2.0, 9.0, 7)
     assert guard.num_bad == 2
-    other = AnomalyGuard(GuardConfig(spike_factor=10))
+    other = AnomalyGuard(AnomalyGuardConfig(spike_factor=10))
     other.load_state_dict(guard.state_dict())
     assert other.state_dict() == guard.state_dict()
 
@@ -274,7 +274,7 @@ def test_the_guard_knows_leaps() -> None:
 def test_the_guard_stops_where_it_is_told_to() -> None:
     """At the first bad step."""
     with pytest.raises(TrainingStopped, match=r"step 3: loss is nan"):
-        AnomalyGuard(GuardConfig(on_bad_step="stop")).accept(math.nan, 1.0, 3)
+        AnomalyGuard(AnomalyGuardConfig(on_bad_step="stop")).accept(math.nan, 1.0, 3)
 
 
 # ----------------------------------------------------------------------------------------------------------- schedules

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from training.config import WatchConfig
+from training.config import ObservabilityConfig
 from training.errors import IncompatibleConfig
 
 _MAX_LINE_BYTES = 1 << 20
@@ -23,7 +23,12 @@ class MetricsLog:
     """
 
     def __init__(
-        self, run_dir: Path, config: WatchConfig, settings: Mapping[str, Any], *, writes: bool
+        self,
+        run_dir: Path,
+        config: ObservabilityConfig,
+        settings: Mapping[str, Any],
+        *,
+        writes: bool,
     ) -> None:
         """Open the sinks.
 
@@ -87,13 +92,13 @@ def _remove_partial_line(path: Path) -> None:
             file.truncate(start + file.read().rfind(b"\n") + 1)
 
 
-def _open_wandb(config: WatchConfig, run_dir: Path, settings: Mapping[str, Any]) -> Any:
+def _open_wandb(config: ObservabilityConfig, run_dir: Path, settings: Mapping[str, Any]) -> Any:
     assert config.wandb is not None
     try:
         import wandb
     except ImportError as error:
         raise IncompatibleConfig(
-            "watch.wandb is set, but wandb is not installed: pip install wandb, or set it to null"
+            "observability.wandb is set, but wandb is not installed: pip install wandb, or set it to null"
         ) from error
     return wandb.init(
         project=config.wandb.project,

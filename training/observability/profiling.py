@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from training.config import WatchConfig
+from training.config import ObservabilityConfig
 from training.parallel.distributed import RankContext
 
 MAX_MEMORY_EVENTS = 100_000
@@ -65,7 +65,7 @@ class ScheduledGC:
 
 @contextmanager
 def trace_steps(
-    config: WatchConfig, run_dir: Path, context: RankContext
+    config: ObservabilityConfig, run_dir: Path, context: RankContext
 ) -> Generator[Callable[[], None]]:
     """Trace the steps `profile_steps` of this rank into run_dir/profile.
 
@@ -96,7 +96,7 @@ def trace_steps(
 
 @contextmanager
 def record_memory_history(
-    config: WatchConfig, run_dir: Path, context: RankContext
+    config: ObservabilityConfig, run_dir: Path, context: RankContext
 ) -> Generator[None]:
     """Record CUDA allocations, and write a snapshot at the end or when memory runs out.
 

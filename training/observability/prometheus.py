@@ -9,7 +9,7 @@ from typing import Any
 
 import loader.metrics
 from loader.metrics import Metric, StatsCollector
-from training.config import WatchConfig
+from training.config import ObservabilityConfig
 from training.errors import IncompatibleConfig
 from training.observability.metrics_log import MetricsLog
 
@@ -60,7 +60,7 @@ in loader/metrics.py."""
 
 
 def serve_prometheus(
-    config: WatchConfig,
+    config: ObservabilityConfig,
     run_dir: Path,
     rank: int,
     loader_stats: Callable[[], Mapping[str, Any]],
@@ -76,18 +76,18 @@ def serve_prometheus(
     Raises:
         IncompatibleConfig: the port is taken.
     """
-    if config.metrics is None:
+    if config.prometheus is None:
         return lambda: None
     labels = {"run": run_dir.name}
     loader_labels = {**labels, "rank": str(rank)}
     loader_collector = StatsCollector(loader.metrics.METRICS, loader_stats, loader_labels)
     run_collector = StatsCollector(METRICS, lambda: metrics_log.latest, labels)
-    port = config.metrics.port + int(os.environ.get("LOCAL_RANK", "0"))
-    host = config.metrics.host
+    port = config.prometheus.port + int(os.environ.get("LOCAL_RANK", "0"))
+    host = config.prometheus.host
     try:
         return loader.metrics.serve_metrics(port, loader_collector, run_collector, host=host)
     except OSError as error:
         raise IncompatibleConfig(
-            f"rank {rank} cannot serve Prometheus on {host}:{port} (watch.metrics): {error}; "
-            f"choose another port, or set watch.metrics to null"
+            f"rank {rank} cannot serve Prometheus on {host}:{port} (observability.prometheus): {error}; "
+            f"choose another port, or set observability.prometheus to null"
         ) from error

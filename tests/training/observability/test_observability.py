@@ -18,7 +18,7 @@ import torch
 
 from tests.prometheus import Watched, asking, free_port, needs_prometheus
 from tests.training.conftest import config_of, log_of
-from training.config import WatchConfig
+from training.config import ObservabilityConfig
 from training.errors import IncompatibleConfig
 from training.observability.console import configure_logging
 from training.observability.metrics_log import MetricsLog
@@ -43,7 +43,7 @@ def test_figures_are_in_the_log_on_the_board_and_on_the_terminal(
     request.addfinalizer(logger.handlers.clear)
     configure_logging(is_first_rank=True)
     config = config_of(
-        tmp_path / "run", language, steps=3, watch={"every_steps": 1, "tensorboard": True}
+        tmp_path / "run", language, steps=3, observability={"every_steps": 1, "tensorboard": True}
     )
     train(config, distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=tmp_path))
     lines = log_of(tmp_path / "run")
@@ -60,7 +60,9 @@ def test_figures_are_in_the_log_on_the_board_and_on_the_terminal(
 def test_half_a_line_of_a_killed_rank_is_left_out(tmp_path: Path) -> None:
     """The next run adds to the same log, a line of its own."""
     for step, half in ((1, '{"step": 2, "loss": 3.'), (2, "")):
-        log = MetricsLog(tmp_path, WatchConfig(tensorboard=False), {"steps": 2}, writes=True)
+        log = MetricsLog(
+            tmp_path, ObservabilityConfig(tensorboard=False), {"steps": 2}, writes=True
+        )
         log.write(step, {"loss": 0.5})
         log.close()
         with (tmp_path / "log.jsonl").open("a") as file:
@@ -76,7 +78,7 @@ def test_weights_and_biases_gets_the_figures_without_a_network(
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     watching = {"every_steps": 1, "tensorboard": False, "wandb": {"project": "corpus"}}
-    config = config_of(tmp_path / "run", language, steps=2, watch=watching)
+    config = config_of(tmp_path / "run", language, steps=2, observability=watching)
     train(config, distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=tmp_path))
     (written,) = (tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")
     content = written.read_bytes()
@@ -87,7 +89,7 @@ def test_weights_and_biases_gets_the_figures_without_a_network(
 def test_a_trace_holds_the_steps_asked_for(language: Path, tmp_path: Path) -> None:
     """Of every rank, as Perfetto and chrome://tracing read it."""
     watching = {"every_steps": 1, "tensorboard": False, "profile_steps": [2, 3]}
-    config = config_of(tmp_path / "run", language, steps=5, watch=watching)
+    config = config_of(tmp_path / "run", language, steps=5, observability=watching)
     train(config, distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=tmp_path))
     trace = json.loads(
         gzip.decompress((tmp_path / "run" / "profile" / "rank-00000.json.gz").read_bytes())
@@ -154,7 +156,7 @@ def test_peaks_are_known_by_the_name_of_the_device(name: str, expected: float | 
 
 def test_a_log_of_another_rank_writes_nothing(tmp_path: Path) -> None:
     """Only the first has files."""
-    log = MetricsLog(tmp_path / "run", WatchConfig(), {}, writes=False)
+    log = MetricsLog(tmp_path / "run", ObservabilityConfig(), {}, writes=False)
     log.write(1, {"loss": 1.0})
     log.close()
     assert not (tmp_path / "run").exists()
@@ -174,10 +176,10 @@ def test_every_panel_of_training_shows_a_real_run(
         language,
         steps=300,  # seconds, on any machine: rates are of several answers
         data={"global_batch_rows": 2},
-        watch={
+        observability={
             "every_steps": 5,
             "tensorboard": False,
-            "metrics": {"port": port},
+            "prometheus": {"port": port},
             "peak_tflops": 0.05,
         },
         validation={"manifest": str(language), "every_steps": 50, "documents": 5},
@@ -202,7 +204,7 @@ def test_a_rank_whose_port_is_taken_says_so(language: Path, tmp_path: Path) -> N
     """With the key that names another."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        config = config_of(tmp_path / "run", language, watch={"metrics": {"port": port}})
+        config = config_of(tmp_path / "run", language, observability={"prometheus": {"port": port}})
         with pytest.raises(
             IncompatibleConfig,
             match=rf"rank 0 cannot serve Prometheus on 127.0.0.1:{port} .*another port",
