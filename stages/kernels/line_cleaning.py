@@ -55,38 +55,58 @@ def clean_lines(
     text_starts = np.zeros(num_docs + 1, np.int64)
     titles = np.zeros((num_docs, 2), np.int64)
     for doc in range(num_docs):
-        line, stop = starts[doc], starts[doc + 1]
+        start = starts[doc]
+        if takes_title[doc]:
+            low, high, start = _next_line(data, start, starts[doc + 1])
+            titles[doc, 0], titles[doc, 1] = low, high
+        # The next text overwrites the blank lines at the end of this one.
         written = text_starts[doc]
-        copy_from, copy_to = -1, -1  # data[copy_from:copy_to] is not copied yet
-        kept = written  # where the text ends if only blank lines follow
-        is_title = takes_title[doc]
-        while line < stop:
-            end = line
-            while end < stop and data[end] != _LINE_FEED:
-                end += 1
-            low, high = line, end
-            if line < end and (_IS_EDGE[data[line]] or _IS_EDGE[data[end - 1]]):
-                low, high = _strip(data, line, end)
-            if is_title:
-                titles[doc, 0], titles[doc, 1] = low, high
-                is_title = False
-            elif copy_from < 0:
-                copy_from, copy_to = low, high
-            elif low == line and copy_to == line - 1:
-                # Nothing was stripped between this line and the one before: copy both together.
-                copy_to = high
-            else:
-                written = _copy(data, copy_from, copy_to, text, written)
-                text[written] = _LINE_FEED
-                written += 1
-                copy_from, copy_to = low, high
-            if copy_from >= 0 and high > low:
-                kept = written + copy_to - copy_from
-            line = end + 1
-        if copy_from >= 0:
-            _copy(data, copy_from, copy_to, text, written)
-        text_starts[doc + 1] = kept  # the next text overwrites blank lines at the end of this one
+        text_starts[doc + 1] = _clean_text(data, start, starts[doc + 1], text, written)
     return text_starts, titles
+
+
+@njit(nogil=True)
+def _clean_text(
+    data: NDArray[np.uint8], line: int, stop: int, text: NDArray[np.uint8], written: int
+) -> int:
+    """Append the lines of data[line:stop] to `text`.
+
+    Returns:
+        Where the text ends without blank lines at its end. Bytes after it may be written.
+    """
+    copy_from, copy_to = -1, -1  # data[copy_from:copy_to] is not copied yet
+    kept = written
+    while line < stop:
+        low, high, next_line = _next_line(data, line, stop)
+        if copy_from < 0:
+            copy_from, copy_to = low, high
+        elif low == line and copy_to == line - 1:
+            # Nothing was stripped between this line and the one before: copy both together.
+            copy_to = high
+        else:
+            written = _copy(data, copy_from, copy_to, text, written)
+            text[written] = _LINE_FEED
+            written += 1
+            copy_from, copy_to = low, high
+        if high > low:
+            kept = written + copy_to - copy_from
+        line = next_line
+    if copy_from >= 0:
+        _copy(data, copy_from, copy_to, text, written)
+    return kept
+
+
+@njit(nogil=True)
+def _next_line(data: NDArray[np.uint8], line: int, stop: int) -> tuple[int, int, int]:
+    """Return the start and end of the stripped line at `line`, and the start of the next line."""
+    end = line
+    while end < stop and data[end] != _LINE_FEED:
+        end += 1
+    low, high = line, end
+    # Most lines begin and end with a byte that no white space has: nothing to strip.
+    if line < end and (_IS_EDGE[data[line]] or _IS_EDGE[data[end - 1]]):
+        low, high = _strip(data, line, end)
+    return low, high, end + 1
 
 
 @njit(nogil=True)

@@ -70,7 +70,7 @@ def hash_lines(
     """
     num_lines = first_lines[-1]
     hashes = np.empty(num_lines, np.uint64)
-    # One row per line would be large, but the kernel maps no memory that is never written.
+    # Most rows stay unused. They cost nothing: the operating system maps memory at the first write.
     exact = np.empty((num_lines, 3), np.int64)
     num_exact = 0
     # An action writes at most 4 bytes for at least 2 bytes read (ASCII: 1 for 1).

@@ -56,36 +56,45 @@ def hash_words(
     first_words = np.zeros(len(offsets), np.int64)
     n = 0
     for t in range(len(offsets) - 1):
-        i, end = offsets[t], offsets[t + 1]
-        state, is_inside = _START, False
-        while i < end:
-            code_point, width = decode_character(utf8, i, end)
-            action = np.uint32(SEPARATE)
-            if width > 0:
-                action = look_up_action(table, code_point)
-            if is_inside and action in (SEPARATE, ALONE):
-                hashes[n] = _finalize(state)
-                n += 1
-                state, is_inside = _START, False
-            if action >= FIRST_REPLACEMENT:
-                while action:
-                    state = _add(state, np.uint64(action & 0xFF))
-                    action >>= 8
-                is_inside = True
-            elif action in (KEEP, ALONE):
-                for k in range(width):
-                    state = _add(state, np.uint64(utf8[i + k]))
-                is_inside = True
-            if action == ALONE:
-                hashes[n] = _finalize(state)
-                n += 1
-                state, is_inside = _START, False
-            i += max(width, 1)
-        if is_inside:
-            hashes[n] = _finalize(state)
-            n += 1
+        n = _hash_text(utf8, offsets[t], offsets[t + 1], table, hashes, n)
         first_words[t + 1] = n
     return hashes[:n].copy(), first_words
+
+
+@njit(nogil=True)
+def _hash_text(
+    utf8: NDArray[np.uint8], i: int, end: int, table: CharacterTable, hashes: _Keys, n: int
+) -> int:
+    """Write the hashes of the words of utf8[i:end] to `hashes[n:]` and return the new `n`."""
+    state, is_inside = _START, False
+    while i < end:
+        code_point, width = decode_character(utf8, i, end)
+        action = np.uint32(SEPARATE)
+        if width > 0:
+            action = look_up_action(table, code_point)
+        # A separator ends a word. So does a character that is a word by itself.
+        if is_inside and action in (SEPARATE, ALONE):
+            hashes[n] = _finalize(state)
+            n += 1
+            state, is_inside = _START, False
+        if action >= FIRST_REPLACEMENT:
+            while action:
+                state = _add(state, np.uint64(action & 0xFF))
+                action >>= 8
+            is_inside = True
+        elif action in (KEEP, ALONE):
+            for k in range(width):
+                state = _add(state, np.uint64(utf8[i + k]))
+            is_inside = True
+        if action == ALONE:
+            hashes[n] = _finalize(state)
+            n += 1
+            state, is_inside = _START, False
+        i += max(width, 1)
+    if is_inside:
+        hashes[n] = _finalize(state)
+        n += 1
+    return n
 
 
 @compiled

@@ -60,21 +60,13 @@ def join_ngrams(grams: Ints, counts: Ints) -> tuple[Ints, Ints]:
         joined: (m - 1,) id of the (n + 1)-gram at each word, or -1.
         new_counts: (num_new_ids,).
     """
-    num_joined = max(0, len(grams) - 1)
-    joined = np.full(num_joined, -1, np.int32)
-    num_candidates = 0
-    for i in range(num_joined):
-        left, right = grams[i], grams[i + 1]
-        if left >= 0 and right >= 0 and counts[left] > 1 and counts[right] > 1:
-            joined[i] = 0
-            num_candidates += 1
-
+    joined, num_candidates = _mark_candidates(grams, counts)
     mask = _choose_num_slots(num_candidates) - 1
     slots = np.full(mask + 1, _EMPTY, np.int32)
     firsts = np.empty(num_candidates, np.int32)
     new_counts = np.zeros(num_candidates, np.int32)
     num_ids = 0
-    for i in range(num_joined):
+    for i in range(len(joined)):
         if joined[i] < 0:
             continue
         slot = _hash(np.uint64(grams[i]) << np.uint64(32) | np.uint64(grams[i + 1])) & mask
@@ -87,6 +79,19 @@ def join_ngrams(grams: Ints, counts: Ints) -> tuple[Ints, Ints]:
         joined[i] = slots[slot]
         new_counts[slots[slot]] += 1
     return joined, new_counts[:num_ids]
+
+
+@njit(nogil=True)
+def _mark_candidates(grams: Ints, counts: Ints) -> tuple[Ints, int]:
+    """Return 0 for each pair of repeated n-grams and -1 for others, and the number of zeros."""
+    joined = np.full(max(0, len(grams) - 1), -1, np.int32)
+    num_candidates = 0
+    for i in range(len(joined)):
+        left, right = grams[i], grams[i + 1]
+        if left >= 0 and right >= 0 and counts[left] > 1 and counts[right] > 1:
+            joined[i] = 0
+            num_candidates += 1
+    return joined, num_candidates
 
 
 @njit(nogil=True)

@@ -50,7 +50,7 @@ def count_listed(
 ) -> Ints:
     """Count the phrases of a user's word list in each text.
 
-    This is a kernel of its own, so that `measure` costs nothing more for users without lists.
+    It is separate, so that `measure` costs nothing more for users without lists.
 
     Args:
         utf8: the bytes of all texts.
