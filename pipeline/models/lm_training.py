@@ -103,10 +103,7 @@ def train_lm(
         log.info("%s: training a %d-gram model over %s pieces", language, order, f"{num_pieces:,}")
         _encode_pieces(corpus.train_file, pieces_file, scratch / "pieces")
         estimate_lm(tools, scratch / "pieces", lm_file, order, structure, sort_memory)
-        num_held_out = f"{corpus.num_held_out_docs:,}"
-        log.info("%s: measuring perplexity on %s held-out documents", language, num_held_out)
-        model = language_model.LanguageModel(scratch, language)
-        cutoffs = _measure_percentiles(model, corpus.held_out_file)
+        cutoffs = _measure_cutoffs(corpus, scratch, language)
         # Without its record, a previous model in this folder is incomplete while files are replaced.
         (out / RECORD_FILE).unlink(missing_ok=True)
         for name in files:
@@ -117,7 +114,19 @@ def train_lm(
         "structure": structure,
         "held_out_share": held_out_share,
     }
-    record = {
+    record = _make_record(language, settings, corpus, num_pieces, cutoffs)
+    put_file(out / RECORD_FILE, to_json(record))
+    return record
+
+
+def _make_record(
+    language: str,
+    settings: Mapping[str, Any],
+    corpus: _Corpus,
+    num_pieces: int,
+    cutoffs: Mapping[str, float],
+) -> dict[str, Any]:
+    return {
         "kind": "lm",
         "language": language,
         "settings": settings,
@@ -128,8 +137,6 @@ def train_lm(
         "cutoffs": cutoffs,
         "versions": list_lm_versions(),
     }
-    put_file(out / RECORD_FILE, to_json(record))
-    return record
 
 
 def list_lm_versions() -> dict[str, str]:
@@ -233,12 +240,13 @@ def _encode_pieces(train_file: Path, model_file: Path, pieces_file: Path) -> Non
             out.write(b" ".join(pieces) + b"\n")
 
 
-def _measure_percentiles(
-    model: language_model.LanguageModel, held_out_file: Path
-) -> dict[str, float]:
+def _measure_cutoffs(corpus: _Corpus, model_folder: Path, language: str) -> dict[str, float]:
     """Return "1" to "99" -> percentile of the perplexity of the held-out documents."""
+    num_docs = f"{corpus.num_held_out_docs:,}"
+    log.info("%s: measuring perplexity on %s held-out documents", language, num_docs)
+    model = language_model.LanguageModel(model_folder, language)
     scores: list[float] = []
-    with held_out_file.open(encoding="utf-8") as lines:
+    with corpus.held_out_file.open(encoding="utf-8") as lines:
         for line in lines:
             score = model.perplexity(json.loads(line))
             if score is not None:
