@@ -5,13 +5,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 CONFIG ?= ccnet.yaml
 TEST_PROCESSES ?= 2
+PACKAGE ?= stages
 PROMETHEUS ?= 127.0.0.1:9490
 
 # uv does not read pip's settings: pass on a folder of local wheels, such as a CPU build of torch.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help demo watch test check bench clean
+.PHONY: help demo watch test quick check bench clean
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -31,6 +32,9 @@ watch: $(VENV)/demo.stamp ## Run the pipeline into runs/watched, with a Promethe
 
 test: $(VENV)/test.stamp ## Run all the tests
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile
+
+quick: $(VENV)/test.stamp ## Run the tests of one package without Ray, e.g. make quick PACKAGE=loader
+	$(BIN)/python -m pytest -q --numprocesses $(TEST_PROCESSES) -m 'not heavy and not ray and not cluster and not models' tests/$(PACKAGE)
 
 check: $(VENV)/test.stamp ## Lint, types, import rules, links, retired words: what CI runs beside the tests
 	$(BIN)/ruff check .

@@ -42,7 +42,11 @@ RETIRED = (
     RetiredWord(
         r"\bunits?\b(?! tests?\b)(?! of (length|measure|time)\b)",
         "input split, task, or the unit's name (bytes, characters)",
-        {"configs/systemd": "systemd calls its files units", "tests/cluster": "systemd units"},
+        {
+            "configs/systemd": "systemd calls its files units",
+            "tests/cluster": "systemd units",
+            "loader/metrics.py": "units of values",
+        },
     ),
     RetiredWord(r"\bpieces? of work\b|\b(all|the|of|many|\d+) works\b", "task"),
     RetiredWord(r"\bfates?\b", "decision"),
@@ -59,7 +63,9 @@ RETIRED = (
     RetiredWord(r"[`\"']repeats[`\"']", "duplicate lines"),
     RetiredWord(r"\bwho stays\b", "representative"),
     RetiredWord(r"\bearlier runs?\b", "previous runs"),
-    RetiredWord(r"\bspool(s|ed|ing)?\b", "scratch directory"),
+    RetiredWord(
+        r"\bspool(s|ed|ing)?\b", "scratch directory", {"CHANGELOG.md": "names the old key"}
+    ),
     RetiredWord(r"\bbefell\b|\bwhoever\b|\bwhatever\b|\bwhoso\b", "a plain subject"),
     RetiredWord(r"\btold\b|\bhas to say\b|\bspeaks of\b|\bis told\b", "reported, printed, passed"),
     RetiredWord(
@@ -84,7 +90,19 @@ CLEAN = (
     "docs/decisions/",
     "docs/incremental.md",
     "docs/resume.md",
+    "configs/ccnet",
+    "loader/",
+    "pipeline/cli",
+    "pipeline/config/",
     "pipeline/console.py",
+    "pipeline/errors.py",
+    "pipeline/terminal.py",
+    "shardwriter/",
+    "stages/settings/",
+    "storage/",
+    "tests/pipeline/test_config.py",
+    "tests/storage/",
+    "tests/test_architecture.py",
     "tests/test_packaging.py",
 )
 """Path prefixes that must have no finding. The other files are being renamed; add them as they become clean."""

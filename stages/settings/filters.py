@@ -274,7 +274,7 @@ class ClassifierSettings(Settings):
     )
     models: Mapping[str, str] = Field(
         default={},
-        description="Language code -> model, where each language has a model of its own. Documents "
+        description="Language code -> model, for one model per language. Documents "
         "in other languages get no score.",
     )
     label: str = Field(
@@ -415,6 +415,6 @@ class DecontaminationFilterSettings(Settings):
 
     max_share: Share | Mapping[str, Share] = Field(
         default=0.0,
-        description="Greatest share of a document's words in runs that occur in a set: one for all sets, or set -> "
-        "share (a set that is not named sets no limit). 0 drops whatever shares a run.",
+        description="Largest share of a document's words in n-grams that occur in a set: one share for all sets, or set -> "
+        "share (no limit for sets that are not named). 0 drops every document that shares an n-gram.",
     )

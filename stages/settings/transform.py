@@ -75,5 +75,5 @@ class TokenizeSettings(Settings):
     )
     tiktoken_pattern: Literal["r50k", "cl100k", "o200k"] | None = Field(
         default=None,
-        description="How a *.tiktoken file's encoding splits text; null: told by the file's name.",
+        description="How a *.tiktoken file's encoding splits text; null: determined by the name of the file.",
     )

@@ -1,4 +1,4 @@
-"""Configs: what loads, and what a person is told when one does not."""
+"""Configs: which ones load, and the messages for those that do not."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def write(folder: Path, text: str) -> str:
     return str(path)
 
 
-def faults_of(path: str, *overrides: str) -> list[str]:
+def list_faults(path: str, *overrides: str) -> list[str]:
     with pytest.raises(ConfigError) as raised:
         load(path, overrides)
     return list(raised.value.faults)
@@ -118,13 +118,13 @@ def test_a_minimal_config_has_ccnets_defaults(tmp_path: Path) -> None:
     assert config.select.language.min_score == 0.5
 
 
-def test_all_faults_are_told_at_once_with_line_and_nearest_key(tmp_path: Path) -> None:
+def test_all_faults_are_reported_at_once_with_line_and_nearest_key(tmp_path: Path) -> None:
     """An unknown key, a value out of range and a wrong type are reported together, each with its place."""
     text = (
         MINIMAL
         + "select:\n  language:\n    min_scroe: 0.5\n    min_score: 1.7\nparagraph_dedup:\n  keep: some\n"
     )
-    faults = faults_of(write(tmp_path, text))
+    faults = list_faults(write(tmp_path, text))
     assert len(faults) == 3
     assert any(
         "mine.yaml:7: select.language.min_scroe is no known key; did you mean min_score?" in f
@@ -134,13 +134,13 @@ def test_all_faults_are_told_at_once_with_line_and_nearest_key(tmp_path: Path) -
     assert any("mine.yaml:10: paragraph_dedup.keep is 'some'" in f for f in faults)
 
 
-def test_missing_models_and_files_are_told_at_once(tmp_path: Path) -> None:
+def test_missing_models_and_files_are_reported_at_once(tmp_path: Path) -> None:
     """References that are neither in the registry nor on this disk are faults, with the nearest name."""
     text = (
         MINIMAL.replace("gpt2-bpe", "gpt2-bp") + "annotate:\n  language:\n    model: lid.177.ftz\n"
     )
     text += "select:\n  perplexity:\n    cutoffs: nowhere.csv\n"
-    faults = faults_of(write(tmp_path, text))
+    faults = list_faults(write(tmp_path, text))
     assert len(faults) == 3
     assert any("tokenize.tokenizer" in f and "gpt2-bpe" in f for f in faults)
     assert any("annotate.language.model" in f and "lid.176.ftz" in f for f in faults)
@@ -149,7 +149,7 @@ def test_missing_models_and_files_are_told_at_once(tmp_path: Path) -> None:
 
 def test_a_key_given_twice_is_a_fault(tmp_path: Path) -> None:
     """YAML would silently take the last."""
-    (fault,) = faults_of(write(tmp_path, MINIMAL + "tokenize:\n  tokenizer: other\n"))
+    (fault,) = list_faults(write(tmp_path, MINIMAL + "tokenize:\n  tokenizer: other\n"))
     assert "'tokenize' is given twice" in fault
 
 
@@ -163,21 +163,21 @@ def test_overrides_reach_any_key_and_their_faults_name_them(tmp_path: Path) -> N
     assert config.select.language.min_score == 0.65
     assert config.annotate.quality is not None
     assert config.run_dir == "/data/mine"
-    (fault,) = faults_of(path, "select.language.min_score=high")
+    (fault,) = list_faults(path, "select.language.min_score=high")
     assert fault.startswith("--set select.language.min_score: select.language.min_score is 'high'")
-    (fault,) = faults_of(path, "select.language")
+    (fault,) = list_faults(path, "select.language")
     assert "wanted key.of.key=value" in fault
 
 
 def test_exactly_one_input_is_wanted(tmp_path: Path) -> None:
     """Two kinds of input, or none, are refused."""
-    (fault,) = faults_of(write(tmp_path, MINIMAL), "input.sample_crawl={documents: 200}")
+    (fault,) = list_faults(write(tmp_path, MINIMAL), "input.sample_crawl={documents: 200}")
     assert "exactly one of sample_crawl, files, common_crawl; found sample_crawl, files" in fault
 
 
 def test_an_unknown_config_lists_those_there_are() -> None:
     """A misspelt name is answered with the nearest."""
-    (fault,) = faults_of("ccnett.yaml")
+    (fault,) = list_faults("ccnett.yaml")
     assert "did you mean ccnet.yaml?" in fault
 
 
@@ -207,22 +207,22 @@ def test_candidate_pairs_are_verified_by_signatures_or_exactly(tmp_path: Path) -
         assert minhash is not None
         assert minhash.verify == (None if value == "null" else value)
     for value in ("true", "off", "none"):
-        (fault,) = faults_of(path, f"annotate.minhash={{verify: {value}}}")
+        (fault,) = list_faults(path, f"annotate.minhash={{verify: {value}}}")
         assert "annotate.minhash.verify" in fault
 
 
 def test_limits_are_for_sets_that_are_looked_for(tmp_path: Path) -> None:
     """A rule without scores, or for an unknown set, is a fault; so is a set or a list that is not there."""
     path = write(tmp_path, MINIMAL)
-    (fault,) = faults_of(path, "select.decontamination={}")
+    (fault,) = list_faults(path, "select.decontamination={}")
     assert "annotate.decontamination is null" in fault
-    (fault,) = faults_of(
+    (fault,) = list_faults(
         path,
         f"annotate.decontamination={{sets: {{a: {path}}}}}",
         "select.decontamination={max_share: {b: 0.1}}",
     )
     assert "max_share names b; the sets of annotate.decontamination are a" in fault
-    faults = faults_of(
+    faults = list_faults(
         path, "annotate.decontamination={sets: {a: no.jsonl}}", "extract.url={domains: [no/list]}"
     )
     assert [
@@ -230,20 +230,20 @@ def test_limits_are_for_sets_that_are_looked_for(tmp_path: Path) -> None:
     ] == [True, True]
 
 
-def test_sections_of_the_users_own_names_are_checked_like_the_others(tmp_path: Path) -> None:
-    """A misspelt key is told with the nearest, a missing model with its place, limits of nothing with what there is."""
+def test_sections_with_names_chosen_by_the_user_are_checked(tmp_path: Path) -> None:
+    """Errors name the nearest key, the place of a missing model, and the known classifiers."""
     text = (
         MINIMAL
         + "annotate:\n  classifiers:\n    hq: {modle: no.bin, model: no.bin, label: __label__hq}\n"
     )
-    (fault,) = faults_of(write(tmp_path, text))
+    (fault,) = list_faults(write(tmp_path, text))
     assert (
         "mine.yaml:7: annotate.classifiers.hq.modle is no known key; did you mean model?" in fault
     )
     path = write(tmp_path, text.replace("modle: no.bin, ", ""))
-    (fault,) = faults_of(path)
+    (fault,) = list_faults(path)
     assert "annotate.classifiers.hq.model is 'no.bin': 'no.bin' is neither" in fault
-    (fault,) = faults_of(path, "select.classifiers={toxic: {max: 0.5}}")
+    (fault,) = list_faults(path, "select.classifiers={toxic: {max: 0.5}}")
     assert "select.classifiers names toxic; annotate.classifiers has hq" in fault
 
 
