@@ -120,6 +120,7 @@ class TokenLoader:
         """
         self.rank, self.world_size = resolve_rank(rank, world_size, mesh)
         settings = settings or ReadSettings()
+        # Checks that need no dataset come first: they fail without waiting for a network.
         copier = open_cuda_copier(device)
         self._builder = BatchBuilder(
             tokens,

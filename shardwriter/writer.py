@@ -92,6 +92,7 @@ def write_shard(
     first_docs = _group_documents(doc_starts, sample_tokens)
     _check_sample_sizes(shard, tokenizer, doc_starts[first_docs])
     _check_tokens(shard, tokenizer, documents, doc_starts)
+    # Everything about tokens is checked by now: nothing is written for unusable documents.
     tar_file, index_file = HashedFile(tar), HashedFile(index)
     sample_offsets, sample_crcs = _write_samples(
         tar_file, shard, tokenizer, documents, doc_starts, first_docs
@@ -206,6 +207,7 @@ def _write_samples(
             metadata = _encode_metadata(shard, documents, first, stop)
             write_member(tar, f"{key}.{METADATA_MEMBER}", metadata)
         tokens = documents.tokens[first_token:stop_token].astype(dtype).tobytes()
+        # The raw tokens start after the tar header and the .npy header.
         offsets[sample] = tar.num_bytes + TAR_BLOCK_BYTES + NPY_HEADER_BYTES
         crcs[sample] = zlib.crc32(tokens)
         tokens_header = npy_header(dtype, stop_token - first_token)

@@ -111,7 +111,7 @@ def measure_speed(
 
 @contextmanager
 def link(mbit: int) -> Generator[tuple[str, tuple[str, ...]]]:
-    """A network namespace behind a link of so many megabits a second: its address, and what starts a command in it."""
+    """Create a network namespace behind a link of this speed; yield its address and a command prefix."""
     name, address = f"s3-{os.getpid()}", "10.197.5.2"
     inside = ("ip", "netns", "exec", name)
     shape = f"rate {mbit}mbit burst 256kb latency 50ms"

@@ -70,6 +70,7 @@ class ChunkReader:
         try:
             chunk = self._take_prefetched() if self._prefetch_chunks else self._read_now()
         except BaseException:
+            # Later chunks may have been read already: drop them too, to keep the order.
             self.restart(*self._returned)
             raise
         if chunk is None:
@@ -98,6 +99,7 @@ class ChunkReader:
         return chunk
 
     def _start_reads(self) -> None:
+        # Steps are planned here, in one thread, so that chunks are in order; only reading is parallel.
         while len(self._pending) < self._prefetch_chunks and (steps := self._plan_steps()):
             self._pending.append(self._threads().submit(self._read_chunk, steps))
         if self._ahead_rows:
@@ -111,6 +113,7 @@ class ChunkReader:
         together, because locating many rows costs little more than locating a few.
         """
         self._requested = max(self._requested, self._planned)
+        # Wait until a quarter of the distance is used up, to request many rows at once.
         rows_requested = self._requested[0] - self._planned[0]
         if rows_requested > self._ahead_rows * 3 // 4:
             return
@@ -126,8 +129,10 @@ class ChunkReader:
 
     def _threads(self) -> ThreadPoolExecutor:
         if self._pool is None:
+            # One more thread for block requests, which would otherwise delay chunks.
             num_threads = max(1, self._prefetch_chunks) + bool(self._ahead_rows)
             self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="loader-read")
+            # An idle pool does not refer to this object, so a dropped loader ends its threads.
             weakref.finalize(self, self._pool.shutdown, wait=False, cancel_futures=True)
         return self._pool
 

@@ -69,6 +69,8 @@ def permute(indices: Int64Array, num: int, keys: UInt64Array) -> Int64Array:
     if num == 1:
         return np.zeros_like(indices)
     bits = max(_MIN_BITS, (num - 1).bit_length())
+    # Walk the cycle: a permutation of 2**bits numbers, repeated until it lands below num, permutes
+    # 0..num - 1.
     words = _run_feistel(indices.astype(np.uint64), bits, keys)
     while len(outside := np.flatnonzero(words >= np.uint64(num))):
         keys_outside = keys if len(keys) == 1 else keys[outside]
@@ -85,6 +87,7 @@ def _run_feistel(words: UInt64Array, bits: int, keys: UInt64Array) -> UInt64Arra
     high = words >> np.uint64(num_low_bits)
     for round_number in range(_NUM_ROUNDS):
         round_keys = keys + np.uint64(round_number * _GOLDEN_RATIO & _UINT64_MASK)
+        # Only one half changes in a round, so the round can be undone and no two inputs collide.
         if round_number % 2:
             low = low ^ (_mix_bits(high ^ round_keys) & low_mask)
         else:

@@ -108,6 +108,7 @@ class RankBatches:
         is_last = rows_left < wanted_rows
         if is_last and self.drop_last:
             return None
+        # Rounding down keeps the ranks equal; the remainder is carried, or left at the end.
         rows_per_rank = min(wanted_rows, rows_left) // self.world_size
         if rows_per_rank == 0:
             return None

@@ -148,6 +148,7 @@ class RowOrder:
 
         Positions continue from epoch to epoch: epoch e starts at position `e * epoch_rows`.
         """
+        # A batch is nearly always inside one epoch: then no masks are needed.
         epochs, in_epoch = np.divmod(positions, self.epoch_rows)
         first, last = (int(epochs.min()), int(epochs.max())) if len(epochs) else (0, 0)
         if first == last:
@@ -166,6 +167,7 @@ class RowOrder:
     def _make_layout(self, epoch: int) -> EpochLayout:
         num_shards = len(self.shard_rows)
         keys = derive_keys(self.seed, epoch, _SHARD_KEY)
+        # Slot i of the epoch holds shard permute(i).
         shards = permute(np.arange(num_shards), num_shards, keys)
         row_starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.shard_rows[shards])])
         return EpochLayout(shards, row_starts)

@@ -80,6 +80,7 @@ class ShardOpener:
         except ShardCorrupt as error:
             if self._settings.on_corrupt == "stop":
                 raise
+            # Remember the shard, so that its other rows do not open it again.
             self._lost[number] = error
             self._counters.add("lost_shards")
             return None
@@ -93,6 +94,7 @@ class ShardOpener:
 
     def _open(self, number: int) -> OpenShard:
         index = self._read_index(number)
+        # Empty shards have no rows; their tar is not checked.
         if index.num_tokens:
             self._check_size(number)
         checked = np.zeros(index.num_samples, np.bool_)

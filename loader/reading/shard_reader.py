@@ -92,6 +92,7 @@ class ShardReader:
         """
         is_whole = np.ones(len(shards), np.bool_)
         requests = self._group_by_shard(shards, rows)
+        # Opening remote shards waits for the network, so it runs in parallel.
         self.files.run_all(self._locate, requests)
         wanted = [
             (request.shard, request.list_samples())
@@ -102,6 +103,7 @@ class ShardReader:
         for request in requests:
             is_whole[request.out_rows] = self._copy_rows(request, out)
         if not is_whole.all():
+            # Every rank that reads this row blanks it alike.
             out[~is_whole] = self.manifest.tokenizer.end_of_document
         return is_whole
 
@@ -151,6 +153,7 @@ class ShardReader:
     def _group_by_shard(self, shards: Int64Array, rows: Int64Array) -> list[_ShardRequest]:
         if not len(shards):
             return []
+        # Stable, so that rows of one shard stay in the order of the request.
         by_shard = np.argsort(shards, kind="stable")
         bounds = np.flatnonzero(np.diff(shards[by_shard])) + 1
         requests: list[_ShardRequest] = []
@@ -164,6 +167,7 @@ class ShardReader:
         request.shard = self._opener.open(request.number)
         if request.shard is not None:
             sample_starts = request.shard.index.sample_starts
+            # A row reads seq_len + 1 tokens: its last token is at start + seq_len.
             last_tokens = request.starts + self.seq_len
             request.firsts = np.searchsorted(sample_starts, request.starts, side="right") - 1
             request.lasts = np.searchsorted(sample_starts, last_tokens, side="right") - 1

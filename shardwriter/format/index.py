@@ -85,6 +85,7 @@ class ShardIndex:
             self.sample_crcs.astype("<u4"),
         ]
         payload = b"".join(array.tobytes() for array in arrays)
+        # sample_crcs has 4 bytes per sample: pad to a multiple of 8.
         payload += bytes(-len(payload) % 8)
         header = INDEX_HEADER.pack(
             INDEX_MAGIC,
@@ -97,6 +98,7 @@ class ShardIndex:
             self.token_dtype.itemsize,
             0,
         )
+        # crc32 of the header without its checksum field, continued over the payload.
         checked_header = header[:_CHECKED_HEADER_BYTES]
         checksum = zlib.crc32(payload, zlib.crc32(checked_header))
         return checked_header + _CHECKSUM.pack(checksum) + payload

@@ -54,6 +54,7 @@ def read_members(file: BinaryIO, name: str) -> Iterator[Member]:
     while True:
         offset = file.tell()
         block = file.read(TAR_BLOCK_BYTES)
+        # The end is two blocks of zeros; a single block of zeros is not.
         if block + file.read(TAR_BLOCK_BYTES) == bytes(2 * TAR_BLOCK_BYTES):
             break
         file.seek(offset + TAR_BLOCK_BYTES)
