@@ -1,4 +1,4 @@
-"""Remote shards: the same bytes as without faults, or a clear error within the bound."""
+"""Remote datasets: the same rows as without faults, or a clear error in time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 @pytest.fixture(scope="module")
 def server(served: Dataset) -> Iterator[Server]:
-    """A web server over them."""
+    """A web server for that dataset."""
     made = Server(served.folder)
     yield made
     made.close()
@@ -42,14 +42,14 @@ def server(served: Dataset) -> Iterator[Server]:
 
 @pytest.fixture
 def proxy(server: Server) -> Iterator[FaultProxy]:
-    """A proxy before the server, without faults as yet."""
+    """A proxy in front of the server, without faults yet."""
     made = FaultProxy(server.port)
     yield made
     made.close()
 
 
 def settings(folder: Path, **given: Any) -> ReadSettings:
-    """Bounds scaled down thirtyfold, so that a test waits for tenths of seconds."""
+    """Return settings with thirty times shorter timeouts."""
     bounds = {"stall_timeout_s": 3.0, "request_timeout_s": 0.5, "block_bytes": 16384}
     return ReadSettings(cache_dir=folder / "cache", **{**bounds, **given})
 
@@ -57,7 +57,7 @@ def settings(folder: Path, **given: Any) -> ReadSettings:
 def stream(
     address: str, given: ReadSettings | None = None
 ) -> tuple[list[list[int]], dict[str, Any]]:
-    """All rows of an epoch, and the loader's counts."""
+    """Return all rows of an epoch, and the statistics of the loader."""
     order = {
         "seq_len": T,
         "global_batch_rows": 8,
@@ -74,14 +74,14 @@ def stream(
 
 @pytest.fixture(scope="module")
 def expected(served: Dataset) -> list[list[int]]:
-    """What the folder gives."""
+    """The rows of the dataset on the disk."""
     return stream(str(served.folder))[0]
 
 
-def test_a_remote_dataset_is_the_local_one(
+def test_a_remote_dataset_has_the_rows_of_the_local_one(
     server: Server, expected: list[list[int]], tmp_path: Path
 ) -> None:
-    """Over http, and the second time out of the cache."""
+    """Over http; the second epoch comes from the cache."""
     address = f"http://127.0.0.1:{server.port}"
     rows, stats = stream(address, settings(tmp_path))
     assert rows == expected
@@ -92,10 +92,8 @@ def test_a_remote_dataset_is_the_local_one(
     assert stats["cache_hits"] > 3
 
 
-def test_blocks_are_fetched_before_they_are_wanted(
-    server: Server, served: Dataset, tmp_path: Path
-) -> None:
-    """After one batch, all blocks come that lie within ahead_bytes; with none ahead, those of the next chunks do."""
+def test_blocks_are_fetched_ahead(server: Server, served: Dataset, tmp_path: Path) -> None:
+    """One batch starts the fetch of all blocks within ahead_bytes, or only of the next chunks."""
 
     def fetched(ahead_bytes: int) -> int:
         given = settings(tmp_path / str(ahead_bytes), block_bytes=4096, ahead_bytes=ahead_bytes)
@@ -115,10 +113,10 @@ def test_blocks_are_fetched_before_they_are_wanted(
     assert fetched(1) < 0.7 * whole
 
 
-def test_cut_connections_are_taken_up_again(
+def test_cut_connections_are_resumed(
     proxy: FaultProxy, expected: list[list[int]], tmp_path: Path
 ) -> None:
-    """Every connection is reset after 20 KB: what came is kept, the rest is asked for."""
+    """Every connection is reset after 20 KB: only the missing bytes are requested again."""
     proxy.cut_after = 20_000
     rows, stats = stream(f"http://127.0.0.1:{proxy.port}", settings(tmp_path, block_bytes=65536))
     assert rows == expected
@@ -126,10 +124,10 @@ def test_cut_connections_are_taken_up_again(
 
 
 @pytest.mark.parametrize("outage_s", [0.3, 1.2])
-def test_a_server_that_is_away_for_a_while(
+def test_reading_continues_after_an_outage(
     proxy: FaultProxy, expected: list[list[int]], tmp_path: Path, outage_s: float
 ) -> None:
-    """Connections are refused and cut, then the server is back: the stream is the same."""
+    """Connections are refused and cut, then the server is back: the rows are the same."""
     proxy.cut_after, proxy.cuts = 10_000, 2
     timer = threading.Timer(outage_s, lambda: setattr(proxy, "refuse", False))
     address, given = f"http://127.0.0.1:{proxy.port}", settings(tmp_path)
@@ -150,8 +148,8 @@ def test_a_server_that_is_away_for_a_while(
     loader.close()
 
 
-def test_a_server_that_does_not_come_back(proxy: FaultProxy, tmp_path: Path) -> None:
-    """The error comes within the bound, and names file, bytes and cause; the loader can go on later."""
+def test_a_server_that_stays_away_is_an_error_in_time(proxy: FaultProxy, tmp_path: Path) -> None:
+    """The error has file, bytes and cause. The loader can continue later."""
     given = settings(tmp_path, stall_timeout_s=1.0, request_timeout_s=0.3)
     loader = TokenLoader(
         f"http://127.0.0.1:{proxy.port}",
@@ -174,8 +172,8 @@ def test_a_server_that_does_not_come_back(proxy: FaultProxy, tmp_path: Path) -> 
     loader.close()
 
 
-def test_a_black_hole_ends_in_an_error_within_the_bound(proxy: FaultProxy, tmp_path: Path) -> None:
-    """A server that takes requests and sends nothing."""
+def test_a_server_that_sends_nothing_is_an_error_in_time(proxy: FaultProxy, tmp_path: Path) -> None:
+    """It accepts connections and does not answer."""
     proxy.hang_after = 0
     began = time.monotonic()
     with pytest.raises(
@@ -185,10 +183,10 @@ def test_a_black_hole_ends_in_an_error_within_the_bound(proxy: FaultProxy, tmp_p
     assert time.monotonic() - began < 1.5
 
 
-def test_an_answer_that_stalls_half_way_is_asked_for_again(
+def test_a_stalled_answer_is_requested_again(
     proxy: FaultProxy, expected: list[list[int]], tmp_path: Path
 ) -> None:
-    """Connections go silent after 24 KB."""
+    """Connections send nothing after 24 KB."""
     proxy.hang_after = 24_000
     assert (
         stream(f"http://127.0.0.1:{proxy.port}", settings(tmp_path, request_timeout_s=0.2))[0]
@@ -196,19 +194,19 @@ def test_an_answer_that_stalls_half_way_is_asked_for_again(
     )
 
 
-def test_a_slow_link_is_only_slow(
+def test_a_slow_connection_is_no_error(
     proxy: FaultProxy, expected: list[list[int]], tmp_path: Path
 ) -> None:
-    """As long as bytes come, nothing fails, however long a block takes."""
+    """A block may take any time while bytes arrive."""
     proxy.rate = 200_000
     given = settings(tmp_path, stall_timeout_s=0.7, request_timeout_s=0.5, block_bytes=65536)
     assert stream(f"http://127.0.0.1:{proxy.port}", given)[0] == expected
 
 
-def test_a_bit_that_flips_on_the_way_is_fetched_again(
+def test_a_bit_error_in_transit_is_fetched_again(
     proxy: FaultProxy, expected: list[list[int]], tmp_path: Path
 ) -> None:
-    """The checksum finds it; the second copy is used and the first is not kept."""
+    """The checksum detects it. The second copy is used, and the first is not cached."""
     loader_settings = settings(tmp_path)
     stream(f"http://127.0.0.1:{proxy.port}", settings(tmp_path / "warm"))
     proxy.flip = True
@@ -218,8 +216,8 @@ def test_a_bit_that_flips_on_the_way_is_fetched_again(
     assert stats["refetches"] == 1
 
 
-def test_a_bit_that_is_wrong_at_the_source_is_an_error(tmp_path: Path) -> None:
-    """Fetched twice, wrong twice: the shard is named, with the sample and its bytes."""
+def test_a_bit_error_at_the_source_is_reported(tmp_path: Path) -> None:
+    """Both copies are wrong: the error has the shard, the sample and its bytes."""
     made = write_dataset(tmp_path / "made", [[200] * 50], sample_tokens=2048, metadata=False)
     path = made.folder / "shard-000000.tar"
     data = bytearray(path.read_bytes())
@@ -243,7 +241,7 @@ def test_a_bit_that_is_wrong_at_the_source_is_an_error(tmp_path: Path) -> None:
 def test_a_damaged_cache_file_is_fetched_again(
     server: Server, expected: list[list[int]], tmp_path: Path
 ) -> None:
-    """What a bad disk does to the cache is found as well."""
+    """The checksum detects damage by a bad disk too."""
     address, given = f"http://127.0.0.1:{server.port}", settings(tmp_path)
     stream(address, given)
     for path in (tmp_path / "cache").glob("*.tar-*"):
@@ -254,7 +252,7 @@ def test_a_damaged_cache_file_is_fetched_again(
 
 
 def test_a_missing_file_is_an_error_at_once(server: Server, tmp_path: Path) -> None:
-    """Not after the bound: trying again would not help."""
+    """It is not retried."""
     began = time.monotonic()
     with pytest.raises(
         ReadFailed,
@@ -264,10 +262,10 @@ def test_a_missing_file_is_an_error_at_once(server: Server, tmp_path: Path) -> N
     assert time.monotonic() - began < 2
 
 
-def test_the_cache_stays_within_its_bound(
+def test_the_cache_stays_within_its_size(
     server: Server, expected: list[list[int]], tmp_path: Path
 ) -> None:
-    """A cache of a third of the dataset: the oldest blocks go, the stream is the same."""
+    """With room for a third of the dataset, old blocks are deleted and the rows are the same."""
     given = settings(tmp_path, cache_bytes=50_000, block_bytes=8192)
     rows, stats = stream(f"http://127.0.0.1:{server.port}", given)
     assert rows == expected
@@ -277,7 +275,7 @@ def test_the_cache_stays_within_its_bound(
 
 
 def test_ranks_of_a_node_fetch_a_block_once(tmp_path: Path) -> None:
-    """While one fetches, the others wait for its file."""
+    """The others wait for the rank that fetches it."""
     counters = [Counters() for _ in range(4)]
     fetched: list[int] = []
 
@@ -309,8 +307,8 @@ Cache(ReadSettings(cache_dir=Path(sys.argv[1])), Counters()).get("key", 3, fetch
 """
 
 
-def test_a_rank_that_is_killed_while_it_fetches_blocks_nobody(tmp_path: Path) -> None:
-    """The system frees its lock."""
+def test_a_killed_rank_does_not_block_others(tmp_path: Path) -> None:
+    """The operating system frees its lock."""
     arguments = [sys.executable, "-c", KILLED, str(tmp_path / "cache")]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, cwd=REPOSITORY) as other:
         assert other.stdout is not None
@@ -319,8 +317,8 @@ def test_a_rank_that_is_killed_while_it_fetches_blocks_nobody(tmp_path: Path) ->
         assert bytes(Cache(settings(tmp_path), Counters()).get("key", 3, lambda: b"abc")) == b"abc"
 
 
-def test_waiting_for_another_rank_is_bounded(tmp_path: Path) -> None:
-    """If whoever fetches is stuck, the others say so."""
+def test_the_wait_for_another_rank_is_limited(tmp_path: Path) -> None:
+    """If the rank that fetches does not finish, the others raise."""
     given = settings(tmp_path, stall_timeout_s=0.3)
     started, finish = threading.Event(), threading.Event()
 
@@ -343,16 +341,16 @@ def test_waiting_for_another_rank_is_bounded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value"), [("cache_bytes", 0), ("on_corrupt", "ignore"), ("stall_timeout_s", -1)]
 )
-def test_settings_out_of_range_are_named(name: str, value: object) -> None:
-    """The setting and what was given."""
+def test_settings_out_of_range_are_refused(name: str, value: object) -> None:
+    """The error has the name and the value."""
     with pytest.raises(ValueError, match=f"{name} is {value!r}, must be"):
         ReadSettings(**{name: value})
 
 
-def test_s3_through_a_real_server(
+def test_a_dataset_on_a_real_s3_server(
     seaweed: Seaweed, served: Dataset, expected: list[list[int]], tmp_path: Path
 ) -> None:
-    """Signed requests to SeaweedFS; a wrong secret is an error at once."""
+    """Requests are signed. A wrong secret is an error at once."""
     keys = {**KEYS, "endpoint": seaweed.endpoint}
     for path in served.folder.iterdir():
         seaweed.store("data").put(path.name, path)

