@@ -64,7 +64,7 @@ RunDir = Annotated[
     str | None, typer.Option(help="Folder of the run, instead of the config's run_dir.")
 ]
 EngineKind = Annotated[
-    str | None, typer.Option(metavar="ray|inline", help="Instead of the config's engine.kind.")
+    str | None, typer.Option(metavar="auto|ray|inline", help="Instead of the config's engine.kind.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

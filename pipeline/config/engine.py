@@ -44,9 +44,10 @@ class EngineAdvanced(Settings):
 class EngineConfig(Settings):
     """How and with which resources tasks run. Nothing in this section changes a byte of the output."""
 
-    kind: Literal["ray", "inline"] = Field(
-        default="ray",
-        description="ray: on Ray Data; inline: in this process, one task after the other.",
+    kind: Literal["auto", "ray", "inline"] = Field(
+        default="auto",
+        description="ray: on Ray Data, on the cluster of RAY_ADDRESS or on this machine; inline: in this process, one "
+        "task after the other; auto: the cluster if RAY_ADDRESS is set, else the faster one by the estimate of `plan`.",
     )
     workers: int | None = Field(
         default=None,
@@ -75,9 +76,9 @@ class EngineConfig(Settings):
 
     @model_validator(mode="after")
     def _metrics_port_needs_ray(self) -> Self:
-        if self.metrics_port is not None and self.kind != "ray":
+        if self.metrics_port is not None and self.kind == "inline":
             raise ValueError(
                 f"engine.metrics_port is {self.metrics_port}, but engine.kind is {self.kind}: the metrics are Ray's; "
-                "set kind to ray, or metrics_port to null"
+                "set kind to ray or auto, or metrics_port to null"
             )
         return self

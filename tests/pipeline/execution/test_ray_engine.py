@@ -1,0 +1,121 @@
+"""Start and end of Ray: privacy of its session, file modes of outputs, failures of its start."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.errors import RunAborted
+from pipeline.execution.engine import run
+from pipeline.execution.ray_engine import RayEngine, name_operator
+from pipeline.phases.annotate import Annotate
+from pipeline.phases.paragraph_dedup import ParagraphDedup
+from tests.pipeline.conftest import Small
+
+UMASK = 0o027
+"""Neither Ray's private 077 nor the usual 022."""
+
+
+@pytest.fixture
+def umask() -> Iterator[int]:
+    """A umask that only this test has."""
+    before = os.umask(UMASK)
+    yield UMASK
+    os.umask(before)
+
+
+def read_umask() -> int:
+    """The umask of this process."""
+    found = os.umask(0)
+    os.umask(found)
+    return found
+
+
+def read_modes(folder: Path) -> dict[str, int]:
+    """Permissions of every file and folder of a run."""
+    modes: dict[str, int] = {}
+    for path in sorted(folder.rglob("*")):
+        if not path.is_symlink() and path.name != "log.jsonl":
+            modes[str(path.relative_to(folder))] = path.stat().st_mode & 0o777
+    return modes
+
+
+def test_operators_are_named_after_the_phase_and_its_stages(small: Small) -> None:
+    """As Ray's plan, metrics and dashboard show them."""
+    plan = small.plan()
+    assert name_operator(Annotate(plan)) == "annotate[paragraphs > length > language]"
+    assert name_operator(ParagraphDedup(plan)) == "paragraph_dedup"
+
+
+def test_a_ray_that_does_not_start_is_tried_twice_and_reported(
+    small: Small, monkeypatch: pytest.MonkeyPatch, umask: int
+) -> None:
+    """One sentence with the cause, the log and the way without Ray; umask and SIGTERM handler are as before."""
+    import ray
+
+    started: list[dict[str, Any]] = []
+
+    def fail(**settings: Any) -> None:
+        started.append(settings)
+        assert read_umask() == 0o077
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise RuntimeError("The current node timed out during startup")
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray, "init", fail)
+
+    def on_terminate(*_: object) -> None:
+        """The handler of the command line."""
+
+    before = signal.signal(signal.SIGTERM, on_terminate)
+    try:
+        message = (
+            r"^Ray did not start on this machine in 2 attempts \(RuntimeError: The current node "
+            r"timed out during startup\); its logs are in \S+/logs; `--engine inline` runs without Ray$"
+        )
+        with pytest.raises(RunAborted, match=message):
+            list(run(small.plan(engine={"kind": "ray"})))
+        assert len(started) == 2
+        assert read_umask() == umask
+        assert signal.getsignal(signal.SIGTERM) is on_terminate
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_second_start_that_works_is_enough(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may need more than one attempt."""
+    import ray
+
+    attempts: list[int] = []
+
+    def start(**_: Any) -> None:
+        attempts.append(1)
+        if len(attempts) == 1:
+            raise TimeoutError("busy")
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray, "init", start)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"memory": 300.0 * 2**20})
+    engine = RayEngine(small.plan(engine={"kind": "ray"}).config.engine)
+    engine.start()
+    assert len(attempts) == 2
+    assert engine.config.memory_mb == 300
+
+
+@pytest.mark.ray
+def test_outputs_have_the_modes_of_an_inline_run(
+    small: Small, monkeypatch: pytest.MonkeyPatch, umask: int
+) -> None:
+    """Only Ray's own session is private: files of workers and of the driver follow the user's umask."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    list(run(small.plan("inline")))
+    list(run(small.plan("on-ray", engine={"kind": "ray", "workers": 1})))
+    assert read_umask() == umask
+    modes = read_modes(small.folder / "inline")
+    assert set(modes.values()) >= {0o750, 0o640}
+    assert read_modes(small.folder / "on-ray") == modes
