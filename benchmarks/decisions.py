@@ -25,7 +25,7 @@ from rich.table import Table
 from pipeline.config import RunConfig
 from pipeline.planning.input_splits import sample_crawl_folder
 from pipeline.runs.run_folder import RunFolder
-from stages.dedup.minhash import ngrams
+from stages.dedup.minhash import split_ngrams
 
 LABELLED = ("good", "foreign", "near_source", "near_copy", "partial_source", "partial_copy")
 """Kinds of page whose text is whole sentences of one known language."""
@@ -90,7 +90,9 @@ def similarities(run: RunFolder) -> dict[frozenset[str], float]:
     for path in sorted(Path(run.folder("annotate").root).glob("*.documents.parquet")):
         for row in pq.read_table(path, columns=["url", "text"]).to_pylist():
             if row["url"] in urls:
-                grams[row["url"]] = set(ngrams(row["text"], config.annotate.minhash.ngram_words))
+                grams[row["url"]] = set(
+                    split_ngrams(row["text"], config.annotate.minhash.ngram_words)
+                )
     return {pair: _jaccard(*(grams[url] for url in pair)) for pair in pairs if pair <= grams.keys()}
 
 

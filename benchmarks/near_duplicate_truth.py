@@ -40,7 +40,14 @@ from pipeline.phases.fuzzy_dedup import FuzzyDedup
 from pipeline.planning.plan import make_plan
 from pipeline.planning.run_plan import RunPlan
 from pipeline.sample_crawl.generator import generate
-from stages.dedup.minhash import SEED, MinHash, MinHashSettings, compute_bands, ngrams, signatures
+from stages.dedup.minhash import (
+    SEED,
+    MinHash,
+    MinHashSettings,
+    compute_bands,
+    signatures,
+    split_ngrams,
+)
 
 LOWEST = 0.4
 """Pairs below it are not counted: with 9 bands of 13 rows one in 16,000 of them is a candidate."""
@@ -80,7 +87,7 @@ def edited_texts(num_texts: int, seed: int = 1) -> list[str]:
 
 def similarities(texts: Sequence[str], settings: MinHashSettings) -> dict[Pair, float]:
     """Every pair of a Jaccard similarity of LOWEST or more, by counting the n-grams that two texts share."""
-    sets = [set(ngrams(text, settings.ngram_words)) for text in texts]
+    sets = [set(split_ngrams(text, settings.ngram_words)) for text in texts]
     holders: dict[str, list[int]] = defaultdict(list)
     for i, one in enumerate(sets):
         for gram in one:
@@ -113,7 +120,7 @@ def datasketch_pairs(texts: Sequence[str], settings: MinHashSettings) -> set[Pai
     pairs: set[Pair] = set()
     for i, text in enumerate(texts):
         sketch = datasketch.MinHash(num_perm=settings.num_permutations, seed=SEED)
-        if grams := ngrams(text, settings.ngram_words):
+        if grams := split_ngrams(text, settings.ngram_words):
             sketch.update_batch([gram.encode() for gram in grams])
             pairs |= {(int(str(j)), i) for j in index.query(sketch)}
             index.insert(i, sketch)

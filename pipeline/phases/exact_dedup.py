@@ -34,7 +34,7 @@ from pipeline.runs.phase_folder import PendingOutput
 from pipeline.runs.run_folder import RunFolder
 from stages.contract import Counters
 from stages.dedup import connected_components as components
-from stages.dedup.exact_dedup import digest_hashes, text_hashes
+from stages.dedup.exact_dedup import hash_digests, hash_texts
 from stages.dedup.paragraphs import ParagraphHashes
 
 BYTES_PER_DOCUMENT = 64
@@ -96,9 +96,9 @@ class ExactDedup(PartitionPhase):
             with extracted.open(Extract.hashes.file_name(task_id)) as file:
                 lines = pa.ipc.open_file(file).read_all()
             columns = (lines.column(name).to_numpy() for name in ("hash", "record", "line"))
-            hashes = text_hashes(*columns, num_records=int(records.max(initial=0)) + 1)[records]
+            hashes = hash_texts(*columns, num_records=int(records.max(initial=0)) + 1)[records]
         else:
-            hashes, has_digest = digest_hashes(documents.column("digest"))
+            hashes, has_digest = hash_digests(documents.column("digest"))
             hashes, records = hashes[has_digest], records[has_digest]
         with self.folder.commit(task_id) as output:
             write_buckets(
@@ -143,7 +143,9 @@ class ExactDedup(PartitionPhase):
         found: list[components.Pairs] = [np.empty((0, 2), np.uint64)]
         partition = Partition(parts, name)
         for piece in partition.pieces():
-            pairs = components.stars(*components.groups_of_equal(*partition.gather(piece)))
+            pairs = components.pair_with_first(
+                *components.group_equal_hashes(*partition.gather(piece))
+            )
             found.append(
                 pairs[pairs[:, 1] >> np.uint64(32) >= own]
             )  # what lies in earlier runs stays there

@@ -151,9 +151,9 @@ class FuzzyDedup(PartitionPhase):
         found: list[tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[Any]]] = []
         for piece in partition.pieces():
             hashes, ids = partition.gather(piece)
-            groups = components.groups_of_equal(hashes, ids)
+            groups = components.group_equal_hashes(hashes, ids)
             groups = (
-                components.groups_reaching(*groups, own << 32) if own else groups
+                components.select_groups_reaching(*groups, own << 32) if own else groups
             )  # the others are settled
             found.append(
                 (
@@ -178,7 +178,7 @@ class FuzzyDedup(PartitionPhase):
     def _pairs(self, documents: NDArray[np.uint64], starts: NDArray[np.int64]) -> Pairs:
         """The pairs of groups that count."""
         if not self._settings.verify or not len(documents):
-            return components.stars(documents, starts)
+            return components.pair_with_first(documents, starts)
         are_sets = self._settings.verify == "exact"
         return np.concatenate(
             [
@@ -246,7 +246,7 @@ class FuzzyDedup(PartitionPhase):
             for positions, _ in self._forests():
                 components.unite(parents, positions.astype(np.uint64))
             for positions, scores in self._forests():
-                scores[components.roots(parents, positions.ravel()) < self._own] = (
+                scores[components.find_roots(parents, positions.ravel()) < self._own] = (
                     0  # whoever came first stays there
                 )
                 components.choose_best(
@@ -335,7 +335,7 @@ class FuzzyDedup(PartitionPhase):
                 members = first + np.flatnonzero(
                     (parents[first:end] != 0) | (chosen[first:end] != 0)
                 )
-                stays = chosen[components.roots(parents, members)].astype(np.int64) - 1
+                stays = chosen[components.find_roots(parents, members)].astype(np.int64) - 1
                 goes = stays != members
                 counters.add("near_duplicates", int(goes.sum()))
                 counters.add("representatives", int((~goes).sum()))

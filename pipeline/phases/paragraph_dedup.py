@@ -3,7 +3,7 @@
 Promises: the answer depends on the paragraphs and the rule alone, not on the number of partitions; a partition's
 memory is bounded by `engine.memory_mb`. What earlier runs have read counts as read before all of this one, in each of
 its groups; the paragraphs of exact copies of documents do not count.
-Leaves to others: the rule (stages/dedup/paragraphs.py:duplicated), taking the lines out (annotate).
+Leaves to others: the rule (stages/dedup/paragraphs.py:find_duplicates), taking the lines out (annotate).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pipeline.planning.input_splits import InputSplit
 from pipeline.planning.previous_runs import find_other_version, find_unfinished
 from pipeline.runs.run_folder import RunFolder
 from stages.contract import Counters
-from stages.dedup.paragraphs import ParagraphHashes, duplicated
+from stages.dedup.paragraphs import ParagraphHashes, find_duplicates
 
 BYTES_PER_PARAGRAPH = 32
 """Memory of a partition per paragraph: 16 as read, as much again while its pieces are laid out. Later 1 for whether it
@@ -45,7 +45,7 @@ DUPLICATE_LINES = pa.schema([pa.field("record", pa.uint32()), pa.field("line", p
 class ParagraphDedup(PartitionPhase):
     """Which lines of which records have to go, by ranges of hash space over a group of units.
 
-    Source of the rule: CCNet (Wenzek et al. 2020, section 3.1; cc_net/dedup.py), see stages/dedup/paragraphs.py:duplicated.
+    Source of the rule: CCNet (Wenzek et al. 2020, section 3.1; cc_net/dedup.py), see stages/dedup/paragraphs.py:find_duplicates.
     """
 
     name = "paragraph_dedup"
@@ -156,7 +156,7 @@ class ParagraphDedup(PartitionPhase):
         files = partition.files[own:]
         gone = [np.zeros(rows.num_rows, np.bool_) for rows in files]
         for piece in partition.pieces():
-            found = duplicated(*partition.gather(piece), keep)
+            found = find_duplicates(*partition.gather(piece), keep)
             ends = np.cumsum([rows.stop - rows.start for rows in piece])[:-1]
             for mine, rows, mask in zip(
                 gone, piece[own:], np.split(found, ends)[own:], strict=True

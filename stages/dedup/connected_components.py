@@ -1,15 +1,13 @@
-"""Groups of near-duplicates: from equal band hashes to pairs, from pairs to forests, from forests to components.
+"""Clusters of near-duplicates: equal band hashes -> pairs -> spanning forests -> connected components.
 
-Promises: a forest joins exactly the documents that its pairs join, with the fewest pairs; components do not depend on
-the order in which forests are merged, nor on how the pairs were cut into forests; the root of a component is its lowest
-member.
-Leaves to others: reading, writing and where `parents` lies (a file mapped into memory will do).
+Components do not depend on the order in which forests are merged, nor on how the pairs were split
+into forests. The root of a component is its lowest member.
 
-    documents, starts = groups_of_equal(hashes, documents)      # [10, 30, 10, 20], [0, 2, 4]
-    pairs = stars(documents, starts)                            # [[10, 30], [10, 20]]
-    parents = np.zeros(40, np.uint64)
+    documents, starts = group_equal_hashes(hashes, documents)      # [10, 30, 10, 20], [0, 2, 4]
+    pairs = pair_with_first(documents, starts)                     # [[10, 30], [10, 20]]
+    parents = np.zeros(40, np.uint64)                              # or a memory-mapped file
     unite(parents, spanning_forest(pairs))
-    roots(parents, np.array([20, 30]))                          # [10, 10]
+    find_roots(parents, np.array([20, 30]))                        # [10, 10]
 """
 
 from __future__ import annotations
@@ -21,24 +19,24 @@ from numpy.typing import NDArray
 from stages.kernels.compilation import compiled
 
 Pairs = NDArray[np.uint64]
-"""(n, 2): the ids, or the positions, of two documents that are near-duplicates."""
+"""(n, 2): ids, or positions, of pairs of near-duplicates."""
 
 Values = NDArray[np.uint32] | NDArray[np.uint64]
-"""What documents are compared by: the minima of a signature, or the hashes of n-grams."""
+"""The values that are compared: the minima of signatures, or hashes of n-grams."""
 
 
-def groups_of_equal(
+def group_equal_hashes(
     hashes: NDArray[np.uint64], documents: NDArray[np.uint64]
 ) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-    """The documents that share a hash with another.
+    """Group the documents that share a hash with another document.
 
     Args:
-        hashes: (n,).
-        documents: (n,) the document of each hash, never decreasing.
+        hashes: (n,) hashes.
+        documents: (n,) the document of each hash, in non-decreasing order.
 
     Returns:
-        documents: (m,) group by group, rising within each.
-        starts: (number of groups + 1,) where each group starts.
+        documents: (m,) group by group, in increasing order within each group.
+        starts: (num_groups + 1,) the start of each group.
     """
     order = np.argsort(hashes, kind="stable")
     ordered = hashes[order]
@@ -49,8 +47,8 @@ def groups_of_equal(
     return documents[order[np.repeat(is_shared, sizes)]], starts
 
 
-def stars(documents: NDArray[np.uint64], starts: NDArray[np.int64]) -> Pairs:
-    """The first of each group with each of the others: as few pairs as join them all."""
+def pair_with_first(documents: NDArray[np.uint64], starts: NDArray[np.int64]) -> Pairs:
+    """Pair the first document of each group with each of the others: the fewest pairs that join it."""
     sizes = np.diff(starts)
     firsts = np.repeat(documents[starts[:-1]], sizes)
     is_other = np.ones(len(documents), np.bool_)
@@ -58,10 +56,10 @@ def stars(documents: NDArray[np.uint64], starts: NDArray[np.int64]) -> Pairs:
     return np.stack([firsts[is_other], documents[is_other]], axis=1)
 
 
-def groups_reaching(
+def select_groups_reaching(
     documents: NDArray[np.uint64], starts: NDArray[np.int64], first: int
 ) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-    """Of groups as `groups_of_equal` gives them those whose last document is `first` or comes after it."""
+    """Select the groups of `group_equal_hashes` whose last document is `first` or a later one."""
     reaches = documents[starts[1:] - 1] >= first
     sizes = np.diff(starts)
     return documents[np.repeat(reaches, sizes)], np.append(0, np.cumsum(sizes[reaches]))
@@ -76,25 +74,24 @@ def similar_pairs(
     are_sets: bool,
     min_similarity: float,
 ) -> Pairs:
-    """Pairs that join, within each group, whom a chain of similar documents joins: a forest.
+    """Return a forest of pairs that joins, in each group, documents connected by similar pairs.
 
-    A group of k alike takes k comparisons, one of k strangers k * k / 2.
+    A group of k similar documents takes k comparisons, one of k dissimilar documents k * k / 2.
 
     Args:
         documents: (m,) group by group.
-        starts: (number of groups + 1,).
-        offsets: (m + 1,) where what is compared of each document starts in `values`.
-        values: signatures of equal length, whose similarity is the share of places where they are equal; or sets,
-            sorted, whose similarity is Jaccard's.
-        are_sets: which of the two.
-        min_similarity: from which on two documents are similar.
+        starts: (num_groups + 1,) the start of each group.
+        offsets: (m + 1,) the start of each document in `values`.
+        values: signatures of equal length, compared by the share of equal minima; or sorted sets,
+            compared by Jaccard similarity.
+        are_sets: whether `values` are sets.
+        min_similarity: similarity from which two documents are joined.
     """
     pairs = np.empty((len(documents), 2), np.uint64)
     num_pairs = 0
     for g in range(len(starts) - 1):
-        places = np.arange(
-            starts[g], starts[g + 1]
-        )  # those already joined to a tree first, then the strangers
+        # places[:num_joined] belong to a tree already; the others are compared with each of them.
+        places = np.arange(starts[g], starts[g + 1])
         num_joined = 0
         for i in range(len(places)):
             num_joined = max(num_joined, i + 1)
@@ -125,7 +122,7 @@ def _num_equal(one: Values, other: Values) -> int:
 
 @njit(nogil=True)
 def _num_common(one: Values, other: Values) -> tuple[int, int]:
-    """Size of the intersection and of the union of two sets, each sorted."""
+    """Return the size of the intersection and of the union of two sorted sets."""
     num_common, i, j = 0, 0, 0
     while i < len(one) and j < len(other):
         if one[i] == other[j]:
@@ -138,7 +135,7 @@ def _num_common(one: Values, other: Values) -> tuple[int, int]:
 
 
 def spanning_forest(pairs: Pairs) -> Pairs:
-    """The pairs, in their order, without those that close a circle: fewer than there are documents in them."""
+    """Return the pairs, in order, without those that close a cycle: fewer than documents."""
     documents = np.unique(pairs)
     positions = np.searchsorted(documents, pairs).astype(np.uint64)
     return pairs[unite(np.zeros(len(documents), np.uint64), positions)]
@@ -146,11 +143,15 @@ def spanning_forest(pairs: Pairs) -> Pairs:
 
 @compiled
 def unite(parents: NDArray[np.uint64], pairs: Pairs) -> NDArray[np.bool_]:
-    """Join the two documents of each pair of positions; which pairs joined what was apart, (n,).
+    """Join the components of each pair of positions; return (n,) bool whether they were apart.
 
-    `parents` holds for each position that of its parent *plus one*, and 0 for a root, so that it starts as zeros: a
-    sparse file of any size costs what is written to it. The lower of two roots becomes the root of both (Galler and
-    Fischer 1964, with the path halving of Tarjan and van Leeuwen 1984).
+    The lower of two roots becomes the root of both (union-find: Galler and Fischer 1964, with the
+    path halving of Tarjan and van Leeuwen 1984).
+
+    Args:
+        parents: (num_positions,) the position of each parent *plus one*, 0 for a root. It starts
+            as zeros, so a sparse file of any size takes only the space that is written.
+        pairs: (n, 2) positions.
     """
     has_joined = np.zeros(len(pairs), np.bool_)
     for i in range(len(pairs)):
@@ -172,8 +173,8 @@ def _root(parents: NDArray[np.uint64], position: np.int64) -> np.int64:
 
 
 @compiled
-def roots(parents: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(n,) the roots of positions; shortens the paths on its way."""
+def find_roots(parents: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return (n,) the root of each position. Shortens the paths in `parents`."""
     found = np.empty(len(positions), np.int64)
     for i in range(len(positions)):
         found[i] = _root(parents, positions[i])
@@ -188,21 +189,21 @@ def choose_best(
     positions: NDArray[np.int64],
     scores: NDArray[np.float64],
 ) -> None:
-    """Choose of each component the member with the highest score, of several equally good the first.
+    """Choose the member with the highest score of each component; the first of equal ones.
 
-    Members may be given in any order, over any number of calls, each once or more often.
+    Members can be passed in any order, in any number of calls, and more than once.
 
     Args:
-        parents: as `unite` leaves it, when all pairs are joined.
-        chosen: zeros at first; at each root, the position plus one of the member chosen so far.
-        best: zeros at first; at each root, the score of that member.
-        positions: (n,) of members of components of two or more.
-        scores: (n,) of them, not negative; where all are 0 the first member is chosen.
+        parents: the array of `unite`, after all pairs.
+        chosen: zeros before the first call; then, at each root, the best member's position plus one.
+        best: zeros before the first call; then, at each root, the score of that member.
+        positions: (n,) members of components of two or more.
+        scores: (n,) their scores, not negative. If all are 0, the first member is chosen.
     """
     for i in range(len(positions)):
         root = _root(parents, positions[i])
         if chosen[root] == 0:
-            chosen[root] = root + 1  # no member comes before it
+            chosen[root] = root + 1  # the root is the first member
         is_as_good = scores[i] == best[root] and scores[i] > 0
         if scores[i] > best[root] or (is_as_good and np.uint64(positions[i]) < chosen[root]):
             best[root] = scores[i]

@@ -1,12 +1,11 @@
-"""Exact copies of documents: numbers that are equal where content is, and the filter that drops all but the first.
+"""Find and drop exact copies of documents, by text or by the digest of the record.
 
-Promises: two documents have the same number by text if and only if their lines have the same hashes in the same order
-(stages/dedup/paragraphs.py: CCNet's normal form, so case, digits and some punctuation do not count), and by digest if the
-record's own digests are equal; but for collisions of 64 bits, of which a billion documents have 0.03.
-Leaves to others: bringing equal numbers together over the whole crawl (pipeline/phases/exact_dedup.py).
+Equal content gets equal 64-bit hashes. By text, documents are equal if their lines have equal hashes
+in the same order: lines in CCNet's normal form, so case, digits and some punctuation do not count.
+In a billion documents 0.03 collisions are expected.
 
-    text_hashes(hashes, records, lines, num_records=2)      # (2,) uint64, from what extract has stored
-    digest_hashes(pa.array(["sha1:AAAA", None]))            # the same from digests, and which documents have one
+    hash_texts(hashes, records, lines, num_records=2)       # (2,) uint64, from the hashes of lines
+    hash_digests(pa.array(["sha1:AAAA", None]))             # the same from digests, and a validity mask
 """
 
 from __future__ import annotations
@@ -24,54 +23,56 @@ from numpy.typing import NDArray
 from stages.contract import Outcome, Settings, Stage, chain, drop_where
 
 
-def text_hashes(
+def hash_texts(
     hashes: NDArray[np.uint64],
     records: NDArray[np.uint32],
     lines: NDArray[np.uint32],
     num_records: int,
 ) -> NDArray[np.uint64]:
-    """The number of every document's text.
+    """Return a hash of the text of every document.
 
     Args:
-        hashes: (n,) of lines, in any order.
-        records: (n,) the document of each line, under `num_records`.
-        lines: (n,) its place in the document.
-        num_records: how many documents there may be.
+        hashes: (n,) hashes of lines, in any order.
+        records: (n,) the document of each line, below `num_records`.
+        lines: (n,) the position of each line in its document.
+        num_records: number of documents.
 
     Returns:
-        (num_records,), 0 for a document without lines.
+        (num_records,) uint64, 0 for a document without lines.
     """
-    numbers = np.zeros(num_records, np.uint64)
-    # A sum takes its terms in any order; the place is mixed in, so that texts of other order differ.
-    np.add.at(numbers, records, _mixed(hashes ^ _mixed(lines.astype(np.uint64))))
-    return _mixed(numbers)
+    text_hashes = np.zeros(num_records, np.uint64)
+    # A sum does not depend on the order of its terms. Each term contains the position of the line, so
+    # texts with the same lines in another order have different hashes.
+    np.add.at(text_hashes, records, _mix(hashes ^ _mix(lines.astype(np.uint64))))
+    return _mix(text_hashes)
 
 
-def digest_hashes(
+def hash_digests(
     digests: pa.Array | pa.ChunkedArray,
 ) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
-    """The number of every digest, (n,), and which there are, (n,)."""
-    found = digests.to_pylist()
-    numbers = [
-        int.from_bytes(hashlib.sha1(d.encode(), usedforsecurity=False).digest()[:8]) if d else 0
-        for d in found
-    ]
-    return np.array(numbers, np.uint64), np.array([bool(d) for d in found], np.bool_)
+    """Return (n,) uint64 hashes of the digests, and (n,) bool whether there is a digest."""
+    hashes = np.zeros(len(digests), np.uint64)
+    for row, digest in enumerate(digests.to_pylist()):
+        if digest:
+            sha1 = hashlib.sha1(digest.encode(), usedforsecurity=False)
+            hashes[row] = int.from_bytes(sha1.digest()[:8])
+    has_digest = pc.fill_null(pc.not_equal(digests, ""), False)
+    return hashes, np.array(has_digest.to_pylist(), np.bool_)
 
 
-def _mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """SplitMix64's finaliser (Steele, Lea and Flood 2014, figure 17), a bijection that leaves 0 as it is."""
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Apply SplitMix64's finaliser (Steele, Lea and Flood 2014, figure 17): a bijection with 0 -> 0."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
 
 
 class ExactDedupFilterSettings(Settings):
-    """Nothing to set: who has to go was decided by the phase `copies`."""
+    """No settings: the phase exact_dedup has found the copies."""
 
 
 class ExactDedupFilter(Stage[ExactDedupFilterSettings]):
-    """Drops the documents of which an earlier one is a copy: `copy_by` says in what, null that there is none."""
+    """Drops copies of earlier documents. `copy_by` is "text" or "digest" for a copy, else null."""
 
     name = "exact_dedup"
     version = 1
@@ -79,17 +80,18 @@ class ExactDedupFilter(Stage[ExactDedupFilterSettings]):
     reasons: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
             "exact_dedup.same_digest": "An earlier record has the same digest; `explain` names it.",
-            "exact_dedup.same_text": "An earlier document has the same lines, in CCNet's normal form; `explain` names it.",
+            "exact_dedup.same_text": "An earlier document has the same lines in CCNet's normal form; "
+            "`explain` names it.",
         }
     )
 
     def apply(self, batch: pa.Table) -> Outcome:
-        """Keep the documents without an earlier copy."""
-        outcome = drop_where(batch, _is(batch, "digest"), "exact_dedup.same_digest")
-        return chain(
-            outcome, drop_where(outcome.kept, _is(outcome.kept, "text"), "exact_dedup.same_text")
-        )
+        """Keep the documents that are no copies."""
+        by_digest = drop_where(batch, _is_copy(batch, "digest"), "exact_dedup.same_digest")
+        rest = by_digest.kept
+        by_text = drop_where(rest, _is_copy(rest, "text"), "exact_dedup.same_text")
+        return chain(by_digest, by_text)
 
 
-def _is(batch: pa.Table, by: str) -> pa.ChunkedArray:
+def _is_copy(batch: pa.Table, by: str) -> pa.ChunkedArray:
     return pc.fill_null(pc.equal(batch.column("copy_by"), by), False)

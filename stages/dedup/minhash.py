@@ -1,17 +1,17 @@
-r"""Signatures of documents by MinHash, and the filter that drops near-duplicates.
+r"""MinHash signatures of documents, and the filter that drops near-duplicates.
 
-Promises: signatures are those of datasketch (2.0, its default scheme) for the n-grams of `ngrams`; bands and rows are
-those of `datasketch.MinHashLSH` for the wanted threshold, so two documents are candidates here if and only if they are
-there. Two documents whose sets of n-grams have the Jaccard similarity s share a band with probability
-1 - (1 - s^rows)^bands (Broder 1997; Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, section 3.4).
-Leaves to others: bringing equal bands together over the whole crawl, and choosing who stays (`fuzzy_dedup`).
+Signatures are those of datasketch (2.0, its default scheme) for the word n-grams of `split_ngrams`. The
+numbers of bands and rows are those of `datasketch.MinHashLSH` for the threshold. So two documents
+are candidates here if and only if they are with datasketch. Two documents with Jaccard similarity s
+share a band with probability 1 - (1 - s^rows)^bands (Broder 1997; Leskovec, Rajaraman and Ullman,
+Mining of Massive Datasets, section 3.4).
 
     stage = MinHash(MinHashSettings(threshold=0.8))          # 9 bands of 13 rows
     stage.apply(batch).kept.column("minhash")[0]             # 9 hashes; null for a document without words
 
-What is compared: a *word* is a run of characters that are not white space, without its ASCII punctuation, in lower
-case, if anything is left (as in stages/filters/quality.py); in scripts that put no blanks between words each character is one.
-An n-gram is n words in a row; a document of fewer words is one n-gram, so it has no near copies but equal ones.
+A *word* is a sequence of characters that are not white space, in lower case and without its ASCII
+punctuation, unless nothing is left. In scripts without blanks between words each character is a
+word. A document with fewer words than an n-gram is one n-gram: it has only equal near-duplicates.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u2fdf\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|"
     "[\U00020000-\U0003134f]"
 )
-"""Thai, Lao, Burmese, Khmer, Chinese and Japanese (Unicode, Blocks.txt); Korean puts blanks between words."""
+"""Thai, Lao, Burmese, Khmer, Chinese and Japanese (Unicode, Blocks.txt). Korean has blanks."""
 _PUNCTUATION = frozenset(string.punctuation)
 
 
@@ -55,8 +55,8 @@ def _permutations(num_permutations: int) -> NDArray[np.uint32]:
     return np.ascontiguousarray(permutations, np.uint32)
 
 
-def ngrams(text: str, ngram_words: int) -> list[str]:
-    """The n-grams of a text, in order, repeated ones too: the rule in plain Python, and the judge of the kernel."""
+def split_ngrams(text: str, ngram_words: int) -> list[str]:
+    """Return the n-grams of a text in order, with repetitions: the reference of the kernel."""
     spaced = UNSPACED.sub(r" \g<0> ", text)
     words = [word for raw in spaced.split() if (word := "".join(map(_normal_form, raw)))]
     span = min(ngram_words, len(words))
@@ -71,7 +71,7 @@ def _normal_form(character: str) -> str:
 
 @cache
 def _characters() -> characters.CharacterTable:
-    """The rule of `ngrams` per character, asked of this Python's own Unicode (0.1 s, 60 kB)."""
+    """Return the rule of `split_ngrams` for every character, from this Python's Unicode tables (0.1 s, 60 kB)."""
     return characters.build_character_table(_action, _is_plain)
 
 
@@ -98,15 +98,15 @@ def _is_plain(text: str) -> bool:
 def signatures(
     texts: pa.Array | pa.ChunkedArray, settings: MinHashSettings
 ) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
-    """The signature of every text.
+    """Compute the signature of every text.
 
     Args:
         texts: (n,) string or large_string; a null counts as empty.
-        settings: how many permutations, and of what.
+        settings: number and seed of the permutations, words per n-gram.
 
     Returns:
         signatures: (n, num_permutations) uint32.
-        has_words: (n,) False where there is nothing to compare.
+        has_words: (n,) False for a text without words.
     """
     if len(texts) == 0:
         return np.empty((0, settings.num_permutations), np.uint32), np.empty(0, np.bool_)
@@ -118,11 +118,11 @@ def signatures(
 
 
 def ngram_sets(texts: pa.Array | pa.ChunkedArray, settings: MinHashSettings) -> pa.LargeListArray:
-    """The hashes of every text's n-grams, each once, sorted: the first 8 bytes of the SHA-1, little-endian.
+    """Compute the distinct hashes of every text's n-grams, sorted: 8 bytes of SHA-1, little-endian.
 
     Args:
         texts: (n,) string or large_string; a null counts as empty.
-        settings: how many words an n-gram has.
+        settings: words per n-gram.
     """
     if len(texts) == 0:
         return pa.array([], pa.large_list(pa.uint64()))
@@ -131,7 +131,7 @@ def ngram_sets(texts: pa.Array | pa.ChunkedArray, settings: MinHashSettings) -> 
 
 
 def _raw(texts: pa.Array | pa.ChunkedArray) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """The bytes of one text or more, and where each starts in them, (n + 1,)."""
+    """Return the UTF-8 of all texts, and the offset of each, (n + 1,)."""
     filled = pc.fill_null(pc.cast(texts, pa.large_string()), "")
     array = pa.concat_arrays(filled.chunks) if isinstance(filled, pa.ChunkedArray) else filled
     _, offsets, utf8 = array.buffers()
@@ -142,26 +142,24 @@ def _raw(texts: pa.Array | pa.ChunkedArray) -> tuple[NDArray[np.uint8], NDArray[
 
 
 def _read_only(values: np.ndarray) -> np.ndarray:
-    """A read-only view: numba compiles anew for every kind of array, so there is one kind."""
+    """Return a read-only view. numba compiles a function for each kind of array: use one kind."""
     view = values.view()
     view.flags.writeable = False
     return view
 
 
 class MinHash(Stage[MinHashSettings]):
-    """Adds the hashes of the bands of the document's signature. Drops nothing."""
+    """Adds the hashes of the bands of each signature. Drops nothing."""
 
     name = "minhash"
     version = 1
     needs: ClassVar[pa.Schema] = pa.schema([pa.field("text", pa.large_string())])
     adds: ClassVar[pa.Schema] = pa.schema(
         [
-            pa.field(
-                "minhash", pa.list_(pa.uint64())
-            ),  # one per band; null where there are no words
-            pa.field(
-                "minhash_signature", pa.list_(pa.uint32())
-            ),  # null unless pairs are verified by it
+            # One hash per band; null for a text without words.
+            pa.field("minhash", pa.list_(pa.uint64())),
+            # Null unless pairs are verified by signatures.
+            pa.field("minhash_signature", pa.list_(pa.uint32())),
         ]
     )
 
@@ -171,18 +169,18 @@ class MinHash(Stage[MinHashSettings]):
 
     @classmethod
     def added_columns(cls, settings: MinHashSettings) -> pa.Schema:
-        """With the n-grams where pairs are verified by them."""
+        """Return the columns, with the n-grams if pairs are verified by them."""
         ngrams = pa.field("minhash_ngrams", pa.large_list(pa.uint64()))
         return cls.adds.append(ngrams) if settings.verify == "exact" else cls.adds
 
     def open(self) -> None:
-        """Ask datasketch for bands and permutations, and make the table of characters."""
+        """Compute bands and permutations with datasketch, and the table of characters."""
         compute_bands(self.settings)
         _permutations(self.settings.num_permutations)
         _characters()
 
     def apply(self, batch: pa.Table) -> Outcome:
-        """Annotate: see the class."""
+        """Add the hashes, and the columns that verification needs."""
         minima, has_words = signatures(batch.column("text"), self.settings)
         hashes = minhash_kernel.hash_bands(minima, *compute_bands(self.settings))
         added: dict[str, pa.Array | pa.ChunkedArray] = {
@@ -201,7 +199,7 @@ class MinHash(Stage[MinHashSettings]):
 def _lists(
     rows: NDArray[np.uint64] | NDArray[np.uint32], is_valid: NDArray[np.bool_]
 ) -> pa.ListArray:
-    """A list per row of a matrix, null where it is not valid."""
+    """Return a list per row of a matrix, null where it is not valid."""
     offsets = np.append(0, np.cumsum(is_valid * rows.shape[1])).astype(np.int32)
     return pa.ListArray.from_arrays(
         pa.array(offsets), pa.array(rows[is_valid].reshape(-1)), mask=pa.array(~is_valid)
@@ -209,17 +207,20 @@ def _lists(
 
 
 class MinHashFilterSettings(Settings):
-    """Nothing to set: who has to go was decided by `fuzzy_dedup`."""
+    """No settings: the phase fuzzy_dedup has chosen the representatives."""
 
 
 class MinHashFilter(Stage[MinHashFilterSettings]):
-    """Drops the documents that have a `representative`: another document of their group stays in their place."""
+    """Drops documents that have a `representative`: another document of their cluster is kept."""
 
     name = "minhash"
     version = 1
     needs: ClassVar[pa.Schema] = pa.schema([pa.field("representative", pa.uint64())])
     reasons: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {"minhash.near_duplicate": "Another document says nearly the same; `explain` names it."}
+        {
+            "minhash.near_duplicate": "The document is a near-duplicate of another one, which is kept; `explain` "
+            "names it."
+        }
     )
 
     def apply(self, batch: pa.Table) -> Outcome:

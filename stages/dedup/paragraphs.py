@@ -1,19 +1,17 @@
-r"""CCNet's paragraph deduplication, bit for bit: hash every line, find the repeated ones, take them out.
+r"""CCNet's paragraph deduplication: hash every line, find duplicate lines, remove them from texts.
 
-Promises: the hashes are those of `cc_net` (Wenzek et al. 2020, arXiv:1911.00359, section 3.1; the rule as its code has
-it, `text_normalizer.normalize_for_dedup` and `dedup.compute_hashes`, which keep accents and ASCII punctuation where the
-paper says that they go), at machine speed; `hash_paragraph` is that rule in plain Python and the judge of the rest.
-Leaves to others: carrying hashes from documents to one place per hash range and the verdicts back, and the memory for
-it: `duplicated` judges what it is given, all of a hash range at a time.
+Hashes are equal to those of `cc_net`, bit for bit (Wenzek et al. 2020, arXiv:1911.00359, section 3.1).
+They follow its code (`text_normalizer.normalize_for_dedup`, `dedup.compute_hashes`), which keeps accents
+and ASCII punctuation, unlike the paper. `hash_paragraph` is the reference in plain Python.
 
-The work in three steps, where "Cookies?" stands on two pages:
+The three steps, where "Cookies?" occurs on two pages:
 
     texts = pa.array(["Bread\nCookies?", "Cookies?\nWine\nWine"])
-    offsets, hashes = hash_paragraphs(texts)                # [0, 2, 5] and five numbers
+    offsets, hashes = hash_paragraphs(texts)                # [0, 2, 5] and five hashes
     documents = np.repeat([0, 1], np.diff(offsets))
-    duplicated(hashes, documents, keep="drop_all_copies")              # [False, True, True, False, True]
+    find_duplicates(hashes, documents, keep="drop_all_copies")    # [False, True, True, False, True]
 
-and `ParagraphRemoval` makes "Bread" and "Wine" of the two texts, given the lines [1] and [0, 2].
+`ParagraphRemoval` then removes lines [1] and [0, 2], which leaves "Bread" and "Wine".
 """
 
 from __future__ import annotations
@@ -36,25 +34,22 @@ from stages.kernels import characters, line_hashes
 from stages.kernels.compilation import compiled
 
 _PUNCTUATION = "«´»–—’“”„…∶━►、。〈〉《》「」【】！％（），．１：；？～"
-"""What `cc_net.text_normalizer.UNICODE_PUNCT` deletes, by code point (its １ is 0 before this is asked)."""
+"""The marks that `cc_net.text_normalizer.UNICODE_PUNCT` deletes, except １, which is 0 by then."""
 _DELETED = re.compile(f"[{_PUNCTUATION}\x00-\x1f\x7f-\x9f]")
 _DIGIT = re.compile(r"\d")
 _FINAL_SIGMA = "Σ"
 """The only character whose lower case depends on its neighbours (Unicode, SpecialCasing; str.lower in CPython)."""
 
-_MAX_HASHES = (
-    2**32 - 2
-)  # row and document ranks are 32 bits wide, and two ranks mean something else
-_HASHES_PER_PARTITION = (
-    2**15
-)  # with its table about 0.8 MB, which stays in the second-level cache of one core
+_MAX_HASHES = 2**32 - 2  # ranks of rows and documents have 32 bits, and two are reserved
+_HASHES_PER_PARTITION = 2**15  # 0.8 MB with its table: fits into the L2 cache of a core
 
 
 def hash_paragraph(line: str) -> int:
-    """The hash of one line: the rule in plain Python.
+    """Return the hash of one line: the reference in plain Python.
 
-    Strip white space, lower-case, every decimal digit (Unicode Nd) to 0, delete 34 marks of punctuation and the control
-    characters 0-31 and 127-159; of the SHA-1 of the UTF-8, the first 8 bytes as a little-endian uint64.
+    Strip white space, lower-case, replace each decimal digit (Unicode Nd) by 0, delete 34
+    punctuation marks and the control characters 0-31 and 127-159. The hash is the first 8 bytes of
+    the SHA-1 of the UTF-8, as a little-endian uint64.
     """
     return int.from_bytes(
         hashlib.sha1(_normal_form(line).encode(), usedforsecurity=False).digest()[:8], "little"
@@ -68,14 +63,15 @@ def _normal_form(line: str) -> str:
 def hash_paragraphs(
     texts: pa.Array | pa.ChunkedArray,
 ) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-    r"""The hash of every line of every text.
+    r"""Compute the hash of every line of every text.
 
     Args:
-        texts: (n,) string or large_string. Lines are split at \n only; an empty text has one, empty line, a null none.
+        texts: (n,) string or large_string. Lines end at \n only. An empty text has one empty line, a
+            null text has none.
 
     Returns:
-        offsets: (n + 1,) int64, where the lines of each text start in `hashes`.
-        hashes: (offsets[n],) uint64, as `hash_paragraph` gives them.
+        offsets: (n + 1,) int64, the start of each text in `hashes`.
+        hashes: (offsets[n],) uint64, equal to those of `hash_paragraph`.
 
     Raises:
         ValueError: a text is not UTF-8.
@@ -107,10 +103,10 @@ def _hash_chunk(texts: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.uint64]]
 
 
 def _raw(texts: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.bool_]]:
-    """The bytes of all texts, where each starts in them, (n + 1,), and which are not null, (n,)."""
+    """Return the UTF-8 of all texts, the offset of each, (n + 1,), and whether it is not null, (n,)."""
     texts = texts.cast(pa.large_string())
     _, offsets, utf8 = texts.buffers()
-    no_text = np.zeros(1, np.int64)  # an array of length 0 may come without buffers
+    no_text = np.zeros(1, np.int64)  # an array of length 0 can have no buffers
     text_offsets = (
         np.frombuffer(offsets, np.int64, len(texts) + 1, 8 * texts.offset)
         if len(texts)
@@ -124,7 +120,7 @@ def _raw(texts: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray
 
 
 def _read_only(values: np.ndarray) -> np.ndarray:
-    """A read-only, contiguous view: numba compiles anew for every kind of array, so there is one kind."""
+    """Return a read-only, contiguous view. numba compiles for each kind of array: use one kind."""
     view = np.ascontiguousarray(values).view()
     view.flags.writeable = False
     return view
@@ -132,7 +128,7 @@ def _read_only(values: np.ndarray) -> np.ndarray:
 
 @cache
 def _characters() -> characters.CharacterTable:
-    """The rule of `hash_paragraph` per character, asked of this Python's own Unicode (0.1 s, 60 kB)."""
+    """Return the rule of `hash_paragraph` for every character, from this Python's Unicode tables (0.1 s, 60 kB)."""
     return characters.build_character_table(
         _action, lambda text: text.split() == [text] and _normal_form(text) == text
     )
@@ -149,27 +145,28 @@ def _action(character: str) -> int:
     return characters.KEEP if becomes == character else characters.pack_replacement(becomes)
 
 
-def duplicated(
+def find_duplicates(
     hashes: NDArray[np.uint64],
     documents: NDArray[np.uint32] | NDArray[np.uint64],
     keep: Literal["drop_all_copies", "keep_first"],
 ) -> NDArray[np.bool_]:
-    """Which paragraphs must go.
+    """Find the paragraphs to remove.
 
-    `keep="drop_all_copies"` is CCNet's rule: a hash that occurs in two or more documents loses every copy; of one that occurs in a
-    single document the first copy stays (`cc_net.dedup.DuplicatesRemover`, `finalize_doc`). `keep="keep_first"`: the first
-    copy of all stays. The hash 0 always goes: it is CCNet's mark of a line that was removed before.
+    `keep="drop_all_copies"` is CCNet's rule (`cc_net.dedup.DuplicatesRemover`, `finalize_doc`): if a
+    hash occurs in two or more documents, all copies are removed; if it occurs in one document only,
+    its first copy is kept. `keep="keep_first"` keeps the first copy of each hash. The hash 0 is always
+    removed: CCNet uses it for lines that were removed before.
 
-    Memory: 17 bytes per hash, the answer counted, and a table of 12 bytes x 4/3 to 8/3 for each hash of the largest
-    partition: under 2 MB as a rule, 32 bytes more per hash where nearly all paragraphs are the same one.
+    Memory: 17 bytes per hash including the result, and a table of 16 to 32 bytes per hash of the
+    largest partition. The table is usually under 2 MB; it is large if nearly all paragraphs are equal.
 
     Args:
-        hashes: (n,) in the order of the input, n under 2**32 - 2.
-        documents: (n,) the document of each, never decreasing.
-        keep: which copy survives.
+        hashes: (n,) in the order of the input, with n below 2**32 - 2.
+        documents: (n,) the document of each hash, in non-decreasing order.
+        keep: the copies to keep.
 
     Returns:
-        (n,) True where the paragraph must go.
+        (n,) bool: True where the paragraph must be removed.
 
     Raises:
         ValueError: lengths differ, `documents` decreases, `keep` is unknown, or there are too many hashes.
@@ -180,44 +177,45 @@ def duplicated(
         )
     if len(hashes) != len(documents):
         raise ValueError(
-            f"{len(hashes)} hashes for {len(documents)} documents: there must be one document per hash"
+            f"{len(hashes)} hashes for {len(documents)} documents: there must be one document per "
+            f"hash"
         )
     if len(hashes) >= _MAX_HASHES:
-        raise ValueError(
-            f"{len(hashes)} hashes, must be under {_MAX_HASHES}: cut the hashes into more partitions"
-        )
+        raise ValueError(f"{len(hashes)} hashes, must be under {_MAX_HASHES}: use more partitions")
     bits = max(1, (len(hashes) // _HASHES_PER_PARTITION).bit_length())
     hashes, documents = _read_only(hashes), _read_only(documents)
     records, starts, decrease = _partition(hashes, documents, bits)
     if decrease:
         raise ValueError(
-            f"documents[{decrease}] is {documents[decrease]} after {documents[decrease - 1]}: the hashes must come in "
-            f"the order of the input, or the wrong copy survives; sort them by document"
+            f"documents[{decrease}] is {documents[decrease]} after {documents[decrease - 1]}: the "
+            f"hashes must be in the order of the input, or the wrong copy is kept; sort them by "
+            f"document"
         )
     must_go = np.ones(len(hashes), np.bool_)
     (_mark_later if keep == "keep_first" else _mark_shared)(records, starts, bits, must_go)
     return must_go
 
 
-_MIX = np.uint64(
-    0x9E3779B97F4A7C15
-)  # 2**64 / golden ratio: Knuth, The Art of Computer Programming 3, section 6.4
-_MANY = np.uint32(2**32 - 1)  # in place of a rank: the hash is in two or more documents
-_KEPT = np.uint32(2**32 - 2)  # in place of a rank: the one copy that stays has passed
+# 2**64 / golden ratio: Knuth, The Art of Computer Programming 3, section 6.4.
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+# Reserved ranks of documents.
+_MANY = np.uint32(2**32 - 1)  # the hash occurs in two or more documents
+_KEPT = np.uint32(2**32 - 2)  # the copy to keep has been seen
 
 
 @compiled
 def _partition(
     hashes: NDArray[np.uint64], documents: NDArray[np.uint32] | NDArray[np.uint64], bits: int
 ) -> tuple[NDArray[np.uint64], NDArray[np.int64], int]:
-    """Group hashes that may be equal, so that each group's table fits in a cache; 0 is left out.
+    """Partition the hashes, so that the table of each partition fits into a cache. Omits hash 0.
 
-    The group is the top of the hash *times a constant*: all hashes of one call may share their own top bits.
+    The partition is given by the top bits of the hash *times a constant*, because all hashes of one
+    call can have the same top bits.
 
     Returns:
-        records: (m, 2) hash, and rank of its document << 32 | its row, in input order within each partition.
-        starts: (2**bits + 1,) where each partition starts.
-        decrease: the first row whose document is below the one before; 0 where there is none.
+        records: (m, 2) hash, and rank of its document << 32 | row, in input order in each partition.
+        starts: (2**bits + 1,) the start of each partition.
+        decrease: the first row whose document is lower than the one before, or 0.
     """
     shift = np.uint64(64 - bits)
     starts = np.zeros(2**bits + 1, np.int64)
@@ -243,7 +241,7 @@ def _partition(
 
 @njit(nogil=True)
 def _num_slots(num_hashes: int) -> int:
-    """A power of two that `num_hashes` fill to between 3/8 and 3/4."""
+    """Return a power of two of slots, of which `num_hashes` fill 3/8 to 3/4."""
     num_slots = 2
     while 3 * num_slots < 4 * num_hashes:
         num_slots *= 2
@@ -252,7 +250,8 @@ def _num_slots(num_hashes: int) -> int:
 
 @njit(nogil=True)
 def _slot(keys: NDArray[np.uint64], h: np.uint64, bits: int) -> np.int64:
-    """Where `h` is, or is to be put (linear probing; 0 is free): the bits of the product below the partition's."""
+    """Return the slot of `h`, or the free slot for it (linear probing; 0 is free)."""
+    # The bits of the product below those of the partition.
     last = len(keys) - 1
     slot = np.int64(h * _MIX << np.uint64(bits) >> np.uint64(32)) & last
     while keys[slot] != 0 and keys[slot] != h:
@@ -264,7 +263,7 @@ def _slot(keys: NDArray[np.uint64], h: np.uint64, bits: int) -> np.int64:
 def _mark_later(
     records: NDArray[np.uint64], starts: NDArray[np.int64], bits: int, must_go: NDArray[np.bool_]
 ) -> None:
-    """keep="keep_first": write False where a hash occurs for the first time."""
+    """keep="keep_first": write False at the first occurrence of each hash."""
     table = np.empty(_num_slots(np.diff(starts).max()), np.uint64)
     for p in range(len(starts) - 1):
         keys = table[: _num_slots(starts[p + 1] - starts[p])]
@@ -280,7 +279,7 @@ def _mark_later(
 def _mark_shared(
     records: NDArray[np.uint64], starts: NDArray[np.int64], bits: int, must_go: NDArray[np.bool_]
 ) -> None:
-    """keep="drop_all_copies": write False where a hash that only one document has occurs for the first time."""
+    """keep="drop_all_copies": write False at the first occurrence of hashes of one document only."""
     largest = _num_slots(np.diff(starts).max())
     table, table_ranks = np.empty(largest, np.uint64), np.empty(largest, np.uint32)
     for p in range(len(starts) - 1):
@@ -293,7 +292,7 @@ def _mark_shared(
                 keys[slot], ranks[slot] = records[k, 0], rank
             elif ranks[slot] != rank:
                 ranks[slot] = _MANY
-            records[k, 0] = slot  # spares the second look the search
+            records[k, 0] = slot  # so the second loop needs no search
         for k in range(starts[p], starts[p + 1]):
             slot = np.int64(records[k, 0])
             if ranks[slot] < _KEPT:
@@ -302,11 +301,11 @@ def _mark_shared(
 
 
 class ParagraphHashesSettings(Settings):
-    """Nothing to set: the rule is CCNet's."""
+    """No settings: the rule is CCNet's."""
 
 
 class ParagraphHashes(Stage[ParagraphHashesSettings]):
-    """Add the hash of every line, and how long the text was before any line is removed. Drops nothing."""
+    """Adds the hash of every line, and the length of the text before removal. Drops nothing."""
 
     name = "paragraphs"
     version = 1
@@ -320,7 +319,7 @@ class ParagraphHashes(Stage[ParagraphHashesSettings]):
     )
 
     def apply(self, batch: pa.Table) -> Outcome:
-        """Annotate: see the class."""
+        """Add hashes and lengths."""
         offsets, hashes = hash_paragraphs(batch.column("text"))
         return keep_all(
             batch,
@@ -339,18 +338,18 @@ def _num_chars(texts: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
 
 
 class ParagraphRemovalSettings(Settings):
-    """Nothing to set: which lines go was decided by `duplicated`."""
+    """No settings: the phase paragraph_dedup has found the duplicate lines."""
 
 
 class ParagraphRemoval(Stage[ParagraphRemovalSettings]):
-    """Take the lines named in `duplicate_lines` out of the text, and drop what then has no text.
+    """Removes `duplicate_lines` from texts, and drops documents without text after that.
 
-    `duplicate_lines` holds indices of lines, rising; null or empty takes nothing out. It is not in what comes out.
-    A document with nothing but white space left counts as empty: CCNet keeps the first blank line of a document whose
-    blank lines occur nowhere else, and such a document is no text either.
+    `duplicate_lines` contains increasing indices of lines; null or empty removes nothing. The column
+    itself is removed. A document with only white space left counts as empty: CCNet keeps the first
+    blank line of a document if its blank lines occur nowhere else.
 
     Raises:
-        ValueError: an index is beyond the lines of its text, or the indices do not rise.
+        ValueError: an index is beyond the lines of its text, or the indices do not increase.
     """
 
     name = "paragraphs"
@@ -367,13 +366,13 @@ class ParagraphRemoval(Stage[ParagraphRemovalSettings]):
     )
     reasons: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
-            "paragraphs.none_left": "No line with text is left without the repeated ones; the value is the number of "
-            "lines before."
+            "paragraphs.none_left": "No line with text is left after removal of duplicate lines; the "
+            "value is the number of lines before."
         }
     )
 
     def apply(self, batch: pa.Table) -> Outcome:
-        """Replace the text, annotate, drop: see the class."""
+        """Replace the text, add the columns, drop documents without text."""
         texts, kept_lines, num_lines_before = _remove_lines(batch)
         shorter = with_columns(
             batch.drop_columns("duplicate_lines"),
@@ -384,7 +383,7 @@ class ParagraphRemoval(Stage[ParagraphRemovalSettings]):
                 "kept_lines": kept_lines,
             },
         )
-        # utf8_is_space is str.isspace, character for character, and False for the empty string.
+        # utf8_is_space equals str.isspace for every character, and is False for the empty string.
         has_no_text = pc.or_(pc.utf8_is_space(texts), pc.equal(pc.binary_length(texts), 0))
         return drop_where(
             shorter, has_no_text, "paragraphs.none_left", value=pa.array(num_lines_before), limit=0
@@ -392,7 +391,7 @@ class ParagraphRemoval(Stage[ParagraphRemovalSettings]):
 
 
 def _remove_lines(batch: pa.Table) -> tuple[pa.Array, pa.Array, NDArray[np.int64]]:
-    """New texts (large_string, no nulls), kept lines (list of uint32), number of lines before."""
+    """Return new texts (large_string), kept lines (list of uint32), and number of lines before."""
     utf8, offsets, is_valid = _raw(batch.column("text").combine_chunks())
     removed = batch.column("duplicate_lines").combine_chunks().cast(pa.list_(pa.uint32()))
     starts = removed.offsets.to_numpy()[:-1].astype(np.int64)
@@ -408,8 +407,8 @@ def _remove_lines(batch: pa.Table) -> tuple[pa.Array, pa.Array, NDArray[np.int64
     )
     if fault >= 0:
         raise ValueError(
-            f"document {batch.column('doc_id')[fault]}: duplicate_lines is {removed[fault].as_py()}, must be rising "
-            f"indices into the {firsts[fault + 1] - firsts[fault]} lines of its text; were they made for another text?"
+            f"document {batch.column('doc_id')[fault]}: duplicate_lines is {removed[fault].as_py()}, must be "
+            f"increasing indices into the {firsts[fault + 1] - firsts[fault]} lines of its text; were they made for another text?"
         )
     texts = pa.LargeStringArray.from_buffers(
         len(new_offsets) - 1, pa.py_buffer(new_offsets), pa.py_buffer(new_utf8)
@@ -430,7 +429,7 @@ def _copy_kept_lines(
     removed_starts: NDArray[np.int64],
     removed_ends: NDArray[np.int64],
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.uint32], NDArray[np.int64], int]:
-    """Texts and indices of the lines that stay, each with offsets; the first text whose `removed` is wrong, or -1."""
+    """Return texts and indices of kept lines, each with offsets; and the first wrong text, or -1."""
     num_texts = len(firsts) - 1
     new_utf8 = np.empty(offsets[-1] - offsets[0], np.uint8)
     kept = np.empty(firsts[-1], np.uint32)

@@ -1,16 +1,18 @@
-"""Find what a document shares with evaluation sets, set by set, and drop what shares too much.
+"""Find word n-grams that documents share with evaluation sets, and drop documents that share too many.
 
-Promises: `Decontamination` stores for every set how many of a document's words, and which share, lie in a run of words
-that occurs in the set; `DecontaminationFilter` decides from these alone, so that another limit scores nothing again.
-A run is 64 bits of a hash: a document of w words has a wrong one with probability w * n / 2^64 at n runs in the
-sets (1,000 words, 10 million runs: 5e-10). Leaves to others: the sets.
+`Decontamination` stores, for every set, the number and the share of a document's words in n-grams
+that occur in the set. `DecontaminationFilter` decides by these alone.
 
-    sets: {mmlu: mmlu.jsonl, gsm8k: gsm8k.txt}       .jsonl: every string in a line is an example; .txt: every line is
-    contamination                                    [{"set": "gsm8k", "words": 41, "share": 0.1025}]
+    sets: {mmlu: mmlu.jsonl, gsm8k: gsm8k.txt}       # .jsonl: each string is an example; .txt: each line
+    contamination                                    # [{"set": "gsm8k", "words": 41, "share": 0.1025}]
 
-What is compared: a *word* is a run of letters, marks and digits (Unicode's L, M and N) in lower case; all else only
-stands between words, but for format characters (Cf: soft hyphens, joiners), which count as if they were not there. In
-scripts that put no blanks between words each character is one. So "Don’t stop—now!" and "don't stop, NOW" are equal.
+A *word* is a sequence of letters, marks and digits (Unicode's L, M and N) in lower case. All other
+characters separate words, except format characters (Cf: soft hyphens, joiners), which are ignored. In
+scripts without blanks between words each character is a word. So "Don’t stop—now!" equals
+"don't stop, NOW".
+
+N-grams are compared by 64-bit hashes. A document of w words has a false match with probability
+w * n / 2^64 for n n-grams in the sets (1,000 words, 10 million n-grams: 5e-10).
 """
 
 from __future__ import annotations
@@ -48,20 +50,20 @@ CONTAMINATION = pa.field(
         )
     ),
 )
-"""One element for each set that a document shares words with, in the order of the sets' names."""
+"""One element for each set with which a document shares words, sorted by name."""
 
 _EXAMPLES_AT_A_TIME = 100_000
 _SUFFIXES = (".jsonl", ".txt", ".jsonl.gz", ".txt.gz")
 
 
 class Decontamination(Stage[DecontaminationSettings]):
-    """Adds `contamination`: the sets that a document shares runs of words with, and how many words lie in these.
+    """Adds `contamination`: the sets with which a document shares word n-grams, and the words in these.
 
-    About 50 MB of text a second and core for runs of one length (2 shared cores, 4.5 million runs), 30 for all from 8
-    to 13; 17 bytes of memory a run.
+    Speed per core: 50 MB/s for n-grams of one length (2 shared cores, 4.5 million n-grams), 30 MB/s
+    for all lengths from 8 to 13. Memory: 17 bytes per n-gram.
 
-    Source: Brown et al. 2020 (GPT-3), appendix C, which looks for 13-grams of the sets in the training text, lower-case
-    and without punctuation. It cuts 200 characters around a hit; here the shares are stored, and `select` decides.
+    Source: Brown et al. 2020 (GPT-3), appendix C: 13-grams of the sets in lower-case training text
+    without punctuation. GPT-3 removes 200 characters around a match; here the shares are stored.
     """
 
     name = "decontamination"
@@ -76,11 +78,11 @@ class Decontamination(Stage[DecontaminationSettings]):
     )
 
     _names: tuple[str, ...]
-    _runs: list[_Runs]
+    _ngrams: list[_SetNgrams]
 
     @classmethod
     def required_files(cls, settings: DecontaminationSettings) -> tuple[str, ...]:
-        """The files, each once, sorted."""
+        """Return the files, without duplicates, sorted."""
         return tuple(sorted(set(settings.sets.values())))
 
     @classmethod
@@ -95,7 +97,8 @@ class Decontamination(Stage[DecontaminationSettings]):
         """Read the sets.
 
         Raises:
-            ValueError: a file cannot be read as what its name says, or a set has no example that is long enough.
+            ValueError: a file does not have the format of its name, or a set has no example that is
+                long enough.
         """
         longest, shortest = self.settings.ngram_words, self.settings.min_example_words
         self._names = tuple(sorted(self.settings.sets))
@@ -105,7 +108,7 @@ class Decontamination(Stage[DecontaminationSettings]):
         for number, name in enumerate(self._names):
             path = self.files[self.settings.sets[name]]
             examples = _examples(path)
-            num_runs = 0
+            num_ngrams = 0
             while some := list(islice(examples, _EXAMPLES_AT_A_TIME)):
                 hashes, firsts = _word_hashes(pa.array(some, pa.large_string()))
                 states = ngram_overlap.compute_prefix_states(hashes)
@@ -114,20 +117,21 @@ class Decontamination(Stage[DecontaminationSettings]):
                         states, firsts, num_words, num_words < longest
                     )
                     parts.append((keys, number))
-                    num_runs += len(keys)
-            if not num_runs:
+                    num_ngrams += len(keys)
+            if not num_ngrams:
                 raise ValueError(
-                    f"decontamination.sets.{name}: no example in {path} has {shortest} words or more, so nothing of it "
-                    f"would be found; lower min_example_words, or give the set's texts"
+                    f"decontamination.sets.{name}: no example in {path} has {shortest} words or more, "
+                    f"so nothing of it would be found; lower min_example_words, or give the set's "
+                    f"texts"
                 )
-        self._runs = [
-            _Runs.made(n, parts)
+        self._ngrams = [
+            _SetNgrams.build(n, parts)
             for n, parts in found.items()
             if any(len(keys) for keys, _ in parts)
         ]
 
     def apply(self, batch: pa.Table) -> Outcome:
-        """Annotate every row; nothing is dropped."""
+        """Add the shared sets to each row."""
         hashes, firsts = _word_hashes(
             pc.fill_null(pc.cast(batch.column("text"), pa.large_string()), "")
         )
@@ -135,9 +139,9 @@ class Decontamination(Stage[DecontaminationSettings]):
             ngram_overlap.compute_prefix_states(hashes),
             np.zeros(len(hashes), np.uint64),
         )
-        for runs in self._runs:
+        for ngrams in self._ngrams:
             ngram_overlap.mark_matches(
-                states, firsts, runs.num_words, runs.keys, runs.members, runs.bits, shared
+                states, firsts, ngrams.num_words, ngrams.keys, ngrams.members, ngrams.bits, shared
             )
         words = ngram_overlap.count_matches_by_set(shared, firsts, len(self._names))  # (n, sets)
         rows, sets = np.nonzero(words)
@@ -162,16 +166,16 @@ class Decontamination(Stage[DecontaminationSettings]):
         return keep_all(batch, {CONTAMINATION.name: column}, counters)
 
 
-class _Runs(NamedTuple):
-    """The runs of one length, of all sets."""
+class _SetNgrams(NamedTuple):
+    """The n-grams of one length, of all sets."""
 
     num_words: int
     keys: NDArray[np.uint64]  # (k,) ascending
     members: NDArray[np.uint64]  # (k,) a bit for each set
-    bits: NDArray[np.uint8]  # tells most that is no key at once
+    bits: NDArray[np.uint8]  # rejects most hashes that are no key
 
     @classmethod
-    def made(cls, num_words: int, parts: list[tuple[NDArray[np.uint64], int]]) -> Self:
+    def build(cls, num_words: int, parts: list[tuple[NDArray[np.uint64], int]]) -> Self:
         keys = np.concatenate([keys for keys, _ in parts])
         members = np.concatenate(
             [np.full(len(keys), 1 << number, np.uint64) for keys, number in parts]
@@ -184,7 +188,7 @@ class _Runs(NamedTuple):
 
 
 def _examples(path: Path) -> Iterator[str]:
-    """The examples of a set, file by file."""
+    """Yield the examples of a set, file by file."""
     files = (
         [path]
         if path.is_file()
@@ -201,15 +205,14 @@ def _examples(path: Path) -> Iterator[str]:
                     yield from _strings(json.loads(text)) if is_json and text.strip() else [text]
                 except ValueError as error:
                     raise ValueError(
-                        f"{file}, line {number}: no {'JSON' if is_json else 'UTF-8'}: {error}"
+                        f"{file}, line {number}: not {'JSON' if is_json else 'UTF-8'}: {error}"
                     ) from error
 
 
 def _strings(value: Any) -> Iterator[str]:
     if isinstance(value, str):
-        yield value.encode(
-            "utf-8", "replace"
-        ).decode()  # JSON can spell surrogates, which are no text
+        # JSON can contain lone surrogates, which cannot be encoded.
+        yield value.encode("utf-8", "replace").decode()
     elif isinstance(value, dict | list):
         for inner in value.values() if isinstance(value, dict) else value:
             yield from _strings(inner)
@@ -219,12 +222,12 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def words(text: str) -> list[str]:
-    """The words of a text, in order: the rule in plain Python, and the judge of the kernel."""
+    """Return the words of a text in order: the reference of the kernel."""
     return "".join(map(_normal_form, text)).split()
 
 
 def _normal_form(character: str) -> str:
-    """What the character puts between words and into them."""
+    """Return what a character becomes: part of a word, a separator, or nothing."""
     category = unicodedata.category(character)
     if category == "Cf":
         return ""
@@ -237,7 +240,7 @@ def _normal_form(character: str) -> str:
 
 @cache
 def _characters() -> characters.CharacterTable:
-    """The rule of `words` per character, asked of this Python's own Unicode (0.5 s)."""
+    """Return the rule of `words` for every character, from this Python's Unicode tables (0.5 s)."""
     return characters.build_character_table(_action, _is_plain)
 
 
@@ -257,7 +260,7 @@ def _is_plain(text: str) -> bool:
 
 
 def _word_hashes(texts: pa.Array | pa.ChunkedArray) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-    """A hash of every word of every text, laid end to end, and where those of each text start, (n + 1,)."""
+    """Return the hashes of all words of all texts, and the offset of each text, (n + 1,)."""
     whole = texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts
     if not len(whole):
         return np.zeros(0, np.uint64), np.zeros(1, np.int64)
@@ -266,13 +269,13 @@ def _word_hashes(texts: pa.Array | pa.ChunkedArray) -> tuple[NDArray[np.uint64],
     return ngram_overlap.hash_words(np.frombuffer(utf8 or b"", np.uint8), starts, _characters())
 
 
-# --- Decisions ---
+# --- The filter ---
 
 
 class DecontaminationFilter(Stage[DecontaminationFilterSettings]):
-    """Drops documents that share too much with a set; the detail names the one whose limit is passed by most.
+    """Drops documents that share too much with a set. The detail is the set with the largest excess.
 
-    Source of the default: Brown et al. 2020, appendix C, where any 13-gram in common is a collision.
+    Source of the default: Brown et al. 2020, appendix C: any common 13-gram is a collision.
     """
 
     name = "decontamination"
@@ -280,8 +283,8 @@ class DecontaminationFilter(Stage[DecontaminationFilterSettings]):
     needs = Decontamination.adds
     reasons: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
-            "decontamination.share_too_high": "The share of words in runs that occur in an evaluation set is above "
-            "max_share."
+            "decontamination.share_too_high": "The share of words in word n-grams of an evaluation set "
+            "is above max_share."
         }
     )
     counters: ClassVar[Mapping[str, str]] = MappingProxyType(
@@ -299,9 +302,9 @@ class DecontaminationFilter(Stage[DecontaminationFilterSettings]):
             pc.struct_field(elements, "share").to_numpy(),
         )
         limits = self._limits(names)
-        order = np.lexsort((limits - shares, rows))  # in each row the worst first
+        order = np.lexsort((limits - shares, rows))  # in each row, the largest excess first
         first = order[np.flatnonzero(np.diff(rows[order], prepend=-1))]
-        at = np.full(batch.num_rows, -1)  # the worst element of each row
+        at = np.full(batch.num_rows, -1)  # the element with the largest excess of each row
         at[rows[first]] = first
         places = pa.array(at, mask=at < 0)
         value, limit = pa.array(shares).take(places), pa.array(limits).take(places)

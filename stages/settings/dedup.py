@@ -11,32 +11,34 @@ from stages.settings.base import Settings
 
 
 class MinHashSettings(Settings):
-    """What is compared, and from which similarity on documents count as near-duplicates."""
+    """The signatures, and the similarity of near-duplicates."""
 
     num_permutations: int = Field(
         default=128,
         ge=2,
         le=4096,
-        description="Length of a signature; longer ones tell similarities apart better.",
+        description="Length of a signature; longer ones measure similarity better.",
     )
     ngram_words: int = Field(
         default=5,
         ge=1,
-        description="Words of an n-gram (RefinedWeb and FineWeb take 5); documents are sets of these.",
+        description="Words per n-gram; a document is compared as a set of n-grams. RefinedWeb and "
+        "FineWeb: 5.",
     )
     threshold: float = Field(
         default=0.8,
         gt=0,
         lt=1,
-        description="Jaccard similarity of the n-grams from which on documents are near-duplicates (RefinedWeb: 0.8, "
-        "FineWeb: 0.75). Bands and rows follow from it; with LSH it is the middle of a slope, not a step.",
+        description="Jaccard similarity of n-grams from which documents are near-duplicates "
+        "(RefinedWeb: 0.8, FineWeb: 0.75). It determines bands and rows: pairs are found with a "
+        "probability that rises around the threshold, not with a sharp limit.",
     )
     verify: Literal["signatures", "exact"] | None = Field(
         default=None,
-        description="How candidate pairs are checked against the threshold. null: not at all. signatures: by the "
-        "similarity of their signatures; removes most pairs below the threshold and some above it; needs "
-        "num_permutations * 4 bytes of disk per document. exact: by their Jaccard similarity; needs 8 bytes of disk "
-        "per word.",
+        description="How candidate pairs are checked against the threshold. null: not at all. "
+        "signatures: by the similarity of their signatures; removes most pairs below the threshold "
+        "and some above it; needs num_permutations * 4 bytes of disk per document. exact: by their "
+        "Jaccard similarity; needs 8 bytes of disk per word.",
     )
 
     @model_validator(mode="after")
@@ -45,8 +47,8 @@ class MinHashSettings(Settings):
             compute_bands(self)
         except ValueError as error:
             raise ValueError(
-                f"threshold is {self.threshold}, too high for {self.num_permutations} permutations ({error}); lower "
-                f"it or raise num_permutations"
+                f"threshold is {self.threshold}, too high for {self.num_permutations} permutations "
+                f"({error}); lower it or raise num_permutations"
             ) from error
         return self
 

@@ -17,38 +17,41 @@ _WORD = re.compile("[a-z0-9\x80-\U0010ffff]+")
 
 
 class UrlSettings(Settings):
-    """Which addresses are dropped. A list of words or domains may be the path of a file with one a line.
+    """Lists and patterns. A list of words or domains can be the path of a file with one per line.
 
-    Source: Penedo et al. 2023 (RefinedWeb), section 3.1 and appendix G.1, whose word lists are not published.
+    Source: Penedo et al. 2023 (RefinedWeb), section 3.1 and appendix G.1. Its word lists are not
+    published.
     """
 
     domains: tuple[str, ...] = Field(
         default=(),
-        description="Block lists of domains and URLs: files (one entry a line; hosts files too; .gz), or folders, of "
-        "which every file named domains or urls (UT1's layout) and every .txt is read.",
+        description="Block lists of domains and URLs: files (one entry per line, or hosts files; also "
+        ".gz), or folders, in which the files named domains or urls (UT1's layout) and all .txt "
+        "files are read.",
     )
     subwords: str | tuple[str, ...] = Field(
         default=(),
-        description="Drop a URL that holds one of these anywhere, once all but letters and digits is left out.",
+        description="Drop URLs whose letters and digits, joined, contain one of these.",
     )
     hard_words: str | tuple[str, ...] = Field(
-        default=(), description="Drop a URL that has one of these as a word."
+        default=(), description="Drop URLs that contain one of these as a word."
     )
     soft_words: str | tuple[str, ...] = Field(
-        default=(), description="Words of which a URL may have max_soft_words."
+        default=(), description="Words of which a URL can contain up to max_soft_words."
     )
     max_soft_words: int = Field(
         default=1,
         ge=0,
-        description="Most different soft words of a URL that is kept. RefinedWeb drops at two.",
+        description="Most different soft words in a URL. RefinedWeb drops URLs with two.",
     )
     patterns: tuple[str, ...] = Field(
         default=(),
-        description="Regular expressions (RE2's syntax); one that is found in the normal form drops the URL.",
+        description="Regular expressions (RE2's syntax). A URL in which one is found, in normal form, "
+        "is dropped.",
     )
     curated: str | tuple[str, ...] = Field(
         default=(),
-        description="Domains (or URLs) left to curated copies that are mixed in elsewhere, as RefinedWeb leaves out "
+        description="Domains (or URLs) of which curated copies are added elsewhere. RefinedWeb omits "
         "Wikipedia, arXiv and others: [wikipedia.org, arxiv.org, github.com].",
     )
 
@@ -67,7 +70,9 @@ class UrlSettings(Settings):
             try:
                 pc.match_substring_regex(pa.array([""]), pattern)
             except pa.ArrowInvalid as error:
-                raise ValueError(f"{pattern!r} is no regular expression of RE2: {error}") from error
+                raise ValueError(
+                    f"{pattern!r} is not a regular expression of RE2: {error}"
+                ) from error
         return value
 
     @model_validator(mode="after")
@@ -82,7 +87,8 @@ class UrlSettings(Settings):
         )
         if not any(rules):
             raise ValueError(
-                "no rule is given: nothing would be dropped; give domains, for one, or set url to null"
+                "no rule is given: nothing would be dropped; give domains, for example, or set url "
+                "to null"
             )
         return self
 
@@ -91,12 +97,13 @@ def normalize_words(words: Iterable[str]) -> tuple[str, ...]:
     """Return the words in lower case, each once, sorted.
 
     Raises:
-        ValueError: one is not a single word.
+        ValueError: an entry is not a single word.
     """
     lower = sorted({word.strip().lower() for word in words})
     if wrong := [word for word in lower if not _WORD.fullmatch(word)]:
         raise ValueError(
-            f"{wrong[0]!r} is no single word of letters and digits, so no URL could have it; split it"
+            f"{wrong[0]!r} is not a single word of letters and digits, so no URL could contain it; "
+            f"split it"
         )
     return tuple(lower)
 
@@ -274,7 +281,7 @@ class ClassifierSettings(Settings):
     )
     models: Mapping[str, str] = Field(
         default={},
-        description="Language code -> model, for one model per language. Documents "
+        description="Language code -> model, where each language has a model of its own. Documents "
         "in other languages get no score.",
     )
     label: str = Field(
@@ -381,40 +388,41 @@ class ClassifiersFilterSettings(_NamedSettings):
 
 
 class DecontaminationSettings(Settings):
-    """Which evaluation sets are looked for, and what counts as shared."""
+    """The evaluation sets, and the length of shared n-grams."""
 
     sets: Annotated[Mapping[str, str], Field(min_length=1, max_length=MAX_SETS)] = Field(
-        description="Name of a set -> its file (.jsonl, every string in it an example; .txt, every line one; .gz of "
-        "either), or a folder of such files.",
+        description="Name of a set -> its file (.jsonl: every string is an example; .txt: every line "
+        "is; or .gz of these), or a folder of such files.",
     )
     ngram_words: int = Field(
         default=13,
         ge=1,
         le=1_000,
-        description="Words of a run that counts as shared. GPT-3: 13 at most; PaLM: 8.",
+        description="Words of a shared n-gram. GPT-3: 13; PaLM: 8.",
     )
     min_example_words: int = Field(
         default=8,
         ge=1,
-        description="An example shorter than ngram_words is looked for as a whole if it has so many words (GPT-3: 8); "
-        "one of fewer is not looked for.",
+        description="An example shorter than ngram_words is compared as a whole if it has at least "
+        "this number of words (GPT-3: 8). Shorter examples are ignored.",
     )
 
     @model_validator(mode="after")
     def _lengths_in_order(self) -> Self:
         if self.min_example_words > self.ngram_words:
             raise ValueError(
-                f"min_example_words is {self.min_example_words}, above ngram_words {self.ngram_words}; an example of "
-                f"{self.ngram_words} words would be looked for all the same"
+                f"min_example_words is {self.min_example_words}, above ngram_words "
+                f"{self.ngram_words}; an example of {self.ngram_words} words would be compared anyway"
             )
         return self
 
 
 class DecontaminationFilterSettings(Settings):
-    """How much a document may share with an evaluation set."""
+    """Limits of the share of words in common with an evaluation set."""
 
     max_share: Share | Mapping[str, Share] = Field(
         default=0.0,
-        description="Largest share of a document's words in n-grams that occur in a set: one share for all sets, or set -> "
-        "share (no limit for sets that are not named). 0 drops every document that shares an n-gram.",
+        description="Highest share of a document's words in n-grams that occur in a set: one number "
+        "for all sets, or set -> share (other sets have no limit). 0 drops every document that "
+        "shares an n-gram.",
     )

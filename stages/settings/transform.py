@@ -10,15 +10,16 @@ from stages.settings.base import Settings
 
 
 class UnicodeSettings(Settings):
-    """What is repaired, in ftfy's words. Mojibake, control characters and terminal escapes always are.
+    """Options of ftfy. Mojibake, control characters and terminal escapes are always repaired.
 
-    The defaults are those of FineWeb's tool (datatrove's `formatters/ftfy.py`): what was broken is mended; how people
-    write (curly quotes, full-width punctuation, ligatures) stays, so that a model learns to read it.
+    The defaults are FineWeb's (datatrove's `formatters/ftfy.py`). They repair damage, and keep curly
+    quotes, full-width punctuation and ligatures, because people write them.
     """
 
     unescape_html: Literal["auto"] | bool = Field(
         default="auto",
-        description='Decode entities such as &eacute;; auto: until a line has a "<", which may be code.',
+        description='Decode entities such as &eacute;. auto: only in lines without "<", which may be '
+        "code.",
     )
     fix_latin_ligatures: bool = Field(
         default=False, description="Write the ligature ﬁ as the letters fi."
@@ -38,23 +39,21 @@ class UnicodeSettings(Settings):
 
 
 class PiiSettings(Settings):
-    """What stands in the place of each kind; null leaves the kind alone.
+    """The placeholder of each kind; null does not replace the kind.
 
-    The defaults are Dolma's (Soldaini et al. 2024, arXiv:2402.00159, section on PII), and one alike for cards. FineWeb
-    writes `email@example.com` and addresses that answer nobody: any text will do.
+    The defaults are Dolma's (Soldaini et al. 2024, arXiv:2402.00159, section on PII), with a similar
+    one for cards. FineWeb uses `email@example.com` and unused IP addresses.
     """
 
     email: str | None = Field(
-        default="|||EMAIL_ADDRESS|||", description="In the place of an e-mail address."
+        default="|||EMAIL_ADDRESS|||", description="Replaces an e-mail address."
     )
     ip: str | None = Field(
-        default="|||IP_ADDRESS|||", description="In the place of a public IP address, v4 or v6."
+        default="|||IP_ADDRESS|||", description="Replaces a public IP address, v4 or v6."
     )
-    phone: str | None = Field(
-        default="|||PHONE_NUMBER|||", description="In the place of a phone number."
-    )
+    phone: str | None = Field(default="|||PHONE_NUMBER|||", description="Replaces a phone number.")
     card: str | None = Field(
-        default="|||CARD_NUMBER|||", description="In the place of a payment card's number."
+        default="|||CARD_NUMBER|||", description="Replaces the number of a payment card."
     )
 
 

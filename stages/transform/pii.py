@@ -1,22 +1,26 @@
-r"""Put placeholders in the place of e-mail addresses, public IP addresses, phone numbers and card numbers.
+r"""Replace e-mail addresses, public IP addresses, phone numbers and card numbers by placeholders.
 
-Promises: what is taken for each is stated below and in `_PATTERNS`; the number of each per document is stored; the time
-is linear in the length of the text, whatever the text; texts without anything alike cost two scans by RE2.
-Leaves to others: names, postal addresses, identity numbers of single countries.
+The patterns are in `_PATTERNS`. The time is linear in the length of any text, and a text without
+digits or "@" takes two scans by RE2. Names, postal addresses and identity numbers are not replaced.
 
     Pii(PiiSettings()).apply(batch).kept      # "mail ann@x.org or +31 20 123 4567" ->
                                               # "mail |||EMAIL_ADDRESS||| or |||PHONE_NUMBER|||"
 
-- e-mail: a local part of at most 64 ASCII characters (RFC 5321), "@", a host of at most eight labels and a top level of
-  letters. Source of the kind: datatrove's `formatters/pii.py`, whose pattern is quadratic in a run of letters.
-- IP: four numbers of 0 to 255, or an IPv6 address, of the public Internet: not those that IANA's special-purpose
-  registries (RFC 6890) keep for private networks, documentation and the like. As datatrove, which leaves IPv6 alone.
-- phone: "+" and 8 to 15 digits (ITU-T E.164), with 1 for a country exactly a North American number after it; or a North
-  American number of ten digits in three groups. Dolma's pattern takes any ten digits; ours wants the groups set apart.
-- card: 13 to 19 digits, together or in the groups of cards, whose first digits are an issuer's (ISO/IEC 7812: Visa,
-  Mastercard, American Express, Discover, Diners, JCB, UnionPay), with the right Luhn checksum (a tenth has, by chance).
+- E-mail: a local part of at most 64 ASCII characters (RFC 5321), "@", a host of at most eight labels,
+  and a top level of letters. After datatrove's `formatters/pii.py`, whose pattern is quadratic in a
+  sequence of letters.
+- IP: four numbers of 0 to 255, or an IPv6 address, of the public Internet. Addresses that IANA's
+  special-purpose registries (RFC 6890) reserve for private networks, documentation and the like are
+  kept. datatrove does the same, without IPv6.
+- Phone: "+" and 8 to 15 digits (ITU-T E.164), where 1 is followed by exactly a North American number;
+  or a North American number of ten digits in three groups. Dolma's pattern accepts any ten digits;
+  this one requires separators.
+- Card: 13 to 19 digits, together or in the groups of cards, with the first digits of an issuer
+  (ISO/IEC 7812: Visa, Mastercard, American Express, Discover, Diners, JCB, UnionPay) and a correct
+  Luhn checksum. One in ten random numbers has one.
 
-No match begins or ends inside a run of ASCII letters and digits; a Chinese character may touch it.
+A match neither begins nor ends inside a sequence of ASCII letters and digits. A Chinese character
+may be next to it.
 """
 
 from __future__ import annotations
@@ -39,11 +43,11 @@ from stages.counters import Counters
 from stages.settings.transform import PiiSettings
 
 KINDS = ("email", "ip", "card", "phone")
-"""In the order of trying, where two could begin at one place."""
+"""In order of precedence, for patterns that match at the same position."""
 
 _PATTERNS: Mapping[str, str] = MappingProxyType(
     {
-        # Every quantifier is bounded: so time is linear in the length of the text.
+        # Every quantifier is bounded, so the time is linear in the length of the text.
         "email": r"(?<![A-Za-z0-9_])[A-Za-z0-9_][A-Za-z0-9._%+~-]{0,63}@(?:[A-Za-z0-9-]{1,63}\.){1,8}"
         r"[A-Za-z]{2,24}(?![A-Za-z0-9-])",
         "ip": r"(?<![\w.])(?:[0-9]{1,3}\.){3}[0-9]{1,3}(?!\w|\.[0-9])"
@@ -65,7 +69,7 @@ _HINTS: Mapping[str, str] = MappingProxyType(
         "phone": r"\+[1-9][ (.\x{a0}-]{0,3}[0-9]|[2-9][0-9]{2}(?:\) ?|[ .-])[2-9][0-9]{2}[ .-][0-9]{4}",
     }
 )
-"""What RE2 finds in every text that has something of the kind."""
+"""RE2 patterns that match every text with something of the kind, and few others."""
 
 _NOT_PUBLIC_V4 = tuple(
     ipaddress.IPv4Network(network)
@@ -88,8 +92,8 @@ _NOT_PUBLIC_V4 = tuple(
 _NOT_PUBLIC_V6 = tuple(
     ipaddress.IPv6Network(network) for network in ("2001::/23", "2001:db8::/32", "3fff::/20")
 )
-"""Of 2000::/3, outside of which nothing is global unicast. Both lists: IANA's registries, stated here because Python's
-`is_global` differs between its versions."""
+"""The exceptions in 2000::/3; no other address is global unicast. Both lists are IANA's registries. They
+are copied here because `is_global` differs between versions of Python."""
 
 _CARD_ISSUERS = re.compile(
     r"4(?:[0-9]{12}|[0-9]{15}|[0-9]{18})"  # Visa
@@ -102,7 +106,10 @@ _CARD_ISSUERS = re.compile(
 
 
 class Pii(Stage[PiiSettings]):
-    """Replaces in `text`, and adds how often, as `pii_email`, `pii_ip`, `pii_card` and `pii_phone`. Drops nothing."""
+    """Replaces personal data in `text`, and adds the number of placeholders of each kind.
+
+    The columns are `pii_email`, `pii_ip`, `pii_card` and `pii_phone`. Drops nothing.
+    """
 
     name = "pii"
     version = 1
@@ -125,17 +132,17 @@ class Pii(Stage[PiiSettings]):
         return tuple(f"pii_{kind}" for kind in KINDS if getattr(settings, kind) is not None)
 
     def apply(self, batch: pa.Table) -> Outcome:
-        """Replace and count."""
+        """Replace personal data, and count placeholders."""
         texts = batch.column("text").combine_chunks()
         placeholders = {
             kind: text for kind in KINDS if (text := getattr(self.settings, kind)) is not None
         }
         counts = {kind: np.zeros(len(texts), np.int32) for kind in KINDS}
-        rows, kinds_of_rows = _rows_to_read(texts, placeholders)
+        rows, kinds_by_row = _find_candidates(texts, placeholders)
         if len(rows):
             replaced: list[str] = []
             for row, kinds, text in zip(
-                rows, kinds_of_rows, texts.take(pa.array(rows)).to_pylist(), strict=True
+                rows, kinds_by_row, texts.take(pa.array(rows)).to_pylist(), strict=True
             ):
                 new, found = replace(text, {kind: placeholders[kind] for kind in kinds})
                 replaced.append(new)
@@ -154,46 +161,47 @@ class Pii(Stage[PiiSettings]):
         return keep_all(batch, added, counters)
 
 
-def _rows_to_read(
+def _find_candidates(
     texts: pa.Array, kinds: Iterable[str]
 ) -> tuple[NDArray[np.int64], list[tuple[str, ...]]]:
-    """The rows in which something could be, and for each of what kinds: told by patterns of linear time."""
+    """Return the rows that match a hint, and the kinds of the hints that each of them matches."""
     hints = {kind: _HINTS[kind] for kind in kinds}
     if not hints:
         return np.empty(0, np.int64), []
     has_any = pc.fill_null(pc.match_substring_regex(texts, "|".join(hints.values())), False)
     rows = np.flatnonzero(has_any.to_numpy(zero_copy_only=False))
     read = texts.filter(has_any)
-    of_kind = [pc.match_substring_regex(read, hint).to_pylist() for hint in hints.values()]
-    return rows, [
-        tuple(k for k, has in zip(hints, row, strict=True) if has)
-        for row in zip(*of_kind, strict=True)
-    ]
+    kinds_by_row: list[tuple[str, ...]] = [()] * len(rows)
+    for kind, hint in hints.items():
+        has_kind = pc.match_substring_regex(read, hint).to_numpy(zero_copy_only=False)
+        for index in np.flatnonzero(has_kind):
+            kinds_by_row[index] = (*kinds_by_row[index], kind)
+    return rows, kinds_by_row
 
 
 def replace(text: str, placeholders: Mapping[str, str]) -> tuple[str, Counter[str]]:
-    """The text with placeholders, and how many of each kind: the rule in plain Python, for one text."""
+    """Return one text with placeholders, and the number of each kind."""
     found: Counter[str] = Counter()
 
     def placeholder(match: re.Match[str]) -> str:
         kind = match.lastgroup or ""
-        if not _IS_RIGHT[kind](match[0]):
+        if not _IS_VALID[kind](match[0]):
             return match[0]
         found[kind] += 1
         return placeholders[kind]
 
-    return _pattern(tuple(placeholders)).sub(placeholder, text), found
+    return _compile_pattern(tuple(placeholders)).sub(placeholder, text), found
 
 
 @cache
-def _pattern(kinds: tuple[str, ...]) -> re.Pattern[str]:
+def _compile_pattern(kinds: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile("|".join(f"(?P<{kind}>{_PATTERNS[kind]})" for kind in kinds), re.ASCII)
 
 
 def _is_public_address(text: str) -> bool:
     try:
         address = ipaddress.ip_address(text)
-    except ValueError:  # a number above 255 or with a zero before it, or too few groups
+    except ValueError:  # a number above 255, a leading zero, or too few groups
         return False
     networks = _NOT_PUBLIC_V4 if address.version == 4 else _NOT_PUBLIC_V6
     return not any(address in network for network in networks)
@@ -201,11 +209,11 @@ def _is_public_address(text: str) -> bool:
 
 def _is_card(text: str) -> bool:
     digits = text.replace(" ", "").replace("-", "")
-    # Luhn (ISO/IEC 7812-1, annex B): every second digit from the right counts twice, less 9 where that has two digits.
-    total = sum(
-        int(d) if i % 2 == 0 else sum(divmod(2 * int(d), 10))
-        for i, d in enumerate(reversed(digits))
-    )
+    # Luhn (ISO/IEC 7812-1, annex B): double every second digit from the right, and add all digits.
+    total = 0
+    for index, digit in enumerate(reversed(digits)):
+        tens, ones = divmod(int(digit) * (1 + index % 2), 10)
+        total += tens + ones
     return total % 10 == 0 and _CARD_ISSUERS.fullmatch(digits) is not None
 
 
@@ -213,6 +221,6 @@ def _is_phone(text: str) -> bool:
     return not text.startswith("+") or 8 <= sum(character.isdigit() for character in text) <= 15
 
 
-_IS_RIGHT: Mapping[str, Callable[[str], bool]] = MappingProxyType(
+_IS_VALID: Mapping[str, Callable[[str], bool]] = MappingProxyType(
     {"email": lambda _: True, "ip": _is_public_address, "card": _is_card, "phone": _is_phone}
 )

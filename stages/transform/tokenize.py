@@ -1,15 +1,14 @@
-"""Text to token ids, exactly as the tokenizer's own library gives them, at the speed of the fastest one that agrees.
+"""Convert texts to token ids, with the fastest library that gives the ids of the tokenizer's own one.
 
-Promises: the ids are those of the reference library (HuggingFace tokenizers, or SentencePiece for its models), which
-ever encoder does the work. gigatoken is used where it loads the tokenizer and agrees id by id on a battery of nasty
-texts; `Tokenize.describe` says what was chosen and why. Special tokens are never read out of text: a page that spells
-`<|endoftext|>` gets the ids of those thirteen characters, so nothing that was crawled can forge a document boundary.
-Truncation, padding, templates and dropout that a tokenizer file may carry do not apply. One thread per process.
-Leaves to others: fetching the files, packing documents into rows, choosing the width of ids on disk.
+The ids are those of the reference library: HuggingFace tokenizers, or SentencePiece for its models.
+gigatoken is used if it loads the tokenizer and agrees with the reference, id by id, on difficult
+texts; `Tokenize.describe` reports the choice. Special tokens are never read from text: a page that
+contains `<|endoftext|>` gets the ids of these thirteen characters, so no text can forge the end of a
+document. Truncation, padding, templates and dropout of a tokenizer file are ignored. Uses one thread.
 
     stage = Tokenize(TokenizeSettings(tokenizer="gpt2-bpe"), {"gpt2-bpe": Path("gpt2/")})
     stage.open()
-    kept = stage.apply(batch).kept      # adds tokens [[15496, 995, 50256]] and num_tokens [3] to "Hello world"
+    kept = stage.apply(batch).kept      # "Hello world": tokens [15496, 995, 50256], num_tokens 3
     stage.describe().end_of_document    # 50256
     stage.decode([15496, 995])          # "Hello world"
 """
@@ -46,20 +45,22 @@ Ids = npt.NDArray[np.uint32]
 Offsets = npt.NDArray[np.int64]
 
 CACHE_LIFE_BYTES = 128 << 20
-"""Text after which gigatoken's cache of words is thrown away, for it never forgets by itself. Measured growth per byte
-of text: 3.7 bytes on Wikipedia in six languages, 8 on random ten-letter words; so the cache stays under 0.5 GB on text
-and about 1 GB on noise. Loading anew takes 0.1 s, learning the common words again 0.5 s."""
+"""Bytes of text after which gigatoken is loaded again, because its cache of words grows without limit.
+Measured growth per byte of text: 3.7 bytes on Wikipedia in six languages, 8 on random words of ten
+letters. So the cache stays below 0.5 GB on text, and about 1 GB on noise. Loading takes 0.1 s, filling
+the cache with common words 0.5 s."""
 
 SLICE_BYTES = 8 << 20
-"""Text encoded in one call, so that scratch memory and the cache's life are kept to within one slice (or document)."""
+"""Bytes of text per call of an encoder: bounds its memory, and the growth of the cache in a call."""
 
 
 @dataclass(frozen=True)
 class TokenizerInfo:
-    """What a dataset's manifest says of the tokenizer that made it.
+    """The description of a tokenizer in the manifest of a dataset.
 
-    `sha256` is that of the defining file; of several, that of their `sha256sum` lines in order of name. `vocab_size` is
-    one more than the largest id, special tokens included. `encoder` and `encoder_reason` never bear on the ids.
+    `sha256` is the digest of the defining file; of several files, the digest of their `sha256sum`
+    lines sorted by name. `vocab_size` is the largest id plus one, special tokens included. `encoder`
+    and `encoder_reason` have no effect on the ids.
     """
 
     name: str
@@ -72,7 +73,7 @@ class TokenizerInfo:
 
 
 class Tokenize(Stage[TokenizeSettings]):
-    """Adds each document's token ids, with the end-of-document id after them, and their number (that id counted)."""
+    """Adds the token ids of each document, with the end-of-document id, and their number."""
 
     name = "tokenize"
     version = 1
@@ -90,15 +91,16 @@ class Tokenize(Stage[TokenizeSettings]):
 
     @classmethod
     def required_files(cls, settings: TokenizeSettings) -> tuple[str, ...]:
-        """The tokenizer's file or folder."""
+        """Return the file or folder of the tokenizer."""
         return (settings.tokenizer,)
 
     def open(self) -> None:
         """Read the tokenizer and choose its encoder.
 
         Raises:
-            ValueError: a file is missing or not understood, the vocabulary is too large, `end_of_document` is no token
-                of it or one that ordinary text can contain, or the encoder asked for does not give the exact ids.
+            ValueError: a file is missing or has an unknown format, the vocabulary is too large,
+                `end_of_document` is not one of its tokens or can occur in ordinary text, or the
+                requested encoder does not give the exact ids.
         """
         definition = self._read_definition()
         reference = _reference_of(definition)
@@ -107,7 +109,7 @@ class Tokenize(Stage[TokenizeSettings]):
         )
         self._end = _end_of_document(definition, self.settings.end_of_document)
         self._reserved = _reserved_ids(definition, self._end)
-        _refuse_reachable(definition, reference, self._reserved)
+        _check_reserved_ids(definition, reference, self._reserved)
         self._info = TokenizerInfo(
             name=Path(self.settings.tokenizer).name,
             sha256=definition.sha256,
@@ -122,7 +124,7 @@ class Tokenize(Stage[TokenizeSettings]):
         return read_definition(self.files[self.settings.tokenizer], self.settings.tiktoken_pattern)
 
     def apply(self, batch: pa.Table) -> Outcome:
-        """Add `tokens` and `num_tokens`; a null text counts as an empty one."""
+        """Add `tokens` and `num_tokens`. A null text counts as empty."""
         tokens: list[pa.Array] = []
         forged = [np.zeros(0, np.int64)]
         for texts in _slices(_texts_of(batch), SLICE_BYTES):
@@ -140,11 +142,11 @@ class Tokenize(Stage[TokenizeSettings]):
         return outcome
 
     def describe(self) -> TokenizerInfo:
-        """What the tokenizer is and what encodes; after `open`."""
+        """Return the tokenizer and its encoder. Call `open` first."""
         return self._info
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of some ids, for people: special tokens are spelled out, bytes that are no UTF-8 become U+FFFD."""
+        """Return the text of ids. Special tokens are spelled out; invalid UTF-8 becomes U+FFFD."""
         names = {token_id: name for name, token_id in self._info.special_ids.items()}
         runs = groupby((int(token_id) for token_id in ids), key=names.get)
         return "".join(
@@ -154,11 +156,11 @@ class Tokenize(Stage[TokenizeSettings]):
 
     @cached_property
     def _decoder(self) -> _Reference:
-        # Made anew on first use: it holds 50 to 150 MB that a worker which only encodes can do without.
+        # Created on first use: it takes 50 to 150 MB, and most workers only encode.
         return _reference_of(self._read_definition())
 
 
-# --- The end of a document, and what no text may give ---
+# --- End of a document, and ids that no text may encode to ---
 
 
 def _end_of_document(definition: Definition, wanted: str | int | None) -> int | None:
@@ -196,13 +198,16 @@ def _listed(special_ids: Mapping[str, int]) -> str:
 
 
 def _reserved_ids(definition: Definition, end: int | None) -> Ids:
-    """The ids that no text may give, sorted."""
+    """Return the ids that no text may encode to, sorted."""
     special = set(definition.special_ids.values()) - {definition.unk_id}
     return np.array(sorted(special if end is None else special | {end}), dtype=np.uint32)
 
 
-def _refuse_reachable(definition: Definition, reference: _Reference, reserved: Ids) -> None:
-    """Raise if a reserved token's own spelling encodes to a reserved id: an ordinary token was made the end."""
+def _check_reserved_ids(definition: Definition, reference: _Reference, reserved: Ids) -> None:
+    """Raise if the spelling of a reserved token encodes to a reserved id.
+
+    This happens if `end_of_document` is an ordinary token.
+    """
     reserved_ids = set(reserved.tolist())
     names = [name for name, token_id in definition.vocab.items() if token_id in reserved_ids]
     ordinary = [definition.vocab[name] for name in names if name not in definition.special_ids]
@@ -225,7 +230,7 @@ class _Encoder(Protocol):
     library: str
 
     def encode(self, texts: pa.Array) -> tuple[Ids, Offsets]:
-        """Ids of all texts laid end to end (num_tokens,), and where each text's begin (num_texts + 1,), from 0."""
+        """Return the ids of all texts, (num_tokens,), and the offset of each text, (num_texts + 1,)."""
         ...
 
 
@@ -251,13 +256,13 @@ class _Tokenizers:
             self._tokenizer = tokenizers.Tokenizer.from_str(json.dumps(spec_for_text(spec)))
         except Exception as error:  # the library raises plain Exception
             raise ValueError(
-                f"{path}: HuggingFace tokenizers cannot read it ({error}); fetch the file anew"
+                f"{path}: HuggingFace tokenizers cannot read it ({error}); fetch the file again"
             ) from error
         self._tokenizer.encode_special_tokens = True
 
     def encode(self, texts: pa.Array) -> tuple[Ids, Offsets]:
-        # One by one: encode_batch spreads over threads that this worker does not own.
-        return _laid_end_to_end(
+        # One by one, because encode_batch starts threads.
+        return _concatenate_ids(
             self._tokenizer.encode(t, add_special_tokens=False).ids for t in texts.to_pylist()
         )
 
@@ -266,7 +271,7 @@ class _Tokenizers:
 
 
 class _SentencePiece:
-    """The SentencePiece library, whose encoder never reads control symbols out of text."""
+    """The SentencePiece library. Its encoder never reads control symbols from text."""
 
     library = "sentencepiece"
 
@@ -274,13 +279,13 @@ class _SentencePiece:
         self._model = load_sentencepiece(path)
 
     def encode(self, texts: pa.Array) -> tuple[Ids, Offsets]:
-        return _laid_end_to_end(self._model.Encode(texts.to_pylist(), out_type=int, num_threads=1))
+        return _concatenate_ids(self._model.Encode(texts.to_pylist(), out_type=int, num_threads=1))
 
     def decode(self, ids: list[int]) -> str:
         return self._model.Decode(ids)
 
 
-def _laid_end_to_end(lists: Iterable[list[int]]) -> tuple[Ids, Offsets]:
+def _concatenate_ids(lists: Iterable[list[int]]) -> tuple[Ids, Offsets]:
     arrays = [np.asarray(ids, dtype=np.uint32) for ids in lists]
     offsets = np.zeros(len(arrays) + 1, dtype=np.int64)
     np.cumsum([len(ids) for ids in arrays], out=offsets[1:])
@@ -288,13 +293,13 @@ def _laid_end_to_end(lists: Iterable[list[int]]) -> tuple[Ids, Offsets]:
 
 
 class Gigatoken:
-    """gigatoken, its memory bounded: the cache of words it keeps is thrown away after `cache_life_bytes` of text."""
+    """gigatoken with bounded memory: it is loaded again after `cache_life_bytes` of text."""
 
     library = "gigatoken"
 
     def __init__(self, spec: Mapping[str, Any], cache_life_bytes: int = CACHE_LIFE_BYTES) -> None:
         text_spec = spec_for_text(spec)
-        # gigatoken keeps the ids that the file gives, so what must not be found in text can simply go.
+        # gigatoken keeps the ids of the file, so special tokens can be removed from the definition.
         text_spec["added_tokens"] = [
             token for token in text_spec["added_tokens"] if not token["special"]
         ]
@@ -309,7 +314,7 @@ class Gigatoken:
         self._cached_bytes = 0
 
     def encode(self, texts: pa.Array) -> tuple[Ids, Offsets]:
-        """Ids of all texts laid end to end (num_tokens,), and where each text's begin (num_texts + 1,), from 0."""
+        """Return the ids of all texts, (num_tokens,), and the offset of each text, (num_texts + 1,)."""
         import awkward
 
         if self._cached_bytes >= self._cache_life_bytes:
@@ -323,7 +328,7 @@ class Gigatoken:
 def _choose_encoder(
     definition: Definition, reference: _Reference, wanted: str
 ) -> tuple[_Encoder, str]:
-    """The encoder to use, and why."""
+    """Return the encoder and the reason of the choice."""
     if wanted == reference.library:
         return reference, "asked for"
     if wanted not in ("auto", "gigatoken"):
@@ -345,8 +350,9 @@ def _agreeing_gigatoken(
 ) -> tuple[Gigatoken | None, str]:
     spec = definition.spec
     if spec is None or spec.get("normalizer"):
-        # It agrees on all but rare sequences: U+00A8 U+2DE0 under SentencePiece's nmt_nfkc has other ids. No battery of
-        # texts can prove a normaliser, so that byte-level tokenizers without one are its share.
+        # gigatoken normalises rare sequences differently: U+00A8 U+2DE0 with SentencePiece's nmt_nfkc
+        # has other ids. No set of texts can prove a normaliser equal, so gigatoken is used for
+        # byte-level tokenizers without one only.
         return None, "gigatoken normalises text otherwise in rare cases"
     try:
         texts = _probe_texts(spec)
@@ -368,9 +374,9 @@ def _agreeing_gigatoken(
     )
 
 
-# --- The battery that an encoder must pass ---
+# --- Texts on which an encoder must agree ---
 
-_NASTY_TEXTS = (
+_DIFFICULT_TEXTS = (
     "",
     " ",
     "\n",
@@ -395,17 +401,18 @@ _NASTY_TEXTS = (
 
 
 def _probe_texts(spec: Mapping[str, Any]) -> pa.Array:
-    """Nasty texts, the spelling of every special or added token in many surroundings, and the seams of Unicode."""
+    """Return difficult texts, special and added tokens in various contexts, and Unicode samples."""
     symbols = [token["content"] for token in spec.get("added_tokens") or []]
     surroundings = ("{0}", " {0}", "{0} ", "a{0}b", "a {0} b{0}{0}\n{0}\n\n{0}")
     spelled = [surrounding.format(symbol) for symbol in symbols for surrounding in surroundings]
-    return pa.array([*_NASTY_TEXTS, *spelled, *_unicode_seams()], pa.large_string())
+    return pa.array([*_DIFFICULT_TEXTS, *spelled, *_sample_unicode()], pa.large_string())
 
 
-def _unicode_seams() -> Iterator[str]:
-    """Both sides of every change of category, and each 16th code point: libraries differ where their tables do.
+def _sample_unicode() -> Iterator[str]:
+    """Yield characters on both sides of each change of category, and every 16th code point.
 
-    Planes 0 to 3, as far as anything is assigned; each character after a letter, a blank, a digit and itself.
+    Libraries differ where their Unicode tables differ. Covers the assigned part of planes 0 to 3,
+    with each character after a letter, a blank, a digit and itself.
     """
     points = [p for p in range(0x32000) if not 0xD800 <= p < 0xE000]
     categories = [unicodedata.category(chr(p)) for p in points]
@@ -428,14 +435,14 @@ def _texts_of(batch: pa.Table) -> pa.Array:
 
 
 def _byte_offsets(texts: pa.Array) -> Offsets:
-    """(num_texts + 1,) int64: where each text's bytes begin in the array's buffer."""
+    """(num_texts + 1,) int64: the offset of each text in the buffer of the array."""
     return np.frombuffer(texts.buffers()[1], dtype=np.int64)[
         texts.offset : texts.offset + len(texts) + 1
     ]
 
 
 def _slices(texts: pa.Array, slice_bytes: int) -> Iterator[pa.Array]:
-    """Runs of whole texts, each of at most `slice_bytes` or one text long."""
+    """Yield slices of whole texts, each of at most `slice_bytes` or one text."""
     start = 0
     while start < len(texts):
         offsets = _byte_offsets(texts)
@@ -446,7 +453,7 @@ def _slices(texts: pa.Array, slice_bytes: int) -> Iterator[pa.Array]:
 
 
 def _with_ends(ids: Ids, offsets: Offsets, end: int) -> tuple[Ids, Offsets]:
-    """The same with `end` after each text's ids."""
+    """Insert `end` after the ids of each text."""
     num_texts = len(offsets) - 1
     new_offsets = offsets + np.arange(num_texts + 1)
     values = np.empty(len(ids) + num_texts, dtype=np.uint32)
@@ -458,20 +465,23 @@ def _with_ends(ids: Ids, offsets: Offsets, end: int) -> tuple[Ids, Offsets]:
 
 
 def _first_reserved(ids: Ids, offsets: Offsets, reserved: Ids) -> npt.NDArray[np.int64]:
-    """(num_texts,) int64: the first of the `reserved` (sorted) ids in each text, -1 where there is none."""
+    """(num_texts,) int64: the first of the (sorted) reserved ids in each text, or -1."""
     first = np.full(len(offsets) - 1, -1, dtype=np.int64)
     if not len(reserved):
         return first
-    # Special ids lie close together, at one end of the vocabulary: two comparisons rule out nearly every token.
+    # Special ids are close together, at one end of the vocabulary: two comparisons exclude nearly
+    # every token.
     hits = np.flatnonzero((ids >= reserved[0]) & (ids <= reserved[-1]))
     hits = hits[np.isin(ids[hits], reserved)]
     rows = np.searchsorted(offsets, hits, side="right") - 1
-    first[rows[::-1]] = ids[hits[::-1]]  # written backwards: the first one stays
+    first[rows[::-1]] = ids[
+        hits[::-1]
+    ]  # in reverse order, so the first hit of a row is written last
     return first
 
 
 def _without_forged(annotated: pa.Table, forged: npt.NDArray[np.int64]) -> Outcome:
-    """Drop the rows whose text gave a reserved id: `forged` (num_rows,) int64 is that id, or -1."""
+    """Drop the rows whose text encodes to a reserved id: `forged` (num_rows,) is that id, or -1."""
     if not (forged >= 0).any():
         return keep_all(annotated)
     return drop_where(

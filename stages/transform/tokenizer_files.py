@@ -1,8 +1,7 @@
-"""What a tokenizer is, as its files define it: vocabulary, special tokens, and one form for every kind of BPE.
+"""Read tokenizer files: vocabulary, special tokens, and one format for all kinds of BPE.
 
-Promises: each kind of file (told by its name) becomes a `Definition`; all but SentencePiece models are brought to the
-content of a tokenizer.json, which `spec_for_text` makes blind to special tokens. Faults of a file are ValueErrors that
-name the file and the remedy. Leaves to others: loading any encoder but SentencePiece's, which alone reads its models.
+The name of a file determines its kind. All kinds except SentencePiece models are converted to the
+content of a tokenizer.json. `spec_for_text` makes it read special tokens as ordinary text.
 
     definition = read_definition(Path("gpt2/"), tiktoken_pattern=None)
     definition.special_ids, definition.vocab_size     # {"<|endoftext|>": 50256}, 50257
@@ -26,10 +25,10 @@ MAX_VOCAB_SIZE = 2**32
 
 @dataclass(frozen=True)
 class Definition:
-    """A tokenizer as its files define it.
+    """The definition of a tokenizer.
 
-    `spec` is the content of a tokenizer.json; None where the definition is a SentencePiece model, which only that
-    library reads exactly. `unk_id` is what stands for text outside the vocabulary: special, but no forgery.
+    `spec` is the content of a tokenizer.json; None for a SentencePiece model, which only that library
+    reads exactly. `unk_id` is the id of text outside the vocabulary: text may encode to it.
     """
 
     files: tuple[Path, ...]
@@ -41,12 +40,12 @@ class Definition:
 
     @cached_property
     def vocab_size(self) -> int:
-        """Number of ids: the highest one plus one."""
+        """The largest id plus one."""
         return 1 + max(chain(self.vocab.values(), self.special_ids.values()), default=-1)
 
     @cached_property
     def sha256(self) -> str:
-        """Digest of the defining file; of several, that of their `sha256sum` lines in order of name."""
+        """Digest of the defining file; of several, the digest of their `sha256sum` lines by name."""
         digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in self.files}
         if len(digests) == 1:
             return next(iter(digests.values()))
@@ -55,22 +54,27 @@ class Definition:
 
 
 def read_definition(path: Path, tiktoken_pattern: str | None) -> Definition:
-    """Read the tokenizer that a file, or a folder holding one, defines; `tiktoken_pattern` names a rank file's split.
+    """Read a tokenizer file, or a folder with one.
+
+    Args:
+        path: the file or folder.
+        tiktoken_pattern: encoding of a *.tiktoken file; None takes it from the name of the file.
 
     Raises:
-        ValueError: nothing to read there, a file that is not what its name says, or ids that do not fit 32 bits.
+        ValueError: there is no tokenizer, a file does not have the format of its name, or an id
+            does not fit into 32 bits.
     """
     definition = _read_kind(_defining_file(path), tiktoken_pattern)
     if definition.vocab_size > MAX_VOCAB_SIZE:
         raise ValueError(
-            f"{definition.files[0]}: the largest token id is {definition.vocab_size - 1}, ids must stay below 2^32 "
-            f"({MAX_VOCAB_SIZE}); renumber the vocabulary"
+            f"{definition.files[0]}: the largest token id is {definition.vocab_size - 1}, ids must be "
+            f"below 2^32 ({MAX_VOCAB_SIZE}); renumber the vocabulary"
         )
     return definition
 
 
 def _defining_file(path: Path) -> Path:
-    """The file that tells the kind: the path itself, or the first such file in a folder."""
+    """Return the file that determines the kind: the path, or the first such file of a folder."""
     if path.is_file():
         return path
     if not path.is_dir():
@@ -84,7 +88,7 @@ def _defining_file(path: Path) -> Path:
             case several:
                 names = ", ".join(p.name for p in several)
                 raise ValueError(
-                    f"{path}: several tokenizers lie here ({names}); give the path of one of them"
+                    f"{path}: the folder contains several tokenizers ({names}); give the path of one"
                 )
     raise ValueError(f"{path}: no tokenizer in this folder; wanted one of {_KINDS_WANTED}")
 
@@ -111,23 +115,23 @@ def _read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"{path}: cannot be read as JSON ({error}); fetch the file anew"
+            f"{path}: cannot be read as JSON ({error}); fetch the file again"
         ) from error
     if isinstance(value, dict):
         return value
     raise ValueError(
-        f"{path}: holds a JSON {type(value).__name__}, wanted an object; fetch the file anew"
+        f"{path}: holds a JSON {type(value).__name__}, wanted an object; fetch the file again"
     )
 
 
 _COMMON_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>")
-"""End-of-text tokens of GPT-2, Llama 3, Llama and T5, Gemma, and others; consulted in this order."""
+"""End-of-text tokens of GPT-2, Llama 3, Llama and T5, Gemma, and others, tried in this order."""
 
 
 def _definition_of_spec(
     files: tuple[Path, ...], spec: Mapping[str, Any], own_end: str | None
 ) -> Definition:
-    """The definition out of a tokenizer.json's content (format: HuggingFace tokenizers, `Tokenizer.to_str`)."""
+    """Build a definition from the content of a tokenizer.json (HuggingFace `Tokenizer.to_str`)."""
     try:
         model = spec["model"]
         tokens = model["vocab"]
@@ -150,7 +154,7 @@ def _definition_of_spec(
 
 
 def _end_in_config(path: Path) -> str | None:
-    """`eos_token` of the tokenizer_config.json beside a tokenizer.json."""
+    """Return `eos_token` of the tokenizer_config.json next to a tokenizer.json."""
     config = path.with_name("tokenizer_config.json")
     token: str | dict[str, str] | None = (
         _read_json(config).get("eos_token") if config.is_file() else None
@@ -159,10 +163,10 @@ def _end_in_config(path: Path) -> str | None:
 
 
 def _read_gpt2(encoder: Path) -> Definition:
-    """GPT-2's pair (openai/gpt-2, src/encoder.py): token -> id as JSON, and one merge a line after a version line."""
+    """Read GPT-2's two files (openai/gpt-2, src/encoder.py): token -> id, and one merge per line."""
     bpe = encoder.with_name("vocab.bpe")
     if not bpe.is_file():
-        raise ValueError(f"{bpe}: missing beside {encoder.name}; both files make the tokenizer")
+        raise ValueError(f"{bpe}: missing beside {encoder.name}; a tokenizer needs both files")
     vocab = _read_json(encoder)
     lines = bpe.read_text(encoding="utf-8").split("\n")
     merges = [line.split(" ") for line in lines if line and not line.startswith("#version")]
@@ -185,7 +189,7 @@ def _bpe_spec(
     *,
     ignore_merges: bool,
 ) -> dict[str, Any]:
-    """The tokenizer.json of a byte-level BPE."""
+    """Build the tokenizer.json of a byte-level BPE."""
     flags = {
         "single_word": False,
         "lstrip": False,
@@ -213,15 +217,15 @@ def _bpe_spec(
 
 @dataclass(frozen=True)
 class _TiktokenEncoding:
-    """What a rank file does not hold (openai/tiktoken, tiktoken_ext/openai_public.py)."""
+    """The part of an encoding that is not in its rank file (tiktoken_ext/openai_public.py)."""
 
     split_regex: str
     num_ranks: int
     special_ids: Mapping[str, int]
 
 
-# The same splits as tiktoken's, spelled without its possessive quantifiers: in the regex dialect of HuggingFace
-# tokenizers `{1,3}+` means "repeated", not "possessive".
+# The splits of tiktoken without possessive quantifiers: in the regex dialect of HuggingFace tokenizers
+# `{1,3}+` means "repeated", not "possessive".
 _TIKTOKEN_ENCODINGS = {
     "r50k": _TiktokenEncoding(
         r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
@@ -251,11 +255,15 @@ _TIKTOKEN_ENCODINGS = {
 
 
 def _read_tiktoken(path: Path, pattern: str | None) -> Definition:
-    """A rank file: one `base64(token) rank` a line; a special token's id is the known encoding's, or the first free."""
+    """Read a rank file: one `base64(token) rank` per line.
+
+    Special tokens have the ids of the known encoding. With another number of ranks there is only
+    the end of text, with the first free id.
+    """
     name = pattern or path.stem.removesuffix("_base")
     if name not in _TIKTOKEN_ENCODINGS:
         raise ValueError(
-            f"{path}: the file name does not tell how this encoding splits text; "
+            f"{path}: the file name is not that of a known encoding; "
             f"set tiktoken_pattern to one of {', '.join(_TIKTOKEN_ENCODINGS)}"
         )
     encoding = _TIKTOKEN_ENCODINGS[name]
@@ -280,7 +288,7 @@ def _read_tiktoken(path: Path, pattern: str | None) -> Definition:
         "use_regex": False,
     }
     pre_tokenizer = {"type": "Sequence", "pretokenizers": [split, bytes_only]}
-    # tiktoken looks a whole word up before it merges anything: ignore_merges.
+    # tiktoken looks up the whole word before it merges: ignore_merges.
     spec = _bpe_spec(vocab, _merges_of_ranks(ranks), specials, pre_tokenizer, ignore_merges=True)
     return _definition_of_spec((path,), spec, own_end="<|endoftext|>")
 
@@ -295,14 +303,14 @@ def _read_ranks(path: Path) -> dict[bytes, int]:
             ranks[base64.b64decode(token, validate=True)] = int(rank)
         except ValueError as error:
             raise ValueError(
-                f"{path}: line {number} is {line[:60]!r}, wanted a base64 token and its rank ({error}); "
-                f"fetch the file anew"
+                f"{path}: line {number} is {line[:60]!r}, wanted a base64 token and its rank "
+                f"({error}); fetch the file again"
             ) from error
     return ranks
 
 
 def _merges_of_ranks(ranks: Mapping[bytes, int]) -> list[tuple[str, str]]:
-    """Every way to build each token out of two others, in order of its rank: tiktoken merges any such pair."""
+    """Return all pairs of tokens that form another one, by its rank: tiktoken merges any of them."""
     merges: list[tuple[str, str]] = []
     for token in sorted(ranks, key=ranks.__getitem__):
         splits = ((token[:i], token[i:]) for i in range(1, len(token)))
@@ -311,7 +319,7 @@ def _merges_of_ranks(ranks: Mapping[bytes, int]) -> list[tuple[str, str]]:
 
 
 def _byte_alphabet() -> dict[int, str]:
-    """GPT-2's printable character for every byte (openai/gpt-2, src/encoder.py, bytes_to_unicode)."""
+    """Return GPT-2's printable character of every byte (src/encoder.py, bytes_to_unicode)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {byte: chr(byte) for byte in printable} | {
@@ -335,22 +343,27 @@ def _read_sentencepiece(path: Path) -> Definition:
 
 
 def load_sentencepiece(path: Path) -> Any:
-    """The library's own processor of a *.model file; ValueError if it is none."""
+    """Return the SentencePiece processor of a *.model file.
+
+    Raises:
+        ValueError: the file is not a SentencePiece model.
+    """
     import sentencepiece
 
     try:
         return sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
     except (OSError, RuntimeError) as error:
         raise ValueError(
-            f"{path}: not a SentencePiece model ({error}); fetch the file anew"
+            f"{path}: not a SentencePiece model ({error}); fetch the file again"
         ) from error
 
 
 def spec_for_text(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """A tokenizer.json that reads special tokens as ordinary text and gives every other token the id it had.
+    """Return a tokenizer.json that reads special tokens as ordinary text and keeps all other ids.
 
-    Their names change, wherever they stand, to ones no text has (a noncharacter and the id): taking them out would make
-    the libraries number the tokens behind them anew. What would cut, pad, wrap or randomise documents goes.
+    Special tokens are renamed to a noncharacter and their id, which no text contains. Removing them
+    would change the ids of the tokens after them. Truncation, padding, templates and dropout are
+    removed.
     """
     added: list[dict[str, Any]] = spec.get("added_tokens") or []
     renamed = {token["content"]: f"\uffff{token['id']}" for token in added if token["special"]}
@@ -383,6 +396,6 @@ def _renamed_model(model: Mapping[str, Any], renamed: Mapping[str, str]) -> dict
 
 
 def _touches(merge: str | Sequence[str], tokens: Mapping[str, str]) -> bool:
-    """Whether a merge, written as a pair or as "left right", takes or makes one of the tokens."""
+    """Whether a merge, a pair or the string "left right", uses or produces one of the tokens."""
     left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
     return left in tokens or right in tokens or left + right in tokens

@@ -1,8 +1,8 @@
-"""Repair what software on the way did to a text's characters: mojibake, HTML entities, control characters. By ftfy.
+"""Repair mojibake, HTML entities and control characters in texts with ftfy.
 
-Promises: each text becomes exactly what `ftfy.fix_text` makes of it under these settings (Speer 2019, ftfy,
-doi:10.5281/zenodo.2591652); a text in which ftfy could change nothing is found out at once and is not shown to it.
-Leaves to others: which charset a page is in (html.py). Titles stay as they were read.
+Each text becomes what `ftfy.fix_text` returns with these settings (Speer 2019, ftfy,
+doi:10.5281/zenodo.2591652). A regular expression finds the texts that ftfy can change; the others are
+not passed to it. Titles are not repaired.
 
     stage = Unicode(UnicodeSettings())
     stage.open()
@@ -22,17 +22,17 @@ from stages.contract import DOCUMENT, Outcome, Stage, keep_all
 from stages.settings.transform import UnicodeSettings
 
 _CONTROLS = r"[\x00-\x08\x0b\x0e-\x1f\x7f-\x{9f}\x{206a}-\x{206f}\x{feff}\x{fff9}-\x{fffc}]"
-"""Those that ftfy removes, or takes for Windows-1252 (C1)."""
+"""The control characters that ftfy removes, or reads as Windows-1252 (C1)."""
 _LINE_BREAKS = r"[\r\x{85}\x{2028}\x{2029}]"
 
 _NESTED = re.compile(r"&(?:(?:amp|AMP|#0{0,8}38|#[xX]0{0,8}26);){16}")
-"""Entities of entities: ftfy takes off one layer at a time, which for "&amp;amp;amp;..." is quadratic."""
+"""Nested entities: ftfy decodes one level at a time, which is quadratic for "&amp;amp;amp;..."."""
 
 
 class Unicode(Stage[UnicodeSettings]):
-    """Replaces each text by its repaired form. Drops nothing.
+    """Repairs texts. Drops nothing.
 
-    In a text with 16 and more nested ampersand entities no entity is decoded: see `_NESTED`.
+    In a text with 16 or more nested ampersand entities no entity is decoded, see `_NESTED`.
     """
 
     name = "unicode"
@@ -44,30 +44,24 @@ class Unicode(Stage[UnicodeSettings]):
     _suspicious: str
 
     def open(self) -> None:
-        """Build ftfy's configuration, and the pattern of what it could change."""
+        """Build ftfy's configuration, and the pattern that finds texts which it can change."""
         import ftfy
 
         settings = self.settings
         self._config = ftfy.TextFixerConfig(explain=False, **settings.model_dump())
-        self._suspicious = "|".join(_what_may_change(settings))
+        self._suspicious = "|".join(_yield_patterns(settings))
 
     def apply(self, batch: pa.Table) -> Outcome:
-        """Repair the texts in which something is suspicious."""
+        """Repair the texts that the pattern matches."""
         texts = batch.column("text").combine_chunks()
         is_suspicious = pc.fill_null(pc.match_substring_regex(texts, self._suspicious), False)
         if not pc.any(is_suspicious).as_py():
             return keep_all(batch)
-        repaired = [self._repaired(text) for text in texts.filter(is_suspicious).to_pylist()]
-        return keep_all(
-            batch,
-            {
-                "text": pc.replace_with_mask(
-                    texts, is_suspicious, pa.array(repaired, pa.large_string())
-                )
-            },
-        )
+        repaired = [self._repair(text) for text in texts.filter(is_suspicious).to_pylist()]
+        new_texts = pa.array(repaired, pa.large_string())
+        return keep_all(batch, {"text": pc.replace_with_mask(texts, is_suspicious, new_texts)})
 
-    def _repaired(self, text: str) -> str:
+    def _repair(self, text: str) -> str:
         import ftfy
 
         config = (
@@ -76,12 +70,12 @@ class Unicode(Stage[UnicodeSettings]):
         return ftfy.fix_text(text, config)
 
 
-def _what_may_change(settings: UnicodeSettings) -> Iterator[str]:
-    """RE2 patterns, one of which is in every text that ftfy changes under these settings."""
+def _yield_patterns(settings: UnicodeSettings) -> Iterator[str]:
+    """Yield RE2 patterns. Each text that ftfy changes with these settings matches at least one."""
     from ftfy.badness import BADNESS_RE
     from ftfy.chardata import HTML_ENTITY_RE
 
-    yield f"(?m:{_as_re2(BADNESS_RE.pattern)})"  # ftfy looks at lines, at whose start ^ matches
+    yield f"(?m:{_translate_to_re2(BADNESS_RE.pattern)})"  # (?m): ftfy searches line by line
     yield _CONTROLS
     if settings.unescape_html is not False:
         yield HTML_ENTITY_RE.pattern
@@ -96,10 +90,11 @@ def _what_may_change(settings: UnicodeSettings) -> Iterator[str]:
         yield r"[^\x00-\x7f]"
 
 
-def _as_re2(verbose: str) -> str:
-    """A pattern of Python's verbose kind, of classes and alternatives only, as RE2 reads it: matches at least as much.
+def _translate_to_re2(verbose: str) -> str:
+    """Translate a verbose Python pattern of classes and alternatives into RE2's syntax.
 
-    Blanks and comments go where they are not part of a class; white space and letters are those of all scripts.
+    Blanks and comments outside classes are removed. White space and letters become those of all
+    scripts, so the result matches at least as much.
     """
     parts = re.findall(r"\[(?:\\.|[^\]\\])*\]|#[^\n]*|\\.|\s+|.", verbose)
     kept = "".join(part for part in parts if not (part.startswith("#") or part.isspace()))

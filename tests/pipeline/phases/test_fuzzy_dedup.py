@@ -17,7 +17,7 @@ from pipeline.execution.engine import run
 from pipeline.phases import fuzzy_dedup
 from pipeline.planning.plan import make_plan
 from pipeline.runs.run_folder import RunFolder
-from stages.dedup.minhash import MinHash, MinHashSettings, ngrams, signatures
+from stages.dedup.minhash import MinHash, MinHashSettings, signatures, split_ngrams
 from tests.conftest import wet_record
 
 NUM_FAMILIES = 24
@@ -92,7 +92,7 @@ def expected(
         .to_pylist()
     )
     values, _ = signatures(texts, settings)
-    sets = [set(ngrams(text, settings.ngram_words)) for _, text in pages]
+    sets = [set(split_ngrams(text, settings.ngram_words)) for _, text in pages]
 
     def is_verified(a: int, b: int) -> bool:
         if settings.verify == "exact":

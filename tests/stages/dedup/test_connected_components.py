@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from stages.dedup.connected_components import (
     choose_best,
-    groups_of_equal,
-    groups_reaching,
-    roots,
+    find_roots,
+    group_equal_hashes,
+    pair_with_first,
+    select_groups_reaching,
     similar_pairs,
     spanning_forest,
-    stars,
     unite,
 )
 
@@ -53,7 +53,7 @@ def test_forests_merge_to_the_components_of_all_pairs(
     parents = np.zeros(NUM_NODES, np.uint64)
     for part in parts:
         unite(parents, part)
-    assert roots(parents, np.arange(NUM_NODES)).tolist() == components_of(pairs)
+    assert find_roots(parents, np.arange(NUM_NODES)).tolist() == components_of(pairs)
 
 
 @given(PAIRS)
@@ -75,7 +75,7 @@ def test_stars_join_all_that_share_a_hash(rows: list[tuple[int, int]]) -> None:
         np.array([r[0] for r in rows], np.uint64),
         np.array([r[1] for r in rows], np.uint64),
     )
-    pairs = stars(*groups_of_equal(hashes, documents))
+    pairs = pair_with_first(*group_equal_hashes(hashes, documents))
     expected = [(a[1], b[1]) for a, b in itertools.combinations(rows, 2) if a[0] == b[0]]
     assert components_of([(int(a), int(b)) for a, b in pairs]) == components_of(expected)
 
@@ -130,8 +130,8 @@ def test_groups_before_a_document_are_left_out(rows: list[tuple[int, int]], firs
         np.array([r[0] for r in rows], np.uint64),
         np.array([r[1] for r in rows], np.uint64),
     )
-    groups = groups_of_equal(hashes, documents)
-    some, starts = groups_reaching(*groups, first)
+    groups = group_equal_hashes(hashes, documents)
+    some, starts = select_groups_reaching(*groups, first)
     every = (
         [part.tolist() for part in np.split(groups[0], groups[1][1:-1])] if len(groups[0]) else []
     )

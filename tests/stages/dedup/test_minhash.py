@@ -20,8 +20,8 @@ from stages.dedup.minhash import (
     MinHashSettings,
     compute_bands,
     ngram_sets,
-    ngrams,
     signatures,
+    split_ngrams,
 )
 
 TEXT = st.text(
@@ -32,7 +32,7 @@ TEXT = st.text(
 
 def judged(text: str, settings: MinHashSettings) -> datasketch.MinHash:
     sketch = datasketch.MinHash(num_perm=settings.num_permutations, seed=SEED)
-    sketch.update_batch([gram.encode() for gram in ngrams(text, settings.ngram_words)])
+    sketch.update_batch([gram.encode() for gram in split_ngrams(text, settings.ngram_words)])
     return sketch
 
 
@@ -55,19 +55,19 @@ def test_signatures_are_datasketchs(
     )
     found, has_words = signatures(pa.array(texts, pa.large_string()), settings)
     assert found.tolist() == [judged(text, settings).hashvalues.tolist() for text in texts]
-    assert has_words.tolist() == [bool(ngrams(text, ngram_words)) for text in texts]
+    assert has_words.tolist() == [bool(split_ngrams(text, ngram_words)) for text in texts]
 
 
 @given(st.lists(TEXT, max_size=6), st.integers(1, 6))
 def test_ngram_sets_are_those_of_the_rule(texts: list[str], ngram_words: int) -> None:
-    """Of each text the n-grams of `ngrams`, each once, by the first 8 bytes of their SHA-1, sorted."""
+    """Of each text the n-grams of `split_ngrams`, each once, by the first 8 bytes of their SHA-1, sorted."""
     found = ngram_sets(
         pa.array(texts, pa.large_string()), MinHashSettings(ngram_words=ngram_words)
     ).to_pylist()
     digests = [
         {
             hashlib.sha1(gram.encode(), usedforsecurity=False).digest()[:8]
-            for gram in ngrams(text, ngram_words)
+            for gram in split_ngrams(text, ngram_words)
         }
         for text in texts
     ]
@@ -98,7 +98,7 @@ def test_a_signature_stays_what_it_is() -> None:
 )
 def test_what_an_ngram_is(text: str, expected: list[str]) -> None:
     """Words in lower case without ASCII punctuation, single characters in scripts without blanks, n in a row."""
-    assert ngrams(text, 3) == expected
+    assert split_ngrams(text, 3) == expected
 
 
 def test_bands_decide_as_datasketchs_index() -> None:

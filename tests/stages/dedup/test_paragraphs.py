@@ -21,7 +21,7 @@ from stages.dedup.paragraphs import (
     ParagraphHashesSettings,
     ParagraphRemoval,
     ParagraphRemovalSettings,
-    duplicated,
+    find_duplicates,
     hash_paragraph,
     hash_paragraphs,
 )
@@ -208,7 +208,7 @@ def test_the_copies_that_go_are_those_that_the_rule_names(
     documents = 7 * np.repeat(np.arange(len(corpus)), [len(d) for d in corpus])
     hashes = np.array([h for document in corpus for h in document], np.uint64)
     sized = documents.astype(np.uint64) << np.uint64(32) if is_wide else documents.astype(np.uint32)
-    assert duplicated(hashes, sized, keep).tolist() == must_go_by_reading(corpus, keep)
+    assert find_duplicates(hashes, sized, keep).tolist() == must_go_by_reading(corpus, keep)
 
 
 @pytest.mark.parametrize("keep", ["drop_all_copies", "keep_first"])
@@ -228,7 +228,7 @@ def test_many_hashes_of_one_hash_range(keep: Keep) -> None:
     for h in hashes.tolist():
         expected.append(h in seen or (keep == "drop_all_copies" and num_documents_of[h] > 1))
         seen.add(h)
-    assert duplicated(hashes, documents, keep).tolist() == expected
+    assert find_duplicates(hashes, documents, keep).tolist() == expected
 
 
 def grouped(keys: list[int], values: list[int]) -> dict[int, list[int]]:
@@ -243,11 +243,11 @@ def test_duplicated_says_what_is_wrong_with_its_input() -> None:
     """Lengths that differ, documents out of order and an unknown rule are refused with what was found."""
     hashes = np.array([1, 2, 3], np.uint64)
     with pytest.raises(ValueError, match="3 hashes for 2 documents"):
-        duplicated(hashes, np.array([0, 1], np.uint64), "drop_all_copies")
+        find_duplicates(hashes, np.array([0, 1], np.uint64), "drop_all_copies")
     with pytest.raises(ValueError, match=r"documents\[2\] is 4 after 5"):
-        duplicated(hashes, np.array([0, 5, 4], np.uint64), "drop_all_copies")
+        find_duplicates(hashes, np.array([0, 5, 4], np.uint64), "drop_all_copies")
     with pytest.raises(ValueError, match="keep is 'last'"):
-        duplicated(hashes, np.array([0, 1, 1], np.uint64), "last")  # pyright: ignore[reportArgumentType]
+        find_duplicates(hashes, np.array([0, 1, 1], np.uint64), "last")  # pyright: ignore[reportArgumentType]
 
 
 def apply(stage: Stage[Any], batch: pa.Table) -> Outcome:
@@ -346,7 +346,7 @@ def test_the_three_steps_together() -> None:
     batch = documents_table(["Bread\nCookies?", "COOKIES?\nWine\n \nWine\n", "cookies?…"])
     hashed = apply(HASHING, batch).kept.column("paragraph_hashes").combine_chunks()
     documents = np.repeat(np.arange(3, dtype=np.uint32), np.diff(hashed.offsets.to_numpy()))
-    gone = duplicated(hashed.values.to_numpy(), documents, keep="drop_all_copies")
+    gone = find_duplicates(hashed.values.to_numpy(), documents, keep="drop_all_copies")
     removed = [
         np.flatnonzero(gone[start:end]).tolist()
         for start, end in pairwise(hashed.offsets.to_pylist())

@@ -218,8 +218,8 @@ def test_sets_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     (tmp_path / "bad.txt").write_bytes(b"fine\n\xff\n")
     (tmp_path / "none").mkdir()
     for name, message in {
-        "bad.jsonl": r"bad\.jsonl, line 2: no JSON",
-        "bad.txt": r"bad\.txt, line 2: no UTF-8",
+        "bad.jsonl": r"bad\.jsonl, line 2: not JSON",
+        "bad.txt": r"bad\.txt, line 2: not UTF-8",
         "none": "no file in this folder ends with one of .jsonl",
     }.items():
         stage = Decontamination(DecontaminationSettings(sets={"x": name}), {name: tmp_path / name})

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.filters.url import MAX_CATEGORIES, BlockList, Url, UrlSettings, normal_form
+from stages.filters.block_list import MAX_CATEGORIES, BlockList, normalize_urls
+from stages.filters.url import Url, UrlSettings
 from stages.kernels import url_keys
 
 label = st.from_regex(r"[a-z0-9]([a-z0-9\-]{0,6}[a-z0-9])?", fullmatch=True)
@@ -26,7 +27,7 @@ path = st.lists(segment, max_size=4).map(lambda parts: "".join(f"/{part}" for pa
 
 
 def normal(url: str | None) -> str:
-    return normal_form(pa.array([url], pa.string())).to_pylist()[0]
+    return normalize_urls(pa.array([url], pa.string())).to_pylist()[0]
 
 
 def opened(files: dict[str, Path] | None = None, **settings: Any) -> Url:
@@ -118,7 +119,7 @@ def test_spelling_makes_no_difference(
 )
 def test_a_row_is_normalised_for_itself(urls: list[str]) -> None:
     """Whatever lies beside it, and whatever it is."""
-    assert normal_form(pa.chunked_array([urls[:3], urls[3:]], pa.string())).to_pylist() == [
+    assert normalize_urls(pa.chunked_array([urls[:3], urls[3:]], pa.string())).to_pylist() == [
         normal(u) for u in urls
     ]
 
@@ -139,9 +140,11 @@ def test_hits_are_those_of_a_set(entries: set[str], host: str, path: str) -> Non
         host + "".join(f"/{part}" for part in parts[: i + 1]) for i in range(len(parts))
     ]
     some = entries | set(candidates[::2])
-    listed = BlockList.made([("", pa.array(sorted(some), pa.large_string()))])
-    hits = listed.hits(url_keys.list_parent_keys, pa.array([host + path], pa.large_string()))
-    assert hits.parts(np.ones(len(hits.keys), bool)) == [one for one in candidates if one in some]
+    listed = BlockList.build([("", pa.array(sorted(some), pa.large_string()))])
+    hits = listed.find(url_keys.list_parent_keys, pa.array([host + path], pa.large_string()))
+    assert hits.get_parts(np.ones(len(hits.keys), bool)) == [
+        one for one in candidates if one in some
+    ]
 
 
 @given(st.text(alphabet="ab1./?-\u00fc", max_size=30))
@@ -226,7 +229,7 @@ def test_a_line_may_lie_across_two_readings(
     """Where a list is cut for reading makes no difference."""
     whole = BlockList.read([blocked_file(tmp_path)])
     for num_bytes in (1, 7, 100):
-        monkeypatch.setattr("stages.filters.url._CHUNK_BYTES", num_bytes)
+        monkeypatch.setattr("stages.filters.block_list._CHUNK_BYTES", num_bytes)
         assert np.array_equal(BlockList.read([tmp_path / "list.txt"]).entries, whole.entries)
     assert len(whole.entries) == 50
 
@@ -246,7 +249,7 @@ def test_a_million_entries_take_eight_megabytes(tmp_path: Path) -> None:
         "".join(f"host-{i * 7919}.example{i % 97}.com\n" for i in range(num_entries)),
         encoding="ascii",
     )
-    BlockList.made(
+    BlockList.build(
         [("", pa.array(["warm.up"], pa.large_string()))]
     )  # compiled before it is measured
     gc.collect()
@@ -261,7 +264,7 @@ def test_a_million_entries_take_eight_megabytes(tmp_path: Path) -> None:
     assert len(listed.entries) == num_entries
     assert held + pa.total_allocated_bytes() - arrow_before < 8.2 * num_entries
     assert peak < 100e6
-    found = listed.hits(
+    found = listed.find(
         url_keys.list_parent_keys,
         pa.array(["x.host-7919.example1.com", "host-1.com"], pa.large_string()),
     )
@@ -273,12 +276,12 @@ def test_too_many_categories_and_empty_folders_are_refused(tmp_path: Path) -> No
     chunks = [
         (f"c{i}", pa.array([f"{i}.com"], pa.large_string())) for i in range(MAX_CATEGORIES + 1)
     ]
-    assert len(BlockList.made(chunks[:-1]).entries) == MAX_CATEGORIES
+    assert len(BlockList.build(chunks[:-1]).entries) == MAX_CATEGORIES
     with pytest.raises(
         ValueError,
         match=f"more than {MAX_CATEGORIES} categories, the last being 'c{MAX_CATEGORIES}'",
     ):
-        BlockList.made(chunks)
+        BlockList.build(chunks)
     with pytest.raises(ValueError, match="no file named domains or urls"):
         opened({"empty": tmp_path}, domains=("empty",))
 
@@ -332,7 +335,7 @@ def test_lists_of_words_may_be_files(tmp_path: Path) -> None:
         None,
     ]
     (tmp_path / "hard.txt").write_text("two-words\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"hard\.txt: 'two-words' is no single word"):
+    with pytest.raises(ValueError, match=r"hard\.txt: 'two-words' is not a single word"):
         opened(files, hard_words="hard.txt")
     (tmp_path / "hard.txt").write_text("#\n", encoding="utf-8")
     with pytest.raises(ValueError, match="the list is empty"):
@@ -369,10 +372,10 @@ def test_patterns_and_sources(tmp_path: Path) -> None:
     ("settings", "message"),
     [
         ({}, "no rule is given"),
-        ({"patterns": ("(",)}, r"'\(' is no regular expression of RE2"),
-        ({"patterns": ("(?=x)",)}, "is no regular expression of RE2"),
-        ({"hard_words": ("two words",)}, "'two words' is no single word"),
-        ({"soft_words": ("",)}, "'' is no single word"),
+        ({"patterns": ("(",)}, r"'\(' is not a regular expression of RE2"),
+        ({"patterns": ("(?=x)",)}, "is not a regular expression of RE2"),
+        ({"hard_words": ("two words",)}, "'two words' is not a single word"),
+        ({"soft_words": ("",)}, "'' is not a single word"),
     ],
 )
 def test_settings_that_could_not_work_are_refused(settings: dict[str, Any], message: str) -> None:

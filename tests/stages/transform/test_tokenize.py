@@ -622,11 +622,11 @@ def test_a_tokenizer_without_an_end_must_be_told(tmp_path: Path):
         ({}, "no tokenizer in this folder; wanted one of tokenizer.json"),
         (
             {"a.model": b"", "b.model": b""},
-            r"several tokenizers lie here \(a.model, b.model\); give the path of one",
+            r"the folder contains several tokenizers \(a.model, b.model\); give the path of one",
         ),
         (
             {"a.model": b"no protobuf"},
-            r"a\.model: not a SentencePiece model .* fetch the file anew",
+            r"a\.model: not a SentencePiece model .* fetch the file again",
         ),
         ({"encoder.json": b"{}"}, r"vocab\.bpe: missing beside encoder\.json"),
         ({"tokenizer.json": b"{"}, r"tokenizer\.json: cannot be read as JSON"),
@@ -646,7 +646,7 @@ def test_a_tokenizer_without_an_end_must_be_told(tmp_path: Path):
         ),
         (
             {"r50k_base.tiktoken": b"YQ== 4294967296\n"},
-            r"largest token id is 4294967297, ids must stay below 2\^32",
+            r"largest token id is 4294967297, ids must be below 2\^32",
         ),
     ],
 )
