@@ -1,10 +1,9 @@
-"""Kept documents of a run as CCNet writes them: JSON lines, one gzip file per language and bucket.
+"""Export the kept documents of a run as CCNet writes them: gzipped JSON lines.
 
-Promises: the fields, their names and their meaning are those of CCNet's own output (cc_net, `mined` folder), so that
-what was built on it reads ours; documents come in the order of the input; the same run gives the same bytes.
-Leaves to others: tokens and shards (shardwriter/), dropped documents (ledger.py).
+The fields, their names and their meaning are those of CCNet's `mined` folder. Documents are in
+input order, and the same run gives the same bytes.
 
-    export_ccnet(RunFolder.open("runs/ccnet"), Path("mined"))     # mined/en_head.json.gz, mined/en_middle.json.gz, ...
+    export_ccnet(RunFolder.open("runs/ccnet"), Path("mined"))     # mined/en_head.json.gz, ...
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from pipeline.runs.run_folder import RunFolder, RunNotFound
 
 
 def export_ccnet(run: RunFolder, out: Path) -> Counter[str]:
-    """Write the kept documents of a run into a new folder; returns documents per file.
+    """Write the kept documents of a run into a new folder, and return file -> documents.
 
     Raises:
-        RunNotFound: the run has not got as far as select.
-        FileExistsError: the folder is there already.
+        RunNotFound: select is not done yet.
+        FileExistsError: the folder exists already.
     """
     if not run.has_finished("select"):
         raise RunNotFound(
@@ -41,7 +40,7 @@ def export_ccnet(run: RunFolder, out: Path) -> Counter[str]:
     written: Counter[str] = Counter()
     with contextlib.ExitStack() as stack:
         files: dict[str, gzip.GzipFile] = {}
-        for document in _kept(run):
+        for document in _read_kept(run):
             name = f"{document['language'] or 'unknown'}_{document['bucket']}.json.gz"
             if name not in files:
                 raw = stack.enter_context((out / name).open("wb"))
@@ -51,7 +50,8 @@ def export_ccnet(run: RunFolder, out: Path) -> Counter[str]:
     return written
 
 
-def _kept(run: RunFolder) -> Iterator[dict[str, Any]]:
+def _read_kept(run: RunFolder) -> Iterator[dict[str, Any]]:
+    """Yield the kept documents in input order."""
     for split in run.splits:
         with run.folder("select").open(Select.decisions.file_name(split.key)) as file:
             decisions = pq.read_table(file, columns=["doc_id", "decision", "bucket"])
@@ -60,14 +60,16 @@ def _kept(run: RunFolder) -> Iterator[dict[str, Any]]:
         for group in row_groups(
             run.folder("annotate").open(Annotate.documents.file_name(split.key))
         ):
-            place = pc.index_in(group.column("doc_id"), value_set=ids)
-            rows = group.filter(pc.is_valid(place))
-            buckets = kept.column("bucket").take(place.drop_null()).fill_null("all")
-            yield from (_as_ccnet(row) for row in rows.append_column("bucket", buckets).to_pylist())
+            positions = pc.index_in(group.column("doc_id"), value_set=ids)
+            rows = group.filter(pc.is_valid(positions))
+            buckets = kept.column("bucket").take(positions.drop_null()).fill_null("all")
+            yield from (
+                _convert_to_ccnet(row) for row in rows.append_column("bucket", buckets).to_pylist()
+            )
 
 
-def _as_ccnet(row: Mapping[str, Any]) -> dict[str, Any]:
-    """One document in CCNet's words; `cc_segment` is the file it was read from."""
+def _convert_to_ccnet(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a document with CCNet's field names. `cc_segment` is the file it was read from."""
     document: dict[str, Any] = {
         "url": row["url"],
         "date_download": row["date"],
@@ -85,6 +87,6 @@ def _as_ccnet(row: Mapping[str, Any]) -> dict[str, Any]:
         "language_score": row["language_score"],
         "bucket": row["bucket"],
     }
-    if row.get("perplexity") is not None:  # CCNet leaves it out where there is no model
+    if row.get("perplexity") is not None:  # CCNet omits it for languages without a model
         document["perplexity"] = row["perplexity"]
     return document

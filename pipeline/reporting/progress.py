@@ -1,9 +1,4 @@
-"""What a person sees while a run works: a bar per phase with rate and end estimate, or plain lines when nobody watches.
-
-Promises: on a terminal one live bar per phase; elsewhere a line when a phase starts, every PLAIN_LINE_S seconds, and
-when it ends. Failures are printed at once, with their cause.
-Leaves to others: the closing summary (report.py).
-"""
+"""The progress of a run on the terminal: one bar per phase, or plain lines if stdout is no terminal."""
 
 from __future__ import annotations
 
@@ -24,16 +19,21 @@ from rich.progress import (
 from pipeline.execution.engine import Event, PhaseFinished, PhaseStarted, TaskFinished
 
 PLAIN_LINE_S = 10.0
+"""Without a terminal, print a line this often."""
 
 
 class RunProgress:
-    """Shows the events of a run."""
+    """Show the events of a run. Failures are printed at once, with their cause.
+
+    Attributes:
+        num_tasks: tasks that this run has finished.
+    """
 
     def __init__(self, console: Console) -> None:
-        self.num_tasks = 0  # done by this run
+        self.num_tasks = 0
         self._console = console
         self._bars = Progress(
-            TextColumn("{task.description:<13}"),
+            TextColumn("{task.description:<16}"),
             BarColumn(bar_width=32),
             MofNCompleteColumn(),
             TextColumn("{task.fields[rate]}"),
@@ -43,9 +43,13 @@ class RunProgress:
             console=console,
             disable=not console.is_terminal,
         )
-        self._task: TaskID | None = None
-        self._started_s = self._printed_s = 0.0
-        self._total = self._before = self._now = 0
+        self._bar: TaskID | None = None
+        self._started_s = 0.0
+        self._printed_s = 0.0
+        # Of the current phase:
+        self._num_planned = 0
+        self._num_done_before = 0
+        self._num_done = 0
 
     def __enter__(self) -> Self:
         self._bars.start()
@@ -55,48 +59,51 @@ class RunProgress:
         self._bars.stop()
 
     def show(self, event: Event) -> None:
-        """Take note of an event."""
+        """Show an event."""
         if isinstance(event, PhaseStarted):
-            self._start(event)
+            self._start_phase(event)
         elif isinstance(event, TaskFinished):
-            self._advance(event)
+            self._finish_task(event)
         else:
-            self._finish(event)
+            self._finish_phase(event)
 
-    def _start(self, event: PhaseStarted) -> None:
+    def _start_phase(self, event: PhaseStarted) -> None:
         self._started_s = self._printed_s = time.monotonic()
-        self._total, self._before, self._now = event.num_tasks, event.num_done, event.num_done
-        self._task = self._bars.add_task(
+        self._num_planned = event.num_tasks
+        self._num_done_before = self._num_done = event.num_done
+        self._bar = self._bars.add_task(
             event.phase, total=event.num_tasks, completed=event.num_done, rate=""
         )
         resumed = f", {event.num_done} done before" if event.num_done else ""
-        self._plain(f"{event.phase}: {event.num_tasks} pieces of work{resumed}")
+        self._print_plain(f"{event.phase}: {event.num_tasks} tasks{resumed}")
 
-    def _advance(self, event: TaskFinished) -> None:
+    def _finish_task(self, event: TaskFinished) -> None:
         if event.failed is not None:
-            self._bars.console.print(
-                f"{event.phase} {event.task_id} failed: {event.failed}", markup=False, style="red"
-            )
+            message = f"{event.phase} {event.task_id} failed: {event.failed}"
+            self._bars.console.print(message, markup=False, style="red")
             return
         self.num_tasks += 1
-        self._now += 1
-        elapsed = time.monotonic() - self._started_s
-        rate = (self._now - self._before) / max(elapsed, 1e-9)
-        assert self._task is not None
-        self._bars.update(self._task, completed=self._now, rate=f"{rate:.1f}/s")
-        if time.monotonic() - self._printed_s > PLAIN_LINE_S:
-            self._printed_s = time.monotonic()
-            left = (self._total - self._now) / rate
-            self._plain(
-                f"{event.phase}: {self._now} of {self._total}, {rate:.1f}/s, about {left:.0f} s left"
+        self._num_done += 1
+        now_s = time.monotonic()
+        elapsed_s = max(now_s - self._started_s, 1e-9)
+        rate = (self._num_done - self._num_done_before) / elapsed_s
+        assert self._bar is not None
+        self._bars.update(self._bar, completed=self._num_done, rate=f"{rate:.1f}/s")
+        if now_s - self._printed_s > PLAIN_LINE_S:
+            self._printed_s = now_s
+            left_s = (self._num_planned - self._num_done) / rate
+            self._print_plain(
+                f"{event.phase}: {self._num_done} of {self._num_planned} tasks, {rate:.1f}/s, "
+                f"about {left_s:.0f} s left"
             )
 
-    def _finish(self, event: PhaseFinished) -> None:
+    def _finish_phase(self, event: PhaseFinished) -> None:
         if event.was_complete:
-            self._console.print(f"{event.phase}: complete already", markup=False)
+            self._console.print(f"{event.phase}: done before", markup=False)
         else:
-            self._plain(f"{event.phase}: done in {time.monotonic() - self._started_s:.1f} s")
+            elapsed_s = time.monotonic() - self._started_s
+            self._print_plain(f"{event.phase}: done in {elapsed_s:.1f} s")
 
-    def _plain(self, line: str) -> None:
+    def _print_plain(self, line: str) -> None:
         if not self._console.is_terminal:
             self._console.print(line, markup=False)

@@ -1,12 +1,8 @@
-"""How far a run is, from its folder alone: no Ray, no driver, from any machine that sees the folder.
+"""The progress of a run, read from its folder. Works without Ray, and on any machine that sees it.
 
-Promises: what is done is counted from the done-records, rates and the end estimate come from the log that the driver
-keeps; nothing is written. A run that nobody works on any more cannot say so itself: the age of its last word is shown.
-Leaves to others: what came out of a run (report.py), single documents (ledger.py).
-
-    status = read_status(RunFolder.open("runs/ccnet"), now=time.time())
-    status.state                    # "running"
-    status.phases[2].left_s         # 840.0
+status = read_status(RunFolder.open("runs/ccnet"), now=time.time())
+status.state                    # "running"
+status.phases[2].left_s         # 840.0
 """
 
 from __future__ import annotations
@@ -20,88 +16,105 @@ from typing import Any, Literal
 from rich.console import Console
 
 from pipeline.phases import registry
+from pipeline.phases.extract import Extract
 from pipeline.phases.phase import sum_counters
+from pipeline.reporting.report.summary import take_family
 from pipeline.reporting.tables import make_table
 from pipeline.runs.run_folder import RunFolder
-from stages.contract import Counters
+from stages.counters import Counters
 
 RATE_WINDOW_S = 900.0
-"""The rate is that of the last so many seconds: long enough for units of minutes, short enough to see workers leave."""
+"""The rate is measured over this time. It must hold several tasks of minutes each, and still
+show soon that workers have left."""
 
 SILENT_AFTER_S = 600.0
-"""A run without a word for so long is shown as silent: either its units are long, or its driver is gone."""
+"""A run without an event for this long is shown as silent: its tasks are slow, or its driver died."""
 
 NUM_FAILURES_SHOWN = 5
 
+Event = Mapping[str, Any]
 RunState = Literal["running", "silent", "stopped", "finished"]
 PhaseState = Literal["done", "running", "stopped", "waiting", "off"]
 
 
 @dataclass(frozen=True)
 class PhaseStatus:
-    """One phase, as far as it is."""
+    """The progress of one phase.
+
+    Attributes:
+        num_tasks: None until the phases before it are done, if it depends on them.
+        rate_per_s: recently finished tasks per second.
+        left_s: estimated seconds until the phase is done.
+    """
 
     name: str
     state: PhaseState
-    num_tasks: int | None  # None: known when the phases before it are done
+    num_tasks: int | None
     num_done: int
-    rate_per_s: float | None = None  # pieces of work, lately
+    rate_per_s: float | None = None
     left_s: float | None = None
 
 
 @dataclass(frozen=True)
 class Status:
-    """A run, as far as it is."""
+    """The progress of a run.
+
+    Attributes:
+        silent_s: seconds since the last event.
+        why: why the run stopped, else "".
+        failures: "phase task_id" -> cause, since the latest start.
+        num_records: records read so far, including broken ones.
+        quarantine: cause -> broken records so far.
+    """
 
     run_dir: str
     state: RunState
-    silent_s: float  # since the driver's last word
-    why: str  # why it stopped, if it did
+    silent_s: float
+    why: str
     phases: tuple[PhaseStatus, ...]
-    failures: Mapping[str, str]  # "phase work" -> cause, of the latest start
-    num_records: int  # read so far, broken ones too
-    quarantine: Mapping[str, int]  # broken records so far, by cause
+    failures: Mapping[str, str]
+    num_records: int
+    quarantine: Mapping[str, int]
 
 
 def read_status(run: RunFolder, *, now: float) -> Status:
-    """How far the run is.
+    """Read the progress of a run, which may be running.
 
     Args:
-        run: an open run; it may be worked on at this moment.
-        now: seconds since the epoch, by the clock of this machine. The log has the driver's clock: what lies in the
-            future of this one counts as now.
+        run: the run.
+        now: seconds since the epoch, by the clock of this machine. Events have the time of the
+            driver's clock. An event that is later than `now` counts as just happened.
     """
-    events = _of_latest_start(run.read_events())
-    last: Mapping[str, Any] = events[-1] if events else {"time": now}
+    events = _take_latest_start(run.read_events())
+    last: Event = events[-1] if events else {"time": now}
     silent_s = max(0.0, now - last["time"])
     state: RunState = "running" if silent_s < SILENT_AFTER_S else "silent"
     if last.get("event") == "RunEnded":
         state = "stopped" if last["why"] else "finished"
-    phases = tuple(
-        _phase_status(run, name, events, state, now) for name in registry.list_phase_names()
-    )
+    phases = [_read_phase(run, name, events, state, now) for name in registry.list_phase_names()]
     if all(phase.state in ("done", "off") for phase in phases):
-        state = "finished"  # and its driver was killed in the moment before it could say so
-    read = _counts_of_extract(run)
+        state = "finished"  # also if the driver was killed before it could log the end
+    counts = _read_extract_counts(run)
     return Status(
         run_dir=str(run.run_dir),
         state=state,
         silent_s=silent_s,
         why=last.get("why", ""),
-        phases=phases,
-        failures={f"{e['phase']} {e['task_id']}": e["failed"] for e in events if e.get("failed")},
-        num_records=read.get("num_records", 0),
-        quarantine={
-            k.removeprefix("quarantined."): n
-            for k, n in read.items()
-            if k.startswith("quarantined.")
-        },
+        phases=tuple(phases),
+        failures=_list_failures(events),
+        num_records=counts.get("num_records", 0),
+        quarantine=take_family(counts, "quarantined."),
     )
 
 
-def _of_latest_start(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The events since the run was last started."""
-    latest: list[Mapping[str, Any]] = []
+def to_json(status: Status) -> str:
+    """Return the status as JSON text."""
+    return json.dumps(asdict(status), indent=1, ensure_ascii=False) + "\n"
+
+
+def _take_latest_start(events: Iterable[Event]) -> list[Event]:
+    """Return the events since the run was last started."""
+    latest: list[Event] = []
     for event in events:
         if event["event"] == "RunStarted":
             latest = []
@@ -109,87 +122,106 @@ def _of_latest_start(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, A
     return latest
 
 
-def _phase_status(
-    run: RunFolder, name: str, events: Sequence[Mapping[str, Any]], state: RunState, now: float
+def _list_failures(events: Iterable[Event]) -> dict[str, str]:
+    failures: dict[str, str] = {}
+    for event in events:
+        if event.get("failed"):
+            failures[f"{event['phase']} {event['task_id']}"] = event["failed"]
+    return failures
+
+
+def _read_phase(
+    run: RunFolder, name: str, events: Sequence[Event], state: RunState, now: float
 ) -> PhaseStatus:
+    # Not `run.config`: the status of a run of another version can still be read.
     if run.recorded_config.get(name, {}) is None:
         return PhaseStatus(name, "off", 0, 0)
-    mine = [event for event in events if event.get("phase") == name]
-    started = next((event for event in mine if event["event"] == "PhaseStarted"), None)
+    of_phase = [event for event in events if event.get("phase") == name]
+    started = next((event for event in of_phase if event["event"] == "PhaseStarted"), None)
+    is_running = started is not None and of_phase[-1]["event"] != "PhaseFinished"
     folder = run.folder(name)
-    if folder.complete() and not (started and mine[-1]["event"] != "PhaseFinished"):
+    if folder.complete() and not is_running:
         num_tasks = folder.summary()["task_ids"]
         return PhaseStatus(name, "done", num_tasks, num_tasks)
     num_done = len(folder.done())
     if started is None:
-        is_by_unit = registry.find_phase(name).task_kind == "splits"
-        return PhaseStatus(name, "waiting", len(run.splits) if is_by_unit else None, num_done)
+        has_task_per_split = registry.find_phase(name).task_kind == "splits"
+        num_planned = len(run.splits) if has_task_per_split else None
+        return PhaseStatus(name, "waiting", num_planned, num_done)
     num_tasks = started["num_tasks"]
     if state in ("stopped", "finished"):
         return PhaseStatus(name, "stopped", num_tasks, num_done)
-    finished = [event for event in mine if event["event"] == "TaskFinished" and not event["failed"]]
-    since = max(started["time"], now - RATE_WINDOW_S)
-    rate = sum(event["time"] > since for event in finished) / max(1e-3, now - since)
+    rate = _measure_rate(of_phase, started["time"], now)
     left_s = (num_tasks - num_done) / rate if rate else None
     return PhaseStatus(name, "running", num_tasks, num_done, rate, left_s)
 
 
-def _counts_of_extract(run: RunFolder) -> Mapping[str, int]:
-    """What was read so far, by the done-records where they are not summed up yet."""
-    folder = run.folder("extract")
+def _measure_rate(of_phase: Iterable[Event], started: float, now: float) -> float:
+    """Return the tasks finished per second in the last RATE_WINDOW_S seconds."""
+    since = max(started, now - RATE_WINDOW_S)
+    num_finished = 0
+    for event in of_phase:
+        is_finished = event["event"] == "TaskFinished" and not event["failed"]
+        num_finished += is_finished and event["time"] > since
+    return num_finished / max(1e-3, now - since)
+
+
+def _read_extract_counts(run: RunFolder) -> Mapping[str, int]:
+    """Return the counters of extract, from its done-records until its summary is written."""
+    folder = run.folder(Extract.name)
     if folder.complete():
         return Counters.from_json(folder.summary()["counters"]).counts
     return sum_counters(folder, folder.done()).counts
 
 
-def to_json(status: Status) -> str:
-    """The status for programs."""
-    return json.dumps(asdict(status), indent=1, ensure_ascii=False) + "\n"
+# ------------------------------------------------------------------------------------ terminal
 
 
 def print_status(status: Status, console: Console) -> None:
-    """The status for people."""
-    rows = [
-        (
-            phase.name,
-            phase.state,
-            ""
-            if phase.state == "off"
-            else f"{phase.num_done:,} of {phase.num_tasks:,}"
-            if phase.num_tasks
-            else "",
-            "" if phase.rate_per_s is None else f"{phase.rate_per_s * 60:,.1f} a minute",
-            "" if phase.left_s is None else _in_words(phase.left_s),
-        )
-        for phase in status.phases
-    ]
-    console.print(_headline(status), markup=False)
+    """Print a table of the phases, the quarantine and the failures."""
+    console.print(_describe_state(status), markup=False)
+    rows = [_make_row(phase) for phase in status.phases]
     console.print(make_table("", ("phase", "state", "done", "rate", "left"), rows))
-    broken = sum(status.quarantine.values())
-    causes = "".join(f", {n:,} {cause}" for cause, n in sorted(status.quarantine.items()))
-    console.print(
-        f"\nquarantined: {broken:,} of {status.num_records:,} records{causes}", markup=False
-    )
-    for task_id, cause in list(status.failures.items())[:NUM_FAILURES_SHOWN]:
-        console.print(f"failed: {task_id}: {cause}", markup=False, style="red")
-    if len(status.failures) > NUM_FAILURES_SHOWN:
-        console.print(
-            f"... and {len(status.failures) - NUM_FAILURES_SHOWN} more failed; all of them are in the log"
-        )
+    console.print(f"\n{_describe_quarantine(status)}", markup=False)
+    for task, cause in list(status.failures.items())[:NUM_FAILURES_SHOWN]:
+        console.print(f"failed: {task}: {cause}", markup=False, style="red")
+    num_more = len(status.failures) - NUM_FAILURES_SHOWN
+    if num_more > 0:
+        console.print(f"... and {num_more} more failures; the log has all of them")
     if status.state == "silent":
         console.print(
-            "Nothing was heard of its driver for long: its units are long, or it is gone. If it is gone, start the "
-            "same command again: what is done is not done again."
+            "No driver heartbeat: tasks are slow or the driver died. If it died, run the same "
+            "command again: finished tasks are skipped."
         )
 
 
-def _headline(status: Status) -> str:
+def _make_row(phase: PhaseStatus) -> tuple[str, ...]:
+    done = rate = left = ""
+    if phase.state != "off" and phase.num_tasks:
+        done = f"{phase.num_done:,} of {phase.num_tasks:,}"
+    if phase.rate_per_s is not None:
+        rate = f"{phase.rate_per_s * 60:,.1f} per minute"
+    if phase.left_s is not None:
+        left = _format_duration(phase.left_s)
+    return phase.name, phase.state, done, rate, left
+
+
+def _describe_quarantine(status: Status) -> str:
+    num_broken = sum(status.quarantine.values())
+    text = f"quarantined: {num_broken:,} of {status.num_records:,} records"
+    for cause, number in sorted(status.quarantine.items()):
+        text += f", {number:,} {cause}"
+    return text
+
+
+def _describe_state(status: Status) -> str:
+    age = _format_duration(status.silent_s)
     if status.state == "stopped":
-        return f"{status.run_dir}: stopped {_in_words(status.silent_s)} ago: {status.why.splitlines()[0]}"
+        return f"{status.run_dir}: stopped {age} ago: {status.why.splitlines()[0]}"
     if status.state == "finished":
-        return f"{status.run_dir}: finished {_in_words(status.silent_s)} ago"
-    return f"{status.run_dir}: {status.state}, its driver's last word was {_in_words(status.silent_s)} ago"
+        return f"{status.run_dir}: finished {age} ago"
+    return f"{status.run_dir}: {status.state}, the last event of its driver was {age} ago"
 
 
-def _in_words(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds)))
