@@ -1,6 +1,7 @@
-"""Dashboards and alerts as they lie in configs/: well formed, of metrics that exist, and alerts fire when they should.
+"""The dashboards and alerts of configs/: they are valid, use existing metrics, and alerts fire correctly.
 
-What their panels show of a real run is tested beside what tells it: pipeline/reporting/test_prometheus.py, training/observability/test_observability.py.
+The panels are tested on real runs in pipeline/reporting/test_prometheus.py and
+training/observability/test_observability.py.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ LABELS: dict[str, tuple[str, ...]] = {
     **{metric.name: ("run", "rank") for metric in loader.metrics.METRICS},
     **{metric.name: ("run",) for metric in training.observability.prometheus.METRICS},
 }
-"""Of all the metrics that are ours, by the name that Prometheus sees."""
+"""Name in Prometheus -> labels, for all our metrics."""
 
-OTHERS = {  # Ray's, and those of prometheus_client's process
+OTHERS = {  # of Ray, and of prometheus_client
     "ray_node_cpu_utilization",
     "ray_node_mem_used",
     "ray_node_mem_total",
@@ -47,22 +48,22 @@ def rules() -> list[dict[str, Any]]:
     ]
 
 
-# ---- as they stand ----
+# ---- files ----
 
 
 @pytest.mark.parametrize("name", DASHBOARDS)
-def test_a_dashboard_can_be_imported(name: str) -> None:
-    """Ids are unique, no panel lies on another, and each takes its data from the source that the user chose."""
+def test_dashboard_can_be_imported(name: str) -> None:
+    """Panel ids are unique, panels do not overlap, and all use the data source of the variable."""
     found = dashboard(name)
     ids = [panel["id"] for panel in found["panels"]]
     assert len(set(ids)) == len(ids)
     taken: set[tuple[int, int]] = set()
     for panel in found["panels"]:
-        place = panel["gridPos"]
+        position = panel["gridPos"]
         cells = {
             (x, y)
-            for x in range(place["x"], place["x"] + place["w"])
-            for y in range(place["y"], place["y"] + place["h"])
+            for x in range(position["x"], position["x"] + position["w"])
+            for y in range(position["y"], position["y"] + position["h"])
         }
         assert max(x for x, _ in cells) < 24
         assert not cells & taken, panel["title"]
@@ -80,13 +81,13 @@ def test_a_dashboard_can_be_imported(name: str) -> None:
     [target["expr"] for name in DASHBOARDS for panel in panels(name) for target in panel["targets"]]
     + [rule["expr"] for rule in rules()],
 )
-def test_what_is_asked_for_is_what_is_told(expr: str) -> None:
-    """Each name in a panel or an alert is a metric of ours, or of those that others tell and we have seen."""
+def test_expressions_use_existing_metrics(expr: str) -> None:
+    """Each name in a panel or an alert is one of our metrics, or a known metric of others."""
     assert set(NAMES.findall(expr)) <= {*LABELS, *OTHERS}
 
 
-def test_every_metric_of_ours_is_shown_or_watched() -> None:
-    """A metric that no panel and no alert asks for would be a metric for nobody."""
+def test_every_metric_is_in_a_panel_or_an_alert() -> None:
+    """Only the listed metrics are exported for other uses."""
     asked = [
         target["expr"]
         for name in DASHBOARDS
@@ -103,16 +104,16 @@ def test_every_metric_of_ours_is_shown_or_watched() -> None:
     }
 
 
-def test_the_page_lists_every_metric() -> None:
-    """docs/watching.md has a row for each, as the code has it."""
+def test_docs_list_every_metric() -> None:
+    """docs/watching.md has a row for each metric, with the help text of the code."""
     tables = (metrics.METRICS, loader.metrics.METRICS, training.observability.prometheus.METRICS)
-    wanted = [row_of(metric) for table in tables for metric in table]
+    wanted = [format_row(metric) for table in tables for metric in table]
     page = DOCS.read_text(encoding="utf-8")
     missing = [row for row in wanted if row not in page.splitlines()]
     assert not missing, "\n".join(missing)
 
 
-def row_of(metric: metrics.Metric | loader.metrics.Metric) -> str:
+def format_row(metric: metrics.Metric | loader.metrics.Metric) -> str:
     name = metrics.PREFIX + metric.name if isinstance(metric, metrics.Metric) else metric.name
     return f"| `{name}` | {metric.kind} | {', '.join(LABELS[name])} | {metric.help} |"
 
@@ -125,8 +126,8 @@ def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 @needs_prometheus
-def test_alerts_fire_on_what_they_are_for_and_on_nothing_near_it() -> None:
-    """The rules' own tests of the rules pass, and there are both for each rule."""
+def test_alert_rules_pass_their_tests() -> None:
+    """Promtool passes, and each rule has a test that fires and one that does not."""
     done = promtool("test", "rules", ALERT_TESTS)
     assert done.returncode == 0, done.stdout + done.stderr
     cases = [
@@ -141,8 +142,8 @@ def test_alerts_fire_on_what_they_are_for_and_on_nothing_near_it() -> None:
 
 @needs_prometheus
 @pytest.mark.parametrize("name", [rule["alert"] for rule in rules()])
-def test_the_tests_of_an_alert_can_fail(name: str, tmp_path: Path) -> None:
-    """A rule that never fires, and one that always does, do not pass."""
+def test_alert_tests_can_fail(name: str, tmp_path: Path) -> None:
+    """A rule that never fires and a rule that always fires do not pass."""
     tree = yaml.safe_load(ALERTS.read_text())
     (tmp_path / ALERT_TESTS.name).write_text(ALERT_TESTS.read_text())
     for expr in ("vector(0) > 1", "vector(1)"):
@@ -155,7 +156,7 @@ def test_the_tests_of_an_alert_can_fail(name: str, tmp_path: Path) -> None:
 
 
 @needs_prometheus
-def test_the_example_of_a_config_is_one() -> None:
-    """Prometheus would start with it."""
+def test_prometheus_accepts_the_example_config() -> None:
+    """Promtool accepts the config."""
     done = promtool("check", "config", FOLDER / "prometheus.yaml")
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Counterfactuals over the whole chain: percentiles, models' cutoffs and scores, as a real run would decide."""
+"""The preview on the whole chain: percentiles, cutoffs of models, and scores."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.reporting.preview import decisions_with, preview
+from pipeline.reporting.preview import preview
+from pipeline.reporting.preview.preview_run import select_again
 from pipeline.runs.run_folder import RunFolder
 from tests.e2e.conftest import Chain
 from tests.e2e.test_command_line import command
@@ -24,12 +25,12 @@ pytestmark = pytest.mark.models
         ["select.language.min_score=0.9", "select.classifiers.wikipedia_reference.min=0.7"],
     ],
 )
-def test_recut_says_what_a_run_does(chain: Chain, overrides: list[str]) -> None:
-    """Fate for fate, bucket for bucket; the run it was asked of is left as it was."""
+def test_preview_agrees_with_a_run(chain: Chain, overrides: list[str]) -> None:
+    """Every decision and every bucket is that of a real run."""
     run_dir, _ = chain.run("preview")
     before = RunFolder.open(run_dir)
-    said = preview(before, overrides)
-    decisions = pa.concat_tables(decisions_with(before, before.change_config(overrides)))
+    found = preview(before, overrides)
+    decisions = pa.concat_tables(select_again(before, before.change_config(overrides)))
     chain.run("preview", *overrides)
     after = RunFolder.open(run_dir)
     paths = [
@@ -38,15 +39,15 @@ def test_recut_says_what_a_run_does(chain: Chain, overrides: list[str]) -> None:
     assert after.folders["select"] != before.folders["select"]
     assert decisions.equals(pa.concat_tables([pq.read_table(path) for path in paths]))
     assert (
-        said.after.num_docs
+        found.after.num_docs
         == decisions["decision"].to_pylist().count("kept")
-        != said.before.num_docs
+        != found.before.num_docs
     )
 
 
-def test_the_command_answers(chain: Chain) -> None:
-    """As a table and as JSON; a change of another phase ends with code 2 and its name."""
-    run_dir, _ = chain.run("recut-command")
+def test_preview_command(chain: Chain) -> None:
+    """It prints tables or JSON; a change of another phase ends with exit code 2."""
+    run_dir, _ = chain.run("preview-command")
     code, out = command("preview", run_dir, "--set", "select.language.min_score=0.99")
     assert (code, "Newly dropped" in out, "language.score_too_low (value 0.9" in out) == (
         0,
@@ -63,4 +64,4 @@ def test_the_command_answers(chain: Chain) -> None:
     code, out = command("preview", run_dir, "--set", "annotate.minhash.num_permutations=64")
     assert (code, "annotate would have to run again" in out) == (2, True), out
     code, out = command("preview", run_dir)
-    assert (code, "nothing to recut" in out) == (2, True), out
+    assert (code, "nothing to preview" in out) == (2, True), out

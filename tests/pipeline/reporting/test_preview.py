@@ -1,4 +1,4 @@
-"""Counterfactuals: what is said to be kept is what a real run keeps, and nothing is written."""
+"""The preview: it keeps the documents that a real run keeps, and writes nothing."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from pipeline.config import load
 from pipeline.execution.engine import PhaseFinished, run
 from pipeline.phases.annotate import Annotate
 from pipeline.planning.plan import make_plan
-from pipeline.reporting import preview as previewing
-from pipeline.reporting.preview import Preview, decisions_with, preview, print_preview, to_json
+from pipeline.reporting.preview import Preview, preview, print_preview, to_json
+from pipeline.reporting.preview.comparison import NUM_EXAMPLES
+from pipeline.reporting.preview.preview_run import select_again
 from pipeline.reporting.report import make_report
 from pipeline.runs.run_folder import RunFolder, RunNotFound
 from tests.pipeline.conftest import Small
@@ -35,7 +36,7 @@ WITH_SIGNALS: dict[str, Any] = {
 
 @pytest.fixture
 def signals(small: Small, lid_file: Path) -> Small:
-    """A config whose run stores a language and quality signals for pages of every kind, in two files."""
+    """A config whose run stores languages and quality signals for pages of every kind."""
     kinds = [*PAGES, "good", "copy", "half", "french", "french"]
     files = [write_pages(small.folder / f"{name}.warc.wet", kinds) for name in ("first", "second")]
     annotate = WITH_SIGNALS["annotate"] | {"language": {"model": str(lid_file)}}
@@ -48,7 +49,7 @@ def signals(small: Small, lid_file: Path) -> Small:
     return Small(small.folder, tree)
 
 
-def stored_fates(found: RunFolder) -> pa.Table:
+def read_stored_decisions(found: RunFolder) -> pa.Table:
     return pa.concat_tables(
         [
             pq.read_table(found.folder("select").path(f"{split.key}.decisions.parquet"))
@@ -57,8 +58,8 @@ def stored_fates(found: RunFolder) -> pa.Table:
     )
 
 
-def for_good(small: Small, overrides: Sequence[str]) -> RunFolder:
-    """A real run with these overrides, in the same folder."""
+def run_again(small: Small, overrides: Sequence[str]) -> RunFolder:
+    """Run the config with these overrides in the same folder."""
     small.config()
     list(run(make_plan(load(str(small.path), [*overrides, f"run_dir={small.folder}/run"]))))
     return RunFolder.open(small.folder / "run")
@@ -74,46 +75,50 @@ def for_good(small: Small, overrides: Sequence[str]) -> RunFolder:
         ["select.language.keep=[xx]"],
     ],
 )
-def test_what_recut_keeps_is_what_a_run_keeps(signals: Small, overrides: list[str]) -> None:
-    """Fates, documents, characters, languages and reasons are those of the ledger and the report of a real run."""
+def test_preview_keeps_what_a_run_keeps(signals: Small, overrides: list[str]) -> None:
+    """Decisions, documents, characters, languages and reasons equal those of a real run."""
     before, _ = signals.run()
-    said = preview(before, overrides)
-    decisions = pa.concat_tables(decisions_with(before, before.change_config(overrides)))
-    after = for_good(signals, overrides)
-    assert decisions.equals(stored_fates(after))
-    assert make_report(before).steps[-1].num_docs == said.before.num_docs
+    found_preview = preview(before, overrides)
+    decisions = pa.concat_tables(select_again(before, before.change_config(overrides)))
+    after = run_again(signals, overrides)
+    assert decisions.equals(read_stored_decisions(after))
+    assert make_report(before).steps[-1].num_docs == found_preview.before.num_docs
     report = make_report(after)
     assert (
-        said.after.num_docs
+        found_preview.after.num_docs
         == sum(report.languages.values())
-        == stored_fates(after)["decision"].to_pylist().count("kept")
+        == read_stored_decisions(after)["decision"].to_pylist().count("kept")
     )
-    assert said.after.num_chars == report.steps[-1].num_chars
+    assert found_preview.after.num_chars == report.steps[-1].num_chars
     assert {
-        name: amount.num_docs for name, (_, amount) in said.languages.items() if amount.num_docs
+        name: amount.num_docs
+        for name, (_, amount) in found_preview.languages.items()
+        if amount.num_docs
     } == report.languages
     of_select = {
         decision: n
         for decision, n in report.reasons.items()
         if not decision.startswith(("length.", "paragraphs."))
     }
-    assert {reason: n for reason, (_, n) in said.reasons.items() if n} == of_select
+    assert {reason: n for reason, (_, n) in found_preview.reasons.items() if n} == of_select
     assert (
-        said.before.num_docs + said.newly_kept.num_docs - said.newly_dropped.num_docs
-        == said.after.num_docs
+        found_preview.before.num_docs
+        + found_preview.newly_kept.num_docs
+        - found_preview.newly_dropped.num_docs
+        == found_preview.after.num_docs
     )
-    assert said.before.num_tokens == make_report(before).num_tokens
+    assert found_preview.before.num_tokens == make_report(before).num_tokens
 
 
-def test_tokens_are_counted_where_they_are_known_and_estimated_elsewhere(signals: Small) -> None:
-    """What stays has the tokens that the run has counted; what is new has as many a character as its language has."""
+def test_unknown_tokens_are_estimated(signals: Small) -> None:
+    """Documents that stay have counted tokens; new ones have the tokens per character of their language."""
     before, _ = signals.run()
     fewer = preview(before, ["select.quality={max_words: 14, min_words: 0}"])
     assert fewer.newly_dropped.num_docs > 0
     assert (
         fewer.after.num_tokens
         == make_report(
-            for_good(signals, ["select.quality={max_words: 14, min_words: 0}"])
+            run_again(signals, ["select.quality={max_words: 14, min_words: 0}"])
         ).num_tokens
     )
     more = preview(before, ["select.language.keep=null"])
@@ -121,16 +126,18 @@ def test_tokens_are_counted_where_they_are_known_and_estimated_elsewhere(signals
     assert more.newly_kept.num_tokens == pytest.approx(more.newly_kept.num_chars * share, abs=1)
 
 
-def test_examples_name_the_rule_that_decided(signals: Small) -> None:
-    """Newly kept ones the rule they fell to, newly dropped ones the rule they would fall to, with the text."""
+def test_examples_name_the_deciding_rule(signals: Small) -> None:
+    """Newly kept examples name the rule that dropped them, newly dropped ones the rule that drops them."""
     before, _ = signals.run()
-    said = preview(before, ["select.language={min_score: 0.0, keep: [fr]}"])
-    assert {example.reason for example in said.examples_kept} == {"language.not_wanted"}
-    assert {example.detail for example in said.examples_kept} == {"fr"}
-    assert {example.detail for example in said.examples_dropped} == {"en"}
-    assert all(example.text for example in (*said.examples_kept, *said.examples_dropped))
-    assert len({example.doc_id for example in said.examples_dropped}) == min(
-        10, said.newly_dropped.num_docs
+    found_preview = preview(before, ["select.language={min_score: 0.0, keep: [fr]}"])
+    assert {example.reason for example in found_preview.examples_kept} == {"language.not_wanted"}
+    assert {example.detail for example in found_preview.examples_kept} == {"fr"}
+    assert {example.detail for example in found_preview.examples_dropped} == {"en"}
+    assert all(
+        example.text for example in (*found_preview.examples_kept, *found_preview.examples_dropped)
+    )
+    assert len({example.doc_id for example in found_preview.examples_dropped}) == min(
+        10, found_preview.newly_dropped.num_docs
     )
     limited = preview(before, ["select.quality={max_words: 14, min_words: 0}"])
     assert {example.limit for example in limited.examples_dropped} == {14.0}
@@ -139,14 +146,14 @@ def test_examples_name_the_rule_that_decided(signals: Small) -> None:
     )
 
 
-def test_at_most_ten_examples_are_drawn_the_same_each_time(small: Small) -> None:
-    """From all over the run, not its beginning; twice the same."""
+def test_examples_are_a_reproducible_sample(small: Small) -> None:
+    """At most ten are drawn from the whole run, and the same ones each time."""
     files = [write_pages(small.folder / f"{name}.warc.wet", ["good"] * 30) for name in "ab"]
     found, _ = small.run(input={"files": [str(path) for path in files]})
-    said = preview(found, ["select.language={keep: [fr]}"])
-    assert (said.newly_dropped.num_docs, len(said.examples_dropped)) == (60, 10)
-    assert {example.doc_id >> 32 for example in said.examples_dropped} == {0, 1}
-    assert preview(found, ["select.language={keep: [fr]}"]) == said
+    found_preview = preview(found, ["select.language={keep: [fr]}"])
+    assert (found_preview.newly_dropped.num_docs, len(found_preview.examples_dropped)) == (60, 10)
+    assert {example.doc_id >> 32 for example in found_preview.examples_dropped} == {0, 1}
+    assert preview(found, ["select.language={keep: [fr]}"]) == found_preview
 
 
 PHASE_OF = {
@@ -160,19 +167,21 @@ PHASE_OF = {
 }
 
 
-def test_a_change_of_more_than_select_is_refused(signals: Small) -> None:
-    """With the key and the phase that would have to run again, one line for each."""
+def test_changes_outside_of_select_are_refused(signals: Small) -> None:
+    """There is one line per key, with the phase that would have to run again."""
     found, _ = signals.run()
     with pytest.raises(ConfigError) as raised:
         preview(found, ["select.language=null", "engine.advanced.batch_mb=1", *PHASE_OF])
-    said = {fault.partition(" would have to run again")[0] for fault in raised.value.faults}
-    assert said == {
+    found_preview = {
+        fault.partition(" would have to run again")[0] for fault in raised.value.faults
+    }
+    assert found_preview == {
         f"--set {override.partition('=')[0]}: {phase}" for override, phase in PHASE_OF.items()
     }
 
 
-def test_wrong_keys_and_values_are_refused_as_everywhere(signals: Small) -> None:
-    """All at once, with the nearest key."""
+def test_wrong_keys_and_values_are_refused(signals: Small) -> None:
+    """All faults are reported at once, with the nearest key."""
     found, _ = signals.run()
     with pytest.raises(ConfigError) as raised:
         preview(
@@ -188,8 +197,8 @@ def test_wrong_keys_and_values_are_refused_as_everywhere(signals: Small) -> None
         preview(found, ["select.perplexity.cutoffs=nowhere.csv"])
 
 
-def test_a_rule_whose_scores_were_not_stored_is_refused(small: Small) -> None:
-    """The message names what is missing."""
+def test_rule_without_stored_scores_is_refused(small: Small) -> None:
+    """The message names the missing column."""
     found, _ = small.run()
     with pytest.raises(
         ConfigError, match=r"stage quality needs rps_doc_word_count .* was not stored by this run"
@@ -197,8 +206,8 @@ def test_a_rule_whose_scores_were_not_stored_is_refused(small: Small) -> None:
         preview(found, ["select.quality={}"])
 
 
-def test_nothing_is_written_and_nothing_but_the_run_is_read(signals: Small, tmp_path: Path) -> None:
-    """Every file of the run keeps its bytes and times; without input, and moved elsewhere, the answer is the same."""
+def test_preview_reads_only_the_run_and_writes_nothing(signals: Small, tmp_path: Path) -> None:
+    """The files of the run do not change, and a moved run without input gives the same result."""
     found, _ = signals.run()
 
     def listing() -> dict[str, tuple[int, int]]:
@@ -206,18 +215,18 @@ def test_nothing_is_written_and_nothing_but_the_run_is_read(signals: Small, tmp_
         return {str(path): (path.lstat().st_mtime_ns, path.lstat().st_size) for path in paths}
 
     before = listing()
-    said = preview(found, ["select.language.keep=null"])
+    found_preview = preview(found, ["select.language.keep=null"])
     assert listing() == before
     moved = tmp_path / "elsewhere"
     shutil.move(Path(found.run_dir), moved)
     for path in tmp_path.glob("*.wet"):
         path.unlink()
     again = preview(RunFolder.open(moved), ["select.language.keep=null"])
-    assert (again.after, again.examples_kept) == (said.after, said.examples_kept)
+    assert (again.after, again.examples_kept) == (found_preview.after, found_preview.examples_kept)
 
 
-def test_a_run_that_is_not_selected_yet_is_told(signals: Small) -> None:
-    """There is nothing to compare with before select has run."""
+def test_run_without_select_is_an_error(signals: Small) -> None:
+    """Before select has run there is nothing to compare with."""
     for event in run(signals.plan()):
         if isinstance(event, PhaseFinished) and event.phase == "fuzzy_dedup":
             break
@@ -227,29 +236,29 @@ def test_a_run_that_is_not_selected_yet_is_told(signals: Small) -> None:
         preview(RunFolder.open(signals.folder / "run"), ["select.language=null"])
 
 
-def test_scores_of_another_version_are_told(
+def test_scores_of_another_version_are_named(
     signals: Small, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run would make them anew first; what is said is by the old ones."""
+    """The preview uses the stored scores and names the phase that a run would run again."""
     found, _ = signals.run()
-    assert preview(found, ["select.language=null"]).renewed == ()
+    assert preview(found, ["select.language=null"]).outdated == ()
     monkeypatch.setattr(Annotate, "version", 99)
-    said = preview(found, ["select.language=null"])
-    assert said.renewed == ("annotate",)
-    assert "a run would do annotate anew" in shown(said)
+    found_preview = preview(found, ["select.language=null"])
+    assert found_preview.outdated == ("annotate",)
+    assert "a run would run annotate again" in shown(found_preview)
 
 
-def shown(said: Preview) -> str:
+def shown(found_preview: Preview) -> str:
     out = io.StringIO()
-    print_preview(said, Console(file=out, width=140))
+    print_preview(found_preview, Console(file=out, width=140))
     return out.getvalue()
 
 
-def test_what_is_shown_has_every_part(signals: Small) -> None:
-    """Changes, sums, languages, reasons, examples both ways; JSON has the same figures."""
+def test_terminal_and_json_show_every_part(signals: Small) -> None:
+    """Changes, sums, languages, reasons and examples are printed; the JSON has the same numbers."""
     found, _ = signals.run()
-    said = preview(found, ["select.language.keep=[fr]"])
-    text = shown(said)
+    found_preview = preview(found, ["select.language.keep=[fr]"])
+    text = shown(found_preview)
     for expected in (
         'select.language.keep: ["en"] -> ["fr"]',
         "newly kept",
@@ -260,18 +269,18 @@ def test_what_is_shown_has_every_part(signals: Small) -> None:
         "Nothing was written.",
     ):
         assert expected in text
-    figures = json.loads(to_json(said))
-    assert figures["after"]["num_docs"] == said.after.num_docs
-    assert figures["languages"]["fr"][1]["num_docs"] == said.after.num_docs
+    figures = json.loads(to_json(found_preview))
+    assert figures["after"]["num_docs"] == found_preview.after.num_docs
+    assert figures["languages"]["fr"][1]["num_docs"] == found_preview.after.num_docs
 
 
-def test_a_run_that_is_not_tokenized_has_no_tokens(signals: Small) -> None:
-    """Then nothing is estimated either."""
+def test_run_without_tokenize_has_no_tokens(signals: Small) -> None:
+    """Without counted tokens none are estimated."""
     for event in run(signals.plan()):
         if isinstance(event, PhaseFinished) and event.phase == "select":
             break
-    said = preview(RunFolder.open(signals.folder / "run"), ["select.language=null"])
-    assert not said.is_tokenized
-    assert said.after.num_tokens == 0
-    assert said.after.num_docs > said.before.num_docs > 0
-    assert previewing.NUM_EXAMPLES >= len(said.examples_kept) > 0
+    found_preview = preview(RunFolder.open(signals.folder / "run"), ["select.language=null"])
+    assert not found_preview.is_tokenized
+    assert found_preview.after.num_tokens == 0
+    assert found_preview.after.num_docs > found_preview.before.num_docs > 0
+    assert NUM_EXAMPLES >= len(found_preview.examples_kept) > 0

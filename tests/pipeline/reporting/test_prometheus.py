@@ -1,4 +1,4 @@
-"""What Prometheus is told of a run is what the run has stored, whoever did it and however often it was begun."""
+"""The metrics of a run: they agree with its stored counters, also after it was resumed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PAGES = ["the treaty was signed in the museum", "le chat et la souris"]
 
 
 def write_crawl(folder: Path) -> list[Path]:
-    """Four files of sound pages, short ones and repeated lines; the last file is cut off."""
+    """Write four files of good pages, short pages and repeated lines; the last file is truncated."""
     paths = [folder / f"{name}.warc.wet" for name in "abcd"]
     for path in paths:
         words = [f"{path.stem}{letter}" for letter in "abcdefghijklmnopqrst"]
@@ -47,42 +47,48 @@ def write_crawl(folder: Path) -> list[Path]:
 
 @pytest.fixture
 def plan(small: Small) -> RunPlan:
-    """A plan for Ray; the tests here carry it out in this process."""
+    """A plan for the Ray engine; the tests run it in this process."""
     files = [str(path) for path in write_crawl(small.folder)]
     return small.plan(input={"files": files}, engine={"kind": "ray"})
 
 
-def here(plan: RunPlan) -> Iterable[Event]:
+def run_inline(plan: RunPlan) -> Iterable[Event]:
     return engine.run(plan, InlineEngine(plan.config.engine))
 
 
-def noted(plan: RunPlan, events: Iterable[Event]) -> RunMetrics:
+def record_all(plan: RunPlan, events: Iterable[Event]) -> RunMetrics:
     metrics = RunMetrics(plan)
     for event in events:
         metrics.record(event)
     return metrics
 
 
-def stored(metrics: RunMetrics) -> dict[tuple[str, str, str], float]:
-    """The counters that come from done-records, which every driver of a run has to tell alike."""
+def select_stored(metrics: RunMetrics) -> dict[tuple[str, str, str], float]:
+    """Return the counters that come from done-records; they are equal for every driver of a run."""
     names = {metric.name for metric in METRICS if metric.counter}
     return {series: number for series, number in metrics.counters.items() if series[0] in names}
 
 
-def test_a_run_that_goes_on_begins_where_it_stood(plan: RunPlan) -> None:
-    """Whole, gone on with in the middle of any phase, or complete before: counters and progress end alike."""
-    whole = noted(plan, here(plan))
-    assert stored(whole)["corpusmill_documents_total", "extract", ""] == 91
-    complete = noted(plan, here(plan))
-    assert (stored(complete), progress(complete)) == (stored(whole), progress(whole))
+def test_resumed_run_continues_its_counters(plan: RunPlan) -> None:
+    """An uninterrupted, a resumed and a complete run end with equal counters and gauges."""
+    whole = record_all(plan, run_inline(plan))
+    assert select_stored(whole)["corpusmill_documents_total", "extract", ""] == 91
+    complete = record_all(plan, run_inline(plan))
+    assert (select_stored(complete), select_task_gauges(complete)) == (
+        select_stored(whole),
+        select_task_gauges(whole),
+    )
     for folder in (Path(plan.folder(phase.name).root) for phase in plan.phases):
         (folder / "phase.json").unlink()
         next((folder / "done").iterdir(), folder / "fuzzy_dedup is off").unlink(missing_ok=True)
-    resumed = noted(plan, here(plan))
-    assert (stored(resumed), progress(resumed)) == (stored(whole), progress(whole))
+    resumed = record_all(plan, run_inline(plan))
+    assert (select_stored(resumed), select_task_gauges(resumed)) == (
+        select_stored(whole),
+        select_task_gauges(whole),
+    )
 
 
-def progress(metrics: RunMetrics) -> dict[tuple[str, str, str], float]:
+def select_task_gauges(metrics: RunMetrics) -> dict[tuple[str, str, str], float]:
     return {
         series: number
         for series, number in metrics.gauges.items()
@@ -91,12 +97,12 @@ def progress(metrics: RunMetrics) -> dict[tuple[str, str, str], float]:
 
 
 def test_failures_and_retries_are_counted(plan: RunPlan) -> None:
-    """Work that failed, and work that was tried twice since its worker died."""
+    """Failed tasks and repeated attempts are counted."""
     Path(plan.splits[1].files[0].location).unlink()
     events: list[Event] = []
     metrics = RunMetrics(plan)
     with contextlib.suppress(RunAborted):
-        for event in here(plan):
+        for event in run_inline(plan):
             if isinstance(event, TaskFinished) and event.task_id == plan.splits[0].key:
                 plan.folder("extract").attempt(event.task_id)
             metrics.record(event)
@@ -107,7 +113,7 @@ def test_failures_and_retries_are_counted(plan: RunPlan) -> None:
 
 
 def test_labels_are_bounded(plan: RunPlan) -> None:
-    """A model of two thousand languages makes two hundred series, and one for all others."""
+    """Two thousand languages make 200 series, and one for all others."""
     metrics = RunMetrics(plan)
     counters = Counters()
     for i in range(2000):
@@ -121,8 +127,8 @@ def test_labels_are_bounded(plan: RunPlan) -> None:
     assert sum(series.values()) == 2000
 
 
-def test_a_port_that_is_taken_is_named(small: Small) -> None:
-    """Before Ray is started, which would wait for half a minute and not say why."""
+def test_used_port_is_an_error(small: Small) -> None:
+    """The port is checked first, because Ray would wait half a minute without a message."""
     import socket
 
     with socket.create_server(("", 0)) as taken:
@@ -133,8 +139,8 @@ def test_a_port_that_is_taken_is_named(small: Small) -> None:
             list(engine.run(small.plan(engine={"kind": "ray", "metrics_port": port})))
 
 
-def test_an_engine_without_ray_has_no_port(small: Small) -> None:
-    """Asking for one is a fault of the config, as nobody would ever answer."""
+def test_inline_engine_refuses_a_metrics_port(small: Small) -> None:
+    """A port without Ray is a fault of the config."""
     with pytest.raises(
         ConfigError, match=r"metrics_port is 9464, but engine.kind is inline: the metrics are Ray's"
     ):
@@ -143,8 +149,8 @@ def test_an_engine_without_ray_has_no_port(small: Small) -> None:
 
 @needs_prometheus
 @pytest.mark.ray
-def test_every_panel_of_the_pipeline_shows_a_real_run(small: Small) -> None:
-    """On Ray, by the command line: no panel is empty, the totals are those of the report, and no alert fires."""
+def test_every_panel_shows_data_of_a_real_run(small: Small) -> None:
+    """On Ray no panel is empty, the totals equal those of the report, and no other alert fires."""
     files, port = [str(path) for path in write_crawl(small.folder)], free_port()
     small.config(
         input={"files": files, "max_quarantined_share": 0.5},

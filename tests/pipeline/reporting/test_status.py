@@ -1,4 +1,4 @@
-"""What `status` says of a run at work, stopped, finished, and left by its driver: from the run folder alone."""
+"""The status of a run that is running, stopped, finished or left by its driver."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NUM_FILES = 3
 
 @pytest.fixture
 def plan(small: Small) -> RunPlan:
-    """Three units; the second file ends in a broken record."""
+    """A plan with three input splits; the second file ends in a broken record."""
     files = [
         write_pages(small.folder / f"{i}.warc.wet", PAGES, broken)
         for i, broken in enumerate((0, 1, 0))
@@ -43,34 +43,34 @@ def plan(small: Small) -> RunPlan:
     return small.plan(input={"files": [str(path) for path in files]}, **RULES)
 
 
-def status_of(plan: RunPlan, after_s: float = 0) -> Status:
+def get_status(plan: RunPlan, after_s: float = 0) -> Status:
     return read_status(RunFolder.open(plan.run_dir), now=time.time() + after_s)
 
 
-def phase_of(status: Status, name: str) -> PhaseStatus:
+def get_phase(status: Status, name: str) -> PhaseStatus:
     return next(phase for phase in status.phases if phase.name == name)
 
 
 @contextlib.contextmanager
-def at_work(plan: RunPlan, num_tasks: int, phase: str) -> Iterator[None]:
-    """The run, until so many pieces of that phase are done; on leaving, its driver is stopped."""
+def running(plan: RunPlan, num_tasks: int, phase: str) -> Iterator[None]:
+    """Run until num_tasks tasks of the phase are done. When the block ends, the driver is stopped."""
     with contextlib.closing(run(plan)) as events:  # pyright: ignore[reportArgumentType] - it is a generator
-        is_work = (
-            isinstance(event, TaskFinished) and event.phase == phase for event in _alive(events)
+        is_task = (
+            isinstance(event, TaskFinished) and event.phase == phase for event in _iterate(events)
         )
         while num_tasks:
-            num_tasks -= next(is_work)
+            num_tasks -= next(is_task)
         yield
 
 
-def _alive(events: Iterator[Event]) -> Iterator[Event]:
+def _iterate(events: Iterator[Event]) -> Iterator[Event]:
     yield from iter(lambda: next(events), None)
 
 
-def test_a_run_at_work_shows_its_rate_and_what_is_left(plan: RunPlan) -> None:
-    """The phase at work has a rate and an end estimate that belong together; before it done, after it waiting."""
-    with at_work(plan, 2, "annotate"):
-        found = status_of(plan)
+def test_running_phase_has_a_rate_and_an_end_estimate(plan: RunPlan) -> None:
+    """Phases before the running one are done, those after it are waiting."""
+    with running(plan, 2, "annotate"):
+        found = get_status(plan)
         assert (found.state, found.why) == ("running", "")
         states = {phase.name: phase.state for phase in found.phases if phase.state != "off"}
         assert states == {
@@ -80,55 +80,57 @@ def test_a_run_at_work_shows_its_rate_and_what_is_left(plan: RunPlan) -> None:
             **dict.fromkeys(("select", "tokenize", "write_shards"), "waiting"),
         }
         assert (
-            phase_of(found, "extract").num_tasks == phase_of(found, "select").num_tasks == NUM_FILES
+            get_phase(found, "extract").num_tasks
+            == get_phase(found, "select").num_tasks
+            == NUM_FILES
         )
-        assert phase_of(found, "write_shards").num_tasks is None
-        working = phase_of(found, "annotate")
+        assert get_phase(found, "write_shards").num_tasks is None
+        working = get_phase(found, "annotate")
         assert (working.num_done, working.num_tasks) == (2, NUM_FILES)
         assert working.rate_per_s
         assert working.left_s == pytest.approx((NUM_FILES - 2) / working.rate_per_s)
 
 
-def test_a_driver_that_says_nothing_for_long_is_called_silent(plan: RunPlan) -> None:
-    """It may be dead; the rate of what was done long ago is none."""
-    with at_work(plan, 2, "annotate"):
-        found = status_of(plan, after_s=SILENT_AFTER_S + 3600)
+def test_run_without_recent_events_is_silent(plan: RunPlan) -> None:
+    """Tasks that finished long ago do not count in the rate."""
+    with running(plan, 2, "annotate"):
+        found = get_status(plan, after_s=SILENT_AFTER_S + 3600)
         assert found.state == "silent"
         assert found.silent_s > SILENT_AFTER_S
-        assert (phase_of(found, "annotate").rate_per_s, phase_of(found, "annotate").left_s) == (
+        assert (get_phase(found, "annotate").rate_per_s, get_phase(found, "annotate").left_s) == (
             0,
             None,
         )
 
 
-def test_a_clock_behind_the_drivers_harms_nothing(plan: RunPlan) -> None:
-    """What the log has from the future was just now."""
-    with at_work(plan, 2, "annotate"):
-        found = status_of(plan, after_s=-3600)
+def test_events_from_the_future_count_as_now(plan: RunPlan) -> None:
+    """The clock of this machine may be behind that of the driver."""
+    with running(plan, 2, "annotate"):
+        found = get_status(plan, after_s=-3600)
         assert (found.state, found.silent_s) == ("running", 0)
-        assert (phase_of(found, "annotate").rate_per_s or 0) > 0
+        assert (get_phase(found, "annotate").rate_per_s or 0) > 0
 
 
-def test_a_stopped_run_keeps_its_count_and_goes_on(plan: RunPlan) -> None:
-    """Stopped, it says so; started again and ended, it is finished."""
-    with at_work(plan, 2, "annotate"):
+def test_stopped_run_can_be_resumed(plan: RunPlan) -> None:
+    """A stopped run keeps its counts; after it was run again it is finished."""
+    with running(plan, 2, "annotate"):
         pass
-    found = status_of(plan)
+    found = get_status(plan)
     assert (found.state, found.why) == ("stopped", "its driver was stopped")
-    assert phase_of(found, "annotate") == PhaseStatus("annotate", "stopped", NUM_FILES, 2)
+    assert get_phase(found, "annotate") == PhaseStatus("annotate", "stopped", NUM_FILES, 2)
     assert isinstance(list(run(plan))[-1], PhaseFinished)
-    found = status_of(plan)
+    found = get_status(plan)
     assert found.state == "finished"
     assert {phase.state for phase in found.phases} == {"done", "off"}
 
 
-def test_failures_are_told_until_they_are_mended(plan: RunPlan) -> None:
-    """Work and cause of the latest start; none once the run went through."""
+def test_failures_are_shown_until_they_are_repaired(plan: RunPlan) -> None:
+    """The failures of the latest start are shown, and none after a successful run."""
     path = Path(plan.splits[1].files[0].location)
     away = path.rename(path.with_suffix(".away"))
     with pytest.raises(RunAborted):
         list(run(plan))
-    found = status_of(plan)
+    found = get_status(plan)
     assert found.state == "stopped"
     assert found.why.startswith("phase extract: 1 of 3 tasks failed")
     (task_id,) = found.failures
@@ -136,26 +138,26 @@ def test_failures_are_told_until_they_are_mended(plan: RunPlan) -> None:
     assert "No such file" in found.failures[task_id]
     away.rename(path)
     list(run(plan))
-    assert status_of(plan).failures == {}
+    assert get_status(plan).failures == {}
 
 
-def test_quarantine_is_counted_before_the_phase_is_summed_up(plan: RunPlan) -> None:
-    """From the done-records, and the same afterwards."""
-    with at_work(plan, NUM_FILES, "extract"):
-        early = status_of(plan)
-        assert phase_of(early, "extract").num_done == NUM_FILES
+def test_quarantine_is_counted_while_extract_runs(plan: RunPlan) -> None:
+    """The count from the done-records equals that of the summary."""
+    with running(plan, NUM_FILES, "extract"):
+        early = get_status(plan)
+        assert get_phase(early, "extract").num_done == NUM_FILES
     list(run(plan))
     assert sum(early.quarantine.values()) == 1
     assert (early.quarantine, early.num_records) == (
-        status_of(plan).quarantine,
-        status_of(plan).num_records,
+        get_status(plan).quarantine,
+        get_status(plan).num_records,
     )
 
 
-def test_it_is_shown_to_people_and_to_programs(plan: RunPlan) -> None:
-    """One table with a line per phase; the same figures as JSON."""
-    with at_work(plan, 2, "annotate"):
-        found = status_of(plan)
+def test_terminal_and_json_show_the_status(plan: RunPlan) -> None:
+    """The table has a row per phase, and the JSON the same numbers."""
+    with running(plan, 2, "annotate"):
+        found = get_status(plan)
         console = Console(file=io.StringIO(), width=160, soft_wrap=True)
         print_status(found, console)
         shown = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue] - it is a StringIO
@@ -163,14 +165,14 @@ def test_it_is_shown_to_people_and_to_programs(plan: RunPlan) -> None:
     assert f"quarantined: 1 of {found.num_records} records" in shown
     (line,) = (line for line in shown.splitlines() if line.startswith("annotate"))
     assert "2 of 3" in line
-    assert "a minute" in line
+    assert "per minute" in line
     assert {phase["name"]: phase["num_done"] for phase in json.loads(to_json(found))["phases"]}[
         "annotate"
     ] == 2
 
 
-def test_the_command_needs_no_ray(plan: RunPlan) -> None:
-    """It is asked on machines where none runs, again and again."""
+def test_command_does_not_import_ray(plan: RunPlan) -> None:
+    """The status command must be fast, and work where no Ray is installed."""
     list(run(plan))
     program = (
         "import sys; from pipeline.cli import app; app(sys.argv[1:], standalone_mode=False); "

@@ -1,0 +1,107 @@
+"""A preview on the terminal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+
+from pipeline.reporting.explain.text import format_values
+from pipeline.reporting.preview.comparison import Amount, Example, Preview
+from pipeline.reporting.tables import make_table
+
+NUM_LANGUAGES = 12
+
+
+def print_preview(found: Preview, console: Console) -> None:
+    """Print the changes, the sums, and examples of newly kept and newly dropped documents."""
+    for key, (before, after) in found.changes.items():
+        line = f"{key}: {_format_as_yaml(before)} -> {_format_as_yaml(after)}"
+        console.print(line, markup=False)
+    for phase in found.outdated:
+        console.print(
+            f"Note: a run would run {phase} again, because a stage or a model has changed; "
+            f"the preview uses its stored scores."
+        )
+    console.print()
+    _print_tables(found, console)
+    _print_examples(console, "Newly kept", found.newly_kept, found.examples_kept, "was dropped")
+    _print_examples(
+        console, "Newly dropped", found.newly_dropped, found.examples_dropped, "would be dropped"
+    )
+    console.print(
+        "\nNothing was written. `python -m pipeline run CONFIG` with the same --set applies it."
+    )
+
+
+def _print_tables(found: Preview, console: Console) -> None:
+    columns = ("", "documents", "characters", "tokens")
+    console.print(make_table("Kept documents", columns, _list_amount_rows(found)))
+    if found.is_tokenized and found.newly_kept.num_docs:
+        console.print(
+            "The tokens of newly kept documents are estimated from their characters, because they "
+            "were never tokenized."
+        )
+    columns = ("language", "before", "after", "change", "tokens")
+    console.print(make_table("Kept, by language", columns, _list_language_rows(found)))
+    rows: list[tuple[str, ...]] = []
+    for reason, (before, after) in found.reasons.items():
+        rows.append((reason, *_format_change(before, after)))
+    columns = ("reason", "before", "after", "change")
+    console.print(make_table("Dropped by select, by reason", columns, rows))
+
+
+def _list_amount_rows(found: Preview) -> list[tuple[str, ...]]:
+    amounts = {
+        "before": found.before,
+        "after": found.after,
+        "newly kept": found.newly_kept,
+        "newly dropped": found.newly_dropped,
+    }
+    rows: list[tuple[str, ...]] = []
+    for name, amount in amounts.items():
+        rows.append(
+            (name, f"{amount.num_docs:,}", f"{amount.num_chars:,}", f"{amount.num_tokens:,}")
+        )
+    return rows
+
+
+def _list_language_rows(found: Preview) -> Iterator[tuple[str, ...]]:
+    """Yield the largest languages, and the sum of the others."""
+    pairs = list(found.languages.items())
+    others = [pair for _, pair in pairs[NUM_LANGUAGES:]]
+    pairs = pairs[:NUM_LANGUAGES]
+    if others:
+        before = sum((amount for amount, _ in others), Amount())
+        after = sum((amount for _, amount in others), Amount())
+        pairs.append((f"{len(others)} more", (before, after)))
+    for name, (before, after) in pairs:
+        change = _format_change(before.num_docs, after.num_docs)
+        yield name, *change, f"{after.num_tokens:,}"
+
+
+def _format_change(before: int, after: int) -> tuple[str, str, str]:
+    change = f"{after - before:+,}" if after != before else ""
+    return f"{before:,}", f"{after:,}", change
+
+
+def _print_examples(
+    console: Console, title: str, amount: Amount, examples: Sequence[Example], verdict: str
+) -> None:
+    if not examples:
+        return
+    num_docs = amount.num_docs
+    shown = "" if len(examples) == num_docs else f", {len(examples)} of them drawn at random"
+    lines = [f"\n{title}: {num_docs:,} documents{shown}"]
+    for example in examples:
+        lines.append(f"  {example.url} ({example.language})")
+        lines.append(f"    {verdict}: {example.reason}{format_values(vars(example))}")
+        lines.append(f"    {example.text!r}")
+    for line in lines:
+        console.print(line, markup=False)
+
+
+def _format_as_yaml(value: object) -> str:
+    """Return a value as `--set` accepts it. JSON is a subset of YAML."""
+    return json.dumps(value, ensure_ascii=False)
