@@ -31,7 +31,7 @@ watch: $(VENV)/demo.stamp ## Run the pipeline into runs/watched, with a Promethe
 	echo 'Prometheus keeps running at http://$(PROMETHEUS); Ctrl-C stops it.' && wait $$prometheus
 
 test: $(VENV)/test.stamp ## Run all the tests
-	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadgroup
 
 quick: $(VENV)/test.stamp ## Run the tests of one package without Ray, e.g. make quick PACKAGE=loader
 	$(BIN)/python -m pytest -q --numprocesses $(TEST_PROCESSES) -m 'not heavy and not ray and not cluster and not models' tests/$(PACKAGE)

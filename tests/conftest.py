@@ -12,6 +12,7 @@ from hypothesis import settings
 
 from storage.object_store import ObjectStore
 from tests.seaweed import BUCKET, KEYS, Seaweed, program
+from tests.shared_ray import SharedRay
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -51,6 +52,32 @@ def seaweed_in_environment(seaweed: Seaweed, monkeypatch: pytest.MonkeyPatch) ->
     for name, value in KEYS.items():
         monkeypatch.setenv(f"AWS_{name.upper()}", value)
     return seaweed
+
+
+@pytest.fixture(scope="session")
+def ray_of_session(seaweed: Seaweed) -> Iterator[SharedRay]:
+    """One Ray for all tests that do not need one of their own."""
+    ray = SharedRay(str(REPOSITORY), seaweed)
+    yield ray
+    ray.stop()
+
+
+@pytest.fixture
+def shared_ray(ray_of_session: SharedRay, monkeypatch: pytest.MonkeyPatch) -> SharedRay:
+    """The Ray of the session, as the one that this test and its processes connect to."""
+    for name, value in ray_of_session.environment.items():
+        monkeypatch.setenv(name, value)
+    return ray_of_session
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let all tests of a file, and all tests that use Ray, run in one process of pytest-xdist.
+
+    Fixtures of a file are made once, the tests share one Ray, and no two of them start a Ray at the same time.
+    """
+    for item in items:
+        uses_ray = item.get_closest_marker("ray") or item.get_closest_marker("cluster")
+        item.add_marker(pytest.mark.xdist_group("ray" if uses_ray else str(item.path)))
 
 
 @pytest.fixture

@@ -54,8 +54,8 @@ class Chain:
 
     def run(self, name: str, *overrides: str) -> tuple[Path, list[Event]]:
         """Run in this process' own engine choice; the run folder and what happened."""
-        plan = make_plan(self.config(name, *overrides))
-        return plan.run_dir, list(run(plan))
+        config = self.config(name, *overrides)
+        return Path(config.run_dir), list(run(make_plan(config)))
 
     def command(self, name: str, *arguments: str) -> subprocess.Popen[str]:
         """The same as a process of its own, by the command line."""

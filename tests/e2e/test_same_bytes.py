@@ -97,12 +97,21 @@ def test_what_was_cut_and_done_is_read_as_it_was_cut(
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("workers", [1, 2])
-def test_ray_gives_the_same_bytes_as_one_process(
-    chain: Chain, reference_run: Path, workers: int
+def test_a_local_ray_with_one_worker_writes_the_same_bytes(
+    chain: Chain, reference_run: Path
 ) -> None:
-    """Every file of every phase, with one worker and with two."""
-    run_dir, _ = chain.run(f"ray-{workers}", "engine.kind=ray", f"engine.workers={workers}")
+    """Every file of every phase equals that of the in-process engine."""
+    run_dir, _ = chain.run("local-ray", "engine.kind=ray", "engine.workers=1")
+    assert digests(run_dir) == digests(reference_run)
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("shared_ray")
+def test_a_cluster_with_two_workers_writes_the_same_bytes(
+    chain: Chain, reference_run: Path
+) -> None:
+    """Every file of every phase equals that of the in-process engine."""
+    run_dir, _ = chain.run("cluster", "engine.kind=ray")
     assert digests(run_dir) == digests(reference_run)
 
 
@@ -135,12 +144,13 @@ def test_a_run_that_is_told_to_stop_says_how_to_go_on(chain: Chain) -> None:
 
 
 @pytest.mark.ray
-def test_a_run_on_ray_killed_twice_goes_on_to_the_same_bytes(
-    chain: Chain, reference_run: Path
+def test_a_run_on_ray_killed_twice_continues_to_the_same_bytes(
+    chain: Chain, reference_run: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Kill -9 of the driver, with workers at work, twice."""
+    """Kill -9 of the driver and its local Ray while tasks run, twice; the third run is on a cluster."""
     for phase in ("extract", "annotate"):
         _kill_when(chain, "ray-killed", phase, "--engine", "ray")
+    request.getfixturevalue("shared_ray")
     run_dir, _ = chain.run("ray-killed", "engine.kind=ray")
     assert digests(run_dir) == digests(reference_run)
 

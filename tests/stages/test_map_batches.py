@@ -136,7 +136,7 @@ def test_the_documented_stage_passes_its_documented_test() -> None:
 RAY_PROGRAM = """
 import json, sys
 import ray
-ray.init(num_cpus=1, include_dashboard=False, object_store_memory=100 * 2**20, logging_level="ERROR")
+ray.init(logging_level="ERROR")
 ray.data.DataContext.get_current().enable_progress_bars = False
 folder, model = sys.argv[1:]
 {example}
@@ -145,6 +145,7 @@ print(json.dumps(sorted(row["text"] for row in rows)))
 
 
 @pytest.mark.ray
+@pytest.mark.usefixtures("shared_ray")
 def test_the_documented_operators_run_in_ray_data(tmp_path: Path) -> None:
     """The third example of docs/stages.md, on Parquet files: two stages as two operators."""
     folder = tmp_path / "documents"

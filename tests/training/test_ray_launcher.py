@@ -36,18 +36,15 @@ def plain(language: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def start(folder: Path, settings: Mapping[str, Any], *arguments: str) -> subprocess.Popen[str]:
-    """The command, in that folder, on a Ray of its own."""
+    """Start the command in that folder, on the shared Ray where the test uses it, else on its own."""
     (folder / "config.yaml").write_text(yaml.safe_dump(dict(settings)))
-    environment = {
-        key: value
-        for key, value in os.environ.items()
-        if key not in ("RANK", "WORLD_SIZE", "RAY_ADDRESS")
-    }
-    environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    environment |= {
+    environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), **os.environ}
+    for name in ("RANK", "WORLD_SIZE"):
+        environment.pop(name, None)
+    environment |= {  # fewer processes
         "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
         "RAY_TRAIN_METRICS_ENABLED": "0",
-    }  # processes less
+    }
     return subprocess.Popen(
         [sys.executable, "-m", "training", "run", "config.yaml", "--launcher", "ray", *arguments],
         cwd=folder, env={**environment, "PYTHONPATH": str(REPOSITORY)}, stdout=subprocess.PIPE,
@@ -117,6 +114,7 @@ def test_a_killed_worker_changes_nothing_and_sigterm_saves(
 
 
 @pytest.mark.ray
+@pytest.mark.usefixtures("shared_ray")
 @pytest.mark.timeout(600)
 def test_what_does_not_fit_is_said_once(language: Path, tmp_path: Path) -> None:
     """Exit code 2 and the message of a run without Ray, though failures may be repeated."""

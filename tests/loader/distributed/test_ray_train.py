@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import subprocess
 import sys
 from pathlib import Path
@@ -27,7 +26,6 @@ ORDER = {
 DRIVER = """
 import json, os, sys
 
-os.umask(0o077)                    # Ray's session folder and token are for this user only
 import ray
 from ray.train import RunConfig, ScalingConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
@@ -42,7 +40,7 @@ def train(config):
     seen = {"world_size": loader.world_size, "steps": [batch["input_ids"].tolist() for batch in loader]}
     Path(config["out"], f"rank-{loader.rank}.json").write_text(json.dumps(seen))
 
-ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100 * 2**20, logging_level="ERROR")
+ray.init(logging_level="ERROR")
 DataParallelTrainer(
     train,
     train_loop_config=given,
@@ -53,20 +51,13 @@ DataParallelTrainer(
 
 
 @pytest.mark.ray
+@pytest.mark.usefixtures("shared_ray")
 @pytest.mark.timeout(600)  # 191 s were seen on two cores with other work, nearly all of it Ray
 def test_two_ray_train_workers_share_each_step(larger: Dataset, tmp_path: Path) -> None:
     """They are ranks 0 and 1 of 2, and together read the rows of each step of one rank."""
-    environment = {
-        key: value
-        for key, value in os.environ.items()
-        if key not in ("RANK", "WORLD_SIZE", "RAY_ADDRESS")
-    }
-    environment |= {
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        "RAY_USAGE_STATS_ENABLED": "0",
-    }
-    environment |= {"PYTHONPATH": str(REPOSITORY), "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "RAY_USAGE_STATS_ENABLED": "0"}
+    for name in ("RANK", "WORLD_SIZE"):
+        environment.pop(name, None)
     given = {"folder": str(larger.folder), "order": ORDER, "out": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-c", DRIVER, json.dumps(given)],

@@ -117,11 +117,12 @@ def test_a_run_in_a_bucket_has_the_bytes_of_one_on_a_disk(
 
 
 @pytest.mark.ray
+@pytest.mark.usefixtures("shared_ray")
 def test_a_run_on_ray_in_a_bucket_has_the_same_bytes(
     bucket_store: ObjectStore, config: Callable[..., RunConfig], on_disk: RunFolder
 ) -> None:
     """Its workers are other processes with their own connections."""
-    list(run(make_plan(config(bucket_store, engine={"kind": "ray", "workers": 2}))))
+    list(run(make_plan(config(bucket_store, engine={"kind": "ray"}))))
     assert outputs(RunFolder.open(str(bucket_store))) == outputs(on_disk)
 
 
