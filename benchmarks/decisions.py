@@ -138,9 +138,9 @@ def _documents(
     claimed = [
         row
         for row in truth
-        if row["expected_fate"] not in ("any", "quarantined") and row["url"] in pages
+        if row["expected_decision"] not in ("any", "quarantined") and row["url"] in pages
     ]
-    wanted = {row["url"] for row in claimed if row["expected_fate"] == decision}
+    wanted = {row["url"] for row in claimed if row["expected_decision"] == decision}
     found = {
         row["url"] for row in claimed if pages[row["url"]].get("decision", "").startswith(reasons)
     }

@@ -16,8 +16,11 @@ from pipeline.sample_crawl.kinds import TAIL_KINDS
 from pipeline.sample_crawl.languages import ISO_639_3, LEGACY_CHARSETS
 from pipeline.sample_crawl.pages import Page, PageSpec
 
-VERSION = 1
-"""Increase it if equal arguments give another crawl. It is part of each file's first record."""
+VERSION = 2
+"""Increase it if equal arguments give other files or another truth table."""
+
+RECORDS_VERSION = 1
+"""Increase it, and VERSION, if equal arguments give other records. Each file's first record has it."""
 
 LEGACY_SHARE = 0.2
 """HTML pages in their language's old charset: half declare it in the HTTP header, half in a meta element."""
@@ -56,7 +59,7 @@ def render_warcinfo(name: str, seed: int) -> bytes:
     """Return the gzip member that begins a file."""
     block = (
         f"isPartOf: CC-MAIN-SAMPLE\r\npublisher: corpusmill\r\n"
-        f"description: synthetic crawl made of real sentences, version {VERSION}, seed {seed}\r\n"
+        f"description: synthetic crawl made of real sentences, version {RECORDS_VERSION}, seed {seed}\r\n"
         f"format: WARC File Format 1.0\r\n\r\n"
     )
     fields = [

@@ -23,8 +23,7 @@ TRUTH = pa.schema(
         pa.field("language", pa.string(), nullable=False),  # ISO 639-1, of the text
         pa.field("site", pa.string(), nullable=False),  # host of the URL
         pa.field("source_url", pa.string()),  # the page whose paragraphs it copies; null: none
-        # An ExpectedDecision. The name is stored in existing crawls, so it is kept.
-        pa.field("expected_fate", pa.string(), nullable=False),
+        pa.field("expected_decision", pa.string(), nullable=False),  # an ExpectedDecision
         pa.field("num_unique_lines", pa.int32()),  # lines that no other page has
         # Lines that another page of 300 characters or more has.
         pa.field("num_repeated_lines", pa.int32()),

@@ -125,7 +125,7 @@ def test_fastwarc_reads_every_intact_record(crawl: SampleCrawl) -> None:
                 found[str(record.record_id).strip("<>")] = (
                     record.headers.get("WARC-Target-URI") or ""
                 )
-    rows = [row for row in read_truth(crawl) if row["expected_fate"] != "quarantined"]
+    rows = [row for row in read_truth(crawl) if row["expected_decision"] != "quarantined"]
     sound = {row["record_id"].strip("<>"): row["url"] for row in rows}
     assert {record_id: url for record_id, url in found.items() if url} == sound
 
@@ -188,7 +188,7 @@ def test_truth_has_one_row_per_page_in_order(crawl: SampleCrawl) -> None:
     assert len(urls) == 300
     assert {row["source_url"] for row in rows} - {None} < urls
     assert Counter(row["kind"] for row in rows) == crawl.num_documents_by_kind
-    assert {row["kind"]: row["expected_fate"] for row in rows} == {
+    assert {row["kind"]: row["expected_decision"] for row in rows} == {
         kind.name: kind.expected for kind in KINDS
     }
     assert crawl.num_bytes == sum(path.stat().st_size for path in crawl.files)
@@ -237,14 +237,14 @@ def test_truth_counts_lines_as_ccnet_does(crawls: dict[str, SampleCrawl]) -> Non
                 pages_with[hash_paragraph(line)].add(url)
     for url, row in rows.items():
         if row["num_unique_lines"] is None:
-            assert row["expected_fate"] in {"too_short", "quarantined"} or row["kind"].startswith(
-                "damaged"
-            )
+            assert row["expected_decision"] in {"too_short", "quarantined"} or row[
+                "kind"
+            ].startswith("damaged")
             continue
         num_pages = [len(pages_with[h]) for h in {hash_paragraph(line) for line in bodies[url]}]
         counted = (num_pages.count(1), len(num_pages) - num_pages.count(1))
         assert (row["num_unique_lines"], row["num_repeated_lines"]) == counted, row
-        assert (row["num_unique_lines"] == 0) == (row["expected_fate"] == "emptied")
+        assert (row["num_unique_lines"] == 0) == (row["expected_decision"] == "emptied")
 
 
 def test_copies_share_paragraphs_with_their_source(crawls: dict[str, SampleCrawl]) -> None:
