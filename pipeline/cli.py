@@ -136,7 +136,7 @@ def run(
     started = time.monotonic()
     settings = _load_config(config, overrides, run_dir, engine)
     check(settings)
-    prepare(settings, _log_info)
+    prepare(settings, _print_line)
     plan = make_plan(settings)
     if not plan.splits:
         fail(f"{config}: the input has no files; check the section `input`", WRONG_USAGE)
@@ -465,5 +465,5 @@ def _load_config(
     return load(config, changes)
 
 
-def _log_info(message: str) -> None:
+def _print_line(message: str) -> None:
     console.print(message, markup=False)

@@ -5,8 +5,9 @@
     found = estimate(config, calibration, cluster, num_files=90_000)
     found.cpu_hours, found.hours, found.price, found.warnings
 
-The model is a straight line per step and per kind of file. It does not know that a larger crawl
-holds more duplicates, nor the waiting for disks and networks (docs/planning.md has its errors).
+The model is a straight line per step and per kind of file. It ignores that a larger crawl holds a
+larger share of duplicates, and the time spent waiting for disks and networks. docs/planning.md
+compares it with measured runs.
 """
 
 from __future__ import annotations

@@ -220,6 +220,7 @@ class CostModel:
     def _count_slots(self, phase: type[Phase]) -> int:
         """Return how many tasks of a phase run at the same time."""
         request = make_request(self.config.engine, phase.name)
+        # Ray packs tasks per machine, so a fraction of a task per machine is lost on each.
         by_cores = self.cluster.cores / request.num_cpus if request.num_cpus else math.inf
         by_memory = self.cluster.memory_gb * 1e9 / (request.memory_mb * 2**20)
         return self.cluster.nodes * int(min(by_cores, by_memory))

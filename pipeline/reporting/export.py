@@ -44,6 +44,7 @@ def export_ccnet(run: RunFolder, out: Path) -> Counter[str]:
             name = f"{document['language'] or 'unknown'}_{document['bucket']}.json.gz"
             if name not in files:
                 raw = stack.enter_context((out / name).open("wb"))
+                # No file name and no time in the gzip header: equal runs give equal bytes.
                 files[name] = stack.enter_context(gzip.GzipFile("", "wb", 6, raw, mtime=0))
             files[name].write(json.dumps(document, ensure_ascii=False).encode() + b"\n")
             written[name] += 1

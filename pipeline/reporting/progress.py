@@ -1,4 +1,4 @@
-"""The progress of a run on the terminal: one bar per phase, or plain lines if stdout is no terminal."""
+"""The progress of a run on the terminal: a bar per phase, or plain lines where stdout is a file."""
 
 from __future__ import annotations
 
@@ -86,6 +86,7 @@ class RunProgress:
         self._num_done += 1
         now_s = time.monotonic()
         elapsed_s = max(now_s - self._started_s, 1e-9)
+        # Tasks of earlier drivers are not part of the rate.
         rate = (self._num_done - self._num_done_before) / elapsed_s
         assert self._bar is not None
         self._bars.update(self._bar, completed=self._num_done, rate=f"{rate:.1f}/s")

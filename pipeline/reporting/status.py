@@ -1,4 +1,4 @@
-"""The progress of a run, read from its folder. Works without Ray, and on any machine that sees it.
+"""The progress of a run, read from its folder alone: without Ray, on any machine with access.
 
 status = read_status(RunFolder.open("runs/ccnet"), now=time.time())
 status.state                    # "running"

@@ -1,4 +1,4 @@
-"""Tables on the terminal, equal in all commands."""
+"""Tables on the terminal, with one layout for all commands."""
 
 from __future__ import annotations
 

@@ -98,6 +98,20 @@ def test_wrong_usage_ends_with_code_2(words: list[str]) -> None:
     assert "Error: " in done.stderr
 
 
+def test_log_lines_of_our_packages_are_printed() -> None:
+    """INFO goes to stdout and warnings to stderr, as plain lines; other libraries stay silent."""
+    code = (
+        "import logging; from pipeline.terminal import set_up_process; set_up_process(); "
+        "logging.getLogger('stages.x').info('made [%s]', 'a model'); "
+        "logging.getLogger('pipeline.x').warning('no cache'); "
+        "logging.getLogger('urllib3').info('connected')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == ("made [a model]\n", "no cache\n")
+
+
 def test_ctrl_c_ends_a_run_with_a_message_and_code_130(small: Small) -> None:
     """The message says how to continue, and the run is recorded as stopped."""
     files: list[str] = []

@@ -1,6 +1,6 @@
 r"""Explain the decision on a document, from what the phases stored in the run folder.
 
-The input files are not needed, so it works long after the run and on other machines.
+The input files are not needed, so a run can be explained long after it ended, on any machine.
 
     run = RunFolder.open("runs/ccnet")
     for trace in explain(run, "https://example.org/page"):

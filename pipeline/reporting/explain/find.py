@@ -95,6 +95,7 @@ def find_in_shards(run: RunFolder, doc_id: int) -> ShardLocation | None:
         if len(rows):
             row = int(rows[0])
             start, end = (int(token) for token in index.doc_starts[row : row + 2])
+            # sample_starts is the first token of each sample, so this is the sample around `start`.
             sample = int(np.searchsorted(index.sample_starts, start, side="right")) - 1
             key = sample_key(entry.shard, sample)
             return ShardLocation(entry.file, row, key, start, end - start)

@@ -100,6 +100,7 @@ def make_report(run: RunFolder) -> Report:
         counts[name] = Counter(summary.get("counters", {}).get("counts", {}))
     reasons: Counter[str] = Counter()
     for phase in registry.PHASES:
+        # Only phases with stages drop documents; dedup phases record what a later stage drops.
         if phase.stages:
             reasons.update(take_family(counts[phase.name], "dropped."))
     extract, select = counts[Extract.name], counts[Select.name]
@@ -205,6 +206,7 @@ def _add_declared(run: RunFolder, counts: Counts) -> dict[str, dict[str, int]]:
         for spec in phase.plan_stages(run.config):
             for name in spec.stage.expected_counters(spec.settings):
                 declared[name] = 0
+        # Counters do not store zeros, but "0 e-mail addresses replaced" is a result too.
         complete[phase.name] = {**declared, **counts[phase.name]}
     return complete
 
