@@ -38,7 +38,7 @@ class Ours:
 
         self._closing = ExitStack()
         folder = self._closing.enter_context(tempfile.TemporaryDirectory(prefix="entrant-"))
-        self.config = config_of(spec, folder)
+        self.config = make_config(spec, folder)
         self.sent_bytes = 0
         if self.config.parallel.activation_offload:
             self._count_what_is_sent()
@@ -100,7 +100,7 @@ class Ours:
         ActivationOffload._send = counted  # type: ignore[method-assign]  # noqa: SLF001
 
 
-def config_of(spec: Mapping[str, Any], run_dir: str) -> Any:
+def make_config(spec: Mapping[str, Any], run_dir: str) -> Any:
     """The TrainConfig of one of our entrants; `settings` holds what it changes, by section."""
     from training.config import TrainConfig
 

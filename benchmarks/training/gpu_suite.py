@@ -285,11 +285,11 @@ def _fits(entrants: Mapping[str, Mapping[str, Any]], there: Sequence[str], peak_
 
 def plan(spec: Mapping[str, Any]) -> dict[str, Any]:
     """What the planner says that torch's allocator will hold at most: all but the context of CUDA."""
-    from benchmarks.training.entrant import config_of
+    from benchmarks.training.entrant import make_config
     from training.planning.gpus import GIB
     from training.planning.memory import estimate_footprint
 
-    planned = estimate_footprint(config_of(spec, "planned"), spec["vocab_size"], 1)
+    planned = estimate_footprint(make_config(spec, "planned"), spec["vocab_size"], 1)
     peak = planned.peak
     return {"gib": (peak.total - peak.context) / GIB, "activations_gib": peak.activations / GIB}
 

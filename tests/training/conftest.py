@@ -63,7 +63,7 @@ def language(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_language(tmp_path_factory.mktemp("language") / "dataset")
 
 
-def settings_of(run_dir: Path, manifest: Path | None, **changes: Any) -> dict[str, Any]:
+def make_settings(run_dir: Path, manifest: Path | None, **changes: Any) -> dict[str, Any]:
     """Settings of a run; changes are sections (dicts, laid over the defaults) or values."""
     settings = {**SETTINGS, "run_dir": str(run_dir)}
     if manifest is not None:
@@ -75,9 +75,9 @@ def settings_of(run_dir: Path, manifest: Path | None, **changes: Any) -> dict[st
     return settings
 
 
-def config_of(run_dir: Path, manifest: Path | None, **changes: Any) -> TrainConfig:
+def make_config(run_dir: Path, manifest: Path | None, **changes: Any) -> TrainConfig:
     """The same, checked."""
-    return TrainConfig.model_validate(settings_of(run_dir, manifest, **changes))
+    return TrainConfig.model_validate(make_settings(run_dir, manifest, **changes))
 
 
 def train_each(runs: Sequence[Mapping[str, Any]]) -> None:
@@ -102,7 +102,7 @@ def train_all(
     run_world(num_ranks, train_each, runs, folder=folder, timeout_s=timeout_s)
 
 
-def log_of(run_dir: Path | str) -> list[dict[str, Any]]:
+def read_log(run_dir: Path | str) -> list[dict[str, Any]]:
     """The lines of a run's log; the last may be half written while the run goes on."""
     with (Path(run_dir) / "log.jsonl").open(encoding="utf-8") as log:
         return [json.loads(line) for line in log if line.endswith("\n")]
@@ -110,5 +110,5 @@ def log_of(run_dir: Path | str) -> list[dict[str, Any]]:
 
 def losses(run_dir: Path | str) -> list[float]:
     """Loss of each step, as logged last."""
-    by_step = {line["step"]: line["loss"] for line in log_of(run_dir) if "loss" in line}
+    by_step = {line["step"]: line["loss"] for line in read_log(run_dir) if "loss" in line}
     return [by_step[step] for step in sorted(by_step)]

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from tests.seaweed import BUCKET, Seaweed
-from tests.training.conftest import config_of, log_of, losses, settings_of, train_all
+from tests.training.conftest import losses, make_config, make_settings, read_log, train_all
 from training.checkpoint import MARKER
 from training.parallel import distributed
 from training.trainer import train
@@ -17,13 +17,15 @@ def keys(server: Seaweed, prefix: str) -> list[str]:
     return sorted(entry["path"] for part in server.store(prefix).list() for entry in part)
 
 
-def test_a_run_goes_on_from_the_object_store_on_an_empty_disk(
+def test_an_empty_disk_resumes_from_the_object_store(
     language: Path, tmp_path: Path, seaweed_in_environment: Seaweed
 ) -> None:
     """Saved there by two ranks, the newest two kept; another machine brings the newest here and goes on."""
     checkpoint = {"every_steps": 1, "keep_last": 2, "upload": f"s3://{BUCKET}/run"}
     data = {"schedule": "constant"}
-    first = settings_of(tmp_path / "run", language, steps=3, checkpoint=checkpoint, optimizer=data)
+    first = make_settings(
+        tmp_path / "run", language, steps=3, checkpoint=checkpoint, optimizer=data
+    )
     train_all(2, [first], tmp_path)
     found = keys(seaweed_in_environment, "run")
     assert {key.partition("/")[0] for key in found} == {"step-00000002", "step-00000003"}
@@ -32,23 +34,23 @@ def test_a_run_goes_on_from_the_object_store_on_an_empty_disk(
     ]
     expected = losses(tmp_path / "run")
     shutil.rmtree(tmp_path / "run")
-    config = config_of(tmp_path / "run", language, steps=5, checkpoint=checkpoint, optimizer=data)
+    config = make_config(tmp_path / "run", language, steps=5, checkpoint=checkpoint, optimizer=data)
     ended = train(
         config, distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=tmp_path)
     )
     assert ended.step == 5
-    assert [line["step"] for line in log_of(tmp_path / "run")] == [4, 5]
+    assert [line["step"] for line in read_log(tmp_path / "run")] == [4, 5]
     assert losses(tmp_path / "run")[0] < expected[0]
 
 
-def test_what_is_not_whole_on_the_object_store_is_passed_over(
+def test_an_incomplete_upload_is_ignored(
     language: Path, tmp_path: Path, seaweed_in_environment: Seaweed
 ) -> None:
     """The marker is put last: without it the one before counts."""
     checkpoint = {"every_steps": 1, "keep_last": 2, "upload": f"s3://{BUCKET}/cut-short"}
-    config = config_of(tmp_path / "run", language, steps=2, checkpoint=checkpoint)
+    config = make_config(tmp_path / "run", language, steps=2, checkpoint=checkpoint)
     train(config, distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=tmp_path))
     seaweed_in_environment.store("cut-short").delete([f"step-00000002/{MARKER}"])
     shutil.rmtree(tmp_path / "run")
     train(config, distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=tmp_path))
-    assert [line["step"] for line in log_of(tmp_path / "run")] == [2]
+    assert [line["step"] for line in read_log(tmp_path / "run")] == [2]

@@ -17,7 +17,7 @@ from training.config import TrainConfig, load_config
 SHIPPED = sorted(path.name for path in (REPOSITORY / "configs").glob("train-*.yaml"))
 
 
-def faults_of(*overrides: str) -> str:
+def collect_faults(*overrides: str) -> str:
     """All that is said of train-tiny.yaml with these changes."""
     with pytest.raises(ConfigError) as raised:
         load_config("train-tiny.yaml", overrides)
@@ -54,9 +54,9 @@ def test_train_1b_shows_every_section_that_runs_usually_set() -> None:
     assert len(text.splitlines()) < 80
 
 
-def test_all_faults_are_told_at_once() -> None:
+def test_all_faults_are_reported_together() -> None:
     """An unknown key with the nearest one, a value out of range, and a word that is none of the choices."""
-    said = faults_of("optimizer.learning_rat=1", "steps=0", "parallel.strategy=zero4")
+    said = collect_faults("optimizer.learning_rat=1", "steps=0", "parallel.strategy=zero4")
     assert "learning_rat" in said
     assert "learning_rate" in said
     assert "steps" in said
@@ -91,9 +91,9 @@ def test_all_faults_are_told_at_once() -> None:
         (["model.dim=65"], "dim 65 must be num_heads 4 times an even number"),
     ],
 )
-def test_what_does_not_go_together_is_refused(overrides: list[str], message: str) -> None:
+def test_incompatible_settings_are_refused(overrides: list[str], message: str) -> None:
     """Before ranks are started, with what to change."""
-    assert message in faults_of(*overrides)
+    assert message in collect_faults(*overrides)
 
 
 def test_the_run_folder_is_named_after_the_file(tmp_path: Path) -> None:

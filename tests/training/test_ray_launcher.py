@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from tests.conftest import REPOSITORY
-from tests.training.conftest import losses, settings_of, train_all
+from tests.training.conftest import losses, make_settings, train_all
 from training.checkpoint import list_complete_checkpoints, parse_step
 
 STEPS = 40
@@ -31,7 +31,7 @@ CHANGES: dict[str, Any] = {
 def plain(language: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run on two plain processes."""
     folder = tmp_path_factory.mktemp("plain")
-    train_all(2, [settings_of(folder / "run", language, **CHANGES)], folder)
+    train_all(2, [make_settings(folder / "run", language, **CHANGES)], folder)
     return folder / "run"
 
 
@@ -52,7 +52,7 @@ def start(folder: Path, settings: Mapping[str, Any], *arguments: str) -> subproc
     )  # fmt: skip
 
 
-def end_of(driver: subprocess.Popen[str]) -> tuple[int, str]:
+def wait_for_exit(driver: subprocess.Popen[str]) -> tuple[int, str]:
     """Exit code and all that was printed."""
     try:
         output = driver.communicate(timeout=500)[0]
@@ -61,7 +61,7 @@ def end_of(driver: subprocess.Popen[str]) -> tuple[int, str]:
     return driver.returncode, output
 
 
-def workers_of(driver: subprocess.Popen[str]) -> list[int]:
+def find_worker_pids(driver: subprocess.Popen[str]) -> list[int]:
     """Process ids of its ranks."""
     parents: dict[int, int] = {}
     names: dict[int, str] = {}
@@ -91,7 +91,7 @@ def wait_until(is_true: Any, driver: subprocess.Popen[str]) -> None:
 
 @pytest.mark.ray
 @pytest.mark.timeout(600)
-def test_a_killed_worker_changes_nothing_and_sigterm_saves(
+def test_a_killed_worker_is_replaced_and_sigterm_saves(
     language: Path, plain: Path, tmp_path: Path
 ) -> None:
     """One of two gets kill -9: both start again, and losses are those of plain processes bit for bit.
@@ -99,13 +99,16 @@ def test_a_killed_worker_changes_nothing_and_sigterm_saves(
     Then the command is told to leave: exit code 4, and all steps are saved.
     """
     run_dir = tmp_path / "run"
-    settings = {**settings_of(run_dir, language, **{**CHANGES, "steps": 100_000}), "run_dir": "run"}
+    settings = {
+        **make_settings(run_dir, language, **{**CHANGES, "steps": 100_000}),
+        "run_dir": "run",
+    }
     driver = start(tmp_path, settings, "--workers", "2")
     wait_until(lambda: list_complete_checkpoints(run_dir / "checkpoints"), driver)
-    os.kill(workers_of(driver)[-1], signal.SIGKILL)
+    os.kill(find_worker_pids(driver)[-1], signal.SIGKILL)
     wait_until(lambda: len(losses(run_dir)) > STEPS, driver)
     driver.terminate()
-    code, output = end_of(driver)
+    code, output = wait_for_exit(driver)
     assert code == 4, output
     assert "resuming from" in output
     found = losses(run_dir)
@@ -116,10 +119,10 @@ def test_a_killed_worker_changes_nothing_and_sigterm_saves(
 @pytest.mark.ray
 @pytest.mark.usefixtures("shared_ray")
 @pytest.mark.timeout(600)
-def test_what_does_not_fit_is_said_once(language: Path, tmp_path: Path) -> None:
+def test_an_incompatible_config_is_reported_once(language: Path, tmp_path: Path) -> None:
     """Exit code 2 and the message of a run without Ray, though failures may be repeated."""
-    settings = settings_of(tmp_path / "run", language, parallel={"tensor": 2})
-    code, output = end_of(start(tmp_path, settings, "--workers", "1"))
+    settings = make_settings(tmp_path / "run", language, parallel={"tensor": 2})
+    code, output = wait_for_exit(start(tmp_path, settings, "--workers", "1"))
     assert code == 2, output
     assert (
         "error: parallel.tensor is 2, which does not divide 1 ranks; start a multiple of it\n"

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from loader import TokenLoader
 from loader.state import ResumeMismatch
 from tests.training.conftest import (
-    config_of,
-    log_of,
     losses,
-    settings_of,
+    make_config,
+    make_settings,
+    read_log,
     train_all,
     train_each,
     write_language,
@@ -48,7 +48,7 @@ def train_here(config: TrainConfig) -> TrainResult:
     )
 
 
-def weights_of(run_dir: Path, config: TrainConfig) -> dict[str, np.ndarray[Any, Any]]:
+def read_weights(run_dir: Path, config: TrainConfig) -> dict[str, np.ndarray[Any, Any]]:
     """Weights of the newest checkpoint."""
     model = Decoder(config.model, 256)
     load_weights(
@@ -62,7 +62,7 @@ def uninterrupted(language: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     """Folder of runs on two ranks that nobody disturbed."""
     folder = tmp_path_factory.mktemp("uninterrupted")
     runs = [
-        settings_of(folder / strategy, language, **settings(strategy))
+        make_settings(folder / strategy, language, **settings(strategy))
         for strategy in ("zero1", "zero3")
     ]
     train_all(2, runs, folder)
@@ -79,11 +79,11 @@ def settings(strategy: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("strategy", ["zero1", "zero3"])
-def test_a_killed_run_ends_with_the_same_bits(
+def test_a_killed_run_resumes_with_identical_bits(
     language: Path, uninterrupted: Path, tmp_path: Path, strategy: str
 ) -> None:
     """Both ranks get kill -9 in mid-run: losses and weights are equal bit for bit afterwards."""
-    run = settings_of(tmp_path / "run", language, **settings(strategy))
+    run = make_settings(tmp_path / "run", language, **settings(strategy))
     with start(2, train_each, [run], folder=tmp_path):  # leaving it kills them, with SIGKILL
         until = time.monotonic() + 120
         while (
@@ -96,13 +96,13 @@ def test_a_killed_run_ends_with_the_same_bits(
     config = TrainConfig.model_validate(run)
     assert losses(tmp_path / "run") == losses(uninterrupted / strategy)
     found, expected = (
-        weights_of(tmp_path / "run", config),
-        weights_of(uninterrupted / strategy, config),
+        read_weights(tmp_path / "run", config),
+        read_weights(uninterrupted / strategy, config),
     )
     assert all(np.array_equal(found[name], expected[name]) for name in expected)
 
 
-def test_a_run_goes_on_over_other_ranks_and_strategies(
+def test_a_run_resumes_on_other_ranks_and_strategies(
     language: Path, uninterrupted: Path, tmp_path: Path
 ) -> None:
     """2 ranks of zero1, 1 of ddp, 3 of zero3, 4 of tensor x shards: the same rows in each step, the same losses."""
@@ -118,23 +118,21 @@ def test_a_run_goes_on_over_other_ranks_and_strategies(
         # the schedule must not depend on where this part of the run ends
         optimizer = {"schedule": "constant"}
         train_all(
-            world_size, [settings_of(run_dir, language, **changes, optimizer=optimizer)], tmp_path
+            world_size, [make_settings(run_dir, language, **changes, optimizer=optimizer)], tmp_path
         )
-    whole = settings_of(
+    whole = make_settings(
         tmp_path / "whole", language, **settings("zero3"), optimizer={"schedule": "constant"}
     )
     train_all(1, [whole], tmp_path)
     assert losses(run_dir) == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)
-    assert [line["position"] for line in log_of(run_dir)] == [
+    assert [line["position"] for line in read_log(run_dir)] == [
         12 * step for step in range(1, STEPS + 1)
     ]
 
 
-def test_ranks_that_do_not_divide_the_batch_leave_no_row_out(
-    language: Path, tmp_path: Path
-) -> None:
+def test_ranks_that_do_not_divide_the_batch_skip_no_row(language: Path, tmp_path: Path) -> None:
     """3 ranks of 4 rows take 12 at a time: of a batch of 16, steps take 24, 12, 12, 24 ... rows, on average 16."""
-    run = settings_of(
+    run = make_settings(
         tmp_path / "run",
         language,
         steps=5,
@@ -142,12 +140,12 @@ def test_ranks_that_do_not_divide_the_batch_leave_no_row_out(
         parallel={},
     )
     train_all(3, [run], tmp_path)
-    assert [line["position"] for line in log_of(tmp_path / "run")] == [24, 36, 48, 72, 84]
+    assert [line["position"] for line in read_log(tmp_path / "run")] == [24, 36, 48, 72, 84]
 
 
-def test_sigterm_saves_and_leaves(language: Path, tmp_path: Path) -> None:
+def test_sigterm_saves_a_checkpoint_and_exits(language: Path, tmp_path: Path) -> None:
     """One rank is told: both save after the step, and the next start goes on there."""
-    run = settings_of(tmp_path / "run", language, steps=100_000)
+    run = make_settings(tmp_path / "run", language, steps=100_000)
     log = tmp_path / "run" / "log.jsonl"
     until = time.monotonic() + 120
     with start(2, train_each, [run], folder=tmp_path) as processes:
@@ -160,12 +158,14 @@ def test_sigterm_saves_and_leaves(language: Path, tmp_path: Path) -> None:
             tmp_path / MESSAGES
         ).read_text()
     (saved,) = list_complete_checkpoints(tmp_path / "run" / "checkpoints")
-    assert json.loads((saved / MARKER).read_text())["step"] == log_of(tmp_path / "run")[-1]["step"]
+    assert (
+        json.loads((saved / MARKER).read_text())["step"] == read_log(tmp_path / "run")[-1]["step"]
+    )
 
 
-def test_a_checkpoint_that_is_not_whole_is_passed_over(language: Path, tmp_path: Path) -> None:
+def test_an_incomplete_checkpoint_is_ignored(language: Path, tmp_path: Path) -> None:
     """Without its marker it does not count; the one before does, and the result is the same."""
-    config = config_of(
+    config = make_config(
         tmp_path / "run", language, steps=4, checkpoint={"every_steps": 2, "keep_last": 9}
     )
     train_here(config)
@@ -174,33 +174,33 @@ def test_a_checkpoint_that_is_not_whole_is_passed_over(language: Path, tmp_path:
     (newest / MARKER).unlink()
     assert train_here(config).step == 4
     assert losses(tmp_path / "run") == expected
-    assert [line["step"] for line in log_of(tmp_path / "run")] == [1, 2, 3, 4, 3, 4]
+    assert [line["step"] for line in read_log(tmp_path / "run")] == [1, 2, 3, 4, 3, 4]
 
 
-def test_old_checkpoints_go(language: Path, tmp_path: Path) -> None:
+def test_old_checkpoints_are_removed(language: Path, tmp_path: Path) -> None:
     """The last two stay, and those at multiples of four."""
     settings = {"every_steps": 1, "keep_last": 2, "keep_every_steps": 4}
-    train_here(config_of(tmp_path / "run", language, steps=7, checkpoint=settings))
+    train_here(make_config(tmp_path / "run", language, steps=7, checkpoint=settings))
     found = [path.name for path in sorted((tmp_path / "run" / "checkpoints").iterdir())]
     assert found == ["step-00000004", "step-00000006", "step-00000007"]
 
 
 def test_a_checkpoint_of_another_model_is_refused(language: Path, tmp_path: Path) -> None:
     """With the names and both shapes."""
-    train_here(config_of(tmp_path / "run", language, steps=1))
+    train_here(make_config(tmp_path / "run", language, steps=1))
     with pytest.raises(
         IncompatibleConfig,
         match=r"(?s)gate_proj.weight is \(128, 64\) in the checkpoint, \(160, 64\) in the model.*another run_dir",
     ):
-        train_here(config_of(tmp_path / "run", language, steps=2, model={"ffn_dim": 160}))
+        train_here(make_config(tmp_path / "run", language, steps=2, model={"ffn_dim": 160}))
 
 
 def test_a_checkpoint_of_other_data_is_refused(language: Path, tmp_path: Path) -> None:
     """The loader says what differs."""
-    train_here(config_of(tmp_path / "run", language, steps=1))
+    train_here(make_config(tmp_path / "run", language, steps=1))
     other = write_language(tmp_path / "other", seed=1)
     with pytest.raises(ResumeMismatch, match=r"sources is .* in the state, .* here"):
-        train_here(config_of(tmp_path / "run", other, steps=2))
+        train_here(make_config(tmp_path / "run", other, steps=2))
 
 
 def test_rows_are_those_of_the_loader(language: Path, tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_rows_are_those_of_the_loader(language: Path, tmp_path: Path) -> None:
 
     from training.model.attention import AttentionMask, make_document_mask
 
-    config = config_of(tmp_path / "run", language, steps=1)
+    config = make_config(tmp_path / "run", language, steps=1)
     train_here(config)
     model = Decoder(config.model, 256)
     init_parameters(model, config.model, config.seed)
@@ -226,7 +226,7 @@ def test_rows_are_those_of_the_loader(language: Path, tmp_path: Path) -> None:
     assert AttentionMask().allowed is None
 
 
-def test_a_full_disk_ends_the_run_and_says_so(language: Path, tmp_path: Path) -> None:
+def test_a_failed_checkpoint_ends_the_run(language: Path, tmp_path: Path) -> None:
     """What is whole stays; a file in the place of the folder stands for any reason not to write."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "checkpoints").write_text("not a folder")
@@ -234,7 +234,7 @@ def test_a_full_disk_ends_the_run_and_says_so(language: Path, tmp_path: Path) ->
         CheckpointFailed,
         match=r"could not be written: rank 0: .*Not a directory.*resumes from the newest",
     ):
-        train_here(config_of(tmp_path / "run", language, steps=2, checkpoint={"every_steps": 1}))
+        train_here(make_config(tmp_path / "run", language, steps=2, checkpoint={"every_steps": 1}))
 
 
 # ---------------------------------------------------------------------------------------------------------- bad steps
@@ -247,7 +247,7 @@ def test_bad_steps_are_skipped_and_counted(language: Path, tmp_path: Path) -> No
         TrainingStopped, match=r"bad steps in a row: 3 .*lower optimizer.learning_rate"
     ):
         train_here(
-            config_of(
+            make_config(
                 tmp_path / "run",
                 language,
                 steps=20,
@@ -255,10 +255,10 @@ def test_bad_steps_are_skipped_and_counted(language: Path, tmp_path: Path) -> No
                 anomaly_guard={"max_consecutive_skips": 3},
             )
         )
-    assert [line["bad_steps"] for line in log_of(tmp_path / "run")][-2:] == [1, 2]
+    assert [line["bad_steps"] for line in read_log(tmp_path / "run")][-2:] == [1, 2]
 
 
-def test_the_guard_knows_leaps() -> None:
+def test_the_guard_refuses_spikes() -> None:
     """Ten times the running mean is refused, and does not move the mean."""
     guard = AnomalyGuard(AnomalyGuardConfig(spike_factor=10))
     assert all(guard.accept(2.0, 1.0, step) for step in range(5))
@@ -271,7 +271,7 @@ def test_the_guard_knows_leaps() -> None:
     assert other.state_dict() == guard.state_dict()
 
 
-def test_the_guard_stops_where_it_is_told_to() -> None:
+def test_the_guard_stops_at_the_first_bad_step_if_configured() -> None:
     """At the first bad step."""
     with pytest.raises(TrainingStopped, match=r"step 3: loss is nan"):
         AnomalyGuard(AnomalyGuardConfig(on_bad_step="stop")).accept(math.nan, 1.0, 3)
@@ -323,10 +323,12 @@ def test_schedules_have_these_values() -> None:
         assert compute_learning_rate(99, 100, config) == pytest.approx(end, abs=0.011)
 
 
-def test_a_batch_that_the_ranks_cannot_fill_is_refused(language: Path, tmp_path: Path) -> None:
+def test_a_batch_smaller_than_one_micro_batch_per_rank_is_refused(
+    language: Path, tmp_path: Path
+) -> None:
     """Naming both keys."""
     with pytest.raises(
         IncompatibleConfig, match=r"global_batch_rows is 12, but 1 data-parallel ranks of 13 rows"
     ):
-        train_here(config_of(tmp_path, language, data={"micro_batch_rows": 13}))
+        train_here(make_config(tmp_path, language, data={"micro_batch_rows": 13}))
     shutil.rmtree(tmp_path)

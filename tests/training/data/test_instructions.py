@@ -15,7 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.training.conftest import config_of, losses
+from tests.training.conftest import losses, make_config
 from tests.training.hugging_face.model_folders import (
     SPECIAL,
     VOCAB_SIZE,
@@ -23,8 +23,8 @@ from tests.training.hugging_face.model_folders import (
     llama_of_transformers,
     logits,
     read_checkpoint,
+    read_weights,
     tokens,
-    weights_of,
     write_llama,
     write_tokenizer,
 )
@@ -86,7 +86,7 @@ def lines(tmp_path: Path) -> Path:
     return write_lines(tmp_path / "lines.jsonl", answers(30))
 
 
-def rows_of(path: Path, tokenizer: Path, **settings: Any) -> InstructionRows:
+def open_rows(path: Path, tokenizer: Path, **settings: Any) -> InstructionRows:
     """Of a file; 256 tokens wide unless told."""
     chat_tokenizer, seq_len = ChatTokenizer(tokenizer), settings.pop("seq_len", 256)
     conversations = read_conversations(path, chat_tokenizer, seq_len=seq_len)
@@ -151,12 +151,12 @@ def equal(first: dict[str, Any], second: dict[str, Any]) -> bool:
     ],
     ids=["chat", "unanswered", "input", "no-input"],
 )
-def test_only_answers_and_their_ends_count(
+def test_only_answers_and_their_end_tokens_count(
     tmp_path: Path, tokenizer: Path, record: dict[str, Any], text: str, counted: str
 ) -> None:
     """The template is as stated, and decoding the labels that count gives exactly what the assistant said."""
     batch = next(
-        rows_of(
+        open_rows(
             write_lines(tmp_path / "lines.jsonl", [record]), tokenizer, documents=["document_ids"]
         )
     )
@@ -187,7 +187,7 @@ def test_transformers_makes_the_same_tokens_of_a_chat(
     tokenizer = write_tokenizer(tmp_path / "tokenizer.json", special, starts_with=starts_with)
     chat = [*CHAT[:4], {"role": "assistant", "content": "Bye."}]
     path = write_lines(tmp_path / "lines.jsonl", [{"messages": chat}])
-    config = config_of(
+    config = make_config(
         tmp_path / "run", None, steps=1, model={"vocab_size": VOCAB_SIZE},
         data={"instructions": str(path), "tokenizer": str(tokenizer), "seq_len": 128},
     )  # fmt: skip
@@ -206,7 +206,7 @@ def test_transformers_makes_the_same_tokens_of_a_chat(
     assert written["bos_token_id"] == theirs.bos_token_id
 
 
-def test_special_tokens_in_texts_are_texts(tmp_path: Path, tokenizer: Path) -> None:
+def test_special_tokens_in_texts_are_encoded_as_text(tmp_path: Path, tokenizer: Path) -> None:
     """Nobody ends a turn by writing its end."""
     record = {
         "messages": [
@@ -242,7 +242,7 @@ def test_settings_in_the_tokenizer_do_not_cut_or_pad(
 # -------------------------------------------------------------------------------------------------------- broken input
 
 
-def test_broken_lines_are_left_out_and_told(
+def test_broken_lines_are_skipped_and_reported(
     tmp_path: Path, tokenizer: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each with its number, what was found and what was wanted; the others are used, and the run says it once."""
@@ -266,7 +266,7 @@ def test_broken_lines_are_left_out_and_told(
         '{"instruction": "\ud800", "output": "x"}': "found no JSON ('utf-8' codec",
     }
     path = write_lines(tmp_path / "lines.jsonl", ["", *broken, "  ", *answers(3)])
-    rows = rows_of(path, tokenizer)
+    rows = open_rows(path, tokenizer)
     assert len(rows.faults) == len(broken)
     for number, (said, fault) in enumerate(zip(broken.values(), rows.faults, strict=True), start=2):
         assert fault.startswith(f"{path}:{number}: found ")
@@ -276,7 +276,7 @@ def test_broken_lines_are_left_out_and_told(
     assert stats["first_faults"] == list(rows.faults[:5])
     data = {"instructions": str(path), "tokenizer": str(tokenizer), "seq_len": 256}
     caplog.set_level("INFO", logger="training")
-    train(config_of(tmp_path / "run", None, steps=1, data=data), alone())
+    train(make_config(tmp_path / "run", None, steps=1, data=data), alone())
     assert f"15 broken lines are skipped; {path}:2: found no JSON" in caplog.text
 
 
@@ -293,7 +293,7 @@ def test_a_conversation_longer_than_a_row_is_cut_and_counted(
         },
         *answers(1),
     ]
-    rows = rows_of(write_lines(tmp_path / "lines.jsonl", records), tokenizer, seq_len=64)
+    rows = open_rows(write_lines(tmp_path / "lines.jsonl", records), tokenizer, seq_len=64)
     assert rows.stats()["cut_conversations"] == 1
     labels = torch.cat([next(rows)["labels"] for _ in range(2)])
     text = {decoded(tokenizer, [i for i in row if i != IGNORED_LABEL]) for row in labels.tolist()}
@@ -301,7 +301,7 @@ def test_a_conversation_longer_than_a_row_is_cut_and_counted(
     assert any(len(t) > 30 and set(t) == {"b"} for t in text)
 
 
-def test_files_that_give_nothing_are_refused(tmp_path: Path, tokenizer: Path) -> None:
+def test_files_without_valid_lines_are_refused(tmp_path: Path, tokenizer: Path) -> None:
     """No usable line, no file, no tokenizer, no token that ends a turn: each says which and what is wanted."""
 
     def fault(instructions: Path, tokenizer: Path) -> str:
@@ -326,7 +326,9 @@ def test_files_that_give_nothing_are_refused(tmp_path: Path, tokenizer: Path) ->
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=300), st.integers(40, 100))
-def test_each_goes_into_the_first_row_with_room(num_slots: list[int], seq_len: int) -> None:
+def test_conversations_go_into_the_first_open_row_with_room(
+    num_slots: list[int], seq_len: int
+) -> None:
     """No row is overfull, and a row is begun only where none of the newest had room; earlier ones come first."""
     rows = pack_first_fit(np.array(num_slots), seq_len).tolist()
     room: list[int] = []
@@ -401,7 +403,7 @@ def test_packing_conserves_every_token(
 def test_rows_tell_of_their_documents(lines: Path, tokenizer: Path) -> None:
     """Ids, positions and lengths all say the same, and what is left over in a row is a document of its own."""
     names = "document_ids", "position_ids", "cu_seqlens"
-    batch = next(rows_of(lines, tokenizer, rows_per_rank=4, documents=names))
+    batch = next(open_rows(lines, tokenizer, rows_per_rank=4, documents=names))
     cu_seqlens = batch["cu_seqlens"].tolist()
     assert cu_seqlens[0] == 0
     assert cu_seqlens[-1] == 4 * 256
@@ -417,38 +419,38 @@ def test_rows_tell_of_their_documents(lines: Path, tokenizer: Path) -> None:
     ]
     left_over = [place for place, found in enumerate(counted) if found == {IGNORED_LABEL}]
     assert all(cu_seqlens[place + 1] % 256 == 0 for place in left_over)
-    assert not {"document_ids", "cu_seqlens"} & next(rows_of(lines, tokenizer)).keys()
+    assert not {"document_ids", "cu_seqlens"} & next(open_rows(lines, tokenizer)).keys()
 
 
 # --------------------------------------------------------------------------------------------------------------- resume
 
 
-def test_resumed_at_any_step_it_goes_on_as_if_nothing_had_been(
-    lines: Path, tokenizer: Path
-) -> None:
+def test_resume_at_any_step_gives_the_remaining_rows(lines: Path, tokenizer: Path) -> None:
     """Through the ends of two epochs: a fresh one with the state of any step gives the very rest."""
     settings: dict[str, Any] = {"rows_per_rank": 2, "documents": ["document_ids"]}
-    rows = rows_of(lines, tokenizer, **settings)
+    rows = open_rows(lines, tokenizer, **settings)
     states, batches = [json.dumps(rows.state_dict())], []
     while rows.stats()["epochs"][0] < 2.2:
         batches.append(next(rows))
         states.append(json.dumps(rows.state_dict()))
     assert len(batches) > 10
     for step, state in enumerate(states):
-        fresh = rows_of(lines, tokenizer, **settings)
+        fresh = open_rows(lines, tokenizer, **settings)
         fresh.load_state_dict(json.loads(state))
         assert fresh.stats() == {**fresh.stats(), "position": 2 * step}
         assert all(equal(next(fresh), batch) for batch in batches[step:])
 
 
-def test_other_ranks_go_on_with_the_same_rows(lines: Path, tokenizer: Path) -> None:
+def test_other_numbers_of_ranks_read_each_row_once(lines: Path, tokenizer: Path) -> None:
     """Two ranks, then one, then three: each row comes once, in the order that one rank alone has."""
-    whole = rows_of(lines, tokenizer)
+    whole = open_rows(lines, tokenizer)
     state: dict[str, Any] = whole.state_dict()
     dealt: list[dict[str, Any]] = []
     for world_size, rows_per_rank, steps in ((2, 2, 3), (1, 3, 2), (3, 1, 4), (2, 1, 5)):
         ranks = [
-            rows_of(lines, tokenizer, rank=rank, world_size=world_size, rows_per_rank=rows_per_rank)
+            open_rows(
+                lines, tokenizer, rank=rank, world_size=world_size, rows_per_rank=rows_per_rank
+            )
             for rank in range(world_size)
         ]
         for rank in ranks:
@@ -466,7 +468,7 @@ def test_other_ranks_go_on_with_the_same_rows(lines: Path, tokenizer: Path) -> N
     assert all(equal(next(whole), row) for row in dealt)
 
 
-def test_epochs_differ_and_seeds_too(lines: Path, tokenizer: Path) -> None:
+def test_epochs_and_seeds_have_different_orders(lines: Path, tokenizer: Path) -> None:
     """Another order in each, of the same conversations."""
     slots = np.full(30, 9)
     orders = {
@@ -479,14 +481,14 @@ def test_epochs_differ_and_seeds_too(lines: Path, tokenizer: Path) -> None:
 
 def test_a_state_of_other_rows_is_refused(tmp_path: Path, lines: Path, tokenizer: Path) -> None:
     """Another file, tokenizer, seed or length, or a loader's state: both values are shown."""
-    state = rows_of(lines, tokenizer).state_dict()
+    state = open_rows(lines, tokenizer).state_dict()
     other_lines = write_lines(tmp_path / "other.jsonl", answers(29))
     other_tokenizer = write_tokenizer(tmp_path / "tokenizer.json", (*SPECIAL, "<pad>"))
     for rows, names in (
-        (rows_of(other_lines, tokenizer), {"file"}),
-        (rows_of(lines, other_tokenizer), {"tokenizer"}),
-        (rows_of(lines, tokenizer, seed=4), {"seed"}),
-        (rows_of(lines, tokenizer, seq_len=128), {"seq_len"}),
+        (open_rows(other_lines, tokenizer), {"file"}),
+        (open_rows(lines, other_tokenizer), {"tokenizer"}),
+        (open_rows(lines, tokenizer, seed=4), {"seed"}),
+        (open_rows(lines, tokenizer, seq_len=128), {"seq_len"}),
     ):
         with pytest.raises(InstructionsMismatch) as raised:
             rows.load_state_dict(state)
@@ -494,11 +496,11 @@ def test_a_state_of_other_rows_is_refused(tmp_path: Path, lines: Path, tokenizer
     with pytest.raises(
         InstructionsMismatch, match=r"seed is 3 in the state, 4 in this run.*another run_dir"
     ):
-        rows_of(lines, tokenizer, seed=4).load_state_dict(state)
+        open_rows(lines, tokenizer, seed=4).load_state_dict(state)
     with pytest.raises(
         InstructionsMismatch, match="kind is None in the state, 'instructions' in this run"
     ):
-        rows_of(lines, tokenizer).load_state_dict({"version": 1, "position": 7, "seed": 3})
+        open_rows(lines, tokenizer).load_state_dict({"version": 1, "position": 7, "seed": 3})
 
 
 # ------------------------------------------------------------------------------------------------------------- training
@@ -527,7 +529,7 @@ def fine_tuning(run_dir: Path, base: Path, lines: Path, tokenizer: Path, **chang
         "optimizer": optimizer,
     }
     defaults |= {"model": read_model_settings(base), "data": {**data, "micro_batch_rows": 2}}
-    return config_of(run_dir, None, **{**defaults, **changes})
+    return make_config(run_dir, None, **{**defaults, **changes})
 
 
 def test_fine_tuning_lowers_the_loss(
@@ -544,7 +546,7 @@ def test_fine_tuning_lowers_the_loss(
     assert losses(half.run_dir) == found
 
 
-def test_adapters_learn_while_the_model_stays(
+def test_adapters_train_while_the_weights_stay_frozen(
     tmp_path: Path, base: Path, lines: Path, tokenizer: Path
 ) -> None:
     """The loss falls, the imported weights keep every bit, and the merged export says what the adapters said."""
@@ -554,7 +556,7 @@ def test_adapters_learn_while_the_model_stays(
     assert found[-1] < found[0] - 0.3
     newest = tmp_path / "run/checkpoints/step-00000012"
     model = read_checkpoint(newest)
-    after, before = dict(model.named_parameters()), weights_of(base)
+    after, before = dict(model.named_parameters()), read_weights(base)
     assert all(
         torch.equal(after[name.removeprefix("model.")], weight) for name, weight in before.items()
     )

@@ -21,7 +21,14 @@ from numpy.typing import NDArray
 from shardwriter import Documents, build_manifest, write_shard
 from shardwriter.format import MANIFEST_FILE, TokenizerEntry, index_file, shard_file
 from tests.conftest import REPOSITORY
-from tests.training.conftest import VOCAB_SIZE, config_of, log_of, losses, settings_of, train_all
+from tests.training.conftest import (
+    VOCAB_SIZE,
+    losses,
+    make_config,
+    make_settings,
+    read_log,
+    train_all,
+)
 from training.config import TrainConfig
 from training.data.validation import Validation
 from training.errors import IncompatibleConfig
@@ -150,11 +157,13 @@ def mean(losses_and_counts: Sequence[tuple[float, int]]) -> float:
     return sum(loss for loss, _ in losses_and_counts) / sum(count for _, count in losses_and_counts)
 
 
-def test_figures_are_those_of_each_document_alone(
+def test_losses_equal_those_of_each_document_alone(
     language: Path, held_out: HeldOut, tmp_path: Path
 ) -> None:
     """In total and by language, bucket and both, they equal a plain cross entropy document by document."""
-    config = config_of(tmp_path, language, data=DATA, validation={"manifest": str(held_out.folder)})
+    config = make_config(
+        tmp_path, language, data=DATA, validation={"manifest": str(held_out.folder)}
+    )
     figures, model = validate(config)
     plain = plain_losses(model, held_out)
     assert figures["validation/loss"] == pytest.approx(mean(plain), rel=1e-6)
@@ -175,7 +184,7 @@ def test_figures_are_those_of_each_document_alone(
 def test_groups_add_up_to_the_total(language: Path, held_out: HeldOut, tmp_path: Path) -> None:
     """Languages, and buckets, each sum to all tokens and all losses."""
     figures, _ = validate(
-        config_of(tmp_path, language, data=DATA, validation={"manifest": str(held_out.folder)})
+        make_config(tmp_path, language, data=DATA, validation={"manifest": str(held_out.folder)})
     )
     for groups in (("/en", "/fr"), ("/head", "/tail")):
         tokens = [figures[f"validation/tokens{group}"] for group in groups]
@@ -193,20 +202,22 @@ def test_a_dataset_without_metadata_has_totals_only(
     """The same loss under the three names of all documents."""
     bare = write_held_out(tmp_path / "bare", with_metadata=False)
     found, _ = validate(
-        config_of(tmp_path, language, data=DATA, validation={"manifest": str(bare.folder)})
+        make_config(tmp_path, language, data=DATA, validation={"manifest": str(bare.folder)})
     )
     wanted, _ = validate(
-        config_of(tmp_path, language, data=DATA, validation={"manifest": str(held_out.folder)})
+        make_config(tmp_path, language, data=DATA, validation={"manifest": str(held_out.folder)})
     )
     names = {"validation/loss", "validation/perplexity", "validation/tokens"}
     assert found == {name: wanted[name] for name in names}
 
 
-def test_only_the_first_documents_count(language: Path, held_out: HeldOut, tmp_path: Path) -> None:
+def test_validation_uses_the_first_documents(
+    language: Path, held_out: HeldOut, tmp_path: Path
+) -> None:
     """validation.documents takes so many, across shards; null takes all."""
     for num in (3, 10, None):
         section = {"manifest": str(held_out.folder), "documents": num}
-        figures, model = validate(config_of(tmp_path, language, data=DATA, validation=section))
+        figures, model = validate(make_config(tmp_path, language, data=DATA, validation=section))
         assert figures["validation/loss"] == pytest.approx(
             mean(plain_losses(model, held_out)[:num]), rel=1e-6
         )
@@ -240,12 +251,12 @@ def run_ranks(
     return [json.loads(out) for out, _ in ended]
 
 
-def test_ranks_find_what_one_process_finds(
+def test_all_ranks_have_the_losses_of_one_process(
     language: Path, held_out: HeldOut, tmp_path: Path
 ) -> None:
     """Two gloo ranks, whatever the strategy, give the same figures to 1e-6, on both ranks and in both runs."""
     section = {"manifest": str(held_out.folder)}
-    alone, _ = validate(config_of(tmp_path, language, data=DATA, validation=section))
+    alone, _ = validate(make_config(tmp_path, language, data=DATA, validation=section))
     modes: list[dict[str, Any]] = [
         {"strategy": "ddp"},
         {"strategy": "zero2"},
@@ -254,7 +265,10 @@ def test_ranks_find_what_one_process_finds(
     ]
     found = run_ranks(
         2,
-        [settings_of(tmp_path, language, data=DATA, validation=section, parallel=m) for m in modes],
+        [
+            make_settings(tmp_path, language, data=DATA, validation=section, parallel=m)
+            for m in modes
+        ],
     )
     assert found[0] == found[1]
     for mode, (first, second) in zip(modes, found[0], strict=True):
@@ -262,16 +276,18 @@ def test_ranks_find_what_one_process_finds(
         assert first == pytest.approx(alone, rel=1e-6), mode
 
 
-def test_training_does_not_notice_it(language: Path, held_out: HeldOut, tmp_path: Path) -> None:
+def test_validation_does_not_change_training(
+    language: Path, held_out: HeldOut, tmp_path: Path
+) -> None:
     """A run that validates after each step learns bit for bit what one that never does, and logs the figures."""
     sections = {"without": None, "with": {"manifest": str(held_out.folder), "every_steps": 1}}
     settings = [
-        settings_of(tmp_path / name, language, validation=section)
+        make_settings(tmp_path / name, language, validation=section)
         for name, section in sections.items()
     ]
     train_all(2, settings, tmp_path)
     assert losses(tmp_path / "with") == losses(tmp_path / "without")
-    validated = [line for line in log_of(tmp_path / "with") if "validation/loss" in line]
+    validated = [line for line in read_log(tmp_path / "with") if "validation/loss" in line]
     assert [line["step"] for line in validated] == [1, 2, 3, 4]
     assert len({line["validation/loss/en"] for line in validated}) == 4
 
@@ -279,7 +295,7 @@ def test_training_does_not_notice_it(language: Path, held_out: HeldOut, tmp_path
 def test_another_tokenizer_is_refused(language: Path, tmp_path: Path) -> None:
     """With both named, before anything is read."""
     other = write_held_out(tmp_path / "other", sha256="cd" * 32)
-    config = config_of(tmp_path, language, validation={"manifest": str(other.folder)})
+    config = make_config(tmp_path, language, validation={"manifest": str(other.folder)})
     with pytest.raises(
         IncompatibleConfig,
         match=r"validation.manifest .*cdcdcdcdcdcd.*, data.manifest .* with another",
@@ -289,7 +305,7 @@ def test_another_tokenizer_is_refused(language: Path, tmp_path: Path) -> None:
 
 def test_nothing_to_predict_is_refused(language: Path, held_out: HeldOut, tmp_path: Path) -> None:
     """A document of one token predicts nothing."""
-    config = config_of(
+    config = make_config(
         tmp_path, language, validation={"manifest": str(held_out.folder), "documents": 1}
     )
     with pytest.raises(IncompatibleConfig, match=r"none of the first 1 documents has two tokens"):

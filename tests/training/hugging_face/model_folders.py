@@ -142,7 +142,7 @@ def logits(model: Decoder, ids: Tensor) -> Tensor:
     return found
 
 
-def weights_of(folder: Path) -> dict[str, Tensor]:
+def read_weights(folder: Path) -> dict[str, Tensor]:
     """All tensors of a folder."""
     from safetensors.torch import load_file
 

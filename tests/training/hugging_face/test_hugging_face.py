@@ -12,7 +12,7 @@ import torch
 import yaml
 from typer.testing import CliRunner
 
-from tests.training.conftest import config_of, settings_of, train_all
+from tests.training.conftest import make_config, make_settings, train_all
 from tests.training.hugging_face.model_folders import (
     SCALING,
     VOCAB_SIZE,
@@ -22,8 +22,8 @@ from tests.training.hugging_face.model_folders import (
     logits,
     read_checkpoint,
     read_folder,
+    read_weights,
     tokens,
-    weights_of,
     write_llama,
     write_tokenizer,
 )
@@ -68,7 +68,9 @@ def their_logits(folder: Path, ids: torch.Tensor) -> torch.Tensor:
     ],
     ids=["grouped", "llama3", "ungrouped", "tied", "sharded", "bf16"],
 )
-def test_their_model_says_the_same_here(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_imported_weights_give_the_logits_of_transformers(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
     """A model that transformers saved gives transformers' logits in ours."""
     write_llama(tmp_path, **changes)
     assert (len(list(tmp_path.glob("*.safetensors"))) > 1) == ("max_shard_size" in changes)
@@ -91,14 +93,14 @@ def test_configs_of_transformers_4_are_read_too(tmp_path: Path) -> None:
     assert read_model_settings(tmp_path)["rope_scaling"] is None
 
 
-def test_adapters_stay_as_they_are(tmp_path: Path) -> None:
+def test_import_leaves_adapters_unchanged(tmp_path: Path) -> None:
     """Weights go into the matrices under the adapters; these keep what was drawn."""
     write_llama(tmp_path)
     model = read_folder(tmp_path, LoraConfig(rank=2, targets=("q_proj",)))
     found = dict(model.named_parameters())
     assert torch.equal(
         found["layers.0.self_attn.q_proj.weight"],
-        weights_of(tmp_path)["model.layers.0.self_attn.q_proj.weight"],
+        read_weights(tmp_path)["model.layers.0.self_attn.q_proj.weight"],
     )
     assert bool((found["layers.0.self_attn.q_proj.lora_a"] == 1).all())
 
@@ -122,7 +124,7 @@ def test_import_prints_a_section_that_fits(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------------------------------------- the faults
 
 
-def faults_of(folder: Path, vocab_size: int = VOCAB_SIZE, **changes: Any) -> str:
+def collect_faults(folder: Path, vocab_size: int = VOCAB_SIZE, **changes: Any) -> str:
     """What loading a folder into a model of its settings, and these changes, says."""
     alone()
     settings = {
@@ -139,10 +141,10 @@ def faults_of(folder: Path, vocab_size: int = VOCAB_SIZE, **changes: Any) -> str
     return str(raised.value)
 
 
-def test_all_differences_are_told_at_once(tmp_path: Path) -> None:
+def test_all_differences_are_reported_together(tmp_path: Path) -> None:
     """Another model: each key with both values, and the command that prints the right ones."""
     write_llama(tmp_path)
-    said = faults_of(
+    said = collect_faults(
         tmp_path, num_layers=3, num_kv_heads=4, rope_theta=5e5, norm_eps=1e-6, rope_scaling={}
     )
     for part in (
@@ -159,7 +161,7 @@ def test_all_differences_are_told_at_once(tmp_path: Path) -> None:
 def test_a_padded_vocabulary_is_refused_with_both_shapes(tmp_path: Path) -> None:
     """vocab_size null rounds up, an imported model has as many rows as it has."""
     write_llama(tmp_path)
-    said = faults_of(tmp_path, vocab_size=384)
+    said = collect_faults(tmp_path, vocab_size=384)
     assert (
         "model.vocab_size is None in the config, which makes embed_tokens.weight (384, 64), and 300 in the folder"
         in said
@@ -187,51 +189,51 @@ def test_a_padded_vocabulary_is_refused_with_both_shapes(tmp_path: Path) -> None
         ),
     ],
 )
-def test_what_the_decoder_does_not_compute_is_refused(
-    tmp_path: Path, changes: dict[str, Any], said: str
-) -> None:
+def test_unsupported_models_are_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
     """Another architecture is never loaded as if it were ours, and `import` says so too."""
     write_llama(tmp_path)
     change_config(tmp_path, **changes)
-    assert said in faults_of(tmp_path)
+    assert said in collect_faults(tmp_path)
     with pytest.raises(IncompatibleConfig, match="this trainer does not support the model"):
         read_model_settings(tmp_path)
 
 
 def test_damaged_folders_are_named(tmp_path: Path) -> None:
     """Missing files, cut files, other tensors: each says which, and what to do."""
-    assert "give a folder as `hf download` makes it" in faults_of(tmp_path / "nowhere")
+    assert "give a folder as `hf download` makes it" in collect_faults(tmp_path / "nowhere")
     write_llama(tmp_path, max_shard_size="60KB")
     change_config(tmp_path, tie_word_embeddings=True)
     first, *_ = files = sorted(tmp_path.glob("*.safetensors"))
     content = first.read_bytes()
     first.write_bytes(content[:100])
-    assert f"a file of {tmp_path} cannot be read" in faults_of(tmp_path)
+    assert f"a file of {tmp_path} cannot be read" in collect_faults(tmp_path)
     first.unlink()
-    assert f"names files that are missing: {first.name}" in faults_of(tmp_path)
+    assert f"names files that are missing: {first.name}" in collect_faults(tmp_path)
     first.write_bytes(content)
     (tmp_path / "config.json").write_text("[1]")
-    assert "found list, expected an object" in faults_of(tmp_path)
+    assert "found list, expected an object" in collect_faults(tmp_path)
     (tmp_path / "config.json").write_text("{")
-    assert "config.json cannot be read" in faults_of(tmp_path)
+    assert "config.json cannot be read" in collect_faults(tmp_path)
     for path in [*files, tmp_path / "model.safetensors.index.json"]:
         path.unlink()
     write_llama(tmp_path / "other")
     (tmp_path / "other/config.json").rename(tmp_path / "config.json")
-    assert "has no *.safetensors" in faults_of(tmp_path)
+    assert "has no *.safetensors" in collect_faults(tmp_path)
 
 
-def test_tensors_that_the_config_does_not_speak_of_are_told(tmp_path: Path) -> None:
+def test_tensors_that_differ_from_the_config_are_reported(tmp_path: Path) -> None:
     """Too few, too many, of another shape: nothing is left out silently."""
     write_llama(tmp_path / "small", num_hidden_layers=1)
     change_config(tmp_path / "small", num_hidden_layers=2)
-    assert "model.layers.1.self_attn.q_proj.weight is missing" in faults_of(tmp_path / "small")
+    assert "model.layers.1.self_attn.q_proj.weight is missing" in collect_faults(tmp_path / "small")
     write_llama(tmp_path / "large", num_hidden_layers=3)
     change_config(tmp_path / "large", num_hidden_layers=2)
-    assert "model.layers.2.input_layernorm.weight is unknown; " in faults_of(tmp_path / "large")
+    assert "model.layers.2.input_layernorm.weight is unknown; " in collect_faults(
+        tmp_path / "large"
+    )
     write_llama(tmp_path / "wide", intermediate_size=192)
     change_config(tmp_path / "wide", intermediate_size=128)
-    said = faults_of(tmp_path / "wide")
+    said = collect_faults(tmp_path / "wide")
     assert (
         "model.layers.0.mlp.gate_proj.weight is (192, 64) in the folder, (128, 64) in the model"
         in said
@@ -239,7 +241,7 @@ def test_tensors_that_the_config_does_not_speak_of_are_told(tmp_path: Path) -> N
     assert " and 1 more" in said
     write_llama(tmp_path / "tied", tie_word_embeddings=True)
     change_config(tmp_path / "tied", tie_word_embeddings=False)
-    assert "lm_head.weight is missing" in faults_of(tmp_path / "tied")
+    assert "lm_head.weight is missing" in collect_faults(tmp_path / "tied")
 
 
 # ------------------------------------------------------------------------------------------------------------------ out
@@ -257,13 +259,13 @@ def test_tensors_that_the_config_does_not_speak_of_are_told(tmp_path: Path) -> N
     ],
     ids=["grouped", "llama3", "adapters"],
 )
-def test_transformers_says_the_same_of_an_export(
+def test_exports_give_the_same_logits_in_transformers(
     tmp_path: Path,
     language: Path,
     changes: dict[str, Any],
 ) -> None:
     """What was trained here gives the same logits there, adapters merged, in one file or in several."""
-    config = config_of(tmp_path / "run", language, steps=2, **changes)
+    config = make_config(tmp_path / "run", language, steps=2, **changes)
     train(config, alone())
     newest = tmp_path / "run/checkpoints/step-00000002"
     ours = logits(read_checkpoint(newest), tokens())
@@ -272,26 +274,26 @@ def test_transformers_says_the_same_of_an_export(
     assert [path.name for path in (tmp_path / "one").glob("*.safetensors")] == ["model.safetensors"]
     files = list((tmp_path / "many").glob("*.safetensors"))
     assert len(files) > 3
-    assert all(path.stat().st_size < 70_000 or len(weights_of_file(path)) == 1 for path in files)
+    assert all(path.stat().st_size < 70_000 or len(list_tensor_names(path)) == 1 for path in files)
     for folder in ("one", "many"):
         torch.testing.assert_close(their_logits(tmp_path / folder, tokens()), ours, **CLOSE)
     read_back = logits(read_folder(tmp_path / "many"), tokens())
     torch.testing.assert_close(read_back, ours, **CLOSE)
 
 
-def weights_of_file(path: Path) -> list[str]:
+def list_tensor_names(path: Path) -> list[str]:
     """Names of the tensors in a file."""
     from safetensors.torch import load_file
 
     return list(load_file(path))
 
 
-def test_an_export_may_be_bf16_with_its_tokenizer(tmp_path: Path, language: Path) -> None:
+def test_the_export_command_writes_bf16_and_a_tokenizer(tmp_path: Path, language: Path) -> None:
     """The command writes bf16 and a tokenizer that AutoTokenizer opens, with the id that ends a document."""
     llama_of_transformers()
     from transformers import AutoConfig, AutoTokenizer
 
-    config = config_of(tmp_path / "run", language, steps=1, model={"vocab_size": VOCAB_SIZE})
+    config = make_config(tmp_path / "run", language, steps=1, model={"vocab_size": VOCAB_SIZE})
     train(config, alone())
     tokenizer = write_tokenizer(tmp_path / "tokenizer.json")
     arguments = [
@@ -304,7 +306,7 @@ def test_an_export_may_be_bf16_with_its_tokenizer(tmp_path: Path, language: Path
     said = CliRunner().invoke(app, arguments)
     assert said.exit_code == 0, said.output
     assert said.output == f"{tmp_path / 'out'}: {tmp_path / 'run/checkpoints/step-00000001'}\n"
-    assert {w.dtype for w in weights_of(tmp_path / "out").values()} == {torch.bfloat16}
+    assert {w.dtype for w in read_weights(tmp_path / "out").values()} == {torch.bfloat16}
     found = AutoTokenizer.from_pretrained(tmp_path / "out")
     about = AutoConfig.from_pretrained(tmp_path / "out")
     assert found.eos_token == "<|endoftext|>"
@@ -316,13 +318,13 @@ def test_an_export_may_be_bf16_with_its_tokenizer(tmp_path: Path, language: Path
     assert not list(tmp_path.glob("*.partial"))
 
 
-def test_exports_that_cannot_be_made_say_why(tmp_path: Path, language: Path) -> None:
+def test_impossible_exports_are_refused(tmp_path: Path, language: Path) -> None:
     """No checkpoint, a folder in the way, another tokenizer, a tokenizer that is gone; nothing half-made stays."""
     with pytest.raises(IncompatibleConfig, match="is neither a checkpoint"):
         export_checkpoint(tmp_path / "nowhere", tmp_path / "out")
     run_dir = tmp_path / "run"
     train(
-        config_of(run_dir, language, steps=1, data={"tokenizer": str(tmp_path / "gone.json")}),
+        make_config(run_dir, language, steps=1, data={"tokenizer": str(tmp_path / "gone.json")}),
         alone(),
     )
     with pytest.raises(IncompatibleConfig, match=r"gone\.json cannot be read .* give --tokenizer"):
@@ -347,12 +349,12 @@ def test_a_round_trip_changes_no_byte(tmp_path: Path, language: Path) -> None:
         folder = tmp_path / name
         write_llama(folder, dtype=dtype, tie_word_embeddings=dtype == torch.bfloat16)
         section = read_model_settings(folder)
-        config = config_of(
+        config = make_config(
             tmp_path / f"run-{name}", language, steps=1, model=section, optimizer=NO_CHANGE
         )
         train(config, alone())
         export_checkpoint(tmp_path / f"run-{name}", tmp_path / f"out-{name}", dtype=name)
-        before, after = weights_of(folder), weights_of(tmp_path / f"out-{name}")
+        before, after = read_weights(folder), read_weights(tmp_path / f"out-{name}")
         before.setdefault("lm_head.weight", before["model.embed_tokens.weight"])
         assert before.keys() == after.keys()
         assert all(
@@ -381,16 +383,16 @@ def test_two_ranks_read_the_same_weights(tmp_path: Path, language: Path) -> None
     }
     section = read_model_settings(tmp_path / "folder")
     runs = [
-        settings_of(
+        make_settings(
             tmp_path / mode, language, steps=1, model=section, optimizer=NO_CHANGE, **changes
         )
         for mode, changes in modes.items()
     ]
     train_all(2, runs, tmp_path)
-    before = weights_of(tmp_path / "folder")
+    before = read_weights(tmp_path / "folder")
     before["lm_head.weight"] = before["model.embed_tokens.weight"]
     for mode in modes:
         export_checkpoint(tmp_path / mode, tmp_path / f"{mode}-out", dtype="fp32")
-        after = weights_of(tmp_path / f"{mode}-out")
+        after = read_weights(tmp_path / f"{mode}-out")
         assert before.keys() == after.keys()
         assert all(torch.equal(before[key], after[key]) for key in before), mode

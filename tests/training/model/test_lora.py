@@ -68,7 +68,7 @@ def test_only_adapters_are_trained() -> None:
     )
 
 
-def test_merged_weights_say_what_the_adapters_said() -> None:
+def test_merged_weights_give_the_logits_of_the_adapters() -> None:
     """W + alpha / rank * B A, in a model without adapters: the same logits but for rounding, and not those of W."""
     trained = adapted(b_too=True)
     merged = lora.merge_adapters(
@@ -82,7 +82,7 @@ def test_merged_weights_say_what_the_adapters_said() -> None:
     assert float((after - before).abs().max()) > 0.1
 
 
-def test_merging_leaves_other_weights_alone() -> None:
+def test_merging_leaves_other_weights_unchanged() -> None:
     """What has no adapter keeps its type and its bits; what has one is fp32."""
     weights = {name: p.detach().bfloat16() for name, p in adapted(b_too=True).named_parameters()}
     merged = lora.merge_adapters(weights, ADAPTERS)
@@ -92,7 +92,7 @@ def test_merging_leaves_other_weights_alone() -> None:
     assert merged["layers.0.self_attn.k_proj.weight"].dtype == torch.bfloat16
 
 
-def test_adapters_are_drawn_by_name_and_seed() -> None:
+def test_initial_adapters_depend_on_name_and_seed() -> None:
     """B is 0; A is as wide as nn.Linear's own weights, the same for the same name and seed only."""
     drawn: dict[tuple[str, int], Any] = {}
     for name, seed in [("a.lora_a", 0), ("a.lora_a", 1), ("b.lora_a", 0), ("a.lora_b", 0)]:
@@ -118,7 +118,7 @@ def test_adapters_are_drawn_by_name_and_seed() -> None:
         ((), "nothing would be trained"),
     ],
 )
-def test_targets_that_are_not_there_are_refused(targets: tuple[str, ...], said: str) -> None:
+def test_unknown_targets_are_refused(targets: tuple[str, ...], said: str) -> None:
     """A misspelt layer is never simply left out."""
     with pytest.raises(IncompatibleConfig, match=said):
         lora.add_adapters(plain(), LoraConfig(targets=targets))

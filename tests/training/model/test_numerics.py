@@ -31,7 +31,7 @@ def whole_loss(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     seed=st.integers(0, 9),
 )
 @settings(max_examples=60)
-def test_a_loss_in_chunks_is_the_loss(
+def test_the_chunked_loss_equals_torch_cross_entropy(
     num_tokens: int, chunk_tokens: int, vocab_size: int, ignored_share: float, seed: int
 ) -> None:
     """Of each token and in sum, and so are both gradients, whatever the size of a chunk."""
@@ -123,7 +123,7 @@ def test_offloaded_activations_give_the_same_bits(num_forwards: int) -> None:
     assert all(torch.equal(first, second) for first, second in zip(plain, offloaded, strict=True))
 
 
-def test_offloaded_activations_are_other_tensors() -> None:
+def test_offloaded_activations_are_copies() -> None:
     """What backward gets has been away: it lies elsewhere than what forward made; weights stay."""
     offload, made = (
         ActivationOffload(torch.device("cpu"), min_bytes=1),

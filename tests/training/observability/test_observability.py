@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from tests.prometheus import Watched, asking, free_port, needs_prometheus
-from tests.training.conftest import config_of, log_of
+from tests.training.conftest import make_config, read_log
 from training.config import ObservabilityConfig
 from training.errors import IncompatibleConfig
 from training.observability.console import configure_logging
@@ -29,7 +29,7 @@ from training.planning.gpus import find_peak_flops
 from training.trainer import train
 
 
-def test_figures_are_in_the_log_on_the_board_and_on_the_terminal(
+def test_figures_are_written_to_the_log_tensorboard_and_terminal(
     language: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -42,11 +42,11 @@ def test_figures_are_in_the_log_on_the_board_and_on_the_terminal(
     request.addfinalizer(partial(logger.setLevel, logger.level))
     request.addfinalizer(logger.handlers.clear)
     configure_logging(is_first_rank=True)
-    config = config_of(
+    config = make_config(
         tmp_path / "run", language, steps=3, observability={"every_steps": 1, "tensorboard": True}
     )
     train(config, distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=tmp_path))
-    lines = log_of(tmp_path / "run")
+    lines = read_log(tmp_path / "run")
     board = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     board.Reload()
     assert {"loss", "grad_norm", "learning_rate", "tokens_per_s", "stall_share", "position"} <= {
@@ -57,7 +57,7 @@ def test_figures_are_in_the_log_on_the_board_and_on_the_terminal(
     assert "step       3/3  loss" in capsys.readouterr().err
 
 
-def test_half_a_line_of_a_killed_rank_is_left_out(tmp_path: Path) -> None:
+def test_a_partial_line_of_a_killed_rank_is_removed(tmp_path: Path) -> None:
     """The next run adds to the same log, a line of its own."""
     for step, half in ((1, '{"step": 2, "loss": 3.'), (2, "")):
         log = MetricsLog(
@@ -67,7 +67,7 @@ def test_half_a_line_of_a_killed_rank_is_left_out(tmp_path: Path) -> None:
         log.close()
         with (tmp_path / "log.jsonl").open("a") as file:
             file.write(half)
-    assert [line["step"] for line in log_of(tmp_path)] == [1, 2]
+    assert [line["step"] for line in read_log(tmp_path)] == [1, 2]
 
 
 def test_weights_and_biases_gets_the_figures_without_a_network(
@@ -78,7 +78,7 @@ def test_weights_and_biases_gets_the_figures_without_a_network(
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     watching = {"every_steps": 1, "tensorboard": False, "wandb": {"project": "corpus"}}
-    config = config_of(tmp_path / "run", language, steps=2, observability=watching)
+    config = make_config(tmp_path / "run", language, steps=2, observability=watching)
     train(config, distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=tmp_path))
     (written,) = (tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")
     content = written.read_bytes()
@@ -89,7 +89,7 @@ def test_weights_and_biases_gets_the_figures_without_a_network(
 def test_a_trace_holds_the_steps_asked_for(language: Path, tmp_path: Path) -> None:
     """Of every rank, as Perfetto and chrome://tracing read it."""
     watching = {"every_steps": 1, "tensorboard": False, "profile_steps": [2, 3]}
-    config = config_of(tmp_path / "run", language, steps=5, observability=watching)
+    config = make_config(tmp_path / "run", language, steps=5, observability=watching)
     train(config, distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=tmp_path))
     trace = json.loads(
         gzip.decompress((tmp_path / "run" / "profile" / "rank-00000.json.gz").read_bytes())
@@ -117,7 +117,7 @@ def test_the_stall_share_is_time_spent_waiting_for_rows() -> None:
     assert timer.tokens == 0
 
 
-def test_garbage_is_collected_when_it_is_due_and_at_no_other_time() -> None:
+def test_garbage_is_collected_only_at_due_steps() -> None:
     """A cycle outlives steps 1 to 3 and goes at 4; afterwards Python collects again."""
 
     class Node:
@@ -149,7 +149,7 @@ def test_garbage_is_collected_when_it_is_due_and_at_no_other_time() -> None:
         ("cpu", None),
     ],
 )
-def test_peaks_are_known_by_the_name_of_the_device(name: str, expected: float | None) -> None:
+def test_peak_flops_are_found_by_device_name(name: str, expected: float | None) -> None:
     """Dense bf16; the PCIe card is another one."""
     assert find_peak_flops(name) == expected
 
@@ -171,7 +171,7 @@ def test_every_panel_of_training_shows_a_real_run(
     request.addfinalizer(partial(torch.set_num_threads, torch.get_num_threads()))
     torch.set_num_threads(1)  # steps this small cost more to share than to do
     port = free_port()
-    config = config_of(
+    config = make_config(
         tmp_path / "tiny",
         language,
         steps=300,  # seconds, on any machine: rates are of several answers
@@ -195,16 +195,18 @@ def test_every_panel_of_training_shows_a_real_run(
         }
         (shown,) = seen.series('corpusmill_train_loss{run="$run"}').values()
         prometheus.assert_healthy(firing=set())
-    losses = [line["loss"] for line in log_of(tmp_path / "tiny") if "loss" in line]
+    losses = [line["loss"] for line in read_log(tmp_path / "tiny") if "loss" in line]
     assert set(shown) <= set(losses)
     assert len(set(shown)) > 1
 
 
-def test_a_rank_whose_port_is_taken_says_so(language: Path, tmp_path: Path) -> None:
+def test_a_taken_port_is_refused(language: Path, tmp_path: Path) -> None:
     """With the key that names another."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        config = config_of(tmp_path / "run", language, observability={"prometheus": {"port": port}})
+        config = make_config(
+            tmp_path / "run", language, observability={"prometheus": {"port": port}}
+        )
         with pytest.raises(
             IncompatibleConfig,
             match=rf"rank 0 cannot serve Prometheus on 127.0.0.1:{port} .*another port",

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from tests.training.conftest import config_of, log_of, losses, settings_of, train_all
+from tests.training.conftest import losses, make_config, make_settings, read_log, train_all
 from training.config import ParallelConfig
 from training.errors import IncompatibleConfig
 from training.parallel import distributed
@@ -62,7 +62,7 @@ ROUGH: dict[str, dict[str, Any]] = {
 def reference(language: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """Losses of one process that has the whole model and all rows."""
     run_dir = tmp_path_factory.mktemp("reference")
-    config = config_of(
+    config = make_config(
         run_dir, language, parallel={"strategy": "ddp"}, data={"micro_batch_rows": 12}
     )
     train(config, distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=run_dir))
@@ -84,24 +84,24 @@ def worlds(
         "micro_batch_rows": 3
     }  # of 12 in a step: two micro-batches where two ranks see different rows
     runs = [
-        settings_of(folder / name, language, **{"data": data, **mode})
+        make_settings(folder / name, language, **{"data": data, **mode})
         for name, mode in modes.items()
     ]
     train_all(num_ranks, runs, folder)
     return num_ranks, folder
 
 
-def test_every_mode_learns_as_one_process_does(
+def test_every_mode_has_the_losses_of_one_process(
     worlds: tuple[int, Path], reference: list[float]
 ) -> None:
     """Loss of each step within 1e-5 of the single process's, in fp32."""
     num_ranks, folder = worlds
     for mode in MODES[num_ranks]:
         assert losses(folder / mode) == pytest.approx(reference, rel=1e-5), mode
-        assert [line["bad_steps"] for line in log_of(folder / mode)] == [0] * 4
+        assert [line["bad_steps"] for line in read_log(folder / mode)] == [0] * 4
 
 
-def test_bf16_is_near(worlds: tuple[int, Path], reference: list[float]) -> None:
+def test_bf16_losses_are_close_to_fp32(worlds: tuple[int, Path], reference: list[float]) -> None:
     """bf16 has 8 bits: the first loss within 0.1 %, later ones within 3 %."""
     num_ranks, folder = worlds
     for mode in ROUGH if num_ranks == 2 else ():
@@ -132,7 +132,7 @@ def test_compiled_blocks_learn_the_same_and_are_compiled_once(
     for is_compiled in (False, True):
         run_dir = tmp_path / str(is_compiled)
         precision, data = {"compile": is_compiled}, {"micro_batch_rows": 6}
-        config = config_of(
+        config = make_config(
             run_dir,
             language,
             steps=3,
@@ -157,7 +157,7 @@ def test_compiled_blocks_learn_the_same_and_are_compiled_once(
         ({"strategy": "zero3", "shard_degree": 2, "tensor": 2}, 8, (2, 2, 2)),
     ],
 )
-def test_ranks_lie_in_a_mesh(
+def test_mesh_shapes(
     settings: dict[str, Any], world_size: int, shape: tuple[int, int, int]
 ) -> None:
     """Copies x shards x tensor."""

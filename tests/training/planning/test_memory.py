@@ -63,7 +63,7 @@ MODES: dict[int, dict[str, dict[str, Any]]] = {
 }
 
 
-def settings_of(changes: Mapping[str, Any]) -> dict[str, Any]:
+def make_settings(changes: Mapping[str, Any]) -> dict[str, Any]:
     """Sections laid over the defaults."""
     settings = dict(SETTINGS)
     for section, change in changes.items():
@@ -120,7 +120,7 @@ class Step:
         self.optimizer.zero_grad()
 
 
-def sizes_of(settings: Mapping[str, Any]) -> dict[str, int]:
+def measure_sizes(settings: Mapping[str, Any]) -> dict[str, int]:
     """Bytes of this rank's tensors when a step is taken."""
     step = Step(settings)
     step.run(2)
@@ -133,15 +133,15 @@ def sizes_of(settings: Mapping[str, Any]) -> dict[str, int]:
 
 def count_each(settings: Sequence[Mapping[str, Any]], folder: Path) -> None:
     """What a rank does: steps of several models in one world."""
-    sizes = [sizes_of(each) for each in settings]
+    sizes = [measure_sizes(each) for each in settings]
     (folder / f"rank-{torch.distributed.get_rank()}.json").write_text(json.dumps(sizes))
     distributed.shutdown_distributed()
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
-def test_state_takes_what_was_planned(num_ranks: int, tmp_path: Path) -> None:
+def test_planned_state_bytes_are_exact(num_ranks: int, tmp_path: Path) -> None:
     """Parameters, gradients and optimizer's state of the fullest rank, to the byte, whatever the layout."""
-    settings = {name: settings_of(mode) for name, mode in MODES[num_ranks].items()}
+    settings = {name: make_settings(mode) for name, mode in MODES[num_ranks].items()}
     run_world(num_ranks, count_each, list(settings.values()), tmp_path, folder=tmp_path)
     found = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(num_ranks)]
     for place, (name, given) in enumerate(settings.items()):
@@ -174,7 +174,7 @@ def kept_bytes(settings: Mapping[str, Any]) -> int:
     ],
     ids=["fp32", "autocast", "fully_shard", "two adapters", "all adapters"],
 )
-def test_blocks_keep_what_was_planned(changes: dict[str, Any], checkpointing: str) -> None:
+def test_planned_activation_bytes_are_exact(changes: dict[str, Any], checkpointing: str) -> None:
     """Two blocks more keep as many bytes more as planned, of activations and of weights gathered or cast."""
     changes = {
         **changes,
@@ -182,7 +182,7 @@ def test_blocks_keep_what_was_planned(changes: dict[str, Any], checkpointing: st
     }
     measured, planned = [], []
     for num_layers in (2, 4):
-        settings = settings_of({**changes, "model": {"num_layers": num_layers}})
+        settings = make_settings({**changes, "model": {"num_layers": num_layers}})
         measured.append(kept_bytes(settings))
         found = estimate_footprint(
             TrainConfig.model_validate(settings), VOCAB_SIZE, 1, device_type="cpu"
@@ -223,9 +223,9 @@ def test_blocks_keep_what_was_planned(changes: dict[str, Any], checkpointing: st
         "mostly head",
     ],
 )
-def test_the_fullest_moment_is_as_full_as_planned(changes: dict[str, Any]) -> None:
+def test_the_planned_peak_is_within_ten_percent(changes: dict[str, Any]) -> None:
     """The most bytes alive in a step, within 10 %: the one thing that decides whether it fits."""
-    settings = settings_of({"data": {"global_batch_rows": 2}, **changes})
+    settings = make_settings({"data": {"global_batch_rows": 2}, **changes})
     settings["data"] = {**SETTINGS["data"], "global_batch_rows": 2, **changes.get("data", {})}
     planned = estimate_footprint(
         TrainConfig.model_validate(settings), VOCAB_SIZE, 1, device_type="cpu"
@@ -242,13 +242,13 @@ def test_the_fullest_moment_is_as_full_as_planned(changes: dict[str, Any]) -> No
 
 def test_the_planner_counts_the_parameters_that_the_model_has() -> None:
     """Whole and in fp32: four bytes each of model.num_parameters."""
-    config = TrainConfig.model_validate(settings_of({"parallel": {"strategy": "ddp"}}))
+    config = TrainConfig.model_validate(make_settings({"parallel": {"strategy": "ddp"}}))
     assert estimate_footprint(config, VOCAB_SIZE, 1).parameters == 4 * count_parameters(
         config.model, VOCAB_SIZE
     )
 
 
-def test_zero_cuts_what_it_says() -> None:
+def test_zero_stages_shard_as_documented() -> None:
     """8 B parameters on 8 GPUs: 16 bytes each under ddp; by ZeRO, an eighth of moments, then gradients, weights."""
     model = {
         "dim": 4096,
@@ -261,7 +261,7 @@ def test_zero_cuts_what_it_says() -> None:
     data = {"global_batch_rows": 8, "micro_batch_rows": 1, "seq_len": 1024}
     found = {}
     for strategy in ("ddp", "zero1", "zero2", "zero3"):
-        settings = settings_of({"model": model, "data": data, "parallel": {"strategy": strategy}})
+        settings = make_settings({"model": model, "data": data, "parallel": {"strategy": strategy}})
         found[strategy] = estimate_footprint(TrainConfig.model_validate(settings), 128256, 8)
     whole = 4 * 8.03e9
     assert found["ddp"].parameters == pytest.approx(whole, rel=1e-3)
@@ -274,13 +274,13 @@ def test_zero_cuts_what_it_says() -> None:
     assert found["zero3"].moments["loss"].gathered < 2 * GIB
 
 
-def test_gradients_are_whole_where_micro_batches_are_accumulated() -> None:
+def test_accumulated_gradients_are_whole() -> None:
     """fully_shard sums them before it cuts them, so a second micro-batch costs four bytes a parameter."""
     data = {"micro_batch_rows": 2, "global_batch_rows": 8}
     once = TrainConfig.model_validate(
-        settings_of({"data": {**data, "micro_batch_rows": 2, "global_batch_rows": 8}})
+        make_settings({"data": {**data, "micro_batch_rows": 2, "global_batch_rows": 8}})
     )
-    twice = TrainConfig.model_validate(settings_of({"data": {**data, "global_batch_rows": 16}}))
+    twice = TrainConfig.model_validate(make_settings({"data": {**data, "global_batch_rows": 16}}))
     whole = 4 * count_parameters(once.model, VOCAB_SIZE)
     assert estimate_footprint(once, VOCAB_SIZE, 4).moments["loss"].gradients == 0
     assert estimate_footprint(twice, VOCAB_SIZE, 4).moments["loss"].gradients == whole
@@ -302,7 +302,9 @@ def test_gradients_are_whole_where_micro_batches_are_accumulated() -> None:
         ),
     ],
 )
-def test_what_cannot_run_is_refused(changes: dict[str, Any], num_gpus: int, message: str) -> None:
+def test_impossible_layouts_are_refused(
+    changes: dict[str, Any], num_gpus: int, message: str
+) -> None:
     """As the trainer would refuse it."""
     with pytest.raises(IncompatibleConfig, match=message):
-        estimate_footprint(TrainConfig.model_validate(settings_of(changes)), VOCAB_SIZE, num_gpus)
+        estimate_footprint(TrainConfig.model_validate(make_settings(changes)), VOCAB_SIZE, num_gpus)

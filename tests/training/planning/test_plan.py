@@ -28,17 +28,21 @@ LARGE = (
 """Llama 3's 8 B, but for its vocabulary."""
 
 
-def config_of(*changes: str) -> TrainConfig:
+def make_config(*changes: str) -> TrainConfig:
     """configs/train-1b.yaml, changed."""
     return load_config("train-1b.yaml", [f"model.vocab_size={VOCAB_SIZE}", *changes])
 
 
-def plan_of(
+def make_test_plan(
     *changes: str, num_gpus: int = 16, gpu: str = "h100-80gb", tokens: float | None = None
 ) -> Plan:
     """Its plan."""
     return make_plan(
-        config_of(*changes), num_gpus=num_gpus, gpu=GPUS[gpu], vocab_size=VOCAB_SIZE, tokens=tokens
+        make_config(*changes),
+        num_gpus=num_gpus,
+        gpu=GPUS[gpu],
+        vocab_size=VOCAB_SIZE,
+        tokens=tokens,
     )
 
 
@@ -54,7 +58,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 @pytest.mark.parametrize(
     ("gpu", "code", "verdict"), [("h100-80gb", 0, "fits: "), ("l40s-48gb", 1, "does not fit: ")]
 )
-def test_the_exit_code_tells_whether_it_fits(
+def test_the_exit_code_shows_whether_the_config_fits(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     gpu: str,
@@ -101,7 +105,7 @@ def test_the_exit_code_tells_whether_it_fits(
         ),
     ],
 )
-def test_what_cannot_be_planned_is_wrong_usage(
+def test_impossible_plans_are_wrong_usage(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     arguments: tuple[str, ...],
@@ -114,12 +118,12 @@ def test_what_cannot_be_planned_is_wrong_usage(
     assert message in capsys.readouterr().err
 
 
-def test_without_a_dataset_the_vocabulary_is_asked_for(tmp_path: Path) -> None:
+def test_a_missing_dataset_asks_for_the_vocabulary(tmp_path: Path) -> None:
     """A plan is made before there is anything to train on."""
     config = load_config("train-1b.yaml", [f"data.manifest={tmp_path}"])
     with pytest.raises(IncompatibleConfig, match=r"--set model.vocab_size=50304"):
         find_vocab_size(config)
-    assert find_vocab_size(config_of()) == VOCAB_SIZE
+    assert find_vocab_size(make_config()) == VOCAB_SIZE
 
 
 def test_known_gpus_have_a_peak_and_less_memory_than_their_name() -> None:
@@ -133,9 +137,9 @@ def test_known_gpus_have_a_peak_and_less_memory_than_their_name() -> None:
     assert find_gpu("H100-80GB") is GPUS["h100-80gb"]
 
 
-def test_a_plan_of_one_billion_parameters_is_what_one_expects() -> None:
+def test_a_plan_of_one_billion_parameters_has_known_sizes() -> None:
     """16 bytes a parameter under ddp, and bf16 casts of what lies in blocks; less by each cut."""
-    plan = plan_of()
+    plan = make_test_plan()
     rows = {option.name: option.footprint for option in (plan.configured, *plan.alternatives)}
     strategies = [
         found for name in ("ddp", "zero1", "zero2", "zero3") if (found := rows[name]) is not None
@@ -154,12 +158,12 @@ def test_a_plan_of_one_billion_parameters_is_what_one_expects() -> None:
 
 def test_hours_are_tokens_by_speed() -> None:
     """And speed is the peak's share over FLOPs, where nothing is computed again or travels."""
-    plan = plan_of(tokens=1e9)
-    flops = count_flops_per_token(config_of().model, VOCAB_SIZE, 8192)
+    plan = make_test_plan(tokens=1e9)
+    flops = count_flops_per_token(make_config().model, VOCAB_SIZE, 8192)
     speed = 16 * GPUS["h100-80gb"].peak_flops * plan.mfu / flops
     assert plan.configured.tokens_per_s == pytest.approx(speed)
     assert plan.estimate_hours(plan.configured) == pytest.approx(1e9 / speed / 3600)
-    assert plan_of().tokens == 50_000 * 128 * 8192
+    assert make_test_plan().tokens == 50_000 * 128 * 8192
     slower = [
         option
         for option in plan.alternatives
@@ -170,28 +174,28 @@ def test_hours_are_tokens_by_speed() -> None:
         assert plan.estimate_hours(option) > plan.estimate_hours(plan.configured)
 
 
-def test_remedies_fit_when_they_are_planned_themselves() -> None:
+def test_remedies_fit_and_are_minimal() -> None:
     """As `--set` takes them, each with no change too many; the fastest first."""
-    plan = plan_of(*LARGE, num_gpus=8, gpu="a100-40gb")
+    plan = make_test_plan(*LARGE, num_gpus=8, gpu="a100-40gb")
     assert not plan.configured.fits(plan.gpu)
     assert 1 <= len(plan.remedies) <= MAX_REMEDIES
     for remedy in plan.remedies:
         changes = remedy.name.split(", ")
-        again = plan_of(*LARGE, *changes, num_gpus=8, gpu="a100-40gb")
+        again = make_test_plan(*LARGE, *changes, num_gpus=8, gpu="a100-40gb")
         assert again.configured.fits(again.gpu), remedy.name
         assert again.configured.footprint == remedy.footprint
         for left_out in changes:
             fewer = [change for change in changes if change != left_out]
             try:
-                less = plan_of(*LARGE, *fewer, num_gpus=8, gpu="a100-40gb")
+                less = make_test_plan(*LARGE, *fewer, num_gpus=8, gpu="a100-40gb")
             except (ConfigError, IncompatibleConfig):
                 continue
             assert not less.configured.fits(less.gpu), (remedy.name, left_out)
 
 
-def test_layouts_that_cannot_be_are_listed_with_the_reason() -> None:
+def test_impossible_alternatives_are_listed_with_the_reason() -> None:
     """And have no bar: on four GPUs no eight share a matrix."""
-    plan = plan_of(num_gpus=4)
+    plan = make_test_plan(num_gpus=4)
     refused = {
         option.name: option.error for option in plan.alternatives if option.footprint is None
     }
@@ -205,7 +209,7 @@ def test_layouts_that_cannot_be_are_listed_with_the_reason() -> None:
 )
 def test_the_picture_has_a_bar_for_each_layout(num_gpus: int, changes: tuple[str, ...]) -> None:
     """Well-formed, each bar's parts as wide as their bytes, and none beyond the picture."""
-    plan = plan_of(*changes, num_gpus=num_gpus)
+    plan = make_test_plan(*changes, num_gpus=num_gpus)
     root = ET.fromstring(draw_picture(plan))  # noqa: S314 - our own
     name = "{http://www.w3.org/2000/svg}"
     texts = [text.text for text in root.iter(f"{name}text")]
