@@ -27,7 +27,7 @@ def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Block(nn.Module):
-    """Attention and SwiGLU, each behind a norm."""
+    """Attention and SwiGLU, each with a norm before it."""
 
     def __init__(self, shape: Mapping[str, int]) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """The decoder, and its loss."""
+    """The decoder and its loss."""
 
     def __init__(self, shape: Mapping[str, int], vocab_size: int, seq_len: int) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Model(nn.Module):
 
 
 class Bare:
-    """Model, optimizer and batches of one entrant."""
+    """Model, optimizer and batches of the bare loop."""
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
         cuda = torch.cuda.is_available()
@@ -106,7 +106,7 @@ class Bare:
         self.position = 0
 
     def run(self, steps: int) -> dict[str, Any]:
-        """Seconds of a round of steps, less its first, and the memory it took."""
+        """Return speed and step times of a round, without its first step."""
         self._step()
         self._synchronize()
         began = time.perf_counter()
@@ -120,7 +120,7 @@ class Bare:
         }
 
     def close(self) -> None:
-        """Nothing is held but memory."""
+        """Do nothing; the process frees the memory."""
 
     def _step(self) -> None:
         for _ in range(self.micro_batches):

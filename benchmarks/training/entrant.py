@@ -30,7 +30,7 @@ COPY_BYTES = 1 << 29
 
 
 class Ours:
-    """corpusmill's trainer, by a config made of the spec."""
+    """The trainer of this project, with a config made from the spec."""
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
         from training.parallel import distributed
@@ -52,7 +52,7 @@ class Ours:
             _save_on_cpu(self.trainer.model)
 
     def run(self, steps: int, *, gc_every_steps: int | None = 50) -> dict[str, Any]:
-        """The trainer's own figures of so many steps, one before them left out."""
+        """Return the trainer's figures of some steps, after one step that is not counted."""
         from training.observability.profiling import ScheduledGC
 
         self.trainer.scheduled_gc.close()
@@ -83,7 +83,7 @@ class Ours:
         }
 
     def close(self) -> None:
-        """End its threads."""
+        """Close the trainer."""
         self._closing.close()
 
     def _count_what_is_sent(self) -> None:
@@ -101,7 +101,7 @@ class Ours:
 
 
 def make_config(spec: Mapping[str, Any], run_dir: str) -> Any:
-    """The TrainConfig of one of our entrants; `settings` holds what it changes, by section."""
+    """Return the TrainConfig of an entrant; `settings` of the spec changes sections."""
     from training.config import TrainConfig
 
     sections: dict[str, dict[str, Any]] = {
@@ -147,7 +147,7 @@ class _KeptLog:
 
 
 def _save_on_cpu(model: Any) -> None:
-    """Put torch's own offload around every block but the last."""
+    """Wrap every block but the last with torch's save_on_cpu."""
     from training.parallel.parallelize import unwrap_decoder
 
     def around(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -165,7 +165,7 @@ def _save_on_cpu(model: Any) -> None:
 
 
 def serve(pipe: Connection, spec: dict[str, Any], log: str) -> None:
-    """Build the entrant and answer until "close" comes, or the pipe ends."""
+    """Build the entrant and answer commands until "close" or the end of the pipe."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
@@ -209,7 +209,7 @@ def _open(spec: Mapping[str, Any]) -> Any:
 
 
 def _memory() -> dict[str, float]:
-    """Peaks of the round, then what stays when caches are given back, for another entrant to have the rest."""
+    """Return the peaks of the round, and the memory that stays after freeing caches."""
     if not torch.cuda.is_available():
         return {}
     stats = torch.cuda.memory_stats()
@@ -232,7 +232,7 @@ def _forget_peaks() -> None:
 
 
 def _copy_speed() -> dict[str, float]:
-    """GB/s between pinned and device memory, out and back, alone."""
+    """Return GB/s between pinned and device memory, in both directions, without other load."""
     if not torch.cuda.is_available():
         return {}
     host = torch.empty(COPY_BYTES, dtype=torch.uint8, pin_memory=True)

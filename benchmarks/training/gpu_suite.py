@@ -47,12 +47,12 @@ ROOM = 1.08
 
 
 class Skipped(Exception):
-    """A part, or an entrant, that does not take part, and why."""
+    """A part or entrant is skipped; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """What is measured: the model, rows, steps, and seconds to count with."""
+    """The model, rows and steps to measure, and the time to plan for them."""
 
     shape: Mapping[str, int]
     vocab_size: int
@@ -103,7 +103,7 @@ TINY = Size(
 
 
 class Entrant:
-    """The parent's end of an entrant's process."""
+    """The parent's handle of an entrant's process."""
 
     def __init__(self, name: str, spec: dict[str, Any], suite: Suite) -> None:
         from benchmarks.training.entrant import serve
@@ -118,11 +118,11 @@ class Entrant:
         theirs.close()
 
     def ready(self) -> dict[str, Any]:
-        """What it says when it is warm."""
+        """Return the figures of the warm-up."""
         return self._answer("ready")
 
     def ask(self, command: Any) -> dict[str, Any]:
-        """One round."""
+        """Return the figures of one round."""
         self._pipe.send(command)
         return self._answer("round")
 
@@ -152,7 +152,7 @@ class Entrant:
 
 @dataclass
 class Suite:
-    """What the parts share: time, dataset, figures."""
+    """State shared by all parts: time budget, dataset, figures."""
 
     size: Size
     budget_s: float
@@ -170,11 +170,11 @@ class Suite:
         self.dataset = str(self.folder / "dataset")
 
     def left_s(self) -> float:
-        """Until the budget is spent."""
+        """Return the seconds left of the budget."""
         return self.budget_s - (time.monotonic() - self.began)
 
     def spec(self, kind: str, seq_len: int, **more: Any) -> dict[str, Any]:
-        """What an entrant of that kind is told."""
+        """Return the spec of an entrant."""
         rows = self.size.micro_batch_tokens // seq_len
         return {
             "kind": kind,
@@ -260,18 +260,18 @@ class Suite:
                     self.skipped[f"{name}: further figures"] = str(skipped)
 
     def tokens_per_s(self, name: str) -> float | None:
-        """The median of an entrant's rounds."""
+        """Return the median speed of an entrant's rounds."""
         rounds = self.entrants.get(name, {}).get("rounds", [])
         return statistics.median(r["tokens_per_s"] for r in rounds) if rounds else None
 
     def step_s(self, name: str) -> float | None:
-        """The median step."""
+        """Return the median step time."""
         seconds = [s for r in self.entrants.get(name, {}).get("rounds", []) for s in r["step_s"]]
         return statistics.median(seconds) if seconds else None
 
 
 def _fits(entrants: Mapping[str, Mapping[str, Any]], there: Sequence[str], peak_gib: float) -> bool:
-    """Whether one more entrant, as large as the largest so far, finds room beside those that wait."""
+    """Return whether another entrant, as large as the largest so far, fits beside the waiting ones."""
     import torch
 
     if not torch.cuda.is_available():
@@ -284,7 +284,7 @@ def _fits(entrants: Mapping[str, Mapping[str, Any]], there: Sequence[str], peak_
 
 
 def plan(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """What the planner says that torch's allocator will hold at most: all but the context of CUDA."""
+    """Return the planner's estimate of the allocator's peak, without the CUDA context."""
     from benchmarks.training.entrant import make_config
     from training.planning.gpus import GIB
     from training.planning.memory import estimate_footprint
@@ -308,7 +308,7 @@ def ours(seq_len: int, variant: str = "") -> str:
 
 
 def throughput(suite: Suite, seq_len: int) -> None:
-    """Ours, with float8 where there is torchao, the bare loop, and torchtitan where it can be imported."""
+    """Measure our trainer (also with float8), the bare loop, and torchtitan if it is installed."""
     specs = {
         ours(seq_len): suite.spec("ours", seq_len),
         f"bare, {seq_len}": suite.spec("bare", seq_len),
@@ -330,7 +330,7 @@ def throughput(suite: Suite, seq_len: int) -> None:
 
 
 def garbage(suite: Suite) -> Callable[[str, Entrant], None]:
-    """Python's collector at its own times against ours, in one and the same process, in turns."""
+    """Compare automatic and scheduled garbage collection in turns, in one process."""
 
     def compare(name: str, entrant: Entrant) -> None:
         if name != ours(suite.size.seq_lens[0]) or suite.left_s() < 4 * suite.size.round_s:
@@ -350,7 +350,7 @@ def garbage(suite: Suite) -> Callable[[str, Entrant], None]:
 
 
 def checkpointing(suite: Suite) -> None:
-    """What computing activations again costs and saves."""
+    """Measure what activation checkpointing costs and saves."""
     seq_len = suite.size.seq_lens[0]
     for mode in ("selective", "full"):
         suite.measure(
@@ -363,7 +363,7 @@ def checkpointing(suite: Suite) -> None:
 
 
 def offload(suite: Suite) -> None:
-    """Activations to CPU memory: of everything, by torch's own means, and of what full checkpointing keeps."""
+    """Measure activation offload: ours, torch's save_on_cpu, and ours with full checkpointing."""
     seq_len = suite.size.seq_lens[0]
 
     def copy_speed(_: str, entrant: Entrant) -> None:
@@ -410,7 +410,7 @@ def overlap(suite: Suite, with_offload: str, without: str) -> dict[str, float] |
 
 
 def masks(suite: Suite) -> None:
-    """Attention within documents, as a run has it, where the other entrants see whole rows."""
+    """Measure attention within documents; other entrants attend over whole rows."""
     for seq_len in suite.size.seq_lens[::-1]:
         settings = {"data": {"document_masks": True}}
         suite.measure(
@@ -419,7 +419,7 @@ def masks(suite: Suite) -> None:
 
 
 def strategies(suite: Suite) -> None:
-    """Without FSDP: autocast over whole fp32 weights."""
+    """Measure ddp: autocast over whole fp32 weights."""
     seq_len = suite.size.seq_lens[0]
     suite.measure(
         {
@@ -432,7 +432,7 @@ def strategies(suite: Suite) -> None:
 
 @dataclass(frozen=True)
 class Part:
-    """A part, and about how many entrants' time it takes."""
+    """A part of the suite, and its time in units of one entrant."""
 
     name: str
     run: Callable[[Suite], None]
@@ -460,7 +460,7 @@ OFFLOADS = {"offload": "", "save_on_cpu": "", "checkpointing full, offload": "ch
 
 
 def summarize(suite: Suite) -> dict[str, Any]:
-    """Per entrant: tokens/s, MFU, memory against the plan; then goals."""
+    """Return speed, MFU and memory of each entrant, and the goals."""
     from training.config import ModelConfig
     from training.model.size import count_flops_per_token
 
@@ -507,7 +507,7 @@ def summarize(suite: Suite) -> dict[str, Any]:
 
 
 def goals(rows: Mapping[str, Mapping[str, Any]], size: Size) -> dict[str, str]:
-    """Met, missed, or not measured."""
+    """Return for each goal whether it is met, missed or not measured."""
     if size is not FULL:
         return {}
     found: dict[str, str] = {}
@@ -588,7 +588,7 @@ def _rounded(value: Any) -> Any:
 
 
 def keep(figures: Mapping[str, Any], name: str, out: Path) -> Path:
-    """Write the result file, on machines too that have neither git nor the pipeline's libraries."""
+    """Write the result file, also on machines without git and the pipeline's libraries."""
     from benchmarks import result_file
 
     libraries = (*result_file.LIBRARIES, "torch", "triton", *OPTIONAL.values())
@@ -606,7 +606,7 @@ def _has(library: str) -> bool:
 
 
 def device() -> dict[str, Any]:
-    """GPU, memory, CUDA and driver."""
+    """Return GPU, memory, CUDA and driver."""
     import torch
 
     if not torch.cuda.is_available():
@@ -631,7 +631,7 @@ def device() -> dict[str, Any]:
 
 
 def write_dataset(folder: Path, size: Size) -> None:
-    """Documents of 200 to 3,000 tokens by Zipf's law, as benchmarks/loader/generate.py makes them, in four shards."""
+    """Write four shards of documents with 200 to 3,000 tokens drawn by Zipf's law."""
     import numpy as np
 
     from shardwriter import Documents, build_manifest, write_shard
@@ -673,7 +673,7 @@ def _check_packages() -> None:
 
 
 def main() -> None:
-    """Measure and print; the exit code is 1 when nothing at all could be measured."""
+    """Measure and print. The exit code is 1 if nothing could be measured."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

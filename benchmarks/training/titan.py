@@ -22,7 +22,7 @@ NUM_BATCHES = 4
 
 
 class Titan:
-    """torchtitan's trainer, built from a config of its own kind."""
+    """torchtitan's trainer, built from its own config class."""
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
         os.environ.update(
@@ -62,7 +62,7 @@ class Titan:
         self.rows = self.trainer.batch_generator(self.trainer.dataloader)
 
     def run(self, steps: int) -> dict[str, Any]:
-        """Seconds of a round of steps, less its first."""
+        """Return speed and step times of a round, without its first step."""
         self._step()
         torch.cuda.synchronize()
         began = time.perf_counter()
@@ -76,7 +76,7 @@ class Titan:
         }
 
     def close(self) -> None:
-        """End its threads."""
+        """Close the trainer."""
         self.trainer.close()
 
     def _step(self) -> None:
@@ -86,7 +86,7 @@ class Titan:
 
 
 def _model(spec: Mapping[str, Any]) -> Any:
-    """Its 1 B model, which has this shape, with the dataset's vocabulary and an embedding of its own."""
+    """Return its 1 B model with the dataset's vocabulary and untied embeddings."""
     from torchtitan.models.llama3 import model_registry
 
     registered = model_registry("1B", attn_backend="flex")

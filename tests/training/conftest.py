@@ -1,4 +1,4 @@
-"""A small language that can be learned, and real processes that learn it."""
+"""A small synthetic language for training tests, and helpers that run real ranks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def write_language(folder: Path, *, seed: int = 0, num_shards: int = 3) -> Path:
-    """Documents in which each token is, nine times in ten, three times the one before, plus one."""
+    """Write a dataset in which 90 % of the tokens are 3 * previous + 1, modulo the vocabulary."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(seed)
     tokenizer = TokenizerEntry("tiny", "ab" * 32, vocab_size=VOCAB_SIZE, end_of_document=0)
@@ -59,12 +59,12 @@ def write_language(folder: Path, *, seed: int = 0, num_shards: int = 3) -> Path:
 
 @pytest.fixture(scope="session")
 def language(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset of some 28,000 tokens."""
+    """Return a dataset of about 28,000 tokens."""
     return write_language(tmp_path_factory.mktemp("language") / "dataset")
 
 
 def make_settings(run_dir: Path, manifest: Path | None, **changes: Any) -> dict[str, Any]:
-    """Settings of a run; changes are sections (dicts, laid over the defaults) or values."""
+    """Return the settings of a run; changed sections are merged into the defaults."""
     settings = {**SETTINGS, "run_dir": str(run_dir)}
     if manifest is not None:
         settings["data"] = {**settings["data"], "manifest": str(manifest)}
@@ -76,12 +76,12 @@ def make_settings(run_dir: Path, manifest: Path | None, **changes: Any) -> dict[
 
 
 def make_config(run_dir: Path, manifest: Path | None, **changes: Any) -> TrainConfig:
-    """The same, checked."""
+    """Return the config of `make_settings`."""
     return TrainConfig.model_validate(make_settings(run_dir, manifest, **changes))
 
 
 def train_each(runs: Sequence[Mapping[str, Any]]) -> None:
-    """What a rank does: runs after one another in one world."""
+    """Train several runs one after another, as one rank."""
     from training.parallel import distributed
     from training.trainer import train
 
@@ -98,17 +98,17 @@ def train_each(runs: Sequence[Mapping[str, Any]]) -> None:
 def train_all(
     num_ranks: int, runs: Sequence[Mapping[str, Any]], folder: Path, timeout_s: float = 200
 ) -> None:
-    """Train them to their end, on ranks of their own."""
+    """Train several runs on new rank processes."""
     run_world(num_ranks, train_each, runs, folder=folder, timeout_s=timeout_s)
 
 
 def read_log(run_dir: Path | str) -> list[dict[str, Any]]:
-    """The lines of a run's log; the last may be half written while the run goes on."""
+    """Return the lines of log.jsonl, without a last line that is still being written."""
     with (Path(run_dir) / "log.jsonl").open(encoding="utf-8") as log:
         return [json.loads(line) for line in log if line.endswith("\n")]
 
 
 def losses(run_dir: Path | str) -> list[float]:
-    """Loss of each step, as logged last."""
+    """Return the last logged loss of each step."""
     by_step = {line["step"]: line["loss"] for line in read_log(run_dir) if "loss" in line}
     return [by_step[step] for step in sorted(by_step)]

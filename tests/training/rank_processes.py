@@ -1,7 +1,4 @@
-"""RankContext for tests, each a process.
-
-They are forked from one that has imported torch, as importing it takes longer than most runs of a test.
-"""
+"""Starts the ranks of tests as processes, forked from one that has imported torch already."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ _CONTEXT.set_forkserver_preload(["training.trainer", "torch.distributed.fsdp", "
 def start(
     num_ranks: int, work: Callable[..., None], *arguments: Any, folder: Path
 ) -> Generator[list[ForkServerProcess], None, None]:
-    """RankContext that do some work, with torchrun's environment; who is not done when the context is left is killed."""
+    """Start ranks with torchrun's environment; leaving the context kills those that still run."""
     folder.mkdir(parents=True, exist_ok=True)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -64,7 +61,7 @@ def start(
 def run_world(
     num_ranks: int, work: Callable[..., None], *arguments: Any, folder: Path, timeout_s: float = 200
 ) -> None:
-    """Do some work on all ranks, to its end; none may fail or warn."""
+    """Run a function on all ranks to its end; no rank may fail or warn."""
     with start(num_ranks, work, *arguments, folder=folder) as processes:
         for process in processes:
             process.join(timeout_s)

@@ -13,14 +13,14 @@ from training.trainer import train
 
 
 def keys(server: Seaweed, prefix: str) -> list[str]:
-    """All below a prefix."""
+    """Return all keys below a prefix."""
     return sorted(entry["path"] for part in server.store(prefix).list() for entry in part)
 
 
 def test_an_empty_disk_resumes_from_the_object_store(
     language: Path, tmp_path: Path, seaweed_in_environment: Seaweed
 ) -> None:
-    """Saved there by two ranks, the newest two kept; another machine brings the newest here and goes on."""
+    """Two ranks upload and keep the newest two; another machine downloads the newest and resumes."""
     checkpoint = {"every_steps": 1, "keep_last": 2, "upload": f"s3://{BUCKET}/run"}
     data = {"schedule": "constant"}
     first = make_settings(
@@ -46,7 +46,7 @@ def test_an_empty_disk_resumes_from_the_object_store(
 def test_an_incomplete_upload_is_ignored(
     language: Path, tmp_path: Path, seaweed_in_environment: Seaweed
 ) -> None:
-    """The marker is put last: without it the one before counts."""
+    """Without its marker the previous checkpoint is used."""
     checkpoint = {"every_steps": 1, "keep_last": 2, "upload": f"s3://{BUCKET}/cut-short"}
     config = make_config(tmp_path / "run", language, steps=2, checkpoint=checkpoint)
     train(config, distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=tmp_path))

@@ -26,7 +26,7 @@ print([name for name in ("torch", "ray", "numpy") if name in sys.modules])
 
 @pytest.mark.parametrize("arguments", [("--help",), *((name, "--help") for name in COMMANDS)])
 def test_help_imports_no_heavy_library(arguments: tuple[str, ...]) -> None:
-    """Torch takes seconds to import, so only a command that needs it imports it."""
+    """Only commands that need torch import it, because that takes seconds."""
     command = [sys.executable, "-c", PRINT_HEAVY_MODULES, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=REPOSITORY)
     assert "Usage: " in done.stdout

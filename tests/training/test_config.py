@@ -1,4 +1,4 @@
-"""A training config is valid as it stands, or all that is wrong with it is told before anything starts."""
+"""Training configs are validated completely before a run starts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHIPPED = sorted(path.name for path in (REPOSITORY / "configs").glob("train-*.ya
 
 
 def collect_faults(*overrides: str) -> str:
-    """All that is said of train-tiny.yaml with these changes."""
+    """Return the errors of train-tiny.yaml with these changes."""
     with pytest.raises(ConfigError) as raised:
         load_config("train-tiny.yaml", overrides)
     return "\n".join(raised.value.faults)
@@ -26,7 +26,7 @@ def collect_faults(*overrides: str) -> str:
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_shipped_config_loads(name: str) -> None:
-    """By name."""
+    """The shipped configs can be loaded by name."""
     assert load_config(name).run_dir == f"runs/{name.removesuffix('.yaml')}"
 
 
@@ -48,14 +48,14 @@ def test_the_reference_page_lists_every_key() -> None:
 
 
 def test_train_1b_shows_every_section_that_runs_usually_set() -> None:
-    """A reader finds each section of the config in it, except `advanced`, and few lines."""
+    """All sections but `advanced` are in the file, and it has fewer than 80 lines."""
     text = (REPOSITORY / "configs" / "train-1b.yaml").read_text(encoding="utf-8")
     assert TrainConfig.model_fields.keys() - yaml.safe_load(text).keys() == {"seed", "advanced"}
     assert len(text.splitlines()) < 80
 
 
 def test_all_faults_are_reported_together() -> None:
-    """An unknown key with the nearest one, a value out of range, and a word that is none of the choices."""
+    """An unknown key, a value out of range and an unknown choice are in one error."""
     said = collect_faults("optimizer.learning_rat=1", "steps=0", "parallel.strategy=zero4")
     assert "learning_rat" in said
     assert "learning_rate" in said
@@ -92,11 +92,11 @@ def test_all_faults_are_reported_together() -> None:
     ],
 )
 def test_incompatible_settings_are_refused(overrides: list[str], message: str) -> None:
-    """Before ranks are started, with what to change."""
+    """The error says what to change, before ranks are started."""
     assert message in collect_faults(*overrides)
 
 
 def test_the_run_folder_is_named_after_the_file(tmp_path: Path) -> None:
-    """{config} is its name without .yaml."""
+    """{config} is replaced by the file name without .yaml."""
     (tmp_path / "mine.yaml").write_text("steps: 1\ndata: {manifest: here}\n")
     assert load_config(str(tmp_path / "mine.yaml")).run_dir == "runs/mine"

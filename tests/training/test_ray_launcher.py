@@ -1,4 +1,4 @@
-"""On Ray Train's workers a run computes what it computes under torchrun, also when one of them is killed."""
+"""Ray Train's workers compute the same as ranks under torchrun, also after one is killed."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ CHANGES: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def plain(language: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run on two plain processes."""
+    """Train on two plain processes."""
     folder = tmp_path_factory.mktemp("plain")
     train_all(2, [make_settings(folder / "run", language, **CHANGES)], folder)
     return folder / "run"
 
 
 def start(folder: Path, settings: Mapping[str, Any], *arguments: str) -> subprocess.Popen[str]:
-    """Start the command in that folder, on the shared Ray where the test uses it, else on its own."""
+    """Start the command in a folder, on the shared Ray if the test uses it, or on a new one."""
     (folder / "config.yaml").write_text(yaml.safe_dump(dict(settings)))
     environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), **os.environ}
     for name in ("RANK", "WORLD_SIZE"):
@@ -53,7 +53,7 @@ def start(folder: Path, settings: Mapping[str, Any], *arguments: str) -> subproc
 
 
 def wait_for_exit(driver: subprocess.Popen[str]) -> tuple[int, str]:
-    """Exit code and all that was printed."""
+    """Return the exit code and the output."""
     try:
         output = driver.communicate(timeout=500)[0]
     finally:
@@ -62,7 +62,7 @@ def wait_for_exit(driver: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 def find_worker_pids(driver: subprocess.Popen[str]) -> list[int]:
-    """Process ids of its ranks."""
+    """Return the process ids of the ranks."""
     parents: dict[int, int] = {}
     names: dict[int, str] = {}
     for process in Path("/proc").glob("[0-9]*"):
@@ -83,7 +83,7 @@ def find_worker_pids(driver: subprocess.Popen[str]) -> list[int]:
 
 
 def wait_until(is_true: Any, driver: subprocess.Popen[str]) -> None:
-    """While the command runs."""
+    """Wait for a condition while the command runs."""
     until = time.monotonic() + 400
     while not is_true() and driver.poll() is None and time.monotonic() < until:
         time.sleep(0.05)
@@ -94,10 +94,7 @@ def wait_until(is_true: Any, driver: subprocess.Popen[str]) -> None:
 def test_a_killed_worker_is_replaced_and_sigterm_saves(
     language: Path, plain: Path, tmp_path: Path
 ) -> None:
-    """One of two gets kill -9: both start again, and losses are those of plain processes bit for bit.
-
-    Then the command is told to leave: exit code 4, and all steps are saved.
-    """
+    """After kill -9 of a worker, losses are bit-identical to plain processes; SIGTERM then saves, with exit code 4."""
     run_dir = tmp_path / "run"
     settings = {
         **make_settings(run_dir, language, **{**CHANGES, "steps": 100_000}),
@@ -120,7 +117,7 @@ def test_a_killed_worker_is_replaced_and_sigterm_saves(
 @pytest.mark.usefixtures("shared_ray")
 @pytest.mark.timeout(600)
 def test_an_incompatible_config_is_reported_once(language: Path, tmp_path: Path) -> None:
-    """Exit code 2 and the message of a run without Ray, though failures may be repeated."""
+    """Exit code 2 and the usual message; workers are not restarted."""
     settings = make_settings(tmp_path / "run", language, parallel={"tensor": 2})
     code, output = wait_for_exit(start(tmp_path, settings, "--workers", "1"))
     assert code == 2, output
@@ -132,7 +129,7 @@ def test_an_incompatible_config_is_reported_once(language: Path, tmp_path: Path)
 
 
 def test_workers_get_absolute_paths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Those of this folder; what is absolute, or an address, stays."""
+    """Relative paths become absolute; addresses are unchanged."""
     from training.ray_launcher import make_paths_absolute
 
     monkeypatch.chdir(tmp_path)
@@ -148,7 +145,7 @@ def test_workers_get_absolute_paths(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 def test_a_run_dir_on_another_disk_is_refused(tmp_path: Path) -> None:
-    """A worker that does not see the driver's folder names its machine."""
+    """The error names the machine that does not see the folder."""
     from training.errors import IncompatibleConfig
     from training.ray_launcher import _check_run_dir_is_shared
 

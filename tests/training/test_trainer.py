@@ -1,4 +1,4 @@
-"""A run that is killed, told to leave, or started on other ranks goes on as if nothing had been."""
+"""Training: resume after kill, SIGTERM and on other ranks; bad steps; schedules."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ STEPS = 6
 
 
 def train_here(config: TrainConfig) -> TrainResult:
-    """In this process, alone."""
+    """Train in this process, as a single rank."""
     return train(
         config,
         distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=Path(config.run_dir)),
@@ -49,7 +49,7 @@ def train_here(config: TrainConfig) -> TrainResult:
 
 
 def read_weights(run_dir: Path, config: TrainConfig) -> dict[str, np.ndarray[Any, Any]]:
-    """Weights of the newest checkpoint."""
+    """Return the weights of the newest checkpoint."""
     model = Decoder(config.model, 256)
     load_weights(
         list_complete_checkpoints(run_dir / "checkpoints")[-1], dict(model.named_parameters())
@@ -59,7 +59,7 @@ def read_weights(run_dir: Path, config: TrainConfig) -> dict[str, np.ndarray[Any
 
 @pytest.fixture(scope="module")
 def uninterrupted(language: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of runs on two ranks that nobody disturbed."""
+    """Train uninterrupted runs on two ranks."""
     folder = tmp_path_factory.mktemp("uninterrupted")
     runs = [
         make_settings(folder / strategy, language, **settings(strategy))
@@ -70,7 +70,7 @@ def uninterrupted(language: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 def settings(strategy: str) -> dict[str, Any]:
-    """Of the runs that are compared."""
+    """Return the settings of the runs that are compared."""
     return {
         "steps": STEPS,
         "parallel": {"strategy": strategy},
@@ -82,7 +82,7 @@ def settings(strategy: str) -> dict[str, Any]:
 def test_a_killed_run_resumes_with_identical_bits(
     language: Path, uninterrupted: Path, tmp_path: Path, strategy: str
 ) -> None:
-    """Both ranks get kill -9 in mid-run: losses and weights are equal bit for bit afterwards."""
+    """After kill -9 of both ranks, losses and weights equal those of an uninterrupted run."""
     run = make_settings(tmp_path / "run", language, **settings(strategy))
     with start(2, train_each, [run], folder=tmp_path):  # leaving it kills them, with SIGKILL
         until = time.monotonic() + 120
@@ -105,7 +105,7 @@ def test_a_killed_run_resumes_with_identical_bits(
 def test_a_run_resumes_on_other_ranks_and_strategies(
     language: Path, uninterrupted: Path, tmp_path: Path
 ) -> None:
-    """2 ranks of zero1, 1 of ddp, 3 of zero3, 4 of tensor x shards: the same rows in each step, the same losses."""
+    """2 ranks of zero1, 1 of ddp, 3 of zero3 and 4 of tensor x shard read the same rows per step."""
     settings_by_world: list[tuple[int, int, dict[str, Any]]] = [
         (2, 2, {"strategy": "zero1"}),
         (1, 3, {"strategy": "ddp", "offload": "optimizer"}),
@@ -131,7 +131,7 @@ def test_a_run_resumes_on_other_ranks_and_strategies(
 
 
 def test_ranks_that_do_not_divide_the_batch_skip_no_row(language: Path, tmp_path: Path) -> None:
-    """3 ranks of 4 rows take 12 at a time: of a batch of 16, steps take 24, 12, 12, 24 ... rows, on average 16."""
+    """With 16 rows per step, 3 ranks of 4 rows read 24, 12, 12, 24, ... rows."""
     run = make_settings(
         tmp_path / "run",
         language,
@@ -144,7 +144,7 @@ def test_ranks_that_do_not_divide_the_batch_skip_no_row(language: Path, tmp_path
 
 
 def test_sigterm_saves_a_checkpoint_and_exits(language: Path, tmp_path: Path) -> None:
-    """One rank is told: both save after the step, and the next start goes on there."""
+    """SIGTERM to one rank makes both save after the current step."""
     run = make_settings(tmp_path / "run", language, steps=100_000)
     log = tmp_path / "run" / "log.jsonl"
     until = time.monotonic() + 120
@@ -164,7 +164,7 @@ def test_sigterm_saves_a_checkpoint_and_exits(language: Path, tmp_path: Path) ->
 
 
 def test_an_incomplete_checkpoint_is_ignored(language: Path, tmp_path: Path) -> None:
-    """Without its marker it does not count; the one before does, and the result is the same."""
+    """Without its marker, the previous checkpoint is used, with the same result."""
     config = make_config(
         tmp_path / "run", language, steps=4, checkpoint={"every_steps": 2, "keep_last": 9}
     )
@@ -186,7 +186,7 @@ def test_old_checkpoints_are_removed(language: Path, tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_another_model_is_refused(language: Path, tmp_path: Path) -> None:
-    """With the names and both shapes."""
+    """The error has the names and both shapes."""
     train_here(make_config(tmp_path / "run", language, steps=1))
     with pytest.raises(
         IncompatibleConfig,
@@ -196,7 +196,7 @@ def test_a_checkpoint_of_another_model_is_refused(language: Path, tmp_path: Path
 
 
 def test_a_checkpoint_of_other_data_is_refused(language: Path, tmp_path: Path) -> None:
-    """The loader says what differs."""
+    """The loader's error says what differs."""
     train_here(make_config(tmp_path / "run", language, steps=1))
     other = write_language(tmp_path / "other", seed=1)
     with pytest.raises(ResumeMismatch, match=r"sources is .* in the state, .* here"):
@@ -204,7 +204,7 @@ def test_a_checkpoint_of_other_data_is_refused(language: Path, tmp_path: Path) -
 
 
 def test_rows_are_those_of_the_loader(language: Path, tmp_path: Path) -> None:
-    """The first loss is that of the rows that a loader with the same settings gives."""
+    """The first loss equals that of the rows of a loader with the same settings."""
     import torch
     from torch.nn.functional import cross_entropy
 
@@ -227,7 +227,7 @@ def test_rows_are_those_of_the_loader(language: Path, tmp_path: Path) -> None:
 
 
 def test_a_failed_checkpoint_ends_the_run(language: Path, tmp_path: Path) -> None:
-    """What is whole stays; a file in the place of the folder stands for any reason not to write."""
+    """A file in place of the folder stands for any write error."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "checkpoints").write_text("not a folder")
     with pytest.raises(
@@ -241,7 +241,7 @@ def test_a_failed_checkpoint_ends_the_run(language: Path, tmp_path: Path) -> Non
 
 
 def test_bad_steps_are_skipped_and_counted(language: Path, tmp_path: Path) -> None:
-    """With a learning rate that breaks the model, steps are refused until there have been too many in a row."""
+    """Steps with non-finite losses are skipped, until too many follow one another."""
     optimizer = {"learning_rate": 1e30, "warmup_steps": 0, "max_grad_norm": 1e30}
     with pytest.raises(
         TrainingStopped, match=r"bad steps in a row: 3 .*lower optimizer.learning_rate"
@@ -259,7 +259,7 @@ def test_bad_steps_are_skipped_and_counted(language: Path, tmp_path: Path) -> No
 
 
 def test_the_guard_refuses_spikes() -> None:
-    """Ten times the running mean is refused, and does not move the mean."""
+    """A norm above ten times the running mean is refused and does not change the mean."""
     guard = AnomalyGuard(AnomalyGuardConfig(spike_factor=10))
     assert all(guard.accept(2.0, 1.0, step) for step in range(5))
     assert not guard.accept(2.0, 11.0, 5)
@@ -272,7 +272,7 @@ def test_the_guard_refuses_spikes() -> None:
 
 
 def test_the_guard_stops_at_the_first_bad_step_if_configured() -> None:
-    """At the first bad step."""
+    """on_bad_step: stop raises at once."""
     with pytest.raises(TrainingStopped, match=r"step 3: loss is nan"):
         AnomalyGuard(AnomalyGuardConfig(on_bad_step="stop")).accept(math.nan, 1.0, 3)
 
@@ -290,7 +290,7 @@ def test_the_guard_stops_at_the_first_bad_step_if_configured() -> None:
 def test_learning_rates_rise_then_fall(
     schedule: Any, steps: int, warmup_steps: int, min_lr_share: float, decay_share: float
 ) -> None:
-    """Up over the warm-up to the height, never up again, never under the least."""
+    """The rate rises during warm-up, then never rises again, and stays above the minimum."""
     config = OptimizerConfig(
         schedule=schedule,
         warmup_steps=warmup_steps,
@@ -309,7 +309,7 @@ def test_learning_rates_rise_then_fall(
 
 
 def test_schedules_have_these_values() -> None:
-    """Half-way and at the end: 100 steps, a tenth to warm up, down to a tenth."""
+    """Golden values half-way and at the end of 100 steps."""
     settings = {"learning_rate": 1.0, "warmup_steps": 10, "min_lr_share": 0.1, "decay_share": 0.2}
     expected = {
         "cosine": (0.55, 0.1),
@@ -326,7 +326,7 @@ def test_schedules_have_these_values() -> None:
 def test_a_batch_smaller_than_one_micro_batch_per_rank_is_refused(
     language: Path, tmp_path: Path
 ) -> None:
-    """Naming both keys."""
+    """The error names both keys."""
     with pytest.raises(
         IncompatibleConfig, match=r"global_batch_rows is 12, but 1 data-parallel ranks of 13 rows"
     ):

@@ -1,4 +1,4 @@
-"""Instructions become rows: the right tokens count, each once in an epoch, and a run goes on exactly where it was."""
+"""Instruction rows: loss labels, packing, resume and fine-tuning."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ COUNTED = "Hello!<|im_end|>\nBye.<|im_end|>"
 
 
 def write_lines(path: Path, records: Iterable[Any]) -> Path:
-    """A file of one record in each line; strings are lines as they are."""
+    """Write a JSON-lines file; strings are written unchanged."""
     lines = [record if isinstance(record, str) else json.dumps(record) for record in records]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8", errors="surrogatepass")
     return path
 
 
 def answers(num: int) -> list[Any]:
-    """Instructions and answers of several lengths, no two alike, some of them chats."""
+    """Return instructions and chats with distinct answers of several lengths."""
     found: list[Any] = []
     for number in range(num):
         ask, answer = f"Say {number}.", f"{number} is what I say. " * (1 + number % 4)
@@ -76,18 +76,18 @@ def answers(num: int) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Has all the special tokens."""
+    """Return a tokenizer with all special tokens."""
     return write_tokenizer(tmp_path_factory.mktemp("tokenizer") / "tokenizer.json")
 
 
 @pytest.fixture
 def lines(tmp_path: Path) -> Path:
-    """Thirty instructions."""
+    """Return a file with thirty instructions."""
     return write_lines(tmp_path / "lines.jsonl", answers(30))
 
 
 def open_rows(path: Path, tokenizer: Path, **settings: Any) -> InstructionRows:
-    """Of a file; 256 tokens wide unless told."""
+    """Open the rows of a file, 256 tokens wide by default."""
     chat_tokenizer, seq_len = ChatTokenizer(tokenizer), settings.pop("seq_len", 256)
     conversations = read_conversations(path, chat_tokenizer, seq_len=seq_len)
     defaults: dict[str, Any] = {"rows_per_rank": 1, "seed": 3}
@@ -97,7 +97,7 @@ def open_rows(path: Path, tokenizer: Path, **settings: Any) -> InstructionRows:
 
 
 def decoded(tokenizer: Path, ids: Sequence[int]) -> str:
-    """Text with its special tokens."""
+    """Return the text of ids, with special tokens."""
     import tokenizers
 
     return tokenizers.Tokenizer.from_file(str(tokenizer)).decode(
@@ -106,7 +106,7 @@ def decoded(tokenizer: Path, ids: Sequence[int]) -> str:
 
 
 def equal(first: dict[str, Any], second: dict[str, Any]) -> bool:
-    """Whether two batches are the same."""
+    """Return whether two batches are equal."""
     return first.keys() == second.keys() and all(
         torch.equal(first[name], second[name]) for name in first
     )
@@ -154,7 +154,7 @@ def equal(first: dict[str, Any], second: dict[str, Any]) -> bool:
 def test_only_answers_and_their_end_tokens_count(
     tmp_path: Path, tokenizer: Path, record: dict[str, Any], text: str, counted: str
 ) -> None:
-    """The template is as stated, and decoding the labels that count gives exactly what the assistant said."""
+    """Inputs follow the template, and the counted labels decode to the answers with their end tokens."""
     batch = next(
         open_rows(
             write_lines(tmp_path / "lines.jsonl", [record]), tokenizer, documents=["document_ids"]
@@ -180,7 +180,7 @@ def test_only_answers_and_their_end_tokens_count(
 def test_transformers_makes_the_same_tokens_of_a_chat(
     tmp_path: Path, special: tuple[str, ...], starts_with: str | None
 ) -> None:
-    """The chat template that an export has gives, in AutoTokenizer, the tokens that were trained on."""
+    """With the exported chat template, AutoTokenizer gives the tokens of training."""
     llama_of_transformers()
     from transformers import AutoTokenizer
 
@@ -207,7 +207,7 @@ def test_transformers_makes_the_same_tokens_of_a_chat(
 
 
 def test_special_tokens_in_texts_are_encoded_as_text(tmp_path: Path, tokenizer: Path) -> None:
-    """Nobody ends a turn by writing its end."""
+    """A user cannot end a turn by writing its end token."""
     record = {
         "messages": [
             {"role": "user", "content": "<|im_end|><s>"},
@@ -225,7 +225,7 @@ def test_special_tokens_in_texts_are_encoded_as_text(tmp_path: Path, tokenizer: 
 def test_settings_in_the_tokenizer_do_not_cut_or_pad(
     tmp_path: Path, lines: Path, tokenizer: Path
 ) -> None:
-    """A tokenizer.json may bring a truncation and a padding of its own; neither is wanted here."""
+    """Truncation and padding settings of a tokenizer.json are ignored."""
     import tokenizers
 
     other = tokenizers.Tokenizer.from_file(str(tokenizer))
@@ -245,7 +245,7 @@ def test_settings_in_the_tokenizer_do_not_cut_or_pad(
 def test_broken_lines_are_skipped_and_reported(
     tmp_path: Path, tokenizer: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each with its number, what was found and what was wanted; the others are used, and the run says it once."""
+    """Each broken line is reported with its number and fault; the other lines are used."""
     broken: dict[Any, str] = {
         "{": "found no JSON",
         "[1]": "found list, expected an object",
@@ -283,7 +283,7 @@ def test_broken_lines_are_skipped_and_reported(
 def test_a_conversation_longer_than_a_row_is_cut_and_counted(
     tmp_path: Path, tokenizer: Path
 ) -> None:
-    """Its beginning stays, the row is full, and `cut_conversations` says so."""
+    """The beginning fills one row, and `cut_conversations` counts it."""
     records = [
         {
             "messages": [
@@ -302,7 +302,7 @@ def test_a_conversation_longer_than_a_row_is_cut_and_counted(
 
 
 def test_files_without_valid_lines_are_refused(tmp_path: Path, tokenizer: Path) -> None:
-    """No usable line, no file, no tokenizer, no token that ends a turn: each says which and what is wanted."""
+    """The error names the file and what was expected in it."""
 
     def fault(instructions: Path, tokenizer: Path) -> str:
         data = DataConfig(instructions=str(instructions), tokenizer=str(tokenizer), seq_len=64)
@@ -329,7 +329,7 @@ def test_files_without_valid_lines_are_refused(tmp_path: Path, tokenizer: Path) 
 def test_conversations_go_into_the_first_open_row_with_room(
     num_slots: list[int], seq_len: int
 ) -> None:
-    """No row is overfull, and a row is begun only where none of the newest had room; earlier ones come first."""
+    """No row is overfull, and a new row starts only if no open row has room."""
     rows = pack_first_fit(np.array(num_slots), seq_len).tolist()
     room: list[int] = []
     for row, wanted in zip(rows, num_slots, strict=True):
@@ -344,7 +344,7 @@ def test_conversations_go_into_the_first_open_row_with_room(
     st.lists(st.integers(1, 60), min_size=1, max_size=100), st.integers(0, 2**40), st.integers(0, 5)
 )
 def test_an_epoch_has_each_conversation_once(num_slots: list[int], seed: int, epoch: int) -> None:
-    """Rows are full to seq_len at most, none is empty, and equal arguments give equal rows."""
+    """No row is empty or longer than seq_len, and equal arguments give equal rows."""
     slots = np.array(num_slots)
     packed = pack_epoch(slots, seq_len=60, seed=seed, epoch=epoch)
     assert sorted(packed.conversations.tolist()) == list(range(len(num_slots)))
@@ -359,7 +359,7 @@ def test_an_epoch_has_each_conversation_once(num_slots: list[int], seed: int, ep
 
 
 def test_the_order_is_pinned() -> None:
-    """Golden values: other ones would change what a state means, and need STATE_VERSION to rise."""
+    """A change of these values requires a higher STATE_VERSION."""
     packed = pack_epoch(np.array([5, 3, 8, 2, 7, 4]), seq_len=10, seed=7, epoch=0)
     other = pack_epoch(np.array([5, 3, 8, 2, 7, 4]), seq_len=10, seed=7, epoch=1)
     assert (packed.conversations.tolist(), packed.starts.tolist()) == (
@@ -376,7 +376,7 @@ def test_the_order_is_pinned() -> None:
 def test_packing_conserves_every_token(
     tokenizer: Path, lengths: list[int], rows_per_rank: int, seed: int
 ) -> None:
-    """In each of two epochs every token but the last of a conversation is an input, and all that count are labels."""
+    """In every epoch all tokens but the last of a conversation are inputs, and all counted ones are labels."""
     starts = np.cumsum([0, *lengths])
     ids = np.arange(1000, starts[-1] + 1000, dtype=np.int32)  # no two alike
     counts = (ids * 7 + seed) % 3 > 0
@@ -401,7 +401,7 @@ def test_packing_conserves_every_token(
 
 
 def test_rows_tell_of_their_documents(lines: Path, tokenizer: Path) -> None:
-    """Ids, positions and lengths all say the same, and what is left over in a row is a document of its own."""
+    """Document ids, position ids and lengths agree, and padding is a document of its own."""
     names = "document_ids", "position_ids", "cu_seqlens"
     batch = next(open_rows(lines, tokenizer, rows_per_rank=4, documents=names))
     cu_seqlens = batch["cu_seqlens"].tolist()
@@ -426,7 +426,7 @@ def test_rows_tell_of_their_documents(lines: Path, tokenizer: Path) -> None:
 
 
 def test_resume_at_any_step_gives_the_remaining_rows(lines: Path, tokenizer: Path) -> None:
-    """Through the ends of two epochs: a fresh one with the state of any step gives the very rest."""
+    """New rows with the state of any step give exactly the rest, over two ends of epochs."""
     settings: dict[str, Any] = {"rows_per_rank": 2, "documents": ["document_ids"]}
     rows = open_rows(lines, tokenizer, **settings)
     states, batches = [json.dumps(rows.state_dict())], []
@@ -442,7 +442,7 @@ def test_resume_at_any_step_gives_the_remaining_rows(lines: Path, tokenizer: Pat
 
 
 def test_other_numbers_of_ranks_read_each_row_once(lines: Path, tokenizer: Path) -> None:
-    """Two ranks, then one, then three: each row comes once, in the order that one rank alone has."""
+    """Two, one and three ranks in turn read the rows in the order of a single rank."""
     whole = open_rows(lines, tokenizer)
     state: dict[str, Any] = whole.state_dict()
     dealt: list[dict[str, Any]] = []
@@ -469,7 +469,7 @@ def test_other_numbers_of_ranks_read_each_row_once(lines: Path, tokenizer: Path)
 
 
 def test_epochs_and_seeds_have_different_orders(lines: Path, tokenizer: Path) -> None:
-    """Another order in each, of the same conversations."""
+    """Every pair of seed and epoch has another order."""
     slots = np.full(30, 9)
     orders = {
         (s, e): pack_epoch(slots, seq_len=20, seed=s, epoch=e).conversations.tolist()
@@ -480,7 +480,7 @@ def test_epochs_and_seeds_have_different_orders(lines: Path, tokenizer: Path) ->
 
 
 def test_a_state_of_other_rows_is_refused(tmp_path: Path, lines: Path, tokenizer: Path) -> None:
-    """Another file, tokenizer, seed or length, or a loader's state: both values are shown."""
+    """The error shows both values of what differs."""
     state = open_rows(lines, tokenizer).state_dict()
     other_lines = write_lines(tmp_path / "other.jsonl", answers(29))
     other_tokenizer = write_tokenizer(tmp_path / "tokenizer.json", (*SPECIAL, "<pad>"))
@@ -508,14 +508,14 @@ def test_a_state_of_other_rows_is_refused(tmp_path: Path, lines: Path, tokenizer
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model to start from."""
+    """Return a model to start from."""
     folder = tmp_path_factory.mktemp("base")
     write_llama(folder, initializer_range=0.02)
     return folder
 
 
 def fine_tuning(run_dir: Path, base: Path, lines: Path, tokenizer: Path, **changes: Any) -> Any:
-    """A run of twelve steps on an imported model."""
+    """Return the config of twelve steps on an imported model."""
     data = {
         "instructions": str(lines),
         "tokenizer": str(tokenizer),
@@ -535,7 +535,7 @@ def fine_tuning(run_dir: Path, base: Path, lines: Path, tokenizer: Path, **chang
 def test_fine_tuning_lowers_the_loss(
     tmp_path: Path, base: Path, lines: Path, tokenizer: Path
 ) -> None:
-    """All weights move, and a run that was stopped on the way ends with the very same ones."""
+    """A run that stops half-way and resumes has the same losses as an uninterrupted one."""
     config = fine_tuning(tmp_path / "whole", base, lines, tokenizer)
     train(config, alone())
     found = losses(config.run_dir)
@@ -549,7 +549,7 @@ def test_fine_tuning_lowers_the_loss(
 def test_adapters_train_while_the_weights_stay_frozen(
     tmp_path: Path, base: Path, lines: Path, tokenizer: Path
 ) -> None:
-    """The loss falls, the imported weights keep every bit, and the merged export says what the adapters said."""
+    """The loss falls, imported weights are bit-identical, and the merged export has the same logits."""
     config = fine_tuning(tmp_path / "run", base, lines, tokenizer, lora={"rank": 8})
     train(config, alone())
     found = losses(config.run_dir)

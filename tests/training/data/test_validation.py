@@ -1,4 +1,4 @@
-"""Loss on held-out documents is each document's own, however ranks share them out."""
+"""Validation losses are those of each document alone, on any number of ranks."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ torch.distributed.destroy_process_group()
 
 @dataclass(frozen=True, eq=False)
 class HeldOut:
-    """A dataset, and its documents: tokens, language, bucket."""
+    """A dataset and its documents: tokens, language, bucket."""
 
     folder: Path
     documents: list[tuple[NDArray[np.int64], str, str]]
 
 
 def write_held_out(folder: Path, *, sha256: str = "ab" * 32, with_metadata: bool = True) -> HeldOut:
-    """Two shards, an empty one between them, of documents of 1 to 90 tokens in samples of some 100."""
+    """Write two shards and an empty one, with documents of 1 to 90 tokens in samples of about 100."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(3)
     tokenizer = TokenizerEntry("tiny", sha256, vocab_size=VOCAB_SIZE, end_of_document=0)
@@ -107,19 +107,19 @@ def write_held_out(folder: Path, *, sha256: str = "ab" * 32, with_metadata: bool
 
 @pytest.fixture(scope="session")
 def held_out(tmp_path_factory: pytest.TempPathFactory) -> HeldOut:
-    """With metadata."""
+    """Return a dataset with metadata."""
     return write_held_out(tmp_path_factory.mktemp("held-out") / "dataset")
 
 
 def joined(config: TrainConfig) -> RankContext:
-    """The process as it is, alone or among others."""
+    """Initialize the process group of this process."""
     return distributed.init_distributed(
         config.parallel, timeout_s=60, dump_dir=Path(config.run_dir)
     )
 
 
 def built(config: TrainConfig, here: RankContext) -> torch.nn.Module:
-    """The untrained model, laid over the ranks."""
+    """Return the untrained model, distributed over the ranks."""
     with torch.device("meta"):
         decoder = Decoder(config.model, 256)
     return parallelize(
@@ -129,14 +129,14 @@ def built(config: TrainConfig, here: RankContext) -> torch.nn.Module:
 
 
 def validate(config: TrainConfig) -> tuple[dict[str, float], Decoder]:
-    """Figures on one process, and the model they are of."""
+    """Return the figures of one process, and its model."""
     here = joined(config)
     model = built(config, here)
     return Validation(config, here).evaluate(model), unwrap_decoder(model)
 
 
 def plain_losses(model: Decoder, held_out: HeldOut) -> list[tuple[float, int]]:
-    """(sum, count) of each document, piece by piece, by torch's own cross entropy over whole logits."""
+    """Return (sum, count) of each document by torch's cross entropy over whole logits."""
     found = []
     for tokens, _, _ in held_out.documents:
         total, ids = 0.0, torch.from_numpy(tokens)[None]
@@ -153,14 +153,14 @@ def plain_losses(model: Decoder, held_out: HeldOut) -> list[tuple[float, int]]:
 
 
 def mean(losses_and_counts: Sequence[tuple[float, int]]) -> float:
-    """Over tokens."""
+    """Return the mean loss per token."""
     return sum(loss for loss, _ in losses_and_counts) / sum(count for _, count in losses_and_counts)
 
 
 def test_losses_equal_those_of_each_document_alone(
     language: Path, held_out: HeldOut, tmp_path: Path
 ) -> None:
-    """In total and by language, bucket and both, they equal a plain cross entropy document by document."""
+    """Losses in total, by language, by bucket and by both equal a plain cross entropy per document."""
     config = make_config(
         tmp_path, language, data=DATA, validation={"manifest": str(held_out.folder)}
     )
@@ -182,7 +182,7 @@ def test_losses_equal_those_of_each_document_alone(
 
 
 def test_groups_add_up_to_the_total(language: Path, held_out: HeldOut, tmp_path: Path) -> None:
-    """Languages, and buckets, each sum to all tokens and all losses."""
+    """Tokens and losses of all languages, and of all buckets, sum to the total."""
     figures, _ = validate(
         make_config(tmp_path, language, data=DATA, validation={"manifest": str(held_out.folder)})
     )
@@ -199,7 +199,7 @@ def test_groups_add_up_to_the_total(language: Path, held_out: HeldOut, tmp_path:
 def test_a_dataset_without_metadata_has_totals_only(
     language: Path, held_out: HeldOut, tmp_path: Path
 ) -> None:
-    """The same loss under the three names of all documents."""
+    """The totals equal those of the same dataset with metadata."""
     bare = write_held_out(tmp_path / "bare", with_metadata=False)
     found, _ = validate(
         make_config(tmp_path, language, data=DATA, validation={"manifest": str(bare.folder)})
@@ -214,7 +214,7 @@ def test_a_dataset_without_metadata_has_totals_only(
 def test_validation_uses_the_first_documents(
     language: Path, held_out: HeldOut, tmp_path: Path
 ) -> None:
-    """validation.documents takes so many, across shards; null takes all."""
+    """validation.documents counts documents over shards; null uses all."""
     for num in (3, 10, None):
         section = {"manifest": str(held_out.folder), "documents": num}
         figures, model = validate(make_config(tmp_path, language, data=DATA, validation=section))
@@ -226,7 +226,7 @@ def test_validation_uses_the_first_documents(
 def run_ranks(
     num_ranks: int, settings: Sequence[dict[str, Any]]
 ) -> list[list[list[dict[str, float]]]]:
-    """What each rank finds for each of the settings, twice."""
+    """Return the figures of each rank for each of the settings, validated twice."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     world = {
@@ -254,7 +254,7 @@ def run_ranks(
 def test_all_ranks_have_the_losses_of_one_process(
     language: Path, held_out: HeldOut, tmp_path: Path
 ) -> None:
-    """Two gloo ranks, whatever the strategy, give the same figures to 1e-6, on both ranks and in both runs."""
+    """Two ranks agree with one process to 1e-6 for every strategy, in the first and second call."""
     section = {"manifest": str(held_out.folder)}
     alone, _ = validate(make_config(tmp_path, language, data=DATA, validation=section))
     modes: list[dict[str, Any]] = [
@@ -279,7 +279,7 @@ def test_all_ranks_have_the_losses_of_one_process(
 def test_validation_does_not_change_training(
     language: Path, held_out: HeldOut, tmp_path: Path
 ) -> None:
-    """A run that validates after each step learns bit for bit what one that never does, and logs the figures."""
+    """A run that validates after each step has bit-identical training losses."""
     sections = {"without": None, "with": {"manifest": str(held_out.folder), "every_steps": 1}}
     settings = [
         make_settings(tmp_path / name, language, validation=section)
@@ -293,7 +293,7 @@ def test_validation_does_not_change_training(
 
 
 def test_another_tokenizer_is_refused(language: Path, tmp_path: Path) -> None:
-    """With both named, before anything is read."""
+    """The error names both datasets, before any document is read."""
     other = write_held_out(tmp_path / "other", sha256="cd" * 32)
     config = make_config(tmp_path, language, validation={"manifest": str(other.folder)})
     with pytest.raises(
@@ -304,7 +304,7 @@ def test_another_tokenizer_is_refused(language: Path, tmp_path: Path) -> None:
 
 
 def test_nothing_to_predict_is_refused(language: Path, held_out: HeldOut, tmp_path: Path) -> None:
-    """A document of one token predicts nothing."""
+    """A single document of one token has no label."""
     config = make_config(
         tmp_path, language, validation={"manifest": str(held_out.folder), "documents": 1}
     )

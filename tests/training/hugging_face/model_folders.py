@@ -1,4 +1,4 @@
-"""Small models and tokenizers in Hugging Face's form, and how ours are read back."""
+"""Small models and tokenizers in Hugging Face's format, and helpers that read ours."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TINY: dict[str, Any] = {
 
 
 def llama_of_transformers() -> tuple[Any, Any]:
-    """LlamaConfig and LlamaForCausalLM; what they import (torchao, if it is there) warns of its own code."""
+    """Return LlamaConfig and LlamaForCausalLM; their imports emit warnings of other libraries."""
     with warnings.catch_warnings(action="ignore"):
         from transformers import LlamaConfig, LlamaForCausalLM
     return LlamaConfig, LlamaForCausalLM
@@ -52,7 +52,7 @@ def llama_of_transformers() -> tuple[Any, Any]:
 def write_llama(
     folder: Path, *, dtype: torch.dtype = torch.float32, max_shard_size: str = "1GB", **changes: Any
 ) -> Any:
-    """A model of random weights as transformers saves it."""
+    """Save a model with random weights by transformers."""
     llama_config, llama_for_causal_lm = llama_of_transformers()
     torch.manual_seed(0)
     rope = changes.pop("rope_parameters", {"rope_type": "default", "rope_theta": 10_000.0})
@@ -63,7 +63,7 @@ def write_llama(
 
 
 def change_config(folder: Path, **changes: Any) -> None:
-    """Lay other values over a config.json; None removes a key."""
+    """Change values of a config.json; None removes a key."""
     path = folder / "config.json"
     config = json.loads(path.read_text()) | changes
     path.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
@@ -72,7 +72,7 @@ def change_config(folder: Path, **changes: Any) -> None:
 def write_tokenizer(
     path: Path, special: tuple[str, ...] = SPECIAL, *, starts_with: str | None = None
 ) -> Path:
-    """A tokenizer of bytes, with merges for what templates are made of, so that a template is some 10 tokens."""
+    """Write a byte-level tokenizer with merges for the words of the templates."""
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
@@ -101,12 +101,12 @@ def write_tokenizer(
 
 
 def alone() -> distributed.RankContext:
-    """One rank."""
+    """Return the context of a single rank."""
     return distributed.init_distributed(ParallelConfig(), timeout_s=60, dump_dir=Path())
 
 
 def read_folder(folder: Path, adapters: LoraConfig | None = None) -> Decoder:
-    """Our model of the folder's settings and weights; adapters are drawn with ones."""
+    """Return our model with the folder's weights; adapters are filled with ones."""
     alone()
     settings = read_model_settings(folder)
     model = Decoder(ModelConfig.model_validate(settings), settings["vocab_size"])
@@ -120,7 +120,7 @@ def read_folder(folder: Path, adapters: LoraConfig | None = None) -> Decoder:
 
 
 def read_checkpoint(path: Path) -> Decoder:
-    """Our model of a checkpoint, with its adapters."""
+    """Return our model of a checkpoint, with its adapters."""
     progress = checkpoint.read_progress(path)
     model = Decoder(ModelConfig.model_validate(progress["model"]), progress["model"]["vocab_size"])
     if progress["lora"]:
@@ -130,12 +130,12 @@ def read_checkpoint(path: Path) -> Decoder:
 
 
 def tokens(num_rows: int = 3, seq_len: int = 48) -> Tensor:
-    """Random ids."""
+    """Return random ids."""
     return torch.randint(0, 250, (num_rows, seq_len), generator=torch.Generator().manual_seed(1))
 
 
 def logits(model: Decoder, ids: Tensor) -> Tensor:
-    """What our model says to ids."""
+    """Return the logits of our model."""
     with torch.no_grad():
         found = model(ids, None, AttentionMask())
     assert isinstance(found, Tensor)
@@ -143,7 +143,7 @@ def logits(model: Decoder, ids: Tensor) -> Tensor:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a folder."""
+    """Return all tensors of a folder."""
     from safetensors.torch import load_file
 
     return {

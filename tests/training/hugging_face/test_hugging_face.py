@@ -1,4 +1,4 @@
-"""Weights go in and out of Hugging Face's form unchanged, and mean the same to transformers."""
+"""Import and export keep weights unchanged and give the logits of transformers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ LLAMA3 = {"rope_type": "llama3", "rope_theta": 500_000.0, **SCALING}
 
 
 def their_logits(folder: Path, ids: torch.Tensor) -> torch.Tensor:
-    """What transformers makes of a folder."""
+    """Return the logits of transformers for a folder."""
     _, llama_for_causal_lm = llama_of_transformers()
     model = llama_for_causal_lm.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():
@@ -71,7 +71,7 @@ def their_logits(folder: Path, ids: torch.Tensor) -> torch.Tensor:
 def test_imported_weights_give_the_logits_of_transformers(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    """A model that transformers saved gives transformers' logits in ours."""
+    """A model saved by transformers has the same logits in our decoder."""
     write_llama(tmp_path, **changes)
     assert (len(list(tmp_path.glob("*.safetensors"))) > 1) == ("max_shard_size" in changes)
     torch.testing.assert_close(
@@ -80,7 +80,7 @@ def test_imported_weights_give_the_logits_of_transformers(
 
 
 def test_configs_of_transformers_4_are_read_too(tmp_path: Path) -> None:
-    """rope_theta and rope_scaling, as the folders on the hub have them, mean what rope_parameters mean."""
+    """rope_theta and rope_scaling have the meaning of rope_parameters."""
     write_llama(tmp_path, rope_parameters=LLAMA3)
     new = read_model_settings(tmp_path)
     scaling = {"rope_type": "llama3", **SCALING}
@@ -94,7 +94,7 @@ def test_configs_of_transformers_4_are_read_too(tmp_path: Path) -> None:
 
 
 def test_import_leaves_adapters_unchanged(tmp_path: Path) -> None:
-    """Weights go into the matrices under the adapters; these keep what was drawn."""
+    """Weights are loaded into the frozen matrices only."""
     write_llama(tmp_path)
     model = read_folder(tmp_path, LoraConfig(rank=2, targets=("q_proj",)))
     found = dict(model.named_parameters())
@@ -106,7 +106,7 @@ def test_import_leaves_adapters_unchanged(tmp_path: Path) -> None:
 
 
 def test_import_prints_a_section_that_fits(tmp_path: Path) -> None:
-    """`import` prints YAML that a config takes as it is, and the folder then fits it."""
+    """A config accepts the printed section, and the folder then fits the config."""
     write_llama(tmp_path, rope_parameters=LLAMA3)
     said = CliRunner().invoke(app, ["import", str(tmp_path)])
     assert said.exit_code == 0, said.output
@@ -125,7 +125,7 @@ def test_import_prints_a_section_that_fits(tmp_path: Path) -> None:
 
 
 def collect_faults(folder: Path, vocab_size: int = VOCAB_SIZE, **changes: Any) -> str:
-    """What loading a folder into a model of its settings, and these changes, says."""
+    """Return the error of loading a folder into a model with changed settings."""
     alone()
     settings = {
         "dim": 64,
@@ -142,7 +142,7 @@ def collect_faults(folder: Path, vocab_size: int = VOCAB_SIZE, **changes: Any) -
 
 
 def test_all_differences_are_reported_together(tmp_path: Path) -> None:
-    """Another model: each key with both values, and the command that prints the right ones."""
+    """The error has both values of each key, and the command that prints the right ones."""
     write_llama(tmp_path)
     said = collect_faults(
         tmp_path, num_layers=3, num_kv_heads=4, rope_theta=5e5, norm_eps=1e-6, rope_scaling={}
@@ -159,7 +159,7 @@ def test_all_differences_are_reported_together(tmp_path: Path) -> None:
 
 
 def test_a_padded_vocabulary_is_refused_with_both_shapes(tmp_path: Path) -> None:
-    """vocab_size null rounds up, an imported model has as many rows as it has."""
+    """vocab_size null is rounded up, but imported weights have an exact number of rows."""
     write_llama(tmp_path)
     said = collect_faults(tmp_path, vocab_size=384)
     assert (
@@ -190,7 +190,7 @@ def test_a_padded_vocabulary_is_refused_with_both_shapes(tmp_path: Path) -> None
     ],
 )
 def test_unsupported_models_are_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
-    """Another architecture is never loaded as if it were ours, and `import` says so too."""
+    """Loading and `import` refuse settings that the decoder does not implement."""
     write_llama(tmp_path)
     change_config(tmp_path, **changes)
     assert said in collect_faults(tmp_path)
@@ -199,7 +199,7 @@ def test_unsupported_models_are_refused(tmp_path: Path, changes: dict[str, Any],
 
 
 def test_damaged_folders_are_named(tmp_path: Path) -> None:
-    """Missing files, cut files, other tensors: each says which, and what to do."""
+    """Missing and damaged files are named, with the remedy."""
     assert "give a folder as `hf download` makes it" in collect_faults(tmp_path / "nowhere")
     write_llama(tmp_path, max_shard_size="60KB")
     change_config(tmp_path, tie_word_embeddings=True)
@@ -222,7 +222,7 @@ def test_damaged_folders_are_named(tmp_path: Path) -> None:
 
 
 def test_tensors_that_differ_from_the_config_are_reported(tmp_path: Path) -> None:
-    """Too few, too many, of another shape: nothing is left out silently."""
+    """Missing, unknown and differently shaped tensors are refused."""
     write_llama(tmp_path / "small", num_hidden_layers=1)
     change_config(tmp_path / "small", num_hidden_layers=2)
     assert "model.layers.1.self_attn.q_proj.weight is missing" in collect_faults(tmp_path / "small")
@@ -264,7 +264,7 @@ def test_exports_give_the_same_logits_in_transformers(
     language: Path,
     changes: dict[str, Any],
 ) -> None:
-    """What was trained here gives the same logits there, adapters merged, in one file or in several."""
+    """Adapters are merged, and one file or several give the same model."""
     config = make_config(tmp_path / "run", language, steps=2, **changes)
     train(config, alone())
     newest = tmp_path / "run/checkpoints/step-00000002"
@@ -282,14 +282,14 @@ def test_exports_give_the_same_logits_in_transformers(
 
 
 def list_tensor_names(path: Path) -> list[str]:
-    """Names of the tensors in a file."""
+    """Return the names of the tensors in a file."""
     from safetensors.torch import load_file
 
     return list(load_file(path))
 
 
 def test_the_export_command_writes_bf16_and_a_tokenizer(tmp_path: Path, language: Path) -> None:
-    """The command writes bf16 and a tokenizer that AutoTokenizer opens, with the id that ends a document."""
+    """AutoTokenizer opens the exported tokenizer, and its end token matches config.json."""
     llama_of_transformers()
     from transformers import AutoConfig, AutoTokenizer
 
@@ -319,7 +319,7 @@ def test_the_export_command_writes_bf16_and_a_tokenizer(tmp_path: Path, language
 
 
 def test_impossible_exports_are_refused(tmp_path: Path, language: Path) -> None:
-    """No checkpoint, a folder in the way, another tokenizer, a tokenizer that is gone; nothing half-made stays."""
+    """The error names the cause, and no partial folder remains."""
     with pytest.raises(IncompatibleConfig, match="is neither a checkpoint"):
         export_checkpoint(tmp_path / "nowhere", tmp_path / "out")
     run_dir = tmp_path / "run"
@@ -344,7 +344,7 @@ def test_impossible_exports_are_refused(tmp_path: Path, language: Path) -> None:
 
 
 def test_a_round_trip_changes_no_byte(tmp_path: Path, language: Path) -> None:
-    """In and out again: the same tensors, bit for bit; of bf16 too, as long as it stays bf16."""
+    """Import and export give bit-identical tensors, in fp32 and in bf16."""
     for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
         folder = tmp_path / name
         write_llama(folder, dtype=dtype, tie_word_embeddings=dtype == torch.bfloat16)
@@ -373,7 +373,7 @@ def test_a_round_trip_changes_no_byte(tmp_path: Path, language: Path) -> None:
 
 @pytest.mark.timeout(240)
 def test_two_ranks_read_the_same_weights(tmp_path: Path, language: Path) -> None:
-    """However the model lies over two ranks, each reads its part, and together they have the folder's weights."""
+    """For every strategy, the shards of two ranks together equal the folder's weights."""
     write_llama(tmp_path / "folder", max_shard_size="60KB", tie_word_embeddings=True)
     modes: dict[str, dict[str, Any]] = {
         "zero2": {},

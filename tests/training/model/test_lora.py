@@ -1,4 +1,4 @@
-"""Adapters change nothing until they are trained, and can be merged away afterwards."""
+"""Adapters start without effect, are the only trained parameters, and can be merged."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ ADAPTERS = LoraConfig(rank=4, alpha=6.0, targets=("q_proj", "v_proj", "down_proj
 
 
 def plain() -> Decoder:
-    """A model without adapters."""
+    """Return a model without adapters."""
     model = Decoder(CONFIG, 256)
     init_parameters(model, CONFIG, 0)
     return model
 
 
 def adapted(*, b_too: bool = False) -> Decoder:
-    """The same with adapters as they are drawn; with `b_too` as if they had been trained."""
+    """Return the model with initial adapters; `b_too` fills B as if it were trained."""
     model = plain()
     lora.add_adapters(model, ADAPTERS)
     with torch.no_grad():
@@ -41,7 +41,7 @@ def adapted(*, b_too: bool = False) -> Decoder:
 
 
 def test_an_untrained_adapter_changes_nothing() -> None:
-    """Weights keep their names and values, and logits are the same, bit for bit."""
+    """Names, weights and logits are bit-identical."""
     before, after = plain(), adapted()
     weights = dict(after.named_parameters())
     assert all(
@@ -51,7 +51,7 @@ def test_an_untrained_adapter_changes_nothing() -> None:
 
 
 def test_only_adapters_are_trained() -> None:
-    """Gradients reach every adapter of every block (B first: A's are 0 while B is), and nothing else."""
+    """All adapters get gradients and nothing else does; those of A are 0 while B is 0."""
     model = adapted()
     loss, _ = model(tokens(), tokens(), AttentionMask())
     loss.backward()
@@ -69,7 +69,7 @@ def test_only_adapters_are_trained() -> None:
 
 
 def test_merged_weights_give_the_logits_of_the_adapters() -> None:
-    """W + alpha / rank * B A, in a model without adapters: the same logits but for rounding, and not those of W."""
+    """W + alpha / rank * B A has the logits of the adapted model, up to rounding."""
     trained = adapted(b_too=True)
     merged = lora.merge_adapters(
         {name: p.detach() for name, p in trained.named_parameters()}, ADAPTERS
@@ -83,7 +83,7 @@ def test_merged_weights_give_the_logits_of_the_adapters() -> None:
 
 
 def test_merging_leaves_other_weights_unchanged() -> None:
-    """What has no adapter keeps its type and its bits; what has one is fp32."""
+    """Weights without an adapter keep dtype and bits; merged ones are fp32."""
     weights = {name: p.detach().bfloat16() for name, p in adapted(b_too=True).named_parameters()}
     merged = lora.merge_adapters(weights, ADAPTERS)
     assert set(merged) == {name for name in weights if not lora.is_adapter(name)}
@@ -93,7 +93,7 @@ def test_merging_leaves_other_weights_unchanged() -> None:
 
 
 def test_initial_adapters_depend_on_name_and_seed() -> None:
-    """B is 0; A is as wide as nn.Linear's own weights, the same for the same name and seed only."""
+    """B is 0, and A has the standard deviation of nn.Linear's default."""
     drawn: dict[tuple[str, int], Any] = {}
     for name, seed in [("a.lora_a", 0), ("a.lora_a", 1), ("b.lora_a", 0), ("a.lora_b", 0)]:
         first, second = torch.empty(64, 300), torch.empty(64, 300)
@@ -119,6 +119,6 @@ def test_initial_adapters_depend_on_name_and_seed() -> None:
     ],
 )
 def test_unknown_targets_are_refused(targets: tuple[str, ...], said: str) -> None:
-    """A misspelt layer is never simply left out."""
+    """A misspelt layer name is an error."""
     with pytest.raises(IncompatibleConfig, match=said):
         lora.add_adapters(plain(), LoraConfig(targets=targets))

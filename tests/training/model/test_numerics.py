@@ -1,4 +1,4 @@
-"""Loss, attention and offload equal what torch computes the plain way."""
+"""Loss, attention and activation offload equal plain torch computations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from training.parallel.activation_offload import ActivationOffload
 
 
 def whole_loss(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    """With all logits at once."""
+    """Return the losses computed from all logits at once."""
     return torch_cross_entropy(
         hidden @ weight.T, labels, ignore_index=IGNORED_LABEL, reduction="none"
     )
@@ -34,7 +34,7 @@ def whole_loss(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
 def test_the_chunked_loss_equals_torch_cross_entropy(
     num_tokens: int, chunk_tokens: int, vocab_size: int, ignored_share: float, seed: int
 ) -> None:
-    """Of each token and in sum, and so are both gradients, whatever the size of a chunk."""
+    """Losses per token, their sum and both gradients are equal for every chunk size."""
     random = torch.Generator().manual_seed(seed)
     hidden = torch.randn(num_tokens, 5, generator=random, dtype=torch.float32).requires_grad_()
     weight = torch.randn(vocab_size, 5, generator=random, dtype=torch.float32).requires_grad_()
@@ -51,7 +51,7 @@ def test_the_chunked_loss_equals_torch_cross_entropy(
 
 
 def test_large_logits_do_not_overflow() -> None:
-    """Logits of ten thousand: the highest is taken off before exp."""
+    """Logits of 10,000 give finite losses."""
     hidden, weight = torch.full((2, 1), 1e4), torch.tensor([[1.0], [-1.0], [0.5]])
     total, losses = chunked_cross_entropy(hidden, weight, torch.tensor([0, 1]), chunk_tokens=1)
     assert losses.tolist() == [0.0, 2e4]
@@ -59,7 +59,7 @@ def test_large_logits_do_not_overflow() -> None:
 
 
 def test_frozen_weights_get_no_gradient() -> None:
-    """As with adapters: only what is asked for is computed."""
+    """A frozen weight has no gradient, the hidden states have one."""
     hidden, weight = torch.randn(4, 3, requires_grad=True), torch.randn(7, 3)
     total, _ = chunked_cross_entropy(hidden, weight, torch.tensor([1, 2, 3, 4]), chunk_tokens=2)
     total.backward()
@@ -70,7 +70,7 @@ def test_frozen_weights_get_no_gradient() -> None:
 @given(cuts=st.sets(st.integers(1, 15), max_size=5), num_kv_heads=st.sampled_from([1, 2, 4]))
 @settings(max_examples=30)
 def test_documents_in_a_row_see_only_themselves(cuts: set[int], num_kv_heads: int) -> None:
-    """What comes out for a document is what comes out where it is alone."""
+    """A document in a packed row has the output of the document alone."""
     query = torch.randn(1, 16, 4, 8)
     key, value = (torch.randn(1, 16, num_kv_heads, 8) for _ in range(2))
     bounds = [0, *sorted(cuts), 16]
@@ -86,7 +86,7 @@ def test_documents_in_a_row_see_only_themselves(cuts: set[int], num_kv_heads: in
 
 
 def test_attention_is_causal() -> None:
-    """Another last token changes nothing before it."""
+    """Changing the last token does not change earlier outputs."""
     query, key, value = (torch.randn(2, 6, 2, 4) for _ in range(3))
     before = attend(query, key, value, AttentionMask())
     for heads in (query, key, value):
@@ -98,7 +98,7 @@ def test_attention_is_causal() -> None:
 
 @pytest.mark.parametrize("num_forwards", [1, 2])
 def test_offloaded_activations_give_the_same_bits(num_forwards: int) -> None:
-    """Gradients of three blocks, with and without; also where two forwards come before their backwards."""
+    """Gradients are bit-identical, also with two forwards before their backwards."""
 
     def gradients(offload: ActivationOffload | None) -> list[Tensor]:
         torch.manual_seed(0)
@@ -124,7 +124,7 @@ def test_offloaded_activations_give_the_same_bits(num_forwards: int) -> None:
 
 
 def test_offloaded_activations_are_copies() -> None:
-    """What backward gets has been away: it lies elsewhere than what forward made; weights stay."""
+    """Saved activations have other memory than the originals; weights are not copied."""
     offload, made = (
         ActivationOffload(torch.device("cpu"), min_bytes=1),
         torch.randn(4, 4, requires_grad=True),

@@ -1,4 +1,4 @@
-"""What a run tells of itself can be read by what it is written for."""
+"""Logs, metrics, traces and memory statistics of a run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_figures_are_written_to_the_log_tensorboard_and_terminal(
     capsys: pytest.CaptureFixture[str],
     request: pytest.FixtureRequest,
 ) -> None:
-    """Loss of each step: TensorBoard's own reader finds what log.jsonl has."""
+    """TensorBoard has the losses of log.jsonl, and stderr has a line per report."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     logger = logging.getLogger("training")
@@ -58,7 +58,7 @@ def test_figures_are_written_to_the_log_tensorboard_and_terminal(
 
 
 def test_a_partial_line_of_a_killed_rank_is_removed(tmp_path: Path) -> None:
-    """The next run adds to the same log, a line of its own."""
+    """The next run appends to the log on a new line."""
     for step, half in ((1, '{"step": 2, "loss": 3.'), (2, "")):
         log = MetricsLog(
             tmp_path, ObservabilityConfig(tensorboard=False), {"steps": 2}, writes=True
@@ -73,7 +73,7 @@ def test_a_partial_line_of_a_killed_rank_is_removed(tmp_path: Path) -> None:
 def test_weights_and_biases_gets_the_figures_without_a_network(
     language: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Offline mode: its file holds the config and each step's loss."""
+    """In offline mode its file holds the config and the figures."""
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
@@ -87,7 +87,7 @@ def test_weights_and_biases_gets_the_figures_without_a_network(
 
 
 def test_a_trace_holds_the_steps_asked_for(language: Path, tmp_path: Path) -> None:
-    """Of every rank, as Perfetto and chrome://tracing read it."""
+    """The Chrome trace of a rank has exactly the configured steps."""
     watching = {"every_steps": 1, "tensorboard": False, "profile_steps": [2, 3]}
     config = make_config(tmp_path / "run", language, steps=5, observability=watching)
     train(config, distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=tmp_path))
@@ -103,7 +103,7 @@ def test_a_trace_holds_the_steps_asked_for(language: Path, tmp_path: Path) -> No
 
 
 def test_the_stall_share_is_time_spent_waiting_for_rows() -> None:
-    """Half of the time: half of it; tokens/s and MFU by their formulas."""
+    """Waiting half of the time gives about 0.5; tokens/s and MFU follow their formulas."""
     timer = StepTimer()
     with timer.measure_wait():
         time.sleep(0.05)
@@ -118,7 +118,7 @@ def test_the_stall_share_is_time_spent_waiting_for_rows() -> None:
 
 
 def test_garbage_is_collected_only_at_due_steps() -> None:
-    """A cycle outlives steps 1 to 3 and goes at 4; afterwards Python collects again."""
+    """A reference cycle survives steps 1 to 3 and is freed at step 4."""
 
     class Node:
         itself: Any
@@ -150,12 +150,12 @@ def test_garbage_is_collected_only_at_due_steps() -> None:
     ],
 )
 def test_peak_flops_are_found_by_device_name(name: str, expected: float | None) -> None:
-    """Dense bf16; the PCIe card is another one."""
+    """The PCIe card has a lower peak than the SXM card."""
     assert find_peak_flops(name) == expected
 
 
 def test_a_log_of_another_rank_writes_nothing(tmp_path: Path) -> None:
-    """Only the first has files."""
+    """Only rank 0 creates files."""
     log = MetricsLog(tmp_path / "run", ObservabilityConfig(), {}, writes=False)
     log.write(1, {"loss": 1.0})
     log.close()
@@ -167,7 +167,7 @@ def test_a_log_of_another_rank_writes_nothing(tmp_path: Path) -> None:
 def test_every_panel_of_training_shows_a_real_run(
     language: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """One rank on a processor: no panel is empty but the GPU's, the losses are those of the log, and no alert fires."""
+    """Only the GPU panel is empty on CPU, losses equal the log, and no alert fires."""
     request.addfinalizer(partial(torch.set_num_threads, torch.get_num_threads()))
     torch.set_num_threads(1)  # steps this small cost more to share than to do
     port = free_port()
@@ -201,7 +201,7 @@ def test_every_panel_of_training_shows_a_real_run(
 
 
 def test_a_taken_port_is_refused(language: Path, tmp_path: Path) -> None:
-    """With the key that names another."""
+    """The error names the key that sets another port."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         config = make_config(

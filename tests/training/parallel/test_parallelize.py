@@ -1,4 +1,4 @@
-"""However a model lies over ranks, it learns the same."""
+"""Every distribution of a model over ranks has the same losses."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ ROUGH: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def reference(language: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    """Losses of one process that has the whole model and all rows."""
+    """Return the losses of one process with the whole model and all rows."""
     run_dir = tmp_path_factory.mktemp("reference")
     config = make_config(
         run_dir, language, parallel={"strategy": "ddp"}, data={"micro_batch_rows": 12}
@@ -77,7 +77,7 @@ def reference(language: Path, tmp_path_factory: pytest.TempPathFactory) -> list[
 def worlds(
     request: pytest.FixtureRequest, language: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[int, Path]:
-    """Every mode of a number of ranks, trained."""
+    """Train every mode of a number of ranks."""
     num_ranks, folder = request.param, tmp_path_factory.mktemp("modes")
     modes = {**MODES[num_ranks], **(ROUGH if num_ranks == 2 else {})}
     data = {
@@ -94,7 +94,7 @@ def worlds(
 def test_every_mode_has_the_losses_of_one_process(
     worlds: tuple[int, Path], reference: list[float]
 ) -> None:
-    """Loss of each step within 1e-5 of the single process's, in fp32."""
+    """In fp32 the loss of each step is within 1e-5."""
     num_ranks, folder = worlds
     for mode in MODES[num_ranks]:
         assert losses(folder / mode) == pytest.approx(reference, rel=1e-5), mode
@@ -102,7 +102,7 @@ def test_every_mode_has_the_losses_of_one_process(
 
 
 def test_bf16_losses_are_close_to_fp32(worlds: tuple[int, Path], reference: list[float]) -> None:
-    """bf16 has 8 bits: the first loss within 0.1 %, later ones within 3 %."""
+    """The first loss is within 0.1 %, later ones within 3 %: bf16 has 8 bits of precision."""
     num_ranks, folder = worlds
     for mode in ROUGH if num_ranks == 2 else ():
         found = losses(folder / mode)
@@ -122,7 +122,7 @@ def test_compiled_blocks_learn_the_same_and_are_compiled_once(
     strategy: str,
     checkpointing: str,
 ) -> None:
-    """Twelve blocks, one compilation; torch gives up after eight. Traced and differentiated, not made into code."""
+    """Twelve blocks need one compilation; torch gives up after eight. aot_eager generates no code."""
     model = {"num_layers": 12, "dim": 16, "num_heads": 2, "num_kv_heads": 1, "ffn_dim": 16}
     parallel = {"strategy": strategy, "activation_checkpointing": checkpointing}
     found: list[list[float]] = []
@@ -160,14 +160,14 @@ def test_compiled_blocks_learn_the_same_and_are_compiled_once(
 def test_mesh_shapes(
     settings: dict[str, Any], world_size: int, shape: tuple[int, int, int]
 ) -> None:
-    """Copies x shards x tensor."""
+    """The mesh is replicate x shard x tensor."""
     assert (
         distributed.compute_mesh_shape(ParallelConfig.model_validate(settings), world_size) == shape
     )
 
 
 def test_degrees_that_do_not_divide_the_ranks_are_refused() -> None:
-    """With the degrees that do."""
+    """The error lists the degrees that do."""
     with pytest.raises(
         IncompatibleConfig,
         match=r"shard_degree is 4, .* 6 data-parallel .* use one of 1, 2, 3, 6",

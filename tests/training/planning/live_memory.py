@@ -1,4 +1,4 @@
-"""Counts the bytes of the tensors that are alive: an allocator's statistics, for a processor."""
+"""Counts the bytes of live tensors on CPU, like the statistics of the CUDA allocator."""
 
 # What of a tensor is where, torch tells only in names with an underscore.
 # pyright: reportPrivateUsage=false, reportUnnecessaryComparison=false
@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class LiveMemory(TorchDispatchMode):
-    """Of what was made inside of it, views of older tensors left out; `peak_bytes` is the most after any operator."""
+    """Counts tensors created inside the context; `peak_bytes` is the maximum after any operator."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class LiveMemory(TorchDispatchMode):
 
     @property
     def num_bytes(self) -> int:
-        """Alive now; sizes are asked for anew, as fully_shard frees storages by making them small."""
+        """Bytes alive now. Sizes are read again, because fully_shard resizes storages to free them."""
         total = 0
         for key, reference in list(self._storages.items()):
             storage = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
@@ -63,5 +63,5 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def local_bytes(tensors: Sequence[Tensor | None]) -> int:
-    """Of this rank's parts."""
+    """Return the bytes of this rank's shards."""
     return sum(_local(tensor).nbytes for tensor in tensors if tensor is not None)

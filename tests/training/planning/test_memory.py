@@ -1,4 +1,4 @@
-"""What the planner says a run takes is what the trainer's tensors take."""
+"""The planner's memory estimates equal what the trainer's tensors take."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ MODES: dict[int, dict[str, dict[str, Any]]] = {
 
 
 def make_settings(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Sections laid over the defaults."""
+    """Return the default settings with changed sections merged into them."""
     settings = dict(SETTINGS)
     for section, change in changes.items():
         settings[section] = {**settings.get(section, {}), **change}
@@ -72,7 +72,7 @@ def make_settings(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Step:
-    """A model and its optimizer on this rank, and a step of them."""
+    """A model and its optimizer on this rank."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self.config = TrainConfig.model_validate(settings)
@@ -98,7 +98,7 @@ class Step:
             init_parameter(name, parameter, self.config.model, 0)
 
     def forward(self) -> torch.Tensor:
-        """The loss of one micro-batch."""
+        """Return the loss of one micro-batch."""
         rows = torch.ones(
             self.config.data.micro_batch_rows, self.config.data.seq_len, dtype=torch.int64
         )
@@ -106,7 +106,7 @@ class Step:
         return loss
 
     def run(self, num_micro_batches: int) -> None:
-        """Forward and backward of each."""
+        """Run forward and backward of several micro-batches."""
         for number in range(num_micro_batches):
             with parallelize.accumulate_gradients(
                 self.model, is_last=number == num_micro_batches - 1
@@ -114,14 +114,14 @@ class Step:
                 self.forward().backward()
 
     def take(self) -> None:
-        """Change the parameters."""
+        """Run the optimizer step."""
         self.optimizer.clip_gradients()
         self.optimizer.step(1e-3)
         self.optimizer.zero_grad()
 
 
 def measure_sizes(settings: Mapping[str, Any]) -> dict[str, int]:
-    """Bytes of this rank's tensors when a step is taken."""
+    """Return the bytes of this rank's tensors before the optimizer steps."""
     step = Step(settings)
     step.run(2)
     return {
@@ -132,7 +132,7 @@ def measure_sizes(settings: Mapping[str, Any]) -> dict[str, int]:
 
 
 def count_each(settings: Sequence[Mapping[str, Any]], folder: Path) -> None:
-    """What a rank does: steps of several models in one world."""
+    """Measure several models one after another, as one rank."""
     sizes = [measure_sizes(each) for each in settings]
     (folder / f"rank-{torch.distributed.get_rank()}.json").write_text(json.dumps(sizes))
     distributed.shutdown_distributed()
@@ -140,7 +140,7 @@ def count_each(settings: Sequence[Mapping[str, Any]], folder: Path) -> None:
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_planned_state_bytes_are_exact(num_ranks: int, tmp_path: Path) -> None:
-    """Parameters, gradients and optimizer's state of the fullest rank, to the byte, whatever the layout."""
+    """Parameters, gradients and optimizer state of the fullest rank are exact for every layout."""
     settings = {name: make_settings(mode) for name, mode in MODES[num_ranks].items()}
     run_world(num_ranks, count_each, list(settings.values()), tmp_path, folder=tmp_path)
     found = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(num_ranks)]
@@ -154,7 +154,7 @@ def test_planned_state_bytes_are_exact(num_ranks: int, tmp_path: Path) -> None:
 
 
 def kept_bytes(settings: Mapping[str, Any]) -> int:
-    """Alive after a forward, of what it made."""
+    """Return the bytes that a forward has created and that are alive after it."""
     step = Step(settings)
     with LiveMemory() as memory:
         loss = step.forward()
@@ -175,7 +175,7 @@ def kept_bytes(settings: Mapping[str, Any]) -> int:
     ids=["fp32", "autocast", "fully_shard", "two adapters", "all adapters"],
 )
 def test_planned_activation_bytes_are_exact(changes: dict[str, Any], checkpointing: str) -> None:
-    """Two blocks more keep as many bytes more as planned, of activations and of weights gathered or cast."""
+    """Two more blocks keep exactly the planned bytes of activations and gathered weights."""
     changes = {
         **changes,
         "parallel": {**changes["parallel"], "activation_checkpointing": checkpointing},
@@ -224,7 +224,7 @@ def test_planned_activation_bytes_are_exact(changes: dict[str, Any], checkpointi
     ],
 )
 def test_the_planned_peak_is_within_ten_percent(changes: dict[str, Any]) -> None:
-    """The most bytes alive in a step, within 10 %: the one thing that decides whether it fits."""
+    """The peak decides whether a config fits."""
     settings = make_settings({"data": {"global_batch_rows": 2}, **changes})
     settings["data"] = {**SETTINGS["data"], "global_batch_rows": 2, **changes.get("data", {})}
     planned = estimate_footprint(
@@ -241,7 +241,7 @@ def test_the_planned_peak_is_within_ten_percent(changes: dict[str, Any]) -> None
 
 
 def test_the_planner_counts_the_parameters_that_the_model_has() -> None:
-    """Whole and in fp32: four bytes each of model.num_parameters."""
+    """Whole fp32 parameters take four bytes each."""
     config = TrainConfig.model_validate(make_settings({"parallel": {"strategy": "ddp"}}))
     assert estimate_footprint(config, VOCAB_SIZE, 1).parameters == 4 * count_parameters(
         config.model, VOCAB_SIZE
@@ -249,7 +249,7 @@ def test_the_planner_counts_the_parameters_that_the_model_has() -> None:
 
 
 def test_zero_stages_shard_as_documented() -> None:
-    """8 B parameters on 8 GPUs: 16 bytes each under ddp; by ZeRO, an eighth of moments, then gradients, weights."""
+    """On 8 GPUs each ZeRO stage divides one more part of the state by 8."""
     model = {
         "dim": 4096,
         "num_layers": 32,
@@ -275,7 +275,7 @@ def test_zero_stages_shard_as_documented() -> None:
 
 
 def test_accumulated_gradients_are_whole() -> None:
-    """fully_shard sums them before it cuts them, so a second micro-batch costs four bytes a parameter."""
+    """fully_shard accumulates before it reduces, so a second micro-batch takes 4 bytes per parameter."""
     data = {"micro_batch_rows": 2, "global_batch_rows": 8}
     once = TrainConfig.model_validate(
         make_settings({"data": {**data, "micro_batch_rows": 2, "global_batch_rows": 8}})
@@ -305,6 +305,6 @@ def test_accumulated_gradients_are_whole() -> None:
 def test_impossible_layouts_are_refused(
     changes: dict[str, Any], num_gpus: int, message: str
 ) -> None:
-    """As the trainer would refuse it."""
+    """The planner refuses what the trainer refuses."""
     with pytest.raises(IncompatibleConfig, match=message):
         estimate_footprint(TrainConfig.model_validate(make_settings(changes)), VOCAB_SIZE, num_gpus)

@@ -1,4 +1,4 @@
-"""Will it fit: the verdict, what would make it fit, how long it takes, and the picture."""
+"""Plans: whether a config fits, remedies, training time, and the chart."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ LARGE = (
 
 
 def make_config(*changes: str) -> TrainConfig:
-    """configs/train-1b.yaml, changed."""
+    """Return configs/train-1b.yaml with changes."""
     return load_config("train-1b.yaml", [f"model.vocab_size={VOCAB_SIZE}", *changes])
 
 
 def make_test_plan(
     *changes: str, num_gpus: int = 16, gpu: str = "h100-80gb", tokens: float | None = None
 ) -> Plan:
-    """Its plan."""
+    """Return the plan of the changed config."""
     return make_plan(
         make_config(*changes),
         num_gpus=num_gpus,
@@ -47,7 +47,7 @@ def make_test_plan(
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """Exit code of the command line."""
+    """Return the exit code of the command line."""
     monkeypatch.setattr(sys, "argv", ["training", "plan", "train-1b.yaml", *arguments])
     with pytest.raises(SystemExit) as ended:
         main()
@@ -65,7 +65,7 @@ def test_the_exit_code_shows_whether_the_config_fits(
     code: int,
     verdict: str,
 ) -> None:
-    """0 and 1, and the table has a row for each layout."""
+    """0 or 1, and the table has a row for each alternative."""
     rows = "data.micro_batch_rows=4"  # 62 GiB
     arguments = (
         "--gpus",
@@ -111,7 +111,7 @@ def test_impossible_plans_are_wrong_usage(
     arguments: tuple[str, ...],
     message: str,
 ) -> None:
-    """2, with what was found and what is wanted."""
+    """Exit code 2, with the value found and the range expected."""
     assert (
         run(monkeypatch, "--gpus", "16", "--set", f"model.vocab_size={VOCAB_SIZE}", *arguments) == 2
     )
@@ -119,7 +119,7 @@ def test_impossible_plans_are_wrong_usage(
 
 
 def test_a_missing_dataset_asks_for_the_vocabulary(tmp_path: Path) -> None:
-    """A plan is made before there is anything to train on."""
+    """A plan needs no dataset if vocab_size is set."""
     config = load_config("train-1b.yaml", [f"data.manifest={tmp_path}"])
     with pytest.raises(IncompatibleConfig, match=r"--set model.vocab_size=50304"):
         find_vocab_size(config)
@@ -127,7 +127,7 @@ def test_a_missing_dataset_asks_for_the_vocabulary(tmp_path: Path) -> None:
 
 
 def test_known_gpus_have_a_peak_and_less_memory_than_their_name() -> None:
-    """The driver keeps some; names are told apart whatever their case."""
+    """The driver takes some memory, and names are found in any case."""
     for name, gpu in GPUS.items():
         named_gb = float(name.rsplit("-", 1)[1].removesuffix("gb"))
         assert (
@@ -138,7 +138,7 @@ def test_known_gpus_have_a_peak_and_less_memory_than_their_name() -> None:
 
 
 def test_a_plan_of_one_billion_parameters_has_known_sizes() -> None:
-    """16 bytes a parameter under ddp, and bf16 casts of what lies in blocks; less by each cut."""
+    """Ddp takes 16 bytes per parameter plus bf16 casts; every strategy after it takes less."""
     plan = make_test_plan()
     rows = {option.name: option.footprint for option in (plan.configured, *plan.alternatives)}
     strategies = [
@@ -157,7 +157,7 @@ def test_a_plan_of_one_billion_parameters_has_known_sizes() -> None:
 
 
 def test_hours_are_tokens_by_speed() -> None:
-    """And speed is the peak's share over FLOPs, where nothing is computed again or travels."""
+    """The speed is the MFU share of the peak, without recomputation and transfers."""
     plan = make_test_plan(tokens=1e9)
     flops = count_flops_per_token(make_config().model, VOCAB_SIZE, 8192)
     speed = 16 * GPUS["h100-80gb"].peak_flops * plan.mfu / flops
@@ -175,7 +175,7 @@ def test_hours_are_tokens_by_speed() -> None:
 
 
 def test_remedies_fit_and_are_minimal() -> None:
-    """As `--set` takes them, each with no change too many; the fastest first."""
+    """Each remedy fits as `--set` options, and without any one change it does not."""
     plan = make_test_plan(*LARGE, num_gpus=8, gpu="a100-40gb")
     assert not plan.configured.fits(plan.gpu)
     assert 1 <= len(plan.remedies) <= MAX_REMEDIES
@@ -194,7 +194,7 @@ def test_remedies_fit_and_are_minimal() -> None:
 
 
 def test_impossible_alternatives_are_listed_with_the_reason() -> None:
-    """And have no bar: on four GPUs no eight share a matrix."""
+    """On four GPUs tensor 8 is listed as an error and has no bar."""
     plan = make_test_plan(num_gpus=4)
     refused = {
         option.name: option.error for option in plan.alternatives if option.footprint is None
@@ -208,7 +208,7 @@ def test_impossible_alternatives_are_listed_with_the_reason() -> None:
     ("num_gpus", "changes"), [(16, ()), (8, LARGE)], ids=["fits", "is cut off"]
 )
 def test_the_picture_has_a_bar_for_each_layout(num_gpus: int, changes: tuple[str, ...]) -> None:
-    """Well-formed, each bar's parts as wide as their bytes, and none beyond the picture."""
+    """The SVG is well-formed, and no bar is wider than the picture."""
     plan = make_test_plan(*changes, num_gpus=num_gpus)
     root = ET.fromstring(draw_picture(plan))  # noqa: S314 - our own
     name = "{http://www.w3.org/2000/svg}"
