@@ -372,10 +372,9 @@ class ObjectStore(Store):
             send: Sends the request.
             num_bytes: Bytes to transfer; the time limit depends on it.
             retries_parts: Let obstore repeat the parts of an upload.
-            progress: Returns the number of bytes received so far.
+            progress: Returns the number of bytes received.
         """
-        num_chunks = max(1, math.ceil(num_bytes / REQUEST_BYTES))
-        timeout_s = self.settings.request_timeout_s * num_chunks
+        timeout_s = self.settings.request_timeout_s * max(1, math.ceil(num_bytes / REQUEST_BYTES))
 
         def attempt() -> T:
             self._counters.add(kind)
@@ -392,7 +391,7 @@ class ObjectStore(Store):
             )
         except RetriesExhausted as error:
             raise translate_error(where, error.cause, error.limit) from error.cause
-        except InvalidAddress:
+        except InvalidAddress:  # from `connect`
             raise
         except Exception as error:
             raise translate_error(where, error) from error

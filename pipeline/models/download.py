@@ -224,6 +224,10 @@ CONNECTION_TIMEOUT_S = 30.0
 """Time limit of connecting, and of the wait for the next bytes."""
 
 
+Attempt = Callable[[str, Path], None]
+"""(url, partial): append what is missing of the file."""
+
+
 class _ConnectionCut(Exception):
     """The body ended before its announced length."""
 
@@ -255,6 +259,14 @@ def download(
     attempt = _choose_attempt(url, timeout_s, storage)
     partial = target.with_name(f"{target.name}.partial")
 
+    _repeat(attempt, url, partial, retries)
+    _get_validator_file(partial).unlink(missing_ok=True)
+    partial.replace(target)
+
+
+def _repeat(attempt: Attempt, url: str, partial: Path, retries: RetryPolicy) -> None:
+    """Attempt a download until it succeeds; raise AssetError for any failure."""
+
     def log_retry(error: BaseException, wait_s: float) -> None:
         start = _get_num_bytes(partial)
         log.info("%s: %s; trying again in %.1f s from byte %s", url, error, wait_s, f"{start:,}")
@@ -274,12 +286,6 @@ def download(
         raise AssetError(str(error)) from error
     except OSError as error:
         raise AssetError(f"{url}: {partial} cannot be written: {error}") from error
-    _get_validator_file(partial).unlink(missing_ok=True)
-    partial.replace(target)
-
-
-Attempt = Callable[[str, Path], None]
-"""(url, partial): append what is missing of the file."""
 
 
 def _choose_attempt(url: str, timeout_s: float, storage: StorageSettings) -> Attempt:
