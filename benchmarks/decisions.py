@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeline.config import RunConfig
-from pipeline.planning.input_splits import sample_crawl_folder
+from pipeline.planning.input_splits import locate_sample_crawl
 from pipeline.runs.run_folder import RunFolder
 from stages.dedup.minhash import split_ngrams
 
@@ -57,7 +57,7 @@ def measure(run: RunFolder) -> dict[str, Measure]:
     config = RunConfig.model_validate(run.config)
     assert config.input.sample_crawl is not None, "only a sample crawl comes with its truth"
     truth = pq.read_table(
-        sample_crawl_folder(config.input.sample_crawl) / "truth.parquet"
+        locate_sample_crawl(config.input.sample_crawl) / "truth.parquet"
     ).to_pylist()
     pages = _pages(run)
     measures = {
@@ -80,7 +80,7 @@ def similarities(run: RunFolder) -> dict[frozenset[str], float]:
         "without MinHash there is no rule of what is compared"
     )
     truth = pq.read_table(
-        sample_crawl_folder(config.input.sample_crawl) / "truth.parquet"
+        locate_sample_crawl(config.input.sample_crawl) / "truth.parquet"
     ).to_pylist()
     pairs = [
         frozenset((row["url"], row["source_url"])) for row in truth if row["kind"] == "near_copy"

@@ -125,10 +125,10 @@ def _acts(phase: Phase, seeds: RunPlan) -> Iterator[tuple[str, Callable[[], Any]
     if isinstance(phase, ParagraphDedup) and phase.task_ids():
         yield (
             "task of annotate: its part of the repeats",
-            lambda: phase.duplicate_lines_of(phase.plan.splits[-1]),
+            lambda: phase.find_duplicate_lines(phase.plan.splits[-1]),
         )
     if isinstance(phase, FuzzyDedup):
-        yield "task of select: its part", lambda: phase.near_duplicates_of(phase.plan.splits[-1])
+        yield "task of select: its part", lambda: phase.find_near_duplicates(phase.plan.splits[-1])
     if isinstance(phase, Annotate):
         yield "select: percentiles", lambda: Select(phase.plan)._buckets  # noqa: SLF001
 
@@ -187,7 +187,7 @@ def _seeds(run_dir: Path) -> RunPlan:
 
 def _cache_with_list(cache: Path, num_splits: int) -> Path:
     """A cache with this one's models, and the list of a snapshot of so many files."""
-    from pipeline.planning.input_splits import list_of_crawl
+    from pipeline.planning.input_splits import locate_crawl_list
 
     cache.mkdir(parents=True)
     (cache / "assets").symlink_to(model_registry.cache_folder() / "assets")
@@ -197,7 +197,7 @@ def _cache_with_list(cache: Path, num_splits: int) -> Path:
     )
     names = (f"{segment}.{i % 100}/wet/{name}-{i:05d}.warc.wet.gz" for i in range(num_splits))
     before, os.environ["CORPUSMILL_CACHE"] = os.environ.get("CORPUSMILL_CACHE"), str(cache)
-    path = list_of_crawl(CRAWL, f"{BASE_URL}crawl-data/{CRAWL}/wet.paths.gz")
+    path = locate_crawl_list(CRAWL, f"{BASE_URL}crawl-data/{CRAWL}/wet.paths.gz")
     if before is None:
         del os.environ["CORPUSMILL_CACHE"]
     path.parent.mkdir(parents=True)

@@ -226,7 +226,7 @@ def verdicts(plan: RunPlan) -> dict[int, int]:
     return {
         order[split.index << 32 | row["record"]]: order[row["representative"]]
         for split in plan.splits
-        for row in phase.near_duplicates_of(split).to_pylist()
+        for row in phase.find_near_duplicates(split).to_pylist()
     }
 
 

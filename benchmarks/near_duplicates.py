@@ -120,7 +120,7 @@ def measure(num_documents: int, folder: Path) -> dict[str, Any]:
     dropped = {
         split.index * DOCUMENTS_PER_FILE + record
         for split in plan.splits
-        for record in phase.near_duplicates_of(split).column("record").to_pylist()
+        for record in phase.find_near_duplicates(split).column("record").to_pylist()
     }
     found["recall"] = round(len(dropped & copies) / len(copies), 4)
     found["precision"] = round(len(dropped & copies) / max(1, len(dropped)), 4)

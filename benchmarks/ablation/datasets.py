@@ -34,7 +34,7 @@ from pipeline.execution.engine import run
 from pipeline.models import demo_texts
 from pipeline.models import registry as model_registry
 from pipeline.models.corpus import is_held_out
-from pipeline.phases.tokenize import order_keys, tokenizer_entry
+from pipeline.phases.tokenize import compute_order_keys, describe_tokenizer
 from pipeline.planning.plan import make_plan
 from pipeline.planning.prepare import prepare
 from pipeline.planning.stage_spec import StageSpec
@@ -251,9 +251,11 @@ def _write(folder: Path, config: RunConfig, tables: Sequence[pa.Table]) -> Path:
     """Tokenize, put into the pipeline's order, write shards; language and bucket go along where they are known."""
     stage = StageSpec(Tokenize, config.tokenize).opened()
     kept = pa.concat_tables([stage.apply(table.filter(_has_text(table))).kept for table in tables])
-    order = np.argsort(order_keys(kept.column("doc_id").to_numpy(), config.write_shards.seed))
+    order = np.argsort(
+        compute_order_keys(kept.column("doc_id").to_numpy(), config.write_shards.seed)
+    )
     kept = kept.take(pa.array(order))
-    entry = tokenizer_entry(config)
+    entry = describe_tokenizer(config)
     lengths = kept.column("num_tokens").to_numpy()
     about = [name for name in ("language", "bucket") if name in kept.column_names]
     labels: dict[str, Any] = {f"{name}s": kept.column(name).to_pylist() for name in about}

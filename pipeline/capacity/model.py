@@ -13,7 +13,7 @@ from pipeline.capacity.fit import OPEN_PIECE_S, opens_all_splits
 from pipeline.config import RunConfig
 from pipeline.execution.resources import make_request
 from pipeline.phases import registry
-from pipeline.phases.hash_partitions import pieces_for
+from pipeline.phases.hash_partitions import count_chunks
 from pipeline.phases.phase import Phase
 from pipeline.planning.input_splits import WET_BYTES, files_per_split
 
@@ -235,7 +235,7 @@ class CostModel:
         """Return the pieces of hash files that all partitions of a phase go through."""
         num_partitions = math.ceil(self._count_openings(phase) / self.num_splits)
         rows_per_file = self.amounts[phase.cost.grows_with] / self.num_splits
-        return self.num_splits * pieces_for(num_partitions, rows_per_file)
+        return self.num_splits * count_chunks(num_partitions, rows_per_file)
 
     def _estimate_cpu(
         self, phase: type[Phase], rates: PhaseRates, num_tasks: int

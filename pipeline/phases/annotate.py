@@ -126,8 +126,8 @@ class Annotate(SplitPhase):
         """Yield the extracted documents, with the findings of exact_dedup and paragraph_dedup."""
         del writer
         split = self.split(task_id)
-        copies = ExactDedup(self.plan).exact_copies_of(split)
-        duplicate_lines = ParagraphDedup(self.plan).duplicate_lines_of(split)
+        copies = ExactDedup(self.plan).find_copies(split)
+        duplicate_lines = ParagraphDedup(self.plan).find_duplicate_lines(split)
         records, lines = duplicate_lines >> np.uint64(32), duplicate_lines.astype(np.uint32)
         documents = self.plan.folder("extract").open(Extract.documents.file_name(task_id))
         for table in row_groups(documents, batch_mb=self.config.engine.advanced.batch_mb):

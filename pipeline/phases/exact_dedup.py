@@ -1,11 +1,9 @@
-"""copies: which documents have to go because an earlier one says the very same, over the whole crawl and earlier runs.
+"""The phase exact_dedup: find documents whose content an earlier document already has, over the whole crawl.
 
-Promises: of documents of equal content the first stays, and those of earlier runs come before all of this one; the
-answer depends on content and order alone. The merge holds one range of hashes at a time, sized by `engine.memory_mb`.
-Leaves to others: when contents are equal (stages), dropping (annotate), leaving the copies' paragraphs out
-(deduplicate).
+Of documents with equal content the first is kept. Documents of previous runs come before all of this run. The result
+depends on contents and their order alone.
 
-    extract: <unit>.hashes.arrow ──▶ <unit>.contents.arrow ──▶ finish: exact_dedup.arrow, a batch per unit
+    extract: SPLIT.hashes.arrow ──▶ SPLIT.contents.arrow ──▶ finish: exact_dedup.arrow, one batch per split
 """
 
 from __future__ import annotations
@@ -17,20 +15,22 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from pipeline.config import RunConfig
 from pipeline.phases.extract import Extract
 from pipeline.phases.hash_partitions import (
+    FileSlice,
     Partition,
-    partition_names,
-    partitions_for,
-    read_part,
+    count_partitions,
+    name_partitions,
+    read_slice,
     write_buckets,
 )
 from pipeline.phases.phase import Artifact, MergedArtifact, PartitionPhase, TaskCost
 from pipeline.planning.input_splits import InputSplit
 from pipeline.planning.previous_runs import find_other_version, find_unfinished
-from pipeline.runs.phase_folder import PendingOutput
+from pipeline.runs.phase_folder import PendingOutput, PhaseFolder
 from pipeline.runs.run_folder import RunFolder
 from stages.contract import Counters
 from stages.dedup import connected_components as components
@@ -38,17 +38,16 @@ from stages.dedup.exact_dedup import hash_digests, hash_texts
 from stages.dedup.paragraphs import ParagraphHashes
 
 BYTES_PER_DOCUMENT = 64
-"""Memory of the merge per document of a range: 12 as read, 8 for its id, the rest for sorting equal ones
-together."""
+"""Memory of the merge per document of a partition: 12 as read, 8 for its id, the rest for grouping equal contents."""
 
 CONTENTS = pa.schema([pa.field("hash", pa.uint64()), pa.field("record", pa.uint32())])
 
 COPIES = pa.schema([pa.field("record", pa.uint32()), pa.field("representative", pa.uint64())])
-"""Of a unit, sorted: the record number of a document that has to go, and the doc_id of the one that stays."""
+"""Of one split, sorted: the record number of a document to drop, and the doc_id of the document that is kept."""
 
 
 class ExactDedup(PartitionPhase):
-    """Which documents have to go because an earlier one says the very same."""
+    """Find documents whose content an earlier document already has."""
 
     name = "exact_dedup"
     version = 1
@@ -82,101 +81,102 @@ class ExactDedup(PartitionPhase):
         yield from find_other_version(run, Extract.name, ParagraphHashes)
 
     def task_ids(self) -> list[str]:
-        """One per unit; none where the phase is off."""
+        """Return the keys of the splits; none where the phase is off."""
         return [] if self.config.exact_dedup is None else [split.key for split in self.plan.splits]
 
     def run(self, task_id: str) -> None:
         """Write the hash of each document's content."""
-        assert self.config.exact_dedup is not None
-        extracted, by_text = self.plan.folder("extract"), self.config.exact_dedup.by == "text"
-        with extracted.open(Extract.documents.file_name(task_id)) as file:
-            documents = pq.read_table(file, columns=["doc_id", "digest"])
-        records = documents.column("doc_id").to_numpy().astype(np.uint32)  # the lower half
-        if by_text:
-            with extracted.open(Extract.hashes.file_name(task_id)) as file:
-                lines = pa.ipc.open_file(file).read_all()
-            columns = (lines.column(name).to_numpy() for name in ("hash", "record", "line"))
-            hashes = hash_texts(*columns, num_records=int(records.max(initial=0)) + 1)[records]
-        else:
-            hashes, has_digest = hash_digests(documents.column("digest"))
-            hashes, records = hashes[has_digest], records[has_digest]
+        hashes, records = self._hash_contents(task_id)
         with self.folder.commit(task_id) as output:
-            write_buckets(
-                output.path(self.contents.file_name(task_id)),
-                pa.record_batch([hashes, records], schema=CONTENTS),
-            )
+            rows = pa.record_batch([hashes, records], schema=CONTENTS)
+            write_buckets(output.path(self.contents.file_name(task_id)), rows)
             counters = Counters()
             counters.add("contents", len(records))
             output.record = {"counters": counters.to_json()}
 
+    def _hash_contents(self, task_id: str) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
+        """Return the hashes of the documents' contents, and their record numbers."""
+        assert self.config.exact_dedup is not None
+        extracted = self.plan.folder(Extract.name)
+        with extracted.open(Extract.documents.file_name(task_id)) as file:
+            documents = pq.read_table(file, columns=["doc_id", "digest"])
+        records = documents.column("doc_id").to_numpy().astype(np.uint32)  # the lower half
+        if self.config.exact_dedup.by == "digest":
+            hashes, has_digest = hash_digests(documents.column("digest"))
+            return hashes[has_digest], records[has_digest]
+        with extracted.open(Extract.hashes.file_name(task_id)) as file:
+            lines = pa.ipc.open_file(file).read_all()
+        columns = [lines.column(name).to_numpy() for name in ("hash", "record", "line")]
+        num_records = int(records.max(initial=0)) + 1
+        return hash_texts(*columns, num_records=num_records)[records], records
+
     def finish(self) -> None:
-        """Bring equal contents together, range by range, and write for each unit who has to go, and for whom."""
+        """Merge the contents of all splits, partition by partition, and write the copies of each split."""
         if self.config.exact_dedup is None:
             return
-        num_contents = sum(self.counts("exact_dedup", "contents"))
-        names = partition_names(
-            partitions_for(num_contents, BYTES_PER_DOCUMENT, self.config.engine.memory_mb)
-        )
+        num_contents = sum(self.counts(self.name, "contents"))
+        memory_mb = self.config.engine.memory_mb
+        names = name_partitions(count_partitions(num_contents, BYTES_PER_DOCUMENT, memory_mb))
         with self.folder.commit(self.copies.name) as output:
-            parts = [self._merge(output, name) for name in names]
+            merged = [self._merge(output, name) for name in names]
             counters = Counters()
             with pa.ipc.new_file(output.path(self.copies.file_name), COPIES) as file:
                 for index in range(len(self.plan.splits)):
-                    found = pa.Table.from_batches(
-                        [_batch(pa.OSFile(str(part)), index) for part in parts]
-                    ).sort_by("record")
+                    batches = [_read_batch(pa.OSFile(str(path)), index) for path in merged]
+                    found = pa.Table.from_batches(batches).sort_by("record")
                     counters.add("exact_dedup", found.num_rows)
-                    file.write_batch(
-                        pa.record_batch([c.combine_chunks() for c in found.columns], schema=COPIES)
-                    )
-            for part in parts:
-                part.unlink()
+                    columns = [column.combine_chunks() for column in found.columns]
+                    file.write_batch(pa.record_batch(columns, schema=COPIES))
+            for path in merged:
+                path.unlink()
             output.record = {"counters": counters.to_json()}
 
     def _merge(self, output: PendingOutput, name: str) -> Path:
-        """The copies of one range of hashes, a batch per unit."""
-        sources = self.sources("exact_dedup")
-        parts = self.folder.each(
-            sources, lambda of: read_part(of[0].open(self.contents.file_name(of[1])), name)
-        )
-        own = len(self.plan.previous_splits)
-        found: list[components.Pairs] = [np.empty((0, 2), np.uint64)]
-        partition = Partition(parts, name)
-        for piece in partition.pieces():
-            pairs = components.pair_with_first(
-                *components.group_equal_hashes(*partition.gather(piece))
-            )
-            found.append(
-                pairs[pairs[:, 1] >> np.uint64(32) >= own]
-            )  # what lies in earlier runs stays there
-        pairs = np.concatenate(found)
-        stays, goes = self.doc_ids(pairs[:, 0]), self.doc_ids(pairs[:, 1])
-        path = output.path(name)
+        """Write the copies of one partition, one record batch per split, and return the file."""
+        goes, kept = self._find_copies(name)
         order = np.argsort(goes)
-        records, stays = goes[order].astype(np.uint32), stays[order]
-        splits = np.arange(len(self.plan.splits) + 1, dtype=np.uint64) << np.uint64(32)
+        goes, kept = goes[order], kept[order]
+        split_starts = np.arange(len(self.plan.splits) + 1, dtype=np.uint64) << np.uint64(32)
+        path = output.path(name)
         with pa.ipc.new_file(path, COPIES) as file:
-            for start, end in pairwise(np.searchsorted(goes[order], splits)):
-                file.write_batch(
-                    pa.record_batch([records[start:end], stays[start:end]], schema=COPIES)
-                )
+            for start, end in pairwise(np.searchsorted(goes, split_starts)):
+                columns = [goes[start:end].astype(np.uint32), kept[start:end]]
+                file.write_batch(pa.record_batch(columns, schema=COPIES))
         return path
 
+    def _find_copies(self, name: str) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+        """Return (n,) the doc_ids of copies in one partition, and (n,) of the documents that are kept for them."""
+
+        def read(source: tuple[PhaseFolder, str]) -> FileSlice:
+            folder, key = source
+            return read_slice(folder.open(self.contents.file_name(key)), name)
+
+        partition = Partition(self.folder.each(self.sources(self.name), read), name)
+        num_previous = len(self.plan.previous_splits)
+        found: list[components.Pairs] = [np.empty((0, 2), np.uint64)]
+        for chunk in partition.chunks():
+            pairs = components.pair_with_first(
+                *components.group_equal_hashes(*partition.gather(chunk))
+            )
+            is_own = pairs[:, 1] >> np.uint64(32) >= num_previous
+            found.append(pairs[is_own])  # copies inside previous runs stay there
+        pairs = np.concatenate(found)
+        return self.doc_ids(pairs[:, 1]), self.doc_ids(pairs[:, 0])
+
     def sum_of_records(self) -> Counters:
-        """The units' and the merge's."""
+        """Return the counters of the tasks and of the merge."""
         if self.config.exact_dedup is None:
             return Counters()
-        return super().sum_of_records() + Counters.from_json(
-            self.folder.record(self.copies.name)["counters"]
-        )
+        merged = self.folder.record(self.copies.name)["counters"]
+        return super().sum_of_records() + Counters.from_json(merged)
 
-    def exact_copies_of(self, split: InputSplit) -> pa.RecordBatch:
-        """The documents of a unit that have to go, as COPIES; none where the phase is off."""
+    def find_copies(self, split: InputSplit) -> pa.RecordBatch:
+        """Return the documents of a split to drop, as COPIES; none where the phase is off."""
         if self.config.exact_dedup is None:
             return pa.record_batch([pa.nulls(0, f.type) for f in COPIES], schema=COPIES)
-        return _batch(self.folder.open(self.copies.file_name), split.index)
+        return _read_batch(self.folder.open(self.copies.file_name), split.index)
 
 
-def _batch(source: pa.NativeFile, index: int) -> pa.RecordBatch:
+def _read_batch(source: pa.NativeFile, index: int) -> pa.RecordBatch:
     with source:
         return pa.ipc.open_file(source).get_batch(index)

@@ -1,21 +1,21 @@
-"""Files of hashes that are read by range of hash space, and into how many ranges a phase across units is cut.
+"""Files of hashes that are read by range of hash space, and the partitions of a phase that reads all of them.
 
-Promises: a file has one Arrow record batch per bucket, rows in the order they came, so that any range of any unit is
-read without the rest; a task holds its partition and works on a small piece of it at a time, whatever the sizes.
-Leaves to others: what the rows are.
+A file has one Arrow record batch per bucket, and its rows stay in input order inside a bucket. So a task reads any
+range of any file without the rest. A task holds its partition of all files, and works on one small chunk at a time.
 
     write_buckets(path, pa.record_batch([hashes, records], schema))           # by the first column
-    partition = Partition([read_part(folder.open(name), "p000of004") for name in names], "p000of004")
-    for piece in partition.pieces():                                          # a slice of each file's rows
-        partition.gather(piece)                                               # their hashes, and whose they are
+    partition = Partition([read_slice(folder.open(name), "p000of004") for name in names], "p000of004")
+    for chunk in partition.chunks():                                          # a slice of each file's rows
+        hashes, ids = partition.gather(chunk)
 
-How finely space is cut follows from how much there is: a file by its rows, so that a bucket is worth a read; a phase by
-its memory; a piece is at most as wide as any file's bucket, because only there rows are in the order they came.
+The amount of data decides how finely hash space is cut. A file has as many buckets as make a bucket worth a read, and
+a phase as many partitions as fit into memory. A chunk is at most as wide as the narrowest bucket of all files, because
+only inside a bucket rows are in input order.
 
-    partition  |        p000of003        |        p001of003  ...      a task
-    pieces     |    |    |    |    |  |  |    |    |    |    |        worked on in turn
+    partition  |        p000of003        |        p001of003  ...      one task
+    chunks     |    |    |    |    |  |  |    |    |    |    |        processed one after another
     buckets    |    |    |    |    |     |    |    |    |    |        of one file
-    buckets    |         |         |          |         |             of another, with fewer rows
+    buckets    |         |         |          |         |             of another file, with fewer rows
 """
 
 from __future__ import annotations
@@ -32,126 +32,132 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 MIN_BUCKETS, MAX_BUCKETS = 2**8, 2**16
-"""Of a file; always a power of two."""
+"""Of a file; always a power of two, because a bucket is a range of the top bits."""
 
 ROWS_PER_BUCKET = 2**12
-"""About so many, above MIN_BUCKETS of them: 64 kB of HASHES, of which a batch's own description is half a percent."""
+"""On average, above MIN_BUCKETS: 64 kB of paragraph hashes. The header of a record batch is half a percent of it."""
 
 MAX_PARTITIONS = 2**12
-"""Each of a unit's files is opened once per partition: beyond, there would be more opening than reading."""
+"""Each task opens the files of all splits. With more partitions, a phase opens more than it reads."""
 
-MIN_PIECES = MAX_BUCKETS // MAX_PARTITIONS
-"""Of a partition: what is held while one is worked on is small beside the rows as they were read."""
-
-
-def partitions_for(num_rows: int, bytes_per_row: int, memory_mb: int) -> int:
-    """Partitions that let a task work in half its memory; the process and its libraries have the other half."""
-    return min(MAX_PARTITIONS, max(1, math.ceil(num_rows * bytes_per_row / (memory_mb * 2**19))))
+MIN_CHUNKS = MAX_BUCKETS // MAX_PARTITIONS
+"""Of a partition. The memory for one chunk is small beside the rows of the partition."""
 
 
-def pieces_for(num_partitions: int, rows_per_file: float) -> int:
-    """Pieces of all partitions together, over files of so many rows."""
-    return max(buckets_for(math.ceil(rows_per_file)), MIN_PIECES * num_partitions)
+def count_partitions(num_rows: int, bytes_per_row: int, memory_mb: int) -> int:
+    """Return the number of partitions with which a task needs half its memory.
+
+    The other half is for the process and its libraries.
+    """
+    half_bytes = memory_mb * 2**19
+    return min(MAX_PARTITIONS, max(1, math.ceil(num_rows * bytes_per_row / half_bytes)))
 
 
-def partition_names(num_partitions: int) -> list[str]:
-    """Names that say which of how many: a record of one cut of the space never stands for a piece of another."""
+def count_chunks(num_partitions: int, rows_per_file: float) -> int:
+    """Return the number of chunks of all partitions together."""
+    return max(count_buckets(math.ceil(rows_per_file)), MIN_CHUNKS * num_partitions)
+
+
+def count_buckets(num_rows: int) -> int:
+    """Return the number of buckets of a file."""
+    wanted = 2 ** math.ceil(math.log2(max(1, num_rows) / ROWS_PER_BUCKET))
+    return min(MAX_BUCKETS, max(MIN_BUCKETS, wanted))
+
+
+def name_partitions(num_partitions: int) -> list[str]:
+    """Return the names of all partitions, such as `p001of004`.
+
+    A name contains the number of partitions, so that a done-record never stands for another range.
+    """
     return [f"p{partition:03d}of{num_partitions:03d}" for partition in range(num_partitions)]
 
 
-def buckets_for(num_rows: int) -> int:
-    """Buckets of a file with so many rows."""
-    return min(
-        MAX_BUCKETS, max(MIN_BUCKETS, 2 ** math.ceil(math.log2(max(1, num_rows) / ROWS_PER_BUCKET)))
-    )
-
-
 def write_buckets(path: Path, rows: pa.RecordBatch) -> None:
-    """One record batch per bucket, by the top bits of the first column (uint64), each in the order of `rows`."""
-    num_buckets = buckets_for(rows.num_rows)
-    order, bounds = _sorted(_places(rows) // (MAX_BUCKETS // num_buckets), num_buckets)
+    """Write one record batch per bucket, by the top bits of the first column (uint64)."""
+    num_buckets = count_buckets(rows.num_rows)
+    order, bounds = _group(_take_top_bits(rows) // (MAX_BUCKETS // num_buckets), num_buckets)
     with pa.ipc.new_file(path, rows.schema) as file:
         for start, end in pairwise(bounds):
-            file.write_batch(
-                rows.take(pa.array(order[start:end]))
-            )  # one at a time: no second copy of them all
+            # One bucket at a time, so that there is no second copy of all rows.
+            file.write_batch(rows.take(pa.array(order[start:end])))
 
 
 @dataclass(frozen=True)
 class FileSlice:
-    """What a partition has of one file, bucket by bucket.
+    """The rows of one file that belong to a partition, bucket by bucket.
 
     Attributes:
-        rows: of all its buckets; those of the outer ones that lie outside of the partition are left out.
-        bounds: (number of buckets + 1,) where the rows of each begin, and the last end.
-        width: of a bucket, in MAX_BUCKETS-ths of hash space.
+        rows: of all its buckets. Rows of the outer buckets that are outside of the partition are left out.
+        bounds: (number of buckets + 1,) the start of each bucket's rows, and the end of the last.
+        width: of a bucket, in units of hash space / MAX_BUCKETS.
     """
 
     rows: pa.RecordBatch
     bounds: NDArray[np.int64]
     width: int
 
-    def filter(self, stays: NDArray[np.bool_]) -> FileSlice:
-        """The rows where it is true, in their buckets."""
-        before = np.append(0, np.cumsum(stays))
-        return replace(self, rows=self.rows.filter(pa.array(stays)), bounds=before[self.bounds])
+    def filter(self, is_kept: NDArray[np.bool_]) -> FileSlice:
+        """Return the rows where `is_kept` is true, in the same buckets."""
+        num_kept_before = np.append(0, np.cumsum(is_kept))
+        rows = self.rows.filter(pa.array(is_kept))
+        return replace(self, rows=rows, bounds=num_kept_before[self.bounds])
 
 
 class Partition:
-    """A partition's rows of several files, to be worked on piece by piece.
+    """The rows of one partition of several files, chunk by chunk.
 
     Attributes:
-        files: the rows of each; those of a piece lie together, in the order they came.
+        files: the rows of each file. The rows of a chunk are adjacent and in input order.
     """
 
-    def __init__(self, parts: Sequence[FileSlice], name: str) -> None:
-        first, end = _range(name)
-        width = min((part.width for part in parts), default=MAX_BUCKETS)
-        while width > 1 and end - first < MIN_PIECES * width:
+    def __init__(self, slices: Sequence[FileSlice], name: str) -> None:
+        first, end = _parse_range(name)
+        width = min((each.width for each in slices), default=MAX_BUCKETS)
+        while width > 1 and end - first < MIN_CHUNKS * width:
             width //= 2
-        edges = np.concatenate(
-            [[first], np.arange(first // width + 1, math.ceil(end / width)) * width, [end]]
-        )
-        cut = [_cut(part, edges) for part in parts]
+        inner = np.arange(first // width + 1, math.ceil(end / width)) * width
+        edges = np.concatenate([[first], inner, [end]])
+        cut = [_cut(each, edges) for each in slices]
         self.files = [rows for rows, _ in cut]
-        self._bounds = np.array([bounds for _, bounds in cut]).reshape(len(parts), len(edges))
+        self._bounds = np.array([bounds for _, bounds in cut]).reshape(len(slices), len(edges))
         self._hashes = [rows["hash"].to_numpy() for rows in self.files]
         self._records = [rows["record"].to_numpy() for rows in self.files]
 
-    def pieces(self) -> Iterator[list[slice]]:
-        """Which rows of each file are in a piece, piece by piece: what has equal hashes is in the same one."""
+    def chunks(self) -> Iterator[list[slice]]:
+        """Yield the rows of each file that belong to a chunk. Equal hashes are in the same chunk."""
         for index in range(self._bounds.shape[1] - 1):
             yield [slice(start, end) for start, end in self._bounds[:, index : index + 2].tolist()]
 
-    def gather(self, piece: Sequence[slice]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-        """The columns `hash` and `record` of a piece, file after file.
+    def gather(self, chunk: Sequence[slice]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+        """Return the columns `hash` and `record` of a chunk, file after file.
 
         Returns:
-            hashes: (n,).
-            ids: (n,) place of the file << 32 | record: never decreasing where no file's records do.
+            hashes: (n,) uint64.
+            ids: (n,) uint64, index of the file << 32 | record. They never decrease if no file's records do.
         """
-        counts = [rows.stop - rows.start for rows in piece]
-        places = np.repeat(np.arange(len(piece), dtype=np.uint64) << np.uint64(32), counts)
-        return rows_of(self._hashes, piece), places | rows_of(self._records, piece)
+        counts = [rows.stop - rows.start for rows in chunk]
+        file_ids = np.arange(len(chunk), dtype=np.uint64) << np.uint64(32)
+        ids = np.repeat(file_ids, counts) | take_rows(self._records, chunk)
+        return take_rows(self._hashes, chunk), ids
 
 
-def rows_of(columns: Sequence[NDArray[Any]], piece: Sequence[slice]) -> NDArray[Any]:
-    """Of one column of each file the rows of a piece, file after file."""
-    return np.concatenate([column[rows] for column, rows in zip(columns, piece, strict=True)])
+def take_rows(columns: Sequence[NDArray[Any]], chunk: Sequence[slice]) -> NDArray[Any]:
+    """Return the rows of a chunk of one column per file, file after file."""
+    return np.concatenate([column[rows] for column, rows in zip(columns, chunk, strict=True)])
 
 
-def read_part(source: pa.NativeFile, partition: str) -> FileSlice:
-    """What a partition has of one file."""
-    return _read(source, *_range(partition))
+def read_slice(source: pa.NativeFile, partition: str) -> FileSlice:
+    """Read the rows of a file that belong to a partition."""
+    return _read(source, *_parse_range(partition))
 
 
 def read_around(source: pa.NativeFile, number: int) -> pa.RecordBatch:
-    """The rows of a file among which those with a hash would be."""
+    """Read the rows of a file whose hashes have the same top 16 bits as `number`."""
     return _read(source, number >> 48, (number >> 48) + 1).rows
 
 
-def _range(partition: str) -> tuple[int, int]:
-    """First and end of a partition, by the top 16 bits of the hashes in it."""
+def _parse_range(partition: str) -> tuple[int, int]:
+    """Return first and end of a partition, as the top 16 bits of its hashes."""
     index, num_partitions = map(int, partition.removeprefix("p").split("of"))
     return MAX_BUCKETS * index // num_partitions, MAX_BUCKETS * (index + 1) // num_partitions
 
@@ -162,28 +168,31 @@ def _read(source: pa.NativeFile, first: int, end: int) -> FileSlice:
         width = MAX_BUCKETS // file.num_record_batches
         buckets = range(first // width, math.ceil(end / width))
         batches = [file.get_batch(bucket) for bucket in buckets]
-        for outer in {0, len(batches) - 1} if first % width or end % width else ():
-            places = _places(batches[outer])
-            batches[outer] = batches[outer].filter(pa.array((places >= first) & (places < end)))
+        # Only the outer buckets can reach beyond the range.
+        outer = {0, len(batches) - 1} if first % width or end % width else set[int]()
+        for index in outer:
+            top_bits = _take_top_bits(batches[index])
+            is_inside = (top_bits >= first) & (top_bits < end)
+            batches[index] = batches[index].filter(pa.array(is_inside))
         bounds = np.append(0, np.cumsum([batch.num_rows for batch in batches]))
         return FileSlice(pa.concat_batches(batches), bounds, width)
 
 
 def _cut(part: FileSlice, edges: NDArray[np.int64]) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
-    """A file's rows piece by piece, and where the rows of each begin, and the last end: pieces lie between edges."""
-    if len(edges) == len(part.bounds):  # each bucket is a piece
+    """Return a file's rows chunk by chunk, and the start of each chunk's rows; chunks are between edges."""
+    if len(edges) == len(part.bounds):  # each bucket is a chunk
         return part.rows, part.bounds
-    order, bounds = _sorted(
-        np.searchsorted(edges, _places(part.rows), side="right") - 1, len(edges) - 1
-    )
+    chunks = np.searchsorted(edges, _take_top_bits(part.rows), side="right") - 1
+    order, bounds = _group(chunks, len(edges) - 1)
     return part.rows.take(pa.array(order)), bounds
 
 
-def _places(rows: pa.RecordBatch) -> NDArray[np.uint16]:
+def _take_top_bits(rows: pa.RecordBatch) -> NDArray[np.uint16]:
     return (rows.column(0).to_numpy() >> np.uint64(48)).astype(np.uint16)
 
 
-def _sorted(keys: NDArray[Any], num_keys: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The order that brings equal keys together and leaves them in theirs, and where each key's rows begin and end."""
+def _group(keys: NDArray[Any], num_keys: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the order that groups equal keys and keeps their order, and the start of each key's rows."""
     bounds = np.append(0, np.cumsum(np.bincount(keys, minlength=num_keys)))
-    return np.argsort(keys.astype(np.uint16), kind="stable"), bounds  # by radix: 16 bits
+    # 16-bit integers: numpy sorts them by radix.
+    return np.argsort(keys.astype(np.uint16), kind="stable"), bounds

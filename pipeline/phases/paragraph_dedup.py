@@ -1,21 +1,19 @@
-"""paragraph_dedup: which lines of which records have to go, over the whole crawl.
+"""The phase paragraph_dedup: find paragraphs that occur more than once, over the whole crawl or in groups of splits.
 
-Promises: the answer depends on the paragraphs and the rule alone, not on the number of partitions; a partition's
-memory is bounded by `engine.memory_mb`. What earlier runs have read counts as read before all of this one, in each of
-its groups; the paragraphs of exact copies of documents do not count.
-Leaves to others: the rule (stages/dedup/paragraphs.py:find_duplicates), taking the lines out (annotate).
+The result depends on the paragraphs and the rule alone, not on the number of partitions. Paragraphs of previous runs
+come before all of this run, in each of its groups. Paragraphs of exact copies of documents are not counted.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from pipeline.config import RunConfig
 from pipeline.phases.exact_dedup import ExactDedup
@@ -24,28 +22,30 @@ from pipeline.phases.hash_partitions import (
     MAX_PARTITIONS,
     FileSlice,
     Partition,
-    partition_names,
-    partitions_for,
-    read_part,
+    count_partitions,
+    name_partitions,
+    read_slice,
 )
 from pipeline.phases.phase import Artifact, PartitionPhase, TaskCost
 from pipeline.planning.input_splits import InputSplit
 from pipeline.planning.previous_runs import find_other_version, find_unfinished
+from pipeline.runs.phase_folder import PhaseFolder
 from pipeline.runs.run_folder import RunFolder
 from stages.contract import Counters
 from stages.dedup.paragraphs import ParagraphHashes, find_duplicates
 
 BYTES_PER_PARAGRAPH = 32
-"""Memory of a partition per paragraph: 16 as read, as much again while its pieces are laid out. Later 1 for whether it
-has to go, and what a piece takes."""
+"""Memory of a partition per paragraph: 16 as read, and 16 while its chunks are built. Later 1 for the result, and the
+memory for one chunk."""
 
 DUPLICATE_LINES = pa.schema([pa.field("record", pa.uint32()), pa.field("line", pa.uint32())])
 
 
 class ParagraphDedup(PartitionPhase):
-    """Which lines of which records have to go, by ranges of hash space over a group of units.
+    """Find the lines to remove, by ranges of hash space, in each group of splits.
 
-    Source of the rule: CCNet (Wenzek et al. 2020, section 3.1; cc_net/dedup.py), see stages/dedup/paragraphs.py:find_duplicates.
+    Source of the rule: CCNet (Wenzek et al. 2020, section 3.1; cc_net/dedup.py), see
+    stages/dedup/paragraphs.py:find_duplicates.
     """
 
     name = "paragraph_dedup"
@@ -84,7 +84,7 @@ class ParagraphDedup(PartitionPhase):
             return 0
         group_splits = cls.splits_per_task(config, num_splits)
         largest = math.ceil(amounts["paragraphs"] * group_splits / num_splits)
-        num_partitions = partitions_for(largest, BYTES_PER_PARAGRAPH, config.engine.memory_mb)
+        num_partitions = count_partitions(largest, BYTES_PER_PARAGRAPH, config.engine.memory_mb)
         return math.ceil(num_splits / group_splits) * num_partitions
 
     @classmethod
@@ -102,109 +102,111 @@ class ParagraphDedup(PartitionPhase):
         )
 
     def task_ids(self) -> list[str]:
-        """Groups times partitions, as many as the paragraphs, counted by extract, need; none where all copies stay."""
+        """Return the names of all partitions of all groups; none if duplicate paragraphs are kept."""
         if self.config.paragraph_dedup.keep == "keep_all":
             return []
-        return [
-            f"g{g:03d}-{name}"
-            for g in range(len(self.groups))
-            for name in partition_names(self.num_partitions)
-        ]
+        names = name_partitions(self.num_partitions)
+        return [_name_task(group, name) for group in range(len(self.groups)) for name in names]
 
     @cached_property
     def groups(self) -> list[tuple[InputSplit, ...]]:
-        """The units among which copies are looked for."""
-        splits, size = (
-            self.plan.splits,
-            self.config.paragraph_dedup.group_splits or max(1, len(self.plan.splits)),
-        )
-        return [splits[i : i + size] for i in range(0, len(splits), size)]
+        """The splits whose paragraphs are compared with each other."""
+        splits = self.plan.splits
+        group_splits = self.config.paragraph_dedup.group_splits or max(1, len(splits))
+        return [splits[i : i + group_splits] for i in range(0, len(splits), group_splits)]
 
     @cached_property
     def num_partitions(self) -> int:
-        """So many that one fits into a task's memory, even in the largest group; once all is done, as many as were."""
+        """The number of partitions of a group. One fits into a task's memory, even in the largest group."""
         if self.folder.complete():
+            # As many as there were: `engine.memory_mb` may be another one by now.
             return self.folder.summary()["task_ids"] // len(self.groups)
-        counts, own = self.counts("extract", "paragraphs"), len(self.plan.previous_splits)
-        largest = max(
-            (sum(counts[own + split.index] for split in group) for group in self.groups), default=0
+        counts, num_previous = (
+            self.counts(Extract.name, "paragraphs"),
+            len(self.plan.previous_splits),
         )
-        return partitions_for(
-            sum(counts[:own]) + largest, BYTES_PER_PARAGRAPH, self.config.engine.memory_mb
-        )
+        sizes = [
+            sum(counts[num_previous + split.index] for split in group) for group in self.groups
+        ]
+        num_paragraphs = sum(counts[:num_previous]) + max(sizes, default=0)
+        return count_partitions(num_paragraphs, BYTES_PER_PARAGRAPH, self.config.engine.memory_mb)
 
     def run(self, task_id: str) -> None:
-        """Read one range of every unit's hashes, find what is repeated, write it per unit."""
-        keep = self.config.paragraph_dedup.keep
-        assert keep != "keep_all"
-        group, name = task_id.split("-")
-        splits, own = self.groups[int(group[1:])], len(self.plan.previous_splits)
-        extracted = self.plan.folder("extract")
-        sources = self.sources("extract")[:own]
-        parts = self.folder.each(
-            sources, lambda of: read_part(of[0].open(Extract.hashes.file_name(of[1])), name)
-        )
-
-        def of_split(split: InputSplit) -> FileSlice:
-            return self._without_copies(
-                split, read_part(extracted.open(Extract.hashes.file_name(split.key)), name)
-            )
-
-        parts += extracted.each(splits, of_split)
-        partition = Partition(parts, name)
-        del parts
-        files = partition.files[own:]
-        gone = [np.zeros(rows.num_rows, np.bool_) for rows in files]
-        for piece in partition.pieces():
-            found = find_duplicates(*partition.gather(piece), keep)
-            ends = np.cumsum([rows.stop - rows.start for rows in piece])[:-1]
-            for mine, rows, mask in zip(
-                gone, piece[own:], np.split(found, ends)[own:], strict=True
-            ):
-                mine[rows] = mask
+        """Read one range of the hashes of all splits of a group, and write the lines to remove per split."""
+        group, name = _parse_task(task_id)
+        partition = self._read_partition(self.groups[group], name)
+        num_previous = len(self.plan.previous_splits)
+        files = partition.files[num_previous:]
+        masks = self._find_duplicates(partition, num_previous)
         counters = Counters()
         counters.add("paragraphs", sum(rows.num_rows for rows in files))
-        counters.add("paragraphs_repeated", sum(int(mask.sum()) for mask in gone))
+        counters.add("paragraphs_repeated", sum(int(mask.sum()) for mask in masks))
         with self.folder.commit(task_id) as output:
-            with pa.ipc.new_file(
-                output.path(self.duplicate_lines.file_name(task_id)), DUPLICATE_LINES
-            ) as file:
-                for rows, mask in zip(files, gone, strict=True):
+            path = output.path(self.duplicate_lines.file_name(task_id))
+            with pa.ipc.new_file(path, DUPLICATE_LINES) as file:
+                for rows, mask in zip(files, masks, strict=True):
                     file.write_batch(rows.select(DUPLICATE_LINES.names).filter(pa.array(mask)))
             output.record = {"counters": counters.to_json()}
 
-    def _without_copies(self, split: InputSplit, part: FileSlice) -> FileSlice:
-        """The paragraphs of those documents that are there to stay."""
-        copies = ExactDedup(self.plan).exact_copies_of(split)["record"]
+    def _read_partition(self, splits: Sequence[InputSplit], name: str) -> Partition:
+        """Read one partition of all previous splits and of the splits of a group."""
+
+        def read(source: tuple[PhaseFolder, str]) -> FileSlice:
+            folder, key = source
+            return read_slice(folder.open(Extract.hashes.file_name(key)), name)
+
+        extracted = self.plan.folder(Extract.name)
+
+        def read_own(split: InputSplit) -> FileSlice:
+            return self._remove_copies(split, read((extracted, split.key)))
+
+        previous = self.sources(Extract.name)[: len(self.plan.previous_splits)]
+        slices = self.folder.each(previous, read) + extracted.each(splits, read_own)
+        return Partition(slices, name)
+
+    def _find_duplicates(self, partition: Partition, num_previous: int) -> list[NDArray[np.bool_]]:
+        """Return whether each line is removed, for each file behind those of previous runs."""
+        keep = self.config.paragraph_dedup.keep
+        assert keep != "keep_all"
+        masks = [np.zeros(rows.num_rows, np.bool_) for rows in partition.files[num_previous:]]
+        for chunk in partition.chunks():
+            found = find_duplicates(*partition.gather(chunk), keep)
+            ends = np.cumsum([rows.stop - rows.start for rows in chunk])[:-1]
+            found_by_file = np.split(found, ends)[num_previous:]
+            for mask, rows, part in zip(masks, chunk[num_previous:], found_by_file, strict=True):
+                mask[rows] = part
+        return masks
+
+    def _remove_copies(self, split: InputSplit, part: FileSlice) -> FileSlice:
+        """Return the paragraphs of the documents that exact_dedup keeps."""
+        copies = ExactDedup(self.plan).find_copies(split)["record"]
         if not len(copies):
             return part
-        return part.filter(
-            pc.invert(pc.is_in(part.rows["record"], value_set=copies)).to_numpy(
-                zero_copy_only=False
-            )
-        )
+        is_copy = pc.is_in(part.rows["record"], value_set=copies)
+        return part.filter(pc.invert(is_copy).to_numpy(zero_copy_only=False))
 
-    def duplicate_lines_of(self, split: InputSplit) -> np.ndarray[Any, np.dtype[np.uint64]]:
-        """Record << 32 | line of every line of a unit that has to go, sorted."""
+    def find_duplicate_lines(self, split: InputSplit) -> NDArray[np.uint64]:
+        """Return record << 32 | line of every line of a split to remove, sorted."""
         if self.config.paragraph_dedup.keep == "keep_all":
             return np.empty(0, np.uint64)
-        group = next(
-            g
-            for g, splits in enumerate(self.groups)
-            if splits[0].index <= split.index <= splits[-1].index
-        )
+        group = split.index // len(self.groups[0])
         index = split.index - self.groups[group][0].index
 
-        def of_partition(partition: str) -> np.ndarray[Any, np.dtype[np.uint64]]:
-            with self.folder.map(
-                self.duplicate_lines.file_name(f"g{group:03d}-{partition}")
-            ) as source:
+        def read(partition: str) -> NDArray[np.uint64]:
+            name = self.duplicate_lines.file_name(_name_task(group, partition))
+            with self.folder.map(name) as source:
                 batch = pa.ipc.open_file(source).get_batch(index)
-                return (
-                    batch["record"].to_numpy().astype(np.uint64) << np.uint64(32)
-                    | batch["line"].to_numpy()
-                )
+                records = batch["record"].to_numpy().astype(np.uint64)
+                return records << np.uint64(32) | batch["line"].to_numpy()
 
-        return np.sort(
-            np.concatenate(self.folder.each(partition_names(self.num_partitions), of_partition))
-        )
+        found = self.folder.each(name_partitions(self.num_partitions), read)
+        return np.sort(np.concatenate(found))
+
+
+def _name_task(group: int, partition: str) -> str:
+    return f"g{group:03d}-{partition}"
+
+
+def _parse_task(task_id: str) -> tuple[int, str]:
+    group, partition = task_id.split("-")
+    return int(group.removeprefix("g")), partition

@@ -129,7 +129,7 @@ class Select(SplitPhase):
     def read(self, task_id: str, writer: SplitWriter) -> Generator[pa.Table]:
         """Yield the stored scores, with the findings of fuzzy_dedup."""
         del writer
-        found = FuzzyDedup(self.plan).near_duplicates_of(self.split(task_id))
+        found = FuzzyDedup(self.plan).find_near_duplicates(self.split(task_id))
         names = [name for name in self.schema.names if name != REPRESENTATIVE.name]
         documents = self.plan.folder("annotate").open(Annotate.documents.file_name(task_id))
         for table in row_groups(documents, names, self.config.engine.advanced.batch_mb):

@@ -113,7 +113,7 @@ class TokenizeDocuments(SplitPhase):
 
     def create_writer(self, task_id: str, output: PendingOutput) -> SplitWriter:
         """Return the writer of the tokens file and its index."""
-        dtype = tokenizer_entry(self.config).token_dtype
+        dtype = describe_tokenizer(self.config).token_dtype
         return _TokenWriter(output, task_id, dtype, self.config.write_shards.seed, self.index)
 
 
@@ -148,7 +148,7 @@ class _TokenWriter(SplitWriter):
         self._file.close()
         rows = pa.concat_tables(self._rows) if self._rows else self._index.empty_table()
         doc_ids, lengths = rows.column("doc_id").to_numpy(), rows.column("num_tokens").to_numpy()
-        keys = order_keys(doc_ids, self._seed)
+        keys = compute_order_keys(doc_ids, self._seed)
         order = np.argsort(keys)
         starts = np.cumsum(lengths) - lengths
         with self.output.path(TokenizeDocuments.tokens.file_name(self.task_id)).open("wb") as file:
@@ -176,7 +176,7 @@ class _TokenWriter(SplitWriter):
             out.write_table(pa.table(full, schema=self._index).combine_chunks())
 
 
-def tokenizer_entry(config: RunConfig) -> TokenizerEntry:
+def describe_tokenizer(config: RunConfig) -> TokenizerEntry:
     """What the manifest says of the tokenizer.
 
     Raises:
@@ -194,7 +194,9 @@ def tokenizer_entry(config: RunConfig) -> TokenizerEntry:
     )
 
 
-def order_keys(doc_ids: np.ndarray[Any, Any], seed: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
+def compute_order_keys(
+    doc_ids: np.ndarray[Any, Any], seed: int
+) -> np.ndarray[Any, np.dtype[np.uint64]]:
     """Places of documents in the global shuffle: a keyed bijection of 64-bit numbers, so no two documents share one.
 
     SplitMix64's finaliser (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators") over the id

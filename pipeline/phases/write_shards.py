@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from pipeline.config import RunConfig
 from pipeline.phases.phase import Artifact, MergedArtifact, PartitionPhase, TaskCost
-from pipeline.phases.tokenize import TokenizeDocuments, tokenizer_entry
+from pipeline.phases.tokenize import TokenizeDocuments, describe_tokenizer
 from pipeline.planning.input_splits import InputSplit
 from shardwriter import Documents, build_manifest, write_shard
 from shardwriter.format import MANIFEST_FILE, ShardEntry, TokenizerEntry, index_file, shard_file
@@ -132,7 +132,7 @@ class WriteShards(PartitionPhase):
 
     @cached_property
     def _tokenizer(self) -> TokenizerEntry:
-        return tokenizer_entry(self.config)
+        return describe_tokenizer(self.config)
 
     def finish(self) -> None:
         """Join the shards' entries into manifest.json."""

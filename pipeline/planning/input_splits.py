@@ -111,7 +111,7 @@ def files_per_split(config: InputConfig, num_files: int) -> int:
     return config.files_per_split
 
 
-def sample_crawl_folder(config: SampleCrawl) -> Path:
+def locate_sample_crawl(config: SampleCrawl) -> Path:
     """Where the sample crawl of these settings lies, or will lie, in the user's cache."""
     from pipeline.sample_crawl.generator import VERSION
 
@@ -123,7 +123,7 @@ def make_sample_crawl(crawl: SampleCrawl, say: Callable[[str], None]) -> None:
     """Make the sample crawl on this machine unless it is there; of several processes one does."""
     from pipeline.sample_crawl.generator import generate
 
-    folder = sample_crawl_folder(crawl)
+    folder = locate_sample_crawl(crawl)
     if folder.exists():
         return
     with locked(folder.with_name(f"{folder.name}.lock"), "the sample crawl"):
@@ -143,7 +143,7 @@ def _files(config: InputConfig, storage: StorageSettings) -> list[InputFile]:
     if config.common_crawl:
         return _common_crawl(config.common_crawl, storage)
     if config.sample_crawl:
-        folder = sample_crawl_folder(config.sample_crawl)
+        folder = locate_sample_crawl(config.sample_crawl)
         return _with_digests(sorted(folder.glob("*.warc*.gz")))
     paths: list[Path] = []
     faults: list[str] = []
@@ -204,7 +204,7 @@ def _common_crawl(config: CommonCrawl, storage: StorageSettings) -> list[InputFi
     _check_extra(config.base_url)
     base = config.base_url.rstrip("/") + "/"
     url = f"{base}crawl-data/{config.crawl}/{config.format}.paths.gz"
-    names = _names(config.crawl, url, list_of_crawl(config.crawl, url), storage)
+    names = _names(config.crawl, url, locate_crawl_list(config.crawl, url), storage)
     end = len(names) if config.count is None else config.first + config.count
     if config.first >= len(names) or end > len(names):
         wanted = f"files {config.first} to {max(config.first, end - 1)} are asked for"
@@ -217,7 +217,7 @@ def _common_crawl(config: CommonCrawl, storage: StorageSettings) -> list[InputFi
     ]
 
 
-def list_of_crawl(crawl: str, url: str) -> Path:
+def locate_crawl_list(crawl: str, url: str) -> Path:
     """Where a snapshot's list of files lies in the user's cache once it is fetched."""
     return (
         model_registry.cache_folder()

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pipeline.config import RunConfig
 from pipeline.models import registry as model_registry
 from pipeline.phases import registry
-from pipeline.planning.input_splits import make_sample_crawl, sample_crawl_folder
+from pipeline.planning.input_splits import locate_sample_crawl, make_sample_crawl
 from storage import open_store
 
 Say = Callable[[str], None]
@@ -50,5 +50,5 @@ def is_prepared(config: RunConfig) -> bool:
     """Whether `prepare` would have nothing to do."""
     crawl = config.input.sample_crawl
     return all(model_registry.digest(r) for r in references(config)) and (
-        crawl is None or sample_crawl_folder(crawl).exists()
+        crawl is None or locate_sample_crawl(crawl).exists()
     )

@@ -174,7 +174,7 @@ def test_a_changed_threshold_runs_select_and_what_follows(chain: Chain) -> None:
 def _cut_into(num_partitions: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let both phases that work on ranges of hashes have so many."""
     for module in PARTITIONED.values():
-        monkeypatch.setattr(module, "partitions_for", lambda *_: num_partitions)
+        monkeypatch.setattr(module, "count_partitions", lambda *_: num_partitions)
 
 
 def _answers(run_dir: Path) -> dict[str, str]:

@@ -62,7 +62,7 @@ def find_removed(
 def _read_duplicate_lines(run: RunFolder, doc_id: int) -> list[int]:
     """Return the numbers of the lines of a document that paragraph_dedup removed."""
     plan = load_plan(run)
-    lines = ParagraphDedup(plan).duplicate_lines_of(plan.splits[doc_id >> 32])
+    lines = ParagraphDedup(plan).find_duplicate_lines(plan.splits[doc_id >> 32])
     of_document = lines >> np.uint64(32) == np.uint64(doc_id) & RECORD_BITS
     return lines[of_document].astype(np.uint32).tolist()
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.phases.annotate import Annotate
-from pipeline.phases.tokenize import TokenizeDocuments, order_keys
+from pipeline.phases.tokenize import TokenizeDocuments, compute_order_keys
 from pipeline.reporting.explain.find import read_row
 from pipeline.reporting.explain.trace import KEPT
 from pipeline.runs.run_folder import RunFolder, RunSplit
@@ -108,7 +108,7 @@ class _Sample:
 
     def add(self, decisions: pa.Table) -> None:
         """Let the documents of a split take part."""
-        keys = order_keys(decisions.column("doc_id").to_numpy(), 0)
+        keys = compute_order_keys(decisions.column("doc_id").to_numpy(), 0)
         smallest = np.argsort(keys)[:NUM_EXAMPLES]
         rows = decisions.take(pa.array(smallest)).to_pylist()
         drawn = zip(keys[smallest].tolist(), rows, strict=True)

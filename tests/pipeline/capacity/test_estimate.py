@@ -18,7 +18,7 @@ from pipeline.capacity.fit import fit
 from pipeline.capacity.model import DISPATCH_S, Cluster, RunEstimate
 from pipeline.cli import app
 from pipeline.config import RunConfig, load
-from pipeline.phases.hash_partitions import partitions_for
+from pipeline.phases.hash_partitions import count_partitions
 from pipeline.phases.paragraph_dedup import BYTES_PER_PARAGRAPH
 from pipeline.runs.event_log import open_log
 from tests.pipeline.conftest import Small
@@ -63,7 +63,7 @@ def test_estimate_has_as_many_partitions_as_the_phase() -> None:
     cost = estimate_snapshot(500)
     (paragraph_dedup,) = (phase for phase in cost.phases if phase.name == "paragraph_dedup")
     memory_mb = make_config().engine.memory_mb
-    assert paragraph_dedup.num_tasks == partitions_for(
+    assert paragraph_dedup.num_tasks == count_partitions(
         int(cost.amounts["paragraphs"]), BYTES_PER_PARAGRAPH, memory_mb
     )
     assert (

@@ -139,7 +139,7 @@ def test_verifying_takes_away_pairs_and_pieces_change_nothing(
         "run_dir=" + str(Path(config).parent / "verified"),
     )
     assert sum(map(bool, verified.values())) < sum(map(bool, without.values()))
-    monkeypatch.setattr(fuzzy_dedup, "VALUES_AT_A_TIME", 3 * 128)
+    monkeypatch.setattr(fuzzy_dedup, "MAX_VALUES_HELD", 3 * 128)
     pieces = "run_dir=" + str(Path(config).parent / "pieces")
     assert verdicts(config, "annotate.minhash.verify=signatures", pieces) == verified
 
@@ -150,7 +150,7 @@ def test_the_number_of_partitions_changes_nothing(
 ) -> None:
     """Forests of more ranges merge to the same groups."""
     one = verdicts(config)
-    monkeypatch.setattr(fuzzy_dedup, "partitions_for", lambda *_: num_partitions)
+    monkeypatch.setattr(fuzzy_dedup, "count_partitions", lambda *_: num_partitions)
     assert verdicts(config, "run_dir=" + str(Path(config).parent / "more")) == one
 
 

@@ -1,4 +1,4 @@
-"""Files of hashes, cut by range: every row is in one piece, and what is equal comes together."""
+"""Files of hashes, cut by range: every row is in one chunk, and what is equal comes together."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pipeline.phases.hash_partitions import (
     MAX_BUCKETS,
     MAX_PARTITIONS,
     Partition,
-    buckets_for,
-    partition_names,
-    partitions_for,
+    count_buckets,
+    count_partitions,
+    name_partitions,
     read_around,
-    read_part,
+    read_slice,
     write_buckets,
 )
 
@@ -64,26 +64,26 @@ def test_every_row_is_in_one_piece_with_its_equals(
     num_partitions: int,
     seed: int,
 ) -> None:
-    """However files and space are cut, pieces rise, and rows of a file keep their order in each."""
+    """However files and space are cut, chunks rise, and rows of a file keep their order in each."""
     folder = tmp_path_factory.mktemp("files")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(buckets, "ROWS_PER_BUCKET", rows_per_bucket)
         files = _files(folder, sizes, seed)
     found: list[list[pa.RecordBatch]] = [[] for _ in files]
     last = -1
-    for name in partition_names(num_partitions):
+    for name in name_partitions(num_partitions):
         partition = Partition(
-            [read_part(_open(folder / str(i)), name) for i in range(len(files))], name
+            [read_slice(_open(folder / str(i)), name) for i in range(len(files))], name
         )
         held = sum(rows.num_rows for rows in partition.files)
-        for piece in partition.pieces():
-            hashes, ids = partition.gather(piece)
+        for chunk in partition.chunks():
+            hashes, ids = partition.gather(chunk)
             assert (np.diff(ids.astype(np.int64)) >= 0).all()
             if len(hashes):
-                assert int(hashes.min()) > last  # so no hash is in two pieces
+                assert int(hashes.min()) > last  # so no hash is in two chunks
                 last = int(hashes.max())
             held -= len(hashes)
-            for mine, rows, where in zip(found, partition.files, piece, strict=True):
+            for mine, rows, where in zip(found, partition.files, chunk, strict=True):
                 mine.append(rows.slice(where.start, where.stop - where.start))
         assert held == 0  # nothing is read that lies in another partition
     for file, mine in zip(files, found, strict=True):
@@ -104,7 +104,7 @@ def test_rows_near_a_hash_hold_all_of_it(tmp_path: Path) -> None:
 
 def test_finer_cuts_for_more_rows() -> None:
     """Small files have 256 buckets, buckets of larger ones about as many rows each; partitions fit into half a task."""
-    assert [buckets_for(n) for n in (0, 1, 2**20, 2**20 + 1, 30_600_000, 2**40)] == [
+    assert [count_buckets(n) for n in (0, 1, 2**20, 2**20 + 1, 30_600_000, 2**40)] == [
         256,
         256,
         256,
@@ -112,18 +112,18 @@ def test_finer_cuts_for_more_rows() -> None:
         8192,
         65536,
     ]
-    assert {buckets_for(n) & (buckets_for(n) - 1) for n in range(0, 2**24, 99_991)} == {0}
+    assert {count_buckets(n) & (count_buckets(n) - 1) for n in range(0, 2**24, 99_991)} == {0}
     for num_rows, memory_mb in [(10**6, 100), (10**9, 1000), (6 * 10**10, 1000)]:
-        in_each = num_rows / partitions_for(num_rows, 32, memory_mb)
+        in_each = num_rows / count_partitions(num_rows, 32, memory_mb)
         assert in_each * 32 <= memory_mb * 2**19
-    assert partitions_for(10**13, 32, 1000) == MAX_PARTITIONS
+    assert count_partitions(10**13, 32, 1000) == MAX_PARTITIONS
 
 
 @pytest.mark.parametrize("num_partitions", [1, 3, MAX_PARTITIONS])
 def test_partitions_cover_hash_space_once(num_partitions: int) -> None:
-    """Each begins where the one before ends, and has room for its pieces."""
-    bounds = [buckets._range(name) for name in partition_names(num_partitions)]
+    """Each begins where the one before ends, and has room for its chunks."""
+    bounds = [buckets._parse_range(name) for name in name_partitions(num_partitions)]
     assert bounds[0][0] == 0
     assert bounds[-1][1] == MAX_BUCKETS
     assert all(a[1] == b[0] for a, b in pairwise(bounds))
-    assert min(end - first for first, end in bounds) >= buckets.MIN_PIECES
+    assert min(end - first for first, end in bounds) >= buckets.MIN_CHUNKS
