@@ -71,6 +71,8 @@ class RunProgress:
         self._started_s = self._printed_s = time.monotonic()
         self._num_planned = event.num_tasks
         self._num_done_before = self._num_done = event.num_done
+        if not event.num_tasks:  # the phase is off, or has nothing to do
+            return
         self._bar = self._bars.add_task(
             event.phase, total=event.num_tasks, completed=event.num_done, rate=""
         )
@@ -101,7 +103,7 @@ class RunProgress:
     def _finish_phase(self, event: PhaseFinished) -> None:
         if event.was_complete:
             self._console.print(f"{event.phase}: done before", markup=False)
-        else:
+        elif self._num_planned:
             elapsed_s = time.monotonic() - self._started_s
             self._print_plain(f"{event.phase}: done in {elapsed_s:.1f} s")
 

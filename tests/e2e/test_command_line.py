@@ -1,4 +1,4 @@
-"""What a person at the terminal gets: summaries, stories, exit codes, and messages that say how to mend."""
+"""The command line on real runs: summaries, traces, exit codes and error messages."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def small(tmp_path: Path, tiny_tokenizer: Path, wet_file: Path) -> Path:
 
 @pytest.mark.models
 def test_a_run_ends_with_its_summary_and_next_commands(chain: Chain, reference_run: Path) -> None:
-    """The funnel, the reasons with their meaning, where the dataset is, what to do next; that nothing was left."""
+    """It prints the steps, the reasons, the dataset and the next commands."""
     process = chain.command("reference")
     out, _ = process.communicate(timeout=120)
     assert process.returncode == 0, out
@@ -73,7 +73,7 @@ def test_a_run_ends_with_its_summary_and_next_commands(chain: Chain, reference_r
 )  # webdataset leaves its files to the garbage collector
 @pytest.mark.models
 def test_the_shards_of_a_run_read_back_by_webdataset(reference_run: Path) -> None:
-    """Plain webdataset sees the manifest's samples and tokens."""
+    """Plain webdataset reads the samples and tokens of the manifest."""
     dataset = Path(RunFolder.open(reference_run).dataset)
     manifest = json.loads((dataset / "manifest.json").read_text())
     shards = [str(dataset / shard["file"]) for shard in manifest["shards"]]
@@ -86,8 +86,8 @@ def test_the_shards_of_a_run_read_back_by_webdataset(reference_run: Path) -> Non
 
 
 @pytest.mark.models
-def test_explain_tells_the_story_of_a_kept_and_of_a_dropped_page(reference_run: Path) -> None:
-    """By URL and by id: where it stood, what was removed, its scores, its fate, its shard."""
+def test_explain_shows_kept_and_dropped_documents(reference_run: Path) -> None:
+    """By URL and by id: what was removed, the scores, the decision and the shard are shown."""
     run = RunFolder.open(reference_run)
     rows = [
         r
@@ -119,7 +119,7 @@ def test_explain_tells_the_story_of_a_kept_and_of_a_dropped_page(reference_run: 
 
 
 def test_verify_finds_a_flipped_bit(small: Path, tmp_path: Path) -> None:
-    """Exit code 0 on a sound dataset; 1 and the place of the fault after one bit has changed."""
+    """The exit code is 0 for a good dataset, and 1 with the shard's name after one bit was changed."""
     assert command("run", small)[0] == 0
     code, out = command("verify", tmp_path / "run")
     assert (code, "as the manifest says" in out) == (0, True)
@@ -132,8 +132,8 @@ def test_verify_finds_a_flipped_bit(small: Path, tmp_path: Path) -> None:
     assert "shard-000000.tar" in out
 
 
-def test_plan_starts_nothing_and_says_what_would_run(small: Path, tmp_path: Path) -> None:
-    """Before a run all would run; after it all is done; nothing is written."""
+def test_plan_shows_what_would_run(small: Path, tmp_path: Path) -> None:
+    """Before a run every phase would run, after it all are done. Plan writes nothing."""
     code, out = command("plan", small)
     assert code == 0
     assert out.count("would run") == 6
@@ -143,7 +143,7 @@ def test_plan_starts_nothing_and_says_what_would_run(small: Path, tmp_path: Path
 
 
 def test_wrong_configs_end_with_code_2_and_every_fault(small: Path) -> None:
-    """Nothing has run."""
+    """All faults are printed, and nothing is run."""
     code, out = command("run", small, "--set", "select.langauge=null", "--set", "engine.workers=0")
     assert code == 2
     assert "did you mean language?" in out
@@ -156,7 +156,7 @@ def test_wrong_configs_end_with_code_2_and_every_fault(small: Path) -> None:
 def test_too_much_quarantine_ends_with_code_3_and_a_whole_dataset(
     small: Path, wet_file: Path, tmp_path: Path
 ) -> None:
-    """The good records are in the shards all the same."""
+    """The good records are still written to shards."""
     wet_file.write_bytes(wet_file.read_bytes() + b"no record at all\r\n" * 3)
     code, out = command("run", small)
     assert code == 3, out
@@ -170,10 +170,10 @@ def test_too_much_quarantine_ends_with_code_3_and_a_whole_dataset(
 
 
 @pytest.mark.parametrize("run_dir", ["/proc/run", "{file}/run"])
-def test_a_run_folder_that_cannot_be_written_is_told_at_once(
+def test_unwritable_run_folder_is_an_error_before_the_run(
     small: Path, tmp_path: Path, run_dir: str
 ) -> None:
-    """Before any work, with the key to set."""
+    """The message names the option to set."""
     blocking = tmp_path / "blocking"
     blocking.write_text("")
     code, out = command("run", small, "--run-dir", run_dir.format(file=blocking))
@@ -182,8 +182,8 @@ def test_a_run_folder_that_cannot_be_written_is_told_at_once(
     assert "--run-dir" in out
 
 
-def test_a_full_disk_stops_the_run_and_loses_nothing_done(small: Path, tmp_path: Path) -> None:
-    """What has no room fails its unit with the system's own word; with room again, the run goes on from there."""
+def test_run_resumes_after_a_full_disk(small: Path, tmp_path: Path) -> None:
+    """A task without disk space fails with the system's message; the next run does only this task."""
     wet = tmp_path / "b-second.warc.wet"
     words = " ".join(
         hashlib.blake2b(str(n).encode(), digest_size=8).hexdigest() for n in range(60_000)
@@ -205,11 +205,11 @@ def test_a_full_disk_stops_the_run_and_loses_nothing_done(small: Path, tmp_path:
     assert "File too large" in done.stderr
     code, out = command("run", small, "--set", files)
     assert code == 0
-    assert "extract: 2 pieces of work, 1 done before" in out
+    assert "extract: 2 tasks, 1 done before" in out
 
 
-def test_s3_without_its_extra_is_told_before_anything_runs(small: Path) -> None:
-    """The message names the command that installs it."""
+def test_missing_s3_library_is_an_error_before_the_run(small: Path) -> None:
+    """The message names the command that installs the library."""
     code = "import runpy, sys; sys.modules['obstore'] = None; runpy.run_module('pipeline', run_name='__main__')"
     overrides = [
         "--set",
@@ -221,8 +221,8 @@ def test_s3_without_its_extra_is_told_before_anything_runs(small: Path) -> None:
     assert "pip install 'corpusmill[s3]'" in done.stderr
 
 
-def test_two_runs_in_one_folder_do_not_meet(small: Path, tmp_path: Path) -> None:
-    """The second says that another process works there."""
+def test_second_run_in_a_folder_is_refused(small: Path, tmp_path: Path) -> None:
+    """The message says that another process works in the folder."""
     import fcntl
 
     assert command("run", small)[0] == 0
