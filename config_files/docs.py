@@ -1,4 +1,4 @@
-"""Documents the keys of a config as Markdown tables, made from the settings classes in their order."""
+"""Document the keys of a config as Markdown tables, generated from the settings classes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from pydantic_core import PydanticUndefined
 
 
 def sections(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Yield the lines of Markdown for one section, whose keys start with `prefix`, and for the sections in it."""
+    """Yield the lines of Markdown for a section and for the sections in it.
+
+    Args:
+        model: the settings class of the section.
+        prefix: the start of its keys, such as "select.language.".
+    """
     nested: dict[str, type[BaseModel]] = {}
     for name, info in model.model_fields.items():
         inner = _find_model(info.annotation)
@@ -37,9 +42,12 @@ def _first_line(model: type[BaseModel]) -> str:
 
 
 def _find_model(annotation: Any) -> type[BaseModel] | None:
-    options = [annotation, *typing.get_args(annotation)]
-    models = [o for o in options if isinstance(o, type) and not isinstance(o, types.GenericAlias)]
-    return next((m for m in models if issubclass(m, BaseModel)), None)
+    for option in (annotation, *typing.get_args(annotation)):
+        # isinstance(tuple[str, ...], type) is true, but issubclass refuses it.
+        is_class = isinstance(option, type) and not isinstance(option, types.GenericAlias)
+        if is_class and issubclass(option, BaseModel):
+            return option
+    return None
 
 
 def _format_default(info: FieldInfo) -> str:

@@ -1,7 +1,7 @@
-"""Reads a YAML file into a checked settings object, or raises one error that lists all faults of the file.
+"""Read a YAML file into a checked settings object, or raise one error with all its faults.
 
-Each fault names file, line, key, the value found, the value wanted and the nearest valid key. Unknown keys and keys
-that are given twice are faults.
+Each fault names file, line, key, the value found, the value wanted and the nearest valid
+key. Unknown keys and keys that are given twice are faults.
 
     config = read(RunConfig, "ccnet.yaml", ["select.language.min_score=0.65"])
 """
@@ -45,10 +45,12 @@ def read(
     """Read, override and check a config.
 
     Args:
-        model: the settings class of the file. In its `run_dir`, {config} stands for the name of the file.
+        model: the settings class of the file. In its `run_dir`, {config} stands for the name
+            of the file.
         path_or_name: a file, or a name in configs/, with or without .yaml.
         overrides: `key.of.key=value`, the value in YAML; applied in order.
-        check: returns the faults that the model cannot find, such as missing files, as (key, message).
+        check: returns the faults that the model cannot find, such as missing files, as (key,
+            message).
 
     Raises:
         ConfigError: with all faults.
@@ -57,12 +59,14 @@ def read(
     where = str(path_or_name) if path.name == Path(path_or_name).name else str(path)
     try:
         text = path.read_text(encoding="utf-8")
-        tree = yaml.load(text, Loader=_UniqueKeys)  # noqa: S506 - a SafeLoader that also refuses repeated keys
+        # Parsed twice, because only composed nodes have line numbers.
+        tree = yaml.load(text, Loader=_UniqueKeys)  # noqa: S506 - a SafeLoader
         lines = dict(_find_lines(yaml.compose(text, Loader=yaml.SafeLoader)))
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
         raise ConfigError([f"{where}: cannot be read as YAML: {error}"]) from error
     if not isinstance(tree, dict):
-        sections = ", ".join(f"{name}:" for name in list(model.model_fields)[1:3])
+        first, second = list(model.model_fields)[1:3]
+        sections = f"{first}:, {second}:"
         raise ConfigError(
             [f"{where}: found {type(tree).__name__}, wanted sections such as {sections}"]
         )
@@ -114,6 +118,7 @@ def _validate(
             [_format_fault(model, e, where, lines) for e in error.errors()]
         ) from error
     faults: list[str] = []
+    # These are found only if the types are right: a model with errors has no values to check.
     for key, message in check(config):
         place = _format_place(where, key, lines)
         faults.append(f"{place}: {'.'.join(key)} is {_get_value(config, key)!r}: {message}")
@@ -130,7 +135,9 @@ def find(path_or_name: str) -> Path:
     """
     if (path := Path(path_or_name)).is_file():
         return path
-    shipped = {p.name: p for p in CONFIGS.glob("*.yaml")}
+    shipped: dict[str, Path] = {}
+    for shipped_path in CONFIGS.glob("*.yaml"):
+        shipped[shipped_path.name] = shipped_path
     if found := shipped.get(path_or_name) or shipped.get(f"{path_or_name}.yaml"):
         return found
     nearest = difflib.get_close_matches(path_or_name, shipped, 1)
@@ -141,7 +148,7 @@ def find(path_or_name: str) -> Path:
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """A YAML loader that refuses a key given twice. PyYAML would use the last one without a warning."""
+    """A YAML loader that refuses a key given twice. PyYAML would use the last one silently."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value]
@@ -177,14 +184,18 @@ def _apply_override(tree: dict[str, Any], override: str, lines: dict[KeyPath, st
         tree[last] = yaml.load(value, Loader=_UniqueKeys)  # noqa: S506 - a SafeLoader
     except yaml.YAMLError as error:
         raise ConfigError([f"--set {override}: the value is not YAML: {error}"]) from error
+    # A fault of this key now names the option and not a line of the file.
     lines[tuple(keys)] = f"--set {dotted}"
 
 
 def _format_fault(
     model: type[BaseModel], error: Mapping[str, Any], where: str, lines: Mapping[KeyPath, str]
 ) -> str:
-    """Return one line with place, key, value found, value wanted, and the nearest valid key for an unknown key."""
-    location = tuple(str(part) for part in error["loc"])
+    """Return one line with place, key, value found and value wanted.
+
+    For an unknown key it has the nearest valid key.
+    """
+    location = tuple(map(str, error["loc"]))
     key = ".".join(location) or "the file"
     place = _format_place(where, location, lines)
     if error["type"] == "extra_forbidden":
@@ -212,13 +223,19 @@ def _find_model(model: type[BaseModel], location: Sequence[str]) -> type[BaseMod
     for part in location:
         each = getattr(model, "each", None)  # the section's keys are names that the user chose
         annotation = model.model_fields[part].annotation if part in model.model_fields else each
-        options = [annotation, *typing.get_args(annotation)]
-        classes = [option for option in options if isinstance(option, type)]
-        nested = [option for option in classes if issubclass(option, BaseModel)]
-        if not nested:
+        nested = _find_nested_model(annotation)
+        if nested is None:
             break
-        model = nested[0]
+        model = nested
     return model
+
+
+def _find_nested_model(annotation: Any) -> type[BaseModel] | None:
+    """Return the settings class in an annotation, such as that of `Settings | None`."""
+    for option in (annotation, *typing.get_args(annotation)):
+        if isinstance(option, type) and issubclass(option, BaseModel):
+            return option
+    return None
 
 
 def _get_value(config: Any, key: KeyPath) -> Any:

@@ -79,7 +79,8 @@ def train_lm(
     from pipeline.models import lm_training
     from pipeline.models.corpus import read_texts
 
-    record = lm_training.train_lm(read_texts(text), lang, out, vocab_size=vocab_size)
+    settings = lm_training.LmSettings(vocab_size=vocab_size)
+    record = lm_training.train_lm(read_texts(text), lang, out, settings)
     head, middle = (record["cutoffs"][percent] for percent in ("30", "60"))
     console.print(f"{out}: on held-out texts head ends at {head}, middle at {middle}", markup=False)
     console.print(f"Next: set annotate.perplexity.models.{lang}: {out}", markup=False)

@@ -1,7 +1,7 @@
 """The YAML file of a run: its sections, keys, ranges and defaults.
 
-There is one section per phase, and inside it one section per stage, with the name of the stage. `null` turns an
-optional part off. A phase's fingerprint contains its section.
+There is one section per phase, and inside it one section per stage, with the name of the
+stage. `null` turns an optional part off. A phase's fingerprint contains its section.
 
     config = load("configs/ccnet.yaml", ["select.language.min_score=0.65"])
     config.select.language.min_score     # 0.65

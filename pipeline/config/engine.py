@@ -1,4 +1,4 @@
-"""The `engine` section: how and with which resources tasks run. Nothing in it changes a byte of the output."""
+"""The `engine` section: how and with which resources tasks run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ class EngineAdvanced(Settings):
     )
     max_error_share: Share = Field(
         default=0.01,
-        description="A task fails when a stage raises an error on more than this share of its documents.",
+        description="A task fails when a stage raises an error on more than this share of its "
+        "documents.",
     )
     max_attempts: int = Field(
         default=3, ge=1, description="How often a task is started when its process dies."
@@ -42,12 +43,13 @@ class EngineAdvanced(Settings):
 
 
 class EngineConfig(Settings):
-    """How and with which resources tasks run. Nothing in this section changes a byte of the output."""
+    """How and with which resources tasks run. No key changes a byte of the output."""
 
     kind: Literal["auto", "ray", "inline"] = Field(
         default="auto",
-        description="ray: on Ray Data, on the cluster of RAY_ADDRESS or on this machine; inline: in this process, one "
-        "task after the other; auto: the cluster if RAY_ADDRESS is set, else the faster one by the estimate of `plan`.",
+        description="ray: on Ray Data, on the cluster of RAY_ADDRESS or on this machine; "
+        "inline: in this process, one task after the other; auto: the cluster if RAY_ADDRESS is "
+        "set, else the faster one by the estimate of `plan`.",
     )
     workers: int | None = Field(
         default=None,
@@ -70,15 +72,15 @@ class EngineConfig(Settings):
         default=None,
         ge=1,
         le=65_535,
-        description="Port at which Prometheus reads the metrics of a local Ray (docs/watching.md); null: any free port. "
-        "Clusters have their own port.",
+        description="Port at which Prometheus reads the metrics of a local Ray "
+        "(docs/watching.md); null: any free port. Clusters have their own port.",
     )
 
     @model_validator(mode="after")
     def _metrics_port_needs_ray(self) -> Self:
         if self.metrics_port is not None and self.kind == "inline":
             raise ValueError(
-                f"engine.metrics_port is {self.metrics_port}, but engine.kind is {self.kind}: the metrics are Ray's; "
-                "set kind to ray or auto, or metrics_port to null"
+                f"engine.metrics_port is {self.metrics_port}, but engine.kind is {self.kind}: "
+                "the metrics are Ray's; set kind to ray or auto, or metrics_port to null"
             )
         return self

@@ -37,7 +37,8 @@ class CommonCrawl(Settings):
     base_url: str = Field(
         default="https://data.commoncrawl.org/",
         pattern=r"^(https?|s3)://",
-        description="Address of the snapshots: Common Crawl's server, s3://commoncrawl/, or a mirror.",
+        description="Address of the snapshots: Common Crawl's server, s3://commoncrawl/, or a "
+        "mirror.",
     )
 
 
@@ -49,15 +50,16 @@ class InputConfig(Settings):
     )
     files: tuple[str, ...] | None = Field(
         default=None,
-        description="WET, WARC or ARC files: paths or patterns (**, *, ?), relative to the working directory.",
+        description="WET, WARC or ARC files: paths or patterns (**, *, ?), relative to the "
+        "working directory.",
     )
     common_crawl: CommonCrawl | None = Field(
         default=None, description="A slice of a Common Crawl snapshot."
     )
     files_per_split: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         default="auto",
-        description="Files per input split, which one task reads; raise it for many small files. auto: one, and "
-        "more above 10,000 files, which gives at most 10,000 splits.",
+        description="Files per input split, which one task reads; raise it for many small "
+        "files. auto: one, and more above 10,000 files, which gives at most 10,000 splits.",
     )
     max_quarantined_share: Share = Field(
         default=0.01,

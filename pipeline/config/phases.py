@@ -40,7 +40,8 @@ class ExtractConfig(Settings):
     )
     length: LengthSettings | None = Field(
         default=LengthSettings(),
-        description="Length of documents before deduplication; CCNet drops those under 300 characters.",
+        description="Length of documents before deduplication; CCNet drops those under 300 "
+        "characters.",
     )
 
 
@@ -49,8 +50,8 @@ class ExactDedupConfig(Settings):
 
     by: Literal["text", "digest"] = Field(
         default="text",
-        description="text: all lines are equal in CCNet's normal form; digest: WARC-Payload-Digest or "
-        "WARC-Block-Digest of the records are equal.",
+        description="text: all lines are equal in CCNet's normal form; digest: "
+        "WARC-Payload-Digest or WARC-Block-Digest of the records are equal.",
     )
 
 
@@ -59,19 +60,23 @@ class ParagraphDedupConfig(Settings):
 
     keep: Literal["drop_all_copies", "keep_first", "keep_all"] = Field(
         default="drop_all_copies",
-        description="drop_all_copies: remove every copy of a paragraph that occurs in two documents (CCNet); "
-        "keep_first: keep the first copy; keep_all: do not look for duplicate paragraphs (RefinedWeb, FineWeb).",
+        description="drop_all_copies: remove every copy of a paragraph that occurs in two "
+        "documents (CCNet); keep_first: keep the first copy; keep_all: do not look for "
+        "duplicate paragraphs (RefinedWeb, FineWeb).",
     )
     group_splits: int | None = Field(
         default=None,
         ge=1,
-        description="Number of input splits that are compared with each other (CCNet: 50 of a dump's 1,600); null: all "
-        "of the run.",
+        description="Number of input splits that are compared with each other (CCNet: 50 of a "
+        "dump's 1,600); null: all of the run.",
     )
 
 
 class AnnotateConfig(Settings):
-    """Remove duplicate lines and score the documents that still have text. No score drops a document here."""
+    """Remove duplicate lines and score the documents that still have text.
+
+    No score drops a document here: `select` decides, so thresholds can change without new scores.
+    """
 
     lines: LinesSettings | None = Field(
         default=None, description="C4's line rules, after deduplication; null: no rules."
@@ -101,13 +106,14 @@ class AnnotateConfig(Settings):
 
 
 class FuzzyDedupConfig(Settings):
-    """Cluster near-duplicates and choose the representative. `annotate.minhash` defines near-duplicates."""
+    """Cluster near-duplicates, as `annotate.minhash` defines them; choose representatives."""
 
     keep: Literal["best", "first", "longest"] = Field(
         default="best",
-        description="The representative of a cluster. best: the document with the lowest perplexity, which is the most "
-        "likely to pass `select`; first: the first one of the input; longest: the one with the most characters. Ties, "
-        "and documents without a perplexity, are decided by input order.",
+        description="The representative of a cluster. best: the document with the lowest "
+        "perplexity, which is the most likely to pass `select`; first: the first one of the "
+        "input; longest: the one with the most characters. Ties, and documents without a "
+        "perplexity, are decided by input order.",
     )
 
 
@@ -116,12 +122,14 @@ class PerplexitySelection(Settings):
 
     cutoffs: str = Field(
         default="run",
-        description="Source of the cutoffs: `run` (percentiles of this run's documents), `model` (measured on "
-        "held-out text in training), or the path of a file in the format of CCNet's cutoff.csv.",
+        description="Source of the cutoffs: `run` (percentiles of this run's documents), "
+        "`model` (measured on held-out text in training), or the path of a file in the format "
+        "of CCNet's cutoff.csv.",
     )
     percentiles: tuple[int, int] = Field(
         default=(30, 60),
-        description="Upper ends of head and middle, in percent of a language's documents (CCNet: 30, 60).",
+        description="Upper ends of head and middle, in percent of a language's documents "
+        "(CCNet: 30, 60).",
     )
     keep: tuple[Bucket, ...] = Field(
         default=("head", "middle", "tail", "all"),
@@ -137,7 +145,7 @@ class PerplexitySelection(Settings):
 
 
 class SelectConfig(Settings):
-    """Thresholds on the stored scores: one decision per document. A change reruns only dependent phases."""
+    """Thresholds on the stored scores. A change reruns only dependent phases."""
 
     language: LanguageFilterSettings | None = Field(
         default=LanguageFilterSettings(), description="Language rules."

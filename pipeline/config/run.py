@@ -32,12 +32,13 @@ class RunConfig(Settings):
 
     run_dir: str = Field(
         default="runs/{config}",
-        description="Folder of the run, or s3://bucket/folder; {config} is the name of the config file without .yaml.",
+        description="Folder of the run, or s3://bucket/folder; {config} is the name of the "
+        "config file without .yaml.",
     )
     previous_runs: tuple[str, ...] = Field(
         default=(),
-        description="Folders of finished runs. Documents, paragraphs and near-duplicates that they have read are dropped "
-        "from this run (docs/incremental.md).",
+        description="Folders of finished runs. Documents, paragraphs and near-duplicates that "
+        "they have read are dropped from this run (docs/incremental.md).",
     )
     input: InputConfig = Field(description="The crawl to read.")
     extract: ExtractConfig = Field(default=ExtractConfig(), description="Records to documents.")
@@ -69,9 +70,10 @@ class RunConfig(Settings):
         phases = type(self).model_fields.keys() - NOT_PHASES
         unknown = sorted(self.engine.phases.keys() - phases)
         if unknown:
-            faults = [
-                f"engine.phases.{name} is no phase; {_suggest(name, phases)}" for name in unknown
-            ]
+            faults: list[str] = []
+            for name in unknown:
+                hint = _suggest(name, phases)
+                faults.append(f"engine.phases.{name} is no phase; {hint}")
             raise ValueError("; ".join(faults))
         return self
 
@@ -91,8 +93,8 @@ class RunConfig(Settings):
     def _fuzzy_dedup_has_signatures(self) -> Self:
         if self.fuzzy_dedup is not None and self.annotate.minhash is None:
             raise ValueError(
-                "fuzzy_dedup is on, but annotate.minhash is null: there are no signatures to compare; "
-                "set annotate.minhash to {}, or fuzzy_dedup to null"
+                "fuzzy_dedup is on, but annotate.minhash is null: there are no signatures to "
+                "compare; set annotate.minhash to {}, or fuzzy_dedup to null"
             )
         return self
 
@@ -103,8 +105,8 @@ class RunConfig(Settings):
             return self
         if scored is None:
             raise ValueError(
-                "select.decontamination is on, but annotate.decontamination is null: there are no scores; "
-                "name the sets there, or set select.decontamination to null"
+                "select.decontamination is on, but annotate.decontamination is null: there are "
+                "no scores; name the sets there, or set select.decontamination to null"
             )
         limits = wanted.max_share
         unknown = sorted(set(limits) - set(scored.sets)) if isinstance(limits, Mapping) else []

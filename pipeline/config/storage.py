@@ -27,7 +27,7 @@ class StorageAdvanced(Settings):
 
 
 class StorageConfig(Settings):
-    """Access to object storage. Credentials come from AWS_ACCESS_KEY_ID etc., a profile, or a role."""
+    """Access to object storage. Credentials come from AWS variables, a profile, or a role."""
 
     endpoint: str | None = Field(
         default=None,
@@ -38,13 +38,13 @@ class StorageConfig(Settings):
     )
     allow_http: bool = Field(
         default=False,
-        description="Whether the endpoint of another machine may use http, as in a private network. Anyone on the "
-        "network path can then read and change the data.",
+        description="Whether the endpoint of another machine may use http, as in a private "
+        "network. Anyone on the network path can then read and change the data.",
     )
     scratch_dir: str | None = Field(
         default=None,
-        description="Local folder of each machine for the files that its tasks are reading and writing; null: the "
-        "system's folder for temporary files.",
+        description="Local folder of each machine for the files that its tasks are reading and "
+        "writing; null: the system's folder for temporary files.",
     )
     advanced: StorageAdvanced = Field(
         default=StorageAdvanced(), description="Limits that hardly any run needs to change."

@@ -4,7 +4,8 @@ A file is fetched or made once, verified, and shared by all processes. It appear
 it is complete. With CORPUSMILL_OFFLINE=1 nothing uses the network, and the error names the file
 and where to put it.
 
-    lid = Asset("lid", "language-identification", "1", HttpsFile("https://..."), "CC0", sha256, "...")
+    origin = HttpsFile("https://...")
+    lid = Asset("lid", "language-identification", "1", origin, "CC0", sha256, "...")
     obtain(lid)                    # ~/.cache/corpusmill/assets/lid/<key>/lid.176.bin
 """
 
@@ -17,10 +18,10 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NoReturn, Protocol
 
 import filelock
 
@@ -182,8 +183,10 @@ def combine_digests(sha256_by_file: Mapping[str, str]) -> str:
 
     It is the SHA-256 of the lines `<name> NUL <sha256> LF`, sorted by name.
     """
-    lines = (f"{name}\0{sha256}\n" for name, sha256 in sorted(sha256_by_file.items()))
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
+    combined = hashlib.sha256()
+    for name, sha256 in sorted(sha256_by_file.items()):
+        combined.update(f"{name}\0{sha256}\n".encode())
+    return combined.hexdigest()
 
 
 def compute_digest(path: Path) -> str:
@@ -195,15 +198,18 @@ def compute_digest(path: Path) -> str:
     try:
         if path.is_file():
             return _compute_file_digest(path)
-        return combine_digests(
-            {file.relative_to(path).as_posix(): _compute_file_digest(file) for file in _walk(path)}
-        )
+        sha256_by_file: dict[str, str] = {}
+        for file in _walk(path):
+            sha256_by_file[file.relative_to(path).as_posix()] = _compute_file_digest(file)
+        return combine_digests(sha256_by_file)
     except OSError as error:
         raise AssetError(f"{path} cannot be read: {error}") from error
 
 
-def _walk(folder: Path) -> Iterable[Path]:
-    return (path for path in folder.rglob("*") if path.is_file())
+def _walk(folder: Path) -> Iterator[Path]:
+    for path in folder.rglob("*"):
+        if path.is_file():
+            yield path
 
 
 def _compute_file_digest(path: Path) -> str:
@@ -254,8 +260,10 @@ class _Entry:
     def _make_key(self) -> str:
         if self.recipe:
             return self.recipe.fingerprint()[:16]
-        files = sorted(self.files.items())
-        identity = [[name, str(file.origin), file.sha256] for name, file in files]
+        identity: list[tuple[str, str, str | None]] = []
+        for name, file in sorted(self.files.items()):
+            identity.append((name, str(file.origin), file.sha256))
+        # A cached file is found again by this key, so its JSON must never change.
         return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
 
     def read_record(self) -> dict[str, dict[str, Any]]:
@@ -271,6 +279,7 @@ class _Entry:
 
     def is_verified(self) -> bool:
         """Whether all files exist and have not changed since they were verified."""
+        # Called without the lock. This is safe because the record is written after the files.
         record = self.read_record()
         if not record or not self.is_present():
             return False
@@ -281,7 +290,9 @@ class _Entry:
 
     def find_known_digest(self) -> str | None:
         """Return the digest of the content if it is known without fetching or making it."""
-        recorded = {name: verified["sha256"] for name, verified in self.read_record().items()}
+        recorded: dict[str, str] = {}
+        for name, verified in self.read_record().items():
+            recorded[name] = verified["sha256"]
         if self.recipe:
             return combine_digests(recorded) if recorded and self.is_present() else None
         known: dict[str, str] = {}
@@ -324,6 +335,8 @@ class _Entry:
         for leftover in (aside, self.folder):
             shutil.rmtree(leftover, ignore_errors=True)
         self.record_path.unlink(missing_ok=True)
+        # The recipe writes into a folder of another name: a killed process must not leave a
+        # folder that looks complete.
         aside.mkdir(parents=True)
         recipe.make(aside, offline=offline)
         aside.replace(self.folder)
@@ -331,17 +344,20 @@ class _Entry:
     def _fetch_missing(self, offline: bool) -> None:
         missing = [name for name in self.files if not (self.folder / name).is_file()]
         if missing and offline:
-            lines = [
-                f"\n  {self.folder / name}  from {self.files[name].origin}" for name in missing
-            ]
-            raise AssetError(
-                f"{self.asset.name} is not in the cache, and CORPUSMILL_OFFLINE (or offline=True) "
-                f"forbids fetching; run `python -m pipeline models fetch {self.asset.name}` with a "
-                f"network, or put these files there:{''.join(lines)}"
-            )
+            self._raise_offline(missing)
         self.folder.mkdir(parents=True, exist_ok=True)
         for name in missing:
             self._fetch_file(name)
+
+    def _raise_offline(self, missing: Iterable[str]) -> NoReturn:
+        files = ""
+        for name in missing:
+            files += f"\n  {self.folder / name}  from {self.files[name].origin}"
+        raise AssetError(
+            f"{self.asset.name} is not in the cache, and CORPUSMILL_OFFLINE (or offline=True) "
+            f"forbids fetching; run `python -m pipeline models fetch {self.asset.name}` with a "
+            f"network, or put these files there:{files}"
+        )
 
     def _fetch_file(self, name: str) -> None:
         target, origin = self.folder / name, self.files[name].origin
@@ -365,6 +381,7 @@ class _Entry:
                 self.asset.name,
                 name,
             )
+        # After the check, so the final name never has content of another digest.
         fetched.replace(target)
 
     def _verify(

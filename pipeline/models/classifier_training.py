@@ -14,6 +14,7 @@ import logging
 import re
 import tempfile
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,75 +40,108 @@ CRAWL_LABEL = "__label__crawl"
 """Label of training lines made from random pages of a crawl."""
 
 
-def train_reference(
-    positive: Iterable[str],
-    negative: Iterable[str],
-    out: Path,
-    *,
-    num_epochs: int = 5,
-    learning_rate: float = 0.1,
-    dimension: int = 100,
-    seed: int = 0,
-    held_out_share: float = 0.1,
-    min_score: float = 0.25,
-) -> dict[str, Any]:
-    """Train a linear classifier that separates references from pages of a crawl.
+@dataclass(frozen=True)
+class ReferenceSettings:
+    """The settings of a reference classifier. RedPajama uses fastText's defaults, as here.
 
-    Source: LLaMA (arXiv:2302.13971, section 2.1) and RedPajama-Data 1 (`data_prep/cc/classifier`).
-    RedPajama uses fastText's defaults (as here, but here in one thread), as many crawl pages as
-    references, and references of 1,000 characters and more.
-
-    Args:
-        positive: references.
-        negative: pages of a crawl, about as many.
-        out: folder to write; created if needed. It is complete when it has `record.json`.
+    Attributes:
         num_epochs: passes over the texts.
         learning_rate: at the start; it falls to 0.
         dimension: of the word vectors.
         seed: of the initial weights.
         held_out_share: 0..1, of the texts, for the evaluation.
-        min_score: 0..1, at which precision and recall are measured; RedPajama 1 keeps 0.25 and more.
+        min_score: 0..1, lowest score kept when precision and recall are measured; RedPajama 1
+            keeps 0.25 and more.
+    """
+
+    num_epochs: int = 5
+    learning_rate: float = 0.1
+    dimension: int = 100
+    seed: int = 0
+    held_out_share: float = 0.1
+    min_score: float = 0.25
+
+    @property
+    def fasttext_options(self) -> dict[str, Any]:
+        """The arguments of `fasttext.train_supervised`."""
+        return {
+            "epoch": self.num_epochs,
+            "lr": self.learning_rate,
+            "dim": self.dimension,
+            "seed": self.seed,
+        }
+
+
+DEFAULT_SETTINGS = ReferenceSettings()
+
+
+def train_reference(
+    positive: Iterable[str],
+    negative: Iterable[str],
+    out: Path,
+    settings: ReferenceSettings = DEFAULT_SETTINGS,
+) -> dict[str, Any]:
+    """Train a linear classifier that separates references from pages of a crawl.
+
+    Source: LLaMA (arXiv:2302.13971, section 2.1) and RedPajama-Data 1 (`data_prep/cc/classifier`).
+    RedPajama uses as many crawl pages as references, references of 1,000 characters and more, and
+    several threads; here it is one thread, because several give another model each time.
+
+    Args:
+        positive: references.
+        negative: pages of a crawl, about as many.
+        out: folder to write; created if needed. It is complete when it has `record.json`.
+        settings: of the training and of the evaluation.
 
     Returns:
-        The content of `record.json`: kind, settings, positive and negative (num_docs, num_chars and
-        sha256 of each), num_held_out_docs, versions, and on held-out texts precision, recall and
-        roc_auc.
+        The content of `record.json`, see `_train_to`.
 
     Raises:
         TrainingFailed: too few texts of one class.
     """
-    positive_digest, negative_digest = TextDigest(), TextDigest()
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out, prefix=".work-") as folder:
-        train_file, model_file = Path(folder) / "train.txt", Path(folder) / classifiers.MODEL_FILE
-        texts = (positive_digest.read(positive), negative_digest.read(negative))
-        held_out = _write_labelled(train_file, texts, held_out_share)
-        log.info(
-            "training on %s references and %s crawl pages",
-            f"{positive_digest.num_docs:,}",
-            f"{negative_digest.num_docs:,}",
-        )
-        settings = {
-            "epoch": num_epochs,
-            "lr": learning_rate,
-            "dim": dimension,
-            "seed": seed,
-        }
-        _train_fasttext(train_file, model_file, settings)
-        # Without its record, a previous model in this folder is incomplete while it is replaced.
+        model_file = Path(folder) / classifiers.MODEL_FILE
+        record = _train_to(model_file, (positive, negative), settings)
+        # The record is removed first and written last: a folder that has one is complete.
         (out / RECORD_FILE).unlink(missing_ok=True)
         model_file.replace(out / classifiers.MODEL_FILE)
-    record: dict[str, Any] = {
-        "kind": "reference-classifier",
-        "settings": {**settings, "held_out_share": held_out_share, "min_score": min_score},
-        "positive": positive_digest.summarize(),
-        "negative": negative_digest.summarize(),
-        "num_held_out_docs": sum(map(len, held_out)),
-        **_evaluate(out / classifiers.MODEL_FILE, held_out, min_score),
-        "versions": list_versions("fasttext"),
-    }
     put_file(out / RECORD_FILE, to_json(record))
     return record
+
+
+def _train_to(
+    model_file: Path, texts: tuple[Iterable[str], Iterable[str]], settings: ReferenceSettings
+) -> dict[str, Any]:
+    """Write the model to `model_file`, and the training lines next to it.
+
+    Args:
+        model_file: the file to write.
+        texts: positives and negatives.
+        settings: as in `train_reference`.
+
+    Returns:
+        The record. `positive` and `negative` have num_docs, num_chars and sha256 of the texts;
+        precision, recall and roc_auc are those of the held-out texts.
+    """
+    train_file = model_file.with_name("train.txt")
+    positive, negative = TextDigest(), TextDigest()
+    digested = (positive.read(texts[0]), negative.read(texts[1]))
+    held_out = _write_labelled(train_file, digested, settings.held_out_share)
+    num_docs = (f"{positive.num_docs:,}", f"{negative.num_docs:,}")
+    log.info("training on %s references and %s crawl pages", *num_docs)
+    options = settings.fasttext_options
+    _train_fasttext(train_file, model_file, options)
+    limits = {"held_out_share": settings.held_out_share, "min_score": settings.min_score}
+    return {
+        "kind": "reference-classifier",
+        "settings": {**options, **limits},
+        "positive": positive.summarize(),
+        "negative": negative.summarize(),
+        "num_held_out_docs": sum(map(len, held_out)),
+        **_evaluate(model_file, held_out, settings.min_score),
+        "versions": list_versions("fasttext"),
+    }
 
 
 def _write_labelled(
@@ -131,10 +165,12 @@ def _write_labelled(
     labelled.sort()
     if min(map(len, held_out)) < MIN_HELD_OUT_DOCS:
         raise TrainingFailed(
-            f"train reference: {len(held_out[0])} references and {len(held_out[1])} crawl pages held out; "
-            f"wanted {MIN_HELD_OUT_DOCS} and more of each: give more text"
+            f"train reference: {len(held_out[0])} references and {len(held_out[1])} crawl pages "
+            f"held out; wanted {MIN_HELD_OUT_DOCS} and more of each: give more text"
         )
-    train_file.write_text("".join(line for _, line in labelled), encoding="utf-8", newline="\n")
+    with train_file.open("w", encoding="utf-8", newline="\n") as out:
+        for _, line in labelled:
+            out.write(line)
     return held_out
 
 
@@ -142,9 +178,9 @@ def _train_fasttext(train_file: Path, model_file: Path, settings: Mapping[str, A
     """Train in one thread: several threads write to the same weights without locks.
 
     fastText 0.9.3 with one thread initializes only a tenth of the weights
-    (`DenseMatrix::uniform`). The rest is uninitialized memory: another model each time, or NaN. So all
-    weights are passed as pretrained vectors, drawn as fastText would draw them. That covers words,
-    not the hash buckets of n-grams, so no n-grams are used.
+    (`DenseMatrix::uniform`). The rest is uninitialized memory: another model each time, or
+    NaN. So all weights are passed as pretrained vectors, drawn as fastText would draw them.
+    That covers words, not the hash buckets of n-grams, so no n-grams are used.
     """
     import fasttext
 
@@ -186,9 +222,9 @@ def _evaluate(
     model_file: Path, held_out: tuple[list[str], list[str]], min_score: float
 ) -> dict[str, float]:
     model = classifiers.load_model(model_file)
-    positive, negative = (
-        np.round(classifiers.score_lines(model, REFERENCE_LABEL, lines), 4) for lines in held_out
-    )
+    # RedPajama 1 rounds scores to 4 decimals; the evaluation sees the same scores.
+    positive = np.round(classifiers.score_lines(model, REFERENCE_LABEL, held_out[0]), 4)
+    negative = np.round(classifiers.score_lines(model, REFERENCE_LABEL, held_out[1]), 4)
     precision, recall = compute_precision_and_recall(positive, negative, min_score)
     roc_auc = compute_roc_auc(positive, negative)
     return {
@@ -215,8 +251,9 @@ def compute_precision_and_recall(
 def compute_roc_auc(positive: np.ndarray, negative: np.ndarray) -> float:
     """Return the area under the ROC curve.
 
-    It is the probability that a positive scores above a negative, with ties counted half. Source: the
-    Mann-Whitney U statistic from rank sums; J. A. Hanley and B. J. McNeil, Radiology 143 (1982).
+    It is the probability that a positive scores above a negative, with ties counted half.
+    Source: the Mann-Whitney U statistic from rank sums; J. A. Hanley and B. J. McNeil,
+    Radiology 143 (1982).
 
     Args:
         positive: (n,) float64 scores of positives.

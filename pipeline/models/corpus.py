@@ -25,8 +25,8 @@ def read_texts(files: Iterable[Path]) -> Iterator[str]:
     """Yield the documents of the user's files, one per line, in order. Blank lines are skipped.
 
     Args:
-        files: `.jsonl`: objects whose key `text` (or `raw_content`, as in CCNet) is the document; any
-            other name: each line is a document. Plain, `.gz` or `.xz`. UTF-8.
+        files: `.jsonl`: objects whose key `text` (or `raw_content`, as in CCNet) is the
+            document; any other name: each line is a document. Plain, `.gz` or `.xz`. UTF-8.
 
     Raises:
         ValueError: a line is not UTF-8 or not such an object.
@@ -79,6 +79,7 @@ class TextDigest:
 
     def read(self, texts: Iterable[str]) -> Iterator[str]:
         """Yield the texts. Lone surrogates become question marks, because UTF-8 has none."""
+        # A digest of digests: without it, two texts and their concatenation would be equal.
         for text in texts:
             encoded = text.encode("utf-8", "replace")
             self.num_docs += 1
@@ -97,5 +98,7 @@ class TextDigest:
 
 def list_versions(*distributions: str) -> dict[str, str]:
     """Return the versions of this package's training code and of installed distributions."""
-    versions = {name: importlib.metadata.version(name) for name in distributions}
-    return {"corpusmill.model_training": str(VERSION), **versions}
+    versions = {"corpusmill.model_training": str(VERSION)}
+    for name in distributions:
+        versions[name] = importlib.metadata.version(name)
+    return versions

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -17,10 +17,10 @@ from typing import Any, Literal
 
 from pipeline.models import demo_texts
 from pipeline.models.cache import Asset, Trained, find_known_digest, obtain
-from pipeline.models.classifier_training import train_reference
+from pipeline.models.classifier_training import ReferenceSettings, train_reference
 from pipeline.models.corpus import list_versions
 from pipeline.models.kenlm_build import KENLM_TOOLS, kenlm_tools
-from pipeline.models.lm_training import list_lm_versions, train_lm
+from pipeline.models.lm_training import LmSettings, list_lm_versions, train_lm
 from pipeline.models.published import CC_BY_SA_4, PUBLISHED
 from pipeline.runs.phase_folder import to_json
 from stages.filters import classifiers, perplexity
@@ -52,12 +52,10 @@ class DemoLm:
         """Train into `folder`. Takes about ten seconds."""
         obtain(self._texts, offline=offline)
         train_lm(
-            (text for _, text in demo_texts.summaries(self.language, "lm")),
+            _read_summaries(self.language, "lm"),
             self.language,
             folder,
-            vocab_size=self.vocab_size,
-            order=self.order,
-            structure=self.structure,
+            LmSettings(self.vocab_size, self.order, self.structure),
             kenlm=kenlm_tools(offline=offline),
         )
 
@@ -80,7 +78,7 @@ class DemoReference:
         return _digest(
             {
                 "recipe": ["demo-reference", dataclasses.asdict(self), demo_texts.VERSION],
-                "texts": [find_known_digest(asset) for asset in self._texts],
+                "texts": list(map(find_known_digest, self._texts)),
                 "lines": classifiers.Classifiers.version,
                 "versions": list_versions("fasttext"),
             }
@@ -90,20 +88,25 @@ class DemoReference:
         """Train into `folder`. Takes a few seconds."""
         for asset in self._texts:
             obtain(asset, offline=offline)
-        positive = [text for _, text in demo_texts.summaries(self.language, "reference")]
+        positive = list(_read_summaries(self.language, "reference"))
         negative = demo_texts.crawl_like(self.language, len(positive), self.seed)
         log.info("%s: training a classifier", self.language)
         train_reference(
             positive,
             negative,
             folder,
-            num_epochs=self.num_epochs,
-            dimension=self.dimension,
+            ReferenceSettings(num_epochs=self.num_epochs, dimension=self.dimension),
         )
 
     @property
     def _texts(self) -> tuple[Asset, Asset]:
         return PUBLISHED[f"wiki-summaries-{self.language}"], PUBLISHED["eld-sentences"]
+
+
+def _read_summaries(language: str, part: demo_texts.Part) -> Iterator[str]:
+    """Yield the texts of one part, without titles."""
+    for _, text in demo_texts.summaries(language, part):
+        yield text
 
 
 def _digest(value: Mapping[str, Any]) -> str:
@@ -118,7 +121,8 @@ def _make_lm_asset(language: str) -> Asset:
         origin=Trained(DemoLm(language)),
         licence=f"{CC_BY_SA_4} (its texts)",
         sha256=None,
-        description=f"Small language model for {language}, trained here on Wikipedia summaries in seconds",
+        description=f"Small language model for {language}, trained here on Wikipedia summaries "
+        "in seconds",
     )
 
 
@@ -130,13 +134,14 @@ def _make_classifier_asset(language: str) -> Asset:
         origin=Trained(DemoReference(language)),
         licence=f"{CC_BY_SA_4} (its texts)",
         sha256=None,
-        description=f"Small reference classifier for {language}, trained here on summaries and crawl-like text",
+        description=f"Small reference classifier for {language}, trained here on summaries and "
+        "crawl-like text",
     )
 
 
 _ASSETS = (
-    *(_make_lm_asset(language) for language in demo_texts.LANGUAGES),
-    *(_make_classifier_asset(language) for language in demo_texts.LANGUAGES),
+    *map(_make_lm_asset, demo_texts.LANGUAGES),
+    *map(_make_classifier_asset, demo_texts.LANGUAGES),
     KENLM_TOOLS,
 )
 

@@ -61,8 +61,10 @@ def summaries(language: str, part: Part) -> Iterator[tuple[str, str]]:
     with obtain(PUBLISHED[name]).open(encoding="utf-8") as file:
         entries: dict[str, dict[str, str]] = json.load(file)
     # Some articles are listed under several names: keep one text per title.
-    texts = {entry["title"]: entry["extract"] for entry in entries.values()}
-    return ((title, text) for title, text in texts.items() if assign_part(title) == part)
+    texts: dict[str, str] = {}
+    for entry in entries.values():
+        texts[entry["title"]] = entry["extract"]
+    return filter(lambda item: assign_part(item[0]) == part, texts.items())
 
 
 def sentences(language: str) -> list[str]:
@@ -83,31 +85,64 @@ _BOILERPLATE = MappingProxyType(
     {
         "en": (
             "Home | About us | Contact | Log in | Register | My account | Basket (0)",
-            "We use cookies to give you the best experience. By continuing you accept our cookie policy.",
+            (
+                "We use cookies to give you the best experience. By continuing you accept our "
+                "cookie policy."
+            ),
             "Subscribe to our newsletter and get 10 % off your first order!",
-            "Add to basket. In stock, free delivery on orders over 50. Click here to see more offers.",
+            (
+                "Add to basket. In stock, free delivery on orders over 50. Click here to see more "
+                "offers."
+            ),
             "Share on Facebook | Tweet | Pin it | E-mail this page to a friend",
             "All rights reserved. Terms and conditions. Privacy policy. Site map.",
             "Posted by admin | 3 comments | Leave a reply | Older posts | Newer posts",
             "You must be logged in to post a comment. Forgot your password?",
         ),
         "fr": (
-            "Accueil | Qui sommes-nous | Contact | Connexion | S'inscrire | Mon compte | Panier (0)",
-            "Nous utilisons des cookies pour vous offrir la meilleure expérience. En continuant, vous les acceptez.",
-            "Abonnez-vous à notre newsletter et recevez 10 % de remise sur votre première commande !",
-            "Ajouter au panier. En stock, livraison gratuite dès 50 euros. Cliquez ici pour voir nos offres.",
+            (
+                "Accueil | Qui sommes-nous | Contact | Connexion | S'inscrire | "
+                "Mon compte | Panier (0)"
+            ),
+            (
+                "Nous utilisons des cookies pour vous offrir la meilleure expérience. En "
+                "continuant, vous les acceptez."
+            ),
+            (
+                "Abonnez-vous à notre newsletter et recevez 10 % de remise sur votre première "
+                "commande !"
+            ),
+            (
+                "Ajouter au panier. En stock, livraison gratuite dès 50 euros. Cliquez ici pour "
+                "voir nos offres."
+            ),
             "Partager sur Facebook | Tweeter | Épingler | Envoyer cette page à un ami",
-            "Tous droits réservés. Conditions générales. Politique de confidentialité. Plan du site.",
+            (
+                "Tous droits réservés. Conditions générales. Politique de confidentialité. Plan du "
+                "site."
+            ),
             "Publié par admin | 3 commentaires | Laisser un commentaire | Articles plus anciens",
             "Vous devez être connecté pour publier un commentaire. Mot de passe oublié ?",
         ),
         "es": (
-            "Inicio | Quiénes somos | Contacto | Iniciar sesión | Registrarse | Mi cuenta | Carrito (0)",
-            "Utilizamos cookies para ofrecerle la mejor experiencia. Si continúa, acepta nuestra política de cookies.",
+            (
+                "Inicio | Quiénes somos | Contacto | Iniciar sesión | Registrarse | Mi cuenta | "
+                "Carrito (0)"
+            ),
+            (
+                "Utilizamos cookies para ofrecerle la mejor experiencia. Si continúa, acepta "
+                "nuestra política de cookies."
+            ),
             "¡Suscríbete a nuestro boletín y recibe un 10 % de descuento en tu primera compra!",
-            "Añadir al carrito. En stock, envío gratis a partir de 50 euros. Haz clic aquí para ver más ofertas.",
+            (
+                "Añadir al carrito. En stock, envío gratis a partir de 50 euros. "
+                "Haz clic aquí para ver más ofertas."
+            ),
             "Compartir en Facebook | Tuitear | Enviar esta página a un amigo",
-            "Todos los derechos reservados. Términos y condiciones. Política de privacidad. Mapa del sitio.",
+            (
+                "Todos los derechos reservados. Términos y condiciones. Política de privacidad. "
+                "Mapa del sitio."
+            ),
             "Publicado por admin | 3 comentarios | Deja un comentario | Entradas antiguas",
             "Debes iniciar sesión para publicar un comentario. ¿Olvidaste tu contraseña?",
         ),
@@ -139,6 +174,7 @@ def crawl_like(language: str, n: int, seed: int) -> list[str]:
     words: list[str] = []
     for _, text in summaries(language, "reference"):
         words += text.split()
+    # One generator makes all texts in order, so text i depends on all texts before it.
     rng = random.Random(f"crawl_like {language} {seed}")  # noqa: S311 - texts, no secrets
     boilerplate = _BOILERPLATE[language]
     return [_make_crawl_page(rng, plain, words, boilerplate) for _ in range(n)]
@@ -151,6 +187,7 @@ def _make_crawl_page(
         return " ".join(rng.choices(words, k=rng.randint(40, 200)))
     num_lines = rng.randint(1, 4)
     lines = [" ".join(rng.choices(plain, k=rng.randint(1, 4))) for _ in range(num_lines)]
+    # Boilerplate is above or below the text, as on a real page. Two pages in five have none.
     for _ in range(rng.choice((0, 0, 1, 2, 4))):
         lines.insert(rng.choice((0, len(lines))), rng.choice(boilerplate))
     return "\n".join(lines)

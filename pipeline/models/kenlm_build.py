@@ -4,7 +4,7 @@ The programs of one pinned version are kept in the user's cache, with the librar
 beside them. Their output is shown only if they fail.
 
     tools = kenlm_tools()                    # the first time: about a minute
-    estimate_lm(tools, Path("pieces"), Path("en.arpa.bin"), order=5, structure="probing", sort_memory="1G")
+    estimate_lm(tools, Path("pieces"), Path("en.arpa.bin"), 5, "probing", "1G")
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _BOOST_LIBRARIES = ("program_options", "thread", "system", "atomic", "chrono")
 def kenlm_tools(*, offline: bool | None = None) -> tuple[Path, Path]:
     """Return the paths of lmplz and build_binary, after building them if needed.
 
-    CORPUSMILL_KENLM_BIN names another folder with them. Programs on PATH are not used, because their
-    version influences the models.
+    CORPUSMILL_KENLM_BIN names another folder with them. Programs on PATH are not used,
+    because their version influences the models.
 
     Args:
         offline: forbid downloads; None: as CORPUSMILL_OFFLINE says.
@@ -58,11 +58,12 @@ def kenlm_tools(*, offline: bool | None = None) -> tuple[Path, Path]:
     """
     given = os.environ.get(KENLM_BIN)
     folder = Path(given).expanduser() if given else obtain(KENLM_TOOLS, offline=offline)
-    lmplz, build_binary = (folder / name for name in _TOOLS)
+    lmplz, build_binary = folder / "lmplz", folder / "build_binary"
     for tool in (lmplz, build_binary):
         if not os.access(tool, os.X_OK):
             raise AssetError(
-                f"{tool} does not exist or cannot be run; {KENLM_BIN} must name a folder that contains it"
+                f"{tool} does not exist or cannot be run; {KENLM_BIN} must name a folder that "
+                "contains it"
             )
     return lmplz, build_binary
 
@@ -104,7 +105,7 @@ class KenlmTools:
             build = scratch / "build"
             with tarfile.open(archive) as bundle:
                 bundle.extractall(scratch, filter="data")
-            (sources,) = (path for path in scratch.iterdir() if path.is_dir())
+            (sources,) = filter(Path.is_dir, scratch.iterdir())
             run([cmake, "-S", sources, "-B", build, *_list_cmake_options(ninja, boost)])
             run([cmake, "--build", build, "--target", *_TOOLS])
             for tool in _TOOLS:
@@ -142,14 +143,16 @@ def _require_build_tools() -> tuple[Path, Path, Path]:
         missing.append("cmeel-boost")
     if missing:
         raise AssetError(
-            f"building KenLM's tools needs {', '.join(missing)}: run `pip install 'corpusmill[train-models]'`, "
-            f"or name a folder with lmplz and build_binary in {KENLM_BIN}"
+            f"building KenLM's tools needs {', '.join(missing)}: run `pip install "
+            "'corpusmill[train-models]'`, or name a folder with lmplz and build_binary in "
+            f"{KENLM_BIN}"
         )
     compilers = [os.environ.get("CXX") or "", "c++", "g++", "clang++"]
     if not any(compiler and shutil.which(compiler) for compiler in compilers):
         raise AssetError(
-            "building KenLM's tools needs a C++ compiler, and there is none on PATH: install one (Debian: "
-            f"`apt install g++`), or name a folder with lmplz and build_binary in {KENLM_BIN}"
+            "building KenLM's tools needs a C++ compiler, and there is none on PATH: install "
+            "one (Debian: `apt install g++`), or name a folder with lmplz and build_binary in "
+            f"{KENLM_BIN}"
         )
     import cmake
     import ninja
@@ -173,7 +176,8 @@ KENLM_TOOLS = Asset(
     origin=Trained(KenlmTools()),
     licence="LGPL-2.1-or-later; Boost Software License 1.0 (its libraries)",
     sha256=None,
-    description="lmplz and build_binary, built here in about a minute; needs a C++ compiler and the extra train-models",
+    description="lmplz and build_binary, built here in about a minute; needs a C++ compiler and "
+    "the extra train-models",
 )
 
 
@@ -199,6 +203,7 @@ def estimate_lm(
     Raises:
         TrainingFailed: a tool failed.
     """
+    # Two programs, as in cc_net's Makefile: counts to ARPA text, then ARPA text to binary.
     lmplz, build_binary = tools
     temporary, arpa = pieces_file.parent, pieces_file.with_suffix(".arpa")
     options = ["-o", str(order), "-S", sort_memory, "-T", temporary]
@@ -216,10 +221,11 @@ def run(command: Sequence[str | Path]) -> None:
     Raises:
         TrainingFailed: the program failed; its last lines are in the message.
     """
-    done = subprocess.run([str(part) for part in command], capture_output=True, check=False)
+    done = subprocess.run(list(map(str, command)), capture_output=True, check=False)
     if done.returncode:
         output = (done.stdout + done.stderr).decode(errors="replace").strip().splitlines()
         last = "\n  ".join(output[-_SHOWN_LINES:])
         raise TrainingFailed(
-            f"{Path(command[0]).name} failed with exit code {done.returncode}; its last lines:\n  {last}"
+            f"{Path(command[0]).name} failed with exit code {done.returncode}; its last "
+            f"lines:\n  {last}"
         )

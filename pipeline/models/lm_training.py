@@ -10,11 +10,12 @@ with the same function, `stages.filters.language_model.normalize_for_lm`.
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import logging
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -50,22 +51,41 @@ NUM_THREADS = 16
 It is therefore fixed, regardless of the number of cores.
 """
 
+SORT_MEMORY = "1G"
+"""Memory of lmplz for sorting, in its notation. It changes the speed, not the result."""
+
 _PERCENTILES = range(1, 100)
+
+
+@dataclass(frozen=True)
+class LmSettings:
+    """The settings that decide the bytes of a language model.
+
+    Attributes:
+        vocab_size: largest number of pieces; None: by the size of the texts, MAX_PIECES at most.
+        order: pieces per n-gram.
+        structure: of the binary file; trie has half the size and 45 % of the speed.
+        held_out_share: 0..1, of the documents, for the cutoffs (CCNet used documents of the crawl).
+    """
+
+    vocab_size: int | None = None
+    order: int = 5
+    structure: Literal["probing", "trie"] = "probing"
+    held_out_share: float = 0.1
+
+
+DEFAULT_SETTINGS = LmSettings()
 
 
 def train_lm(
     texts: Iterable[str],
     language: str,
     out: Path,
+    settings: LmSettings = DEFAULT_SETTINGS,
     *,
-    vocab_size: int | None = None,
-    order: int = 5,
-    structure: Literal["probing", "trie"] = "probing",
-    held_out_share: float = 0.1,
     kenlm: tuple[Path, Path] | None = None,
-    sort_memory: str = "1G",
 ) -> dict[str, Any]:
-    """Train SentencePiece (unigram) and KenLM. Each normalized document is one sentence, as in CCNet.
+    """Train SentencePiece (unigram) and KenLM. Each normalized document is one sentence.
 
     Source: cc_net's Makefile (`spm_train`, `lmplz -o 5 --discount_fallback`, `build_binary`) and
     arXiv:1911.00359, section 3.3. Texts are read once and kept on disk, not in memory.
@@ -74,69 +94,73 @@ def train_lm(
         texts: documents: the openings of Wikipedia articles, as in CCNet, or other reference text.
         language: the code in the names of the files.
         out: folder to write; created if needed. It is complete when it has `record.json`.
-        vocab_size: largest number of pieces; None: by the size of the texts, MAX_PIECES at most.
-        order: words per n-gram.
-        structure: of the binary file; trie has half the size and 45 % of the speed.
-        held_out_share: 0..1, of the documents, for the cutoffs (CCNet used documents of the crawl).
+        settings: size and form of the model.
         kenlm: paths of lmplz and build_binary; default: `kenlm_tools()`.
-        sort_memory: of lmplz, in its notation; changes the speed, not the result.
 
     Returns:
-        The content of `record.json`: kind, language, settings, texts (num_docs, num_chars and sha256,
-        in the given order), num_pieces, num_train_docs, num_held_out_docs, versions, and cutoffs:
-        "1" to "99" -> percentile of the held-out documents' perplexity, one decimal.
+        The content of `record.json`, see `_train_into`.
 
     Raises:
         TrainingFailed: too few texts, or a tool failed.
         AssetError: the tools cannot be fetched or built.
     """
     tools = kenlm or kenlm_tools()
-    files = (f"{language}.sp.model", f"{language}.arpa.bin")
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out, prefix=".work-") as folder:
         scratch = Path(folder)
-        pieces_file, lm_file = (scratch / name for name in files)
-        corpus = _split_corpus(texts, scratch, held_out_share)
-        corpus.require_enough(language)
-        log.info("%s: learning pieces from %.1f M characters", language, corpus.num_chars / 1e6)
-        num_pieces = _train_pieces(corpus, pieces_file, vocab_size or corpus.choose_vocab_size())
-        log.info("%s: training a %d-gram model over %s pieces", language, order, f"{num_pieces:,}")
-        _encode_pieces(corpus.train_file, pieces_file, scratch / "pieces")
-        estimate_lm(tools, scratch / "pieces", lm_file, order, structure, sort_memory)
-        cutoffs = _measure_cutoffs(corpus, scratch, language)
-        # Without its record, a previous model in this folder is incomplete while files are replaced.
+        record = _train_into(scratch, texts, language, settings, tools)
+        # The record is removed first and written last. If the process dies in between, the
+        # folder has no record, so files of two models are not taken for one.
         (out / RECORD_FILE).unlink(missing_ok=True)
-        for name in files:
+        for name in _name_files(language):
             (scratch / name).replace(out / name)
-    settings = {
-        "vocab_size": vocab_size,
-        "order": order,
-        "structure": structure,
-        "held_out_share": held_out_share,
-    }
-    record = _make_record(language, settings, corpus, num_pieces, cutoffs)
     put_file(out / RECORD_FILE, to_json(record))
     return record
 
 
-def _make_record(
+def _train_into(
+    scratch: Path,
+    texts: Iterable[str],
     language: str,
-    settings: Mapping[str, Any],
-    corpus: _Corpus,
-    num_pieces: int,
-    cutoffs: Mapping[str, float],
+    settings: LmSettings,
+    tools: tuple[Path, Path],
 ) -> dict[str, Any]:
+    """Write the files of the model into `scratch`.
+
+    Returns:
+        The record. `texts` has num_docs, num_chars and sha256 of the texts in the given order.
+        `cutoffs` has the percentiles "1" to "99" of the held-out documents' perplexity.
+    """
+    pieces_file, lm_file = map(scratch.joinpath, _name_files(language))
+    corpus = _split_corpus(texts, scratch, settings.held_out_share)
+    corpus.require_enough(language)
+
+    log.info("%s: learning pieces from %.1f M characters", language, corpus.num_chars / 1e6)
+    vocab_size = settings.vocab_size or corpus.choose_vocab_size()
+    num_pieces = _train_pieces(corpus, pieces_file, vocab_size)
+
+    order = settings.order
+    log.info("%s: training a %d-gram model over %s pieces", language, order, f"{num_pieces:,}")
+    encoded_file = scratch / "pieces"
+    _encode_pieces(corpus.train_file, pieces_file, encoded_file)
+    estimate_lm(tools, encoded_file, lm_file, order, settings.structure, SORT_MEMORY)
+
     return {
         "kind": "lm",
         "language": language,
-        "settings": settings,
+        "settings": dataclasses.asdict(settings),
         "texts": corpus.texts,
         "num_pieces": num_pieces,
         "num_train_docs": corpus.num_train_docs,
         "num_held_out_docs": corpus.num_held_out_docs,
-        "cutoffs": cutoffs,
+        "cutoffs": _measure_cutoffs(corpus, scratch, language),
         "versions": list_lm_versions(),
     }
+
+
+def _name_files(language: str) -> tuple[str, str]:
+    """Return the names of the SentencePiece and of the KenLM model, as in CCNet."""
+    return f"{language}.sp.model", f"{language}.arpa.bin"
 
 
 def list_lm_versions() -> dict[str, str]:
@@ -166,8 +190,9 @@ class _Corpus:
     def require_enough(self, language: str) -> None:
         if self.num_held_out_docs < MIN_HELD_OUT_DOCS or not self.num_train_docs:
             raise TrainingFailed(
-                f"train lm {language}: {self.num_train_docs} documents to train on, {self.num_held_out_docs} held out; "
-                f"wanted {MIN_HELD_OUT_DOCS} and more held out: give more text"
+                f"train lm {language}: {self.num_train_docs} documents to train on, "
+                f"{self.num_held_out_docs} held out; wanted {MIN_HELD_OUT_DOCS} and more held "
+                "out: give more text"
             )
 
 
@@ -212,7 +237,7 @@ def _train_pieces(corpus: _Corpus, model_file: Path, vocab_size: int) -> int:
     with corpus.train_file.open(encoding="utf-8", newline="\n") as lines:
         try:
             sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=(line.rstrip("\n") for line in lines),
+                sentence_iterator=_strip_line_feeds(lines),
                 model_writer=model,
                 model_type="unigram",
                 vocab_size=vocab_size,
@@ -227,6 +252,11 @@ def _train_pieces(corpus: _Corpus, model_file: Path, vocab_size: int) -> int:
             raise TrainingFailed(f"SentencePiece: {error}") from error
     model_file.write_bytes(model.getvalue())
     return sentencepiece.SentencePieceProcessor(model_proto=model.getvalue()).vocab_size()
+
+
+def _strip_line_feeds(lines: Iterable[str]) -> Iterator[str]:
+    for line in lines:
+        yield line.rstrip("\n")
 
 
 def _encode_pieces(train_file: Path, model_file: Path, pieces_file: Path) -> None:
@@ -252,4 +282,7 @@ def _measure_cutoffs(corpus: _Corpus, model_folder: Path, language: str) -> dict
             if score is not None:
                 scores.append(score)
     values = np.percentile(scores, _PERCENTILES)  # (99,) float64
-    return {str(p): round(float(v), 1) for p, v in zip(_PERCENTILES, values, strict=True)}
+    cutoffs: dict[str, float] = {}
+    for percentile, value in zip(_PERCENTILES, values, strict=True):
+        cutoffs[str(percentile)] = round(float(value), 1)
+    return cutoffs

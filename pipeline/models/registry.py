@@ -3,7 +3,7 @@
 A reference in a config is a name of the registry, or the path of a file or folder.
 
     resolve("lid.176.ftz")         # ~/.cache/corpusmill/assets/lid.176.ftz/<key>/lid.176.ftz
-    resolve("demo-lm-en")          # a folder: en.sp.model, en.arpa.bin, record.json; trained if needed
+    resolve("demo-lm-en")          # a folder with the model's files, trained if needed
     resolve("models/my.bin")       # a path resolves to itself
     digest("lid.176.ftz")          # "8f3472cf...", without fetching
 """
@@ -57,7 +57,8 @@ def resolve(reference: str, *, offline: bool | None = None) -> Path:
             allowed.
 
     Returns:
-        A file, or a folder for an asset of several files. It is part of the cache: do not write to it.
+        A file, or a folder for an asset of several files. It is part of the cache: do not
+        write to it.
 
     Raises:
         AssetError: the reference is unknown, cannot be fetched, or has another digest.
@@ -69,10 +70,11 @@ def resolve(reference: str, *, offline: bool | None = None) -> Path:
 
 
 def digest(reference: str) -> str | None:
-    """Return the SHA-256 of the content, without fetching: of a file, or `combine_digests` of a folder.
+    """Return the SHA-256 of a model or text, without fetching it.
 
-    It is None if it is not known yet: the model is not trained, or the file has no published digest
-    and was never fetched on this machine.
+    For a folder it is `combine_digests` of its files. It is None if it is not known yet: the
+    model is not trained, or the file has no published digest and was never fetched on this
+    machine.
 
     Raises:
         AssetError: the reference is unknown, or the path cannot be read.
@@ -94,6 +96,7 @@ def status(name: str) -> Literal["cached", "missing"]:
 
 
 def _find(reference: str) -> Asset | Path:
+    # A name wins over a path: a file called like a model must not replace it silently.
     if reference in REGISTRY:
         return REGISTRY[reference]
     path = Path(reference).expanduser()
@@ -105,5 +108,6 @@ def _find(reference: str) -> Asset | Path:
     else:
         hint = "`python -m pipeline models list` shows all names"
     raise AssetError(
-        f"{reference!r} is neither a model or text of the registry nor a path on this machine; {hint}"
+        f"{reference!r} is neither a model or text of the registry nor a path on this machine; "
+        f"{hint}"
     )

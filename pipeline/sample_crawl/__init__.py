@@ -1,4 +1,4 @@
-"""A crawl of any size, made on this machine from real sentences, with a table of expected decisions.
+"""A crawl made on this machine from real sentences, with a table of expected decisions.
 
 From an argument to a file, one module per step:
 

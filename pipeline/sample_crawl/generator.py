@@ -69,13 +69,14 @@ def generate(
     layout: Layout = "flat",
     library: Library | None = None,
 ) -> SampleCrawl:
-    """Write a crawl and its truth table into the folder `out`, which appears only when it is complete.
+    """Write a crawl and its truth table. The folder appears only when it is complete.
 
     Args:
         out: the folder; it may exist if it is empty.
         num_documents: pages, including damaged ones.
         seed: another seed gives another crawl.
-        format: `wet`: text (conversion records); `warc`: HTML (request, response and metadata records).
+        format: `wet`: text (conversion records); `warc`: HTML (request, response and
+            metadata records).
         documents_per_file: pages per WARC file.
         languages: of the good pages, in equal shares; the library must have summaries in them.
         layout: `flat`: files in `out`; `common-crawl`: under `crawl-data/CC-MAIN-SAMPLE/`, with the
@@ -93,17 +94,26 @@ def generate(
 
         library = demo_texts
     pages = Pages(num_documents, documents_per_file, seed, tuple(languages), library)
+    return _write_crawl(out, pages, format, layout)
+
+
+def _write_crawl(out: Path, pages: Pages, format: Format, layout: Layout) -> SampleCrawl:
     names = _name_files(pages.num_files, format, layout)
+    paths_list: Path | None = None
     with _create_folder(out) as folder:
         num_bytes = _write_files(folder, names, pages, format)
-        paths_list = _write_paths_list(folder, names, format) if layout == "common-crawl" else None
+        if layout == "common-crawl":
+            paths_list = out / _write_paths_list(folder, names, format)
+    counts: dict[str, int] = {}
+    for kind, roles in pages.roles.items():
+        counts[kind] = len(roles)
     return SampleCrawl(
         folder=out,
-        files=tuple(out / name for name in names),
+        files=tuple(map(out.joinpath, names)),
         truth=out / "truth.parquet",
-        paths_list=None if paths_list is None else out / paths_list,
-        num_documents=num_documents,
-        num_documents_by_kind={kind: len(roles) for kind, roles in pages.roles.items()},
+        paths_list=paths_list,
+        num_documents=pages.num_documents,
+        num_documents_by_kind=counts,
         num_bytes=num_bytes,
     )
 
@@ -113,18 +123,18 @@ def _check_arguments(
 ) -> None:
     if num_documents < MIN_DOCUMENTS:
         raise ValueError(
-            f"sample crawl: num_documents is {num_documents}, must be at least {MIN_DOCUMENTS}: a smaller crawl has no "
-            f"room for every kind of page"
+            f"sample crawl: num_documents is {num_documents}, must be at least {MIN_DOCUMENTS}: "
+            "a smaller crawl has no room for every kind of page"
         )
     if documents_per_file < 1:
         raise ValueError(
             f"sample crawl: documents_per_file is {documents_per_file}, must be at least 1"
         )
-    unknown = [language for language in languages if language not in ISO_639_3]
+    unknown = set(languages) - ISO_639_3.keys()
     if unknown or not 1 <= len(set(languages)) == len(languages) <= 5:
         raise ValueError(
-            f"sample crawl: languages are {list(languages)!r}, must be one to five different ones of "
-            f"{', '.join(ISO_639_3)}"
+            f"sample crawl: languages are {list(languages)!r}, must be one to five different "
+            f"ones of {', '.join(ISO_639_3)}"
         )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise FileExistsError(
@@ -179,8 +189,9 @@ def _write_files(folder: Path, names: Sequence[str], pages: Pages, format: Forma
 
 
 def _write_paths_list(folder: Path, names: Sequence[str], format: Format) -> Path:
-    """Write the list of files that each crawl of Common Crawl has. Return its path under `folder`."""
+    """Write the list of all files, as Common Crawl does. Return its path under `folder`."""
+    # mtime=0: gzip would store the time, and equal arguments must give equal bytes.
     path = Path(f"crawl-data/CC-MAIN-SAMPLE/{format}.paths.gz")
-    text = "".join(f"{name}\n" for name in names)
+    text = "\n".join((*names, ""))
     (folder / path).write_bytes(gzip.compress(text.encode(), mtime=0))
     return path

@@ -33,23 +33,26 @@ class KeyedRandom(random.Random):
 
     def shuffled(self, items: Iterable[str]) -> list[str]:
         """Return the items in random order."""
-        return [item for _, item in sorted((self.random(), item) for item in items)]
+        # Sorted by random numbers, because `random.shuffle` may change between versions.
+        keyed = sorted((self.random(), item) for item in items)
+        return [item for _, item in keyed]
 
 
 class Permutation:
     """A keyed bijection of range(n), computed for one element at a time.
 
-    `x * odd + c` and `x ^ (x >> half)` permute the next power of two. Repeating them until the value
-    is below n restricts the bijection to range(n) ("cycle walking", Black and Rogaway 2002, "Ciphers
-    with Arbitrary Finite Domains", section 3).
+    `x * odd + c` and `x ^ (x >> half)` permute the next power of two. They are repeated until
+    the value is below n, which restricts the bijection to range(n) ("cycle walking", Black and
+    Rogaway 2002, "Ciphers with Arbitrary Finite Domains", section 3).
     """
 
     def __init__(self, n: int, *key: object) -> None:
         num_bits = max(2, (n - 1).bit_length())
         self.n, self.mask, self.half = n, (1 << num_bits) - 1, num_bits // 2
-        self.rounds = [
-            (hash_key(*key, r, "factor") | 1, hash_key(*key, r, "term")) for r in range(3)
-        ]
+        self.rounds: list[tuple[int, int]] = []
+        for number in range(3):
+            factor = hash_key(*key, number, "factor") | 1  # odd, so it has an inverse
+            self.rounds.append((factor, hash_key(*key, number, "term")))
 
     def __call__(self, x: int) -> int:
         """Return the image of x."""

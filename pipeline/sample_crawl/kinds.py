@@ -27,24 +27,25 @@ class Kind:
     expected: ExpectedDecision
 
 
-# The shares are chosen, not measured: in a crawl of 1,000 pages each rule of the chain gets some tens
-# of cases.
+# The shares are chosen, not measured: in a crawl of 1,000 pages each rule of the chain gets
+# some tens of cases.
 KINDS = (
-    # The rest, about half of the crawl: a site's boilerplate around 2 to 12 paragraphs that no other
-    # page has.
+    # The rest, about half of the crawl: a site's boilerplate around 2 to 12 paragraphs that
+    # no other page has.
     Kind("good", 0, "kept"),
     # The same in further languages.
     Kind("foreign", 80, "kept"),
     # Exact copies under another URL. A paragraph on two pages loses every copy, so the sources are
-    # emptied too. CCNet's paper finds 70 % of a dump's characters repeated; here it is less, so that
-    # small runs keep some text.
+    # emptied too. CCNet's paper finds 70 % of a dump's characters repeated; here it is less,
+    # so that small runs keep some text.
     Kind("mirror_source", 50, "emptied"),
     Kind("mirror_copy", 70, "emptied"),
-    # One word in twenty is replaced, at least one per paragraph, so exact deduplication does not find
-    # the copy. Fuzzy deduplication drops it if it is switched on, hence no expectation.
+    # One word in twenty is replaced, at least one per paragraph, so exact deduplication does
+    # not find the copy. Fuzzy deduplication drops it if it is switched on, hence no expectation.
     Kind("near_source", 30, "kept"),
     Kind("near_copy", 30, "any"),
-    # Half of the source's paragraphs are also in the copy; both have at least two more of their own.
+    # Half of the source's paragraphs are also in the copy; both have at least two more of
+    # their own.
     Kind("partial_source", 30, "kept"),
     Kind("partial_copy", 30, "kept"),
     # For perplexity and the quality classifiers to find.
@@ -52,8 +53,8 @@ KINDS = (
     Kind("keyword_spam", 40, "low_quality"),
     # Under CCNet's 300 characters, without the title.
     Kind("short", 50, "too_short"),
-    # UTF-8 read as Windows-1252, in all paragraphs or in every second one. The language may still be
-    # found, hence no expectation.
+    # UTF-8 read as Windows-1252, in all paragraphs or in every second one. The language may
+    # still be found, hence no expectation.
     Kind("mojibake", 20, "any"),
     # Only the site's own lines: over 300 characters, every line repeated.
     Kind("boilerplate", 20, "emptied"),
@@ -86,7 +87,9 @@ def count_kinds(num_documents: int, num_files: int) -> dict[str, int]:
 
     Framing faults are limited by the number of files, because each needs the end of one.
     """
-    counts = {kind.name: -(-kind.per_mille * num_documents // 1000) for kind in KINDS}
+    counts: dict[str, int] = {}
+    for kind in KINDS:
+        counts[kind.name] = -(-kind.per_mille * num_documents // 1000)  # rounded up
     counts["damaged_length"] = min(counts["damaged_length"], num_files // 2)
     counts["damaged_header"] = min(counts["damaged_header"], (num_files - 1) // 2)
     counts["truncated"] = 1

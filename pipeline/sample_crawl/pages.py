@@ -1,6 +1,7 @@
 """The pages of a crawl, each computed on demand from the seed and its role.
 
-    position --keyed permutation--> role --ranges of roles--> kind and offset --> language, site, URL, lines
+    position --keyed permutation--> role --ranges of roles--> kind and offset
+    kind and offset --> language, site, URL, lines
 
 A role is a number; the roles of one kind are a range. A copy finds its source by offset: page k of
 `mirror_copy` copies page k of `mirror_source` (modulo their number). No page depends on another one
@@ -15,7 +16,7 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pipeline.sample_crawl.keyed_random import KeyedRandom, Permutation, hash_key
@@ -28,7 +29,7 @@ from pipeline.sample_crawl.kinds import (
 )
 from pipeline.sample_crawl.languages import ISO_639_3
 from pipeline.sample_crawl.sites import Site, get_phrases, make_site
-from pipeline.sample_crawl.texts import Library, load_sentence_texts, load_summary_texts
+from pipeline.sample_crawl.texts import Library, Texts, load_sentence_texts, load_summary_texts
 
 MAX_PARAGRAPHS = 12
 
@@ -93,19 +94,25 @@ class Pages:
         self._permute_roles = Permutation(num_documents - self.num_tails, seed, "order")
 
         self.languages = languages
-        others = tuple(language for language in ISO_639_3 if language not in languages)
+        others = _exclude(ISO_639_3, languages)
         # At least four foreign pages in each language, so two for each of its sites.
         self.foreign = others[: max(1, counts["foreign"] // 4)]
         every_language = (*languages, *self.foreign)
-        self._mojibake_languages = tuple(code for code in every_language if code != "en")
-        max_paragraphs = num_documents * MAX_PARAGRAPHS
-        self.texts = {
-            language: load_summary_texts(library, language, max_paragraphs, seed)
-            for language in languages
-        }
+        # English text is mostly ASCII, which survives a wrong decoding.
+        self._mojibake_languages = _exclude(every_language, ("en",))
+        self.texts = self._load_texts(library)
+        self.sites: dict[str, list[Site]] = {}
+        for language in self.texts:
+            self.sites[language] = self._make_sites(language, counts)
+
+    def _load_texts(self, library: Library) -> dict[str, Texts]:
+        max_paragraphs = self.num_documents * MAX_PARAGRAPHS
+        texts: dict[str, Texts] = {}
+        for language in self.languages:
+            texts[language] = load_summary_texts(library, language, max_paragraphs, self.seed)
         for language in self.foreign:
-            self.texts[language] = load_sentence_texts(library, language, max_paragraphs, seed)
-        self.sites = {language: self._make_sites(language, counts) for language in self.texts}
+            texts[language] = load_sentence_texts(library, language, max_paragraphs, self.seed)
+        return texts
 
     def _make_sites(self, language: str, counts: dict[str, int]) -> list[Site]:
         """Make the sites of a language, as many as the square root of its good pages.
@@ -202,8 +209,7 @@ class Pages:
             case "partial_source":
                 return own, len(own) // 2  # one copy each, since both kinds have the same share
             case "word_salad":
-                rng = KeyedRandom(self.seed, "salad", spec.role)
-                return [" ".join(rng.shuffled(paragraph.split())) for paragraph in own], 0
+                return _shuffle_words(own, KeyedRandom(self.seed, "salad", spec.role)), 0
             case _:
                 return _damage_paragraphs(spec, own), 0
 
@@ -216,6 +222,10 @@ class Pages:
         first = spec.role * MAX_PARAGRAPHS
         texts = self.texts[spec.language]
         return [texts.make_paragraph(n, rng) for n in range(first, first + num_paragraphs)]
+
+
+def _exclude(languages: Iterable[str], excluded: Sequence[str]) -> tuple[str, ...]:
+    return tuple(language for language in languages if language not in excluded)
 
 
 def _write_spam(spec: PageSpec, rng: KeyedRandom) -> list[str]:
@@ -231,6 +241,15 @@ def _write_spam(spec: PageSpec, rng: KeyedRandom) -> list[str]:
     return lines
 
 
+def _shuffle_words(paragraphs: Sequence[str], rng: KeyedRandom) -> list[str]:
+    """Return each paragraph with its words in random order."""
+    shuffled: list[str] = []
+    for paragraph in paragraphs:
+        words = rng.shuffled(paragraph.split())
+        shuffled.append(" ".join(words))
+    return shuffled
+
+
 def _damage_paragraphs(spec: PageSpec, own: list[str]) -> list[str]:
     """Return the paragraphs with the fault of the page's kind."""
     match spec.kind:
@@ -242,11 +261,16 @@ def _damage_paragraphs(spec: PageSpec, own: list[str]) -> list[str]:
         case "damaged_utf8":
             # `surrogateescape` writes this lone surrogate as the byte 0xA0, Windows-1252's no-break
             # space.
-            return [paragraph.replace(" ", "\udca0", 3) for paragraph in own]
+            return _replace_blanks(own, "\udca0")
         case "damaged_nul":
-            return [paragraph.replace(" ", "\0 ", 3) for paragraph in own]
+            return _replace_blanks(own, "\0 ")
         case _:
             return own
+
+
+def _replace_blanks(paragraphs: Sequence[str], replacement: str) -> list[str]:
+    """Replace the first three blanks of each paragraph."""
+    return [paragraph.replace(" ", replacement, 3) for paragraph in paragraphs]
 
 
 def _misread(spec: PageSpec, paragraphs: list[str]) -> list[str]:

@@ -38,15 +38,16 @@ class Texts:
         num_paragraphs: int,
         seed: int,
     ) -> None:
-        one_line = (" ".join(s.split()) for s in sentences)
+        one_line = map(_join_lines, sentences)
         self.sentences = keep_prefix_free(s for s in one_line if len(s) <= MAX_SENTENCE_CHARS)
-        self.titles = [" ".join(t.split()) for t in titles]
+        self.titles = list(map(_join_lines, titles))
         self.joiner = "" if language in {"ja", "zh"} else " "
         num_triples = len(self.sentences) ** 3
         if num_triples < num_paragraphs:
             raise ValueError(
-                f"sample crawl: {len(self.sentences)} usable sentences in {language!r} make {num_triples} different "
-                f"paragraphs, {num_paragraphs} are wanted; ask for fewer documents or bring more text"
+                f"sample crawl: {len(self.sentences)} usable sentences in {language!r} make "
+                f"{num_triples} different paragraphs, {num_paragraphs} are wanted; ask for "
+                "fewer documents or bring more text"
             )
         self._triple = Permutation(num_triples, seed, language, "triples")
 
@@ -54,7 +55,8 @@ class Texts:
         """Return three sentences that no other number has in this order, and up to two more."""
         rest, first = divmod(self._triple(number), len(self.sentences))
         second, third = divmod(rest, len(self.sentences))
-        chosen = [self.sentences[i] for i in (first, second, third)]
+        chosen = [self.sentences[first], self.sentences[second], self.sentences[third]]
+        # The first three make the paragraph unique; the others only vary its length.
         chosen += [rng.pick(self.sentences) for _ in range(rng.below(3))]
         return self.joiner.join(chosen)
 
@@ -62,7 +64,10 @@ class Texts:
         """Replace one word in twenty, at least one, by another word of the language."""
         words = paragraph.split()
         num_edits = max(1, len(words) // 20)
-        for i in sorted({rng.below(len(words)) for _ in range(num_edits)}):
+        edited: set[int] = set()
+        for _ in range(num_edits):
+            edited.add(rng.below(len(words)))
+        for i in sorted(edited):
             old = _fold(words[i])
             while _fold(words[i]) == old:
                 words[i] = rng.pick(rng.pick(self.sentences).split())
@@ -89,17 +94,25 @@ def load_sentence_texts(library: Library, language: str, num_paragraphs: int, se
 def keep_prefix_free(sentences: Iterable[str]) -> list[str]:
     """Return the sentences whose letters do not begin with the letters of another sentence.
 
-    Two different rows of such sentences differ, regardless of the text that follows. In sorted order
-    everything that begins with a sentence directly follows it, so one comparison each is enough.
+    Two different rows of such sentences differ, regardless of the text that follows. In
+    sorted order everything that begins with a sentence directly follows it, so one
+    comparison each is enough.
     """
-    by_letters = sorted({_fold(s): s for s in sentences}.items())
+    sentence_by_letters: dict[str, str] = {}
+    for sentence in sentences:
+        sentence_by_letters[_fold(sentence)] = sentence
     kept: list[str] = []
     last = "\0"
-    for letters, sentence in by_letters:
+    for letters, sentence in sorted(sentence_by_letters.items()):
         if len(letters) >= MIN_SENTENCE_LETTERS and not letters.startswith(last):
             kept.append(sentence)
             last = letters
     return kept
+
+
+def _join_lines(text: str) -> str:
+    """Return the text on one line, with single blanks between words."""
+    return " ".join(text.split())
 
 
 def _fold(text: str) -> str:

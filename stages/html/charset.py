@@ -19,7 +19,10 @@ _BYTE_ORDER_MARKS = (
 _WIDER_CODECS: Mapping[str, str] = MappingProxyType(
     {"gbk": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949", "big5": "big5hkscs"}
 )
-"""Python codecs for what these names mean on the web (WHATWG Encoding Standard, sections 10 to 13)."""
+"""Python codecs for the meaning of these names on the web.
+
+Source: WHATWG Encoding Standard, sections 10 to 13.
+"""
 
 _REPLACEMENT = "\ufffd"
 
@@ -45,6 +48,7 @@ def decode_page(body: bytes, content_type: str, max_undecodable_share: float) ->
         content_type: HTTP's Content-Type header.
         max_undecodable_share: a charset fits if at most this share cannot be decoded.
     """
+    # `_list_charsets` is lazy: detection runs only if the charsets before it do not fit.
     best: DecodedPage | None = None
     for charset in _list_charsets(body, content_type):
         decoded = _decode(body, charset)

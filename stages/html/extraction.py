@@ -4,7 +4,8 @@ No bytes raise an error, and the time is limited by MAX_TAGS and MAX_ATTRIBUTES.
 the text that the parser finds. A page without usable text is returned as `Unusable` with a cause
 from `CAUSES`. Every block element starts a new line.
 
-    page = extract(b"<title>Bread</title><h1>Bread</h1><p>Flour, water.", "text/html; charset=utf-8", HtmlSettings())
+    body = b"<title>Bread</title><h1>Bread</h1><p>Flour, water."
+    page = extract(body, "text/html; charset=utf-8", HtmlSettings())
     page.title, page.text        # "Bread", "Bread\n\nFlour, water."
     page.charset                 # "utf-8"
 """
@@ -25,8 +26,12 @@ from stages.settings.warc import HtmlSettings
 
 CAUSES: Mapping[str, str] = MappingProxyType(
     {
-        "html.too_many_tags": "The page has more than 50,000 tags: it would take too long to parse.",
-        "html.too_many_attributes": "A tag has more than 10,000 attributes: it would take too long to parse.",
+        "html.too_many_tags": (
+            "The page has more than 50,000 tags: it would take too long to parse."
+        ),
+        "html.too_many_attributes": (
+            "A tag has more than 10,000 attributes: it would take too long to parse."
+        ),
         "html.not_text": "The share of control characters is above 5 %: the page is not text.",
         "html.not_decodable": "The share of undecodable characters is above 1 % in every charset.",
         "html.not_parsable": "The HTML parser gave up.",
@@ -58,10 +63,11 @@ _CONTROL = re.compile("[\x00-\x08\x0b\x0e-\x1f]")
 
 # White space, name, and optionally a value: quoted, or up to the next white space.
 _ATTRIBUTE = r"""[\s/]*+[^\s/>][^\s/>=]*+(?:\s*+=\s*+(?:"[^"]*+"|'[^']*+'|[^\s>]++))?+"""
-# Text, a "<" that opens no tag, or a tag with few attributes. Possessive quantifiers (*+, ++) prevent
-# backtracking, so that each byte is read once or twice in any page.
+# Text, a "<" that opens no tag, or a tag with few attributes. Possessive quantifiers (*+,
+# ++) prevent backtracking, so that each byte is read once or twice in any page.
 _FEW_ATTRIBUTES = re.compile(
-    rf"(?:[^<]++|<(?![a-z])|<[a-z][^\s/>]*+(?:{_ATTRIBUTE}){{0,{MAX_ATTRIBUTES}}}+(?!{_ATTRIBUTE}))*+",
+    r"(?:[^<]++|<(?![a-z])|"
+    rf"<[a-z][^\s/>]*+(?:{_ATTRIBUTE}){{0,{MAX_ATTRIBUTES}}}+(?!{_ATTRIBUTE}))*+",
     re.ASCII | re.IGNORECASE,
 )
 """Matches a whole page without a tag of more than MAX_ATTRIBUTES attributes.

@@ -1,4 +1,6 @@
-"""Compiled inner loops (numba): they read Arrow's UTF-8 buffers and create no Python string per document.
+"""Inner loops, compiled with numba. They read Arrow's UTF-8 buffers.
+
+No Python string is created per document.
 
 Every kernel takes a batch of texts in Arrow's layout of a string column without nulls:
 

@@ -135,7 +135,7 @@ def _allocate_buffers(offsets: NDArray[np.int64]) -> _Buffers:
 
 @njit(nogil=True)
 def _hash_ngram(buffers: _Buffers, first: int, span: int) -> np.uint64:
-    """Return the SHA-1 prefix of the words `first` to `first + span`, single blanks between them."""
+    """Return the SHA-1 prefix of `span` words from `first` on, with a blank between two words."""
     start = buffers.starts[first]
     num_bytes = buffers.starts[first + span] - 1 - start  # without the blank after the last word
     for i in range(num_bytes):
@@ -186,10 +186,7 @@ def _split_words(
         if action in (KEEP_SPACE, ALONE) and num_written > starts[num_words]:
             num_words, num_written = _end_word(num_words, num_written, letters, starts)
         if action >= FIRST_REPLACEMENT:
-            while action:
-                letters[num_written] = action & 0xFF
-                action >>= 8
-                num_written += 1
+            num_written = _write_replacement(action, letters, num_written)
         elif width > 0 and action not in (KEEP_SPACE, DELETE):
             for k in range(width):
                 letters[num_written + k] = utf8[i + k]
@@ -200,6 +197,16 @@ def _split_words(
     if num_written > starts[num_words]:
         num_words, num_written = _end_word(num_words, num_written, letters, starts)
     return num_words
+
+
+@njit(nogil=True)
+def _write_replacement(action: np.uint32, letters: NDArray[np.uint8], num_written: int) -> int:
+    """Append the bytes of a replacement, first byte lowest. Return the new number of bytes."""
+    while action:
+        letters[num_written] = action & 0xFF
+        action >>= np.uint32(8)
+        num_written += 1
+    return num_written
 
 
 @njit(nogil=True)

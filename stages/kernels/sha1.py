@@ -63,7 +63,7 @@ def _swap_bytes(x: np.uint32) -> np.uint32:
 def _compress(
     state: _State, message: NDArray[np.uint8], start: int, w: NDArray[np.uint32]
 ) -> _State:
-    """Add one block of 64 bytes to the state (section 6.1.2). `w` is the message schedule, (80,)."""
+    """Add one block of 64 bytes to the state (section 6.1.2). `w`, (80,): message schedule."""
     _fill_schedule(message[start : start + BLOCK_BYTES], w)
     # Names as in the standard. Four loops with constant bounds and constants let LLVM unroll each
     # without a branch on `t`.

@@ -1,7 +1,8 @@
 """64-bit keys of URLs, of their parent domains and path prefixes, and of the words in them.
 
 Equal parts have equal keys. The hash of a host runs from its last byte to its first, then forward
-along the path. One pass over a URL therefore meets the key of every part that a block list may name:
+along the path. One pass over a URL therefore meets the key of every part that a block list
+may name:
 
     a.b.example.com/x/y      com  example.com  b.example.com  a.b.example.com      at each dot
                              a.b.example.com/x  a.b.example.com/x/y                before each slash

@@ -25,9 +25,9 @@ class UrlSettings(Settings):
 
     domains: tuple[str, ...] = Field(
         default=(),
-        description="Block lists of domains and URLs: files (one entry per line, or hosts files; also "
-        ".gz), or folders, in which the files named domains or urls (UT1's layout) and all .txt "
-        "files are read.",
+        description="Block lists of domains and URLs: files (one entry per line, or hosts "
+        "files; also .gz), or folders, in which the files named domains or urls (UT1's layout) "
+        "and all .txt files are read.",
     )
     subwords: str | tuple[str, ...] = Field(
         default=(),
@@ -46,13 +46,13 @@ class UrlSettings(Settings):
     )
     patterns: tuple[str, ...] = Field(
         default=(),
-        description="Regular expressions (RE2's syntax). A URL in which one is found, in normal form, "
-        "is dropped.",
+        description="Regular expressions (RE2's syntax). A URL in which one is found, in normal "
+        "form, is dropped.",
     )
     curated: str | tuple[str, ...] = Field(
         default=(),
-        description="Domains (or URLs) of which curated copies are added elsewhere. RefinedWeb omits "
-        "Wikipedia, arXiv and others: [wikipedia.org, arxiv.org, github.com].",
+        description="Domains (or URLs) of which curated copies are added elsewhere. RefinedWeb "
+        "omits Wikipedia, arXiv and others: [wikipedia.org, arxiv.org, github.com].",
     )
 
     @field_validator("subwords", "hard_words", "soft_words")
@@ -265,8 +265,8 @@ class PerplexityFilterSettings(Settings):
         for language, (head_below, middle_below) in self.cutoffs.items():
             if not 0 <= head_below <= middle_below:
                 raise ValueError(
-                    f"cutoffs.{language} is [{head_below}, {middle_below}]; wanted two numbers of 0 "
-                    f"and more, the head's first and not above the middle's"
+                    f"cutoffs.{language} is [{head_below}, {middle_below}]; wanted two numbers "
+                    "of 0 and more, the head's first and not above the middle's"
                 )
         return self
 
@@ -367,7 +367,10 @@ class ClassifiersSettings(_NamedSettings):
     """Name -> classifier. Choose any name; the scores are stored in `classifier_<name>`."""
 
     each: ClassVar[type[Settings]] = ClassifierSettings
-    __pydantic_extra__: dict[str, ClassifierSettings] = Field(init=False)  # pyright: ignore[reportIncompatibleVariableOverride]
+    # pydantic checks the values of free keys against this annotation.
+    __pydantic_extra__: dict[  # pyright: ignore[reportIncompatibleVariableOverride]
+        str, ClassifierSettings
+    ] = Field(init=False)
 
     @property
     def by_name(self) -> Mapping[str, ClassifierSettings]:
@@ -379,7 +382,10 @@ class ClassifiersFilterSettings(_NamedSettings):
     """Name -> limits of the score."""
 
     each: ClassVar[type[Settings]] = ScoreLimits
-    __pydantic_extra__: dict[str, ScoreLimits] = Field(init=False)  # pyright: ignore[reportIncompatibleVariableOverride]
+    # pydantic checks the values of free keys against this annotation.
+    __pydantic_extra__: dict[  # pyright: ignore[reportIncompatibleVariableOverride]
+        str, ScoreLimits
+    ] = Field(init=False)
 
     @property
     def limits(self) -> Mapping[str, ScoreLimits]:
@@ -391,8 +397,8 @@ class DecontaminationSettings(Settings):
     """The evaluation sets, and the length of shared n-grams."""
 
     sets: Annotated[Mapping[str, str], Field(min_length=1, max_length=MAX_SETS)] = Field(
-        description="Name of a set -> its file (.jsonl: every string is an example; .txt: every line "
-        "is; or .gz of these), or a folder of such files.",
+        description="Name of a set -> its file (.jsonl: every string is an example; .txt: every "
+        "line is; or .gz of these), or a folder of such files.",
     )
     ngram_words: int = Field(
         default=13,
@@ -412,7 +418,8 @@ class DecontaminationSettings(Settings):
         if self.min_example_words > self.ngram_words:
             raise ValueError(
                 f"min_example_words is {self.min_example_words}, above ngram_words "
-                f"{self.ngram_words}; an example of {self.ngram_words} words would be compared anyway"
+                f"{self.ngram_words}; an example of {self.ngram_words} words would be compared "
+                "anyway"
             )
         return self
 
@@ -422,7 +429,7 @@ class DecontaminationFilterSettings(Settings):
 
     max_share: Share | Mapping[str, Share] = Field(
         default=0.0,
-        description="Highest share of a document's words in n-grams that occur in a set: one number "
-        "for all sets, or set -> share (other sets have no limit). 0 drops every document that "
-        "shares an n-gram.",
+        description="Highest share of a document's words in n-grams that occur in a set: one "
+        "number for all sets, or set -> share (other sets have no limit). 0 drops every "
+        "document that shares an n-gram.",
     )

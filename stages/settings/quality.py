@@ -19,9 +19,9 @@ class QualitySettings(Settings):
 
     stop_words: Mapping[str, str] = Field(
         default={},
-        description="Language -> file of stop words, one per line. Adds rps_doc_stop_word_fraction, "
-        "the share of pieces that are in the list, case included (RedPajama-V2, with the lists of "
-        "stopwords-json); null in other languages.",
+        description="Language -> file of stop words, one per line. Adds "
+        "rps_doc_stop_word_fraction, the share of pieces that are in the list, case included "
+        "(RedPajama-V2, with the lists of stopwords-json); null in other languages.",
     )
     bad_words: Mapping[str, str] = Field(
         default={},
@@ -34,15 +34,15 @@ class QualitySettings(Settings):
 class QualityFilterSettings(Settings):
     """Inclusive limits of the quality signals; null turns a rule off.
 
-    Source of the defaults: Rae et al. 2021 (Gopher), appendix A.1.1: the text for the quality rules,
-    table A1 for repetition.
+    Source of the defaults: Rae et al. 2021 (Gopher), appendix A.1.1: the text for the
+    quality rules, table A1 for repetition.
     """
 
     languages: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
         default=("en",),
-        description="Languages to which the rules apply; documents in other languages are kept. null "
-        "applies them to all. Gopher's rules are for English: its stop words are English, and other "
-        "scripts have no blanks between words.",
+        description="Languages to which the rules apply; documents in other languages are kept. "
+        "null applies them to all. Gopher's rules are for English: its stop words are English, "
+        "and other scripts have no blanks between words.",
     )
     min_words: _Count = Field(default=50, description="Fewest words.")
     max_words: _Count = Field(default=100_000, description="Most words.")
@@ -121,7 +121,8 @@ class QualityFilterSettings(Settings):
     )
     max_newlines_per_word: _Limit = Field(
         default=None,
-        description="Most line feeds per piece (a word or a sequence of punctuation); FineWeb's code: 0.3.",
+        description="Most line feeds per piece (a word or a sequence of punctuation); FineWeb's "
+        "code: 0.3.",
     )
     min_sentences: _Count = Field(
         default=None,

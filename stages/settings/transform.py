@@ -12,14 +12,14 @@ from stages.settings.base import Settings
 class UnicodeSettings(Settings):
     """Options of ftfy. Mojibake, control characters and terminal escapes are always repaired.
 
-    The defaults are FineWeb's (datatrove's `formatters/ftfy.py`). They repair damage, and keep curly
-    quotes, full-width punctuation and ligatures, because people write them.
+    The defaults are FineWeb's (datatrove's `formatters/ftfy.py`). They repair damage, and
+    keep curly quotes, full-width punctuation and ligatures, because people write them.
     """
 
     unescape_html: Literal["auto"] | bool = Field(
         default="auto",
-        description='Decode entities such as &eacute;. auto: only in lines without "<", which may be '
-        "code.",
+        description='Decode entities such as &eacute;. auto: only in lines without "<", which may '
+        "be code.",
     )
     fix_latin_ligatures: bool = Field(
         default=False, description="Write the ligature ﬁ as the letters fi."
@@ -41,8 +41,8 @@ class UnicodeSettings(Settings):
 class PiiSettings(Settings):
     """The placeholder of each kind; null does not replace the kind.
 
-    The defaults are Dolma's (Soldaini et al. 2024, arXiv:2402.00159, section on PII), with a similar
-    one for cards. FineWeb uses `email@example.com` and unused IP addresses.
+    The defaults are Dolma's (Soldaini et al. 2024, arXiv:2402.00159, section on PII), with a
+    similar one for cards. FineWeb uses `email@example.com` and unused IP addresses.
     """
 
     email: str | None = Field(
@@ -61,8 +61,8 @@ class TokenizeSettings(Settings):
     """Settings of `Tokenize`."""
 
     tokenizer: str = Field(
-        description="Reference of a tokenizer.json (or a folder with one), a folder with GPT-2's encoder.json and "
-        "vocab.bpe, a *.tiktoken rank file or a SentencePiece *.model."
+        description="Reference of a tokenizer.json (or a folder with one), a folder with "
+        "GPT-2's encoder.json and vocab.bpe, a *.tiktoken rank file or a SentencePiece *.model."
     )
     end_of_document: str | int | None = Field(
         default="auto",
@@ -74,5 +74,6 @@ class TokenizeSettings(Settings):
     )
     tiktoken_pattern: Literal["r50k", "cl100k", "o200k"] | None = Field(
         default=None,
-        description="How a *.tiktoken file's encoding splits text; null: determined by the name of the file.",
+        description="How a *.tiktoken file's encoding splits text; null: determined by the name "
+        "of the file.",
     )

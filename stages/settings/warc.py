@@ -16,8 +16,8 @@ class JustextSettings(Settings):
     stop_words: tuple[str, ...] = Field(
         default=("English",),
         min_length=1,
-        description="Languages, by English name (100 are known), whose stop words distinguish sentences from menus. "
-        "Pages in other languages give hardly any text.",
+        description="Languages, by English name (100 are known), whose stop words distinguish "
+        "sentences from menus. Pages in other languages give hardly any text.",
     )
 
     @field_validator("stop_words")
@@ -30,7 +30,8 @@ class JustextSettings(Settings):
             if name not in known:
                 near = get_close_matches(name, sorted(known), n=3, cutoff=0.4) or ["English"]
                 raise ValueError(
-                    f"jusText has no stop words for {name!r}; the nearest names are: {', '.join(near)}"
+                    f"jusText has no stop words for {name!r}; the nearest names are: "
+                    f"{', '.join(near)}"
                 )
         return names
 
@@ -40,11 +41,13 @@ class HtmlSettings(Settings):
 
     main_content: bool = Field(
         default=False,
-        description="Remove navigation, footers and other boilerplate by resiliparse's rules. Takes twice the time.",
+        description="Remove navigation, footers and other boilerplate by resiliparse's rules. "
+        "Takes twice the time.",
     )
     justext: JustextSettings | None = Field(
         default=None,
-        description="Extract the main text with jusText (as Pile-CC) instead of resiliparse; null: use resiliparse.",
+        description="Extract the main text with jusText (as Pile-CC) instead of resiliparse; "
+        "null: use resiliparse.",
     )
     alt_texts: bool = Field(default=False, description="Keep the alternative texts of images.")
     list_bullets: bool = Field(
@@ -57,7 +60,8 @@ class HtmlSettings(Settings):
         given = [name for name in names if getattr(self, name)]
         if self.justext is not None and given:
             raise ValueError(
-                f"{', '.join(given)} are settings of resiliparse; remove them, or set justext to null"
+                f"{', '.join(given)} are settings of resiliparse; remove them, or set justext "
+                "to null"
             )
         return self
 
@@ -68,8 +72,8 @@ class WarcAdvanced(Settings):
     max_record_bytes: int = Field(
         default=64 << 20,
         ge=1,
-        description="Largest record, and largest page in a record after decompression. Larger ones are quarantined "
-        "without being held in memory (zip bombs).",
+        description="Largest record, and largest page in a record after decompression. Larger "
+        "ones are quarantined without being held in memory (zip bombs).",
     )
     min_content_bytes: int = Field(
         default=0, ge=0, description="Skip records whose content is shorter than this."
@@ -90,7 +94,8 @@ class WarcAdvanced(Settings):
         default=0.0,
         ge=0,
         le=1,
-        description="Largest share of a WET text's characters that may be invalid UTF-8; each becomes U+FFFD.",
+        description="Largest share of a WET text's characters that may be invalid UTF-8; each "
+        "becomes U+FFFD.",
     )
 
 
@@ -99,7 +104,8 @@ class WarcSettings(Settings):
 
     first_line_is_title: bool = Field(
         default=True,
-        description="Whether the first line of a WET text is its title, which is taken off the text (CCNet).",
+        description="Whether the first line of a WET text is its title, which is taken off the "
+        "text (CCNet).",
     )
     html: HtmlSettings = Field(
         default=HtmlSettings(), description="Text extraction from the pages of WARC files."

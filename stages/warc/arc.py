@@ -1,4 +1,4 @@
-r"""Recognize records of ARC files (the format before WARC) and convert their headers to WARC fields.
+r"""Recognize records of ARC files, the format before WARC, and convert their headers.
 
 Source: Burner and Kahle, Arc File Format, 1996, version 1. Version 2 is not recognized; warcio does
 not read it either. As in warcio, a URL may contain spaces, and a date that does not exist becomes

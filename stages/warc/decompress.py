@@ -37,7 +37,8 @@ _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"  # RFC 8878, section 3.1.1
 _ZSTD_DICTIONARY = b"\x5d\x2a\x4d\x18"  # skippable frame with a dictionary, first in a .warc.zst
 _LZ4 = b"\x04\x22\x4d\x18"  # LZ4 frame format, version 1.6.4
-# RFC 1952, section 2.3: deflate, no reserved flag, any time, the flags of a known writer, any system.
+# RFC 1952, section 2.3: deflate, no reserved flag, any time, the flags of a known writer,
+# any system.
 _MEMBER = re.compile(rb"\x1f\x8b\x08[\x00-\x1f].{4}[\x00\x02\x04].", re.DOTALL)
 _MEMBER_TRIAL_BYTES = 1024  # a candidate that inflates this far without an error is a member
 _SALVAGE_BYTES = 64  # on disk, per step: at most this much before a failure is lost
@@ -293,7 +294,8 @@ def _read_member(file: BinaryIO, start: int, rest: bytes) -> Generator[_Chunk | 
             if data or (inflate.eof and num_bytes):
                 yield _Chunk(data, start, num_bytes == 0, inflate.eof)
                 num_bytes += len(data)
-    except igzip_lib.IsalError as error:  # pyright: ignore[reportGeneralTypeIssues] - its stubs call it an instance
+    # The stubs of isal declare the exception class as an instance.
+    except igzip_lib.IsalError as error:  # pyright: ignore[reportGeneralTypeIssues]
         num_bytes += yield from _salvage(file, start, num_bytes)
         after = _find_next_member(file, start + 1)
         yield Fault("warc.compression_corrupt", start, f"gzip: {error}", num_bytes == 0, 0)

@@ -56,7 +56,8 @@ class ReadReport:
         if num_counted != self.num_records or self.record_types.total() != self.num_records:
             raise DocumentCountError(
                 f"{self.file}: {self.num_records} records, but {self.num_documents} documents, "
-                f"{self.skipped.total()} skipped and {len(self.quarantine)} quarantined: a bug in stages/warc/reader.py"
+                f"{self.skipped.total()} skipped and {len(self.quarantine)} quarantined: a bug "
+                "in stages/warc/reader.py"
             )
 
     def counters(self) -> Counters:

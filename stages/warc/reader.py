@@ -9,7 +9,7 @@ texts get CCNet's form: lines are stripped, and the first line is the title.
     for table in reader:           # schema DOCUMENT; doc_id = 3 << 32 | number of the record
         ...
     reader.report.num_documents    # 41,832
-    reader.report.quarantine       # [Quarantined(record=107, offset=91_114, cause="warc.content_length_wrong", ...)]
+    reader.report.quarantine       # [Quarantined(record=107, offset=91_114, cause=...)]
 
 The rows do not depend on `batch_bytes`. Memory is bounded by `batch_bytes` and `max_record_bytes`.
 """
@@ -49,7 +49,8 @@ class WarcReader:
             path: a local WET, WARC or ARC file: gzip, zstd, lz4, or uncompressed.
             settings: which records become documents.
             split: index of the input split, the upper 32 bits of each `doc_id`.
-            first_record: records in the earlier files of the split (the sum of their `num_records`).
+            first_record: records in the earlier files of the split (the sum of their
+                `num_records`).
             batch_bytes: approximate content per batch. A batch has at least one document.
         """
         self.path = path
@@ -128,9 +129,10 @@ class WarcReader:
         report.num_documents += len(rows)
         report.text_bytes += text_bytes
         report.nul_bytes_replaced += num_nul_bytes
-        report.undecodable_replaced += sum(row.num_undecodable for row in rows)
-        report.num_cut += sum(row.is_cut for row in rows)
-        report.num_stored_decoded += sum(row.is_stored_decoded for row in rows)
+        for row in rows:
+            report.undecodable_replaced += row.num_undecodable
+            report.num_cut += row.is_cut
+            report.num_stored_decoded += row.is_stored_decoded
         if rows:
             yield self._build_table(rows, texts, titles)
 

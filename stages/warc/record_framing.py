@@ -18,15 +18,18 @@ A record of n content bytes ends after them if one of these follows:
 
 It does not end there if decompression fails right after it, or if a gzip member inside it begins
 with a version line. (Members that begin elsewhere inside a record are fine: some writers cut
-members by size.) In ARC files a header line replaces the version line, and one newline the two CRLF.
+members by size.) In ARC files a header line replaces the version line, and one newline the
+two CRLF.
 
     "WARC/1.0\r\n...Content-Length: 5\r\n\r\n" "Hello" "\r\n\r\n" "WARC/1.0\r\n..."      Record
-    "WARC/1.0\r\n...Content-Length: 3\r\n\r\n" "Hel" "lo\r\n\r\nWARC/1.0\r\n..."        Broken, up to the version line
+    "WARC/1.0\r\n...Content-Length: 3\r\n\r\n" "Hel" "lo\r\n\r\nWARC/1.0\r\n..."
+                                          Broken, up to the next version line
 
 Why no WARC library is used here: each of the following would lose or mix documents unnoticed.
-FastWARC 2.0 returns a truncated record as an empty one, reads over the end of a gzip member into the
-next record, treats a missing Content-Length as 0, reports wrong offsets if a member contains two
-records, and stops at the first fault. On intact files the tests compare with FastWARC and warcio.
+FastWARC 2.0 returns a truncated record as an empty one, reads over the end of a gzip member
+into the next record, treats a missing Content-Length as 0, reports wrong offsets if a member
+contains two records, and stops at the first fault. On intact files the tests compare with
+FastWARC and warcio.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Character classes by code point, and the decoder and classifier that the other kernels start with.
+"""Character classes by code point, and the functions that decode and classify a text.
 
 A text becomes two arrays of one element per character: `points` (int32 code points) and `kinds`
 (uint16 bits, see the constants below). Python's own str methods define the classes, so the
@@ -25,7 +25,10 @@ SPACE, ALPHABETIC, PUNCTUATION, BULLET, TERMINAL = 1, 2, 4, 8, 16
 WORD_CHARACTER, UPPER, LOWER, NUMERIC, ASCII_LETTER, SENTENCE_END = 32, 64, 128, 256, 512, 1024
 
 NUM_CLASSIFIED = 0x34000
-"""No character from here on is white space, alphabetic, numeric or has a lower case (Unicode 17)."""
+"""First code point that is not in the tables.
+
+From here on no character is white space, alphabetic or numeric, or has a lower case (Unicode 17).
+"""
 
 
 class Phrases(NamedTuple):

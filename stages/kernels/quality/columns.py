@@ -9,7 +9,10 @@ BULLETS = "-\u2013\u2022\u2023\u25a0\u25a1\u25aa\u25ab\u25b6\u25c0\u25e6"
 """Bullets of RedPajama-V2 (core/quality_signals/lines.py), and the hyphen as in datatrove."""
 
 TERMINAL_PUNCTUATION = '.!?"\u201d'
-"""C4's marks (Raffel et al. 2020, section 2.2: period, exclamation mark, question mark, end quotation mark)."""
+"""C4's marks at the end of a line.
+
+Raffel et al. 2020, section 2.2: period, exclamation mark, question mark, end quotation mark.
+"""
 
 NOT_A_BULLET_IN_RPV2 = ord("-")
 """Member of `BULLETS` that RedPajama-V2 does not count."""

@@ -1,7 +1,7 @@
 """Signals of lines and paragraphs.
 
-A line ends at a line feed. White space around it is not part of it, and blank lines are not counted.
-A paragraph is a sequence of lines without a blank line between them.
+A line ends at a line feed. White space around it is not part of it, and blank lines are not
+counted. A paragraph is a sequence of lines without a blank line between them.
 """
 
 from __future__ import annotations

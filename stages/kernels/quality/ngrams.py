@@ -1,10 +1,11 @@
-"""Shares of characters in frequent and in duplicated word n-grams (Gopher, Rae et al. 2021, table A1).
+"""Shares of characters in frequent and in duplicated word n-grams.
 
-N-grams are built length by length, and only those that occur twice are followed to the next:
+Source: Rae et al. 2021 (Gopher), table A1. N-grams are built length by length, and only
+those that occur twice are followed to the next:
 
     the cat and the cat sat      words     0 1 2 0 1 3      ids in order of first occurrence
                                  twice     0 1 . 0 1 .
-                                 2-grams   0 . . 0 .        the pair (0, 1), twice; no 3-gram is left
+                                 2-grams   0 . . 0 .        the pair (0, 1), twice; then no 3-gram
 
 Ten lengths therefore cost little more than two.
 """

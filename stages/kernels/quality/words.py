@@ -249,7 +249,7 @@ def _is_at(start: int, word: Ints, letters: Ints) -> bool:
 
 @njit(nogil=True)
 def _compute_entropy(counts: Ints, total: int) -> float:
-    """Return the entropy of the word distribution in nats (RedPajama-V2, rps_doc_unigram_entropy)."""
+    """Return the entropy of the words in nats (RedPajama-V2, rps_doc_unigram_entropy)."""
     entropy = 0.0
     for count in counts:
         if count > 0:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pipeline.models.classifier_training import (
     CRAWL_LABEL,
     REFERENCE_LABEL,
+    ReferenceSettings,
     compute_precision_and_recall,
     compute_roc_auc,
     train_reference,
@@ -48,7 +49,8 @@ def test_classifier_separates_two_corpora(tmp_path: Path) -> None:
     """Nearly all held-out texts get the right class, and the record has the figures."""
     positive = make_documents(400)
     negative = [f"buy cheap shoes now {i} click here free shipping" for i in range(400)]
-    record = train_reference(positive, negative, tmp_path / "model", num_epochs=20, dimension=8)
+    settings = ReferenceSettings(num_epochs=20, dimension=8)
+    record = train_reference(positive, negative, tmp_path / "model", settings)
     assert record["roc_auc"] > 0.99
     assert record["recall"] > 0.95
     assert record["positive"]["num_docs"] == 400
@@ -68,7 +70,8 @@ def test_classifier_training_is_reproducible(tmp_path: Path) -> None:
     negative = [f"spam {i % 7} offer" * 5 + str(i) for i in range(300)]
     folders = [tmp_path / name for name in ("a", "b", "c")]
     for folder, seed in zip(folders, (0, 0, 1), strict=True):
-        train_reference(make_documents(300), negative, folder, dimension=50, seed=seed)
+        settings = ReferenceSettings(dimension=50, seed=seed)
+        train_reference(make_documents(300), negative, folder, settings)
         np.full(1_000_000, np.nan)  # what fastText might find in memory it did not set
     a, b, c = (
         [(folder / name).read_bytes() for name in ("model.bin", "record.json")]
@@ -81,7 +84,8 @@ def test_classifier_training_is_reproducible(tmp_path: Path) -> None:
 def test_words_like_labels_are_not_labels(tmp_path: Path) -> None:
     """A text may contain fastText's label prefix."""
     negative = [f"__label__spam {i} x" for i in range(300)]
-    train_reference(make_documents(300), negative, tmp_path, num_epochs=1, dimension=4)
+    settings = ReferenceSettings(num_epochs=1, dimension=4)
+    train_reference(make_documents(300), negative, tmp_path, settings)
     model = classifiers.load_model(tmp_path)
     assert set(model.get_labels()) == {REFERENCE_LABEL, CRAWL_LABEL}
 

@@ -14,7 +14,7 @@ import sentencepiece
 
 from pipeline.models.corpus import is_held_out
 from pipeline.models.kenlm_build import TrainingFailed, kenlm_tools
-from pipeline.models.lm_training import train_lm
+from pipeline.models.lm_training import LmSettings, train_lm
 from stages.filters.language_model import normalize_for_lm
 from tests.pipeline.models.documents import make_documents
 
@@ -95,9 +95,8 @@ def test_settings_reach_the_model(
     trained: tuple[Path, dict[str, Any]], tools: tuple[Path, Path], tmp_path: Path
 ) -> None:
     """Vocabulary, order and structure are the given ones."""
-    record = train_lm(
-        make_documents(500), "fr", tmp_path, vocab_size=90, order=3, structure="trie", kenlm=tools
-    )
+    settings = LmSettings(vocab_size=90, order=3, structure="trie")
+    record = train_lm(make_documents(500), "fr", tmp_path, settings, kenlm=tools)
     assert record["num_pieces"] <= 90 < trained[1]["num_pieces"]
     assert kenlm.Model(str(tmp_path / "fr.arpa.bin")).order == 3
     assert (tmp_path / "fr.arpa.bin").stat().st_size < (trained[0] / "fr.arpa.bin").stat().st_size

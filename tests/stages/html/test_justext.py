@@ -156,8 +156,8 @@ def test_page_is_decoded_once() -> None:
 def test_stop_words_select_the_language() -> None:
     """A German page has content with German stop words, also combined with English ones, but not with English alone."""
     sentence = (
-        "Das Brot des Tals wird von den Leuten aus dem Dorf gebacken, und es wird auf dem Markt verkauft. "
-        * 3
+        "Das Brot des Tals wird von den Leuten aus dem Dorf gebacken, und es wird auf dem Markt "
+        "verkauft. " * 3
     )
     texts = [
         extract_main_text(f"<p>{sentence}", JustextSettings(stop_words=names))

@@ -923,7 +923,8 @@ ARC_FILES = {
     "hostile/webrecorder+warcio/example.arc.gz": (1, {}),
     "hostile/netarchivesuite+jwat/small_BNF.arc": (3, {}),  # of 5: two are images
     "hostile/netarchivesuite+jwat/invalid-arcfile-record-then-garbage.arc": (1, {"garbage": 1}),
-    # warcio hands these out: cut short by the end of the file, ending within a line, with no header or no length at all
+    # warcio hands these out: cut short by the end of the file, ending within a line, with no
+    # header or no length at all
     "hostile/webrecorder+warcio/example-space-in-url.arc": (0, {"truncated": 1}),
     "hostile/netarchivesuite+jwat/test-arc-1.0-dashed-fields.arc": (0, {"content_length_wrong": 1}),
     "hostile/netarchivesuite+jwat/test-arc-1.0-invalid-fields.arc": (
