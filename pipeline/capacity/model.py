@@ -15,7 +15,7 @@ from pipeline.execution.resources import make_request
 from pipeline.phases import registry
 from pipeline.phases.hash_partitions import count_chunks
 from pipeline.phases.phase import Phase
-from pipeline.planning.input_splits import WET_BYTES, files_per_split
+from pipeline.planning.input_splits import WET_BYTES, get_files_per_split
 
 WET_FILE: Amounts = {"input": WET_BYTES, "documents": 26_000, "text": 172e6, "paragraphs": 3.4e6}
 """Amounts of one WET file of a snapshot, in bytes and items.
@@ -146,7 +146,7 @@ class CostModel:
     @cached_property
     def num_splits(self) -> int:
         """Number of input splits."""
-        return math.ceil(self.num_files / files_per_split(self.config.input, self.num_files))
+        return math.ceil(self.num_files / get_files_per_split(self.config.input, self.num_files))
 
     @cached_property
     def amounts(self) -> Amounts:

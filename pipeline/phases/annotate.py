@@ -1,10 +1,8 @@
-"""annotate: drop copies and repeated paragraphs, then score what is left. Every score is stored.
+"""The phase annotate: remove copies and duplicate lines, then compute the scores of the remaining text.
 
-Promises: each document that still has text is stored with it and with all its scores; the tally holds histograms of
-perplexity per language, from which select may take percentiles of the run. Hashes of MinHash bands go into a file of
-their own, which fuzzy_dedup reads by range, and what there is to verify by, signatures or runs of words, into
-another.
-Leaves to others: decisions (select).
+All scores are stored; thresholds are applied in `select`. The counters have histograms of the perplexity per language,
+from which `select` may compute percentiles of the run. Band hashes of MinHash, and the signatures or n-grams to verify
+near-duplicates, have files of their own, which fuzzy_dedup reads in parts.
 """
 
 from __future__ import annotations
@@ -15,13 +13,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from pipeline.phases.exact_dedup import ExactDedup
 from pipeline.phases.extract import EXTRACTED, Extract
 from pipeline.phases.hash_partitions import write_buckets
 from pipeline.phases.paragraph_dedup import ParagraphDedup
 from pipeline.phases.phase import Artifact, SplitPhase, TaskCost
-from pipeline.phases.split_output import DECISIONS, RowGroups, SplitWriter, row_groups
+from pipeline.phases.split_output import DECISIONS, RowGroups, SplitWriter, read_row_groups
 from pipeline.runs.phase_folder import PendingOutput
 from stages.contract import with_columns
 from stages.dedup.exact_dedup import ExactDedupFilter
@@ -43,10 +42,10 @@ NOT_WITH_DOCUMENTS = (
     "minhash_signature",
     "minhash_ngrams",
 )
-"""Columns of the flow that are not stored in the documents file."""
+"""Columns that the documents file does not store."""
 
 COPY_BY = pa.field("copy_by", pa.string())
-"""In what a document is the copy of another (the config's exact_dedup.by); null: there is no other."""
+"""The value of `exact_dedup.by` for a copy of another document; null for all others."""
 
 BANDS = pa.schema(
     [
@@ -56,18 +55,16 @@ BANDS = pa.schema(
         pa.field("perplexity", pa.float32()),  # null without one
     ]
 )
-"""By what near-duplicates are found, and beside each hash what decides which of them stays: so nobody has to look into
-the documents of every unit for the few that matter."""
-
+"""Hashes to find near-duplicates by, with the values that rank them. So the merge does not open any documents file."""
 
 NGRAMS = pa.schema(
     [pa.field("record", pa.uint32()), pa.field("ngrams", pa.large_list(pa.uint64()))]
 )
-"""The hashes of a document's runs of words, each once, sorted."""
+"""The hashes of the word n-grams of a document, each once, sorted."""
 
 
 class Annotate(SplitPhase):
-    """Drop repeated paragraphs, then score what is left. Every score is stored."""
+    """Remove copies and duplicate lines, then store every score of the remaining text."""
 
     name = "annotate"
     version = 2
@@ -109,13 +106,12 @@ class Annotate(SplitPhase):
 
     @property
     def schema(self) -> pa.Schema:  # type: ignore[override]
-        """What extract stored, which lines have to go, and where copies are looked for, whose copy the document is."""
-        of_copies = (
-            [] if self.config.exact_dedup is None else [DECISIONS.field("representative"), COPY_BY]
-        )
-        return pa.schema(
-            [*EXTRACTED, pa.field("duplicate_lines", pa.list_(pa.uint32())), *of_copies]
-        )
+        """The columns of extract, the lines to remove, and for copies the document that is kept."""
+        duplicate_lines = pa.field("duplicate_lines", pa.list_(pa.uint32()))
+        if self.config.exact_dedup is None:
+            return pa.schema([*EXTRACTED, duplicate_lines])
+        representative = DECISIONS.field("representative")
+        return pa.schema([*EXTRACTED, duplicate_lines, representative, COPY_BY])
 
     @property
     def stored(self) -> pa.Schema:
@@ -128,101 +124,105 @@ class Annotate(SplitPhase):
         split = self.split(task_id)
         copies = ExactDedup(self.plan).find_copies(split)
         duplicate_lines = ParagraphDedup(self.plan).find_duplicate_lines(split)
-        records, lines = duplicate_lines >> np.uint64(32), duplicate_lines.astype(np.uint32)
-        documents = self.plan.folder("extract").open(Extract.documents.file_name(task_id))
-        for table in row_groups(documents, batch_mb=self.config.engine.advanced.batch_mb):
-            wanted = table.column("doc_id").to_numpy() & np.uint64(0xFFFF_FFFF)
-            offsets = np.append(
-                np.searchsorted(records, wanted), np.searchsorted(records, wanted[-1], side="right")
-            )
-            column = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(lines))
-            place = pc.index_in(pa.array(wanted.astype(np.uint32)), value_set=copies["record"])
+        documents = self.plan.folder(Extract.name).open(Extract.documents.file_name(task_id))
+        for batch in read_row_groups(documents, batch_mb=self.config.engine.advanced.batch_mb):
+            records = batch.column("doc_id").to_numpy() & np.uint64(0xFFFF_FFFF)
+            rows = pc.index_in(pa.array(records.astype(np.uint32)), value_set=copies["record"])
             added = {
-                "duplicate_lines": column,
-                "representative": copies["representative"].take(place),
+                "duplicate_lines": _list_lines(records, duplicate_lines),
+                "representative": copies["representative"].take(rows),
             }
             if self.config.exact_dedup is not None:
-                added["copy_by"] = pc.if_else(
-                    pc.is_valid(place), pa.scalar(self.config.exact_dedup.by), None
-                )
-            yield with_columns(
-                table, {name: added[name] for name in self.schema.names if name in added}
-            )
+                by = pa.scalar(self.config.exact_dedup.by)
+                added["copy_by"] = pc.if_else(pc.is_valid(rows), by, None)
+            wanted = self.schema.names
+            yield with_columns(batch, {name: added[name] for name in added if name in wanted})
 
     def create_writer(self, task_id: str, output: PendingOutput) -> SplitWriter:
         """Return the writer of documents with their scores, decisions, band hashes and signatures."""
-        bands = (
-            None if self.config.annotate.minhash is None else _Bands(self.config.annotate.minhash)
-        )
+        settings = self.config.annotate.minhash
+        bands = None if settings is None else _BandWriter(settings)
         return _AnnotateWriter(output, task_id, self.stored, bands)
 
 
-class _Bands:
-    """The band hashes of one unit, and where it is wanted what pairs are verified by."""
+def _list_lines(records: NDArray[np.uint64], duplicate_lines: NDArray[np.uint64]) -> pa.ListArray:
+    """Return the lines to remove, per record.
+
+    Args:
+        records: (n,) record numbers, sorted.
+        duplicate_lines: record << 32 | line, sorted.
+    """
+    of_record = duplicate_lines >> np.uint64(32)
+    starts = np.searchsorted(of_record, records)
+    end = np.searchsorted(of_record, records[-1], side="right")
+    offsets = pa.array(np.append(starts, end), pa.int32())
+    return pa.ListArray.from_arrays(offsets, pa.array(duplicate_lines.astype(np.uint32)))
+
+
+class _BandWriter:
+    """Collects the band hashes of one split, and the values to verify near-duplicates."""
 
     def __init__(self, settings: MinHashSettings) -> None:
         self._settings = settings
         self._rows: list[pa.RecordBatch] = []
-        self._verified_by: list[pa.RecordBatch] = []
+        self._lists: list[pa.RecordBatch] = []
 
     def add(self, kept: pa.Table) -> None:
         """Add the next documents."""
         documents = kept.filter(pc.is_valid(kept.column("minhash"))).combine_chunks()
         records = documents.column("doc_id").to_numpy().astype(np.uint32)  # the lower half
         hashes = pc.list_flatten(documents.column("minhash")).to_numpy()
-        of_document = pa.array(
-            np.repeat(np.arange(len(records)), len(hashes) // max(1, len(records)))
-        )
-        columns = [pa.array(records), documents.column("num_chars"), _perplexity(documents)]
-        repeated = [
-            column.take(of_document).cast(f.type)
-            for column, f in zip(columns, list(BANDS)[1:], strict=True)
-        ]
-        rows = pa.table([pa.array(hashes), *repeated], schema=BANDS)
-        self._rows += rows.combine_chunks().to_batches()
+        num_bands = len(hashes) // max(1, len(records))
+        document_of_hash = pa.array(np.repeat(np.arange(len(records)), num_bands))
+        columns = [pa.array(hashes)]
+        values = [pa.array(records), documents.column("num_chars"), _get_perplexity(documents)]
+        for column, wanted in zip(values, list(BANDS)[1:], strict=True):
+            columns.append(column.take(document_of_hash).cast(wanted.type))
+        self._rows += pa.table(columns, schema=BANDS).combine_chunks().to_batches()
         if self._settings.verify == "exact":
             lists = documents.column("minhash_ngrams").combine_chunks()
-            self._verified_by.append(pa.record_batch([pa.array(records), lists], schema=NGRAMS))
+            self._lists.append(pa.record_batch([pa.array(records), lists], schema=NGRAMS))
         elif self._settings.verify:
             values = pc.list_flatten(documents.column("minhash_signature")).combine_chunks()
             lists = pa.FixedSizeListArray.from_arrays(values, self._settings.num_permutations)
-            self._verified_by.append(
-                pa.record_batch([pa.array(records), lists], names=["record", "signature"])
-            )
+            columns = [pa.array(records), lists]
+            self._lists.append(pa.record_batch(columns, schema=self._signature_schema))
+
+    @property
+    def _signature_schema(self) -> pa.Schema:
+        signature = pa.list_(pa.uint32(), self._settings.num_permutations)
+        return pa.schema([pa.field("record", pa.uint32()), pa.field("signature", signature)])
 
     def write(self, output: PendingOutput, task_id: str) -> None:
-        """Write the files of the unit."""
-        write_buckets(output.path(Annotate.bands.file_name(task_id)), _one_batch(BANDS, self._rows))
+        """Write the files of the split."""
+        bands = output.path(Annotate.bands.file_name(task_id))
+        write_buckets(bands, _join(BANDS, self._rows))
         if self._settings.verify == "exact":
-            _write_one_batch(
-                output.path(Annotate.ngrams.file_name(task_id)), NGRAMS, self._verified_by
-            )
+            _write_batch(output.path(Annotate.ngrams.file_name(task_id)), NGRAMS, self._lists)
         elif self._settings.verify:
-            lists = pa.list_(pa.uint32(), self._settings.num_permutations)
-            schema = pa.schema([pa.field("record", pa.uint32()), pa.field("signature", lists)])
-            _write_one_batch(
-                output.path(Annotate.signatures.file_name(task_id)), schema, self._verified_by
-            )
+            path = output.path(Annotate.signatures.file_name(task_id))
+            _write_batch(path, self._signature_schema, self._lists)
 
 
-def _perplexity(documents: pa.Table) -> pa.Array | pa.ChunkedArray:
-    has_it = "perplexity" in documents.column_names
-    return documents.column("perplexity") if has_it else pa.nulls(documents.num_rows, pa.float32())
+def _get_perplexity(documents: pa.Table) -> pa.Array | pa.ChunkedArray:
+    if "perplexity" in documents.column_names:
+        return documents.column("perplexity")
+    return pa.nulls(documents.num_rows, pa.float32())
 
 
-def _write_one_batch(path: Path, schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> None:
+def _write_batch(path: Path, schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> None:
     with pa.ipc.new_file(path, schema) as file:
-        file.write_batch(_one_batch(schema, batches))
+        file.write_batch(_join(schema, batches))
 
 
-def _one_batch(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+def _join(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     empty = pa.record_batch([pa.nulls(0, f.type) for f in schema], schema=schema)
     return pa.concat_batches([empty, *batches])
 
 
 class _AnnotateWriter(SplitWriter):
     def __init__(
-        self, output: PendingOutput, task_id: str, schema: pa.Schema, bands: _Bands | None
+        self, output: PendingOutput, task_id: str, schema: pa.Schema, bands: _BandWriter | None
     ) -> None:
         super().__init__(output, task_id)
         self._schema, self._bands = schema, bands

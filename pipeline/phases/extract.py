@@ -1,8 +1,7 @@
-"""extract: records to documents, and the hash of every paragraph beside them.
+"""The phase extract: make documents of WARC and WET records, and hash every paragraph.
 
-Promises: a hashes file has one Arrow record batch per range of hash space (bucket), each in the order of the input,
-so that deduplicate reads any range of any unit without reading the rest.
-Leaves to others: records and their faults (stages/warc/reader.py), hashing (stages/dedup/paragraphs.py).
+A hashes file has one Arrow record batch per range of hash space, so that paragraph_dedup reads any range of any split
+without reading the rest.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from pipeline.config import RunConfig
 from pipeline.phases.hash_partitions import write_buckets
 from pipeline.phases.phase import Artifact, SplitPhase, TaskCost
 from pipeline.phases.split_output import DECISIONS, RowGroups, SplitWriter
-from pipeline.planning.input_splits import files_per_split, local_copy, make_sample_crawl
+from pipeline.planning.input_splits import get_files_per_split, local_copy, make_sample_crawl
 from pipeline.runs.phase_folder import PendingOutput
 from stages.contract import DOCUMENT
 from stages.dedup.paragraphs import ParagraphHashes
@@ -69,10 +68,10 @@ class Extract(SplitPhase):
     @classmethod
     def fingerprint_inputs(cls, config: RunConfig, num_files: int) -> dict[str, Any]:
         """Return the number of files per input split."""
-        return {"files_per_split": files_per_split(config.input, num_files)}
+        return {"files_per_split": get_files_per_split(config.input, num_files)}
 
     def read(self, task_id: str, writer: _ExtractWriter) -> Generator[pa.Table]:
-        """Read the unit's files, one after another."""
+        """Yield the documents of the split's files, one file after another."""
         split = self.split(task_id)
         if crawl := self.config.input.sample_crawl:
             # On a cluster, each machine may have its own cache.
@@ -103,16 +102,16 @@ class _ExtractWriter(SplitWriter):
         self._documents = RowGroups(output.path(Extract.documents.file_name(task_id)))
         self.quarantine: list[Quarantined] = []
         self._hashes: list[np.ndarray[Any, np.dtype[np.uint64]]] = []
-        self._lines: list[np.ndarray[Any, np.dtype[np.uint64]]] = []
+        self._lines: list[np.ndarray[Any, np.dtype[np.uint64]]] = []  # record << 32 | line
 
     def write_kept(self, batch: pa.Table) -> None:
         hashes = batch.column("paragraph_hashes").combine_chunks()
-        counts = np.diff(hashes.offsets.to_numpy())
+        counts = np.diff(hashes.offsets.to_numpy())  # paragraphs per document
         records = batch.column("doc_id").to_numpy() & np.uint64(0xFFFF_FFFF)
-        first = np.repeat(np.cumsum(counts) - counts, counts)
-        lines = np.arange(len(first), dtype=np.uint64) - first.astype(np.uint64)
+        first_of_document = np.repeat(np.cumsum(counts) - counts, counts)
+        lines = np.arange(len(first_of_document)) - first_of_document
         self._hashes.append(hashes.flatten().to_numpy())
-        self._lines.append(np.repeat(records << np.uint64(32), counts) | lines)
+        self._lines.append(np.repeat(records << np.uint64(32), counts) | lines.astype(np.uint64))
         self.counters.add("paragraphs", len(lines))
         self.counters.add("chars", pc.sum(batch.column("original_num_chars")).as_py())
         self._documents.add(batch.drop_columns("paragraph_hashes"))
@@ -122,10 +121,11 @@ class _ExtractWriter(SplitWriter):
         super().close()
         self._documents.start(EXTRACTED)
         self._documents.close()
-        empty = [np.empty(0, np.uint64)]
-        hashes, places = np.concatenate(self._hashes or empty), np.concatenate(self._lines or empty)
-        records, lines = (places >> np.uint64(32)).astype(np.uint32), places.astype(np.uint32)
-        rows = pa.record_batch([hashes, records, lines], schema=HASHES)
+        empty = np.empty(0, np.uint64)
+        hashes = np.concatenate([empty, *self._hashes])
+        lines = np.concatenate([empty, *self._lines])
+        columns = [hashes, (lines >> np.uint64(32)).astype(np.uint32), lines.astype(np.uint32)]
+        rows = pa.record_batch(columns, schema=HASHES)
         write_buckets(self.output.path(Extract.hashes.file_name(self.task_id)), rows)
         quarantine = b"".join(
             json.dumps(asdict(entry), sort_keys=True).encode() + b"\n" for entry in self.quarantine

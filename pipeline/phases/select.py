@@ -1,13 +1,12 @@
-"""select: thresholds over stored scores; each document gets its fate.
+"""The phase select: apply thresholds to the stored scores, and decide on each document.
 
-Promises: one fate per document that annotate stored, "kept" or the first rule that it failed, in the ledger.
-Leaves to others: the rules themselves (the filters in stages/), which documents are near-duplicates of which.
+Every document that annotate stored gets one decision: "kept", or the reason of the first filter that drops it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from functools import cached_property
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from pipeline.models import registry as model_registry
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.fuzzy_dedup import FuzzyDedup
 from pipeline.phases.phase import Artifact, SplitPhase, TaskCost
-from pipeline.phases.split_output import DECISIONS, SplitWriter, make_decisions, row_groups
+from pipeline.phases.split_output import DECISIONS, SplitWriter, make_decisions, read_row_groups
 from pipeline.planning.stage_spec import StageSpec
 from pipeline.runs.phase_folder import PendingOutput
 from stages.dedup.minhash import MinHashFilter
@@ -33,9 +32,15 @@ from stages.filters.quality import QualityFilter
 
 REPRESENTATIVE = DECISIONS.field("representative")
 
+NOT_READ = ("text", "kept_lines", "lines_removed")
+"""Large columns that no filter needs."""
+
+Cutoffs = Mapping[str, tuple[float, float]]
+"""Language -> the perplexity at which head and middle end."""
+
 
 class Select(SplitPhase):
-    """Thresholds over stored scores: each document gets its fate."""
+    """Apply thresholds to the stored scores, and decide on each document."""
 
     name = "select"
     version = 1
@@ -75,91 +80,88 @@ class Select(SplitPhase):
 
     @cached_property
     def schema(self) -> pa.Schema:  # type: ignore[override]
-        """All that annotate stored, but for what is large, and who stands in for a near-duplicate."""
-        small = [
-            f
-            for f in Annotate(self.plan).stored
-            if f.name not in ("text", "kept_lines", "lines_removed")
-        ]
-        return pa.schema([*small, REPRESENTATIVE])
+        """The stored columns without the large ones, and for near-duplicates the document that is kept."""
+        stored = Annotate(self.plan).stored
+        return pa.schema([*(f for f in stored if f.name not in NOT_READ), REPRESENTATIVE])
 
     def stage_specs(self) -> tuple[StageSpec, ...]:
-        """The plan's filters, with the perplexity filter in its place, after the language filter."""
+        """Return the planned filters, with the perplexity filter behind the language filter."""
         filters = self.plan.phase(self.name).stages
         if self.config.select.perplexity is None or self.config.annotate.perplexity is None:
             return filters
-        at = 1 if self.config.select.language is not None else 0
-        return (*filters[:at], StageSpec(PerplexityFilter, self._buckets), *filters[at:])
+        index = 1 if self.config.select.language is not None else 0
+        spec = StageSpec(PerplexityFilter, self._perplexity_settings)
+        return (*filters[:index], spec, *filters[index:])
 
     @cached_property
-    def _buckets(self) -> PerplexityFilterSettings:
-        wanted = self.config.select.perplexity
-        assert wanted is not None
+    def _perplexity_settings(self) -> PerplexityFilterSettings:
+        settings = self.config.select.perplexity
+        assert settings is not None
         try:
-            cutoffs = {
-                "model": self._cutoffs_of_models,
-                "run": self._cutoffs_of_run,
-            }.get(
-                wanted.cutoffs,
-                lambda _: perplexity.read_cutoffs_csv(Path(wanted.cutoffs), wanted.percentiles),
-            )(wanted.percentiles)
-            return PerplexityFilterSettings(cutoffs=cutoffs, keep=wanted.keep)
+            cutoffs = self._find_cutoffs(settings.cutoffs, settings.percentiles)
+            return PerplexityFilterSettings(cutoffs=cutoffs, keep=settings.keep)
         except ValueError as error:
-            raise TaskFailed(f"select.perplexity.cutoffs is {wanted.cutoffs!r}: {error}") from error
+            raise TaskFailed(
+                f"select.perplexity.cutoffs is {settings.cutoffs!r}: {error}"
+            ) from error
 
-    def _cutoffs_of_models(self, percentiles: tuple[int, int]) -> dict[str, tuple[float, float]]:
-        assert self.config.annotate.perplexity is not None
-        return {
-            language: _recorded_cutoffs(model_registry.resolve(reference), percentiles)
-            for language, reference in self.config.annotate.perplexity.models.items()
-        }
+    def _find_cutoffs(self, source: str, percentiles: tuple[int, int]) -> Cutoffs:
+        """Return the cutoffs of each language from the models, from this run, or from a cutoff.csv."""
+        if source == "model":
+            assert self.config.annotate.perplexity is not None
+            models = self.config.annotate.perplexity.models
+            return {
+                language: _read_recorded_cutoffs(model_registry.resolve(reference), percentiles)
+                for language, reference in models.items()
+            }
+        if source == "run":
+            return self._compute_cutoffs(percentiles)
+        return perplexity.read_cutoffs_csv(Path(source), percentiles)
 
-    def _cutoffs_of_run(self, percentiles: tuple[int, int]) -> dict[str, tuple[float, float]]:
-        histograms = Annotate(self.plan).counters().histograms
+    def _compute_cutoffs(self, percentiles: tuple[int, int]) -> Cutoffs:
+        """Return percentiles of the perplexity histograms that annotate has counted."""
         head, middle = percentiles
-        return {
-            name.removeprefix("perplexity."): (
-                perplexity.percentile(bins, head),
-                perplexity.percentile(bins, middle),
-            )
-            for name, bins in sorted(histograms.items())
-            if name.startswith("perplexity.")
-        }
+        cutoffs: dict[str, tuple[float, float]] = {}
+        for name, bins in sorted(Annotate(self.plan).counters().histograms.items()):
+            family, _, language = name.partition(".")
+            if family == "perplexity":
+                cutoffs[language] = (
+                    perplexity.percentile(bins, head),
+                    perplexity.percentile(bins, middle),
+                )
+        return cutoffs
 
     def read(self, task_id: str, writer: SplitWriter) -> Generator[pa.Table]:
         """Yield the stored scores, with the findings of fuzzy_dedup."""
         del writer
         found = FuzzyDedup(self.plan).find_near_duplicates(self.split(task_id))
         names = [name for name in self.schema.names if name != REPRESENTATIVE.name]
-        documents = self.plan.folder("annotate").open(Annotate.documents.file_name(task_id))
-        for table in row_groups(documents, names, self.config.engine.advanced.batch_mb):
-            records = pc.cast(
-                pc.bit_wise_and(table.column("doc_id"), pa.scalar(0xFFFF_FFFF, pa.uint64())),
-                pa.uint32(),
-            )
-            place = pc.index_in(records, value_set=found["record"])
-            yield table.append_column(
-                REPRESENTATIVE, found["representative"].take(place.combine_chunks())
-            )
+        documents = self.plan.folder(Annotate.name).open(Annotate.documents.file_name(task_id))
+        record_mask = pa.scalar(0xFFFF_FFFF, pa.uint64())
+        for batch in read_row_groups(documents, names, self.config.engine.advanced.batch_mb):
+            records = pc.bit_wise_and(batch.column("doc_id"), record_mask).cast(pa.uint32())
+            rows = pc.index_in(records, value_set=found["record"]).combine_chunks()
+            yield batch.append_column(REPRESENTATIVE, found["representative"].take(rows))
 
     def create_writer(self, task_id: str, output: PendingOutput) -> SplitWriter:
         """Return the writer of the decision on every document that reached this phase."""
         return _SelectWriter(output, task_id)
 
 
-def _recorded_cutoffs(folder: Path, percentiles: tuple[int, int]) -> tuple[float, float]:
-    """The cutoffs that were measured when the model was trained.
+def _read_recorded_cutoffs(folder: Path, percentiles: tuple[int, int]) -> tuple[float, float]:
+    """Return the cutoffs that were measured when a model was trained.
 
     Raises:
-        UnitFailed: the model has no record, or not of these percentiles.
+        TaskFailed: the model has no record, or none of these percentiles.
     """
     try:
         measured = json.loads((folder / "record.json").read_text(encoding="utf-8"))["cutoffs"]
         head, middle = (float(measured[str(percentile)]) for percentile in percentiles)
     except (FileNotFoundError, KeyError) as error:
         raise TaskFailed(
-            f"{folder} records no cutoffs for percentiles {percentiles}: {error!r}; set select.perplexity.cutoffs to "
-            f"run, or to the path of a cutoff.csv (CCNet publishes one beside its models)"
+            f"{folder} records no cutoffs for percentiles {percentiles}: {error!r}; "
+            f"set select.perplexity.cutoffs to run, or to the path of a cutoff.csv "
+            f"(CCNet publishes one with its models)"
         ) from error
     return head, middle
 

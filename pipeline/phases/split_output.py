@@ -121,7 +121,7 @@ def make_decisions(
 
 
 def write_parquet(table: pa.Table, path: Path) -> None:
-    """One Parquet file in row groups of fixed size."""
+    """Write a table as one Parquet file with row groups of ROWS_PER_GROUP rows."""
     with RowGroups(path) as rows:
         rows.add(table)
         if not table.num_rows:
@@ -129,7 +129,7 @@ def write_parquet(table: pa.Table, path: Path) -> None:
 
 
 class RowGroups:
-    """A Parquet file whose row groups have ROWS_PER_GROUP rows, however they come."""
+    """Writes a Parquet file with row groups of ROWS_PER_GROUP rows, for tables of any size."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -143,7 +143,7 @@ class RowGroups:
         self.close()
 
     def start(self, schema: pa.Schema) -> None:
-        """Begin the file, if it is not begun."""
+        """Create the file, unless it exists."""
         if self._writer is None:
             self._writer = pq.ParquetWriter(
                 self._path, schema, compression="zstd", compression_level=1
@@ -163,7 +163,7 @@ class RowGroups:
             self._pending = [rows.slice(whole)] if whole < rows.num_rows else []
 
     def close(self) -> None:
-        """Write what is left and end the file."""
+        """Write the remaining rows and finish the file."""
         if self._pending:
             self._writer.write_table(pa.concat_tables(self._pending).combine_chunks())
             self._pending = []
@@ -171,10 +171,10 @@ class RowGroups:
             self._writer.close()
 
 
-def row_groups(
+def read_row_groups(
     source: pa.NativeFile, columns: Sequence[str] | None = None, batch_mb: float = 0
 ) -> Iterator[pa.Table]:
-    """A Parquet file's row groups, so many at a time that they hold `batch_mb` in memory, but one at least."""
+    """Yield tables of whole row groups, each of at least `batch_mb` MB in memory, except the last."""
     with source, pq.ParquetFile(source) as file:
         groups: list[pa.Table] = []
         for index in range(file.num_row_groups):

@@ -1,8 +1,7 @@
-"""tokenize: kept documents to token ids, in the order of the global shuffle.
+"""The phase tokenize: make token ids of the kept documents, in the order of the global shuffle.
 
-Promises: a unit's tokens file and its index are sorted by order key, so that write_shards reads any range of keys
-with one read; the order is a function of document ids and the seed alone.
-Leaves to others: the encoders (stages/transform/tokenize.py), cutting shards.
+The tokens file of a split and its index are sorted by order key, so write_shards reads any range of keys with one
+read. The order depends on document ids and the seed alone.
 """
 
 from __future__ import annotations
@@ -15,13 +14,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from pipeline.config import RunConfig
 from pipeline.errors import TaskFailed
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.phase import Artifact, SplitPhase, TaskCost
 from pipeline.phases.select import Select
-from pipeline.phases.split_output import DECISIONS, SplitWriter, row_groups
+from pipeline.phases.split_output import DECISIONS, SplitWriter, read_row_groups
 from pipeline.planning.stage_spec import StageSpec
 from pipeline.runs.phase_folder import PendingOutput
 from shardwriter.format import TokenizerEntry
@@ -33,9 +33,8 @@ DOCUMENT_INDEX = pa.schema(
     [
         pa.field("order_key", pa.uint64(), nullable=False),
         pa.field("doc_id", pa.uint64(), nullable=False),
-        pa.field(
-            "token_start", pa.int64(), nullable=False
-        ),  # in the unit's tokens file, counted in tokens
+        # Position in the split's tokens file, counted in tokens.
+        pa.field("token_start", pa.int64(), nullable=False),
         pa.field("num_tokens", pa.int64(), nullable=False),
         pa.field("url", pa.string()),
         pa.field("language", pa.string()),
@@ -44,14 +43,14 @@ DOCUMENT_INDEX = pa.schema(
         pa.field("bucket", pa.string()),
     ]
 )
-"""Of a tokens file, sorted by order_key: what write_shards reads ranges of."""
+"""The index of a tokens file, sorted by order_key."""
 
 PII = pa.schema([field for field in Pii.adds if field.name != "text"])
-"""What is counted where there are placeholders."""
+"""The numbers of replaced items, if placeholders are on."""
 
 
 class TokenizeDocuments(SplitPhase):
-    """Kept documents to token ids, in the order of the global shuffle."""
+    """Make token ids of the kept documents, in the order of the global shuffle."""
 
     name = "tokenize"
     version = 1
@@ -74,42 +73,37 @@ class TokenizeDocuments(SplitPhase):
 
     @cached_property
     def index(self) -> pa.Schema:
-        """What is told of each document beside its tokens: DOCUMENT_INDEX, scores by classifiers, what was replaced."""
+        """The columns of the index: DOCUMENT_INDEX, scores of classifiers, and numbers of replaced items."""
         classifiers = self.config.annotate.classifiers
         scores = [] if classifiers is None else Classifiers.added_columns(classifiers)
-        return pa.schema(
-            [*DOCUMENT_INDEX, *scores, *([] if self.config.tokenize.pii is None else PII)]
-        )
+        replaced = [] if self.config.tokenize.pii is None else PII
+        return pa.schema([*DOCUMENT_INDEX, *scores, *replaced])
 
     @cached_property
     def schema(self) -> pa.Schema:  # type: ignore[override]
-        """Text, and what the shards say of each document."""
+        """The text, and the stored columns that the index has."""
         stored = Annotate(self.plan).output_schema()
-        names = [
-            "doc_id",
-            "text",
-            "num_chars",
-            *(n for n in self.index.names if n in stored.names and n != "doc_id"),
-        ]
-        return pa.schema([*(stored.field(name) for name in names), pa.field("bucket", pa.string())])
+        indexed = [name for name in self.index.names if name in stored.names]
+        names = dict.fromkeys(["doc_id", "text", "num_chars", *indexed])  # each once
+        columns = [stored.field(name) for name in names]
+        return pa.schema([*columns, pa.field("bucket", pa.string())])
 
     def read(self, task_id: str, writer: SplitWriter) -> Generator[pa.Table]:
         """Yield the texts of the documents that select kept."""
         del writer
-        with self.plan.folder("select").open(Select.decisions.file_name(task_id)) as file:
-            table = pq.read_table(file, columns=["doc_id", "decision", "bucket"])
-        kept = table.filter(pc.equal(table.column("decision"), "kept"))
-        ids = kept.column("doc_id").combine_chunks()
-        for group in row_groups(
-            self.plan.folder("annotate").open(Annotate.documents.file_name(task_id)),
-            [n for n in self.schema.names if n != "bucket"],
-            self.config.engine.advanced.batch_mb,
-        ):
-            place = pc.index_in(group.column("doc_id"), value_set=ids)
-            found = pc.is_valid(place)
-            rows = group.filter(found)
-            if rows.num_rows:
-                yield rows.append_column("bucket", kept.column("bucket").take(place.filter(found)))
+        with self.plan.folder(Select.name).open(Select.decisions.file_name(task_id)) as file:
+            decisions = pq.read_table(file, columns=["doc_id", "decision", "bucket"])
+        kept = decisions.filter(pc.equal(decisions.column("decision"), "kept"))
+        kept_ids = kept.column("doc_id").combine_chunks()
+        documents = self.plan.folder(Annotate.name).open(Annotate.documents.file_name(task_id))
+        names = [name for name in self.schema.names if name != "bucket"]
+        for batch in read_row_groups(documents, names, self.config.engine.advanced.batch_mb):
+            rows = pc.index_in(batch.column("doc_id"), value_set=kept_ids)
+            is_kept = pc.is_valid(rows)
+            found = batch.filter(is_kept)
+            if found.num_rows:
+                buckets = kept.column("bucket").take(rows.filter(is_kept))
+                yield found.append_column("bucket", buckets)
 
     def create_writer(self, task_id: str, output: PendingOutput) -> SplitWriter:
         """Return the writer of the tokens file and its index."""
@@ -118,15 +112,17 @@ class TokenizeDocuments(SplitPhase):
 
 
 class _TokenWriter(SplitWriter):
-    """Tokens are spooled in input order and permuted once, by way of the page cache, when the unit is whole."""
+    """Writes tokens in input order, and sorts them once at the end, in the page cache."""
 
     def __init__(
         self, output: PendingOutput, task_id: str, dtype: np.dtype[Any], seed: int, index: pa.Schema
     ) -> None:
         super().__init__(output, task_id)
-        self._dtype, self._seed, self._index = dtype, seed, index
-        self._spool = output.path(f"{task_id}.spool")
-        self._file = self._spool.open("wb")
+        self._dtype = dtype
+        self._seed = seed
+        self._index = index
+        self._unsorted = output.path(f"{task_id}.unsorted")
+        self._file = self._unsorted.open("wb")
         self._rows: list[pa.Table] = []
 
     def write_kept(self, batch: pa.Table) -> None:
@@ -135,11 +131,8 @@ class _TokenWriter(SplitWriter):
         self._rows.append(batch.select([n for n in batch.column_names if n in self._index.names]))
         for name in ("language", "bucket"):
             if name in batch.column_names:
-                for row in (
-                    batch.group_by(name, use_threads=False)
-                    .aggregate([("num_tokens", "sum")])
-                    .to_pylist()
-                ):
+                groups = batch.group_by(name, use_threads=False)
+                for row in groups.aggregate([("num_tokens", "sum")]).to_pylist():
                     self.counters.add(f"{name}_tokens.{row[name]}", row["num_tokens_sum"])
 
     def close(self) -> None:
@@ -147,47 +140,52 @@ class _TokenWriter(SplitWriter):
         super().close()
         self._file.close()
         rows = pa.concat_tables(self._rows) if self._rows else self._index.empty_table()
-        doc_ids, lengths = rows.column("doc_id").to_numpy(), rows.column("num_tokens").to_numpy()
-        keys = compute_order_keys(doc_ids, self._seed)
+        lengths = rows.column("num_tokens").to_numpy()
+        keys = compute_order_keys(rows.column("doc_id").to_numpy(), self._seed)
         order = np.argsort(keys)
+        self._write_tokens(order, lengths)
+        self._unsorted.unlink()
+        self._write_index(rows.take(pa.array(order)), keys[order], lengths[order])
+
+    def _write_tokens(self, order: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
+        """Write the documents' tokens in the given order."""
         starts = np.cumsum(lengths) - lengths
-        with self.output.path(TokenizeDocuments.tokens.file_name(self.task_id)).open("wb") as file:
-            if lengths.sum():
-                tokens = np.memmap(self._spool, self._dtype, "r").view(
-                    np.ndarray
-                )  # the slices of a memmap cost more
-                for i in order:
-                    file.write(tokens[starts[i] : starts[i] + lengths[i]].data)
-        self._spool.unlink()
-        index = rows.take(pa.array(order))
-        columns = {
-            "order_key": pa.array(keys[order]),
-            "token_start": pa.array(np.cumsum(lengths[order]) - lengths[order]),
-            **{
-                name: index.column(name)
-                for name in index.column_names
-                if name not in ("order_key", "token_start")
-            },
-        }
-        full = [columns.get(f.name, pa.nulls(len(order), f.type)) for f in self._index]
-        with pa.ipc.new_file(
-            self.output.path(TokenizeDocuments.documents.file_name(self.task_id)), self._index
-        ) as out:
-            out.write_table(pa.table(full, schema=self._index).combine_chunks())
+        path = self.output.path(TokenizeDocuments.tokens.file_name(self.task_id))
+        with path.open("wb") as file:
+            if not lengths.sum():
+                return  # an empty file cannot be mapped
+            # As a plain array, because slices of a memmap object are slow.
+            tokens = np.memmap(self._unsorted, self._dtype, "r").view(np.ndarray)
+            for i in order:
+                file.write(tokens[starts[i] : starts[i] + lengths[i]].data)
+
+    def _write_index(
+        self, rows: pa.Table, keys: NDArray[np.uint64], lengths: NDArray[np.int64]
+    ) -> None:
+        """Write the index; all arguments are in the order of the keys."""
+        columns: dict[str, Any] = {name: rows.column(name) for name in rows.column_names}
+        columns["order_key"] = pa.array(keys)
+        columns["token_start"] = pa.array(np.cumsum(lengths) - lengths)
+        missing = {f.name: pa.nulls(len(keys), f.type) for f in self._index}
+        ordered = [columns.get(f.name, missing[f.name]) for f in self._index]
+        path = self.output.path(TokenizeDocuments.documents.file_name(self.task_id))
+        with pa.ipc.new_file(path, self._index) as file:
+            file.write_table(pa.table(ordered, schema=self._index).combine_chunks())
 
 
 def describe_tokenizer(config: RunConfig) -> TokenizerEntry:
-    """What the manifest says of the tokenizer.
+    """Return the tokenizer's entry in the manifest.
 
     Raises:
-        UnitFailed: it has no token that ends a document.
+        TaskFailed: it has no token that ends a document.
     """
     stage = StageSpec(Tokenize, config.tokenize).opened()
     assert isinstance(stage, Tokenize)
     info = stage.describe()
     if info.end_of_document is None:
         raise TaskFailed(
-            "tokenize.end_of_document is null, but shards need a token that ends each document; name one"
+            "tokenize.end_of_document is null, but shards need a token that ends each document; "
+            "set it to the name of a token"
         )
     return TokenizerEntry(
         info.name, info.sha256, info.vocab_size, info.end_of_document, dict(info.special_ids)
@@ -197,10 +195,11 @@ def describe_tokenizer(config: RunConfig) -> TokenizerEntry:
 def compute_order_keys(
     doc_ids: np.ndarray[Any, Any], seed: int
 ) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """Places of documents in the global shuffle: a keyed bijection of 64-bit numbers, so no two documents share one.
+    """Return the sort keys of documents in the global shuffle.
 
-    SplitMix64's finaliser (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators") over the id
-    plus a key that the same function makes of the seed.
+    The function is a keyed bijection of 64-bit numbers, so two documents never have the same key: the finaliser of
+    SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators") of the id plus a key,
+    which is the same function of the seed.
     """
     key = _splitmix64(np.array([seed], np.uint64))
     return _splitmix64(doc_ids.astype(np.uint64) + key)

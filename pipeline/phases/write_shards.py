@@ -1,7 +1,6 @@
-"""write_shards: shard k is the k-th equal part of the key space, from all units, in key order; then the manifest.
+"""The phase write_shards: cut the global shuffle into shards, and write the manifest.
 
-Promises: the dataset is globally shuffled, and is the same whatever wrote it.
-Leaves to others: the bytes of a shard (shardwriter/).
+Shard k is the k-th equal part of the key space, from all splits, in key order.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from pipeline.config import RunConfig
 from pipeline.phases.phase import Artifact, MergedArtifact, PartitionPhase, TaskCost
@@ -25,7 +25,7 @@ from stages.contract import Counters
 
 
 class WriteShards(PartitionPhase):
-    """Shard k is the k-th equal part of the key space, from all units, in key order."""
+    """Write each part of the key space as one shard, in key order."""
 
     name = "write_shards"
     version = 1
@@ -59,43 +59,19 @@ class WriteShards(PartitionPhase):
         return f"set write_shards.shard_tokens to {int(room_bytes / cls.cost.held_bytes):,}"
 
     def task_ids(self) -> list[str]:
-        """One per shard, as many as the tokens need."""
-        return [f"shard-{k:06d}" for k in range(self.num_shards)]
+        """Return the names of the shards."""
+        return [f"shard-{number:06d}" for number in range(self.num_shards)]
 
     @cached_property
     def num_shards(self) -> int:
-        """Tokens of the run over tokens of a shard, rounded up."""
-        return math.ceil(
-            TokenizeDocuments(self.plan).counters().counts["tokens"]
-            / self.config.write_shards.shard_tokens
-        )
+        """The tokens of the run divided by the tokens of a shard, rounded up."""
+        num_tokens = TokenizeDocuments(self.plan).counters().counts["tokens"]
+        return math.ceil(num_tokens / self.config.write_shards.shard_tokens)
 
     def run(self, task_id: str) -> None:
-        """Collect the shard's range of keys from every unit, and write it in key order."""
+        """Collect the shard's range of keys from every split, and write it in key order."""
         number = int(task_id.removeprefix("shard-"))
-        first, end = (2**64 * k // self.num_shards for k in (number, number + 1))
-        dtype = self._tokenizer.token_dtype
-        tokenized = self.plan.folder("tokenize")
-        parts = tokenized.each(self.plan.splits, lambda split: self._read(split, first, end, dtype))
-        rows = pa.concat_tables([part[0] for part in parts])
-        tokens = np.concatenate([part[1] for part in parts])
-        order = np.argsort(rows.column("order_key").to_numpy())
-        lengths = rows.column("num_tokens").to_numpy()
-        starts = np.cumsum(lengths) - lengths
-        sorted_tokens = np.concatenate(
-            [np.empty(0, dtype), *(tokens[starts[i] : starts[i] + lengths[i]] for i in order)]
-        )
-        documents = rows.take(pa.array(order)).drop_columns(["order_key", "token_start"])
-        shard = Documents(
-            tokens=sorted_tokens,
-            doc_num_tokens=lengths[order],
-            doc_ids=documents.column("doc_id").to_numpy(),
-            languages=documents.column("language").fill_null("unknown").to_pylist(),
-            buckets=documents.column("bucket").fill_null("all").to_pylist(),
-            metadata=documents.drop_columns("num_tokens").to_pylist()
-            if self.config.write_shards.documents_json
-            else None,
-        )
+        documents = self._collect(number)
         with self.folder.commit(task_id) as output:
             with (
                 output.path(shard_file(number)).open("wb") as tar,
@@ -106,36 +82,61 @@ class WriteShards(PartitionPhase):
                     index,
                     shard=number,
                     tokenizer=self._tokenizer,
-                    documents=shard,
+                    documents=documents,
                     sample_tokens=self.config.write_shards.sample_tokens,
                 )
             counters = Counters()
-            counters.add("tokens", len(tokens))
-            counters.add("documents", len(lengths))
+            counters.add("tokens", len(documents.tokens))
+            counters.add("documents", len(documents.doc_ids))
             output.record = {"counters": counters.to_json(), "entry": entry.to_json()}
+
+    def _collect(self, number: int) -> Documents:
+        """Read the documents of a shard from all splits, in key order."""
+        first, end = (2**64 * k // self.num_shards for k in (number, number + 1))
+        dtype = self._tokenizer.token_dtype
+        tokenized = self.plan.folder(TokenizeDocuments.name)
+        parts = tokenized.each(self.plan.splits, lambda split: self._read(split, first, end, dtype))
+        rows = pa.concat_tables([part_rows for part_rows, _ in parts])
+        tokens = np.concatenate([part_tokens for _, part_tokens in parts])
+        order = np.argsort(rows.column("order_key").to_numpy())
+        lengths = rows.column("num_tokens").to_numpy()
+        starts = np.cumsum(lengths) - lengths
+        in_order = [tokens[starts[i] : starts[i] + lengths[i]] for i in order]
+        sorted_rows = rows.take(pa.array(order)).drop_columns(["order_key", "token_start"])
+        has_json = self.config.write_shards.documents_json
+        return Documents(
+            tokens=np.concatenate([np.empty(0, dtype), *in_order]),
+            doc_num_tokens=lengths[order],
+            doc_ids=sorted_rows.column("doc_id").to_numpy(),
+            languages=sorted_rows.column("language").fill_null("unknown").to_pylist(),
+            buckets=sorted_rows.column("bucket").fill_null("all").to_pylist(),
+            metadata=sorted_rows.drop_columns("num_tokens").to_pylist() if has_json else None,
+        )
 
     def _read(
         self, split: InputSplit, first: int, end: int, dtype: np.dtype[Any]
-    ) -> tuple[pa.Table, np.ndarray[Any, Any]]:
-        folder = self.plan.folder("tokenize")
+    ) -> tuple[pa.Table, NDArray[Any]]:
+        """Return the index rows and the tokens of one split with keys from `first` to before `end`."""
+        folder = self.plan.folder(TokenizeDocuments.name)
         with folder.map(TokenizeDocuments.documents.file_name(split.key)) as source:
             index = pa.ipc.open_file(source).read_all()
             keys = index.column("order_key").to_numpy()
             low = int(np.searchsorted(keys, np.uint64(first)))
+            # 2**64 is no uint64: the last shard ends with the file.
             high = len(keys) if end == 2**64 else int(np.searchsorted(keys, np.uint64(end)))
             rows = index.slice(low, high - low)
             start = rows.column("token_start")[0].as_py() if rows.num_rows else 0
-            count = pc.sum(rows.column("num_tokens")).as_py() or 0
+            num_tokens = pc.sum(rows.column("num_tokens")).as_py() or 0
         with folder.open(TokenizeDocuments.tokens.file_name(split.key)) as file:
             file.seek(start * dtype.itemsize)
-            return rows, np.frombuffer(file.read(count * dtype.itemsize), dtype)
+            return rows, np.frombuffer(file.read(num_tokens * dtype.itemsize), dtype)
 
     @cached_property
     def _tokenizer(self) -> TokenizerEntry:
         return describe_tokenizer(self.config)
 
     def finish(self) -> None:
-        """Join the shards' entries into manifest.json."""
+        """Write manifest.json from the entries of all shards."""
         entries = [
             ShardEntry.from_json(record["entry"]) for record in self.folder.records(self.task_ids())
         ]

@@ -1,12 +1,10 @@
-"""The files a run reads, cut into units.
+"""The files that a run reads, grouped into input splits.
 
-Promises: the same config and the same files give the same units in the same order, whatever the machine; a file is
-known by its content (local) or by its immutable URL (remote); nothing but lists of names is read over the network to
-plan a run.
-Leaves to others: the records inside (stages/warc/reader.py), making the sample crawl (sample_crawl.py).
+The same config and the same files give the same splits in the same order on every machine. A local file is identified
+by its content, and a remote file by its URL, which must not change. Planning downloads nothing but lists of names.
 
-    units = list_units(config.input)
-    with local_copy(units[0].files[0], config.storage) as path:
+    splits = list_input_splits(config.input)
+    with local_copy(splits[0].files[0], config.storage.to_settings()) as path:
         ...
 """
 
@@ -40,15 +38,14 @@ from storage.local import put_file
 from storage.settings import DEFAULT_SETTINGS, StorageSettings
 
 SETTLED_S = 2.0
-"""A file that changed less than this ago may change again without its time of change telling: some file systems count
-in steps of two seconds. Its digest is not remembered (as git's "racy" entries are not)."""
+"""The digest of a file that changed less than this ago is not remembered: it may change again with the same time,
+because some file systems store times in steps of two seconds. Git calls such entries "racy"."""
 
 WET_BYTES = 75_000_000
-"""A WET file of a recent snapshot, compressed, where its size is not known yet (CC-MAIN-2024 to 2026: 65 to 80 MB)."""
-
+"""Compressed size of a WET file of a recent snapshot, where it is unknown (CC-MAIN-2024 to 2026: 65 to 80 MB)."""
 
 MAX_SPLITS = 10_000
-"""That `files_per_split: auto` makes: what is written per unit, and opened per unit and partition, stays bounded so."""
+"""With `files_per_split: auto`. It bounds the number of files that are written per split, and opened per partition."""
 
 
 @dataclass(frozen=True)
@@ -56,18 +53,18 @@ class InputFile:
     """One WARC or WET file."""
 
     location: str  # a path, or a URL
-    num_bytes: int | None  # as it lies there, compressed; None where only the server knows
-    digest: str  # SHA-256 of the content (local), or of the URL (remote: snapshots never change under their name)
+    num_bytes: int | None  # compressed; None: remote, not known yet
+    digest: str  # SHA-256 of the content of a local file, or of the URL of a remote file
 
     @property
     def name(self) -> str:
-        """The last part of the location: all that outputs may say of it, since a crawl can be moved."""
+        """The last part of the location. Outputs contain no more of it, because a crawl may be moved."""
         return self.location.rsplit("/", 1)[-1]
 
 
 @dataclass(frozen=True)
 class InputSplit:
-    """What one task reads and what resuming counts: one file, or several small ones."""
+    """The input of one task: one file, or several small ones."""
 
     index: int
     key: str
@@ -85,34 +82,33 @@ class InputSplit:
 
     @property
     def num_bytes(self) -> int:
-        """Compressed bytes, estimated where unknown."""
+        """Compressed bytes of all files, estimated where unknown."""
         return sum(WET_BYTES if f.num_bytes is None else f.num_bytes for f in self.files)
 
 
 def list_input_splits(
     config: InputConfig, storage: StorageSettings = DEFAULT_SETTINGS
 ) -> tuple[InputSplit, ...]:
-    """The units of a run, in input order.
+    """Return the input splits of a run, in input order.
 
     Raises:
-        ConfigError: a pattern matches nothing, a list cannot be had, or S3 is asked for without its extra.
+        ConfigError: a pattern matches no file, a list of files cannot be read, or the extra s3 is not installed.
     """
-    files = _files(config, storage)
-    size = files_per_split(config, len(files))
-    return tuple(
-        InputSplit.create(i // size, files[i : i + size]) for i in range(0, len(files), size)
-    )
+    files = _list_files(config, storage)
+    num_files = get_files_per_split(config, len(files))
+    starts = range(0, len(files), num_files)
+    return tuple(InputSplit.create(i // num_files, files[i : i + num_files]) for i in starts)
 
 
-def files_per_split(config: InputConfig, num_files: int) -> int:
-    """How many files a unit of that input has."""
+def get_files_per_split(config: InputConfig, num_files: int) -> int:
+    """Return the number of files of each split but the last."""
     if config.files_per_split == "auto":
         return max(1, math.ceil(num_files / MAX_SPLITS))
     return config.files_per_split
 
 
 def locate_sample_crawl(config: SampleCrawl) -> Path:
-    """Where the sample crawl of these settings lies, or will lie, in the user's cache."""
+    """Return the folder of the sample crawl with these settings, in the user's cache. It may not exist yet."""
     from pipeline.sample_crawl.generator import VERSION
 
     key = hashlib.sha256(to_json({"version": VERSION, **config.model_dump()})).hexdigest()[:16]
@@ -120,7 +116,7 @@ def locate_sample_crawl(config: SampleCrawl) -> Path:
 
 
 def make_sample_crawl(crawl: SampleCrawl, say: Callable[[str], None]) -> None:
-    """Make the sample crawl on this machine unless it is there; of several processes one does."""
+    """Make the sample crawl in the user's cache unless it exists. Other processes wait for the first one."""
     from pipeline.sample_crawl.generator import generate
 
     folder = locate_sample_crawl(crawl)
@@ -139,57 +135,55 @@ def make_sample_crawl(crawl: SampleCrawl, say: Callable[[str], None]) -> None:
         )
 
 
-def _files(config: InputConfig, storage: StorageSettings) -> list[InputFile]:
+def _list_files(config: InputConfig, storage: StorageSettings) -> list[InputFile]:
     if config.common_crawl:
-        return _common_crawl(config.common_crawl, storage)
+        return _list_common_crawl(config.common_crawl, storage)
     if config.sample_crawl:
         folder = locate_sample_crawl(config.sample_crawl)
-        return _with_digests(sorted(folder.glob("*.warc*.gz")))
+        return _compute_digests(sorted(folder.glob("*.warc*.gz")))
     paths: list[Path] = []
     faults: list[str] = []
     for pattern in config.files or ():
-        matches = _matches(os.path.expanduser(pattern))
+        matches = _match(os.path.expanduser(pattern))
         if not matches:
             faults.append(f"input.files: {pattern!r} matches no file in {Path.cwd()}")
         paths += matches
-    times = Counter(
-        os.path.realpath(path) for path in paths
-    )  # twice the same file: all its paragraphs are repeated
-    faults += [
-        f"input.files: {path!r} is matched more than once"
-        for path in sorted(times)
-        if times[path] > 1
-    ]
+    # A file that is read twice makes all its paragraphs duplicates.
+    times = Counter(os.path.realpath(path) for path in paths)
+    repeated = sorted(path for path, number in times.items() if number > 1)
+    faults += [f"input.files: {path!r} is matched more than once" for path in repeated]
     if faults:
         raise ConfigError(faults)
-    return _with_digests(paths)
+    return _compute_digests(paths)
 
 
-def _matches(pattern: str) -> list[Path]:
-    """The files of a pattern, sorted; a file that is called so is meant itself, whatever [ and * there are in it."""
+def _match(pattern: str) -> list[Path]:
+    """Return the files that a pattern matches, sorted. A file with exactly this name is meant literally."""
     if os.path.isfile(pattern):
         return [Path(pattern)]
-    return [
-        Path(path) for path in sorted(glob.glob(pattern, recursive=True)) if os.path.isfile(path)
-    ]
+    found = sorted(glob.glob(pattern, recursive=True))
+    return [Path(path) for path in found if os.path.isfile(path)]
 
 
-def _with_digests(paths: Sequence[Path]) -> list[InputFile]:
-    """Local files with their content's digest, which is remembered by size and time of change, as git's index does."""
+def _compute_digests(paths: Sequence[Path]) -> list[InputFile]:
+    """Return local files with the digests of their contents.
+
+    Digests are remembered by path, size and modification time, as in git's index.
+    """
     memory = model_registry.cache_folder() / "input-digests.json"
     known: dict[str, list[object]] = {}
     with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
         known = json.loads(memory.read_text(encoding="utf-8"))
     files: list[InputFile] = []
-    before = len(known)
+    num_known = len(known)
     for path in paths:
-        stat = path.stat()
-        stamp = f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}"
+        status = path.stat()
+        stamp = f"{path.resolve()} {status.st_size} {status.st_mtime_ns}"
         (digest,) = known.get(stamp) or [_sha256(path)]
-        if time.time() - stat.st_mtime > SETTLED_S:
+        if time.time() - status.st_mtime > SETTLED_S:
             known[stamp] = [digest]
-        files.append(InputFile(str(path), stat.st_size, str(digest)))
-    if len(known) > before:
+        files.append(InputFile(str(path), status.st_size, str(digest)))
+    if len(known) > num_known:
         memory.parent.mkdir(parents=True, exist_ok=True)
         put_file(memory, to_json(known))
     return files
@@ -200,58 +194,54 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _common_crawl(config: CommonCrawl, storage: StorageSettings) -> list[InputFile]:
+def _list_common_crawl(config: CommonCrawl, storage: StorageSettings) -> list[InputFile]:
     _check_extra(config.base_url)
     base = config.base_url.rstrip("/") + "/"
     url = f"{base}crawl-data/{config.crawl}/{config.format}.paths.gz"
-    names = _names(config.crawl, url, locate_crawl_list(config.crawl, url), storage)
+    names = _read_crawl_list(config.crawl, url, locate_crawl_list(config.crawl, url), storage)
     end = len(names) if config.count is None else config.first + config.count
     if config.first >= len(names) or end > len(names):
-        wanted = f"files {config.first} to {max(config.first, end - 1)} are asked for"
-        raise ConfigError(
-            [f"input.common_crawl: {wanted}; {config.crawl} lists {len(names)} files, from 0"]
+        last = max(config.first, end - 1)
+        fault = (
+            f"input.common_crawl: files {config.first} to {last} are requested; "
+            f"{config.crawl} lists {len(names)} files, from 0"
         )
-    return [
-        InputFile(base + n, None, hashlib.sha256(n.encode()).hexdigest())
-        for n in names[config.first : end]
-    ]
+        raise ConfigError([fault])
+    files: list[InputFile] = []
+    for name in names[config.first : end]:
+        digest = hashlib.sha256(name.encode()).hexdigest()
+        files.append(InputFile(base + name, None, digest))
+    return files
 
 
 def locate_crawl_list(crawl: str, url: str) -> Path:
-    """Where a snapshot's list of files lies in the user's cache once it is fetched."""
-    return (
-        model_registry.cache_folder()
-        / "crawls"
-        / f"{crawl}-{hashlib.sha256(url.encode()).hexdigest()[:8]}.paths.gz"
-    )
+    """Return the file of a snapshot's list of files in the user's cache. It may not exist yet."""
+    digest = hashlib.sha256(url.encode()).hexdigest()[:8]
+    return model_registry.cache_folder() / "crawls" / f"{crawl}-{digest}.paths.gz"
 
 
-def _names(crawl: str, url: str, kept: Path, storage: StorageSettings) -> list[str]:
-    """The names in a snapshot's list of files, which is fetched once.
+def _read_crawl_list(crawl: str, url: str, cached: Path, storage: StorageSettings) -> list[str]:
+    """Return the names in a snapshot's list of files, which is downloaded once.
 
     Raises:
-        ConfigError: it cannot be had, or is no such list; what came is thrown away then.
+        ConfigError: it cannot be downloaded, or is not such a list; the download is removed then.
     """
     try:
-        if not kept.exists():
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            download(url, kept, storage=storage)
+        if not cached.exists():
+            cached.parent.mkdir(parents=True, exist_ok=True)
+            download(url, cached, storage=storage)
     except OSError as error:
         raise ConfigError(
-            [f"input.common_crawl.crawl: the list of {crawl} cannot be had: {error}"]
+            [f"input.common_crawl.crawl: the list of {crawl} cannot be downloaded: {error}"]
         ) from error
     try:
-        names = gzip.decompress(kept.read_bytes()).decode().split()
+        names = gzip.decompress(cached.read_bytes()).decode().split()
+        reason = "it is empty"
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        kept.unlink(missing_ok=True)
-        raise ConfigError(
-            [f"input.common_crawl: {url} is no list of files in gzip form: {error}"]
-        ) from error
+        names, reason = [], str(error)
     if not names:
-        kept.unlink()
-        raise ConfigError(
-            [f"input.common_crawl: {url} is no list of files in gzip form: it is empty"]
-        )
+        cached.unlink(missing_ok=True)
+        raise ConfigError([f"input.common_crawl: {url} is not a gzip list of files: {reason}"])
     return names
 
 
@@ -264,18 +254,17 @@ def _check_extra(url: str) -> None:
 
 @contextlib.contextmanager
 def local_copy(file: InputFile, storage: StorageSettings = DEFAULT_SETTINGS) -> Generator[Path]:
-    """The file as a path on this machine: itself, or fetched into a folder that is removed afterwards.
+    """Yield the path of the file on this machine. A remote file is downloaded, and removed afterwards.
 
     Args:
-        file: where it lies.
-        storage: how object storage is reached, and the folder for fetched files.
+        file: the file.
+        storage: access to object storage, and the folder for downloads.
 
     Raises:
-        OSError: it cannot be read, is another file than it was when the run was planned, or cannot be fetched within
-            the downloader's bound of retries.
+        OSError: the file cannot be read or downloaded, or has changed since the run was planned.
     """
     if "://" not in file.location:
-        yield _as_planned(file)
+        yield _check_unchanged(file)
         return
     with tempfile.TemporaryDirectory(dir=storage.scratch_dir, prefix="corpusmill-") as folder:
         path = Path(folder) / file.name
@@ -283,17 +272,18 @@ def local_copy(file: InputFile, storage: StorageSettings = DEFAULT_SETTINGS) -> 
         yield path
 
 
-def _as_planned(file: InputFile) -> Path:
-    """A local file that is what it was on the machine where the run was planned: units are named by its content."""
+def _check_unchanged(file: InputFile) -> Path:
+    """Return the path of a local file that has not changed since the run was planned."""
     path = Path(file.location)
     if not path.exists():
         raise FileNotFoundError(
-            f"No such file on {socket.gethostname()}: {path}; on a cluster input lies on storage that all machines "
-            f"share, or is named by URL"
+            f"No such file on {socket.gethostname()}: {path}; on a cluster, input must be on "
+            f"storage that all machines share, or be given as URLs"
         )
-    if (found := _sha256(path)) != file.digest:
+    found = _sha256(path)
+    if found != file.digest:
         raise OSError(
-            f"{path} on {socket.gethostname()} is not what it was when the run was planned: sha256 {found}, wanted "
-            f"{file.digest}; run the same command again to read it as it is"
+            f"{path} on {socket.gethostname()} has changed since the run was planned: sha256 {found}, "
+            f"wanted {file.digest}; run the same command again to read the new content"
         )
     return path

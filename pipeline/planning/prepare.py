@@ -1,9 +1,6 @@
-"""Fetches and makes what a run needs before it can be planned in full: models, texts, the sample crawl.
+"""Preparing a run: fetching and making its models and its sample crawl, before it can be planned in full.
 
-Promises: a bucket that cannot be reached is told before anything is made; afterwards every model of the config lies in
-the user's cache and the sample crawl is whole; what is there already costs nothing. Once it has run, a run needs no
-network (but for remote input, and a run folder in a bucket).
-Leaves to others: how a model is fetched or trained (assets.py), how the crawl is made (sample_crawl.py).
+Afterwards the run needs no network, except for remote input and a run folder in a bucket.
 
     prepare(config, say=print)
     plan = make_plan(config)        # every fingerprint is known now
@@ -23,22 +20,23 @@ Say = Callable[[str], None]
 
 
 def prepare(config: RunConfig, say: Say) -> None:
-    """Make everything ready.
+    """Fetch and make what is missing.
 
     Raises:
         AssetError: a model can neither be found nor fetched nor made.
         OSError: the cache cannot be written.
-        StorageError: the run folder lies in a bucket that cannot be listed.
+        StorageError: the run folder is in a bucket that cannot be listed.
     """
+    # First, because models may take minutes.
     open_store(config.run_dir, config.storage.to_settings()).check()
-    for reference in references(config):
+    for reference in list_references(config):
         model_registry.resolve(reference)
     if config.input.sample_crawl:
         make_sample_crawl(config.input.sample_crawl, say)
 
 
-def references(config: RunConfig) -> list[str]:
-    """Every model and file that the config's stages load, each once, in the order of the chain."""
+def list_references(config: RunConfig) -> list[str]:
+    """Return the models and files that the stages load, each once, in the order of the stages."""
     found: dict[str, None] = {}
     for phase in registry.PHASES:
         for spec in phase.plan_stages(config):
@@ -47,8 +45,8 @@ def references(config: RunConfig) -> list[str]:
 
 
 def is_prepared(config: RunConfig) -> bool:
-    """Whether `prepare` would have nothing to do."""
+    """Return whether `prepare` has nothing to do."""
     crawl = config.input.sample_crawl
-    return all(model_registry.digest(r) for r in references(config)) and (
-        crawl is None or locate_sample_crawl(crawl).exists()
-    )
+    if crawl is not None and not locate_sample_crawl(crawl).exists():
+        return False
+    return all(model_registry.digest(reference) for reference in list_references(config))

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.select import Select
-from pipeline.phases.split_output import row_groups
+from pipeline.phases.split_output import read_row_groups
 from pipeline.runs.run_folder import RunFolder, RunNotFound
 
 
@@ -58,7 +58,7 @@ def _read_kept(run: RunFolder) -> Iterator[dict[str, Any]]:
             decisions = pq.read_table(file, columns=["doc_id", "decision", "bucket"])
         kept = decisions.filter(pc.equal(decisions.column("decision"), "kept"))
         ids = kept.column("doc_id").combine_chunks()
-        for group in row_groups(
+        for group in read_row_groups(
             run.folder("annotate").open(Annotate.documents.file_name(split.key))
         ):
             positions = pc.index_in(group.column("doc_id"), value_set=ids)

@@ -205,7 +205,8 @@ def test_a_snapshot_on_s3_gives_the_same_shards_as_its_files_on_disk(
         ).read_bytes()
     shutil.rmtree(tmp_path / "cache" / "crawls")
     with pytest.raises(
-        ConfigError, match=r"the list of CC-MAIN-1999-01 cannot be had: s3://bucket/mirror/.*404"
+        ConfigError,
+        match=r"the list of CC-MAIN-1999-01 cannot be downloaded: s3://bucket/mirror/.*404",
     ):
         list_input_splits(
             InputConfig.model_validate({"common_crawl": {**source, "crawl": "CC-MAIN-1999-01"}})

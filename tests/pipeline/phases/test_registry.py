@@ -26,7 +26,7 @@ from pipeline.phases import registry
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.phase import Artifact, SplitPhase, TaskCost
 from pipeline.phases.select import Select
-from pipeline.phases.split_output import DECISIONS, RowGroups, SplitWriter, row_groups
+from pipeline.phases.split_output import DECISIONS, RowGroups, SplitWriter, read_row_groups
 from pipeline.planning.plan import make_plan
 from pipeline.planning.run_plan import RunPlan
 from pipeline.reporting.plan_table import print_plan
@@ -88,7 +88,7 @@ class ShoutTitles(SplitPhase):
             decisions = pq.read_table(file, columns=["doc_id", "decision"])
         kept = decisions.filter(pc.equal(decisions.column("decision"), "kept")).column("doc_id")
         documents = self.plan.folder(Annotate.name).open(Annotate.documents.file_name(task_id))
-        for table in row_groups(documents, self.schema.names):
+        for table in read_row_groups(documents, self.schema.names):
             yield table.filter(pc.is_in(table.column("doc_id"), value_set=kept.combine_chunks()))
 
     def create_writer(self, task_id: str, output: PendingOutput) -> SplitWriter:

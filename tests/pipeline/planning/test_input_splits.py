@@ -28,7 +28,7 @@ from pipeline.planning.input_splits import (
     SETTLED_S,
     InputFile,
     InputSplit,
-    files_per_split,
+    get_files_per_split,
     list_input_splits,
     local_copy,
 )
@@ -190,7 +190,7 @@ def test_a_local_file_is_what_it_was_when_the_run_was_planned(crawl_files: Path)
     planned = InputFile(str(path), 8, hashlib.sha256(path.read_bytes()).hexdigest())
     path.write_bytes(b"another")
     with (
-        pytest.raises(OSError, match="is not what it was when the run was planned"),
+        pytest.raises(OSError, match="has changed since the run was planned"),
         local_copy(planned),
     ):
         pass
@@ -346,7 +346,7 @@ def test_a_slice_beyond_the_list_is_refused(
     """What is asked for, and how many there are."""
     with pytest.raises(ConfigError) as caught:
         listed(server, **keys)
-    wanted = f"input.common_crawl: files {asked} are asked for; {SNAPSHOT} lists 3 files, from 0"
+    wanted = f"input.common_crawl: files {asked} are requested; {SNAPSHOT} lists 3 files, from 0"
     assert caught.value.faults == (wanted,)
 
 
@@ -372,7 +372,7 @@ def test_a_list_that_is_none_is_thrown_away(
     path = server.folder / "crawl-data" / SNAPSHOT / "wet.paths.gz"
     path.parent.mkdir(parents=True)
     path.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"wet\.paths\.gz is no list of files in gzip form"):
+    with pytest.raises(ConfigError, match=r"wet\.paths\.gz is not a gzip list of files"):
         listed(server)
     assert snapshot.paths_list is not None
     shutil.copy(snapshot.paths_list, path)
@@ -443,7 +443,7 @@ def test_a_fetched_copy_is_removed_after_use(
 def test_auto_keeps_the_number_of_units_bounded(num_files: int, size: int, num_splits: int) -> None:
     """One file a unit up to 10,000 files; of more, as many as make no more units than that."""
     config = InputConfig(files=("*.gz",))
-    assert files_per_split(config, num_files) == size
+    assert get_files_per_split(config, num_files) == size
     assert -(-num_files // size) == num_splits
 
 
