@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -28,7 +27,8 @@ class SharedRay:
     """
 
     def __init__(self, repository: str, seaweed: Seaweed) -> None:
-        token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        # The token is that of ~/.ray, as for a local Ray: a process reads it once and keeps it.
+        token = {"RAY_AUTH_MODE": "token"}
         started_with = {
             **os.environ,
             **token,

@@ -38,7 +38,9 @@ def plain(language: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def start(folder: Path, settings: Mapping[str, Any], *arguments: str) -> subprocess.Popen[str]:
     """Start the command in a folder, on the shared Ray if the test uses it, or on a new one."""
     (folder / "config.yaml").write_text(yaml.safe_dump(dict(settings)))
-    environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), **os.environ}
+    environment = {**os.environ}
+    if "RAY_ADDRESS" not in environment:
+        environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     for name in ("RANK", "WORLD_SIZE"):
         environment.pop(name, None)
     environment |= {  # fewer processes
