@@ -1,1 +1,1 @@
-"""Reads YAML files into checked settings, and documents their keys."""
+"""Read YAML files into checked settings, and document their keys."""

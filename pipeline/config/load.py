@@ -1,4 +1,4 @@
-"""Reads a run's config from a YAML file, and changes the stored config of a run."""
+"""Read a run's config from a YAML file, and change the stored config of a run."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class StorageAdvanced(Settings):
 
 
 class StorageConfig(Settings):
-    """Access to object storage. Credentials come from AWS variables, a profile, or a role."""
+    """Access to object storage. Credentials come from AWS_* variables, a profile or a role."""
 
     endpoint: str | None = Field(
         default=None,

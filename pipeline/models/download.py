@@ -328,7 +328,8 @@ def _open_url(url: str, partial: Path, num_present: int, timeout_s: float) -> An
     if num_present and validator:
         headers |= {"Range": f"bytes={num_present}-", "If-Range": validator}
     try:
-        request = urllib.request.Request(url, headers=headers)  # noqa: S310 - _refuse_unsafe has checked it
+        # `_refuse_unsafe` has checked the scheme.
+        request = urllib.request.Request(url, headers=headers)  # noqa: S310
         return _OPENER.open(request, timeout=timeout_s)
     except urllib.error.HTTPError as error:
         error.close()
@@ -433,7 +434,15 @@ class _SafeRedirects(urllib.request.HTTPRedirectHandler):
         except AssetError:
             fp.close()
             raise
-        return super().redirect_request(req, fp, code, msg, headers, newurl)  # pyright: ignore[reportArgumentType]
+        # typeshed declares http.client's class of headers, a subclass of Message.
+        return super().redirect_request(
+            req,
+            fp,
+            code,
+            msg,
+            headers,  # pyright: ignore[reportArgumentType]
+            newurl,
+        )
 
 
 _OPENER = urllib.request.build_opener(_SafeRedirects)

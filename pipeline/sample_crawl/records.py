@@ -158,7 +158,7 @@ def _damage_and_compress(kind: str, record: bytes) -> bytes:
         case _:
             pass
     member = _compress(record)
-    # Half of a gzip member: readers find the end of the file inside the record.
+    # Half of a gzip member, so the file ends inside the record.
     return member[: len(member) // 2] if kind == "truncated" else member
 
 

@@ -281,7 +281,7 @@ class ClassifierSettings(Settings):
     )
     models: Mapping[str, str] = Field(
         default={},
-        description="Language code -> model, where each language has a model of its own. Documents "
+        description="Language code -> model, if there is one model for each language. Documents "
         "in other languages get no score.",
     )
     label: str = Field(

@@ -6,7 +6,7 @@ import random
 
 
 def make_documents(n: int, seed: int = 0) -> list[str]:
-    """Return short encyclopedic documents with some grammar, many names, accents and line breaks."""
+    """Return short documents with names, accents and line breaks, in a simple grammar."""
     rng = random.Random(seed)
     syllables, things = (
         ("Év", "reux", "ly", "on", "nî", "mes", "bre", "st", "do", "le"),
@@ -15,6 +15,7 @@ def make_documents(n: int, seed: int = 0) -> list[str]:
 
     def sentence() -> str:
         name = "".join(rng.choices(syllables, k=4)).capitalize()
-        return f"{name} has a {rng.choice(things)} of {rng.randint(1200, 1999)}, near its old {rng.choice(things)}."
+        thing, year = rng.choice(things), rng.randint(1200, 1999)
+        return f"{name} has a {thing} of {year}, near its old {rng.choice(things)}."
 
     return ["\n".join(sentence() for _ in range(rng.randint(1, 5))) for _ in range(n)]

@@ -281,7 +281,9 @@ ONE_OF_MANY = """
 import sys
 from pipeline.models.cache import Asset, obtain
 from pipeline.models.download import HttpsFile
-print(obtain(Asset("test-model", "lm", "1", HttpsFile(sys.argv[1]), "CC0", sys.argv[2], "for tests")).read_text())
+url, sha256 = sys.argv[1:]
+asset = Asset("test-model", "lm", "1", HttpsFile(url), "CC0", sha256, "for tests")
+print(obtain(asset).read_text())
 """
 
 

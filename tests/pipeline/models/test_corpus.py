@@ -12,7 +12,7 @@ from pipeline.models.corpus import is_held_out, read_texts
 
 
 def test_texts_are_read_from_every_kind_of_file(tmp_path: Path) -> None:
-    """Lines of text or JSON objects, plain, gzip or xz, in the given order; blank lines are skipped."""
+    """Files may be text or JSON lines, plain, gzip or xz; blank lines are skipped."""
     (tmp_path / "a.txt").write_text("one\n\ntwo\r\n", encoding="utf-8")
     (tmp_path / "b.txt.xz").write_bytes(lzma.compress(b"drei\n"))
     lines = '{"text": "vier\\nlang"}\n{"raw_content": "fünf"}\n'

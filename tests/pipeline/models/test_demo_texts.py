@@ -20,7 +20,7 @@ def test_every_title_is_in_one_part(title: str) -> None:
 
 
 def test_parts_have_fixed_shares() -> None:
-    """60, 15 and 25 % of many titles; three titles are pinned, because models on disk depend on them."""
+    """Parts have 60, 15 and 25 % of the titles. Three are pinned, because models depend on them."""
     counts = Counter(assign_part(f"title {i}") for i in range(10_000))
     assert counts["lm"] == pytest.approx(6_000, rel=0.03)
     assert counts["reference"] == pytest.approx(1_500, rel=0.06)

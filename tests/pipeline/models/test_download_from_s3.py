@@ -154,7 +154,7 @@ def test_two_versions_of_an_object_are_never_mixed(
 def test_final_errors_are_reported_at_once(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A missing object or bucket, an address without object, a wrong key: with the server's answer."""
+    """A missing object or bucket, an address without object and a wrong key are not retried."""
     for url in (bucket.url("absent"), "s3://nobucket/absent"):
         with pytest.raises(
             AssetError, match=rf"{url} \(head\): there is no such object \(the server says 404"

@@ -1,4 +1,4 @@
-"""The sample crawl: readable by other libraries, reproducible, and in agreement with its truth table."""
+"""The sample crawl is readable by other libraries and agrees with its truth table."""
 
 from __future__ import annotations
 
@@ -67,38 +67,37 @@ def iter_pages(crawl: SampleCrawl) -> Iterator[tuple[Row, bytes]]:
     rows = read_truth(crawl)
     for path in crawl.files:
         mine = [row for row in rows if row["file"] == path.relative_to(crawl.folder).as_posix()]
-        members = [m for m in iter_members(path) if b"warcinfo" not in m[:40]]
-        pages = [
-            m for m in members if b"WARC-Type: request" not in m and b"WARC-Type: metadata" not in m
-        ]
+        pages: list[bytes] = []
+        for member in iter_members(path):
+            is_info = b"warcinfo" in member[:40]
+            is_page = b"WARC-Type: request" not in member and b"WARC-Type: metadata" not in member
+            if is_page and not is_info:
+                pages.append(member)
         yield from zip(mine, pages, strict=True)
 
 
 def read_bodies(crawl: SampleCrawl) -> dict[str, list[str]]:
     """Return URL -> lines without title, for WET pages with a complete and decodable record."""
-    return {
-        row["url"]: member.split(b"\r\n\r\n", 1)[1]
-        .decode()
-        .removesuffix("\n\r\n\r\n")
-        .split("\n")[1:]
-        for row, member in iter_pages(crawl)
-        if row["kind"] not in {"damaged_utf8", "truncated"}
-    }
+    bodies: dict[str, list[str]] = {}
+    for row, member in iter_pages(crawl):
+        if row["kind"] not in {"damaged_utf8", "truncated"}:
+            body = member.split(b"\r\n\r\n", 1)[1].decode()
+            bodies[row["url"]] = body.removesuffix("\n\r\n\r\n").split("\n")[1:]
+    return bodies
 
 
 def digest_folder(folder: Path) -> str:
     """Return one digest of all names and bytes in a folder."""
     whole = hashlib.sha256()
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-        whole.update(
-            f"{path.relative_to(folder)}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode()
-        )
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        whole.update(f"{path.relative_to(folder)}\0{content}\n".encode())
     return whole.hexdigest()
 
 
 @pytest.mark.parametrize("crawl_format", FORMATS)
 def test_equal_arguments_give_equal_bytes(tmp_path: Path, crawl_format: Format) -> None:
-    """Two crawls in differently named folders agree in every byte; another seed gives another crawl."""
+    """Equal seeds give equal bytes in any folder; another seed gives another crawl."""
     first, again, other = (
         digest_folder(make_crawl(tmp_path / name, 120, format=crawl_format, seed=seed).folder)
         for name, seed in (("a", 1), ("b", 1), ("c", 2))
@@ -255,9 +254,8 @@ def test_copies_share_paragraphs_with_their_source(crawls: dict[str, SampleCrawl
         if row["source_url"] is None:
             continue
         copy, source = bodies[row["url"]], bodies[row["source_url"]]
-        shared = set(copy[7:-3]) & set(
-            source[7:-3]
-        )  # between seven navigation lines and three of the footer
+        # Between seven navigation lines and three of the footer.
+        shared = set(copy[7:-3]) & set(source[7:-3])
         if row["kind"] == "mirror_copy":
             assert copy[7:-3] == source[7:-3]
             num_whole += copy == source
@@ -280,11 +278,10 @@ def test_html_extracts_to_the_lines_of_the_text(crawls: dict[str, SampleCrawl]) 
         if row["kind"].startswith("damaged") or row["kind"] == "truncated":
             continue
         _, http_head, payload = member.removesuffix(b"\r\n\r\n").split(b"\r\n\r\n", 2)
-        where, head = (
-            ("header", http_head)
-            if b"charset=" in http_head
-            else ("meta", payload.split(b"<title>")[0])
-        )
+        if b"charset=" in http_head:
+            where, head = "header", http_head
+        else:
+            where, head = "meta", payload.split(b"<title>")[0]
         charset = head.split(b"charset=")[1].split()[0].strip(b'">').decode()
         declared[f"{where} {charset}"] += 1
         page = payload.decode(charset)

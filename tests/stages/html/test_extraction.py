@@ -19,7 +19,8 @@ from stages.html.justext import JustextSettings
 
 DEFAULT = HtmlSettings()
 PAGE = """<html><head><title> My
- title</title><style>p {}</style></head><body><nav><a href=x>Home</a></nav><h1>Head</h1><p>One <b>two</b>
+ title</title><style>p {}</style></head><body><nav><a href=x>Home</a></nav>
+<h1>Head</h1><p>One <b>two</b>
  three<br>four</p><ul><li>a</li><li>b</li></ul><pre>  x
    y</pre><script>alert(1)</script><img alt="ALT"></body></html>"""
 
@@ -34,7 +35,7 @@ def extract_text(
 
 
 def test_page_gives_title_and_one_line_per_block() -> None:
-    """Blocks, breaks and list items start lines; scripts, styles and alternative texts are left out."""
+    """Blocks, breaks and list items start lines; scripts, styles and image texts are omitted."""
     page = extract(PAGE.encode(), "text/html; charset=utf-8", HtmlSettings())
     assert isinstance(page, Page)
     assert (page.title, page.charset, page.num_undecodable) == ("My title", "utf-8", 0)

@@ -1,4 +1,4 @@
-"""jusText's rules: the same paragraphs as jusText, in linear time."""
+"""Extraction of the main text gives the same paragraphs as jusText, in linear time."""
 
 from __future__ import annotations
 
@@ -16,15 +16,21 @@ from stages.html.extraction import HtmlSettings, Page, extract
 from stages.html.justext import JustextSettings, classify_in_context, extract_main_text
 
 WITH_JUSTEXT = HtmlSettings(justext=JustextSettings())
-SENTENCE = "The bread of the valley is baked by the people of the village, and it is sold at the market on the square. "
+SENTENCE = (
+    "The bread of the valley is baked by the people of the village, "
+    "and it is sold at the market on the square. "
+)
 LINKS = "".join(
     f"<li><a href=/{name}>{name} of the shop</a>" for name in ("News", "Offers", "Contact")
 )
-PAGE = f"<title>Bread</title><ul>{LINKS}</ul><h1>On bread</h1><p>{SENTENCE * 3}<p>{SENTENCE * 2}<p>Copyright © us"
+PAGE = (
+    f"<title>Bread</title><ul>{LINKS}</ul><h1>On bread</h1>"
+    f"<p>{SENTENCE * 3}<p>{SENTENCE * 2}<p>Copyright © us"
+)
 
 
 def test_content_is_kept_and_menus_removed() -> None:
-    """Paragraphs full of stop words and their heading stay; links and the copyright line are removed."""
+    """Paragraphs with stop words and their heading stay; links and copyright lines go."""
     page = extract(PAGE.encode(), "text/html", WITH_JUSTEXT)
     assert isinstance(page, Page)
     assert page.title == "Bread"
@@ -154,7 +160,7 @@ def test_page_is_decoded_once() -> None:
 
 
 def test_stop_words_select_the_language() -> None:
-    """A German page has content with German stop words, also combined with English ones, but not with English alone."""
+    """A German page has content only if German is among the languages of the stop words."""
     sentence = (
         "Das Brot des Tals wird von den Leuten aus dem Dorf gebacken, und es wird auf dem Markt "
         "verkauft. " * 3
@@ -167,7 +173,7 @@ def test_stop_words_select_the_language() -> None:
 
 
 def test_invalid_settings_are_refused() -> None:
-    """An unknown language lists the nearest names; settings of resiliparse do not mix with jusText."""
+    """Unknown languages and settings of resiliparse beside those of jusText are errors."""
     with pytest.raises(
         ValidationError, match="no stop words for 'Englsh'; the nearest names are: English"
     ):
