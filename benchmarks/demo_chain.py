@@ -7,7 +7,6 @@ gives 100 MB of text in 8 files, made once into the cache, and the models beside
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from pipeline.config import RunConfig, load
@@ -35,9 +34,5 @@ def demo_config(megabytes: float, run_dir: Path, *overrides: str, num_files: int
             *overrides,
         ],
     )
-    prepare(config, say=_to_stderr)
+    prepare(config)
     return config
-
-
-def _to_stderr(line: str) -> None:
-    print(line, file=sys.stderr)

@@ -178,7 +178,7 @@ def _seeds(run_dir: Path) -> RunPlan:
     config: RunConfig = load(
         "ccnet", [*_SETTINGS, f"run_dir={run_dir}", f"input={json.dumps(crawl)}"]
     )
-    prepare(config, say=lambda line: print(line, file=sys.stderr))
+    prepare(config)
     plan = make_plan(config)
     for _ in run(plan):
         pass

@@ -136,7 +136,7 @@ def run(
     started = time.monotonic()
     settings = _load_config(config, overrides, run_dir, engine)
     check(settings)
-    prepare(settings, _print_line)
+    prepare(settings)
     plan = make_plan(settings)
     if not plan.splits:
         fail(f"{config}: the input has no files; check the section `input`", WRONG_USAGE)
@@ -463,7 +463,3 @@ def _load_config(
     if engine:
         changes.append(f"engine.kind={engine}")
     return load(config, changes)
-
-
-def _print_line(message: str) -> None:
-    console.print(message, markup=False)

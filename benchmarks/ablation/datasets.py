@@ -94,7 +94,7 @@ def make(folder: Path, sizes: Sizes, say: Say) -> dict[str, str]:
     made: dict[str, Path] = {}
     for name, overrides in VARIANTS.items():
         config = _config(folder, sizes, overrides)
-        prepare(config, say)
+        prepare(config)
         plan = make_plan(config)
         say(f"{name}: {' '.join(overrides)}")
         for _ in run(plan):

@@ -1,7 +1,9 @@
-"""The resources that the tasks of each phase request, and whether a machine has them. Needs no Ray.
+"""The resources that the tasks of each phase request, and whether a machine has them.
 
-wanted = make_request(config.engine, "annotate")
-find_unmet([wanted], [{"CPU": 16.0, "memory": 64e9}])       # ["annotate requests GPU 1, ..."]
+The functions compute with the config alone, without Ray.
+
+    wanted = make_request(config.engine, "annotate")
+    find_unmet([wanted], [{"CPU": 16.0, "memory": 64e9}])       # ["annotate requests GPU 1, ..."]
 """
 
 from __future__ import annotations

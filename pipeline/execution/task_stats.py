@@ -1,10 +1,12 @@
 """What a task takes of its machine: wall time, CPU time and peak memory.
 
-timer = StepTimer()
-with timer.step("language"):
-...
-timer.seconds       # {"language": 2.0}
-timer.cpu_seconds   # {"language": 1.7}: the difference is waiting, or other processes' CPU time
+Reading them takes microseconds. A value that the system does not report is None.
+
+    timer = StepTimer()
+    with timer.step("language"):
+        ...
+    timer.seconds       # {"language": 2.0}
+    timer.cpu_seconds   # {"language": 1.7}: the difference is waiting, or other processes' CPU time
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ without reading the rest.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Generator
 from dataclasses import asdict
 from typing import Any
@@ -41,8 +40,6 @@ HASHES = pa.schema(
     [pa.field("hash", pa.uint64()), pa.field("record", pa.uint32()), pa.field("line", pa.uint32())]
 )
 
-log = logging.getLogger(__name__)
-
 
 class Extract(SplitPhase):
     """Read records, make documents of them, and hash every paragraph."""
@@ -75,7 +72,7 @@ class Extract(SplitPhase):
         split = self.split(task_id)
         if crawl := self.config.input.sample_crawl:
             # On a cluster, each machine may have its own cache.
-            make_sample_crawl(crawl, log.info)
+            make_sample_crawl(crawl)
         num_records = 0
         for file in split.files:
             with local_copy(file, self.config.storage.to_settings()) as path:

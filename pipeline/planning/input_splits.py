@@ -16,6 +16,7 @@ import gzip
 import hashlib
 import importlib.util
 import json
+import logging
 import math
 import os
 import socket
@@ -23,7 +24,7 @@ import tempfile
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -36,6 +37,8 @@ from pipeline.models.download import download
 from pipeline.runs.phase_folder import to_json
 from storage.local import put_file
 from storage.settings import DEFAULT_SETTINGS, StorageSettings
+
+log = logging.getLogger(__name__)
 
 SETTLED_S = 2.0
 """The digest of a file that changed less than this ago is not remembered: it may change again with the same time,
@@ -115,7 +118,7 @@ def locate_sample_crawl(config: SampleCrawl) -> Path:
     return model_registry.cache_folder() / "sample-crawls" / key
 
 
-def make_sample_crawl(crawl: SampleCrawl, say: Callable[[str], None]) -> None:
+def make_sample_crawl(crawl: SampleCrawl) -> None:
     """Make the sample crawl in the user's cache unless it exists. Other processes wait for the first one."""
     from pipeline.sample_crawl.generator import generate
 
@@ -125,7 +128,7 @@ def make_sample_crawl(crawl: SampleCrawl, say: Callable[[str], None]) -> None:
     with locked(folder.with_name(f"{folder.name}.lock"), "the sample crawl"):
         if folder.exists():  # another process was first
             return
-        say(f"making a sample crawl of {crawl.documents:,} pages in {folder}")
+        log.info("making a sample crawl of %s pages in %s", f"{crawl.documents:,}", folder)
         generate(
             folder,
             num_documents=crawl.documents,

@@ -2,13 +2,11 @@
 
 Afterwards the run needs no network, except for remote input and a run folder in a bucket.
 
-    prepare(config, say=print)
+    prepare(config)
     plan = make_plan(config)        # every fingerprint is known now
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from pipeline.config import RunConfig
 from pipeline.models import registry as model_registry
@@ -16,10 +14,8 @@ from pipeline.phases import registry
 from pipeline.planning.input_splits import locate_sample_crawl, make_sample_crawl
 from storage import open_store
 
-Say = Callable[[str], None]
 
-
-def prepare(config: RunConfig, say: Say) -> None:
+def prepare(config: RunConfig) -> None:
     """Fetch and make what is missing.
 
     Raises:
@@ -32,7 +28,7 @@ def prepare(config: RunConfig, say: Say) -> None:
     for reference in list_references(config):
         model_registry.resolve(reference)
     if config.input.sample_crawl:
-        make_sample_crawl(config.input.sample_crawl, say)
+        make_sample_crawl(config.input.sample_crawl)
 
 
 def list_references(config: RunConfig) -> list[str]:

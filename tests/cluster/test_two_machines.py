@@ -114,7 +114,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
     config = folder / CONFIG
     config.write_text(yaml.safe_dump(tree))
     local = load(str(config), [f"run_dir={folder / 'reference'}", "engine.kind=inline"])
-    prepare(local, say=lambda _: None)
+    prepare(local)
     list(run(make_plan(local)))
     made = (
         "demo-*",

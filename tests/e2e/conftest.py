@@ -49,7 +49,7 @@ class Chain:
         path = self.folder / f"{name}.yaml"
         path.write_text(yaml.safe_dump(tree))
         config = load(str(path), overrides)
-        prepare(config, say=lambda _: None)
+        prepare(config)
         return config
 
     def run(self, name: str, *overrides: str) -> tuple[Path, list[Event]]:

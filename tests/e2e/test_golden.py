@@ -83,7 +83,7 @@ def _row_order(dataset: Path) -> str:
 def test_a_dataset_has_the_bytes_it_always_had(format_: str, tmp_path: Path) -> None:
     """Shards, indexes, manifest and the loader's row order equal the recorded digests."""
     config = load(str(_golden_config(tmp_path, format_)))
-    prepare(config, say=lambda _: None)
+    prepare(config)
     list(run(make_plan(config)))
     dataset = tmp_path / "run" / "dataset"
     found = {**_digests(dataset), "row order": _row_order(dataset)}

@@ -86,7 +86,7 @@ def test_a_recipe_runs_on_html_pages_by_its_own_rules(name: str, tmp_path: Path)
     """Its reasons fire and no others, some documents are kept, and the shards verify."""
     keep = ["select.perplexity.keep=[head, middle, all]"] if name == "ccnet" else []
     config = load(name, [f"input={CRAWL}", "engine.kind=inline", f"run_dir={tmp_path}/run", *keep])
-    prepare(config, say=lambda _: None)
+    prepare(config)
     list(run(make_plan(config)))
     found = RunFolder.open(tmp_path / "run")
     report = make_report(found)
