@@ -1,10 +1,10 @@
-"""Runs the benchmarks one after another, each as a program of its own.
+"""Run the benchmarks one after another, each in its own process.
 
     python -m benchmarks.all              # about 20 minutes, most of it for memory on 1 GB
-    python -m benchmarks.all --quick      # a minute: shows that they run; the figures mean nothing
-    python -m benchmarks.all --save       # and writes benchmarks/results/<date>-<name>.json
+    python -m benchmarks.all --quick      # two minutes: shows that they run; the figures mean nothing
+    python -m benchmarks.all --save       # also writes benchmarks/results/<date>-<name>.json
 
-Not among them: decisions, which wants a finished run, and the loader's, which have a door of their own.
+Not included: decisions, which needs a finished run, and the benchmarks of the loader and the trainer.
 """
 
 from __future__ import annotations
@@ -17,17 +17,24 @@ from benchmarks.result_file import REPOSITORY
 
 QUICK_ARGUMENTS = {
     "engine_overhead": ["--megabytes", "4", "--rounds", "1"],
-    "stages_table": ["--megabytes", "4", "--rounds", "1"],
-    "memory": ["--megabytes", "4", "8"],
-    "calibrate": ["--documents", "400", "200"],
-    "driver_scale": ["--units", "60"],
-    "paragraph_hashing": ["--megabytes", "0.2", "--rounds", "1"],
+    "stages_table": ["--megabytes", "0.4", "--rounds", "1"],
+    "memory": ["--megabytes", "0.5", "1"],
+    "calibrate": ["--documents", "400", "200", "--files", "2"],
+    "driver_scale": ["--splits", "8"],
+    "paragraph_hashing": ["--megabytes", "0.1", "--rounds", "1"],
 }
-"""By benchmark; without `--quick` each has its own defaults."""
+"""Arguments of each benchmark for `--quick`. Without it, each benchmark uses its defaults."""
+
+
+def run_benchmark(name: str, arguments: list[str]) -> bool:
+    """Run one benchmark and return whether it succeeded."""
+    print(f"\n{name}", flush=True)
+    command = [sys.executable, "-m", f"benchmarks.{name}", *arguments]
+    return subprocess.run(command, cwd=REPOSITORY, check=False).returncode == 0
 
 
 def main() -> None:
-    """Run them all; the exit code is 1 if one of them failed."""
+    """Run all benchmarks; the exit code is 1 if one of them fails."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -36,12 +43,10 @@ def main() -> None:
     args = parser.parse_args()
     failed: list[str] = []
     for name, quick_arguments in QUICK_ARGUMENTS.items():
-        print(f"\n{name}", flush=True)
-        arguments = [*(quick_arguments if args.quick else []), *(["--save"] if args.save else [])]
-        done = subprocess.run(
-            [sys.executable, "-m", f"benchmarks.{name}", *arguments], cwd=REPOSITORY, check=False
-        )
-        if done.returncode != 0:
+        arguments = list(quick_arguments) if args.quick else []
+        if args.save:
+            arguments.append("--save")
+        if not run_benchmark(name, arguments):
             failed.append(name)
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")

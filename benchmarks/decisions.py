@@ -1,13 +1,11 @@
-"""How right are the chain's decisions? Held against the truth table of the sample crawl.
+"""Compare the decisions of a run with the truth table of its sample crawl.
 
     python -m benchmarks.decisions runs/ccnet
 
-Four kinds of decision, each with recall (of what had to be found, the share that was) and precision (of what was
-found, the share that had to be): lines and documents removed as exact duplicates, languages, low-quality text (word
-salad and keyword spam) dropped by perplexity or the is-reference classifier, and near-duplicates: a pair of pages that
-the crawl made by editing one of them has to be found where the exact Jaccard similarity of what is left of the two
-reaches the config's threshold. With MinHash that is a matter of chance around the threshold, so the similarities of all
-edited pairs are printed too.
+Prints recall and precision of four kinds of decision: lines and documents removed as exact duplicates; languages;
+low-quality text (word salad and keyword spam) dropped by perplexity or a classifier; and near-duplicates. An edited
+copy and its source must be found if the exact Jaccard similarity of their remaining texts reaches the config's
+threshold. MinHash finds pairs near the threshold with some probability, so the similarities of all pairs are printed.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from pipeline.runs.run_folder import RunFolder
 from stages.dedup.minhash import split_ngrams
 
 LABELLED = ("good", "foreign", "near_source", "near_copy", "partial_source", "partial_copy")
-"""Kinds of page whose text is whole sentences of one known language."""
+"""Kinds of page whose text is in one known language."""
 
 QUALITY_REASONS = ("perplexity.", "classifiers.", "quality.")
 
@@ -43,19 +41,21 @@ class Measure:
 
     @property
     def recall(self) -> float:
-        """Of what had to be found, the share that was."""
+        """The share of the wanted items that were found."""
         return self.num_right / self.num_wanted if self.num_wanted else 1.0
 
     @property
     def precision(self) -> float:
-        """Of what was found, the share that had to be."""
+        """The share of the found items that were wanted."""
         return self.num_right / self.num_found if self.num_found else 1.0
 
 
 def measure(run: RunFolder) -> dict[str, Measure]:
-    """Every kind of decision of a finished run on a sample crawl."""
+    """Return recall and precision of every kind of decision of a finished run on a sample crawl."""
     config = RunConfig.model_validate(run.config)
-    assert config.input.sample_crawl is not None, "only a sample crawl comes with its truth"
+    assert config.input.sample_crawl is not None, (
+        "the run has no sample crawl, and only sample crawls have a truth table"
+    )
     truth = pq.read_table(
         locate_sample_crawl(config.input.sample_crawl) / "truth.parquet"
     ).to_pylist()
@@ -73,11 +73,13 @@ def measure(run: RunFolder) -> dict[str, Measure]:
 
 
 def similarities(run: RunFolder) -> dict[frozenset[str], float]:
-    """Exact Jaccard similarity of every edited copy and its source, by their urls, where both have text left."""
+    """Return the exact Jaccard similarity of each edited copy and its source, by their URLs, if both have text left."""
     config = RunConfig.model_validate(run.config)
-    assert config.input.sample_crawl is not None, "only a sample crawl comes with its truth"
+    assert config.input.sample_crawl is not None, (
+        "the run has no sample crawl, and only sample crawls have a truth table"
+    )
     assert config.annotate.minhash is not None, (
-        "without MinHash there is no rule of what is compared"
+        "the run has no annotate.minhash, which defines the n-grams"
     )
     truth = pq.read_table(
         locate_sample_crawl(config.input.sample_crawl) / "truth.parquet"
@@ -87,7 +89,7 @@ def similarities(run: RunFolder) -> dict[frozenset[str], float]:
     ]
     urls = frozenset[str]().union(*pairs)
     grams: dict[str, set[str]] = {}
-    for path in sorted(Path(run.folder("annotate").root).glob("*.documents.parquet")):
+    for path in sorted(Path(run.folder("annotate").path("")).glob("*.documents.parquet")):
         for row in pq.read_table(path, columns=["url", "text"]).to_pylist():
             if row["url"] in urls:
                 grams[row["url"]] = set(
@@ -101,11 +103,11 @@ def _jaccard(one: set[str], other: set[str]) -> float:
 
 
 def _pages(run: RunFolder) -> dict[str, dict[str, Any]]:
-    """What the run stored of every page, by url; later phases overwrite earlier ones."""
+    """Return the stored columns of every page, by URL. Later phases overwrite the columns of phases before them."""
     pages: dict[str, dict[str, Any]] = {}
     for phase in ("extract", "annotate", "select"):
         for kind in ("documents", "decisions"):
-            for path in sorted(Path(run.folder(phase).root).glob(f"*.{kind}.parquet")):
+            for path in sorted(Path(run.folder(phase).path("")).glob(f"*.{kind}.parquet")):
                 names = [
                     n for n in pq.read_schema(path).names if n not in ("text", "paragraph_hashes")
                 ]
@@ -134,7 +136,7 @@ def _documents(
     decision: str,
     reasons: tuple[str, ...],
 ) -> Measure:
-    """Documents that had to be dropped for one of these reasons; pages without a claim in the truth do not count."""
+    """Measure documents that must be dropped for one of these reasons. Pages without an expected decision are ignored."""
     claimed = [
         row
         for row in truth
@@ -150,9 +152,8 @@ def _documents(
 def _near_duplicates(run: RunFolder, pages: Mapping[str, dict[str, Any]]) -> Measure:
     config = RunConfig.model_validate(run.config)
     assert config.annotate.minhash is not None
-    edited = similarities(
-        run
-    )  # a pair below the threshold counts neither for nor against: MinHash leaves it to chance
+    # A pair below the threshold counts neither as right nor as wrong, because MinHash finds it by chance.
+    edited = similarities(run)
     wanted = {
         pair
         for pair, similarity in edited.items()

@@ -1,8 +1,8 @@
-"""The demo's chain (configs/ccnet.yaml) on a sample crawl of a given size: what the benchmarks measure.
+"""The config that the benchmarks measure: configs/ccnet.yaml on a sample crawl of a given size.
 
-    config = demo_config(100, run_dir)
+    config = load_demo_config(100, run_dir)
 
-gives 100 MB of text in 8 files, made once into the cache, and the models beside it.
+The crawl has 100 MB of text in 8 files. It and the models are created once, in the cache.
 """
 
 from __future__ import annotations
@@ -13,26 +13,34 @@ from pipeline.config import RunConfig, load
 from pipeline.planning.prepare import prepare
 
 BYTES_PER_DOCUMENT = 3_800
-"""Of the sample crawl's WET files, uncompressed, records' headers included."""
+"""Uncompressed bytes per document of the sample crawl's WET files, with the headers of the records."""
 
-MIN_DOCUMENTS = 800
-"""Of the smallest crawl measured: room for every kind of page in each of its files."""
+MIN_DOCUMENTS_PER_FILE = 100
+"""Enough that every file has every kind of page."""
 
 SHARD_TOKENS = 5_000_000
 
 
-def demo_config(megabytes: float, run_dir: Path, *overrides: str, num_files: int = 8) -> RunConfig:
-    """ccnet.yaml with a crawl of about `megabytes`; models and crawl are made where they are missing."""
-    documents = max(MIN_DOCUMENTS, round(megabytes * 1e6 / BYTES_PER_DOCUMENT))
-    config = load(
-        "ccnet",
-        [
-            f"input.sample_crawl.documents={documents}",
-            f"input.sample_crawl.documents_per_file={-(-documents // num_files)}",
-            f"write_shards.shard_tokens={SHARD_TOKENS}",
-            f"run_dir={run_dir}",
-            *overrides,
-        ],
-    )
+def load_demo_config(
+    megabytes: float, run_dir: Path | str, *overrides: str, num_files: int = 8
+) -> RunConfig:
+    """Return ccnet.yaml for a crawl of about that size; create the models and the crawl where they are missing.
+
+    Args:
+        megabytes: uncompressed WET text.
+        run_dir: the run folder, a path or the URL of a bucket.
+        overrides: further settings, `key=value`.
+        num_files: WET files of the crawl.
+    """
+    num_docs = round(megabytes * 1e6 / BYTES_PER_DOCUMENT)
+    num_docs = max(MIN_DOCUMENTS_PER_FILE * num_files, num_docs)
+    settings = [
+        f"input.sample_crawl.documents={num_docs}",
+        f"input.sample_crawl.documents_per_file={-(-num_docs // num_files)}",
+        f"write_shards.shard_tokens={SHARD_TOKENS}",
+        f"run_dir={run_dir}",
+        *overrides,
+    ]
+    config = load("ccnet", settings)
     prepare(config)
     return config

@@ -1,13 +1,13 @@
-"""What does a run of 90,000 units cost its driver, whatever is in the units?
+"""Measure the driver's own work in a run of many input splits.
 
-    python -m benchmarks.driver_scale                    90,000 units (minutes, and a million small files for a while)
-    python -m benchmarks.driver_scale --units 2000
+    python -m benchmarks.driver_scale                    90,000 splits: minutes, and a million small files
+    python -m benchmarks.driver_scale --splits 2000
 
-The plan, folders, done-records, sums and merges are the real ones, over a list of as many WET files. What the units
-hold is not: a few units of a few pages each are run for real, and their outputs stand, as hard links, for all the
-others. So what grows with the number of units is measured, what grows with the text is not; and files are read from
-the page cache. Rows marked `task` are no driver's work: what one task across units takes for opening so many files.
-Ray is measured by itself, with tasks that do nothing (`--ray`).
+The plan, the phase folders, the done-records, the sums and the merges are real. The contents of the splits are not:
+a few splits of two pages each are run for real, and their outputs are linked as the outputs of all other splits. So
+the figures grow with the number of splits and not with the amount of text, and files are read from the page cache.
+Rows that start with `task` are not work of the driver: they show how long one task takes to open the files of all
+splits. `--ray` measures Ray Data separately, with tasks that do nothing.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ from pipeline.phases import registry
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.fuzzy_dedup import FOREST, FuzzyDedup
 from pipeline.phases.paragraph_dedup import ParagraphDedup
-from pipeline.phases.phase import Phase, SplitPhase
+from pipeline.phases.phase import PartitionPhase, Phase, SplitPhase
 from pipeline.phases.select import Select
 from pipeline.phases.write_shards import WriteShards
 from pipeline.planning.plan import make_plan
@@ -51,110 +52,128 @@ from pipeline.runs.run_folder import RunFolder
 from stages.contract import Counters
 
 CRAWL = "CC-MAIN-2026-17"
+
 BASE_URL = "http://127.0.0.1:1/"
-"""Of a snapshot that nobody serves: its list of files is put where a fetched one would lie."""
+"""No server listens here: the snapshot's list of files is written into the cache beforehand."""
 
-NUM_SEEDS = 50
-"""Units that are really run: each stands for at most 65,000 / NUM_SEEDS others (ext4's limit of links)."""
+MAX_SEEDS = 50
+"""Splits that are run for real. Each stands for at most 65,000 / MAX_SEEDS others, because of ext4's limit of links."""
 
-MAX_UNITS_OF_TASKS = 2_000
-"""Above it the tasks across units are left out: their time grows with units times ranges of hashes, to hours here."""
+NUM_SEED_DOCS = 2 * MAX_SEEDS
+
+MAX_SPLITS_OF_TASKS = 2_000
+"""Above this number, tasks that read all splits are left out: they would take hours here."""
+
+SETTINGS = ("engine.kind=inline", "write_shards.shard_tokens=100000000")
+INPUT = {"common_crawl": {"crawl": CRAWL, "base_url": BASE_URL}, "files_per_split": 1}
 
 Measured = dict[str, dict[str, float]]
 
 
-def simulate(num_splits: int, folder: Path) -> Measured:
-    """Seconds, seconds of CPU and peak memory of each of the driver's acts."""
-    found: Measured = {}
+@dataclass
+class Stopwatch:
+    """Seconds, CPU seconds and peak resident MB of named actions."""
 
-    def timed(name: str, act: Callable[[], Any]) -> Any:
+    figures: Measured = field(default_factory=dict[str, dict[str, float]])
+
+    def measure(self, name: str, action: Callable[[], Any]) -> Any:
+        """Run the action and return its result."""
         reset_peak_memory()
-        started, cpu = time.perf_counter(), time.process_time()
-        out = act()
-        spent = {"seconds": time.perf_counter() - started, "cpu_seconds": time.process_time() - cpu}
-        found[name] = {**{k: round(v, 2) for k, v in spent.items()}, "peak_mb": peak_mb() or 0.0}
-        return out
+        started, cpu_started = time.perf_counter(), time.process_time()
+        result = action()
+        self.figures[name] = {
+            "seconds": round(time.perf_counter() - started, 2),
+            "cpu_seconds": round(time.process_time() - cpu_started, 2),
+            "peak_mb": peak_mb() or 0.0,
+        }
+        return result
 
-    seeds = _seeds(folder / "seeds")
-    os.environ["CORPUSMILL_CACHE"] = str(_cache_with_list(folder / "cache", num_splits))
-    keep = "drop_all_copies" if num_splits <= MAX_UNITS_OF_TASKS else "keep_all"
+
+def simulate(num_splits: int, folder: Path) -> Measured:
+    """Run the driver's actions for so many splits, and return the figures of each action."""
+    stopwatch = Stopwatch()
+    seeds = run_seeds(folder / "seeds", min(MAX_SEEDS, num_splits))
+    os.environ["CORPUSMILL_CACHE"] = str(create_cache(folder / "cache", num_splits))
+    keep = "drop_all_copies" if num_splits <= MAX_SPLITS_OF_TASKS else "keep_all"
     overrides = [
         f"run_dir={folder / 'run'}",
-        f"input={json.dumps(_INPUT)}",
+        f"input={json.dumps(INPUT)}",
         f"paragraph_dedup.keep={keep}",
     ]
-    config = load("ccnet", [*_SETTINGS, *overrides])
-    plan: RunPlan = timed("plan", lambda: make_plan(config))
-    plan.run_dir.mkdir()
-    timed("write run.json", lambda: record_plan(plan))
-    for make_phase in registry.PHASES:
-        for act, what in _acts(make_phase(plan), seeds):
-            timed(act, what)
-    timed("report", lambda: report.make_report(RunFolder.open(plan.run_dir)))
-    return found
+    config = load("ccnet", [*SETTINGS, *overrides])
+    plan: RunPlan = stopwatch.measure("plan", lambda: make_plan(config))
+    plan.run_dir.make_folder()
+    stopwatch.measure("write run.json", lambda: record_plan(plan))
+    for phase_class in registry.PHASES:
+        for name, action in list_actions(phase_class(plan), seeds):
+            stopwatch.measure(name, action)
+    stopwatch.measure("report", lambda: report.make_report(RunFolder.open(plan.run_dir)))
+    return stopwatch.figures
 
 
-def _acts(phase: Phase, seeds: RunPlan) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """What engine.run does for a phase, one after another, and what stands for its tasks in between."""
+def list_actions(phase: Phase, seeds: RunPlan) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Yield what `engine.run` does for a phase, in order. Between two actions the task outputs are put in place."""
     folder, name = phase.folder, phase.name
-
-    def finish() -> None:
-        phase.finish()
-        folder.finish(
-            {
-                "task_ids": len(phase.task_ids()),
-                "of": "",
-                "counters": phase.sum_of_records().to_json(),
-            }
-        )
-
     yield f"{name}: begin", lambda: (folder.begin(), folder.done())
-    yield f"{name}: list work", phase.task_ids
+    yield f"{name}: list tasks", phase.task_ids
     if isinstance(phase, SplitPhase):
-        _fill(phase, seeds)
+        link_outputs(phase, seeds)
     elif isinstance(phase, WriteShards):
-        yield f"task of {name}: reading a millionth of the keys", lambda: _read_keys(phase)
-        return  # the seeds' documents stand there many times, which no shard may hold
-    elif len(phase.plan.splits) <= MAX_UNITS_OF_TASKS:
-        for task_id in phase.task_ids():  # one, or none where the phase is off
+        yield f"task of {name}: read a millionth of the keys", lambda: read_keys(phase)
+        return  # every document of the seeds occurs many times here, and a shard must not contain copies
+    elif isinstance(phase, PartitionPhase) and len(phase.plan.splits) <= MAX_SPLITS_OF_TASKS:
+        for task_id in phase.task_ids():
             yield f"task of {name}", partial(phase.run, task_id)
     elif isinstance(phase, FuzzyDedup):
-        _join_all(phase)
-    yield f"{name}: look for what is done", folder.done
-    yield f"{name}: sum up, merge", finish
+        write_one_cluster(phase)
+    yield f"{name}: list done tasks", folder.done
+    yield f"{name}: sum up and merge", lambda: finish(phase)
+    yield from list_reading_actions(phase)
+
+
+def list_reading_actions(phase: Phase) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Yield what later phases read out of the outputs of a complete phase."""
+    last_split = phase.plan.splits[-1]
     if isinstance(phase, ParagraphDedup) and phase.task_ids():
-        yield (
-            "task of annotate: its part of the repeats",
-            lambda: phase.find_duplicate_lines(phase.plan.splits[-1]),
-        )
+        read_lines = partial(phase.find_duplicate_lines, last_split)
+        yield "task of annotate: read its duplicate lines", read_lines
     if isinstance(phase, FuzzyDedup):
-        yield "task of select: its part", lambda: phase.find_near_duplicates(phase.plan.splits[-1])
+        yield (
+            "task of select: read its near-duplicates",
+            partial(phase.find_near_duplicates, last_split),
+        )
     if isinstance(phase, Annotate):
-        yield "select: percentiles", lambda: Select(phase.plan)._buckets  # noqa: SLF001
+        yield "select: percentiles", Select(phase.plan).prepare_tasks
 
 
-def _join_all(phase: FuzzyDedup) -> None:
-    """The forest in which every document is the first one's near-duplicate: what the task finds where all are links."""
-    splits = np.arange(len(phase.plan.splits), dtype=np.uint64) << np.uint64(32)
-    documents = np.concatenate([splits + 1, splits + 2])
-    pairs = [
-        np.ones_like(documents),
-        documents,
-        *np.random.default_rng(0).random((2, len(documents))),
-    ]
-    with phase.folder.commit(phase.task_ids()[0]) as task:
-        with pa.ipc.new_file(task.path(f"{phase.task_ids()[0]}.forest.arrow"), FOREST) as file:
-            file.write_batch(pa.record_batch(pairs, schema=FOREST).slice(1))
-        task.record = {"counters": Counters().to_json()}
+def finish(phase: Phase) -> None:
+    """Merge the outputs of all tasks and write the summary of the phase."""
+    phase.finish()
+    counters = phase.sum_of_records().to_json()
+    phase.folder.finish({"task_ids": len(phase.task_ids()), "of": "", "counters": counters})
 
 
-def _read_keys(phase: WriteShards) -> None:
+def write_one_cluster(phase: FuzzyDedup) -> None:
+    """Write a task's output in which every document is a near-duplicate of the first: the largest possible forest."""
+    first_ids = np.arange(len(phase.plan.splits), dtype=np.uint64) << np.uint64(32)
+    documents = np.concatenate([first_ids + 1, first_ids + 2])
+    scores = np.random.default_rng(0).random((2, len(documents)))
+    columns = [np.ones_like(documents), documents, *scores]
+    task_id = phase.task_ids()[0]
+    with phase.folder.commit(task_id) as output:
+        with pa.ipc.new_file(output.path(f"{task_id}.forest.arrow"), FOREST) as file:
+            file.write_batch(pa.record_batch(columns, schema=FOREST).slice(1))
+        output.record = {"counters": Counters().to_json()}
+
+
+def read_keys(phase: WriteShards) -> None:
+    """Read a millionth of the keys of every split, as `WriteShards.run` does first."""
     for split in phase.plan.splits:
-        phase._read(split, 0, 2**44, np.dtype(np.uint16))  # noqa: SLF001 - what `run` does first
+        phase._read(split, 0, 2**44, np.dtype(np.uint16))  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
-def _fill(phase: SplitPhase, seeds: RunPlan) -> None:
-    """Outputs and records of all units, from those of the seeds."""
+def link_outputs(phase: SplitPhase, seeds: RunPlan) -> None:
+    """Link the outputs of the seeds as the outputs of all splits, and write their done-records."""
     source, target = seeds.folder(phase.name), phase.folder
     for i, task_id in enumerate(phase.task_ids()):
         seed = seeds.splits[i % len(seeds.splits)].key
@@ -165,19 +184,15 @@ def _fill(phase: SplitPhase, seeds: RunPlan) -> None:
         target.root.put(f"done/{task_id}.json", text.encode())
 
 
-_SETTINGS = ("engine.kind=inline", "write_shards.shard_tokens=100000000")
-_INPUT = {"common_crawl": {"crawl": CRAWL, "base_url": BASE_URL}, "files_per_split": 1}
-
-
-def _seeds(run_dir: Path) -> RunPlan:
-    """A real run over NUM_SEEDS units of two pages."""
+def run_seeds(run_dir: Path, num_seeds: int) -> RunPlan:
+    """Run the pipeline over NUM_SEED_DOCS pages in that many splits."""
+    docs_per_file = -(-NUM_SEED_DOCS // num_seeds)
     crawl = {
-        "sample_crawl": {"documents": 2 * NUM_SEEDS, "documents_per_file": 2},
+        "sample_crawl": {"documents": NUM_SEED_DOCS, "documents_per_file": docs_per_file},
         "max_quarantined_share": 1,
     }
-    config: RunConfig = load(
-        "ccnet", [*_SETTINGS, f"run_dir={run_dir}", f"input={json.dumps(crawl)}"]
-    )
+    overrides = [*SETTINGS, f"run_dir={run_dir}", f"input={json.dumps(crawl)}"]
+    config: RunConfig = load("ccnet", overrides)
     prepare(config)
     plan = make_plan(config)
     for _ in run(plan):
@@ -185,17 +200,15 @@ def _seeds(run_dir: Path) -> RunPlan:
     return plan
 
 
-def _cache_with_list(cache: Path, num_splits: int) -> Path:
-    """A cache with this one's models, and the list of a snapshot of so many files."""
+def create_cache(cache: Path, num_splits: int) -> Path:
+    """Create a cache folder with the models of the current cache and the file list of a snapshot of that size."""
     from pipeline.planning.input_splits import locate_crawl_list
 
     cache.mkdir(parents=True)
     (cache / "assets").symlink_to(model_registry.cache_folder() / "assets")
-    segment, name = (
-        f"crawl-data/{CRAWL}/segments/1775805908305",
-        "CC-MAIN-20260412001017-20260412031017",
-    )
-    names = (f"{segment}.{i % 100}/wet/{name}-{i:05d}.warc.wet.gz" for i in range(num_splits))
+    segment = f"crawl-data/{CRAWL}/segments/1775805908305"
+    stem = "CC-MAIN-20260412001017-20260412031017"
+    names = [f"{segment}.{i % 100}/wet/{stem}-{i:05d}.warc.wet.gz" for i in range(num_splits)]
     before, os.environ["CORPUSMILL_CACHE"] = os.environ.get("CORPUSMILL_CACHE"), str(cache)
     path = locate_crawl_list(CRAWL, f"{BASE_URL}crawl-data/{CRAWL}/wet.paths.gz")
     if before is None:
@@ -205,89 +218,99 @@ def _cache_with_list(cache: Path, num_splits: int) -> Path:
     return cache
 
 
-def ray_tasks(num_tasks: int) -> dict[str, float]:
-    """What Ray Data takes for so many tasks that do nothing, from engine's own kind of dataset to the last result."""
+def measure_ray_tasks(num_tasks: int) -> dict[str, float]:
+    """Measure Ray Data from the creation of a dataset of tasks that do nothing to its last result."""
     import ray
     import ray.data
 
+    store_bytes = 200 * 2**20
     ray.init(
-        num_cpus=2, include_dashboard=False, object_store_memory=200 * 2**20, log_to_driver=False
+        num_cpus=2, include_dashboard=False, object_store_memory=store_bytes, log_to_driver=False
     )
     ray.data.DataContext.get_current().enable_progress_bars = False
     reset_peak_memory()
-    started, cpu = time.perf_counter(), time.process_time()
-    flow = ray.data.from_items(
-        [{"task_id": f"{i:06d}"} for i in range(num_tasks)], override_num_blocks=num_tasks
-    )
-    made = time.perf_counter() - started
-    flow = flow.map_batches(
+    started, cpu_started = time.perf_counter(), time.process_time()
+    rows = [{"task_id": f"{i:06d}"} for i in range(num_tasks)]
+    dataset = ray.data.from_items(rows, override_num_blocks=num_tasks)
+    made_s = time.perf_counter() - started
+    results = dataset.map_batches(
         lambda table: table, batch_size=None, batch_format="pyarrow", num_cpus=1
     )
-    count = sum(
-        batch.num_rows for batch in flow.iter_batches(batch_size=None, batch_format="pyarrow")
-    )
+    batches: Any = results.iter_batches(batch_size=None, batch_format="pyarrow")
+    count = sum(batch.num_rows for batch in batches)
     assert count == num_tasks
-    figures = {"seconds": time.perf_counter() - started, "of these to make blocks": made}
-    figures |= {"cpu_seconds": time.process_time() - cpu, "peak_mb": peak_mb() or 0.0}
+    figures = {
+        "seconds": time.perf_counter() - started,
+        "of these to make blocks": made_s,
+        "cpu_seconds": time.process_time() - cpu_started,
+        "peak_mb": peak_mb() or 0.0,
+    }
     ray.shutdown()
     return {name: round(figure, 2) for name, figure in figures.items()}
 
 
-def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--units", type=int, default=90_000)
-    parser.add_argument(
-        "--ray",
-        type=int,
-        default=0,
-        metavar="TASKS",
-        help="measure Ray Data with so many tasks too",
-    )
-    parser.add_argument(
-        "--save", action="store_true", help="keep the figures in benchmarks/results"
-    )
-    parser.add_argument("--child", metavar="FOLDER", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.child:
-        print(json.dumps(simulate(options.splits, Path(options.child))))
-        return
+def simulate_in_child(num_splits: int) -> Measured:
+    """Run `simulate` in another process, so that its peak memory is the driver's only."""
     with tempfile.TemporaryDirectory(prefix="corpusmill-driver-") as folder:
-        command = [
-            sys.executable,
-            "-m",
-            "benchmarks.driver_scale",
-            "--units",
-            str(options.splits),
-            "--child",
-            folder,
-        ]
+        module = [sys.executable, "-m", "benchmarks.driver_scale"]
+        command = [*module, "--splits", str(num_splits), "--child", folder]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    acts: Measured = json.loads(done.stdout.splitlines()[-1])
-    driver = [figures for name, figures in acts.items() if not name.startswith("task ")]
-    whole = {
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def add_up(actions: Measured) -> dict[str, float]:
+    """Return the sums of all actions of the driver, and the largest peak."""
+    driver = [figures for name, figures in actions.items() if not name.startswith("task ")]
+    return {
         "seconds": round(sum(figures["seconds"] for figures in driver), 1),
         "cpu_seconds": round(sum(figures["cpu_seconds"] for figures in driver), 1),
         "peak_mb": max(figures["peak_mb"] for figures in driver),
     }
-    table = Table("act", "s", "CPU s", "peak MB", title=f"{options.splits:,} units", box=None)
-    for name, figures in {**acts, "the driver in all": whole}.items():
-        table.add_row(
-            name, *(f"{figures[key]:,.2f}" for key in ("seconds", "cpu_seconds", "peak_mb"))
-        )
+
+
+def print_table(num_splits: int, rows: Measured) -> None:
+    """Print one line per action."""
+    title = f"{num_splits:,} input splits"
+    table = Table("action", "s", "CPU s", "peak MB", title=title, box=None)
+    for name, figures in rows.items():
+        cells = [f"{figures[key]:,.2f}" for key in ("seconds", "cpu_seconds", "peak_mb")]
+        table.add_row(name, *cells)
     Console().print(table)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--splits", type=int, default=90_000, help="number of input splits")
+    parser.add_argument(
+        "--ray", type=int, default=0, metavar="TASKS", help="also measure Ray Data with that many"
+    )
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
+    parser.add_argument("--child", metavar="FOLDER", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure, print the table, and save the figures with `--save`."""
+    args = parse_arguments()
+    if args.child:
+        print(json.dumps(simulate(args.splits, Path(args.child))))
+        return
+    actions = simulate_in_child(args.splits)
+    driver = add_up(actions)
+    print_table(args.splits, {**actions, "driver in total": driver})
     result: dict[str, Any] = {
-        "splits": options.splits,
+        "splits": args.splits,
         "load": os.getloadavg()[0],
-        "driver": whole,
-        "acts": acts,
+        "driver": driver,
+        "actions": actions,
     }
-    if options.ray:
-        result["ray"] = {"tasks": options.ray, **ray_tasks(options.ray)}
+    if args.ray:
+        result["ray"] = {"tasks": args.ray, **measure_ray_tasks(args.ray)}
         print(result["ray"])
-    if options.save:
+    if args.save:
         print(save("driver_scale", result))
 
 

@@ -1,4 +1,4 @@
-r"""Text out of pages against gold sets: how much of it is right, and at what speed, beside other extractors.
+r"""Compare the quality and speed of text extraction with other extractors, on two gold sets.
 
     python -m venv peers && peers/bin/pip install resiliparse justext==3.0.2 "pydantic>=2.12" pyarrow numpy \
         trafilatura readability-lxml boilerpy3 goose3 newspaper4k inscriptis
@@ -6,15 +6,15 @@ r"""Text out of pages against gold sets: how much of it is right, and at what sp
     git clone https://github.com/Murrough-Foley/web-content-extraction-benchmark wcxb
     peers/bin/python benchmarks/extraction_f1.py --articles articles --wcxb wcxb/test [--save]
 
-Gold sets (nothing of them is kept here): 181 articles of 2019, annotated by hand (scrapinghub, MIT); and 511 pages of
-2026, half of them articles, the others of six kinds (WCXB's test split, CC BY 4.0; drafted by a model, reviewed
-by people; its author also writes rs-trafilatura, which is no entrant). Its development split is `--wcxb wcxb/dev`.
+The gold sets are not part of this repository: 181 articles of 2019, annotated by hand (scrapinghub, MIT); and 511 pages
+of 2026, half of them articles, the others of six kinds (WCXB's test split, CC BY 4.0; drafted by a model, reviewed by
+people; its author also writes rs-trafilatura, which is not compared). Its development split is `--wcxb wcxb/dev`.
 
-Measure: precision, recall and F1 of the multiset of words (`\w+`, lower case), page by page as in WCXB's evaluate.py;
-mean with a 95 % interval (bootstrap over pages), and median. `shingle_f1` is that of the articles' evaluate.py:
-the harmonic mean of mean precision and mean recall by runs of four words. Extractors take turns page by page, in an
-order that shifts; MB of HTML per CPU second are over all pages. Bytes go to ours, decoded text to the others, which
-spares them finding the charset. Whoever is not installed is left out.
+The measure is precision, recall and F1 of the multiset of words (`\w+`, lower case) per page, as in WCXB's evaluate.py:
+the mean with a 95 % interval (bootstrap over pages), and the median. `shingle_f1` is the measure of the articles'
+evaluate.py: the harmonic mean of mean precision and mean recall of word 4-grams. The extractors take turns page by page,
+in a rotating order. MB of HTML per CPU second are over all pages. Our extractor receives bytes, the others decoded
+text, which saves them the detection of the charset. Extractors that are not installed are left out.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ LIBRARIES = [
 ]
 LIBRARIES += ["inscriptis"]
 Extractor = Callable[[bytes, str], str]
-"""(page as bytes, the same decoded) -> text."""
+"""A function (page as bytes, decoded page) -> text."""
 
 
 class GoldPage(NamedTuple):
-    """A page and what people say is its content."""
+    """A page and its content according to the annotators."""
 
     kind: str
     html: bytes
@@ -65,7 +65,7 @@ class GoldPage(NamedTuple):
 
 
 class Score(NamedTuple):
-    """Of one page: shares of words, or of runs of them."""
+    """Precision, recall and F1 of the words or word n-grams of one page."""
 
     precision: float
     recall: float
@@ -73,7 +73,7 @@ class Score(NamedTuple):
 
 
 def articles(folder: Path) -> Iterator[GoldPage]:
-    """scrapinghub/article-extraction-benchmark as it is checked out."""
+    """Read a checkout of scrapinghub/article-extraction-benchmark."""
     for name, gold in json.loads(
         (folder / "ground-truth.json").read_text(encoding="utf-8")
     ).items():
@@ -85,7 +85,7 @@ def articles(folder: Path) -> Iterator[GoldPage]:
 
 
 def wcxb(folder: Path) -> Iterator[GoldPage]:
-    """One split of the Web Content eXtraction Benchmark."""
+    """Read one part (dev or test) of the Web Content eXtraction Benchmark."""
     for path in sorted((folder / "ground-truth").glob("*.json")):
         gold = json.loads(path.read_text(encoding="utf-8"))
         kind = gold["_internal"]["page_type"]["primary"]
@@ -106,7 +106,7 @@ def ours(settings: HtmlSettings) -> Extractor:
 
 
 def entrants() -> dict[str, Extractor]:
-    """Ours, and those of the others that are installed."""
+    """Return our extractors, and the other extractors that are installed."""
     found: dict[str, Extractor] = {
         "plain": ours(HtmlSettings()),
         "main content": ours(HtmlSettings(main_content=True)),
@@ -190,17 +190,20 @@ _PEERS: Mapping[str, tuple[str, Callable[[], Extractor]]] = {
 
 
 def score(text: str, gold: str) -> Score:
-    """How many words of `text` are in `gold`, and the reverse.
+    """Compare the words of `text` with those of `gold`.
 
     >>> score("Home Flour and water", "flour and water")
     Score(precision=0.75, recall=1.0, f1=0.8571428571428571)
     """
-    return _score(_runs(text.lower(), 1), _runs(gold.lower(), 1))
+    return _score(_count_ngrams(text.lower(), 1), _count_ngrams(gold.lower(), 1))
 
 
 def shingle_f1(texts: Sequence[str], golds: Sequence[str]) -> float:
-    """The measure of the articles' evaluate.py; what has no word counts for neither precision nor recall."""
-    pairs = [(_runs(text, 4), _runs(gold, 4)) for text, gold in zip(texts, golds, strict=True)]
+    """Return the measure of the articles' evaluate.py. A text without words counts neither for precision nor for recall."""
+    pairs = [
+        (_count_ngrams(text, 4), _count_ngrams(gold, 4))
+        for text, gold in zip(texts, golds, strict=True)
+    ]
     precision = statistics.fmean([_score(*pair).precision for pair in pairs if pair[0]] or [0.0])
     recall = statistics.fmean([_score(*pair).recall for pair in pairs if pair[1]] or [0.0])
     return 2 * precision * recall / (precision + recall or 1)
@@ -217,15 +220,15 @@ def _score(found: Counter[tuple[str, ...]], wanted: Counter[tuple[str, ...]]) ->
     )
 
 
-def _runs(text: str, run_words: int) -> Counter[tuple[str, ...]]:
+def _count_ngrams(text: str, ngram_words: int) -> Counter[tuple[str, ...]]:
     words = re.findall(r"\w+", text)
     return Counter(
-        zip(*(words[first:] for first in range(min(run_words, len(words)))), strict=False)
+        zip(*(words[first:] for first in range(min(ngram_words, len(words)))), strict=False)
     )
 
 
 def summarize(scores: Sequence[Score]) -> dict[str, Any]:
-    """Means with the interval in which 95 % of 1,000 resamples of the pages lie, and the median."""
+    """Return means, the median, and the interval of F1 with 95 % of 1,000 resamples of the pages."""
     rng = random.Random(0)
     values = [each.f1 for each in scores]
     means = sorted(statistics.fmean(rng.choices(values, k=len(values))) for _ in range(1000))
@@ -239,14 +242,14 @@ def summarize(scores: Sequence[Score]) -> dict[str, Any]:
 
 
 def measure(pages: Sequence[GoldPage], extractors: Mapping[str, Extractor]) -> dict[str, Any]:
-    """Every extractor on every page, in turns."""
+    """Run every extractor on every page, in turns."""
     names = list(extractors)
     seconds, errors = dict.fromkeys(names, 0.0), Counter[str]()
     texts: dict[str, list[str]] = {name: [] for name in names}
     for extractor in extractors.values():
         _timed(
             extractor, pages[0], ""
-        )  # stop words, models and compiled patterns are loaded before the clock runs
+        )  # loads stop words, models and patterns before the measurement
     for number, page in enumerate(pages):
         decoded = page.html.decode("utf-8", "replace")
         for name in names[number % len(names) :] + names[: number % len(names)]:
@@ -281,33 +284,34 @@ def measure(pages: Sequence[GoldPage], extractors: Mapping[str, Extractor]) -> d
 
 
 def _timed(extractor: Extractor, page: GoldPage, decoded: str) -> tuple[str | None, float]:
-    """The text, None where the extractor raises, and the CPU seconds that it took."""
+    """Return the text (None if the extractor raises) and the CPU seconds."""
     began = time.process_time()
     try:
         text = extractor(page.html, decoded)
-    except Exception:  # noqa: BLE001 - each extractor has errors of its own; they are counted
+    except Exception:  # noqa: BLE001 - each extractor has other errors; they are counted
         text = None
     return text, time.process_time() - began
 
 
 def main() -> None:
-    logging.disable()  # peers speak of every page that they do not like
+    """Measure all extractors on the given sets, print the tables, and save the figures with `--save`."""
+    logging.disable()  # some extractors log every page that they cannot read
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--articles", type=Path, help="the folder of article-extraction-benchmark")
     parser.add_argument("--wcxb", type=Path, help="the folder of one split of WCXB")
     parser.add_argument(
-        "--pages", type=int, help="at most about so many of each set, evenly spread"
+        "--pages", type=int, help="number of pages per set, evenly spread; default: all"
     )
     parser.add_argument(
-        "--without", nargs="*", default=[], metavar="EXTRACTOR", help="leave these out"
+        "--without", nargs="*", default=[], metavar="EXTRACTOR", help="extractors to leave out"
     )
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
     args = parser.parse_args()
     sets = {name: list(read(folder)) for name, read, folder in _given(args)}
     if not sets:
-        parser.error("give --articles, --wcxb or both: the help says where they come from")
+        parser.error("give --articles, --wcxb or both: see --help for their sources")
     extractors = {name: each for name, each in entrants().items() if name not in args.without}
     figures = {
         name: measure(

@@ -1,11 +1,11 @@
-"""Does a phase's memory stay within its setting, however large the input?
+"""Measure whether the memory of each phase stays below its setting when the input grows.
 
     python -m benchmarks.memory                  100 MB and 1 GB of WET text (about ten minutes on two cores)
     python -m benchmarks.memory --megabytes 10 50
 
-Each size is run once, in a process of its own, by the in-process engine: what one worker holds. The peak of resident
-memory is read (VmHWM) and set back before each piece of work. What the process holds before the first phase (Python,
-Arrow, numba, the models' pages as they are mapped) is part of it, as it is of a worker's.
+Each size runs once, in a separate process, with the in-process engine: that is the memory of one worker. The peak of
+resident memory (VmHWM) is reset before each task. It includes the memory of the process before the first phase (Python,
+Arrow, numba, mapped pages of the models), as it does for a worker.
 """
 
 from __future__ import annotations
@@ -20,78 +20,71 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.demo_chain import demo_config
+from benchmarks.demo_chain import load_demo_config
 from benchmarks.result_file import save
 from pipeline.execution.engine import PhaseFinished, TaskFinished, run
 from pipeline.execution.task_stats import peak_mb
 from pipeline.planning.plan import make_plan
 
 CRAWL_FILE_MB = 12.5
-"""Text per WARC file: the size of a unit is the crawl's affair; what grows is their number."""
+"""Text per WARC file. Files keep this size, because a larger crawl has more files, not larger ones."""
 
 MEMORY_MB = 1000
-"""engine.memory_mb of the runs: half the default."""
+"""`engine.memory_mb` of the runs: half the default."""
 
 
-def peaks(megabytes: float, run_dir: Path) -> dict[str, float]:
-    """Peak resident MB of every phase, of a run over that much text in this process."""
+def measure_peaks(megabytes: float, run_dir: Path) -> dict[str, float]:
+    """Run the pipeline over that much text in this process, and return the peak resident MB of every phase."""
     num_files = max(2, round(megabytes / CRAWL_FILE_MB))
     overrides = ["engine.kind=inline", f"engine.memory_mb={MEMORY_MB}"]
-    plan = make_plan(demo_config(megabytes, run_dir, *overrides, num_files=num_files))
-    found: dict[str, float] = {}
-    for event in run(plan):
+    config = load_demo_config(megabytes, run_dir, *overrides, num_files=num_files)
+    peaks: dict[str, float] = {}
+    for event in run(make_plan(config)):
         if isinstance(event, TaskFinished):
-            found[event.phase] = max(found.get(event.phase, 0.0), event.peak_mb or 0.0)
+            peaks[event.phase] = max(peaks.get(event.phase, 0.0), event.peak_mb or 0.0)
         elif isinstance(
             event, PhaseFinished
-        ):  # its last act, the merge of what the pieces of work have found
-            found[event.phase] = max(found.get(event.phase, 0.0), peak_mb() or 0.0)
-    return found
+        ):  # after the phase has merged the outputs of its tasks
+            peaks[event.phase] = max(peaks.get(event.phase, 0.0), peak_mb() or 0.0)
+    return peaks
 
 
-def _in_a_process_of_its_own(megabytes: float) -> dict[str, float]:
+def measure_in_child(megabytes: float) -> dict[str, float]:
+    """Return `measure_peaks` of another process."""
     with tempfile.TemporaryDirectory() as folder:
-        arguments = ["--child", str(megabytes), folder]
-        done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.memory", *arguments],
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-        )
-        return json.loads(done.stdout.splitlines()[-1])
+        command = [sys.executable, "-m", "benchmarks.memory", "--child", str(megabytes), folder]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def print_table(by_size: dict[str, dict[str, float]]) -> None:
+    """Print one line per phase: the peak of both sizes and their ratio."""
+    title = f"Peak resident MB; engine.memory_mb is {MEMORY_MB}"
+    table = Table("phase", *by_size, "ratio", title=title, box=None)
+    small, large = by_size.values()
+    for phase, small_mb in small.items():
+        large_mb = large[phase]
+        table.add_row(phase, f"{small_mb:,.0f}", f"{large_mb:,.0f}", f"{large_mb / small_mb:.2f}")
+    Console().print(table)
 
 
 def main() -> None:
-    """Print the table."""
+    """Measure both sizes, print the table, and save the figures with `--save`."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
         "--megabytes", type=float, nargs=2, default=(100, 1000), help="a small and a large crawl"
     )
-    parser.add_argument(
-        "--save", action="store_true", help="keep the figures in benchmarks/results"
-    )
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        print(json.dumps(peaks(float(options.child[0]), Path(options.child[1]))))
+        print(json.dumps(measure_peaks(float(options.child[0]), Path(options.child[1]))))
         return
     small, large = options.megabytes
-    by_size = {f"{size:g} MB": _in_a_process_of_its_own(size) for size in (small, large)}
-    table = Table(
-        "phase",
-        *by_size,
-        "ratio",
-        title=f"Peak resident MB; engine.memory_mb is {MEMORY_MB}",
-        box=None,
-    )
-    for phase in by_size[f"{small:g} MB"]:
-        figures = [found[phase] for found in by_size.values()]
-        table.add_row(
-            phase, *(f"{figure:,.0f}" for figure in figures), f"{figures[1] / figures[0]:.2f}"
-        )
-    Console().print(table)
+    by_size = {f"{size:g} MB": measure_in_child(size) for size in (small, large)}
+    print_table(by_size)
     if options.save:
         print(save("memory", {"memory_mb": MEMORY_MB, "peak_mb": by_size}))
 

@@ -1,18 +1,17 @@
-"""What near-deduplication finds and misses, held against exact Jaccard similarity and against datasketch.
+"""Compare fuzzy_dedup with exact Jaccard similarities and with datasketch.
 
     python -m benchmarks.near_duplicate_truth                          # some minutes on one core
     python -m benchmarks.near_duplicate_truth --texts 300 --pages 500  # a small form
 
-Edited texts: summaries of Wikipedia, each once as it is and once with some of its words replaced by words of other
-summaries, as many as make a similarity between 0.4 and 1 likely; the similarity that counts is the one that the two
-texts then have, and of any other two, found by counting the runs of words that they share. Of every pair above 0.4 it
-is asked whether it is found: by a band in common (`off`), and by what `annotate.minhash.verify` asks besides. Expected
-is what the formula 1 - (1 - s^rows)^bands makes of the similarities. datasketch.MinHashLSH, given the same
-permutations, is asked for the same pairs; and the pipeline's own verdicts, document by document, are held against those
-of plain Python, which joins datasketch's pairs and keeps the first of each group.
+Edited texts: summaries of Wikipedia, each unchanged and with some words replaced by words of other summaries, such that
+similarities between 0.4 and 1 are likely. The true similarity of every pair is computed from the word n-grams that the
+two texts share. For every pair above 0.4 the benchmark records whether it is found: by a common band (`off`), and after
+each kind of `annotate.minhash.verify`. The expected share follows from the formula 1 - (1 - s^rows)^bands.
+datasketch.MinHashLSH searches the same pairs with the same permutations. The decisions of the pipeline are compared,
+document by document, with those of plain Python, which joins datasketch's pairs and keeps the first of each cluster.
 
-The sample crawl: its truth table says of which page a page is an edited copy. Of the pages that annotate has stored,
-pairs are those that are similar in truth, whatever the table calls them.
+Sample crawl: the truth table names the source of each edited copy. Pairs are all pages in the output of annotate that
+are similar, including pairs that are not in the truth table.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ from stages.dedup.minhash import (
 )
 
 LOWEST = 0.4
-"""Pairs below it are not counted: with 9 bands of 13 rows one in 16,000 of them is a candidate."""
+"""Pairs below this similarity are not counted: with 9 bands of 13 rows, one in 16,000 is a candidate."""
 BINS = (0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0)
 Verify = Literal["off", "signatures", "exact"]
 VERIFY: tuple[Verify, ...] = ("off", "signatures", "exact")
@@ -69,13 +68,13 @@ engine: {{kind: inline}}
 
 
 def edited_texts(num_texts: int, seed: int = 1) -> list[str]:
-    """Summaries of 60 words and more, each with an edited copy, shuffled."""
+    """Return summaries of at least 60 words and an edited copy of each, shuffled."""
     rng = random.Random(seed)
     found = [text for _, text in summaries("en", "pages") if len(text.split()) >= 60][:num_texts]
     words = [word for text in found for word in text.split()]
     texts = list(found)
     for text in found:
-        # Of n words a share p is replaced: a run of 5 stays as it is with (1 - p)^5, and s = x / (2 - x) for a share x.
+        # Of n words a share p is replaced: a word 5-gram is unchanged with probability (1 - p)^5, and s = x / (2 - x) for a share x.
         wanted = rng.uniform(LOWEST, 1.0)
         share = 1 - (2 * wanted / (1 + wanted)) ** (1 / MinHashSettings().ngram_words)
         texts.append(
@@ -86,7 +85,7 @@ def edited_texts(num_texts: int, seed: int = 1) -> list[str]:
 
 
 def similarities(texts: Sequence[str], settings: MinHashSettings) -> dict[Pair, float]:
-    """Every pair of a Jaccard similarity of LOWEST or more, by counting the n-grams that two texts share."""
+    """Return the exact Jaccard similarity of every pair of at least LOWEST."""
     sets = [set(split_ngrams(text, settings.ngram_words)) for text in texts]
     holders: dict[str, list[int]] = defaultdict(list)
     for i, one in enumerate(sets):
@@ -100,7 +99,7 @@ def similarities(texts: Sequence[str], settings: MinHashSettings) -> dict[Pair, 
 
 
 def found_pairs(texts: Sequence[str], settings: MinHashSettings) -> set[Pair]:
-    """Pairs of texts with a band in common, by the project's own stage."""
+    """Return the pairs of texts with a common band, according to the MinHash stage."""
     batch = pa.table(
         {
             "doc_id": pa.array(range(len(texts)), pa.uint64()),
@@ -115,7 +114,7 @@ def found_pairs(texts: Sequence[str], settings: MinHashSettings) -> set[Pair]:
 
 
 def datasketch_pairs(texts: Sequence[str], settings: MinHashSettings) -> set[Pair]:
-    """The same, asked of datasketch.MinHashLSH, whose own permutations ours are."""
+    """Return the same pairs according to datasketch.MinHashLSH, which uses the same permutations."""
     index = datasketch.MinHashLSH(threshold=settings.threshold, num_perm=settings.num_permutations)
     pairs: set[Pair] = set()
     for i, text in enumerate(texts):
@@ -134,7 +133,7 @@ def verified(
     settings: MinHashSettings,
     verify: Verify,
 ) -> set[Pair]:
-    """The candidates that pass."""
+    """Return the candidate pairs that pass the verification."""
     if verify == "off":
         return set(pairs)
     if verify == "exact":
@@ -145,7 +144,7 @@ def verified(
 
 
 def groups(pairs: Iterable[Pair], num_texts: int) -> dict[int, int]:
-    """Of each text that goes the one that stays, the first of its group, by passing labels on."""
+    """Return the representative of each dropped text: the first text of its cluster."""
     labels = list(range(num_texts))
 
     def root(i: int) -> int:
@@ -159,10 +158,10 @@ def groups(pairs: Iterable[Pair], num_texts: int) -> dict[int, int]:
     return {i: root(i) for i in range(num_texts) if root(i) != i}
 
 
-def figures_of(
-    texts: Sequence[str], settings: MinHashSettings, folder: Path, plan_of: Any
+def compare(
+    texts: Sequence[str], settings: MinHashSettings, folder: Path, make_run_plan: Any
 ) -> dict[str, Any]:
-    """Recall, precision, the table by similarity, and what datasketch and plain Python decide otherwise."""
+    """Return recall, precision, shares by similarity, and differences to datasketch and plain Python."""
     jaccard = similarities(texts, settings)
     near = {pair for pair, s in jaccard.items() if s >= settings.threshold}
     candidates, theirs = found_pairs(texts, settings), datasketch_pairs(texts, settings)
@@ -197,7 +196,7 @@ def figures_of(
             }
             figures["by_similarity"].append(row)
     for verify in VERIFY:
-        plan: RunPlan = plan_of(folder / verify, {"off": "null"}.get(verify, verify))
+        plan: RunPlan = make_run_plan(folder / verify, {"off": "null"}.get(verify, verify))
         ours = verdicts(plan)
         wanted = groups(verified(theirs, texts, jaccard, settings, verify), len(texts))
         figures["verify"][verify] = {
@@ -217,7 +216,7 @@ def _share(some: int, of: int) -> float | None:
 
 
 def verdicts(plan: RunPlan) -> dict[int, int]:
-    """Of each document that the pipeline drops as a near-duplicate the one that stays, by their order in annotate."""
+    """Return the representative of each near-duplicate that the pipeline drops, as positions in annotate's output."""
     for event in run(plan):
         if isinstance(event, PhaseFinished) and event.phase == "fuzzy_dedup":
             break
@@ -231,7 +230,7 @@ def verdicts(plan: RunPlan) -> dict[int, int]:
 
 
 def annotated(plan: RunPlan) -> list[tuple[int, str]]:
-    """Id and text of the documents whose signatures were made."""
+    """Return id and text of the documents in the output of annotate."""
     rows: list[tuple[int, str]] = []
     for split in plan.splits:
         with plan.folder("annotate").open(f"{split.key}.documents.parquet") as file:
@@ -243,14 +242,14 @@ def annotated(plan: RunPlan) -> list[tuple[int, str]]:
 
 
 def measure_texts(num_texts: int, threshold: float) -> dict[str, Any]:
-    """Edited copies of real texts."""
+    """Compare on edited copies of real texts."""
     settings = MinHashSettings(threshold=threshold)
     texts = edited_texts(num_texts)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         content = b"".join(wet_record(i, f"Title\n{text}") for i, text in enumerate(texts))
         (folder / "0.warc.wet").write_bytes(content)
-        return figures_of(
+        return compare(
             texts,
             settings,
             folder,
@@ -259,25 +258,25 @@ def measure_texts(num_texts: int, threshold: float) -> dict[str, Any]:
 
 
 def measure_crawl(num_pages: int, threshold: float) -> dict[str, Any]:
-    """The sample crawl, whose mirrors deduplicate would take away: paragraphs stay here."""
+    """Compare on the sample crawl, without paragraph_dedup, which would remove its mirrored pages."""
     settings = MinHashSettings(threshold=threshold)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         crawl = generate(folder / "crawl", num_documents=num_pages, seed=1, format="wet")
 
-        def plan_of(place: Path, verify: str) -> RunPlan:
+        def make_run_plan(place: Path, verify: str) -> RunPlan:
             return _plan(place, folder / "crawl", threshold, verify, 300)
 
-        plan = plan_of(folder / "off", "false")
+        plan = make_run_plan(folder / "off", "false")
         dropped = verdicts(plan)
         texts = [text for _, text in annotated(plan)]
-        figures = figures_of(texts, settings, folder, plan_of)
+        figures = compare(texts, settings, folder, make_run_plan)
         figures["truth_table"] = _by_kind(crawl.truth, plan, set(dropped) | set(dropped.values()))
         return figures
 
 
 def _by_kind(truth: Path, plan: RunPlan, in_groups: set[int]) -> dict[str, dict[str, int]]:
-    """How many pages of each kind there are among those annotated, and how many of them have a near-duplicate."""
+    """Return the number of annotated pages of each kind, and how many have a near-duplicate."""
     kinds = {
         row["url"]: row["kind"] for row in pq.read_table(truth, columns=["url", "kind"]).to_pylist()
     }
@@ -309,7 +308,7 @@ def _plan(place: Path, files: Path, threshold: float, verify: str, min_chars: in
 
 
 def show(name: str, figures: dict[str, Any]) -> None:
-    """As tables."""
+    """Print the figures as tables."""
     equal, num_near = figures["candidates_as_datasketch"], figures["pairs_at_threshold"]
     print(
         f"\n{name}: {figures['texts']:,} texts, {num_near:,} pairs of {figures['threshold']} and more"
@@ -326,8 +325,8 @@ def show(name: str, figures: dict[str, Any]) -> None:
     for verify, row in figures["verify"].items():
         same = row["as_datasketch"]
         print(
-            f"{verify:<10}  recall {row['recall']}, precision {row['precision']}, {row['documents_dropped']:,} go; "
-            f"verdicts as plain Python's: {same['equal']:,} equal, {same['different']:,} different"
+            f"{verify:<10}  recall {row['recall']}, precision {row['precision']}, {row['documents_dropped']:,} dropped; "
+            f"decisions of plain Python: {same['equal']:,} equal, {same['different']:,} different"
         )
     if "truth_table" in figures:
         for kind, row in figures["truth_table"].items():
@@ -337,15 +336,14 @@ def show(name: str, figures: dict[str, Any]) -> None:
 
 
 def main() -> None:
+    """Compare on both kinds of text, print the tables, and save the figures with `--save`."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--texts", type=int, default=4_000, help="texts, each with an edited copy")
     parser.add_argument("--pages", type=int, default=5_000, help="pages of the sample crawl")
     parser.add_argument("--threshold", type=float, default=0.8)
-    parser.add_argument(
-        "--save", action="store_true", help="keep the figures in benchmarks/results"
-    )
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
     args = parser.parse_args()
     figures = {
         "edited_texts": measure_texts(args.texts, args.threshold),

@@ -1,12 +1,12 @@
-"""Near-deduplication of a hundred thousand and of a million documents: time, memory, and what it finds.
+"""Measure time, memory, recall and precision of fuzzy_dedup on 100,000 and 1,000,000 documents.
 
     python -m benchmarks.near_duplicates                     # five minutes on one core
     python -m benchmarks.near_duplicates --documents 10000 30000
 
-Documents are 100 words drawn at random; one in ten is a copy of an earlier one, anywhere in the crawl, with one word
-edited: of its runs of five words at most 5 in 101 differ, a Jaccard similarity of 0.90 or more. Each size is a run of
-the pipeline in a process of its own, up to fuzzy_dedup; the peak of resident memory is that of each phase, and so
-are CPU seconds, of which time per million documents is to stay the same.
+Documents are 100 random words. One in ten is a copy of another document of the crawl with one word edited: at most 5 of
+101 word 5-grams differ, which is a Jaccard similarity of at least 0.90. Each size is a run of the pipeline in a separate
+process, up to fuzzy_dedup. Peak resident memory and CPU seconds are measured per phase. The goal: CPU seconds per
+million documents do not grow.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CONFIG = """
 run_dir: {folder}/run
 input: {{files: ["{folder}/*.warc.wet"]}}
 extract: {{length: {{min_chars: 10}}, warc: {{first_line_is_title: false}}}}
-paragraph_dedup: {{keep: all}}
+paragraph_dedup: {{keep: keep_all}}
 annotate: {{language: {{max_chars: 20}}, minhash: {{threshold: 0.8}}}}
 fuzzy_dedup: {{keep: first}}
 tokenize: {{tokenizer: gpt2-bpe}}
@@ -49,12 +49,12 @@ engine: {{kind: inline, memory_mb: {memory_mb}}}
 
 
 def texts(num_documents: int) -> Iterator[tuple[str, bool]]:
-    """Texts, and whether each is a copy. Kept: one in ten of them, to be copied later."""
+    """Yield texts, and whether each is a copy. One text in ten is stored in memory and copied later."""
     rng = random.Random(1)
     kept: list[list[str]] = []
     for _ in range(num_documents):
         is_copy = bool(kept) and rng.random() < COPIED_SHARE
-        if is_copy:  # of each but once, so that every copy is near its original
+        if is_copy:  # each text is copied once, so every copy is similar to its original
             words = kept.pop(rng.randrange(len(kept)))
             words[rng.randrange(WORDS_PER_DOCUMENT)] = "edited"
         else:
@@ -65,7 +65,7 @@ def texts(num_documents: int) -> Iterator[tuple[str, bool]]:
 
 
 def write_crawl(folder: Path, num_documents: int) -> set[int]:
-    """WET files of these texts; numbers of the exact_dedup."""
+    """Write WET files of these texts, and return the numbers of the copies."""
     copies: set[int] = set()
     file = None
     for number, (text, is_copy) in enumerate(texts(num_documents)):
@@ -83,7 +83,7 @@ def write_crawl(folder: Path, num_documents: int) -> set[int]:
 
 
 def wet_record(number: int, text: str) -> bytes:
-    """A conversion record whose URL holds the number."""
+    """Return a conversion record whose URL contains the number."""
     body = text.encode()
     digest = base64.b32encode(hashlib.sha1(body, usedforsecurity=False).digest()).decode()
     head = (
@@ -95,19 +95,19 @@ def wet_record(number: int, text: str) -> bytes:
 
 
 def measure(num_documents: int, folder: Path) -> dict[str, Any]:
-    """A run up to fuzzy_dedup."""
+    """Run the pipeline up to fuzzy_dedup, and return its figures."""
     copies = write_crawl(folder, num_documents)
     (folder / "near.yaml").write_text(CONFIG.format(folder=folder, memory_mb=MEMORY_MB))
     config = load(str(folder / "near.yaml"))
     plan = make_plan(config)
-    found: dict[str, Any] = {"documents": num_documents, "exact_dedup": len(copies), "phases": {}}
+    found: dict[str, Any] = {"documents": num_documents, "num_copies": len(copies), "phases": {}}
     began, peak = 0.0, 0.0
     for event in run(plan):
         if isinstance(event, PhaseStarted):
             began, peak = time.process_time(), 0.0
         elif isinstance(event, TaskFinished):
             peak = max(peak, event.peak_mb or 0.0)
-        else:  # its last act, the merge, is after the last piece of work
+        else:  # the phase has merged the outputs of its tasks
             cpu_s = time.process_time() - began
             found["phases"][event.phase] = {
                 "cpu_s": round(cpu_s, 1),
@@ -131,13 +131,12 @@ def measure(num_documents: int, folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Measure each size in a separate process, and save the figures with `--save`."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--documents", type=int, nargs="+", default=(100_000, 1_000_000))
-    parser.add_argument(
-        "--save", action="store_true", help="keep the figures in benchmarks/results"
-    )
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:

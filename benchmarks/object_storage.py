@@ -1,10 +1,10 @@
-"""What a run folder in a bucket costs beside one on a disk: time, CPU time, and requests by phase.
+"""Compare a run folder in a bucket with one on a disk: time, CPU time, and requests by phase.
 
     python -m benchmarks.object_storage                 # 16 MB in 8 files, five runs each, in turn
     python -m benchmarks.object_storage --megabytes 4 --runs 1
 
-The bucket is on a SeaweedFS on this machine, without a network between: figures of requests hold elsewhere, those of
-time do not. One process (engine.kind inline); its own CPU time, without the server's.
+The bucket is in a SeaweedFS on this machine, without a network: the numbers of requests apply elsewhere, the times
+do not. The run uses one process (engine.kind inline); CPU time excludes the server.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from benchmarks.demo_chain import demo_config
+from benchmarks.demo_chain import load_demo_config
 from benchmarks.result_file import LIBRARIES, save
 from pipeline.execution.engine import PhaseFinished, run
 from pipeline.planning.plan import make_plan
@@ -29,11 +29,9 @@ from tests.seaweed import BUCKET, KEYS, Seaweed
 Phases = dict[str, dict[str, Any]]
 
 
-def measure(megabytes: float, run_dir: object) -> Phases:
-    """Wall seconds, CPU seconds and requests of each phase of one run; "whole" is their sum."""
-    plan = make_plan(
-        demo_config(megabytes, Path("unused"), f"run_dir={run_dir}", "engine.kind=inline")
-    )
+def measure(megabytes: float, run_dir: Path | str) -> Phases:
+    """Run once; return wall seconds, CPU seconds and requests of each phase, and their sums as "whole"."""
+    plan = make_plan(load_demo_config(megabytes, run_dir, "engine.kind=inline"))
     found: Phases = {}
 
     def now() -> tuple[float, float, Counter[str]]:
@@ -59,7 +57,7 @@ def _difference(
 
 
 def median(runs: list[Phases]) -> Phases:
-    """Medians of times; the requests of the last run."""
+    """Return the medians of the times, and the requests of the last run."""
     return {
         phase: {
             name: statistics.median(found[phase][name] for found in runs)
@@ -71,6 +69,7 @@ def median(runs: list[Phases]) -> Phases:
 
 
 def main() -> None:
+    """Run both in turns, print the figures and save them."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -84,7 +83,9 @@ def main() -> None:
             server.wait()
             os.environ |= {"AWS_ENDPOINT_URL": server.endpoint}
             os.environ |= {f"AWS_{name.upper()}": value for name, value in KEYS.items()}
-            measure(args.megabytes, Path(folder) / "warm")  # what is compiled and loaded once
+            measure(
+                args.megabytes, Path(folder) / "warm"
+            )  # compiles and loads before the first run
             on_disk, in_bucket = list[Phases](), list[Phases]()
             for number in range(args.runs):
                 on_disk.append(measure(args.megabytes, Path(folder) / f"run-{number}"))

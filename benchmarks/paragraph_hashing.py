@@ -1,13 +1,13 @@
-"""How fast are the hashes of paragraphs, beside CCNet's way of one line at a time?
-
-Prints MB/s of UTF-8 per corpus for each entrant, medians over rounds in which the entrants take turns, and how many
-times faster ours is than the entrant before it; every hash of every entrant must be equal. Each starts from Python
-strings: ours is charged with making an Arrow array of them, which the pipeline need not do. With `--save`, the figures,
-the machine, the commit and the versions go to `benchmarks/results/` as one JSON file.
+"""Compare the speed of paragraph hashing with CCNet's, which hashes one line at a time.
 
     python -m benchmarks.paragraph_hashing --megabytes 4 --cc-net ~/cc_net --text crawl.txt.xz
 
-Without `--text` the texts are the encyclopedia summaries of the demo; where they cannot be had, made-up ones.
+Prints MB/s of UTF-8 per corpus and entrant, as medians over rounds in which the entrants take turns, and the ratio of
+our speed to that of the entrant before it. All entrants must return equal hashes. Each starts from Python strings: our
+time includes the creation of an Arrow array, which the pipeline does not need. `--save` writes the figures with
+machine, commit and versions to `benchmarks/results/`.
+
+Without `--text` the texts are the encyclopedia summaries of the demo, or random words where these are not installed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Entrant = Callable[[Sequence[str]], NDArray[np.uint64]]
 
 
 def main() -> None:
-    """Read the command line, run, print, and save where asked."""
+    """Measure all corpora, print the figures, and save them with `--save`."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -64,26 +64,26 @@ def main() -> None:
     )
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
     args = parser.parse_args()
-    entrants = entrants_with(args.cc_net)
+    entrants = load_entrants(args.cc_net)
     corpora = {path.name: read_corpus(path) for path in args.text} or default_corpora()
     figures: dict[str, Any] = {}
     for name, texts in corpora.items():
-        figures[name] = measure(entrants, cut_to(texts, round(args.megabytes * 1e6)), args.rounds)
+        figures[name] = measure(entrants, truncate(texts, round(args.megabytes * 1e6)), args.rounds)
         print(name, json.dumps(figures[name]))
     if args.save:
         print(save(figures))
 
 
-def entrants_with(cc_net: Path | None) -> dict[str, Entrant]:
-    """The entrants by name; ours comes last."""
-    entrants: dict[str, Entrant] = {"hash_paragraph per line": plain}
+def load_entrants(cc_net: Path | None) -> dict[str, Entrant]:
+    """Return the entrants by name. Ours is the last one."""
+    entrants: dict[str, Entrant] = {"hash_paragraph per line": hash_each_line}
     if cc_net is not None:
         entrants["cc_net compute_hashes"] = ccnet_entrant(cc_net)
     entrants["hash_paragraphs"] = ours
     return entrants
 
 
-def plain(texts: Sequence[str]) -> NDArray[np.uint64]:
+def hash_each_line(texts: Sequence[str]) -> NDArray[np.uint64]:
     return np.array(
         [hash_paragraph(line) for text in texts for line in text.split("\n")], np.uint64
     )
@@ -94,13 +94,13 @@ def ours(texts: Sequence[str]) -> NDArray[np.uint64]:
 
 
 def ccnet_entrant(checkout: Path) -> Entrant:
-    """CCNet's `compute_hashes`, or its loop around CCNet's own normaliser where its other imports are missing."""
+    """Return CCNet's `compute_hashes`, or the same loop around CCNet's normalizer if its other imports are missing."""
     sys.path.insert(0, str(checkout))
     try:
         compute_hashes = importlib.import_module("cc_net.dedup").compute_hashes
     except ImportError as error:
         print(
-            f"cc_net.dedup cannot be imported ({error}): its normaliser is measured in a loop of ours"
+            f"cc_net.dedup cannot be imported ({error}); measuring its normalizer in our own loop"
         )
         normalize = importlib.import_module("cc_net.text_normalizer").normalize_for_dedup
 
@@ -115,36 +115,30 @@ def ccnet_entrant(checkout: Path) -> Entrant:
 
 
 def read_corpus(path: Path) -> list[str]:
-    """The file as documents of a few lines each."""
+    """Return the file as documents of LINES_PER_TEXT lines."""
     opener = {".xz": lzma.open, ".gz": gzip.open}.get(path.suffix, open)
     with opener(path, "rt", encoding="utf-8", errors="replace") as file:
-        return in_texts(file.read().split("\n"))
+        return group_lines(file.read().split("\n"))
 
 
-def in_texts(lines: Sequence[str]) -> list[str]:
+def group_lines(lines: Sequence[str]) -> list[str]:
     return ["\n".join(lines[i : i + LINES_PER_TEXT]) for i in range(0, len(lines), LINES_PER_TEXT)]
 
 
 def default_corpora() -> dict[str, list[str]]:
-    """The demo's summaries in English and French; sentences of made-up words where there are none."""
+    """Return the demo's summaries in English and French, or random words if these are not installed."""
     try:
         demo_texts = importlib.import_module("pipeline.models.demo_texts")
     except ModuleNotFoundError:
-        alphabets = {
-            "latin": "etaoinshrdlu",
-            "cyrillic": "оеаинтсрвлкм",
-            "kana": "いうかしたてとなのはんを",
-            "greek": "αεηικνοπρστυ",
-        }
-        return {name: made_up(letters) for name, letters in alphabets.items()}
+        return {name: generate_texts(letters) for name, letters in ALPHABETS.items()}
     return {
-        language: in_texts([text for _, text in demo_texts.summaries(language, "pages")])
+        language: group_lines([text for _, text in demo_texts.summaries(language, "pages")])
         for language in ("en", "fr")
     }
 
 
-def made_up(letters: str, num_lines: int = 20_000) -> list[str]:
-    """Lines of 1 to 40 words in the given letters, capitals first, with digits and punctuation."""
+def generate_texts(letters: str, num_lines: int = 20_000) -> list[str]:
+    """Return random texts: lines of 1 to 40 words of these letters, capitalized, with digits and punctuation."""
     rng = random.Random(0)
     words = ["".join(rng.choices(letters, k=rng.randint(1, 9))) for _ in range(2_000)] + [
         "1987",
@@ -152,7 +146,7 @@ def made_up(letters: str, num_lines: int = 20_000) -> list[str]:
         "«",
         "12.",
     ]
-    return in_texts(
+    return group_lines(
         [
             " ".join(rng.choices(words, k=rng.randint(1, 40))).capitalize() + "."
             for _ in range(num_lines)
@@ -160,13 +154,13 @@ def made_up(letters: str, num_lines: int = 20_000) -> list[str]:
     )
 
 
-def cut_to(texts: Sequence[str], max_bytes: int) -> list[str]:
+def truncate(texts: Sequence[str], max_bytes: int) -> list[str]:
     ends = np.cumsum([len(text.encode()) for text in texts])
     return [text for text, end in zip(texts, ends, strict=True) if text and end <= max_bytes]
 
 
 def measure(entrants: dict[str, Entrant], texts: Sequence[str], rounds: int) -> dict[str, Any]:
-    """Let the entrants take turns; the first round, in which ours may still be compiled, only checks the hashes."""
+    """Measure the entrants in turns. The first round may compile code and only checks the hashes."""
     answers = [entrant(texts) for entrant in entrants.values()]
     for name, answer in zip(entrants, answers, strict=True):
         if not np.array_equal(answer, answers[-1]):
@@ -196,7 +190,7 @@ def measure(entrants: dict[str, Entrant], texts: Sequence[str], rounds: int) -> 
 
 
 def save(figures: dict[str, Any]) -> Path:
-    """Write the figures with all that is needed to judge them; the path of the file."""
+    """Write the figures with machine, commit and versions, and return the path of the file."""
     now = datetime.now(UTC)
     commit = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True, check=False

@@ -1,12 +1,12 @@
-r"""Gopher's rules of quality and repetition beside datatrove's two filters, on the same documents in the same run.
+r"""Compare our Gopher quality and repetition rules with datatrove's two filters on the same documents.
 
     python -m venv peers && peers/bin/pip install "datatrove[processing]==0.10.1" spacy pyarrow "numpy<2.4" numba \
         "pydantic>=2.12" fastwarc isal warcio resiliparse
     peers/bin/python benchmarks/quality_rules.py --files "crawl/*.warc.wet.gz" [--save]
 
-Prints CPU seconds per MB of text, in turns (medians over rounds), their ratio, and how often both keep, both drop, or
-differ, with the rules that decided where they do. Ours measures every signal of every document, and keeps them; theirs
-stops at the first rule that is broken. Both judge every document as English.
+Prints MB per CPU second (medians over rounds, in turns), the ratio, and how often both keep, both drop or differ, with
+the rules that decided. Our stages compute every signal of every document and store it; datatrove's filters stop at the
+first failed rule. Both treat every document as English.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Judge = Callable[[Sequence[str]], list[str]]
 
 
 def read(pattern: str, num_documents: int) -> Iterator[str]:
-    """Texts of the files' first documents."""
+    """Yield the texts of the first documents of the files."""
     left = num_documents
     for number, path in enumerate(sorted(glob.glob(pattern))):
         for batch in WarcReader(Path(path), WarcSettings(), split=number, batch_bytes=1 << 22):
@@ -50,7 +50,7 @@ def read(pattern: str, num_documents: int) -> Iterator[str]:
 
 
 def ours(texts: Sequence[str]) -> list[str]:
-    """The reason of each text, "" where it is kept."""
+    """Return the drop reason of each text, or "" if it is kept."""
     measure, judge = (
         Quality(QualitySettings()),
         QualityFilter(QualityFilterSettings(languages=None)),
@@ -94,14 +94,15 @@ def theirs() -> Judge:
     return judge
 
 
-def format_error(mine: str, other: str) -> str:
-    """Of one document: whether both agree, and else who dropped it for what."""
+def format_pair(mine: str, other: str) -> str:
+    """Return whether both decisions agree, or else both reasons."""
     if bool(mine) == bool(other):
         return "both drop" if mine else "both keep"
     return f"{mine or 'kept'} | {other or 'kept'}"
 
 
 def main() -> None:
+    """Measure both, print the figures, and save them with `--save`."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -113,9 +114,8 @@ def main() -> None:
     texts = list(read(args.files, args.documents))
     megabytes = pc.sum(pc.binary_length(pa.array(texts, pa.large_string()))).as_py() / 1e6
     judges: dict[str, Judge] = {"ours": ours, "datatrove": theirs()}
-    decisions = {
-        name: judge(texts) for name, judge in judges.items()
-    }  # also warms: compiling, loading a tokenizer
+    # This first call also compiles the kernels and loads spaCy's tokenizer.
+    decisions = {name: judge(texts) for name, judge in judges.items()}
     seconds: dict[str, list[float]] = {name: [] for name in judges}
     for _ in range(args.rounds):
         for name, judge in judges.items():
@@ -124,11 +124,7 @@ def main() -> None:
             seconds[name].append(time.process_time() - began)
     median = {name: statistics.median(found) for name, found in seconds.items()}
     pairs = Counter(
-        "both keep"
-        if not mine and not other
-        else "both drop"
-        if mine and other
-        else f"{mine or 'kept'} | {other or 'kept'}"
+        format_pair(mine, other)
         for mine, other in zip(decisions["ours"], decisions["datatrove"], strict=True)
     )
     figures = {

@@ -1,8 +1,8 @@
-"""One result as a small JSON file, with all that is needed to judge it: machine, commit, command, versions.
+"""Result files: the figures of a benchmark with machine, commit, command and library versions.
 
     path = save("engine_overhead", {"cpu_ratio": 1.04})
 
-writes benchmarks/results/2026-11-21-engine_overhead.json. Figures are to be compared within one such file only.
+writes benchmarks/results/2026-11-21-engine_overhead.json. Compare figures within one file only.
 """
 
 from __future__ import annotations
@@ -37,17 +37,23 @@ LIBRARIES = (
 def save(
     name: str, figures: dict[str, Any], folder: Path = FOLDER, libraries: Iterable[str] = LIBRARIES
 ) -> Path:
-    """Write a benchmark's figures; the path of the file. A later result of the same day replaces the earlier one.
+    """Write the figures of a benchmark and return the path of the file.
 
-    `libraries` are those whose versions matter; null stands for one that is not installed.
+    A later result of the same day replaces the first.
+
+    Args:
+        name: the benchmark.
+        figures: JSON values.
+        folder: where to write the file.
+        libraries: packages whose versions are recorded; null is recorded for one that is not installed.
     """
     now = datetime.now(UTC)
     result = {
         "benchmark": name,
         "date": now.isoformat(timespec="seconds"),
-        "command": command(),
-        "commit": commit(),
-        "machine": machine(),
+        "command": format_command(),
+        "commit": read_commit(),
+        "machine": describe_machine(),
         "versions": {
             "python": platform.python_version(),
             **{library: _version(library) for library in libraries},
@@ -60,35 +66,37 @@ def save(
     return path
 
 
-def machine() -> dict[str, Any]:
-    """CPU model, cores, memory."""
-    cpu = [
-        line
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    ]
+def describe_machine() -> dict[str, Any]:
+    """Return CPU model, number of cores and memory."""
+    cpu = platform.machine()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            cpu = line.partition(": ")[2]
+            break
+    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
-        "cpu": cpu[0].partition(": ")[2] if cpu else platform.machine(),
+        "cpu": cpu,
         "num_cpus": os.cpu_count(),
-        "memory_gb": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
+        "memory_gb": round(memory_bytes / 2**30, 1),
     }
 
 
 def _version(library: str) -> str | None:
     try:
         return version(library)
-    except PackageNotFoundError:  # the loader's peers have an environment of their own
+    except (
+        PackageNotFoundError
+    ):  # the benchmarks against other libraries run in separate environments
         return None
 
 
-def commit() -> str | None:
-    """The commit that is checked out, with a `+` where files have changed since; None outside of a checkout."""
+def read_commit() -> str | None:
+    """Return the checked-out commit, with a `+` if tracked files have changed; None outside of a checkout."""
     head = _git("rev-parse", "HEAD")
-    return (
-        None
-        if head is None
-        else head + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
-    )
+    if head is None:
+        return None
+    has_changes = bool(_git("status", "--porcelain", "--untracked-files=no"))
+    return f"{head}+" if has_changes else head
 
 
 def _git(*arguments: str) -> str | None:
@@ -98,8 +106,8 @@ def _git(*arguments: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def command() -> str:
-    """What was typed, as far as Python knows: `python -m benchmarks.<name> ...`."""
+def format_command() -> str:
+    """Return the command line of this process, as far as Python has it: `python -m benchmarks.<name> ...`."""
     main = sys.modules["__main__"].__spec__
     arguments = sys.argv[1:] if main else sys.argv
     return " ".join(["python", *(["-m", main.name] if main else []), *arguments])

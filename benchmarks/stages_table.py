@@ -1,11 +1,11 @@
-"""What does each stage cost beside the bare library calls it stands on?
+"""Compare the cost of each stage with the bare library calls that it uses.
 
     python -m benchmarks.stages_table --megabytes 12 --rounds 7
 
-Prints, per step of the chain, MB/s of one core of the step as the engine calls it (on the demo's documents, in the
-batches that reach it), of a loop of bare calls on the same documents, and the time of the first over the second. CPU
-time counts; the two take turns; figures are medians. `share` is the step's part of the whole chain. Steps under one
-per cent of it (length, the filters of select) are left out. MB are UTF-8 bytes of the texts that the step is given.
+Each row is one step of the demo. It has the MB/s of one core for the step as the engine calls it (same documents, same
+batches), the MB/s of a loop of bare library calls on the same documents, and the ratio of the times. Both take turns;
+figures are medians of CPU time. `share` is the step's share of all steps. Steps below 1 % (length, the filters of
+select) are left out. MB are UTF-8 bytes of the texts that reach the step.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from fastwarc.warc import ArchiveIterator, WarcRecordType
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.demo_chain import demo_config
+from benchmarks.demo_chain import load_demo_config
 from benchmarks.result_file import save
 from pipeline.execution.engine import run
 from pipeline.execution.task import apply_stage, conform
@@ -50,7 +50,7 @@ from pipeline.planning.stage_spec import StageSpec
 from pipeline.runs.phase_folder import PendingOutput
 from shardwriter.format import TOKENS_MEMBER
 from stages.dedup.minhash import signatures
-from stages.dedup.paragraphs import duplicated, hash_paragraph, hash_paragraphs
+from stages.dedup.paragraphs import find_duplicates, hash_paragraph, hash_paragraphs
 from stages.filters.classifiers import load_model, to_line
 from stages.filters.language_model import normalize_for_lm
 from stages.transform.tokenize import Tokenize
@@ -60,7 +60,7 @@ Action = Callable[[], object]
 
 @dataclass(frozen=True)
 class Row:
-    """A step and the bare calls that do the same work."""
+    """A step, and bare library calls that compute the same."""
 
     step: str
     bare_calls: str
@@ -71,19 +71,19 @@ class Row:
 
 @dataclass
 class RecordedTask:
-    """The batches that reached each step of one task, so that each step can run again by itself."""
+    """The batches that reached each step of one task. With them, each step can run again separately."""
 
     phase: SplitPhase
     task_id: str
     inputs: dict[str, list[pa.Table]]  # step -> batches
-    dropped: list[tuple[pa.Table, pa.Table]]  # a batch, and what a stage dropped of it
+    dropped: list[tuple[pa.Table, pa.Table]]  # a batch, and the rows that a stage dropped
 
     def documents(self, step: str) -> pa.Table:
-        """The documents that reach a step."""
+        """Return the documents that reach a step."""
         return pa.concat_tables(self.inputs[step])
 
-    def again(self, step: str) -> Action:
-        """The step over all that reached it."""
+    def repeat(self, step: str) -> Action:
+        """Return a function that runs the step on all its batches."""
         if step == "read":
             return self._read
         if step == "write":
@@ -94,7 +94,9 @@ class RecordedTask:
 
     def _read(self) -> None:
         with self.phase.folder.commit(f"{self.task_id}-again") as output:
-            deque(self.phase.read(self.task_id, self._create_writer(output)), maxlen=0)
+            writer = self._create_writer(output)
+            deque(self.phase.read(self.task_id, writer), maxlen=0)
+            writer.close()
 
     def _write(self) -> None:
         with self.phase.folder.commit(f"{self.task_id}-again") as output:
@@ -116,6 +118,7 @@ def record_task(phase: Phase, task_id: str) -> RecordedTask:
     with phase.folder.commit(f"{task_id}-again") as output:
         writer = phase.create_writer(f"{task_id}-again", output)
         batches = [conform(batch, phase.schema) for batch in phase.read(task_id, writer)]
+        writer.close()
     for spec, schema in phase.stage_schemas():
         task.inputs[spec.stage.name] = batches
         outcomes = [apply_stage(spec.opened(), batch) for batch in batches]
@@ -130,14 +133,14 @@ def record_task(phase: Phase, task_id: str) -> RecordedTask:
 
 
 def read_records(path: Path) -> list[str]:
-    """Every conversion record's payload, decoded."""
+    """Return the decoded payload of every conversion record."""
     with path.open("rb") as file:
         records = ArchiveIterator(file, record_types=WarcRecordType.conversion, strict_mode=False)
         return [record.reader.read().decode("utf-8", "replace") for record in records]
 
 
 def remove_lines(texts: list[str], duplicates: list[list[int]]) -> pa.Array:
-    """The texts without the lines that have to go, back in Arrow."""
+    """Return the texts without their duplicate lines."""
     kept: list[str] = []
     for text, gone in zip(texts, map(set, duplicates), strict=True):
         kept.append("\n".join(line for i, line in enumerate(text.split("\n")) if i not in gone))
@@ -145,22 +148,22 @@ def remove_lines(texts: list[str], duplicates: list[list[int]]) -> pa.Array:
 
 
 def predict(model: Any, lines: list[str], k: int) -> list[Any]:
-    """One text at a time: what `model.predict` does beside making an array of the answer."""
+    """Predict one text at a time, as `model.predict` does, without building an array of the result."""
     return [model.f.predict(line + "\n", k, 0.0, "strict") for line in lines]
 
 
 def score(pieces: Any, model: Any, lines: list[str]) -> list[float]:
-    """Pieces joined by spaces, and their log10 probability."""
+    """Return the log10 probability of each line, tokenized into pieces."""
     return [model.score(" ".join(pieces.encode(line, out_type=str))) for line in lines]
 
 
 def write_parquet(table: pa.Table, path: Path) -> None:
-    """In the row groups and the compression of the pipeline."""
+    """Write Parquet with the row groups and the compression of the pipeline."""
     pq.write_table(table, path, compression="zstd", compression_level=1, row_group_size=512)
 
 
 def write_tar(samples: list[np.ndarray[Any, Any]], path: Path) -> str:
-    """One member per array, by the standard library; the digest of the file."""
+    """Write one tar member per array with the standard library, and return the SHA-256 of the file."""
     with tarfile.open(path, "w") as tar:
         for i, sample in enumerate(samples):
             content = io.BytesIO()
@@ -180,8 +183,8 @@ def _sha256(path: Path) -> str:
 # ---- Rows ----
 
 
-def rows_of(plan: RunPlan, folder: Path) -> Iterator[Row]:
-    """All rows, for the only unit of a plan that has been run."""
+def create_rows(plan: RunPlan, folder: Path) -> Iterator[Row]:
+    """Yield all rows, for a finished run with one input split."""
     phases = {phase.name: phase(plan) for phase in registry.PHASES}
     split = plan.splits[0].key
     yield from _extract_rows(plan, record_task(phases["extract"], split), folder)
@@ -198,11 +201,11 @@ def _extract_rows(plan: RunPlan, task: RecordedTask, folder: Path) -> Iterator[R
         "extract.read",
         "FastWARC, payloads decoded",
         _bytes(texts),
-        task.again("read"),
+        task.repeat("read"),
         partial(read_records, path),
     )
     texts = task.documents("paragraphs").column("text")
-    again = task.again("paragraphs")
+    again = task.repeat("paragraphs")
     yield Row(
         "extract.paragraphs",
         "hash_paragraphs",
@@ -224,7 +227,7 @@ def _extract_rows(plan: RunPlan, task: RecordedTask, folder: Path) -> Iterator[R
         "extract.write",
         "Parquet of the documents",
         _bytes(rows.column("text")),
-        task.again("write"),
+        task.repeat("write"),
         bare,
     )
 
@@ -233,10 +236,8 @@ def _deduplicate_rows(plan: RunPlan, phase: Phase, split: str) -> Iterator[Row]:
     assert isinstance(phase, PartitionPhase)
     with pa.memory_map(str(plan.folder("extract").path(f"{split}.hashes.arrow"))) as source:
         table = pa.ipc.open_file(source).read_all()
-    hashes, documents = (
-        table.column("hash").to_numpy(),
-        np.sort(table.column("record").to_numpy()).astype(np.uint64),
-    )
+    hashes = table.column("hash").to_numpy()
+    documents = np.sort(table.column("record").to_numpy()).astype(np.uint64)
     texts = pq.read_table(
         plan.folder("extract").path(f"{split}.documents.parquet"), columns=["text"]
     ).column("text")
@@ -244,10 +245,10 @@ def _deduplicate_rows(plan: RunPlan, phase: Phase, split: str) -> Iterator[Row]:
     again: Action = lambda: [phase.run(task_id) for task_id in task_ids]  # noqa: E731
     yield Row(
         "paragraph_dedup",
-        "duplicated",
+        "find_duplicates",
         _bytes(texts),
         again,
-        lambda: duplicated(hashes, documents, "drop_all_copies"),
+        lambda: find_duplicates(hashes, documents, "drop_all_copies"),
     )
 
 
@@ -260,30 +261,30 @@ def _annotate_rows(plan: RunPlan, phase: Annotate, split: str, folder: Path) -> 
         "annotate.read",
         "Parquet of the documents",
         size,
-        task.again("read"),
+        task.repeat("read"),
         partial(pq.read_table, stored),
     )
     texts, gone = before.column("text").to_pylist(), before.column("duplicate_lines").to_pylist()
     bare = partial(remove_lines, texts, gone)
-    yield Row("annotate.paragraphs", "split, filter, join", size, task.again("paragraphs"), bare)
+    yield Row("annotate.paragraphs", "split, filter, join", size, task.repeat("paragraphs"), bare)
     yield from _model_rows(plan, task)
     if (minhash := plan.config.annotate.minhash) is not None:
         texts = task.documents("minhash").column("text")
         bare = partial(signatures, texts, minhash)
-        yield Row("annotate.minhash", "signatures", _bytes(texts), task.again("minhash"), bare)
+        yield Row("annotate.minhash", "signatures", _bytes(texts), task.repeat("minhash"), bare)
     rows = task.documents("write").select(phase.stored.names)
     bare = partial(write_parquet, rows, folder / "bare.parquet")
     yield Row(
         "annotate.write",
         "Parquet of the documents",
         _bytes(rows.column("text")),
-        task.again("write"),
+        task.repeat("write"),
         bare,
     )
 
 
 def _model_rows(plan: RunPlan, task: RecordedTask) -> Iterator[Row]:
-    """Texts are brought to the models' form beforehand, at no charge for the bare calls."""
+    """Yield the rows of the models. The time of the bare calls excludes the normalization of the texts."""
     annotate = plan.config.annotate
     assert annotate.perplexity is not None
     assert annotate.classifiers is not None
@@ -296,7 +297,7 @@ def _model_rows(plan: RunPlan, task: RecordedTask) -> Iterator[Row]:
         "annotate.language",
         "fastText predict",
         size,
-        task.again("language"),
+        task.repeat("language"),
         lambda: predict(model, lines, 1),
     )
     documents = task.documents("perplexity")
@@ -322,11 +323,11 @@ def _model_rows(plan: RunPlan, task: RecordedTask) -> Iterator[Row]:
         "annotate.perplexity",
         "SentencePiece encode, KenLM score",
         size,
-        task.again("perplexity"),
+        task.repeat("perplexity"),
         bare,
     )
     bare = lambda: [predict(*classifier, 2) for classifier in classifiers]  # noqa: E731
-    yield Row("annotate.classifiers", "fastText predict", size, task.again("classifiers"), bare)
+    yield Row("annotate.classifiers", "fastText predict", size, task.repeat("classifiers"), bare)
 
 
 def _tokenize_rows(plan: RunPlan, task: RecordedTask, split: str, folder: Path) -> Iterator[Row]:
@@ -341,17 +342,17 @@ def _tokenize_rows(plan: RunPlan, task: RecordedTask, split: str, folder: Path) 
         if name not in ("kept_lines", "title", "warc_file")
     ]
     bare: Action = lambda: pq.read_table(stored, columns=columns)  # noqa: E731
-    yield Row("tokenize.read", "Parquet of all documents", size, task.again("read"), bare)
+    yield Row("tokenize.read", "Parquet of all documents", size, task.repeat("read"), bare)
     stage = StageSpec(Tokenize, plan.config.tokenize).opened()
     assert isinstance(stage, Tokenize)
     backend: Any = vars(vars(stage)["_encoder"])[
         "_backend"
-    ]  # the library's own object, as the stage has loaded it
+    ]  # the library's object that the stage uses
     bare = lambda: backend.encode_batch(awkward.from_arrow(texts), parallel=False)  # noqa: E731
-    yield Row("tokenize.tokenize", "gigatoken encode_batch", size, task.again("tokenize"), bare)
+    yield Row("tokenize.tokenize", "gigatoken encode_batch", size, task.repeat("tokenize"), bare)
     tokens = task.documents("write").column("tokens").combine_chunks().flatten().to_numpy()
     bare = lambda: _write_tokens(tokens, folder / "bare.bin")  # noqa: E731
-    yield Row("tokenize.write", "tokens to a file, SHA-256", size, task.again("write"), bare)
+    yield Row("tokenize.write", "tokens to a file, SHA-256", size, task.repeat("write"), bare)
 
 
 def _write_tokens(tokens: np.ndarray[Any, Any], path: Path) -> str:
@@ -388,7 +389,7 @@ def _bytes(texts: pa.ChunkedArray | pa.Array) -> int:
 
 
 def measure(rows: list[Row], rounds: int) -> list[dict[str, Any]]:
-    """Median CPU seconds of both sides of every row; the first round is not counted."""
+    """Return speeds and ratios from the median CPU seconds of every row. The first round is not counted."""
     seconds = [([], []) for _ in rows]
     for i in range(rounds + 1):
         for row, taken in zip(rows, seconds, strict=True):
@@ -414,35 +415,35 @@ def measure(rows: list[Row], rounds: int) -> list[dict[str, Any]]:
 
 
 def compare(megabytes: float, rounds: int) -> list[dict[str, Any]]:
-    """Run the chain once on one file of that size, then measure its steps."""
+    """Run the demo once on one file of that size, then measure its steps."""
     with tempfile.TemporaryDirectory(prefix="corpusmill-") as folder:
-        config = demo_config(megabytes, Path(folder) / "run", "engine.kind=inline", num_files=1)
+        config = load_demo_config(
+            megabytes, Path(folder) / "run", "engine.kind=inline", num_files=1
+        )
         plan = make_plan(config)
         deque(run(plan), maxlen=0)
-        return measure(list(rows_of(plan, Path(folder))), rounds)
+        return measure(list(create_rows(plan, Path(folder))), rounds)
 
 
 def print_table(figures: list[dict[str, Any]]) -> None:
-    """One line per row."""
+    """Print one line per row, and the ratio of all steps together."""
     table = Table("step", "MB/s", "bare calls", "MB/s bare", "time / bare", "share", box=None)
     for row in figures:
         speeds = f"{row['mb_per_s']:,}", row["bare_calls"], f"{row['bare_mb_per_s']:,}"
         table.add_row(row["step"], *speeds, f"{row['ratio']:.2f}", f"{row['share']:.1%}")
-    ours = {
-        row["step"]: row for row in figures
-    }.values()  # a step that stands against two loops counts once
-    whole = 1 / sum(row["share"] / row["ratio"] for row in ours)
+    by_step = {row["step"]: row for row in figures}  # a step with two rows counts once
+    whole = 1 / sum(row["share"] / row["ratio"] for row in by_step.values())
     console = Console(width=120)
     console.print(table)
     console.print(f"all of these steps together / the bare calls: {whole:.2f}", highlight=False)
 
 
 def main() -> None:
-    """Read the command line, run, print, and save where asked."""
+    """Compare, print the table, and save the figures with `--save`."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--megabytes", type=float, default=12, help="of WET text")
+    parser.add_argument("--megabytes", type=float, default=12, help="WET text")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
     args = parser.parse_args()

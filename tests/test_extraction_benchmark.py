@@ -1,4 +1,4 @@
-"""benchmarks/extraction_f1.py on pages of our own: it measures what it says, and extraction holds its floors."""
+"""benchmarks/extraction_f1.py on two test pages: its measures are right, and extraction reaches its floors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ If the grooves are no deeper than a coin is thick, the stones have to be dressed
 
 
 def page(title: str, paragraphs: list[str], aside: str) -> bytes:
-    """A page around these paragraphs, the first of which is its heading."""
+    """Return a page with these paragraphs; the first one is its heading."""
     body = f"<h1>{paragraphs[0]}</h1>" + "".join(f"<p>{text}</p>\n" for text in paragraphs[1:])
     return (
         f"<!DOCTYPE html><html><head><title>{title}</title><style>p {{color: red}}</style></head><body>{MENU}"
@@ -52,7 +52,7 @@ PAGES = [
 
 @pytest.fixture
 def gold(tmp_path: Path) -> Path:
-    """The pages in the folders of both gold sets."""
+    """Write the pages in the layouts of both gold sets."""
     for folder in ("html", "ground-truth"):
         (tmp_path / folder).mkdir()
     by_name: dict[str, Any] = {}
@@ -69,8 +69,8 @@ def gold(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_extraction_holds_its_floors_on_pages_of_our_own(gold: Path) -> None:
-    """Plain text misses no word; main content and jusText leave the frame of the page out."""
+def test_extraction_reaches_its_floors(gold: Path) -> None:
+    """Plain text has every word; main content and jusText leave out the navigation and the footer."""
     measured = measure(list(wcxb(gold)), entrants())
     found = measured["extractors"]
     assert measured["kinds"] == {"article": 1, "documentation": 1}
@@ -81,7 +81,7 @@ def test_extraction_holds_its_floors_on_pages_of_our_own(gold: Path) -> None:
 
 
 def test_both_gold_sets_give_the_same_pages(gold: Path) -> None:
-    """The same pages and texts come out of either layout; only one knows their kinds."""
+    """Both layouts give the same pages and texts; only one has their kinds."""
     assert [each[1:] for each in articles(gold)] == [each[1:] for each in wcxb(gold)]
     assert [each.kind for each in articles(gold)] == ["article", "article"]
 
@@ -96,15 +96,15 @@ def test_both_gold_sets_give_the_same_pages(gold: Path) -> None:
         ("", "text", Score(0.0, 0.0, 0.0)),
     ],
 )
-def test_words_are_counted_as_often_as_both_have_them(
+def test_score_counts_each_word_as_often_as_both_texts_contain_it(
     text: str, gold_text: str, expected: Score
 ) -> None:
-    """Precision, recall and F1 of multisets of words; what is empty agrees with what is empty alone."""
+    """The score is precision, recall and F1 of multisets of words; an empty text equals only an empty text."""
     assert score(text, gold_text) == pytest.approx(expected)
 
 
-def test_runs_of_words_ask_for_order() -> None:
-    """Four words in another order share no run; a page without text counts for recall only."""
+def test_shingle_f1_depends_on_word_order() -> None:
+    """Words in another order share no 4-gram; a page without text counts for recall only."""
     assert shingle_f1(["a b c d e"], ["a b c d e"]) == 1.0
     assert shingle_f1(["e d c b a"], ["a b c d e"]) == 0.0
     assert shingle_f1(["a b c d", ""], ["a b c d", "a b c d"]) == pytest.approx(2 / 3)

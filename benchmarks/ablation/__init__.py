@@ -1,1 +1,1 @@
-"""Does the corpus help? `python -m benchmarks.ablation`."""
+"""The effect of the corpus on training: `python -m benchmarks.ablation`."""

@@ -1,14 +1,14 @@
-"""Does the corpus help? The same small model on as many tokens of a crawl, and of what the chain makes of it.
+"""Train the same small model on equal tokens of a raw crawl and of three filtered versions of it.
 
     python -m benchmarks.ablation --save                    # two processors: about 20 minutes
     python -m benchmarks.ablation --model small --save      # one GPU
-    python -m benchmarks.ablation --model small --only-data --data FOLDER   # only makes the datasets, for a machine
-                                                            # that has no pipeline; there: --data FOLDER
+    python -m benchmarks.ablation --model small --only-data --data FOLDER   # only creates the datasets, for a machine
+                                                            # without the pipeline; use --data FOLDER there
     python -m benchmarks.ablation --tiny                    # seconds: shows that it runs
 
-Four datasets (datasets.py says how they are made, and why held-out text is in none of them), the trainer itself
-(`python -m training run`), the same steps and rows, several seeds of weights and order. Prints and keeps each one's
-loss on held-out Wikipedia and on web sentences, and draws the curves.
+datasets.py defines the four datasets and the held-out text, which is in none of them. Each dataset trains with
+`python -m training run`, the same steps and rows, and several seeds for weights and order. The result is the loss on
+held-out Wikipedia and on web sentences, and a chart of the curves.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ HELD_OUT = "held-out"
 
 @dataclass(frozen=True)
 class Model:
-    """A config beside this file, and how much text it is for."""
+    """A training config in this folder, and the sizes of its datasets."""
 
     config: str
     documents: int
@@ -52,10 +52,20 @@ MODELS = {
 SEEDS = 3
 EVALUATIONS = 4
 
+TINY_TRAINED = ("raw", "head")
+"""The datasets that `--tiny` trains on. It creates all of them."""
+
+TINY_OVERRIDES = (
+    "steps=1",
+    "data.seq_len=32",
+    "data.global_batch_rows=2",
+    "data.micro_batch_rows=2",
+)
+
 
 @dataclass(frozen=True)
 class Run:
-    """One training run: which dataset, which seed, and the loss on each held-out set after so many tokens."""
+    """One training run: the dataset, the seed, and the loss on each held-out set by tokens trained on."""
 
     variant: str
     seed: int
@@ -71,7 +81,7 @@ def train(
     folder: Path,
     overrides: list[str],
 ) -> Run:
-    """Run the trainer in a process of its own, and read its log."""
+    """Run the trainer in a separate process and read its log."""
     run_dir = folder / f"{variant}-{seed}".replace(" ", "")
     settings = [
         f"data.manifest={json.dumps(datasets[variant])}",
@@ -86,68 +96,91 @@ def train(
 
     loaded = load_config(str(config), settings)
     settings.append(f"validation.every_steps={max(1, loaded.steps // EVALUATIONS)}")
+    _run_trainer(f"{variant}, seed {seed}", config, settings)
+    curves, by_language = read_losses(run_dir, loaded.data.seq_len * loaded.data.global_batch_rows)
+    print(f"{variant}, seed {seed}: {curves['wikipedia'][-1][1]:.3f}", file=sys.stderr, flush=True)
+    return Run(variant, seed, curves, by_language)
+
+
+def _run_trainer(name: str, config: Path, settings: Sequence[str]) -> None:
     command = [sys.executable, "-m", "training", "run", str(config)]
+    for setting in settings:
+        command += ["--set", setting]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [*command, *(word for setting in settings for word in ("--set", setting))],
-        cwd=result_file.REPOSITORY, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        command,
+        cwd=result_file.REPOSITORY,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode != 0:
-        raise SystemExit(f"{variant}, seed {seed}: {done.stderr[-2000:]}")
+        raise SystemExit(f"{name}: {done.stderr[-2000:]}")
+
+
+def read_losses(
+    run_dir: Path, tokens_per_step: int
+) -> tuple[dict[str, list[tuple[float, float]]], dict[str, float]]:
+    """Return the curve (tokens, loss) of each held-out set, and the last losses by language, from a trainer's log."""
     lines = [json.loads(line) for line in (run_dir / "log.jsonl").read_text().splitlines()]
-    found = [line for line in lines if "validation/loss" in line]
-    tokens = loaded.data.seq_len * loaded.data.global_batch_rows
-    curves = {
-        name: [(line["step"] * tokens, line[f"validation/loss/{name}"]) for line in found]
-        for name in SETS
-    }
-    ends = {
-        key.removeprefix("validation/loss/"): loss
-        for key, loss in found[-1].items()
-        if key.count("/") == 3
-    }
-    print(f"{variant}, seed {seed}: {curves['wikipedia'][-1][1]:.3f}", file=sys.stderr, flush=True)
-    return Run(variant, seed, curves, ends)
+    evaluations = [line for line in lines if "validation/loss" in line]
+    curves: dict[str, list[tuple[float, float]]] = {name: [] for name in SETS}
+    for line in evaluations:
+        for name, curve in curves.items():
+            curve.append((line["step"] * tokens_per_step, line[f"validation/loss/{name}"]))
+    by_language: dict[str, float] = {}
+    for key, loss in evaluations[-1].items():
+        if key.count("/") == 3:  # validation/loss/SET/LANGUAGE
+            by_language[key.removeprefix("validation/loss/")] = loss
+    return curves, by_language
 
 
 def summarize(runs: Sequence[Run], datasets: Mapping[str, str], tokens: int) -> dict[str, Any]:
-    """By dataset: size, epochs, and of each held-out set's last loss mean, spread and difference from raw."""
-    from benchmarks.ablation.datasets import totals
+    """Return size, epochs and last losses of each dataset; losses as mean, spread and difference from raw."""
+    from benchmarks.ablation.datasets import read_totals
 
-    found: dict[str, Any] = {}
-    for variant in ORDER:
-        of_it = [run for run in runs if run.variant == variant]
-        ends = {name: [run.curves[name][-1][1] for run in of_it] for name in SETS}
-        size = totals(datasets[variant])
-        found[variant] = {
-            **size,
-            "epochs": round(tokens / size["num_tokens"], 3),
-            "loss": {name: round(statistics.mean(losses), 4) for name, losses in ends.items()},
-            "spread": {name: round(max(losses) - min(losses), 4) for name, losses in ends.items()},
-            "by_seed": {name: [round(loss, 4) for loss in losses] for name, losses in ends.items()},
-            "by_language": {
-                key: round(statistics.mean(run.by_language[key] for run in of_it), 4)
-                for key in of_it[0].by_language
-            },
+    raw_losses = list_last_losses(runs, "raw")
+    summary: dict[str, Any] = {}
+    for variant in dict.fromkeys(run.variant for run in runs):
+        losses = list_last_losses(runs, variant)
+        totals = read_totals(datasets[variant])
+        summary[variant] = {
+            **totals,
+            "epochs": round(tokens / totals["num_tokens"], 3),
+            "loss": {name: round(statistics.mean(ends), 4) for name, ends in losses.items()},
+            "spread": {name: round(max(ends) - min(ends), 4) for name, ends in losses.items()},
+            "by_seed": {name: [round(end, 4) for end in ends] for name, ends in losses.items()},
+            "by_language": average_by_language(runs, variant),
+            "less_than_raw": {},
         }
-        for name in SETS:
-            pairs = zip(
-                ends[name],
-                [run.curves[name][-1][1] for run in runs if run.variant == "raw"],
-                strict=True,
-            )
-            found[variant].setdefault("less_than_raw", {})[name] = [
-                round(raw - loss, 4) for loss, raw in pairs
-            ]
-    return found
+        for name, ends in losses.items():
+            pairs = zip(raw_losses[name], ends, strict=True)
+            gains = [round(raw - loss, 4) for raw, loss in pairs]
+            summary[variant]["less_than_raw"][name] = gains
+    return summary
 
 
-def print_table(found: Mapping[str, Mapping[str, Any]]) -> None:
-    print(
-        f"{'':18}{'tokens':>12}{'epochs':>8}"
-        + "".join(f"{name:>12}{'spread':>8}{'vs raw':>8}" for name in SETS)
-    )
-    for variant, row in found.items():
+def list_last_losses(runs: Sequence[Run], variant: str) -> dict[str, list[float]]:
+    """Return the last loss of each seed of a dataset, by held-out set."""
+    variant_runs = [run for run in runs if run.variant == variant]
+    return {name: [run.curves[name][-1][1] for run in variant_runs] for name in SETS}
+
+
+def average_by_language(runs: Sequence[Run], variant: str) -> dict[str, float]:
+    """Return the last losses by language of a dataset, averaged over its seeds."""
+    variant_runs = [run for run in runs if run.variant == variant]
+    means: dict[str, float] = {}
+    for key in variant_runs[0].by_language:
+        means[key] = round(statistics.mean(run.by_language[key] for run in variant_runs), 4)
+    return means
+
+
+def print_table(summary: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print one line per dataset."""
+    columns = "".join(f"{name:>12}{'spread':>8}{'vs raw':>8}" for name in SETS)
+    print(f"{'':18}{'tokens':>12}{'epochs':>8}{columns}")
+    for variant, row in summary.items():
         line = f"{variant:18}{row['num_tokens']:>12,}{row['epochs']:>8.2f}"
         for name in SETS:
             gain = statistics.mean(row["less_than_raw"][name])
@@ -155,24 +188,25 @@ def print_table(found: Mapping[str, Mapping[str, Any]]) -> None:
         print(line)
 
 
-def verdict(found: Mapping[str, Mapping[str, Any]], name: str) -> str:
-    """Whether each dataset is better than the raw crawl with every seed."""
-    words = []
-    for variant in ORDER[1:]:
-        gains = found[variant]["less_than_raw"][name]
-        word = (
-            "better"
-            if min(gains) > 0
-            else "worse"
-            if max(gains) < 0
-            else "not told apart by these seeds"
-        )
-        words.append(f"{variant} {word}")
-    return f"{SETS[name]}, against the raw crawl: {', '.join(words)}"
+def format_verdict(summary: Mapping[str, Mapping[str, Any]], name: str) -> str:
+    """Return whether each dataset is better than the raw crawl with every seed."""
+    verdicts: list[str] = []
+    for variant, row in summary.items():
+        gains = row["less_than_raw"][name]
+        if variant == "raw":
+            continue
+        if min(gains) > 0:
+            verdict = "better"
+        elif max(gains) < 0:
+            verdict = "worse"
+        else:
+            verdict = "not distinguished by these seeds"
+        verdicts.append(f"{variant} {verdict}")
+    return f"{SETS[name]}, against the raw crawl: {', '.join(verdicts)}"
 
 
-def main() -> None:
-    """Make, train, print, draw."""
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -180,11 +214,11 @@ def main() -> None:
     parser.add_argument(
         "--data",
         type=Path,
-        help="where datasets lie or are made; default: a folder that is removed",
+        help="folder of the datasets, created if missing; default: a temporary folder",
     )
-    parser.add_argument("--only-data", action="store_true", help="make them and stop")
+    parser.add_argument("--only-data", action="store_true", help="create the datasets and stop")
     parser.add_argument(
-        "--documents", type=int, help="pages of the crawl; default: for less than an epoch of each"
+        "--documents", type=int, help="pages of the crawl; default: enough for less than one epoch"
     )
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument(
@@ -193,62 +227,77 @@ def main() -> None:
         default=[],
         dest="overrides",
         metavar="KEY=VALUE",
-        help="of training",
+        help="a setting of the trainer",
     )
     parser.add_argument("--tiny", action="store_true", help="little text, few steps, one seed")
     parser.add_argument("--save", type=Path, nargs="?", const=result_file.FOLDER, metavar="FOLDER")
-    args = parser.parse_args()
-    from benchmarks.ablation.datasets import Sizes, make
+    return parser.parse_args()
 
+
+def main() -> None:
+    """Create the datasets, train on each, print the table, and save it with a chart."""
+    from benchmarks.ablation.datasets import Sizes, create_datasets, read_totals
+
+    args = parse_arguments()
     model = MODELS[args.model]
     sizes = Sizes(args.documents or model.documents, model.vocab_size, model.held_out_per_language)
-    seeds, overrides = args.seeds, list(args.overrides)
+    variants, seeds, overrides = ORDER, args.seeds, list(args.overrides)
     if args.tiny:
-        sizes, seeds = Sizes(args.documents or 400, 512, 2), 1
-        overrides = ["steps=2", "data.global_batch_rows=2", "data.micro_batch_rows=2", *overrides]
+        sizes, seeds = Sizes(args.documents or 200, 300, 1), 1
+        variants = TINY_TRAINED
+        overrides = [*TINY_OVERRIDES, *overrides]
     with tempfile.TemporaryDirectory(prefix="ablation-") as scratch:
-        datasets = make(
-            args.data or Path(scratch) / "data",
-            sizes,
-            lambda line: print(line, file=sys.stderr, flush=True),
-        )
+        datasets = create_datasets(args.data or Path(scratch) / "data", sizes)
         if args.only_data:
             return
-        runs = train_all(HERE / model.config, datasets, seeds, Path(scratch), overrides)
+        jobs = [(variant, seed) for seed in range(seeds) for variant in variants]
+        runs = train_all(HERE / model.config, jobs, datasets, Path(scratch), overrides)
         tokens = int(runs[0].curves["wikipedia"][-1][0])
-        found = summarize(runs, datasets, tokens)
-    print_table(found)
+        summary = summarize(runs, datasets, tokens)
+        sizes_of_all = {variant: read_totals(datasets[variant]) for variant in ORDER}
+    print_table(summary)
     for name in SETS:
-        print(verdict(found, name))
+        print(format_verdict(summary, name))
     if args.save is not None:
-        keep(args, found, runs, tokens)
+        figures = {"tokens": tokens, "seeds": seeds, "datasets": sizes_of_all | summary}
+        save(args, figures, runs)
 
 
 def train_all(
-    config: Path, datasets: Mapping[str, str], seeds: int, folder: Path, overrides: list[str]
+    config: Path,
+    jobs: Sequence[tuple[str, int]],
+    datasets: Mapping[str, str],
+    folder: Path,
+    overrides: list[str],
 ) -> Sequence[Run]:
-    """One run per processor at a time; on a GPU, one. By seeds first, so that all datasets share what else goes on."""
+    """Train each (dataset, seed): one run at a time on a GPU, else one per processor.
+
+    The jobs are ordered by seed, so that other work on the machine disturbs all datasets equally.
+    """
     import torch
 
-    at_a_time = 1 if torch.cuda.is_available() else max(1, len(os.sched_getaffinity(0)))
-    jobs = [(variant, seed) for seed in range(seeds) for variant in ORDER]
-    with ThreadPoolExecutor(at_a_time) as pool:
-        return list(pool.map(lambda job: train(config, *job, datasets, folder, overrides), jobs))
+    num_workers = 1 if torch.cuda.is_available() else max(1, len(os.sched_getaffinity(0)))
+
+    def train_job(job: tuple[str, int]) -> Run:
+        variant, seed = job
+        return train(config, variant, seed, datasets, folder, overrides)
+
+    with ThreadPoolExecutor(num_workers) as pool:
+        return list(pool.map(train_job, jobs))
 
 
-def keep(
-    args: argparse.Namespace, found: Mapping[str, Any], runs: Sequence[Run], tokens: int
-) -> None:
-    """Write the result and the chart beside it."""
+def save(args: argparse.Namespace, figures: dict[str, Any], runs: Sequence[Run]) -> None:
+    """Write the result file and the chart next to it."""
     name = f"ablation_{'try' if args.tiny else args.model}"
-    path = result_file.save(
-        name, {"tokens": tokens, "seeds": len(runs) // len(ORDER), "datasets": found}, args.save
-    )
-    panels = [
-        Panel(title, {v: [run.curves[held_out] for run in runs if run.variant == v] for v in ORDER})
-        for held_out, title in SETS.items()
-    ]
-    title = f"Loss of one small model after equal tokens of each dataset ({len(runs) // len(ORDER)} seeds)"
+    path = result_file.save(name, figures, args.save)
+    panels: list[Panel] = []
+    for held_out, title in SETS.items():
+        curves: dict[str, list[Sequence[tuple[float, float]]]] = {}
+        for run in runs:
+            curves.setdefault(run.variant, []).append(run.curves[held_out])
+        panels.append(Panel(title, curves))
+    num_seeds = figures["seeds"]
+    title = f"Loss of one small model after equal tokens of each dataset ({num_seeds} seeds)"
     chart = path.with_suffix(".svg")
     chart.write_text(draw(title, panels), encoding="utf-8")
     print(path, chart, sep="\n")

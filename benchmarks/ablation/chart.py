@@ -1,9 +1,9 @@
-"""Curves side by side, as one small SVG that any browser shows.
+"""Line charts next to each other in one SVG.
 
     svg = draw("Loss on held-out text", [Panel("Wikipedia", {"raw": [[(100, 7.1), (200, 6.5)], ...]})])
 
-One panel per held-out set; per dataset a strong line (the mean of its seeds) over weak ones (each seed), its name and
-last mean at its end.
+There is one panel per held-out set. Each dataset has a strong line (the mean of its seeds) over weak lines (one per
+seed), with its name and last mean at the end.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from html import escape
 
 COLOURS = ("#8c8c8c", "#0072b2", "#d55e00", "#009e73")
-"""Okabe and Ito's, told apart by the colour-blind; grey for what the others are held against."""
+"""Grey for the reference, then colours of Okabe and Ito, which colour-blind readers can distinguish."""
 
 WIDTH, HEIGHT = 430, 300
 LEFT, RIGHT, TOP, BOTTOM = 46, 152, 56, 44
@@ -33,7 +33,7 @@ class Panel:
 
 
 def draw(title: str, panels: Sequence[Panel]) -> str:
-    """The whole picture."""
+    """Return the chart as SVG."""
     width = WIDTH * len(panels)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT}" {FONT}>',
@@ -46,11 +46,12 @@ def draw(title: str, panels: Sequence[Panel]) -> str:
 
 
 def mean(curves: Sequence[Curve]) -> list[tuple[float, float]]:
-    """Point by point, of curves measured at the same places."""
-    return [
-        (points[0][0], sum(y for _, y in points) / len(points))
-        for points in zip(*curves, strict=True)
-    ]
+    """Return the mean curve of curves with the same x values."""
+    result: list[tuple[float, float]] = []
+    for points in zip(*curves, strict=True):
+        losses = [loss for _, loss in points]
+        result.append((points[0][0], sum(losses) / len(losses)))
+    return result
 
 
 def _panel(panel: Panel) -> list[str]:
@@ -106,7 +107,10 @@ def _panel(panel: Panel) -> list[str]:
 
 
 def _apart(places: Mapping[str, float]) -> dict[str, float]:
-    """Labels in their order, moved until none covers another: down first, then all up by half of what that took."""
+    """Return label positions in their order, moved so that no label covers another.
+
+    Labels move down first; then all of them move up by the average distance.
+    """
     found: dict[str, float] = {}
     last = float("-inf")
     for name, place in sorted(places.items(), key=lambda item: item[1]):
@@ -117,7 +121,7 @@ def _apart(places: Mapping[str, float]) -> dict[str, float]:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Round numbers within, three to seven."""
+    """Return three to seven round numbers in the range."""
     power = 10.0 ** math.floor(math.log10(high - low))
     step = next(
         power * share for share in (1, 0.5, 0.2, 0.1) if (high - low) / (power * share) >= 3

@@ -1,24 +1,25 @@
-"""The same crawl four times, as less and less is left in it, and text that occurs in none of them.
+"""The datasets of the ablation: four increasingly filtered versions of one crawl, and held-out text.
 
-    raw                every document that can be read out of the crawl's files, whole
-    deduplicated       + no repeated paragraphs, 300 characters, English, French or Spanish for sure
-    head               + the third of each language that is likeliest to its language model (CCNet's head)
-    head + reference   + what LLaMA's classifier calls fit to be cited
+    raw                every document of the crawl, unchanged
+    deduplicated       without duplicate paragraphs; at least 300 characters; English, French or Spanish
+    head               only the third of each language with the lowest perplexity (CCNet's head)
+    head + reference   only documents that LLaMA's reference classifier keeps
 
-The last three are runs of configs/ccnet.yaml with overrides. The first cannot be said in a config, as deduplication is
-no option there: the files are read and tokenized by the pipeline's own reader and tokenizer, and shuffled by its own
-order. Near-duplicates stay in all of them. One tokenizer, learnt here from texts that language models learn from too.
+The last three are runs of configs/ccnet.yaml with overrides. No config describes the first, because `ccnet` always
+removes duplicates: its files are read, tokenized and shuffled with the code of the pipeline. Near-duplicates stay in
+all datasets. All use one tokenizer, trained here on the training texts of the language models.
 
-Held out are Wikipedia summaries that neither the crawl is made of (another part of the titles) nor any model,
-classifier or tokenizer learns from (they are those by which language models are measured), and sentences of web pages
-and news that the crawl does not have (the classifier knows them, as negatives). What shares a run of 13 words (Brown
-et al. 2020, appendix C) with the raw crawl, or of Wikipedia's with a text that is learnt from, is left out.
+The held-out text has two parts: Wikipedia summaries of titles that are neither in the crawl nor in the training text of
+any model, classifier or tokenizer; and sentences of web pages and news that are not in the crawl (the classifier was
+trained on them as negatives). Texts that share a 13-gram of words (Brown et al. 2020, appendix C) with the raw crawl
+are left out, and Wikipedia texts that share one with a training text.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -43,8 +44,6 @@ from shardwriter.format import MANIFEST_FILE, index_file, shard_file
 from stages.transform.tokenize import Tokenize
 from stages.warc.reader import WarcReader
 
-Say = Callable[[str], None]
-
 RAW = "raw"
 VARIANTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -53,7 +52,7 @@ VARIANTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "head + reference": ("select.perplexity.keep=[head]",),
     }
 )
-"""Overrides of ccnet.yaml, beside COMMON."""
+"""Overrides of ccnet.yaml, in addition to COMMON."""
 
 COMMON = (
     f"select.language.keep=[{', '.join(demo_texts.LANGUAGES)}]",
@@ -71,15 +70,19 @@ SHARD_TOKENS = 2_000_000
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much of everything."""
+    """Pages of the crawl, size of the vocabulary, and held-out texts of each kind per language."""
 
     documents: int
     vocab_size: int
     held_out_per_language: int
 
 
-def make(folder: Path, sizes: Sizes, say: Say) -> dict[str, str]:
-    """Manifests' folders by variant, RAW and HELD_OUT among them; what is made already is not made again."""
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def create_datasets(folder: Path, sizes: Sizes) -> dict[str, str]:
+    """Create all datasets below the folder unless they exist, and return the folder of each, HELD_OUT included."""
     folder.mkdir(parents=True, exist_ok=True)
     record = folder / "datasets.json"
     if record.exists():
@@ -96,15 +99,15 @@ def make(folder: Path, sizes: Sizes, say: Say) -> dict[str, str]:
         config = _config(folder, sizes, overrides)
         prepare(config)
         plan = make_plan(config)
-        say(f"{name}: {' '.join(overrides)}")
+        _say(f"{name}: {' '.join(overrides)}")
         for _ in run(plan):
             pass
         made[name] = plan.folder("write_shards").path("")
     config = _config(folder, sizes, ())
-    say(f"{RAW}: every document as it was read")
+    _say(f"{RAW}: every document as it was read")
     raw = list(_read(config))
     made[RAW] = _write(folder / RAW, config, raw)
-    say(f"{HELD_OUT}: without what shares {NGRAM_WORDS} words with the crawl")
+    _say(f"{HELD_OUT}: without what shares {NGRAM_WORDS} words with the crawl")
     made[HELD_OUT] = _write(
         folder / HELD_OUT, config, [_held_out(raw, sizes.held_out_per_language)]
     )
@@ -113,8 +116,8 @@ def make(folder: Path, sizes: Sizes, say: Say) -> dict[str, str]:
     return {name: str(folder / path) for name, path in paths.items()}
 
 
-def totals(dataset: str) -> dict[str, int]:
-    """Documents and tokens, as the manifest says."""
+def read_totals(dataset: str) -> dict[str, int]:
+    """Return the number of documents and tokens from the manifest."""
     found = json.loads((Path(dataset) / MANIFEST_FILE).read_bytes())["totals"]
     return {"num_docs": found["num_docs"], "num_tokens": found["num_tokens"]}
 
@@ -137,7 +140,7 @@ def _config(folder: Path, sizes: Sizes, overrides: Sequence[str]) -> RunConfig:
 
 
 def learn_tokenizer(path: Path, vocab_size: int) -> None:
-    """A byte-level BPE of the texts that language models learn from; the same for all."""
+    """Train a byte-level BPE tokenizer on the training texts of the language models, and save it."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -150,20 +153,21 @@ def learn_tokenizer(path: Path, vocab_size: int) -> None:
         show_progress=False,
     )
     tokenizer.train_from_iterator(
-        (text for language in demo_texts.LANGUAGES for text in _learnt(language)), trainer
+        (text for language in demo_texts.LANGUAGES for text in _read_training_texts(language)),
+        trainer,
     )
     tokenizer.save(str(path))
 
 
 def _held_out_share(language: str) -> float:
-    """Of the summaries for language models, what they are measured by and do not learn from."""
+    """Return the share of the summaries that the language model's training leaves out."""
     record = json.loads(
         (model_registry.resolve(f"demo-lm-{language}") / "record.json").read_bytes()
     )
     return record["settings"]["held_out_share"]
 
 
-def _learnt(language: str) -> Iterator[str]:
+def _read_training_texts(language: str) -> Iterator[str]:
     share = _held_out_share(language)
     return (
         text for _, text in demo_texts.summaries(language, "lm") if not is_held_out(text, share)
@@ -171,19 +175,22 @@ def _learnt(language: str) -> Iterator[str]:
 
 
 def _held_out(raw: Iterable[pa.Table], per_language: int) -> pa.Table:
-    """Documents with their language, and `wikipedia` or `web` as their bucket."""
+    """Return held-out documents with their language, and `wikipedia` or `web` as their bucket."""
     found: list[tuple[str, str, str]] = []
     crawled = NgramSet(text for table in raw for text in table.column("text").to_pylist())
     for language in demo_texts.LANGUAGES:
         share = _held_out_share(language)
-        learnt = NgramSet(
-            [*_learnt(language), *(text for _, text in demo_texts.summaries(language, "reference"))]
+        trained_on = NgramSet(
+            [
+                *_read_training_texts(language),
+                *(text for _, text in demo_texts.summaries(language, "reference")),
+            ]
         )
         summaries = (
             text for _, text in demo_texts.summaries(language, "lm") if is_held_out(text, share)
         )
         unseen = (
-            text for text in summaries if not crawled.shares(text) and not learnt.shares(text)
+            text for text in summaries if not crawled.shares(text) and not trained_on.shares(text)
         )
         found += [(language, "wikipedia", text) for text in islice(unseen, per_language)]
         unseen = (text for text in demo_texts.sentences(language) if not crawled.shares(text))
@@ -200,14 +207,14 @@ def _held_out(raw: Iterable[pa.Table], per_language: int) -> pa.Table:
 
 
 class NgramSet:
-    """Runs of words of many texts, by a 64-bit hash; case and what is no letter or digit do not count."""
+    """The 13-grams of words of many texts, as 64-bit hashes. Case and punctuation are ignored."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         hashes = [_ngrams(text) for text in texts]
         self._hashes = np.sort(np.concatenate([*hashes, np.empty(0, np.uint64)]))
 
     def shares(self, text: str) -> bool:
-        """Whether one of the text's runs is among them."""
+        """Return whether the text has a 13-gram of this set."""
         ngrams = _ngrams(text)
         places = np.searchsorted(self._hashes, ngrams).clip(max=max(0, len(self._hashes) - 1))
         return bool(len(self._hashes)) and bool((self._hashes[places] == ngrams).any())
@@ -232,7 +239,7 @@ def _ngrams(text: str) -> NDArray[np.uint64]:
 
 
 def _read(config: RunConfig) -> Iterator[pa.Table]:
-    """Every document of the crawl."""
+    """Yield every document of the crawl."""
     for split in make_plan(config).splits:
         num_records = 0
         for file in split.files:
@@ -248,7 +255,7 @@ def _read(config: RunConfig) -> Iterator[pa.Table]:
 
 
 def _write(folder: Path, config: RunConfig, tables: Sequence[pa.Table]) -> Path:
-    """Tokenize, put into the pipeline's order, write shards; language and bucket go along where they are known."""
+    """Tokenize the documents, sort them as the pipeline does, and write shards with language and bucket if present."""
     stage = StageSpec(Tokenize, config.tokenize).opened()
     kept = pa.concat_tables([stage.apply(table.filter(_has_text(table))).kept for table in tables])
     order = np.argsort(

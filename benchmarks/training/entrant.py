@@ -1,4 +1,4 @@
-"""One entrant in a process of its own: built, warmed up, then asked for rounds of steps over a pipe.
+"""One entrant in a separate process: built, warmed up, then asked for rounds of steps over a pipe.
 
     {"ready": ...}    after the warm-up: seconds it took, parameters, memory
     {"round": ...}    tokens_per_s, step_s, memory; ours also stall_share and loss
@@ -188,7 +188,7 @@ def serve(pipe: Connection, spec: dict[str, Any], log: str) -> None:
                 figures = entrant.run(**command)
                 pipe.send({"round": {**_memory(), **figures}})
         entrant.close()
-    except BaseException as error:  # noqa: BLE001 - whatever it is, the parent names it
+    except BaseException as error:  # noqa: BLE001 - the parent reports every error
         traceback.print_exc()
         with contextlib.suppress(OSError):
             pipe.send({"error": f"{type(error).__name__}: {error}".splitlines()[0][:300]})

@@ -92,7 +92,7 @@ TINY = Size(
     num_tokens=20_000,
     warmup_steps=1,
     steps=1,
-    rounds=2,
+    rounds=1,
     compile=False,
     start_s=0,
     round_s=0,
@@ -127,7 +127,7 @@ class Entrant:
         return self._answer("round")
 
     def close(self) -> None:
-        """End it, whatever it does."""
+        """End the process."""
         if self._process.is_alive():
             try:
                 self._pipe.send("close")
@@ -432,7 +432,7 @@ def strategies(suite: Suite) -> None:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the suite, and its time in units of one entrant."""
+    """A part of the suite, and its time as a multiple of one entrant."""
 
     name: str
     run: Callable[[Suite], None]
@@ -594,7 +594,7 @@ def keep(figures: Mapping[str, Any], name: str, out: Path) -> Path:
     libraries = (*result_file.LIBRARIES, "torch", "triton", *OPTIONAL.values())
     result_file.LIBRARIES = tuple(library for library in libraries if _has(library))
     if shutil.which("git") is None:
-        result_file.commit = lambda: None
+        result_file.read_commit = lambda: None
     return result_file.save(name, {"device": device(), **figures}, out)
 
 
