@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))  # so that the file also runs as a script
 
-from stages.dedup.paragraphs import hash_paragraph, hash_paragraphs  # noqa: E402 - after the path is set
+from stages.dedup.paragraph_hashes import hash_paragraph, hash_paragraphs  # noqa: E402 - after the path is set
 
 LINES_PER_TEXT = 20
 ALPHABETS = {

@@ -49,8 +49,9 @@ from pipeline.planning.run_plan import RunPlan
 from pipeline.planning.stage_spec import StageSpec
 from pipeline.runs.phase_folder import PendingOutput
 from shardwriter.format import TOKENS_MEMBER
+from stages.dedup.duplicate_lines import find_duplicates
 from stages.dedup.minhash import signatures
-from stages.dedup.paragraphs import find_duplicates, hash_paragraph, hash_paragraphs
+from stages.dedup.paragraph_hashes import hash_paragraph, hash_paragraphs
 from stages.filters.classifiers import load_model, to_line
 from stages.filters.language_model import normalize_for_lm
 from stages.transform.tokenize import Tokenize

@@ -32,7 +32,8 @@ from pipeline.planning.previous_runs import find_other_version, find_unfinished
 from pipeline.runs.phase_folder import PhaseFolder
 from pipeline.runs.run_folder import RunFolder
 from stages.contract import Counters
-from stages.dedup.paragraphs import ParagraphHashes, find_duplicates
+from stages.dedup.duplicate_lines import find_duplicates
+from stages.dedup.paragraphs import ParagraphHashes
 
 BYTES_PER_PARAGRAPH = 32
 """Memory of a partition per paragraph: 16 as read, and 16 while its chunks are built. Later 1 for the result, and the
@@ -45,7 +46,7 @@ class ParagraphDedup(PartitionPhase):
     """Find the lines to remove, by ranges of hash space, in each group of splits.
 
     Source of the rule: CCNet (Wenzek et al. 2020, section 3.1; cc_net/dedup.py), see
-    stages/dedup/paragraphs.py:find_duplicates.
+    stages/dedup/duplicate_lines.py:find_duplicates.
     """
 
     name = "paragraph_dedup"

@@ -98,18 +98,23 @@ def similar_pairs(
             one = values[offsets[places[i]] : offsets[places[i] + 1]]
             for j in range(num_joined, len(places)):
                 other = values[offsets[places[j]] : offsets[places[j] + 1]]
-                num_equal, out_of = (
-                    _num_common(one, other) if are_sets else (_num_equal(one, other), len(one))
-                )
-                if num_equal >= min_similarity * out_of:
-                    pairs[num_pairs, 0], pairs[num_pairs, 1] = (
-                        documents[places[i]],
-                        documents[places[j]],
-                    )
+                if _are_similar(one, other, are_sets, min_similarity):
+                    pairs[num_pairs, 0] = documents[places[i]]
+                    pairs[num_pairs, 1] = documents[places[j]]
                     num_pairs += 1
+                    # A document that has joined is compared with those that have not, not again
+                    # with those of its tree.
                     places[j], places[num_joined] = places[num_joined], places[j]
                     num_joined += 1
     return pairs[:num_pairs].copy()
+
+
+@njit(nogil=True)
+def _are_similar(one: Values, other: Values, are_sets: bool, min_similarity: float) -> bool:
+    if are_sets:
+        num_common, num_in_either = _num_common(one, other)
+        return num_common >= min_similarity * num_in_either
+    return _num_equal(one, other) >= min_similarity * len(one)
 
 
 @njit(nogil=True)

@@ -1,6 +1,6 @@
 """SHA-1 of every line of a batch of texts, in CCNet's normal form.
 
-For each line the result equals `stages.dedup.paragraphs.hash_paragraph`. Lines whose normal form
+For each line the result equals `stages.dedup.paragraph_hashes.hash_paragraph`. Lines whose normal form
 depends on more than one character (final sigma) or that are not valid UTF-8 are returned to the
 caller, which hashes them in Python. Example of one line:
 

@@ -17,7 +17,7 @@ from pipeline.reporting.explain.find import describe_other
 from pipeline.reporting.explain.trace import RemovedParagraphs, Row
 from pipeline.runs.phase_folder import PhaseFolder
 from pipeline.runs.run_folder import RunFolder
-from stages.dedup.paragraphs import hash_paragraph
+from stages.dedup.paragraph_hashes import hash_paragraph
 
 NUM_LOOKED_UP = 5
 """Removed paragraphs, the longest, for which another document is looked up.

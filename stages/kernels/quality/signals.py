@@ -1,6 +1,6 @@
 """The two functions that `stages.filters.quality` calls.
 
-The results equal the definitions in `stages.filters.quality` exactly, for any UTF-8. Words, lines,
+The results equal the definitions in `stages.filters.quality.definitions` exactly, for any UTF-8. Words, lines,
 paragraphs and n-grams are counted as equal only after comparison, never by their hash alone.
 """
 

@@ -21,7 +21,7 @@ from pipeline.reporting.explain.find import find_in_shards
 from pipeline.reporting.report import make_report
 from pipeline.runs.run_folder import RunFolder, RunNotFound
 from shardwriter.format import ShardIndex
-from stages.filters.quality_definitions import DEFINITIONS
+from stages.filters.quality.definitions import DEFINITIONS
 from tests.conftest import wet_record
 from tests.pipeline.conftest import Small
 from tests.pipeline.reporting.pages import (

@@ -28,7 +28,7 @@ from pipeline.sample_crawl.pages import Pages
 from pipeline.sample_crawl.records import render_warcinfo
 from pipeline.sample_crawl.texts import MIN_SENTENCE_LETTERS, keep_prefix_free
 from pipeline.sample_crawl.truth_table import TRUTH
-from stages.dedup.paragraphs import hash_paragraph
+from stages.dedup.paragraph_hashes import hash_paragraph
 from tests.pipeline.sample_crawl.invented import LIBRARY, make_crawl
 
 FORMATS: tuple[Format, ...] = ("wet", "warc")

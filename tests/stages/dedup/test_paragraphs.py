@@ -16,14 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stages.contract import Outcome, Stage
+from stages.dedup.duplicate_lines import find_duplicates
+from stages.dedup.paragraph_hashes import hash_paragraph, hash_paragraphs
 from stages.dedup.paragraphs import (
     ParagraphHashes,
     ParagraphHashesSettings,
     ParagraphRemoval,
     ParagraphRemovalSettings,
-    find_duplicates,
-    hash_paragraph,
-    hash_paragraphs,
 )
 
 Keep: TypeAlias = Literal["drop_all_copies", "keep_first"]

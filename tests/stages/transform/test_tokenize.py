@@ -25,7 +25,8 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from stages.contract import Outcome
-from stages.transform.tokenize import SLICE_BYTES, Gigatoken, Tokenize, TokenizeSettings
+from stages.transform.encoders import Gigatoken
+from stages.transform.tokenize import SLICE_BYTES, Tokenize, TokenizeSettings
 from stages.transform.tokenizer_files import MAX_VOCAB_SIZE, read_definition
 
 SENTENCES = [
@@ -498,7 +499,7 @@ def test_what_gigatoken_reads_otherwise_goes_to_the_reference(symbols_file: Path
     ]  # a symbol that begins a text; a combining mark that is reordered
     assert ids_of(stage, texts) == [[*bare.encode(text), bare.eos_id()] for text in texts]
     with pytest.raises(
-        ValueError, match=r"bpe\.model: encoder gigatoken was asked for, but .* set encoder to auto"
+        ValueError, match=r"bpe\.model: encoder gigatoken was requested, but .* set encoder to auto"
     ):
         opened(symbols_file, encoder="gigatoken")
 
@@ -593,7 +594,7 @@ def test_the_config_beside_a_tokenizer_names_its_end(json_file: Path, tmp_path: 
         ),
         (
             "e",
-            r"the text 'e' encodes to id \d+, which is to mark the end .* set end_of_document to a special token",
+            r"the text 'e' encodes to id \d+, which must only mark the end .* set end_of_document to a special token",
         ),
     ],
 )

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stages.filters.quality_definitions import BAD_WORDS
+from stages.filters.quality.definitions import BAD_WORDS
 from stages.kernels.quality import columns
 
 

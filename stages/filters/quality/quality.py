@@ -1,7 +1,7 @@
 """Compute quality signals of documents, and drop documents by the rules of Gopher, C4 and FineWeb.
 
-`Quality` stores every signal of `quality_definitions`. `QualityFilter` applies the rules of
-`quality_rules`, so a limit can be changed without computing the signals again.
+`Quality` stores every signal of `definitions`. `QualityFilter` applies the rules of
+`rules`, so a limit can be changed without computing the signals again.
 
     scored = Quality(QualitySettings()).apply(batch).kept
     outcome = QualityFilter(QualityFilterSettings()).apply(scored)
@@ -29,20 +29,17 @@ from stages.contract import (
     drop_where,
     keep_all,
 )
-from stages.filters.quality_definitions import (
+from stages.filters.quality.definitions import (
     BAD_WORDS,
-    DEFINITIONS,
     LIST_FIELDS,
     SIGNAL_FIELDS,
     STOP_WORDS,
 )
-from stages.filters.quality_rules import RULES, Rule
+from stages.filters.quality.rules import RULES, Rule
 from stages.kernels.quality import columns
 from stages.kernels.quality import signals as kernel
 from stages.kernels.quality.alphabet import Phrases, build_alphabet
 from stages.settings.quality import QualityFilterSettings, QualitySettings
-
-__all__ = ["DEFINITIONS", "Quality", "QualityFilter", "QualityFilterSettings", "QualitySettings"]
 
 _LANGUAGE = pa.field("language", pa.string())
 
