@@ -71,9 +71,9 @@ class Outcome:
     Attributes:
         kept: the rows that were not dropped, in the order of the batch, with the added columns.
         dropped: one row of DROPPED for each other document.
-        counters: what the stage counted in this batch. Add them up over all batches to get the
-            counters of a task, and over all tasks to get those of a phase. A call that raises
-            counts nothing, so a batch that is cut in two and tried again is counted once.
+        counters: the counts of this batch. Their sum over all batches gives the counters of a
+            task, the sum over all tasks those of a phase. A call that raises counts nothing, so a
+            batch that is cut in two and tried again is counted once.
     """
 
     kept: pa.Table
@@ -81,7 +81,7 @@ class Outcome:
     counters: Counters = field(default_factory=Counters)
 
     def check(self, batch: pa.Table, stage: str) -> None:
-        """Raise `DocumentCountError` unless each row of `batch` is kept, in order, or dropped once."""
+        """Raise `DocumentCountError` unless each row of `batch` is kept in order or dropped once."""
         kept, dropped = self.kept.column("doc_id"), self.dropped.column("doc_id")
         if dropped.length() == 0:
             is_complete = kept.equals(batch.column("doc_id"))
@@ -99,7 +99,7 @@ class Outcome:
 
 
 class DocumentCountError(AssertionError):
-    """A stage lost, duplicated or reordered documents. This is a bug of the stage, not of the input."""
+    """A stage lost, duplicated or reordered documents: a bug of the stage, not of the input."""
 
 
 class Stage(ABC, Generic[S]):
@@ -166,7 +166,7 @@ class Stage(ABC, Generic[S]):
 
     @classmethod
     def required_files(cls, settings: S) -> tuple[str, ...]:
-        """Return the references (registry names or paths) of the files that `open` reads, sorted."""
+        """Return the files that `open` reads, as registry names or paths, sorted."""
         del settings
         return ()
 
@@ -270,17 +270,17 @@ def drop_where(
     columns = {
         "doc_id": batch.column("doc_id").filter(is_dropped),
         "reason": pa.repeat(pa.scalar(reason), num_dropped),
-        "value": _of_dropped(value, is_dropped, num_dropped, pa.float64()),
-        "limit": _of_dropped(limit, is_dropped, num_dropped, pa.float64()),
-        "detail": _of_dropped(detail, is_dropped, num_dropped, pa.string()),
+        "value": _select_dropped(value, is_dropped, num_dropped, pa.float64()),
+        "limit": _select_dropped(limit, is_dropped, num_dropped, pa.float64()),
+        "detail": _select_dropped(detail, is_dropped, num_dropped, pa.string()),
     }
     return Outcome(kept, pa.table(columns, schema=DROPPED), counters or Counters())
 
 
-def _of_dropped(
+def _select_dropped(
     values: float | Column | None, is_dropped: Column, num_dropped: int, kind: pa.DataType
 ) -> Column:
-    """(num_dropped,) the values of the dropped rows."""
+    """Return the values of the dropped rows, (num_dropped,)."""
     if values is None:
         return pa.nulls(num_dropped, kind)
     if isinstance(values, int | float):
@@ -289,6 +289,6 @@ def _of_dropped(
 
 
 def chain(first: Outcome, second: Outcome) -> Outcome:
-    """Return one outcome for two steps, where `second` was applied to the rows that `first` kept."""
+    """Return one outcome for two steps; `second` was applied to the rows that `first` kept."""
     dropped = pa.concat_tables([first.dropped, second.dropped])
     return Outcome(second.kept, dropped, first.counters + second.counters)

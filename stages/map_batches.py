@@ -1,4 +1,4 @@
-"""Run one stage as an operator of Ray Data, or of any library that maps functions over Arrow tables.
+"""Run one stage as an operator of Ray Data, or of any library that maps functions over tables.
 
     language = as_map_batches(Language, LanguageSettings(model="lid.176.bin"))
     dataset.map_batches(language, batch_format="pyarrow")        # dataset: ray.data.Dataset
@@ -102,7 +102,7 @@ class StageOperator:
                 )
             column = table.column(index).cast(needed.type)
             table = table.set_column(index, needed, column)
-        # Row numbers instead of the caller's ids: they are there, unique, and of the right type.
+        # The caller's ids can be missing, not unique or of another type, so rows are numbered.
         row_numbers = pa.array(range(table.num_rows), pa.uint64())
         if DOC_ID.name in table.column_names:
             table = table.drop_columns([DOC_ID.name])

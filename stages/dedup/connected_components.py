@@ -1,7 +1,8 @@
-"""Clusters of near-duplicates: equal band hashes -> pairs -> spanning forests -> connected components.
+"""Clusters of near-duplicates: connected components of pairs of documents.
 
-Components do not depend on the order in which forests are merged, nor on how the pairs were split
-into forests. The root of a component is its lowest member.
+Documents with an equal band hash form a group, groups give pairs, pairs give spanning forests, and
+merged forests give components. The result does not depend on how the pairs were split into forests,
+nor on the order in which these are merged. The root of a component is its lowest member.
 
     documents, starts = group_equal_hashes(hashes, documents)      # [10, 30, 10, 20], [0, 2, 4]
     pairs = pair_with_first(documents, starts)                     # [[10, 30], [10, 20]]
@@ -38,17 +39,18 @@ def group_equal_hashes(
         documents: (m,) group by group, in increasing order within each group.
         starts: (num_groups + 1,) the start of each group.
     """
+    # A stable sort keeps the documents of each group in increasing order.
     order = np.argsort(hashes, kind="stable")
     ordered = hashes[order]
     firsts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)])
     sizes = np.diff(np.append(firsts, len(ordered)))
-    is_shared = sizes > 1
+    is_shared = sizes > 1  # a hash of one document forms no group
     starts = np.append(0, np.cumsum(sizes[is_shared]))
     return documents[order[np.repeat(is_shared, sizes)]], starts
 
 
 def pair_with_first(documents: NDArray[np.uint64], starts: NDArray[np.int64]) -> Pairs:
-    """Pair the first document of each group with each of the others: the fewest pairs that join it."""
+    """Pair the first document of each group with each other one: the fewest pairs that join it."""
     sizes = np.diff(starts)
     firsts = np.repeat(documents[starts[:-1]], sizes)
     is_other = np.ones(len(documents), np.bool_)
@@ -76,21 +78,20 @@ def similar_pairs(
 ) -> Pairs:
     """Return a forest of pairs that joins, in each group, documents connected by similar pairs.
 
-    A group of k similar documents takes k comparisons, one of k dissimilar documents k * k / 2.
+    k similar documents take k comparisons, k dissimilar ones k * k / 2.
 
     Args:
         documents: (m,) group by group.
         starts: (num_groups + 1,) the start of each group.
         offsets: (m + 1,) the start of each document in `values`.
-        values: signatures of equal length, compared by the share of equal minima; or sorted sets,
-            compared by Jaccard similarity.
-        are_sets: whether `values` are sets.
+        values: sorted sets, or signatures of equal length.
+        are_sets: compare by Jaccard similarity; else by the share of equal minima.
         min_similarity: similarity from which two documents are joined.
     """
     pairs = np.empty((len(documents), 2), np.uint64)
     num_pairs = 0
     for g in range(len(starts) - 1):
-        # places[:num_joined] belong to a tree already; the others are compared with each of them.
+        # Members of a tree, places[:num_joined], are compared with the others, not with each other.
         places = np.arange(starts[g], starts[g + 1])
         num_joined = 0
         for i in range(len(places)):
@@ -102,8 +103,6 @@ def similar_pairs(
                     pairs[num_pairs, 0] = documents[places[i]]
                     pairs[num_pairs, 1] = documents[places[j]]
                     num_pairs += 1
-                    # A document that has joined is compared with those that have not, not again
-                    # with those of its tree.
                     places[j], places[num_joined] = places[num_joined], places[j]
                     num_joined += 1
     return pairs[:num_pairs].copy()
@@ -140,7 +139,7 @@ def _num_common(one: Values, other: Values) -> tuple[int, int]:
 
 
 def spanning_forest(pairs: Pairs) -> Pairs:
-    """Return the pairs, in order, without those that close a cycle: fewer than documents."""
+    """Return the pairs, in order, without those that close a cycle. There are fewer than documents."""
     documents = np.unique(pairs)
     positions = np.searchsorted(documents, pairs).astype(np.uint64)
     return pairs[unite(np.zeros(len(documents), np.uint64), positions)]
@@ -160,8 +159,10 @@ def unite(parents: NDArray[np.uint64], pairs: Pairs) -> NDArray[np.bool_]:
     """
     has_joined = np.zeros(len(pairs), np.bool_)
     for i in range(len(pairs)):
-        one, other = _root(parents, np.int64(pairs[i, 0])), _root(parents, np.int64(pairs[i, 1]))
+        one = _root(parents, np.int64(pairs[i, 0]))
+        other = _root(parents, np.int64(pairs[i, 1]))
         if one != other:
+            # The lower root stays, so the root of a component does not depend on the order of pairs.
             parents[max(one, other)] = min(one, other) + 1
             has_joined[i] = True
     return has_joined
@@ -172,7 +173,7 @@ def _root(parents: NDArray[np.uint64], position: np.int64) -> np.int64:
     while parents[position] != 0:
         parent = np.int64(parents[position] - np.uint64(1))
         if parents[parent] != 0:
-            parents[position] = parents[parent]
+            parents[position] = parents[parent]  # path halving
         position = parent
     return position
 
@@ -200,7 +201,7 @@ def choose_best(
 
     Args:
         parents: the array of `unite`, after all pairs.
-        chosen: zeros before the first call; then, at each root, the best member's position plus one.
+        chosen: zeros before the first call; then, at each root, the best member's position plus 1.
         best: zeros before the first call; then, at each root, the score of that member.
         positions: (n,) members of components of two or more.
         scores: (n,) their scores, not negative. If all are 0, the first member is chosen.

@@ -1,5 +1,8 @@
 """Find duplicate lines among the hashes of a crawl or of one partition of them.
 
+Memory: 17 bytes per hash including the result, and a table of 16 to 32 bytes per hash of the largest
+partition. The table is usually under 2 MB. It is large if nearly all lines are equal.
+
 documents = np.array([0, 0, 1, 1, 1], np.uint64)
 find_duplicates(hashes, documents, keep="drop_all_copies")    # [False, True, True, False, True]
 """
@@ -31,9 +34,6 @@ def find_duplicates(
     its first copy is kept. `keep="keep_first"` keeps the first copy of each hash. The hash 0 is
     always removed: CCNet uses it for lines that were removed before.
 
-    Memory: 17 bytes per hash including the result, and a table of 16 to 32 bytes per hash of the
-    largest partition. The table is usually under 2 MB. It is large if nearly all lines are equal.
-
     Args:
         hashes: (n,) in the order of the input, with n below 2**32 - 2.
         documents: (n,) the document of each hash, in non-decreasing order.
@@ -58,8 +58,7 @@ def find_duplicates(
     if decrease:
         raise ValueError(
             f"documents[{decrease}] is {documents[decrease]} after {documents[decrease - 1]}: the "
-            f"hashes must be in the order of the input, or the wrong copy is kept; sort them by "
-            f"document"
+            f"hashes must be in the order of the input, or the wrong copy is kept; sort by document"
         )
     is_removed = np.ones(len(hashes), np.bool_)
     if keep == "keep_first":

@@ -1,11 +1,11 @@
 """Find and drop exact copies of documents, by text or by the digest of the record.
 
-Equal content gets equal 64-bit hashes. By text, documents are equal if their lines have equal hashes
-in the same order: lines in CCNet's normal form, so case, digits and some punctuation do not count.
-In a billion documents 0.03 collisions are expected.
+Equal content gets equal 64-bit hashes. By text, documents are equal if their lines have equal
+hashes in the same order. The hashes are those of CCNet's normal form, in which case, the values of
+digits and some punctuation make no difference. 0.03 collisions are expected in a billion documents.
 
-    hash_texts(hashes, records, lines, num_records=2)       # (2,) uint64, from the hashes of lines
-    hash_digests(pa.array(["sha1:AAAA", None]))             # the same from digests, and a validity mask
+    hash_texts(hashes, records, lines, num_records=2)    # (2,) uint64, from the hashes of lines
+    hash_digests(pa.array(["sha1:AAAA", None]))          # (2,) uint64, and [True, False]
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def hash_texts(
         (num_records,) uint64, 0 for a document without lines.
     """
     text_hashes = np.zeros(num_records, np.uint64)
-    # A sum does not depend on the order of its terms. Each term contains the position of the line, so
-    # texts with the same lines in another order have different hashes.
+    # A sum does not depend on the order of its terms, so lines can be added in any order. Each term
+    # contains the position of its line, so texts with reordered lines have different hashes.
     np.add.at(text_hashes, records, _mix(hashes ^ _mix(lines.astype(np.uint64))))
     return _mix(text_hashes)
 
@@ -54,6 +54,7 @@ def hash_digests(
     hashes = np.zeros(len(digests), np.uint64)
     for row, digest in enumerate(digests.to_pylist()):
         if digest:
+            # Digests can have any format, so they are hashed again to 64 bits.
             sha1 = hashlib.sha1(digest.encode(), usedforsecurity=False)
             hashes[row] = int.from_bytes(sha1.digest()[:8])
     has_digest = pc.fill_null(pc.not_equal(digests, ""), False)
@@ -61,7 +62,7 @@ def hash_digests(
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Apply SplitMix64's finaliser (Steele, Lea and Flood 2014, figure 17): a bijection with 0 -> 0."""
+    """Apply SplitMix64's finaliser, a bijection with 0 -> 0 (Steele, Lea and Flood 2014, figure 17)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
@@ -72,7 +73,10 @@ class ExactDedupFilterSettings(Settings):
 
 
 class ExactDedupFilter(Stage[ExactDedupFilterSettings]):
-    """Drops copies of earlier documents. `copy_by` is "text" or "digest" for a copy, else null."""
+    """Drops copies of earlier documents.
+
+    The column `copy_by` is "text" or "digest" for a copy, else null.
+    """
 
     name = "exact_dedup"
     version = 1
@@ -80,8 +84,8 @@ class ExactDedupFilter(Stage[ExactDedupFilterSettings]):
     reasons: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
             "exact_dedup.same_digest": "An earlier record has the same digest; `explain` names it.",
-            "exact_dedup.same_text": "An earlier document has the same lines in CCNet's normal form; "
-            "`explain` names it.",
+            "exact_dedup.same_text": "An earlier document has the same lines in CCNet's normal "
+            "form; `explain` names it.",
         }
     )
 

@@ -1,17 +1,18 @@
 r"""MinHash signatures of documents, and the filter that drops near-duplicates.
 
-Signatures are those of datasketch (2.0, its default scheme) for the word n-grams of `split_ngrams`. The
-numbers of bands and rows are those of `datasketch.MinHashLSH` for the threshold. So two documents
-are candidates here if and only if they are with datasketch. Two documents with Jaccard similarity s
-share a band with probability 1 - (1 - s^rows)^bands (Broder 1997; Leskovec, Rajaraman and Ullman,
-Mining of Massive Datasets, section 3.4).
+Signatures are those of datasketch (2.0, its default scheme) for the word n-grams of `split_ngrams`.
+The numbers of bands and rows are those of `datasketch.MinHashLSH` for the threshold, so this stage
+and datasketch find the same candidate pairs. Two documents with Jaccard similarity s share a band
+with probability 1 - (1 - s^rows)^bands (Broder 1997; Leskovec, Rajaraman and Ullman, Mining of
+Massive Datasets, section 3.4).
 
-    stage = MinHash(MinHashSettings(threshold=0.8))          # 9 bands of 13 rows
-    stage.apply(batch).kept.column("minhash")[0]             # 9 hashes; null for a document without words
+    stage = MinHash(MinHashSettings(threshold=0.8))      # 9 bands of 13 rows
+    stage.apply(batch).kept.column("minhash")[0]         # 9 hashes; null without words
 
 A *word* is a sequence of characters that are not white space, in lower case and without its ASCII
 punctuation, unless nothing is left. In scripts without blanks between words each character is a
-word. A document with fewer words than an n-gram is one n-gram: it has only equal near-duplicates.
+word. A document with fewer words than an n-gram is one n-gram, so only equal documents are its
+near-duplicates.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ _PUNCTUATION = frozenset(string.punctuation)
 
 
 SEED = 1
-"""Seed of the permutations, datasketch's default. Signatures of two runs can only be compared under one seed."""
+"""Seed of the permutations, datasketch's default. Only signatures of the same seed are comparable."""
 
 
 @cache
 def _permutations(num_permutations: int) -> NDArray[np.uint32]:
-    """(2, num_permutations), as `minhash_kernel.compute_signatures` takes them."""
+    """Return datasketch's permutations, (2, num_permutations), as the kernel takes them."""
     import datasketch
 
     permutations = datasketch.MinHash(num_perm=num_permutations, seed=SEED).permutations
@@ -58,20 +59,28 @@ def _permutations(num_permutations: int) -> NDArray[np.uint32]:
 def split_ngrams(text: str, ngram_words: int) -> list[str]:
     """Return the n-grams of a text in order, with repetitions: the reference of the kernel."""
     spaced = UNSPACED.sub(r" \g<0> ", text)
-    words = [word for raw in spaced.split() if (word := "".join(map(_normal_form, raw)))]
-    span = min(ngram_words, len(words))
-    return [" ".join(words[i : i + span]) for i in range(len(words) - span + 1)] if words else []
+    normal_forms = ("".join(map(_normal_form, raw)) for raw in spaced.split())
+    words = list(filter(None, normal_forms))
+    if not words:
+        return []
+    span = min(ngram_words, len(words))  # a short text is one n-gram
+    return [" ".join(words[i : i + span]) for i in range(len(words) - span + 1)]
 
 
 def _normal_form(character: str) -> str:
     if character in _PUNCTUATION:
         return ""
-    return lower if len(lower := character.lower()) == 1 else character
+    # One character only: the kernel replaces characters one by one.
+    lower = character.lower()
+    return lower if len(lower) == 1 else character
 
 
 @cache
 def _characters() -> characters.CharacterTable:
-    """Return the rule of `split_ngrams` for every character, from this Python's Unicode tables (0.1 s, 60 kB)."""
+    """Return the rule of `split_ngrams` for every character, from this Python's Unicode tables.
+
+    Takes 0.1 s and 60 kB.
+    """
     return characters.build_character_table(_action, _is_plain)
 
 
@@ -118,7 +127,9 @@ def signatures(
 
 
 def ngram_sets(texts: pa.Array | pa.ChunkedArray, settings: MinHashSettings) -> pa.LargeListArray:
-    """Compute the distinct hashes of every text's n-grams, sorted: 8 bytes of SHA-1, little-endian.
+    """Compute the distinct hashes of each text's n-grams, sorted.
+
+    A hash is the first 8 bytes of the SHA-1 as a little-endian integer.
 
     Args:
         texts: (n,) string or large_string; a null counts as empty.
@@ -183,11 +194,13 @@ class MinHash(Stage[MinHashSettings]):
         """Add the hashes, and the columns that verification needs."""
         minima, has_words = signatures(batch.column("text"), self.settings)
         hashes = minhash_kernel.hash_bands(minima, *compute_bands(self.settings))
+        # Signatures take most of the space, so they are stored only if pairs are verified by them.
+        signature_lists = pa.nulls(len(minima), pa.list_(pa.uint32()))
+        if self.settings.verify == "signatures":
+            signature_lists = _to_lists(minima, has_words)
         added: dict[str, pa.Array | pa.ChunkedArray] = {
-            "minhash": _lists(hashes, has_words),
-            "minhash_signature": _lists(minima, has_words)
-            if self.settings.verify == "signatures"
-            else pa.nulls(len(minima), pa.list_(pa.uint32())),
+            "minhash": _to_lists(hashes, has_words),
+            "minhash_signature": signature_lists,
         }
         if self.settings.verify == "exact":
             added["minhash_ngrams"] = ngram_sets(batch.column("text"), self.settings)
@@ -196,7 +209,7 @@ class MinHash(Stage[MinHashSettings]):
         return keep_all(batch, added, counters)
 
 
-def _lists(
+def _to_lists(
     rows: NDArray[np.uint64] | NDArray[np.uint32], is_valid: NDArray[np.bool_]
 ) -> pa.ListArray:
     """Return a list per row of a matrix, null where it is not valid."""
@@ -218,8 +231,8 @@ class MinHashFilter(Stage[MinHashFilterSettings]):
     needs: ClassVar[pa.Schema] = pa.schema([pa.field("representative", pa.uint64())])
     reasons: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
-            "minhash.near_duplicate": "The document is a near-duplicate of another one, which is kept; `explain` "
-            "names it."
+            "minhash.near_duplicate": "The document is a near-duplicate of another one, which is "
+            "kept; `explain` names it."
         }
     )
 

@@ -19,6 +19,7 @@ from typing import ClassVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numba import njit
 from numpy.typing import NDArray
 
 from stages.contract import Outcome, Settings, Stage, drop_where, keep_all, with_columns
@@ -145,6 +146,14 @@ def _remove_lines(batch: pa.Table) -> tuple[pa.Array, pa.Array, NDArray[np.int64
     return texts, kept_lines, np.diff(firsts)
 
 
+@njit(nogil=True)
+def _find_line_end(utf8: NDArray[np.uint8], start: int, stop: int) -> int:
+    end = start
+    while end < stop and utf8[end] != 10:  # a line feed
+        end += 1
+    return end
+
+
 @compiled
 def _copy_kept_lines(
     utf8: NDArray[np.uint8],
@@ -159,26 +168,22 @@ def _copy_kept_lines(
     `firsts` (n + 1,) is the number of lines before each text. The indices of text t to remove are
     `removed[removed_starts[t] : removed_ends[t]]`.
 
-    Returns the bytes and offsets of the new texts, the indices of the kept lines and their offsets,
-    and the first text whose indices are wrong, or -1.
+    Returns the new texts (bytes, offsets), the indices of the kept lines (values, offsets), and the
+    first text whose indices are wrong, or -1.
     """
-    # A text never grows, so the old size is enough for the new texts.
-    new_utf8 = np.empty(offsets[-1] - offsets[0], np.uint8)
+    new_utf8 = np.empty(offsets[-1] - offsets[0], np.uint8)  # no text grows
     kept = np.empty(firsts[-1], np.uint32)
     new_offsets, kept_offsets = np.zeros_like(firsts), np.zeros_like(firsts)
     num_bytes, num_kept = 0, 0
     for t in range(len(firsts) - 1):
         start, r = offsets[t], removed_starts[t]
         for line in range(firsts[t + 1] - firsts[t]):
-            end = start
-            while end < offsets[t + 1] and utf8[end] != 10:
-                end += 1
+            end = _find_line_end(utf8, start, offsets[t + 1])
             if r < removed_ends[t] and removed[r] == line:
                 r += 1
             else:
-                # A line feed before each kept line of a text but the first.
                 if num_kept > kept_offsets[t]:
-                    new_utf8[num_bytes] = 10
+                    new_utf8[num_bytes] = 10  # between two kept lines of a text
                     num_bytes += 1
                 new_utf8[num_bytes : num_bytes + end - start] = utf8[start:end]
                 num_bytes += end - start

@@ -2,17 +2,17 @@ r"""Block lists of domains, URLs and words, and the normal form in which URLs ar
 
 The normal form (`normalize_urls`):
 
-- White space around the URL, scheme, user, port, fragment, dots after the host and slashes at the end
-  are removed, and `www.`, `www1.`, ... if the rest of the host contains a dot.
+- White space around the URL, scheme, user, port, fragment, dots after the host and slashes at the
+  end are removed, and `www.`, `www1.`, ... if the rest of the host contains a dot.
 - The rest is in lower case, including path and query.
 - Percent escapes are decoded once. Bytes that are not UTF-8 become U+FFFD.
 - A host with other characters than ASCII is written in Punycode (IDNA 2003, RFC 3490), if possible.
 
     HTTPS://user@WWW.Bücher.example:8080/A%20b/?q=%C3%89#top   ->   xn--bcher-kva.example/a b/?q=é
 
-A list stores 56 bits of a hash per entry, in 8 bytes. A URL of k dots and slashes matches a list of n
-entries by mistake with probability (k + 2) * n / 2^56: about two of a billion URLs at 20 million
-entries and k = 5.
+A list stores 56 bits of a hash per entry, in 8 bytes. A URL of k dots and slashes matches a list of
+n entries by mistake with probability (k + 2) * n / 2^56. For k = 5 and 20 million entries these are
+about two of a billion URLs.
 """
 
 from __future__ import annotations
@@ -42,9 +42,11 @@ _PLAIN = r"^[a-z0-9_\-]+(\.[a-z0-9_\-]+)*(/[a-z0-9._~\-]+)*$"
 """Matches URLs that are in normal form already, unless they begin with www."""
 _PARTS = (
     r"(?s)^(?:(?:[a-z][a-z0-9+.\-]*:)?//)?(?:[^/?#]*@)?"  # scheme, user
-    r"(?:www[0-9]{0,3}\.([^/?#:]*\.[^/?#:]+?)|(\[[^\]/?#]*\]|[^/?#:]*?))\.*(?::[^/?#]*)?"  # host, port
+    # host, port
+    r"(?:www[0-9]{0,3}\.([^/?#:]*\.[^/?#:]+?)|(\[[^\]/?#]*\]|[^/?#:]*?))\.*(?::[^/?#]*)?"
     r"((?:[/?][^#]*)?)(?:#.*)?$"  # path and query, fragment
 )
+# A percent escape, or a host with other characters than ASCII.
 _NOT_DECODED = r"%|^[^/?]*[^\x00-\x7f]"
 
 
@@ -62,8 +64,12 @@ class Hits:
 
     def get_parts(self, wanted: NDArray[np.bool_]) -> list[str]:
         """Return the parts that were found, as spelled in the URL."""
-        spans = zip(self.starts[wanted].tolist(), self.ends[wanted].tolist(), strict=True)
-        return [self.utf8[start:end].tobytes().decode() for start, end in spans]
+        parts: list[str] = []
+        starts, ends = self.starts[wanted].tolist(), self.ends[wanted].tolist()
+        for start, end in zip(starts, ends, strict=True):
+            part = self.utf8[start:end].tobytes()
+            parts.append(part.decode())
+        return parts
 
     def get_categories(self, wanted: NDArray[np.bool_]) -> list[str]:
         """Return the category of each part."""
@@ -88,10 +94,12 @@ class BlockList:
         Raises:
             ValueError: a folder contains no list, or there are too many categories.
         """
-        files = [(category, file) for path in paths for category, file in _list_files(path)]
-        return cls.build(
-            (category, chunk) for category, file in files for chunk in read_entries(file)
-        )
+        files: list[tuple[str, Path]] = []
+        for path in paths:
+            files += _list_files(
+                path
+            )  # all folders first: a wrong path is found before any reading
+        return cls.build(_read_chunks(files))
 
     @classmethod
     def build(cls, chunks: Iterable[tuple[str, pa.Array]]) -> Self:
@@ -126,14 +134,20 @@ class BlockList:
         keys, texts, starts, ends = split_parts(utf8, offsets)
         found, numbers = np.zeros(len(keys), np.bool_), np.zeros(0, np.int64)
         if len(self.entries):
-            nearest = self.entries[
-                np.minimum(np.searchsorted(self.entries, keys), len(self.entries) - 1)
-            ]
+            positions = np.searchsorted(self.entries, keys)
+            nearest = self.entries[np.minimum(positions, len(self.entries) - 1)]
+            # Equal keys differ in the bits of the category only, which are the lowest.
             found = (nearest ^ keys) < MAX_CATEGORIES
             numbers = (nearest[found] & np.uint64(MAX_CATEGORIES - 1)).astype(np.int64)
         return Hits(
             utf8, keys[found], texts[found], starts[found], ends[found], numbers, self.categories
         )
+
+
+def _read_chunks(files: Iterable[tuple[str, Path]]) -> Iterator[tuple[str, pa.Array]]:
+    for category, file in files:
+        for chunk in read_entries(file):
+            yield category, chunk
 
 
 def _distinct(entries: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -147,16 +161,20 @@ def _list_files(path: Path) -> Iterator[tuple[str, Path]]:
     if path.is_file():
         yield _name_category(path), path
         return
-    wanted = {*_LISTS, *(f"{name}.gz" for name in _LISTS)}
-    files = sorted(
-        f for f in path.rglob("*") if f.is_file() and (f.name in wanted or f.suffix == ".txt")
-    )
+    # Sorted: an entry of several categories gets the first, on every machine the same.
+    files = sorted(filter(_is_list_file, path.rglob("*")))
     if not files:
         raise ValueError(
             f"{path}: this folder contains no file named domains or urls and no .txt file; unpack "
             f"UT1's lists there"
         )
-    yield from ((_name_category(file), file) for file in files)
+    for file in files:
+        yield _name_category(file), file
+
+
+def _is_list_file(path: Path) -> bool:
+    has_list_name = path.name.removesuffix(".gz") in _LISTS or path.suffix == ".txt"
+    return has_list_name and path.is_file()
 
 
 def _name_category(file: Path) -> str:
@@ -169,6 +187,7 @@ def read_entries(file: Path) -> Iterator[pa.Array]:
     with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as opened:
         rest = b""
         while chunk := opened.read(_CHUNK_BYTES):
+            # The last line of a chunk can be cut, so it is read with the next chunk.
             whole, newline, rest = (rest + chunk).rpartition(b"\n")
             if newline:
                 yield _split_entries(whole)
@@ -177,10 +196,10 @@ def read_entries(file: Path) -> Iterator[pa.Array]:
 
 
 def _split_entries(text: bytes) -> pa.Array:
-    lines = pc.split_pattern(
-        pa.array([text.decode("utf-8", "replace")], pa.large_string()), "\n"
-    ).flatten()
-    lines = pc.replace_substring_regex(lines, r"(?:^|\s)#.*$", "") if b"#" in text else lines
+    whole = pa.array([text.decode("utf-8", "replace")], pa.large_string())
+    lines = pc.split_pattern(whole, "\n").flatten()
+    if b"#" in text:
+        lines = pc.replace_substring_regex(lines, r"(?:^|\s)#.*$", "")
     lines = pc.utf8_trim_whitespace(lines)
     if pc.any(pc.match_substring_regex(lines, r"\s")).as_py():
         lines = pc.replace_substring_regex(lines, r"^.*\s", "")
@@ -196,21 +215,18 @@ def normalize_urls(urls: pa.Array | pa.ChunkedArray) -> pa.Array:
     A null URL becomes the empty string.
     """
     whole = urls.combine_chunks() if isinstance(urls, pa.ChunkedArray) else urls
-    trimmed = pc.utf8_lower(
-        pc.utf8_trim_whitespace(pc.fill_null(pc.cast(whole, pa.large_string()), ""))
-    )
-    is_plain = pc.and_(
-        pc.match_substring_regex(trimmed, _PLAIN), pc.invert(pc.starts_with(trimmed, "www"))
-    )
+    texts = pc.fill_null(pc.cast(whole, pa.large_string()), "")
+    trimmed = pc.utf8_lower(pc.utf8_trim_whitespace(texts))
+    # Most entries of lists are in normal form already. One pattern finds them.
+    has_www = pc.starts_with(trimmed, "www")
+    is_plain = pc.and_(pc.match_substring_regex(trimmed, _PLAIN), pc.invert(has_www))
     others = pc.invert(is_plain)
     if not pc.any(others).as_py():
         return trimmed
     rest = pc.replace_substring_regex(trimmed.filter(others), _PARTS, r"\1\2\3")
     is_coded = pc.match_substring_regex(rest, _NOT_DECODED)
-    decoded = pa.array(
-        [_decode_url(url) for url in rest.filter(is_coded).to_pylist()], pa.large_string()
-    )
-    rest = pc.replace_with_mask(rest, is_coded, decoded)
+    decoded = list(map(_decode_url, rest.filter(is_coded).to_pylist()))
+    rest = pc.replace_with_mask(rest, is_coded, pa.array(decoded, pa.large_string()))
     rest = pc.replace_substring_regex(rest, "/+$", "")
     # An empty path is "/" (RFC 3986, section 6.2.3).
     rest = pc.replace_substring_regex(rest, r"^([^/?]*)\?", r"\1/?")
@@ -218,8 +234,8 @@ def normalize_urls(urls: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def _decode_url(url: str) -> str:
-    """Decode percent escapes and encode the host: for a few URLs in a hundred, so one by one."""
-    (host_end,) = re.match("[^/?]*", url).span()[1:]  # type: ignore[union-attr]
+    """Decode percent escapes and encode the host. Few URLs in a hundred need this."""
+    host_end = len(re.split("[/?]", url, maxsplit=1)[0])
     host, path = unquote(url[:host_end]).lower(), unquote(url[host_end:]).lower()
     if not host.isascii():
         try:

@@ -1,7 +1,7 @@
 """Score documents with fastText classifiers, and drop documents by their scores.
 
-A classifier is any supervised fastText model: quality, educational value, toxicity, topics. The user
-names it in the config; its score is stored in the column `classifier_<name>`.
+A classifier is any supervised fastText model: quality, educational value, toxicity, topics. The
+config gives it a name; its score is stored in the column `classifier_<name>`.
 
     settings = ClassifiersSettings(hq={"model": "hq.bin", "label": "__label__hq"})
     classifiers = Classifiers(settings, {"hq.bin": path})
@@ -69,7 +69,8 @@ class Classifiers(Stage[ClassifiersSettings]):
         """Return the models, without duplicates, sorted."""
         files: set[str] = set()
         for classifier in settings.by_name.values():
-            files.update(model for model, _ in classifier.model_languages())
+            for model, _ in classifier.model_languages():
+                files.add(model)
         return tuple(sorted(files))
 
     @classmethod
@@ -106,7 +107,7 @@ class Classifiers(Stage[ClassifiersSettings]):
             texts = batch.column("text").filter(is_scored)
             if classifier.max_chars is not None:
                 texts = pc.utf8_slice_codeunits(texts, 0, classifier.max_chars)
-            lines = [to_line(text) for text in texts.to_pylist()]
+            lines = list(map(to_line, texts.to_pylist()))
             rows = np.flatnonzero(is_scored.to_numpy())
             scores[rows] = score_lines(self._models[model], classifier.label, lines)
         if classifier.decimals is not None:
@@ -126,7 +127,8 @@ def load_model(path: Path) -> Any:
     """
     import fasttext
 
-    return fasttext.load_model(str(path / MODEL_FILE if path.is_dir() else path))
+    file = path / MODEL_FILE if path.is_dir() else path
+    return fasttext.load_model(str(file))
 
 
 def _check_label(model: Any, label: str, where: str) -> None:
@@ -161,12 +163,11 @@ def score_lines(model: Any, label: str, lines: list[str]) -> NDArray[np.float64]
         (n,) float64 in 0..1.
     """
     # k = -1 returns all labels: with a smaller k the label could be missing from the best k.
-    all_labels, all_scores = model.f.multilinePredict(
-        [line + "\n" for line in lines], -1, 0.0, "strict"
-    )
+    ended = [line + "\n" for line in lines]
+    all_labels, all_scores = model.f.multilinePredict(ended, -1, 0.0, "strict")
     scores = np.full(len(lines), np.nan)
     for row, labels in enumerate(all_labels):
-        if lines[row]:
+        if lines[row]:  # an empty line keeps NaN
             scores[row] = all_scores[row][labels.index(label)] if label in labels else 0.0
     # fastText adds 1e-5 to each probability, so the largest ones are slightly above 1.
     return np.minimum(scores, 1.0)

@@ -1,18 +1,18 @@
-"""Find word n-grams that documents share with evaluation sets, and drop documents that share too many.
+"""Find word n-grams that documents share with evaluation sets, and drop contaminated documents.
 
 `Decontamination` stores, for every set, the number and the share of a document's words in n-grams
-that occur in the set. `DecontaminationFilter` decides by these alone.
+that occur in the set. `DecontaminationFilter` decides by these columns alone.
 
-    sets: {mmlu: mmlu.jsonl, gsm8k: gsm8k.txt}       # .jsonl: each string is an example; .txt: each line
-    contamination                                    # [{"set": "gsm8k", "words": 41, "share": 0.1025}]
+    sets: {mmlu: mmlu.jsonl, gsm8k: gsm8k.txt}    # examples: strings of .jsonl, lines of .txt
+    contamination                                 # [{"set": "gsm8k", "words": 41, "share": 0.1025}]
 
 A *word* is a sequence of letters, marks and digits (Unicode's L, M and N) in lower case. All other
-characters separate words, except format characters (Cf: soft hyphens, joiners), which are ignored. In
-scripts without blanks between words each character is a word. So "Don’t stop—now!" equals
-"don't stop, NOW".
+characters separate words, except format characters (Cf: soft hyphens, joiners), which are ignored.
+In scripts without blanks between words each character is a word. For example, "Don’t stop—now!"
+equals "don't stop, NOW".
 
-N-grams are compared by 64-bit hashes. A document of w words has a false match with probability
-w * n / 2^64 for n n-grams in the sets (1,000 words, 10 million n-grams: 5e-10).
+N-grams are compared by 64-bit hashes. With n n-grams in the sets, a document of w words has a false
+match with probability w * n / 2^64: 5e-10 for 1,000 words and 10 million n-grams.
 """
 
 from __future__ import annotations
@@ -52,12 +52,16 @@ CONTAMINATION = pa.field(
 )
 """One element for each set with which a document shares words, sorted by name."""
 
-_EXAMPLES_AT_A_TIME = 100_000
+_EXAMPLES_AT_A_TIME = 100_000  # bounds the memory of a set while it is read
 _SUFFIXES = (".jsonl", ".txt", ".jsonl.gz", ".txt.gz")
 
 
+_KeysByLength = dict[int, list[tuple[NDArray[np.uint64], int]]]
+"""Words per n-gram -> (keys, number of their set)."""
+
+
 class Decontamination(Stage[DecontaminationSettings]):
-    """Adds `contamination`: the sets with which a document shares word n-grams, and the words in these.
+    """Adds `contamination`: the sets that share word n-grams with a document, and how many words.
 
     Speed per core: 50 MB/s for n-grams of one length (2 shared cores, 4.5 million n-grams), 30 MB/s
     for all lengths from 8 to 13. Memory: 17 bytes per n-gram.
@@ -100,70 +104,67 @@ class Decontamination(Stage[DecontaminationSettings]):
             ValueError: a file does not have the format of its name, or a set has no example that is
                 long enough.
         """
-        longest, shortest = self.settings.ngram_words, self.settings.min_example_words
         self._names = tuple(sorted(self.settings.sets))
-        found: dict[int, list[tuple[NDArray[np.uint64], int]]] = {
-            n: [] for n in range(shortest, longest + 1)
-        }
+        found: _KeysByLength = {}
         for number, name in enumerate(self._names):
             path = self.files[self.settings.sets[name]]
-            examples = _examples(path)
-            num_ngrams = 0
-            while some := list(islice(examples, _EXAMPLES_AT_A_TIME)):
-                hashes, firsts = _word_hashes(pa.array(some, pa.large_string()))
-                states = ngram_overlap.compute_prefix_states(hashes)
-                for num_words, parts in found.items():
-                    keys = ngram_overlap.compute_ngram_keys(
-                        states, firsts, num_words, num_words < longest
-                    )
-                    parts.append((keys, number))
-                    num_ngrams += len(keys)
-            if not num_ngrams:
+            if not self._read_set(path, number, found):
                 raise ValueError(
-                    f"decontamination.sets.{name}: no example in {path} has {shortest} words or more, "
-                    f"so nothing of it would be found; lower min_example_words, or give the set's "
-                    f"texts"
+                    f"decontamination.sets.{name}: no example in {path} has "
+                    f"{self.settings.min_example_words} words or more, so the set matches no "
+                    f"document; lower min_example_words, or use a file with the set's texts"
                 )
-        self._ngrams = [
-            _SetNgrams.build(n, parts)
-            for n, parts in found.items()
-            if any(len(keys) for keys, _ in parts)
-        ]
+        self._ngrams = [_SetNgrams.build(n, parts) for n, parts in sorted(found.items())]
+
+    def _read_set(self, path: Path, number: int, found: _KeysByLength) -> bool:
+        """Add the n-grams of a set to `found`. Return whether there are any."""
+        longest = self.settings.ngram_words
+        has_ngrams = False
+        examples = _read_examples(path)
+        while some := list(islice(examples, _EXAMPLES_AT_A_TIME)):
+            hashes, firsts = _hash_words(pa.array(some, pa.large_string()))
+            states = ngram_overlap.compute_prefix_states(hashes)
+            for num_words in range(self.settings.min_example_words, longest + 1):
+                # An example that is shorter than an n-gram must occur as a whole.
+                is_whole = num_words < longest
+                keys = ngram_overlap.compute_ngram_keys(states, firsts, num_words, is_whole)
+                if len(keys):
+                    found.setdefault(num_words, []).append((keys, number))
+                    has_ngrams = True
+        return has_ngrams
 
     def apply(self, batch: pa.Table) -> Outcome:
         """Add the shared sets to each row."""
-        hashes, firsts = _word_hashes(
-            pc.fill_null(pc.cast(batch.column("text"), pa.large_string()), "")
-        )
-        states, shared = (
-            ngram_overlap.compute_prefix_states(hashes),
-            np.zeros(len(hashes), np.uint64),
-        )
+        texts = pc.fill_null(pc.cast(batch.column("text"), pa.large_string()), "")
+        hashes, firsts = _hash_words(texts)
+        states = ngram_overlap.compute_prefix_states(hashes)
+        shared = np.zeros(len(hashes), np.uint64)  # a bit per set, for each word
         for ngrams in self._ngrams:
             ngram_overlap.mark_matches(
                 states, firsts, ngrams.num_words, ngrams.keys, ngrams.members, ngrams.bits, shared
             )
-        words = ngram_overlap.count_matches_by_set(shared, firsts, len(self._names))  # (n, sets)
-        rows, sets = np.nonzero(words)
-        found = words[rows, sets]
-        elements = pa.StructArray.from_arrays(
-            [
-                pa.array(self._names, pa.string()).take(pa.array(sets)),
-                pa.array(found, pa.int64()),
-                pa.array(np.round(found / np.diff(firsts)[rows], 4), pa.float64()),
-            ],
-            fields=list(CONTAMINATION.type.value_type),
-        )
-        ends = np.append(0, np.cumsum(np.bincount(rows, minlength=batch.num_rows)))
-        column = pa.ListArray.from_arrays(
-            pa.array(ends, pa.int32()), elements, type=CONTAMINATION.type
-        )
+        num_words = ngram_overlap.count_matches_by_set(shared, firsts, len(self._names))
+        column = self._build_column(num_words, np.diff(firsts))
         counters = Counters()
         for set_index, name in enumerate(self._names):
-            of_set = words[:, set_index]
-            counters.add(f"contaminated.{name}", int(np.count_nonzero(of_set)))
-            counters.add(f"contaminated_words.{name}", int(of_set.sum()))
+            num_words_of_set = num_words[:, set_index]
+            counters.add(f"contaminated.{name}", int(np.count_nonzero(num_words_of_set)))
+            counters.add(f"contaminated_words.{name}", int(num_words_of_set.sum()))
         return keep_all(batch, {CONTAMINATION.name: column}, counters)
+
+    def _build_column(self, shared: NDArray[np.int64], num_words: NDArray[np.int64]) -> pa.Array:
+        """Return (n,) CONTAMINATION, from the shared words (n, sets) and all words (n,)."""
+        rows, sets = np.nonzero(shared)
+        found = shared[rows, sets]
+        values = [
+            pa.array(self._names, pa.string()).take(pa.array(sets)),
+            pa.array(found, pa.int64()),
+            pa.array(np.round(found / num_words[rows], 4), pa.float64()),
+        ]
+        elements = pa.StructArray.from_arrays(values, fields=list(CONTAMINATION.type.value_type))
+        num_elements = np.bincount(rows, minlength=len(shared))
+        offsets = pa.array(np.append(0, np.cumsum(num_elements)), pa.int32())
+        return pa.ListArray.from_arrays(offsets, elements, type=CONTAMINATION.type)
 
 
 class _SetNgrams(NamedTuple):
@@ -176,10 +177,13 @@ class _SetNgrams(NamedTuple):
 
     @classmethod
     def build(cls, num_words: int, parts: list[tuple[NDArray[np.uint64], int]]) -> Self:
-        keys = np.concatenate([keys for keys, _ in parts])
-        members = np.concatenate(
-            [np.full(len(keys), 1 << number, np.uint64) for keys, number in parts]
-        )
+        all_keys: list[NDArray[np.uint64]] = []
+        all_members: list[NDArray[np.uint64]] = []
+        for some_keys, number in parts:
+            all_keys.append(some_keys)
+            all_members.append(np.full(len(some_keys), 1 << number, np.uint64))
+        keys, members = np.concatenate(all_keys), np.concatenate(all_members)
+        # Sort, then join the bits of equal keys: an n-gram can be in several sets.
         order = np.argsort(keys, kind="stable")
         keys, members = keys[order], members[order]
         firsts = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
@@ -187,35 +191,41 @@ class _SetNgrams(NamedTuple):
         return cls(num_words, keys, members, ngram_overlap.build_bit_filter(keys))
 
 
-def _examples(path: Path) -> Iterator[str]:
-    """Yield the examples of a set, file by file."""
-    files = (
-        [path]
-        if path.is_file()
-        else sorted(f for f in path.rglob("*") if f.name.endswith(_SUFFIXES))
-    )
+def _read_examples(path: Path) -> Iterator[str]:
+    """Yield the examples of a file, or of the files in a folder."""
+    if path.is_file():
+        yield from _read_file(path)
+        return
+    files = sorted(file for file in path.rglob("*") if file.name.endswith(_SUFFIXES))
     if not files:
         raise ValueError(f"{path}: no file in this folder ends with one of {', '.join(_SUFFIXES)}")
     for file in files:
-        is_json = ".jsonl" in file.suffixes
-        with gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                try:
-                    text = line.decode("utf-8-sig")
-                    yield from _strings(json.loads(text)) if is_json and text.strip() else [text]
-                except ValueError as error:
-                    raise ValueError(
-                        f"{file}, line {number}: not {'JSON' if is_json else 'UTF-8'}: {error}"
-                    ) from error
+        yield from _read_file(file)
 
 
-def _strings(value: Any) -> Iterator[str]:
+def _read_file(file: Path) -> Iterator[str]:
+    is_json = ".jsonl" in file.suffixes
+    with gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                text = line.decode("utf-8-sig")
+                if is_json and text.strip():
+                    yield from _find_strings(json.loads(text))
+                else:
+                    yield text
+            except ValueError as error:
+                wanted = "JSON" if is_json else "UTF-8"
+                raise ValueError(f"{file}, line {number}: not {wanted}: {error}") from error
+
+
+def _find_strings(value: Any) -> Iterator[str]:
+    """Yield the strings in a JSON value at any depth, in order. Keys of objects are no examples."""
     if isinstance(value, str):
         # JSON can contain lone surrogates, which cannot be encoded.
         yield value.encode("utf-8", "replace").decode()
     elif isinstance(value, dict | list):
         for inner in value.values() if isinstance(value, dict) else value:
-            yield from _strings(inner)
+            yield from _find_strings(inner)
 
 
 # --- Words ---
@@ -235,7 +245,9 @@ def _normal_form(character: str) -> str:
         return " "
     if UNSPACED.match(character):
         return f" {character} "
-    return lower if len(lower := character.lower()) == 1 else character
+    # One character only: the kernel replaces characters one by one.
+    lower = character.lower()
+    return lower if len(lower) == 1 else character
 
 
 @cache
@@ -259,7 +271,7 @@ def _is_plain(text: str) -> bool:
     return text.isalpha() and text.lower() == text and not UNSPACED.search(text)
 
 
-def _word_hashes(texts: pa.Array | pa.ChunkedArray) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+def _hash_words(texts: pa.Array | pa.ChunkedArray) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
     """Return the hashes of all words of all texts, and the offset of each text, (n + 1,)."""
     whole = texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts
     if not len(whole):
@@ -273,7 +285,9 @@ def _word_hashes(texts: pa.Array | pa.ChunkedArray) -> tuple[NDArray[np.uint64],
 
 
 class DecontaminationFilter(Stage[DecontaminationFilterSettings]):
-    """Drops documents that share too much with a set. The detail is the set with the largest excess.
+    """Drops documents that share too many words with a set.
+
+    If several sets are above their limits, the detail names the one with the largest excess.
 
     Source of the default: Brown et al. 2020, appendix C: any common 13-gram is a collision.
     """
@@ -283,8 +297,8 @@ class DecontaminationFilter(Stage[DecontaminationFilterSettings]):
     needs = Decontamination.adds
     reasons: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
-            "decontamination.share_too_high": "The share of words in word n-grams of an evaluation set "
-            "is above max_share."
+            "decontamination.share_too_high": "The share of words in word n-grams of an evaluation "
+            "set is above max_share."
         }
     )
     counters: ClassVar[Mapping[str, str]] = MappingProxyType(
@@ -295,23 +309,21 @@ class DecontaminationFilter(Stage[DecontaminationFilterSettings]):
         """Keep the rows that share no more than max_share with each set."""
         column = batch.column(CONTAMINATION.name)
         counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
-        rows = np.repeat(np.arange(batch.num_rows), counts)  # (elements,) as are the next
+        # These arrays have one value per shared set, (elements,).
+        rows = np.repeat(np.arange(batch.num_rows), counts)
         elements = pc.list_flatten(column)
-        names, shares = (
-            pc.struct_field(elements, "set"),
-            pc.struct_field(elements, "share").to_numpy(),
-        )
-        limits = self._limits(names)
+        names = pc.struct_field(elements, "set")
+        shares = pc.struct_field(elements, "share").to_numpy()
+        limits = self._find_limits(names)
         order = np.lexsort((limits - shares, rows))  # in each row, the largest excess first
         first = order[np.flatnonzero(np.diff(rows[order], prepend=-1))]
-        at = np.full(batch.num_rows, -1)  # the element with the largest excess of each row
-        at[rows[first]] = first
-        places = pa.array(at, mask=at < 0)
-        value, limit = pa.array(shares).take(places), pa.array(limits).take(places)
+        worst = np.full(batch.num_rows, -1)  # (n,) the element with the largest excess
+        worst[rows[first]] = first
+        indices = pa.array(worst, mask=worst < 0)  # null for a row that shares nothing
+        value, limit = pa.array(shares).take(indices), pa.array(limits).take(indices)
         is_broken = pc.fill_null(pc.greater(value, limit), False)
-        detail = (names.combine_chunks() if isinstance(names, pa.ChunkedArray) else names).take(
-            places
-        )
+        whole_names = names.combine_chunks() if isinstance(names, pa.ChunkedArray) else names
+        detail = whole_names.take(indices)
         outcome = drop_where(
             batch,
             is_broken,
@@ -323,11 +335,11 @@ class DecontaminationFilter(Stage[DecontaminationFilterSettings]):
         outcome.counters.add_values("decontaminated.", outcome.dropped.column("detail"))
         return outcome
 
-    def _limits(self, names: pa.Array | pa.ChunkedArray) -> NDArray[np.float64]:
-        given = self.settings.max_share
-        if not isinstance(given, Mapping):
-            return np.full(len(names), given)
-        place = pc.index_in(names, value_set=pa.array(list(given), pa.string()))
-        return pc.fill_null(pa.array(given.values(), pa.float64()).take(place), np.inf).to_numpy(
-            zero_copy_only=False
-        )
+    def _find_limits(self, names: pa.Array | pa.ChunkedArray) -> NDArray[np.float64]:
+        """Return the limit of each set, (elements,); infinity for a set without one."""
+        max_share = self.settings.max_share
+        if not isinstance(max_share, Mapping):
+            return np.full(len(names), max_share)
+        index = pc.index_in(names, value_set=pa.array(list(max_share), pa.string()))
+        limits = pa.array(max_share.values(), pa.float64()).take(index)
+        return pc.fill_null(limits, np.inf).to_numpy(zero_copy_only=False)

@@ -66,6 +66,7 @@ class Language(Stage[LanguageSettings]):
         if self.settings.max_chars is not None:
             text = pc.utf8_slice_codeunits(text, 0, self.settings.max_chars)
         labels, scores = predict_top_labels(self._model, text.cast(pa.large_binary()).to_pylist())
+        # GlotLID and other models use other names than lid.176. A null label stays null.
         names = [label and self.settings.labels.get(label, label) for label in labels]
         languages = pa.array(names, pa.string())
         counters = Counters()
@@ -112,7 +113,8 @@ class LanguageFilter(Stage[LanguageFilterSettings]):
     needs = Language.adds
     reasons: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
-            "language.score_too_low": "The probability of the most likely language is below min_score.",
+            "language.score_too_low": "The probability of the most likely language is below "
+            "min_score.",
             "language.not_wanted": "The most likely language is not in the list to keep.",
         }
     )

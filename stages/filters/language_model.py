@@ -35,7 +35,7 @@ _REPLACED = {
     "]": "】",
     "%": "％",
 }
-"""ASCII mark -> the marks that it replaces. CCNet's table also maps １, but digits are 0 by then."""
+"""ASCII mark -> the marks that it replaces. CCNet's table also has １, but digits are 0 by then."""
 _EXPANDED = {"…": "...", "—": " - ", "．": ". "}
 _CONTROLS = (*range(32), *range(127, 160))
 _DELETED = 0xFFFFFFFF  # beyond the last code point
@@ -49,7 +49,7 @@ def build_code_point_table() -> NDArray[np.uint32]:
     table[categories == "Nd"] = ord("0")  # the digits that \d matches
     table[categories == "Mn"] = _DELETED
     for ascii_mark, marks in _REPLACED.items():
-        table[[ord(mark) for mark in marks]] = ord(ascii_mark)
+        table[list(map(ord, marks))] = ord(ascii_mark)
     table[list(_CONTROLS)] = _DELETED
     table.flags.writeable = False
     return table
@@ -58,8 +58,8 @@ def build_code_point_table() -> NDArray[np.uint32]:
 def normalize_for_lm(text: str) -> str:
     """Return the text in the form on which CCNet's language models were trained, on one line.
 
-    The text is stripped and lower-cased. Accents (after NFD, code points of category Mn) and control
-    characters, newlines among them, are deleted. Digits become 0, Unicode punctuation becomes ASCII.
+    The text is stripped and lower-cased. Accents (code points of category Mn after NFD) and control
+    characters, newlines included, are deleted. Digits become 0, Unicode punctuation becomes ASCII.
     Source: `normalize` in cc_net's `text_normalizer.py` with its defaults.
     """
     decomposed = unicodedata.normalize("NFD", text.strip().lower())
@@ -74,7 +74,10 @@ def normalize_for_lm(text: str) -> str:
     return line
 
 
-SPACES = " \xa0\u1680\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028\u2029\u202f\u205f\u3000"
+SPACES = (
+    " \xa0\u1680\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
+    "\u2028\u2029\u202f\u205f\u3000"
+)
 """The characters at which `str.split` splits and that `normalize_for_lm` does not delete."""
 
 MAX_PERPLEXITY = 1e300
@@ -113,6 +116,7 @@ class LanguageModel:
         config.arpa_complain = kenlm.ARPALoadComplain.NONE
         self._pieces = sentencepiece.SentencePieceProcessor(model_file=str(pieces_file))
         self._lm = kenlm.Model(str(lm_file), config)
+        # Whether no piece of this model contains white space, see `perplexity`.
         pieces = self._pieces.encode("a".join(SPACES), out_type=str)
         self._is_piece_one_token = len(" ".join(pieces).split()) == len(pieces)
 

@@ -1,14 +1,14 @@
-r"""Remove lines from texts by C4's rules, and drop documents by what is left.
+r"""Remove lines from texts by C4's rules, and drop documents by their remaining lines.
 
 The rules, their order and their punctuation marks are those of C4's code: `clean_page` in
-tensorflow_datasets' `text/c4_utils.py` (Raffel et al. 2020, arXiv:1910.10683, section 2.2). Each rule
-can be turned off. C4's list of bad words, its deduplication and its language test are not here.
+tensorflow_datasets' `text/c4_utils.py` (Raffel et al. 2020, arXiv:1910.10683, section 2.2). Each
+rule can be turned off. C4's list of bad words, its deduplication and its language test are not here.
 
 One rule differs: C4 counts sentences with nltk's Punkt model. Here a line has one sentence, and one
 more for each end mark inside the line that is followed by a blank (。！？ need no blank).
 
     stage = Lines(LinesSettings(min_sentences=1))
-    stage.apply(batch).kept       # "Home\nThe treaty was signed in Ghent.[3]" -> "The treaty was signed in Ghent."
+    stage.apply(batch).kept       # "Home\nIt was signed in Ghent.[3]" -> "It was signed in Ghent."
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ class Lines(Stage[LinesSettings]):
             "lines.curly_bracket": 'A line contains a "{"; the value is the number of such lines.',
             "lines.sentences_too_few": "The lines that are left have fewer sentences than "
             "min_sentences.",
-            "lines.none_left": "No line with text is left; the value is the number of lines before.",
+            "lines.none_left": "No line with text is left; the value is the number of lines "
+            "before.",
         }
     )
 
@@ -117,6 +118,7 @@ class Lines(Stage[LinesSettings]):
         """Apply the rules to each line, in the order of C4's code."""
         settings = self.settings
         lines = pc.utf8_trim_whitespace(lines)
+        # The order matters: a rule only counts lines that no earlier rule has removed.
         is_kept = _has_no_long_word(lines, settings.max_word_chars)
         if settings.remove_citations:
             lines = _remove_citations(lines)
@@ -220,7 +222,7 @@ def _has_no_long_word(lines: pa.Array, max_word_chars: int | None) -> _Bools:
     # Only a line that is longer than the limit can have such a word: these few are split.
     long_lines = np.flatnonzero(_to_numpy(pc.greater(pc.utf8_length(lines), max_word_chars)))
     for row, line in zip(long_lines, lines.take(pa.array(long_lines)).to_pylist(), strict=True):
-        longest = max((len(word) for word in line.split()), default=0)
+        longest = max(map(len, line.split()), default=0)
         has_none[row] = longest <= max_word_chars
     return has_none
 
@@ -251,6 +253,7 @@ def _count_sentences(lines: pa.Array, is_kept: _Bools) -> _Ints:
     num_sentences = np.zeros(len(lines), np.int64)
     has_text = is_kept & _to_numpy(pc.greater(pc.binary_length(lines), 0))
     ends_inside = pc.count_substring_regex(lines.filter(pa.array(has_text)), _SENTENCE_ENDS_INSIDE)
+    # The end of the line ends one more sentence.
     num_sentences[has_text] = 1 + ends_inside.to_numpy()
     return num_sentences
 
@@ -283,7 +286,10 @@ def _to_lists(values: NDArray[np.uint32], lengths: _Ints) -> pa.ListArray:
 
 
 def _number_lines(batch: pa.Table, num_lines: _Ints) -> NDArray[np.uint32]:
-    """Return the number of each line in the extracted text, by `kept_lines`; in this text without it."""
+    """Return the number of each line in the extracted text, from `kept_lines`.
+
+    If `kept_lines` is null, no line was removed before, and lines are numbered from 0.
+    """
     kept_lines = batch.column("kept_lines")
     lengths = pc.list_value_length(kept_lines).to_numpy()  # NaN where kept_lines is null
     is_given = ~np.isnan(lengths)

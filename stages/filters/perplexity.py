@@ -74,7 +74,9 @@ class Perplexity(Stage[PerplexitySettings]):
         counters = Counters()
         for language, model in self._models.items():
             found: list[float] = []
-            for row in [i for i, other in enumerate(languages) if other == language]:
+            for row, row_language in enumerate(languages):
+                if row_language != language:
+                    continue
                 perplexity = perplexities[row] = model.perplexity(texts[row].as_py() or "")
                 if perplexity is not None:
                     found.append(perplexity)
@@ -125,8 +127,8 @@ def percentile(histogram: Mapping[int, int], percent: float) -> float:
     total = sum(histogram.values())
     if total == 0 or not 0 <= percent <= 100:
         raise ValueError(
-            f"percentile {percent!r} of {total} observations; wanted 0..100 of at least one: is there "
-            f"a document of this language with a perplexity?"
+            f"percentile {percent!r} of {total} observations; wanted 0..100 of at least one: is "
+            f"there a document of this language with a perplexity?"
         )
     rank = max(1, math.ceil(percent * total / 100))
     seen = 0
@@ -140,7 +142,7 @@ def percentile(histogram: Mapping[int, int], percent: float) -> float:
 def read_cutoffs_csv(
     path: Path, percentiles: tuple[int, int] = (30, 60)
 ) -> dict[str, tuple[float, float]]:
-    """Read language -> (head below, middle below) from a table in the format of CCNet's `cutoff.csv`.
+    """Read language -> (head below, middle below) from a table like CCNet's `cutoff.csv`.
 
     Args:
         path: a header of language codes, then one row per percentile, with its number first.
@@ -152,14 +154,14 @@ def read_cutoffs_csv(
     """
     with path.open(encoding="utf-8", newline="") as file:
         table = {row[0]: row[1:] for row in csv.reader(file) if row}
-    languages = table.pop("", [])
+    languages = table.pop("", [])  # the first cell of the header is empty
     for wanted in map(str, percentiles):
         if wanted not in table:
             raise ValueError(
                 f"{path}: no row for percentile {wanted}, found {', '.join(table) or 'none'}"
             )
     try:
-        head, middle = ([float(cell) for cell in table[str(wanted)]] for wanted in percentiles)
+        head, middle = (map(float, table[str(wanted)]) for wanted in percentiles)
         return dict(zip(languages, zip(head, middle, strict=True), strict=True))
     except ValueError as error:
         raise ValueError(
@@ -203,7 +205,7 @@ class PerplexityFilter(Stage[PerplexityFilterSettings]):
     def _find_missed_cutoff(
         self, perplexity: Column, head_below: Column, middle_below: Column
     ) -> Column:
-        """(n,) float64: the highest cutoff of a kept bucket that the perplexity is not below, or null."""
+        """Return the highest cutoff of a kept bucket that the perplexity reaches, or null; (n,)."""
         none = pa.nulls(len(perplexity), pa.float64())
         keep = self.settings.keep
         if "middle" in keep:
@@ -218,8 +220,8 @@ class PerplexityFilter(Stage[PerplexityFilterSettings]):
         """(n,) float64 each: the two cutoffs of every row, null where the language has none."""
         cutoffs = self.settings.cutoffs
         row_of_cutoffs = pc.index_in(language, value_set=pa.array(cutoffs, pa.string()))
-        head_below = pa.array([head for head, _ in cutoffs.values()], pa.float64())
-        middle_below = pa.array([middle for _, middle in cutoffs.values()], pa.float64())
+        heads, middles = np.array(list(cutoffs.values()), np.float64).reshape(-1, 2).T
+        head_below, middle_below = pa.array(heads), pa.array(middles)
         return pc.take(head_below, row_of_cutoffs), pc.take(middle_below, row_of_cutoffs)
 
 

@@ -1,11 +1,11 @@
 r"""Drop documents by URL: block lists of domains and URLs, words, patterns, and curated sources.
 
 A listed domain blocks all its subdomains: `example.com` blocks `a.b.example.com`, but not
-`badexample.com`. A listed URL blocks the paths below it. URLs and entries are compared in the normal
-form of `block_list.normalize_urls`.
+`badexample.com`. A listed URL blocks the paths below it. URLs and entries are compared in the
+normal form of `block_list.normalize_urls`.
 
     blacklists/adult/domains     one domain per line
-    blacklists/adult/urls        one URL per line             # UT1's layout (Université Toulouse Capitole)
+    blacklists/adult/urls        one URL per line     # the layout of UT1, Université Toulouse Capitole
     more.txt                     either; # begins a comment
 
     stage = Url(UrlSettings(domains=("blacklists", "more.txt")), files)
@@ -30,7 +30,7 @@ from stages.kernels import url_keys
 from stages.settings.filters import UrlSettings, normalize_words
 
 _NORMAL = "normal url"  # a column that exists during `apply` only; no other name has a space
-_NOT_OF_A_WORD = r"[^a-z0-9\x{80}-\x{10ffff}]+"
+_NOT_IN_WORDS = r"[^a-z0-9\x{80}-\x{10ffff}]+"
 
 
 class Url(Stage[UrlSettings]):
@@ -38,7 +38,8 @@ class Url(Stage[UrlSettings]):
 
     Documents without a URL are kept.
 
-    Source: Penedo et al. 2023 (RefinedWeb), appendix G.1: block list, then words, then curated sources.
+    Source: Penedo et al. 2023 (RefinedWeb), appendix G.1: block list, then words, then curated
+    sources.
     """
 
     name = "url"
@@ -49,7 +50,8 @@ class Url(Stage[UrlSettings]):
             "url.domain_blocked": "The domain, a parent domain, or the URL is in a block list.",
             "url.subword": "The letters and digits of the URL contain one of subwords.",
             "url.hard_word": "A word of the URL is one of hard_words.",
-            "url.soft_words": "The number of different soft_words in the URL is above max_soft_words.",
+            "url.soft_words": "The number of different soft_words in the URL is above "
+            "max_soft_words.",
             "url.pattern": "The URL matches one of the regular expressions in patterns.",
             "url.curated": "The source is one of curated, whose copies come from elsewhere.",
         }
@@ -61,9 +63,9 @@ class Url(Stage[UrlSettings]):
     def required_files(cls, settings: UrlSettings) -> tuple[str, ...]:
         """Return the lists that are files, without duplicates, in the order of the settings."""
         lists = (settings.subwords, settings.hard_words, settings.soft_words, settings.curated)
-        return tuple(
-            dict.fromkeys([*settings.domains, *(one for one in lists if isinstance(one, str))])
-        )
+        files = [*settings.domains]
+        files += [given for given in lists if isinstance(given, str)]
+        return tuple(dict.fromkeys(files))
 
     def open(self) -> None:
         """Read the lists.
@@ -104,7 +106,9 @@ class Url(Stage[UrlSettings]):
     def _read_entries(self, given: str | tuple[str, ...]) -> list[str]:
         if not isinstance(given, str):
             return list(given)
-        lines = [line for chunk in read_entries(self.files[given]) for line in chunk.to_pylist()]
+        lines: list[str] = []
+        for chunk in read_entries(self.files[given]):
+            lines += chunk.to_pylist()
         if not lines:
             raise ValueError(f"{self.files[given]}: the list is empty; write one entry per line")
         return lines
@@ -117,23 +121,22 @@ class Url(Stage[UrlSettings]):
 
     def _drop_by_domains(self, batch: pa.Table, blocked: BlockList, reason: str) -> Outcome:
         hits = blocked.find(url_keys.list_parent_keys, batch.column(_NORMAL))
+        # Hits are in the order of the URLs, so each URL's first hit follows another URL's hit.
         is_first = np.diff(hits.texts, prepend=-1) > 0
-        names = [
-            f"{category}: {part}" if category else part
-            for category, part in zip(
-                hits.get_categories(is_first), hits.get_parts(is_first), strict=True
-            )
-        ]
-        return _drop(batch, reason, hits.texts[is_first], names)
+        details = hits.get_parts(is_first)
+        for index, category in enumerate(hits.get_categories(is_first)):
+            if category:
+                details[index] = f"{category}: {details[index]}"
+        return _drop(batch, reason, hits.texts[is_first], details)
 
     def _drop_by_subwords(self, batch: pa.Table, subwords: tuple[str, ...]) -> Outcome:
-        letters_and_digits = pc.replace_substring_regex(batch.column(_NORMAL), _NOT_OF_A_WORD, "")
+        letters_and_digits = pc.replace_substring_regex(batch.column(_NORMAL), _NOT_IN_WORDS, "")
         rows = np.flatnonzero(pc.match_substring_regex(letters_and_digits, "|".join(subwords)))
-        found = [
-            next(word for word in subwords if word in text)
-            for text in letters_and_digits.take(rows).to_pylist()
-        ]
-        return _drop(batch, "url.subword", rows, found)
+        details: list[str] = []
+        for text in letters_and_digits.take(rows).to_pylist():
+            found = [word for word in subwords if word in text]
+            details.append(found[0])
+        return _drop(batch, "url.subword", rows, details)
 
     def _drop_by_hard_words(self, batch: pa.Table, hard: BlockList) -> Outcome:
         hits = hard.find(url_keys.list_word_keys, batch.column(_NORMAL))
@@ -144,17 +147,19 @@ class Url(Stage[UrlSettings]):
         hits = soft.find(url_keys.list_word_keys, batch.column(_NORMAL))
         order = np.lexsort((hits.keys, hits.texts))  # (hits,) by URL, equal words side by side
         texts, keys = hits.texts[order], hits.keys[order]
-        is_other = (np.diff(texts, prepend=-1) > 0) | (keys != np.roll(keys, 1))
-        counts = np.bincount(texts[is_other], minlength=batch.num_rows)
+        # A word that occurs twice in a URL counts once.
+        is_new = (np.diff(texts, prepend=-1) > 0) | (keys != np.roll(keys, 1))
+        counts = np.bincount(texts[is_new], minlength=batch.num_rows)
         limit = self.settings.max_soft_words
         rows = np.flatnonzero(counts > limit)
-        of_dropped = np.isin(hits.texts, rows)
-        found: dict[int, dict[str, None]] = {row: {} for row in rows.tolist()}
-        for row, word in zip(
-            hits.texts[of_dropped].tolist(), hits.get_parts(of_dropped), strict=True
-        ):
-            found[row][word] = None
-        details = [" ".join(words) for words in found.values()]
+        is_in_dropped = np.isin(hits.texts, rows)
+        words_by_row: dict[int, list[str]] = {}
+        dropped_rows = hits.texts[is_in_dropped].tolist()
+        for row, word in zip(dropped_rows, hits.get_parts(is_in_dropped), strict=True):
+            words = words_by_row.setdefault(row, [])
+            if word not in words:
+                words.append(word)
+        details = list(map(" ".join, words_by_row.values()))
         return _drop(batch, "url.soft_words", rows, details, value=pa.array(counts), limit=limit)
 
     def _drop_by_pattern(self, batch: pa.Table, pattern: str) -> Outcome:

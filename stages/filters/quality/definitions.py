@@ -3,8 +3,8 @@
 The terms of the definitions:
 
 - A *raw word* is a sequence of characters that are not white space.
-- A *word* is a raw word in lower case without its ASCII punctuation, unless nothing is left. This is
-  RedPajama-V2's normalised word, but not in NFD form: an accented letter is one character.
+- A *word* is a raw word in lower case without its ASCII punctuation, unless nothing is left. This
+  is RedPajama-V2's normalised word, but not in NFD form: an accented letter is one character.
 - A *piece* is a sequence of letters, digits and underscores, or a sequence of other characters that
   are not white space (RedPajama-V2's raw word).
 - A *line* ends at a line feed. Blank lines do not count, nor does white space around a line.
@@ -33,26 +33,29 @@ _DEFINED: Mapping[str, str] = {
     "rps_doc_frac_all_caps_words": "Share of pieces that have letters, all in upper case.",
     "rps_doc_frac_lines_end_with_ellipsis": 'Share of lines that end with "..." or "…".',
     "rps_doc_curly_bracket": 'Number of "{" and "}" divided by the number of characters.',
-    "rps_doc_lorem_ipsum": 'Number of "lorem ipsum" in the words, joined by blanks, divided by their number of '
-    "characters.",
-    "rps_lines_ending_with_terminal_punctution_mark_mean": "Share of lines that end with . ! ? or ”.",
-    "rps_lines_javascript_counts_mean": 'Number of words "javascript" divided by the number of lines.',
+    "rps_doc_lorem_ipsum": 'Number of "lorem ipsum" in the words, joined by blanks, divided by '
+    "their number of characters.",
+    "rps_lines_ending_with_terminal_punctution_mark_mean": "Share of lines that end with . ! ? "
+    "or ”.",
+    "rps_lines_javascript_counts_mean": 'Number of words "javascript" divided by the number of '
+    "lines.",
     "rps_lines_num_words_mean": "Number of words divided by the number of lines.",
-    "rps_lines_numerical_chars_fraction_mean": "Mean over the lines of the share of numeric characters in "
-    "their words, joined by blanks.",
+    "rps_lines_numerical_chars_fraction_mean": "Mean over the lines of the share of numeric "
+    "characters in their words, joined by blanks.",
     "rps_lines_start_with_bulletpoint_mean": "Share of lines that start with a bullet point or an "
     "en dash.",
-    "rps_lines_uppercase_letter_fraction_mean": "Mean over the lines of the share of characters in upper "
-    "case.",
+    "rps_lines_uppercase_letter_fraction_mean": "Mean over the lines of the share of characters "
+    "in upper case.",
     "hash_to_word_ratio": 'Number of "#" divided by the number of raw words.',
     "ellipsis_to_word_ratio": 'Number of "..." and "…" divided by the number of raw words.',
     "newline_to_word_ratio": "Number of line feeds divided by the number of pieces.",
     "frac_words_without_letter": "Share of raw words without a letter of any script.",
-    "num_stop_words": "Number of Gopher's eight English stop words that occur: the, be, to, of, and, "
-    "that, have, with.",
+    "num_stop_words": "Number of Gopher's eight English stop words that occur: the, be, to, of, "
+    "and, that, have, with.",
     "frac_lines_start_with_bulletpoint": "Share of lines that start with a bullet point, an en dash "
     "or a hyphen.",
-    "frac_lines_end_with_terminal_punctuation": "Share of lines that end with a mark of C4's: . ! ? \" or ”.",
+    "frac_lines_end_with_terminal_punctuation": "Share of lines that end with a mark of C4's: "
+    '. ! ? " or ”.',
     "frac_short_lines": "Share of lines of at most 30 characters.",
     "frac_dupe_lines": "Share of lines that are equal to an earlier line of the document.",
     "frac_chars_dupe_lines": "Share of the characters of lines in lines that are equal to an earlier "
@@ -80,7 +83,8 @@ def _define_ngram_signals() -> Iterator[tuple[str, str]]:
 
 DEFINITIONS: Mapping[str, str] = MappingProxyType({**_DEFINED, **dict(_define_ngram_signals())})
 """Signal -> definition. The names that begin with rps_ and their definitions are RedPajama-V2's
-(`core/quality_signals`). Its rps_lines_ signals are lists of one number per line: here, their means."""
+(`core/quality_signals`). Its rps_lines_ signals are lists of one number per line. Here they are the
+means of these lists."""
 
 STOP_WORDS, BAD_WORDS = "rps_doc_stop_word_fraction", "rps_doc_ldnoobw_words"
 

@@ -1,7 +1,7 @@
 """Compute quality signals of documents, and drop documents by the rules of Gopher, C4 and FineWeb.
 
-`Quality` stores every signal of `definitions`. `QualityFilter` applies the rules of
-`rules`, so a limit can be changed without computing the signals again.
+`Quality` stores every signal of `definitions`. `QualityFilter` applies `rules` to the stored
+signals, so a limit can be changed without computing them again.
 
     scored = Quality(QualitySettings()).apply(batch).kept
     outcome = QualityFilter(QualityFilterSettings()).apply(scored)
@@ -64,7 +64,8 @@ class Quality(Stage[QualitySettings]):
     @classmethod
     def added_columns(cls, settings: QualitySettings) -> pa.Schema:
         """Return the signals, with one more for each kind of list."""
-        return pa.schema([*cls.adds, *(LIST_FIELDS[signal] for signal in _list_files(settings))])
+        list_fields = map(LIST_FIELDS.__getitem__, _list_files(settings))
+        return pa.schema([*cls.adds, *list_fields])
 
     @classmethod
     def required_files(cls, settings: QualitySettings) -> tuple[str, ...]:
@@ -83,10 +84,9 @@ class Quality(Stage[QualitySettings]):
         lists: dict[str, dict[str, Phrases]] = {}
         for signal, files in _list_files(self.settings).items():
             has_case = signal == STOP_WORDS
-            lists[signal] = {
-                language: _read_list(self.files[file], has_case)
-                for language, file in sorted(files.items())
-            }
+            lists[signal] = {}
+            for language, file in sorted(files.items()):
+                lists[signal][language] = _read_list(self.files[file], has_case)
         self._lists = lists
 
     def apply(self, batch: pa.Table) -> Outcome:
@@ -104,12 +104,16 @@ class Quality(Stage[QualitySettings]):
 
 def _list_files(settings: QualitySettings) -> dict[str, Mapping[str, str]]:
     """Return signal -> language -> file, without the signals that have no list."""
-    files = {STOP_WORDS: settings.stop_words, BAD_WORDS: settings.bad_words}
-    return {signal: by_language for signal, by_language in files.items() if by_language}
+    files: dict[str, Mapping[str, str]] = {}
+    if settings.stop_words:
+        files[STOP_WORDS] = settings.stop_words
+    if settings.bad_words:
+        files[BAD_WORDS] = settings.bad_words
+    return files
 
 
 def _read_list(path: Path, has_case: bool) -> Phrases:
-    """Read a list: with case, each line is one word; without, it is a phrase of lower-case words."""
+    """Read a list of words, one per line; or, if case does not matter, of phrases."""
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
@@ -130,9 +134,9 @@ def _read_list(path: Path, has_case: bool) -> Phrases:
 def _compute_signals(texts: pa.Array) -> dict[str, NDArray[np.float64]]:
     """Return signal -> (num_texts,) float64."""
     values = kernel.measure(*_get_buffers(texts), build_alphabet())
-    signals = {
-        name: np.ascontiguousarray(values[:, index]) for index, name in enumerate(columns.SIGNALS)
-    }
+    signals: dict[str, NDArray[np.float64]] = {}
+    for index, name in enumerate(columns.SIGNALS):
+        signals[name] = np.ascontiguousarray(values[:, index])
     # The last bits of a logarithm depend on the mathematical library. Rounding makes the column
     # equal on all machines; RedPajama-V2 rounds all its signals to 8 decimals.
     signals["rps_doc_unigram_entropy"] = np.round(signals["rps_doc_unigram_entropy"], 8)
@@ -178,8 +182,9 @@ class QualityFilter(Stage[QualityFilterSettings]):
     def required_columns(cls, settings: QualityFilterSettings) -> pa.Schema:
         """Return the signals that have a limit."""
         limited = {rule.signal for rule in RULES if getattr(settings, rule.limit) is not None}
-        fields = [*SIGNAL_FIELDS, *LIST_FIELDS.values()]
-        return pa.schema([*cls.needs, *(field for field in fields if field.name in limited)])
+        fields = (*SIGNAL_FIELDS, *LIST_FIELDS.values())
+        needed = [field for field in fields if field.name in limited]
+        return pa.schema([*cls.needs, *needed])
 
     def apply(self, batch: pa.Table) -> Outcome:
         """Keep the rows that break no rule, or are in a language without rules."""
