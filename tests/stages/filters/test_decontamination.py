@@ -20,7 +20,7 @@ from stages.filters.decontamination import (
     DecontaminationFilter,
     DecontaminationFilterSettings,
     DecontaminationSettings,
-    _word_hashes,
+    _hash_words,
     words,
 )
 from stages.kernels import ngram_overlap
@@ -112,12 +112,12 @@ def test_counts_are_those_of_a_set_of_runs(
 def test_the_kernel_finds_the_words_of_the_rule(text: str) -> None:
     """In any text: as many hashes as words, equal ones for equal words."""
     mine = words(text)
-    hashes, firsts = _word_hashes(pa.array(["x", text], pa.large_string()))
+    hashes, firsts = _hash_words(pa.array(["x", text], pa.large_string()))
     assert firsts.tolist() == [0, 1, 1 + len(mine)]
     assert [hashes[1:].tolist().index(one) for one in hashes[1:].tolist()] == [
         mine.index(word) for word in mine
     ]
-    alone = [_word_hashes(pa.array([word], pa.large_string()))[0].tolist() for word in mine]
+    alone = [_hash_words(pa.array([word], pa.large_string()))[0].tolist() for word in mine]
     assert alone == [[one] for one in hashes[1:].tolist()]
 
 
@@ -125,7 +125,7 @@ def test_the_kernel_finds_the_words_of_the_rule(text: str) -> None:
 def test_hostile_texts_have_the_words_of_the_rule(hostile: str) -> None:
     """Texts that no one would write, too."""
     text = HOSTILE[hostile] or ""
-    _, firsts = _word_hashes(pa.array([text], pa.large_string()))
+    _, firsts = _hash_words(pa.array([text], pa.large_string()))
     assert firsts.tolist() == [0, len(words(text))]
 
 
@@ -302,7 +302,7 @@ def test_a_row_is_dropped_if_one_set_is_above(rows: list[dict[str, int]], limit:
 def test_every_key_is_in_the_sieve() -> None:
     """Whatever the number of keys: each has its bit, and few others have."""
     for num_texts in (1, 2, 3, 1000):
-        hashes, firsts = _word_hashes(
+        hashes, firsts = _hash_words(
             pa.array([f"t{i}" for i in range(num_texts)], pa.large_string())
         )
         keys = ngram_overlap.compute_ngram_keys(
