@@ -15,7 +15,7 @@ import numpy as np
 import typer
 
 from loader.export import Document, export_mds, export_megatron, export_parquet, read_documents
-from loader.order_check import check_order, check_rows
+from loader.order_check import OrderCheck, check_order, check_rows
 from loader.reading.manifest_columns import ManifestColumns, read_manifest_columns
 from loader.reading.shard_reader import ShardReader
 from loader.row_stream import open_row_stream
@@ -58,6 +58,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         arguments: None for those of the process.
     """
     _configure_logging()
+    # Typer shows the name of the script by default, which is __main__.py here.
     is_module = Path(sys.argv[0]).name == "__main__.py"
     try:
         app(args=arguments, prog_name="python -m loader" if is_module else None)
@@ -111,6 +112,7 @@ def _print_counts(columns: ManifestColumns) -> None:
     typer.echo(f"documents  {totals['num_docs']:,}")
     typer.echo(f"tokens     {totals['num_tokens']:,}")
     if columns.num_shards:
+        # [minimum, median, maximum] of the tokens per shard
         percentiles = np.percentile(columns.num_tokens, [0, 50, 100])
         low, median, high = percentiles.astype(np.int64).tolist()
         typer.echo(f"           {low:,} / {median:,} / {high:,} per shard (min, median, max)")
@@ -149,6 +151,7 @@ def _open_decoder(tokenizer: Path | None, columns: ManifestColumns) -> Callable[
 
 def _sample_documents(columns: ManifestColumns, num: int) -> list[Document]:
     """Return the first documents of `num` shards, spread evenly over the dataset."""
+    # Empty shards are valid, but have no document to show.
     filled_shards = np.flatnonzero(columns.num_docs)
     if not len(filled_shards) or num < 1:
         return []
@@ -188,12 +191,7 @@ def check(
         batch_rows = max(global_batch_rows or DEFAULT_CHECKED_BATCH_ROWS, world_size)
         found = check_order(stream, world_size, batch_rows, epoch)
         has_failed |= not found.is_exact
-        typer.echo(
-            f"{world_size:5} ranks, {batch_rows} rows a step: "
-            f"{found.rows_per_rank[0]:,} rows on every rank, {found.num_without_step} in no step, "
-            f"{found.num_repeated} repeated, {found.num_missing} missing: "
-            f"{'exact' if found.is_exact else 'NOT EXACT'}"
-        )
+        _print_order_check(found, world_size, batch_rows)
     if read:
         damage = check_rows(stream)
         has_failed |= damage.num_damaged_rows > 0
@@ -203,6 +201,15 @@ def check(
         )
     if has_failed:
         raise typer.Exit(FAILED)
+
+
+def _print_order_check(found: OrderCheck, world_size: int, batch_rows: int) -> None:
+    typer.echo(
+        f"{world_size:5} ranks, {batch_rows} rows a step: "
+        f"{found.rows_per_rank[0]:,} rows on every rank, {found.num_without_step} in no step, "
+        f"{found.num_repeated} repeated, {found.num_missing} missing: "
+        f"{'exact' if found.is_exact else 'NOT EXACT'}"
+    )
 
 
 def _parse_world_sizes(text: str) -> list[int]:
@@ -228,6 +235,7 @@ def bench(
     TokenLoader(manifest, seq_len=seq_len, global_batch_rows=1, rank=0, world_size=1).close()
     for tokens in ("int64", "stored"):
         started = time.perf_counter()
+        # The clock starts before the manifest is read: a user waits for that too.
         loader = TokenLoader(
             manifest,
             seq_len=seq_len,

@@ -116,6 +116,7 @@ class StatsCollector:
         families = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
         stats = self._read_stats()
         for metric in self._metrics:
+            # Instruction data and token datasets have different statistics.
             if metric.stat in stats:
                 make_family = families[metric.kind]
                 family = make_family(metric.name, metric.help, labels=list(self._labels))
@@ -138,6 +139,8 @@ def serve_metrics(
     """
     from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 
+    # A new registry: the global one of prometheus_client would also export metrics of other
+    # libraries, and refuses to register a second loader.
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     for collector in collectors:
@@ -146,6 +149,7 @@ def serve_metrics(
 
     def close() -> None:
         server.shutdown()
+        # shutdown() ends the loop, but keeps the port. server_close() frees it.
         server.server_close()
         thread.join()
 

@@ -44,6 +44,7 @@ def check_order(
     order = stream.orders[0]
     # (S,) rows of the dataset before each shard
     rows_before_shard = np.cumsum(order.shard_rows) - order.shard_rows
+    # (rows,) how many ranks read each row of the dataset; 8 bytes per row
     num_reads = np.zeros(order.num_rows, np.int64)
     rows_per_rank: list[int] = []
     num_without_step = 0
@@ -54,6 +55,8 @@ def check_order(
         )
         positions, stop = _list_positions(batches, start)
         _, shards, rows = stream.locate(positions)
+        # add.at counts a row twice if it occurs twice in the index; `num_reads[rows] += 1` would
+        # not.
         np.add.at(num_reads, rows_before_shard[shards] + rows, 1)
         rows_per_rank.append(len(positions))
         num_without_step = batches.count_rows_left(stop)

@@ -77,6 +77,7 @@ def _read_mesh(mesh: Mesh) -> tuple[int, int]:
 
 
 def _ask_launcher() -> tuple[int, int]:
+    # sys.modules instead of an import, which would cost seconds in a process without torch.
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
@@ -92,6 +93,7 @@ def _ask_ray_train() -> tuple[int, int] | None:
     try:
         context = train.get_context()
         world_size = context.get_world_size()
+        # The driver imports ray.train too, but has no world size.
         return (context.get_world_rank(), world_size) if world_size else None
     except (RuntimeError, AttributeError):
         # Outside a training worker Ray raises one of these, depending on its version.

@@ -97,6 +97,8 @@ def shards_for_rank(
 def _cut_layout(layout: EpochLayout, start: int, stop: int, seq_len: int) -> list[ShardRange]:
     """Return the ranges of shards that hold rows start..stop - 1 of the layout."""
     bounds = [start, stop - 1]
+    # Slots: places in the shuffled list of shards. Empty shards are skipped by `stop_row >
+    # first_row`.
     first_slot, last_slot = np.searchsorted(layout.row_starts, bounds, side="right") - 1
     ranges: list[ShardRange] = []
     for slot in range(int(first_slot), int(last_slot) + 1):
@@ -111,6 +113,7 @@ def _cut_layout(layout: EpochLayout, start: int, stop: int, seq_len: int) -> lis
                 first_row=first_row,
                 num_rows=stop_row - first_row,
                 first_token=first_row * seq_len,
+                # Not minus one: the last row reads one token more, its last label.
                 last_token=stop_row * seq_len,
             )
             ranges.append(shard_range)

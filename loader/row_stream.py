@@ -55,6 +55,7 @@ class RowStream:
         shards, rows = np.empty_like(positions), np.empty_like(positions)
         for source, order in enumerate(self.orders):
             chosen = sources == source
+            # A small batch may contain no row of a source with a small weight.
             if chosen.any():
                 shards[chosen], rows[chosen] = order.locate(in_source[chosen])
         return sources, shards, rows

@@ -100,6 +100,7 @@ class LoaderState:
         if version != STATE_VERSION:
             raise ResumeMismatch({"version": (version, STATE_VERSION)})
         names = {field.name for field in fields(cls)}
+        # Refuse unknown keys too: a state of another program must not resume at a random position.
         if set(value) != names:
             missing, unknown = sorted(names - value.keys()), sorted(value.keys() - names)
             raise ValueError(

@@ -1,8 +1,9 @@
 """How a dataset is read: settings, the store of its files, and the cache of remote blocks.
 
-store = open_dataset("s3://bucket/dataset", ReadSettings(store_options={"region": "eu-west-1"}))
+settings = ReadSettings(store_options={"region": "eu-west-1"})
+store = open_dataset("s3://bucket/dataset", settings)
 read_whole(store, "manifest.json")
-store.read_range("shard-000003.tar", 640, 131_712)              # bytes 640 .. 131_711
+store.read_range("shard-000003.tar", 640, 131_712)        # bytes 640 .. 131_711
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from storage.local import map_file
 from storage.retries import RequestCounters
 
 ReadFailed = StorageError
-"""Bytes cannot be read. Its attributes `where`, `cause` and `remedy` are the parts of the message."""
+"""Bytes cannot be read. `where`, `cause` and `remedy` are the parts of the message."""
 
 Counters = RequestCounters
 """cache_hits, cache_misses, retries, refetches, fetched_bytes, ..."""
@@ -37,13 +38,13 @@ class ReadSettings:
         on_corrupt: "stop" raises ShardCorrupt; "skip_and_count" blanks the rows that contain
             damaged bytes.
         cache_dir: Folder that the ranks of a node share; default: ~/.cache/corpusmill/loader.
-        cache_bytes: Largest size of the cache. Each rank that adds a block at the moment may
-            exceed it by 1/64.
+        cache_bytes: Largest size of the cache. Each rank may exceed it by 1/64, because the
+            size is not checked at every block.
         block_bytes: Approximate size of a fetched block, which has only complete samples.
         fetch_threads: Requests at a time, per rank.
         ahead_bytes: How far ahead of the reads blocks are fetched, over all ranks. Default: one
-            block for each of 64 lanes, which reach the ends of their blocks at about the same
-            time.
+            block for each of the 64 sections of the row order, which reach the ends of their
+            blocks at about the same time.
         stall_timeout_s: A read fails when no new byte has arrived for this long.
         request_timeout_s: A request is repeated when no new byte has arrived for this long.
         store_options: Options of obstore's stores: region, endpoint, access_key_id, ... The
@@ -108,6 +109,7 @@ class Cache:
         path = self._folder / key
         if (found := self._find(path, num_bytes)) is not None:
             return found
+        # The ranks of a node often need the same block at the same time: only one fetches it.
         with self._lock_key(key):
             if (found := self._find(path, num_bytes)) is not None:
                 return found
@@ -131,13 +133,18 @@ class Cache:
         return data
 
     def _add(self, path: Path, data: Buffer) -> Buffer:
+        # Listing the folder takes long for many blocks, so it happens once per 1/64 of the limit.
         self._added_bytes += len(data)
         if self._added_bytes >= self._settings.cache_bytes // 64:
             self._added_bytes = 0
             self._evict(len(data))
+        # Process and thread in the name: two writers of one key must not share a file. A crash
+        # leaves a .part file, which eviction deletes like a block.
         aside = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.part")
         try:
             aside.write_bytes(data)
+            # Map before the rename: afterwards another rank may evict the file. A mapped file stays
+            # readable after it was deleted.
             mapped = map_file(aside)
             aside.replace(path)
         except OSError:  # reading continues with a full disk
@@ -159,6 +166,7 @@ class Cache:
                         files.append((status.st_mtime, status.st_size, entry.path))
                         total_bytes += status.st_size
         excess_bytes = total_bytes + added_bytes - self._settings.cache_bytes
+        # Least recently used first: _find sets the time of each use.
         for _, num_bytes, path in sorted(files):
             if excess_bytes <= 0:
                 break

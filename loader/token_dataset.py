@@ -83,6 +83,7 @@ class TokenDataset:
             raise IndexError(
                 f"positions {min(positions)}..{max(positions)}, must be in 0..{len(self) - 1}"
             )
+        # Opened on first use, which is inside the worker process.
         if self._rows is None:
             self._rows = RowReader(self.stream, self._settings)
         tokens = np.empty((len(positions), self.stream.seq_len + 1), self._rows.token_dtype)
@@ -142,6 +143,7 @@ class PositionSampler:
     def __len__(self) -> int:
         position, carried_rows = self._start
         batches = self._rank_batches
+        # All steps are equal then, so the length is a division. Otherwise the steps are counted.
         is_divisible = batches.global_batch_rows % batches.world_size == 0
         if carried_rows == 0 and is_divisible and batches.end is not None:
             num_full, rest = divmod(batches.end - position, batches.global_batch_rows)

@@ -181,6 +181,7 @@ class TokenLoader:
         """
         state = LoaderState.from_dict(state_dict)
         if not self._allow_mismatch:
+            # The state's position, because the weights of a mixture are compared up to there.
             current = self._stream.make_state(
                 state.position, global_batch_rows=self._rank_batches.global_batch_rows
             )
@@ -201,6 +202,8 @@ class TokenLoader:
         chunk, step = self._advance()
         rows = slice(self._next_row, self._next_row + step.rows_per_rank)
         batch = self._builder.build(chunk, rows)
+        # Updated after the batch was built: if building fails, the state still points at this
+        # batch.
         self._next_step, self._next_row = self._next_step + 1, rows.stop
         self._position, self._carried_rows = step.next_position, step.carried_rows
         if chunk.num_damaged:

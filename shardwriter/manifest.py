@@ -1,7 +1,7 @@
 """Build the manifest of a dataset from the entries of its shards.
 
 manifest = build_manifest(
-entries, tokenizer=tokenizer, fingerprint="9f2c...", run={"config": "ccnet.yaml"}
+    entries, tokenizer=tokenizer, fingerprint="9f2c...", run={"config": "ccnet.yaml"}
 )
 (folder / MANIFEST_FILE).write_bytes(manifest.dumps())
 """
@@ -36,6 +36,7 @@ def build_manifest(
     Raises:
         ValueError: a shard is missing or occurs twice, or an entry contradicts itself.
     """
+    # Tasks finish in any order. Sorting makes the manifest independent of it.
     shards = tuple(sorted(entries, key=lambda entry: entry.shard))
     numbers = [entry.shard for entry in shards]
     if numbers != list(range(len(numbers))):

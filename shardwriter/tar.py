@@ -36,6 +36,7 @@ class HashedFile:
                 f"{self._file}: took {num_written} of {len(data)} bytes after {self.num_bytes} "
                 f"bytes; open the file buffered"
             )
+        # Hashed while writing, because reading the file again would double the disk traffic.
         self._sha256.update(data)
         self.num_bytes += len(data)
 
@@ -56,6 +57,7 @@ def write_member(tar: HashedFile, name: str, *parts: bytes) -> None:
     tar.write(_make_header(name, num_bytes))
     for part in parts:
         tar.write(part)
+    # Pad to whole blocks; nothing if the content ends at a block.
     tar.write(bytes(-num_bytes % TAR_BLOCK_BYTES))
 
 
@@ -86,6 +88,8 @@ def _make_header(name: str, num_bytes: int) -> bytes:
         zero,  # uid
         zero,  # gid
         b"%011o" % num_bytes,
+        # A time would make equal documents give different bytes. A fractional time would also force
+        # PAX headers, 1 KB per member.
         b"0" * 11,  # mtime
         b" " * 8,  # the checksum is computed with blanks in its own field
         b"0",  # type: regular file
@@ -98,5 +102,6 @@ def _make_header(name: str, num_bytes: int) -> bytes:
         zero,  # device minor
         b"",  # prefix
     )
+    # The sum of all bytes of the header, as six octal digits, NUL and blank (POSIX.1-1988).
     checksum = b"%06o\0 " % sum(header)
     return header[: _CHECKSUM_FIELD.start] + checksum + header[_CHECKSUM_FIELD.stop :]

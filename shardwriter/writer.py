@@ -85,10 +85,7 @@ def write_shard(
         raise ValueError(
             f"shard is {shard}, sample_tokens is {sample_tokens}; must be at least 0 and 1"
         )
-    # (D + 1,) tokens before each document
-    doc_starts = np.concatenate(
-        [np.zeros(1, np.int64), np.cumsum(documents.doc_num_tokens, dtype=np.int64)]
-    )
+    doc_starts = _compute_doc_starts(documents)
     first_docs = _group_documents(doc_starts, sample_tokens)
     _check_sample_sizes(shard, tokenizer, doc_starts[first_docs])
     _check_tokens(shard, tokenizer, documents, doc_starts)
@@ -128,6 +125,13 @@ def _make_entry(
     )
 
 
+def _compute_doc_starts(documents: Documents) -> NDArray[np.int64]:
+    """Return the (D + 1,) tokens before each document; the last is the number of tokens."""
+    # int64 in any case: the sums of an int32 column can overflow.
+    doc_stops = np.cumsum(documents.doc_num_tokens, dtype=np.int64)
+    return np.concatenate([np.zeros(1, np.int64), doc_stops])
+
+
 def _group_documents(doc_starts: NDArray[np.int64], sample_tokens: int) -> NDArray[np.int64]:
     """Group documents into samples.
 
@@ -142,6 +146,7 @@ def _group_documents(doc_starts: NDArray[np.int64], sample_tokens: int) -> NDArr
     # (D,) if a sample starts with document d: the first document that no longer fits into it
     stop_docs = np.searchsorted(doc_starts[1:], doc_starts[:-1] + sample_tokens, side="right")
     # A sample has at least one document, even if it is too long.
+    # (D,) One vectorized search for all documents; the loop below only follows the chain.
     next_firsts = np.maximum(stop_docs, np.arange(1, num_docs + 1)).tolist()
     first_docs = [0]
     while first_docs[-1] < num_docs:
@@ -167,6 +172,7 @@ def _check_tokens(
     tokens = documents.tokens
     if not len(tokens):
         return
+    # All ids are in range if the lowest and the highest are.
     for position in (int(tokens.argmin()), int(tokens.argmax())):
         if not 0 <= tokens[position] < tokenizer.vocab_size:
             doc = int(np.searchsorted(doc_starts, position, side="right")) - 1
@@ -204,8 +210,10 @@ def _write_samples(
         docs_header = npy_header(DOCS_DTYPE, stop - first)
         write_member(tar, f"{key}.{DOCS_MEMBER}", docs_header, starts.tobytes())
         if documents.metadata is not None:
+            # Members of a sample are in alphabetical order: docs.npy, json, tokens.npy.
             metadata = _encode_metadata(shard, documents, first, stop)
             write_member(tar, f"{key}.{METADATA_MEMBER}", metadata)
+        # Convert one sample at a time: `documents.tokens` may be a memory map larger than memory.
         tokens = documents.tokens[first_token:stop_token].astype(dtype).tobytes()
         # The raw tokens start after the tar header and the .npy header.
         offsets[sample] = tar.num_bytes + TAR_BLOCK_BYTES + NPY_HEADER_BYTES
@@ -233,6 +241,7 @@ def _encode_metadata(shard: int, documents: Documents, first: int, stop: int) ->
 
 
 def _encode_json(value: Mapping[str, Any]) -> bytes:
+    # NaN and infinity are refused: JSON has no such numbers, and most readers fail on them.
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.encode("utf-8")
 
@@ -248,4 +257,5 @@ def _count_labels(
     for label, tokens in zip(labels, doc_num_tokens.tolist(), strict=True):
         num_docs[label] = num_docs.get(label, 0) + 1
         num_tokens[label] = num_tokens.get(label, 0) + tokens
+    # Sorted, because the order is part of the bytes of the manifest.
     return {label: Count(num_docs[label], num_tokens[label]) for label in sorted(num_docs)}

@@ -43,6 +43,7 @@ def open_store(
         return LocalStore(Path(text.removeprefix("file://")), settings)
     if "://" not in text:
         return LocalStore(Path(text), settings)
+    # Imported late, to keep `import storage` light for local folders.
     from storage.object_store import ObjectStore
 
     return ObjectStore.from_address(text, settings, counters)

@@ -25,7 +25,7 @@ CONNECT_TIMEOUT_S = 10.0
 
 STALL_REQUEST_FACTOR = 20
 """With `stall_timeout_s`, a whole request may take this many times `request_timeout_s`. A slow
-connection is then replaced now and then, and what it delivered is kept."""
+connection is then replaced from time to time, and the bytes that it delivered are kept."""
 
 TEMPORARY_STATUS = frozenset((408, 409, 425, 429))
 """Client errors that another attempt can mend (RFC 9110 section 15.5). 409: two conditional
@@ -45,7 +45,7 @@ def connect(
     """Return obstore's store; the same one for equal arguments and environment.
 
     It sends a request once: `storage.retries` repeats it. Only the parts of a multipart upload
-    are repeated by obstore, because it alone knows them.
+    are repeated by obstore, because this code does not see them.
 
     Args:
         root: "s3://bucket", or another address that obstore supports (https, gs, az).
@@ -57,6 +57,7 @@ def connect(
         InvalidAddress: obstore is not installed, the endpoint is http on another machine, or the
             profile has no keys.
     """
+    # The environment is part of the cache key: tests and notebooks change keys and endpoint.
     aws = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
     return _connect(root, settings, timeout_s, retries_parts, tuple(sorted(aws.items())))
 
@@ -77,6 +78,7 @@ def _connect(
     options = dict(settings.options)
     given_client_options = options.pop("client_options", {})
     if root.startswith(S3):
+        # Options given by the user win over those of the environment and the profile.
         options = {**_get_s3_options(settings, dict(environment)), **options}
     endpoint = options.get("endpoint", "")
     for address in (root, endpoint):
@@ -101,6 +103,8 @@ def _make_client_options(
     connect_timeout_s = min(CONNECT_TIMEOUT_S, timeout_s)
     if settings.stall_timeout_s is not None:
         connect_timeout_s = settings.request_timeout_s
+        # Limits each wait for the next bytes. The limit of the whole request is then a generous
+        # one.
         options["read_timeout"] = timedelta(seconds=settings.request_timeout_s)
         timeout_s = STALL_REQUEST_FACTOR * settings.request_timeout_s
     options["connect_timeout"] = timedelta(seconds=connect_timeout_s)
@@ -169,6 +173,7 @@ def _read_profile(environment: Mapping[str, str]) -> dict[str, str]:
             f"eval $(aws configure export-credentials --profile {profile} --format env)",
         )
     options: dict[str, str] = {}
+    # obstore calls the session token `token`.
     for key in ("access_key_id", "secret_access_key", "session_token"):
         if f"aws_{key}" in found:
             options[key.replace("session_", "")] = found[f"aws_{key}"]
@@ -184,6 +189,7 @@ def _read_profile_sections(environment: Mapping[str, str], profile: str) -> dict
     config_file = environment.get("AWS_CONFIG_FILE") or folder / "config"
     config_section = profile if profile == "default" else f"profile {profile}"
     found: dict[str, str] = {}
+    # The credentials file comes last, so its values win, as in AWS's own tools.
     for path, section in ((config_file, config_section), (credentials_file, profile)):
         parser = configparser.ConfigParser(interpolation=None)
         parser.read(path, "utf-8")
@@ -216,6 +222,7 @@ def is_temporary(error: BaseException) -> bool:
         TypeError,
         ValueError,
     )
+    # KeyboardInterrupt and SystemExit are not failures of the request.
     if not isinstance(error, Exception) or isinstance(error, final):
         return False
     return not _is_refused(get_status(error)) and not _has_no_credentials(error)
@@ -232,6 +239,7 @@ def translate_error(where: str, error: Exception, limit: str = "") -> StorageErr
     answer = _get_answer(error)
     cause = f"{answer}; {limit}" if limit else answer
     status, has_no_bucket = get_status(error), "NoSuchBucket" in str(error)
+    # obstore raises FileNotFoundError for a missing bucket too, which needs another remedy.
     if isinstance(error, FileNotFoundError) and not has_no_bucket:
         found = f" ({answer})" if status is not None else ""
         return NotFound(where, f"there is no such object{found}", "correct the address")
@@ -243,6 +251,7 @@ def translate_error(where: str, error: Exception, limit: str = "") -> StorageErr
         return AccessRefused(where, cause, remedy)
     if has_no_bucket:
         return InvalidAddress(where, cause, "make the bucket, or correct the address")
+    # S3 answers so if the request was signed for, or sent to, another region.
     if status in (301, 307, 400):
         remedy = "set storage.region (or AWS_REGION) to the region of the bucket"
         return InvalidAddress(where, cause, remedy)
@@ -262,6 +271,7 @@ def get_status(error: BaseException) -> int | None:
 def _is_refused(status: int | None) -> bool:
     if status is None or status in TEMPORARY_STATUS:
         return False
+    # Redirects and client errors repeat themselves. 501: the server lacks the operation.
     return 300 <= status < 500 or status == 501
 
 

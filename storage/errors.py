@@ -7,7 +7,7 @@
         ├── InvalidAddress      the address, the bucket or the settings cannot be used
         └── Unreachable         gave up after the retry limit; a later attempt may succeed
 
-A StorageError of none of these subclasses is a fault of the local disk.
+A plain StorageError, of no subclass, is a fault of the local disk.
 """
 
 from __future__ import annotations

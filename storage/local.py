@@ -146,6 +146,8 @@ class LocalStore(Store):
     def create(self, name: str, content: bytes) -> str | None:
         """Write a small file that does not exist yet; return its version, or None if it exists."""
         try:
+            # O_EXCL: the operating system lets one of several writers create the file. The file
+            # appears before its content, so a reader may find it empty for a moment.
             with (self.path / name).open("xb") as file:
                 file.write(content)
         except FileExistsError:
@@ -157,6 +159,8 @@ class LocalStore(Store):
         import filelock
 
         target = self.path / name
+        # The lock makes compare and replace one step among processes. fallback_to_soft=False: a
+        # soft lock would outlive a killed process.
         lock_file = target.with_name(f".{target.name}.lock")
         with filelock.FileLock(lock_file, fallback_to_soft=False):
             if self.read_version(name)[1] != version:
@@ -182,6 +186,8 @@ class LocalStore(Store):
         try:
             shutil.copyfile(file, aside)
             with aside.open("rb") as copied:
+                # Without fsync, a power failure after the rename could leave an empty file under
+                # the final name.
                 os.fsync(copied.fileno())
             aside.replace(target)
         finally:
@@ -191,6 +197,7 @@ class LocalStore(Store):
         """Let a relative symbolic link lead to `target`, in one step."""
         link = self.path / name
         aside = _name_aside(link)
+        # A link cannot be changed in place. Renaming a new one over it is atomic.
         aside.symlink_to(target)
         aside.replace(link)
 
@@ -272,6 +279,7 @@ def make_scratch_folder(scratch_dir: str | None, name: str) -> Generator[Path]:
     """
     scratch = Path(scratch_dir or tempfile.gettempdir()) / f"corpusmill-scratch-{os.getuid()}"
     scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # mkdir leaves an existing folder unchanged, and anybody can create folders in /tmp.
     _check_private(scratch)
     _remove_abandoned(scratch)
     with _new_folder(scratch, name) as folder:
@@ -291,6 +299,8 @@ def is_alive(pid: int) -> bool:
 
 @contextlib.contextmanager
 def _new_folder(parent: Path, name: str) -> Generator[Path]:
+    # The process id lets a later run recognize folders of killed processes; the uuid separates
+    # threads.
     folder = parent / f"{name}-{os.getpid()}-{uuid.uuid4().hex}"
     folder.mkdir(parents=True)
     try:
@@ -300,7 +310,8 @@ def _new_folder(parent: Path, name: str) -> Generator[Path]:
 
 
 def _check_private(folder: Path) -> None:
-    """Refuse a folder that another user made, e.g. in /tmp, to read or replace our outputs."""
+    """Refuse a folder that another user made, for example in /tmp, and could read or change."""
+    # lstat: a symbolic link of another user must not pass for our folder.
     status = folder.lstat()
     is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
     if not is_own or stat.S_IMODE(status.st_mode) & 0o077:

@@ -18,7 +18,8 @@ TAIL_BYTES = 256 << 10
 and the size, in one request."""
 
 GAP_BYTES = 1 << 20
-"""A gap up to this size is read and dropped: at 20 ms a request that is faster than asking anew."""
+"""A gap up to this size is read and dropped. At 20 ms per request, this is faster than a new
+request."""
 
 
 class RangeDownload:
@@ -41,6 +42,7 @@ class RangeDownload:
         """Fetch the missing bytes; return all of them."""
         if self._is_first_attempt:
             self._is_first_attempt = False
+            # Most requests succeed, so the fast way comes first. Its bytes are lost if it fails.
             return self._receive_at_once(client)
         return self._receive_rest(client)
 
@@ -75,6 +77,8 @@ class RangeDownload:
     def _make_options(self) -> Any:
         options: dict[str, Any] = {"range": (self._start + len(self._received), self._stop)}
         if self._version is not None:
+            # The server refuses the request if the object was replaced in between. Otherwise a
+            # resumed download could mix both contents.
             options["if_match"] = self._version
         return options
 
@@ -151,11 +155,14 @@ class ObjectFile(io.RawIOBase):
 
     def _read_chunk(self, start: int, stop: int) -> memoryview:
         """Return some of the bytes start..stop-1, beginning with the first."""
+        # Serve from memory if possible: the footer, or the range fetched last.
         for first, data in (self._tail, self._ahead):
             if first <= start < first + len(data):
                 return data[start - first : stop - first]
         first, data = self._ahead
         is_sequential = bool(data) and 0 <= start - (first + len(data)) <= GAP_BYTES
+        # Sequential reads double the range, up to 16 MiB: few requests for a scan, few unused bytes
+        # for random access.
         self._stride = min(2 * self._stride, REQUEST_BYTES) if is_sequential else TAIL_BYTES
         end = min(max(stop, start + self._stride), start + REQUEST_BYTES)
         end = min(end, self._tail[0])  # the tail is not fetched twice

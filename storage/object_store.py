@@ -1,4 +1,4 @@
-"""Folders in an object store: S3 and compatible servers, and what else obstore supports."""
+"""Folders in an object store: S3 and compatible servers, and other stores of obstore."""
 
 from __future__ import annotations
 
@@ -41,9 +41,8 @@ T = TypeVar("T")
 class ObjectStore(Store):
     """A folder of objects.
 
-    Nothing is asked about single objects where a listing has the answer. A name must always stand
-    for the same bytes while it is read: reading an object that is being replaced can return a
-    mixture of both.
+    An object must not be replaced while it is read without a version: the reader could get a mixture
+    of the old and the new content.
 
     Attributes:
         root: "s3://bucket", or an address of another protocol.
@@ -219,6 +218,7 @@ class ObjectStore(Store):
     def read_each(self, items: Iterable[K], read: Callable[[K], T]) -> Iterator[T]:
         """Yield `read(item)` of each item, in order, several at a time to hide the latency."""
         with ThreadPoolExecutor(NUM_CONNECTIONS) as threads:
+            # Executor.map keeps the order of the items.
             yield from threads.map(read, items)
 
     # ---- writing ----
@@ -255,6 +255,7 @@ class ObjectStore(Store):
                 return None
             return result["e_tag"] or ""
 
+        # None: the condition failed, perhaps because of our own earlier attempt.
         version = self._request("put", name, put)
         if version is not None:
             return version
@@ -276,6 +277,8 @@ class ObjectStore(Store):
 
     def upload(self, file: Path, name: str) -> None:
         """Upload a local file, completely or not at all; a very large file in parts."""
+        # One request is atomic by itself. Parts are atomic because only the last request makes the
+        # object visible.
         num_bytes = file.stat().st_size
         if num_bytes > SINGLE_PUT_BYTES:
             self._upload_in_parts(file, num_bytes, name)
@@ -354,6 +357,10 @@ class ObjectStore(Store):
     def _key(self, name: str) -> str:
         return f"{self.prefix}/{name}".strip("/")
 
+    def _scale_timeout(self, num_bytes: int) -> float:
+        # Large transfers get proportionally more time.
+        return self.settings.request_timeout_s * max(1, math.ceil(num_bytes / REQUEST_BYTES))
+
     def _request(
         self,
         kind: str,
@@ -374,10 +381,11 @@ class ObjectStore(Store):
             retries_parts: Let obstore repeat the parts of an upload.
             progress: Returns the number of bytes received.
         """
-        timeout_s = self.settings.request_timeout_s * max(1, math.ceil(num_bytes / REQUEST_BYTES))
+        timeout_s = self._scale_timeout(num_bytes)
 
         def attempt() -> T:
             self._counters.add(kind)
+            # Connected in each attempt; `connect` caches clients, so this costs a look-up.
             client = connect(self.root, self.settings, timeout_s, retries_parts=retries_parts)
             return send(client)
 

@@ -40,7 +40,7 @@ class RequestCounters:
 
 
 requests = RequestCounters()
-"""Requests of this process, except those of stores with counters of their own."""
+"""Requests of this process, except those of stores that were given other counters."""
 
 
 class RetriesExhausted(Exception):
@@ -61,7 +61,7 @@ class RetryPolicy:
 
     Attributes:
         timeout_s: Give up this long after the first failure.
-        max_attempts: Give up after so many attempts in a row without progress.
+        max_attempts: Give up after this number of attempts in a row without progress.
         request_timeout_s: If set, `timeout_s` counts from the start of the first request, and a
             request that could take longer than the rest of it is not started.
         min_progress: Smallest number of new bytes that counts as progress.
@@ -87,7 +87,7 @@ class RetryPolicy:
         """Return the result of `request`, which is repeated while it fails temporarily.
 
         Args:
-            request: What to do.
+            request: Sends the request; called once per attempt.
             is_temporary: Whether another attempt may succeed after this error.
             progress: Number of bytes received so far.
             on_retry: Called with the error, and the seconds to wait, before each wait.
@@ -98,22 +98,19 @@ class RetryPolicy:
         import tenacity
 
         limits = _Limits(self, progress)
-
-        def before_sleep(state: tenacity.RetryCallState) -> None:
-            if on_retry is not None:
-                on_retry(_get_error(state), state.upcoming_sleep)
-
         # tenacity calls `wait` before `stop`, so that `stop` can see the coming wait.
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception(is_temporary),
             wait=limits.choose_wait,
             stop=limits.is_reached,
-            before_sleep=before_sleep,
+            before_sleep=_make_before_sleep(on_retry),
         )
         try:
             return retrying(request)
         except tenacity.RetryError as error:
             cause = error.last_attempt.exception()
+            # tenacity's own error is replaced: callers need the last error and the limit that was
+            # reached.
             assert isinstance(cause, Exception)
             raise RetriesExhausted(cause, limits.text) from cause
 
@@ -134,11 +131,13 @@ class _Limits:
         """Count a failure and return the seconds to wait after it."""
         del state
         num_received = self._progress()
+        # Compared with the previous failure, not with the start of the request.
         has_progress = num_received - self._num_received >= self._policy.min_progress
         self._num_received = num_received
         if has_progress or self._deadline is None:
             self._deadline = time.monotonic() + self._policy.timeout_s
         self._num_failures = 1 if has_progress else self._num_failures + 1
+        # The exponent is capped, because 2.0 ** 1024 overflows.
         doubled_s = self._policy.first_wait_s * 2.0 ** min(self._num_failures - 1, 60)
         wait_s = min(doubled_s, self._policy.longest_wait_s)
         return wait_s * random.uniform(0.5, 1.0)  # noqa: S311 - not for cryptography
@@ -150,12 +149,21 @@ class _Limits:
             self.text = f"given up after {self._num_failures} attempts in a row without progress"
             return True
         assert self._deadline is not None
+        # Give up now rather than after a wait that cannot lead to a complete attempt.
         reserved_s = state.upcoming_sleep + (policy.request_timeout_s or 0.0)
         self.text = policy.timeout_text
         return time.monotonic() + reserved_s > self._deadline
 
 
-def _get_error(state: Any) -> BaseException:
-    error = state.outcome.exception()
-    assert error is not None
-    return error
+def _make_before_sleep(
+    on_retry: Callable[[BaseException, float], None] | None,
+) -> Callable[[Any], None]:
+    """Return a callback of tenacity that calls `on_retry` with the error and the wait."""
+
+    def before_sleep(state: Any) -> None:
+        if on_retry is not None:
+            error = state.outcome.exception()
+            assert error is not None
+            on_retry(error, state.upcoming_sleep)
+
+    return before_sleep

@@ -100,12 +100,15 @@ class BatchBuilder:
     def _build_int64(self, chunk: Chunk, rows: slice) -> dict[str, Any]:
         if chunk.on_device is not None:
             tokens = chunk.on_device[rows]
+            # tokens is (B, T + 1). Column t of labels is the token after column t of input_ids.
             input_ids = tokens[:, :-1].to(self._torch.int64)
             labels = tokens[:, 1:].to(self._torch.int64)
         else:
             # On one CPU core numpy widens twice as fast as torch.
             input_ids = self._convert(chunk.tokens[rows, :-1].astype(np.int64))
             labels = self._convert(chunk.tokens[rows, 1:].astype(np.int64))
+        # Damaged rows stay in the batch, so that all ranks keep equal batch shapes. Only their loss
+        # is ignored.
         if chunk.num_damaged:
             labels[self._convert(~chunk.is_whole[rows])] = IGNORED_LABEL
         return {"input_ids": input_ids, "labels": labels}
@@ -121,4 +124,5 @@ class BatchBuilder:
         for name, array in arrays.items():
             batch[name] = self._convert(array)
             if self._device is not None:
+                # non_blocking has an effect only for pinned memory.
                 batch[name] = batch[name].pin_memory().to(self._device, non_blocking=True)

@@ -59,7 +59,8 @@ class ChunkReader:
         # chunk that was planned, and after the last row whose block was requested.
         self._returned = self._planned = self._requested = position, carried_rows
         self._pending: deque[Future[Chunk]] = deque()
-        # The first chunk is one step, to have it soon. Each further chunk has twice as many.
+        # The first chunk is a single step, which makes the first batch available early. Each later
+        # chunk has twice as many steps, up to CHUNK_BYTES.
         self._max_chunk_steps = 1
 
     def read_next(self) -> Chunk | None:
@@ -70,14 +71,17 @@ class ChunkReader:
         try:
             chunk = self._take_prefetched() if self._prefetch_chunks else self._read_now()
         except BaseException:
-            # Later chunks may have been read already: drop them too, to keep the order.
+            # Also after KeyboardInterrupt: a caller that continues must not lose a chunk. Later chunks
+            # may have been read already: drop them too, to keep the order.
             self.restart(*self._returned)
             raise
         if chunk is None:
             return None
         last_step = chunk.steps[-1]
+        # From here on, a later error restarts after this chunk.
         self._returned = last_step.next_position, last_step.carried_rows
         if self._copier is not None and chunk.on_device is not None:
+            # The device waits for the copy; this thread does not.
             self._copier.wait_for_copy(chunk.on_device, chunk.copied)
         return chunk
 
@@ -94,12 +98,14 @@ class ChunkReader:
 
     def _take_prefetched(self) -> Chunk | None:
         self._start_reads()
+        # Refill before and after waiting: threads must be busy both while this thread waits for a
+        # chunk and while the caller uses it.
         chunk = self._pending.popleft().result() if self._pending else None
         self._start_reads()
         return chunk
 
     def _start_reads(self) -> None:
-        # Steps are planned here, in one thread, so that chunks are in order; only reading is parallel.
+        # Only reading is parallel. Steps are planned in this thread, which keeps chunks in order.
         while len(self._pending) < self._prefetch_chunks and (steps := self._plan_steps()):
             self._pending.append(self._threads().submit(self._read_chunk, steps))
         if self._ahead_rows:
@@ -112,6 +118,7 @@ class ChunkReader:
         these requests, all of them would wait for their next block then. Many rows are requested
         together, because locating many rows costs little more than locating a few.
         """
+        # Both are (position, carried_rows). Planned rows are read by _read_chunk itself.
         self._requested = max(self._requested, self._planned)
         # Wait until a quarter of the distance is used up, to request many rows at once.
         rows_requested = self._requested[0] - self._planned[0]
@@ -125,6 +132,7 @@ class ChunkReader:
             positions.append(step.positions)
             self._requested = step.next_position, step.carried_rows
         if positions:
+            # Fire and forget: reading the same rows reports any error.
             self._threads().submit(self._rows.prefetch_positions, np.concatenate(positions))
 
     def _threads(self) -> ThreadPoolExecutor:
@@ -139,6 +147,7 @@ class ChunkReader:
     def _plan_steps(self) -> list[Step]:
         """Return the steps of the next chunk; an empty list at the end of the stream."""
         steps: list[Step] = []
+        # At least one step, even if its rows are larger than CHUNK_BYTES.
         rows_left = max(1, CHUNK_BYTES // self._rows.row_bytes)
         while rows_left > 0 and len(steps) < self._max_chunk_steps:
             step = self._rank_batches.make_step(*self._planned)
@@ -151,11 +160,13 @@ class ChunkReader:
         return steps
 
     def _read_chunk(self, steps: list[Step]) -> Chunk:
+        # (n,) positions of all steps, read in one call
         positions = np.concatenate([step.positions for step in steps])
         shape = len(positions), self._rows.stream.seq_len + 1
         if self._copier is None:
             tokens, pinned = np.empty(shape, self._rows.token_dtype), None
         else:
+            # Read directly into pinned memory: a copy from pageable memory would block the thread.
             tokens, pinned = self._copier.allocate_pinned(shape, self._rows.token_dtype)
         is_whole, marks = self._rows.read_positions(positions, tokens, with_marks=self._with_marks)
         num_damaged = len(is_whole) - int(np.count_nonzero(is_whole))

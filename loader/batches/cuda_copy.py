@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class CudaCopier:
-    """Copies tokens to one CUDA device. Tokens keep their stored width until they are there."""
+    """Copies tokens to one CUDA device. They are widened there, to transfer fewer bytes."""
 
     def __init__(self, device: torch.device) -> None:
         self._torch = import_torch("device='cuda'")
@@ -25,12 +25,14 @@ class CudaCopier:
         self, shape: tuple[int, int], dtype: np.dtype[Any]
     ) -> tuple[Tokens, torch.Tensor]:
         """Return one page-locked buffer, as an array and as a tensor."""
+        # Stored width: 2 or 4 bytes per token cross the bus, where int64 would be 8.
         torch_dtype = {2: self._torch.uint16, 4: self._torch.uint32}[dtype.itemsize]
         tensor = self._torch.empty(shape, dtype=torch_dtype, pin_memory=True)
         return tensor.numpy(), tensor
 
     def start_copy(self, pinned: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """Start to copy a pinned tensor; return the copy and the event after which it is valid."""
+        # On a separate stream, the copy overlaps with the training step on the default stream.
         with self._torch.cuda.stream(self._copy_stream):
             on_device = pinned.to(self.device, non_blocking=True)
             copied = self._torch.cuda.Event()

@@ -42,6 +42,8 @@ def read_sample_documents(reader: ShardReader, shard: int) -> Iterator[SampleDoc
     first_docs = np.searchsorted(index.doc_starts, index.sample_starts).tolist()
     for sample in range(index.num_samples):
         first, stop = first_docs[sample], first_docs[sample + 1]
+        # (D + 1,) Samples hold whole documents, so the start after the last document ends the
+        # sample.
         offsets = index.doc_starts[first : stop + 1] - index.sample_starts[sample]
         tokens = reader.read_sample(shard, sample)
         yield SampleDocuments(index.doc_ids[first:stop], offsets, tokens)
@@ -59,6 +61,7 @@ def read_documents(reader: ShardReader, shard: int) -> Iterator[Document]:
 def create_file(path: Path) -> Generator[BinaryIO]:
     """Open a file for writing under a temporary name, and rename it when it is complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    # A crash leaves a .part file, never a file that looks complete. The next export overwrites it.
     part = path.with_name(f"{path.name}.part")
     with part.open("wb") as file:
         yield file

@@ -42,7 +42,7 @@ def export_mds(reader: ShardReader, folder: Path) -> int:
 
 
 class _MdsWriter:
-    """Collects encoded documents and writes a shard each time that enough of them are there."""
+    """Collects encoded documents, and writes a shard when the next one would exceed its size."""
 
     def __init__(self, folder: Path, dtype_name: str) -> None:
         self._folder = folder
@@ -64,6 +64,7 @@ class _MdsWriter:
         if self._pending and self._pending_bytes + len(sample) > MDS_SHARD_BYTES:
             self._write_shard()
         self._pending.append(sample)
+        # Each sample also costs one offset in the header of the shard.
         self._pending_bytes += len(sample) + _OFFSET_BYTES
 
     def finish(self) -> None:
@@ -97,6 +98,7 @@ def _encode_document(document: Document) -> bytes:
     """
     num_tokens = len(document.tokens)
     width_code = _UINT8_CODE
+    # The smallest of 1, 2, 4 and 8 bytes that holds the length, as streaming's NDArray chooses it.
     while num_tokens >= 1 << (8 * 2**width_code):
         width_code += 1
     # One byte: number of dimensions and width code; then the length in that width.
@@ -109,7 +111,9 @@ def _encode_shard(samples: list[bytes], config: dict[str, Any]) -> bytes:
     """Encode a shard: number of samples, their offsets, the config as JSON, the samples."""
     config_json = json.dumps(config, sort_keys=True).encode()
     num_samples = struct.pack("<I", len(samples))
+    # The leading 0 makes the cumulative sum start at the first sample.
     sizes = np.array([0, *map(len, samples)], np.int64)
     header_bytes = len(num_samples) + _OFFSET_BYTES * len(sizes) + len(config_json)
+    # (samples + 1,) byte at which each sample starts, then the size of the shard
     offsets = np.cumsum(sizes) + header_bytes
     return b"".join([num_samples, offsets.astype("<u4").tobytes(), config_json, *samples])

@@ -47,6 +47,7 @@ def export_megatron(reader: ShardReader, prefix: Path) -> int:
 def _write_tokens(reader: ShardReader, path: Path) -> Int64Array:
     """Write all tokens; return the (D,) number of tokens of each document."""
     _, dtype = _DTYPES[reader.token_dtype.itemsize]
+    # The empty array allows np.concatenate for a dataset without documents.
     doc_num_tokens: list[Int64Array] = [np.zeros(0, np.int64)]
     with create_file(path) as file:
         for shard in range(reader.manifest.num_shards):
@@ -68,4 +69,5 @@ def _write_index(reader: ShardReader, path: Path, num_tokens: Int64Array) -> Non
         file.write(_INDEX_HEADER.pack(_INDEX_VERSION, code, num_docs, num_docs + 1))
         file.write(num_tokens.astype("<i4").tobytes())
         file.write(pointers.astype("<i8").tobytes())
+        # Document index: document d starts at sequence d, because each document is one sequence.
         file.write(np.arange(num_docs + 1, dtype="<i8").tobytes())

@@ -22,8 +22,10 @@ def export_parquet(reader: ShardReader, folder: Path) -> int:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    # File names count only shards with documents: `of` must be the number of files.
     shards = np.flatnonzero(reader.manifest.num_docs).tolist()
     token_type = pa.uint16() if reader.token_dtype.itemsize == 2 else pa.uint32()
+    # large_list has 64-bit offsets, so a row group may hold more than 2**31 tokens.
     schema = pa.schema([("doc_id", pa.uint64()), ("tokens", pa.large_list(token_type))])
     num_docs = 0
     for number, shard in enumerate(shards):

@@ -119,6 +119,8 @@ def apportion(weights: tuple[float, ...], num: int) -> Int64Array:
     """
     quotas = np.array(weights) / sum(weights) * num
     counts = np.floor(quotas).astype(np.int64)
+    # counts - quotas is minus the remainder, so the largest remainders come first. The stable sort
+    # keeps ties in the order of the sources.
     by_remainder = np.argsort(counts - quotas, kind="stable")
     num_missing = num - int(counts.sum())
     counts[by_remainder[:num_missing]] += 1
@@ -156,6 +158,8 @@ class MixtureOrder:
         # _rows_before[s][source]: rows of the source before segment s
         self._rows_before = [np.zeros_like(self._block_counts[0])]
         for segment in range(len(self._starts) - 1):
+            # A segment may end inside a block. Then its last block is used in part, and the next
+            # segment starts a new block.
             next_start = int(self._starts[segment + 1])
             self._rows_before.append(self._count_rows(segment, next_start))
 
@@ -167,8 +171,10 @@ class MixtureOrder:
     def locate(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Return the (n,) sources and the (n,) positions in them."""
         sources, in_source = np.empty_like(positions), np.empty_like(positions)
+        # (n,) segment of each position; then block in the segment, and offset in the block
         segments = np.searchsorted(self._starts, positions, side="right") - 1
         blocks, offsets = np.divmod(positions - self._starts[segments], BLOCK_ROWS)
+        # (distinct blocks, 2) segment and number of each block that the positions touch
         segment_blocks = np.unique(np.stack([segments, blocks]), axis=1).T
         for segment, number in segment_blocks.tolist():
             chosen = (segments == segment) & (blocks == number)
@@ -186,6 +192,7 @@ class MixtureOrder:
         num_blocks, offset = divmod(position - int(self._starts[segment]), BLOCK_ROWS)
         rows = self._rows_before[segment] + counts * num_blocks
         if offset:
+            # Only a partial block needs the permutation. Full blocks have known counts.
             sources = self._block(segment, num_blocks).sources[:offset]
             rows = rows + np.bincount(sources, minlength=len(counts))
         return rows
@@ -194,6 +201,8 @@ class MixtureOrder:
         block = self._blocks.get((segment, number))
         if block is None:
             block = self._blocks[segment, number] = self._make_block(segment, number)
+            # Oldest first. pop with a default, because another reading thread may have removed the
+            # block already.
             for old in list(self._blocks)[:-_NUM_CACHED_BLOCKS]:
                 self._blocks.pop(old, None)
         return block
@@ -206,5 +215,6 @@ class MixtureOrder:
         sources = np.searchsorted(source_stops, shuffled, side="right")
         rows_in_block = np.empty(BLOCK_ROWS, np.int64)
         for source, count in enumerate(self._block_counts[segment].tolist()):
+            # The rows of a source are numbered in the order of their positions in the block.
             rows_in_block[sources == source] = np.arange(count)
         return _Block(sources, rows_in_block)

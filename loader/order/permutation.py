@@ -40,6 +40,7 @@ def derive_keys(*parts: int | Int64Array | UInt64Array) -> UInt64Array:
     Returns:
         (n,) uint64; (1,) if every part is a scalar.
     """
+    # Mixing after every part makes the result depend on the order of the parts.
     keys = np.zeros(1, np.uint64)
     for part in parts:
         if isinstance(part, int):
@@ -73,6 +74,7 @@ def permute(indices: Int64Array, num: int, keys: UInt64Array) -> Int64Array:
     # 0..num - 1.
     words = _run_feistel(indices.astype(np.uint64), bits, keys)
     while len(outside := np.flatnonzero(words >= np.uint64(num))):
+        # The number of words shrinks in each pass; per-index keys must shrink with it.
         keys_outside = keys if len(keys) == 1 else keys[outside]
         words[outside] = _run_feistel(words[outside], bits, keys_outside)
     return words.astype(np.int64)
@@ -80,12 +82,14 @@ def permute(indices: Int64Array, num: int, keys: UInt64Array) -> Int64Array:
 
 def _run_feistel(words: UInt64Array, bits: int, keys: UInt64Array) -> UInt64Array:
     """Permute 0..2**bits - 1: each round XORs one half of the bits with a hash of the other."""
+    # The halves may differ by one bit: high has bits // 2 bits.
     num_low_bits = (bits + 1) // 2
     low_mask = np.uint64(2**num_low_bits - 1)
     high_mask = np.uint64(2 ** (bits - num_low_bits) - 1)
     low = words & low_mask
     high = words >> np.uint64(num_low_bits)
     for round_number in range(_NUM_ROUNDS):
+        # uint64 arithmetic wraps around modulo 2**64, which is intended here and in _mix_bits.
         round_keys = keys + np.uint64(round_number * _GOLDEN_RATIO & _UINT64_MASK)
         # Only one half changes in a round, so the round can be undone and no two inputs collide.
         if round_number % 2:

@@ -104,6 +104,7 @@ class RankBatches:
     def make_step(self, position: int, carried_rows: int = 0) -> Step | None:
         """Return the step that starts at `position`, or None at the end of the stream."""
         wanted_rows = self.global_batch_rows + carried_rows
+        # An endless stream always has enough rows.
         rows_left = wanted_rows if self.end is None else max(0, self.end - position)
         is_last = rows_left < wanted_rows
         if is_last and self.drop_last:
@@ -114,6 +115,7 @@ class RankBatches:
             return None
         step_rows = rows_per_rank * self.world_size
         return Step(
+            # Rank r takes the r-th contiguous part, so all ranks together read the step in order.
             first_position=position + self.rank * rows_per_rank,
             rows_per_rank=rows_per_rank,
             next_position=position + step_rows,

@@ -58,6 +58,7 @@ def count_rows(num_tokens: Int64Array, seq_len: int) -> Int64Array:
         num_tokens: (S,) int64, tokens of each shard.
         seq_len: tokens per row.
     """
+    # The last token of a row is only a label, and is the first input of the next row.
     return np.maximum(num_tokens - 1, 0) // seq_len
 
 
@@ -81,6 +82,7 @@ class EpochLayout:
 
     def locate(self, layout_rows: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Return shards and rows in them, each (n,), of (n,) rows of the layout."""
+        # side="right" skips empty shards, whose start equals the start of the next shard.
         slots = np.searchsorted(self.row_starts, layout_rows, side="right") - 1
         return self.shards[slots], layout_rows - self.row_starts[slots]
 
@@ -138,6 +140,7 @@ class RowOrder:
         if layout is None:
             layout = self._layouts[epoch] = self._make_layout(epoch)
             # Reading ahead alternates between two epochs at most: keep the two nearest ones.
+            # Threads share the cache without a lock: a lost update only costs one more computation.
             by_distance = sorted(self._layouts, key=lambda other: abs(other - epoch))
             for old_epoch in by_distance[2:]:
                 self._layouts.pop(old_epoch, None)
@@ -174,10 +177,13 @@ class RowOrder:
 
     def _find_layout_rows(self, epoch: int, positions: Int64Array) -> Int64Array:
         """Return the (n,) rows of the epoch's layout at (n,) positions of the epoch."""
+        # Each (n,): place in the section, section; then window of the section, place in the window
         places, sections = np.divmod(positions, self.interleave_depth)
         windows, offsets = np.divmod(places, self.window_rows)
+        # (n,) one key per position: windows are permuted independently of each other.
         keys = derive_keys(self.seed, epoch, _WINDOW_KEY, sections, windows)
         num_full_windows, last_window_rows = divmod(self.section_rows, self.window_rows)
+        # Never true if window_rows divides section_rows.
         is_last = windows == num_full_windows
         if not is_last.any():
             shuffled = permute(offsets, self.window_rows, keys)

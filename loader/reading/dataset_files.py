@@ -20,6 +20,8 @@ class DatasetFiles:
         self, manifest: ManifestColumns, settings: ReadSettings, counters: Counters
     ) -> None:
         self._counters = counters
+        # The digest identifies the content, so a new dataset at the same address never gets old
+        # blocks.
         self._cache_key_prefix = manifest.digest[:16]
         self._store = open_dataset(manifest.address, settings, counters)
         self._cache: Cache | None = None
@@ -66,6 +68,8 @@ class DatasetFiles:
         """Fetch bytes again whose checksum was wrong, and remove them from the cache."""
         assert self._cache is not None
         self._counters.add("refetches")
+        # Drop only; the next `fetch` stores the block again. The bytes returned here may be damaged
+        # too.
         self._cache.drop(self._cache_key(name, start, stop))
         return self._store.read_range(name, start, stop)
 
@@ -78,6 +82,7 @@ class DatasetFiles:
             for item in items:
                 act(item)
         else:
+            # list() waits for all items and raises the first error.
             list(self._pool.map(act, items))
 
     def submit_all(self, act: Callable[[Any], Any], items: Iterable[Any]) -> None:
@@ -89,4 +94,5 @@ class DatasetFiles:
     def close(self) -> None:
         """Stop the threads. Data that was read before stays valid."""
         if self._pool is not None:
+            # Do not wait: a request in flight may take until its timeout.
             self._pool.shutdown(wait=False, cancel_futures=True)

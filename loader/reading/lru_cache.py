@@ -34,6 +34,8 @@ class LruCache(Generic[_K, _V]):
             if (found := self._items.get(key)) is not None:
                 self._items.move_to_end(key)
                 return found
+            # One lock per key: making a value may take a request, and other keys must not wait for
+            # it.
             key_lock = self._key_locks.setdefault(key, threading.Lock())
         with key_lock:
             with self._lock:
@@ -42,6 +44,7 @@ class LruCache(Generic[_K, _V]):
                     return found
             value = make()
             evicted = self._add(key, value)
+        # Outside of all locks, so the callback may use the cache.
         if self._on_evict is not None:
             for old_key, old_value in evicted:
                 self._on_evict(old_key, old_value)
@@ -52,6 +55,7 @@ class LruCache(Generic[_K, _V]):
         evicted: list[tuple[_K, _V]] = []
         with self._lock:
             self._items[key] = value
+            # Threads that wait for this lock find the value when they get it.
             self._key_locks.pop(key, None)
             while len(self._items) > self._max_items:
                 evicted.append(self._items.popitem(last=False))

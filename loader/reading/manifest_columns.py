@@ -109,6 +109,7 @@ def read_manifest_columns(source: str | Path | Manifest, settings: ReadSettings)
     try:
         data = read_whole(store, name)
     except ReadFailed as error:
+        # Try the folder first: a dataset that is not a link then costs no extra request.
         target = _read_bucket_link(folder, settings)
         if target is None:
             raise error from None
@@ -137,6 +138,7 @@ def _read_bucket_link(folder: str, settings: ReadSettings) -> str | None:
         return None
     with contextlib.suppress(ReadFailed, UnicodeDecodeError):
         target = open_dataset(parent, settings).read_bytes(link).decode("ascii").strip()
+        # A link holds one plain name. Anything else in its place, such as HTML, is not followed.
         return f"{parent}/{target}" if _LINK_TARGET.fullmatch(target) else None
     return None
 
@@ -145,11 +147,13 @@ def _parse_manifest(data: bytes, where: str, address: str) -> ManifestColumns:
     digest = _check_digest(data, where)
     try:
         with _garbage_collector_paused():
+            # value["shards"] is a list of lists of four numbers, in the order of _COLUMNS.
             value = json.loads(data, object_hook=_shrink_shard_entry)
             head = {key: part for key, part in value.items() if key != "digest"}
             tokenizer = Manifest.from_json({**head, "shards": []}, where).tokenizer
             # (S, 4): one line of numbers per shard
             numbers = np.array(value["shards"], np.int64).reshape(-1, len(_COLUMNS))
+            # Copied to make each column contiguous.
             columns = dict(zip(_COLUMNS, numbers.T.copy(), strict=True))
             return ManifestColumns(address, digest, tokenizer, value["totals"], **columns)
     except FormatError:
@@ -162,7 +166,7 @@ def _parse_manifest(data: bytes, where: str, address: str) -> ManifestColumns:
 def _check_digest(data: bytes, where: str) -> str:
     """Return the digest of a manifest file, or raise FormatError if the file does not match it."""
     stored_digest = data[_DIGEST_BYTES].decode("ascii", "replace")
-    # Hash the file with zeros in place of its own digest, without copying 100 MB.
+    # Hash the file with zeros in place of its digest, without copying 100 MB.
     sha256 = hashlib.sha256(data[: _DIGEST_BYTES.start])
     sha256.update(b"0" * 64)
     sha256.update(memoryview(data)[_DIGEST_BYTES.stop :])

@@ -1,8 +1,8 @@
 """Read the metadata that shards store for their documents, from the `<key>.json` members.
 
 for documents in read_metadata(reader, shard=3):
-for document in documents or ():
-document["language"]
+    for document in documents or ():
+        document["language"]
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ def read_metadata(reader: ShardReader, shard: int) -> Iterator[list[DocumentMeta
         where = f"{reader.files.where(name)}, bytes {start}..{stop - 1}"
         member = f"{sample_key(shard, sample)}.{METADATA_MEMBER}"
         yield _find_metadata(data, member, num_docs[sample], where)
+        # Skip the tokens member: its tar header, and its content padded to whole blocks.
         start = stop + TAR_BLOCK_BYTES + _round_up(NPY_HEADER_BYTES + num_bytes[sample])
 
 

@@ -43,6 +43,8 @@ class OpenShard:
         self.token_offsets = self.index.sample_offsets // self.index.token_dtype.itemsize
         self.sample_blocks = self.index.sample_offsets // self.block_bytes
         num_blocks = int(self.sample_blocks.max(initial=-1)) + 1
+        # (blocks + 1,) first sample of each block. A sample belongs to the block in which it
+        # starts, so a block may be longer than block_bytes, or empty.
         firsts = np.searchsorted(self.sample_blocks, np.arange(num_blocks + 1))
         self._block_first_samples = firsts.tolist()
 

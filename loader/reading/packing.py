@@ -56,6 +56,7 @@ def compute_document_ids(marks: BoolArray) -> Int32Array:
 
     Tokens may attend to each other if their ids are equal.
     """
+    # Column 0 is always marked, so the sum starts at 1.
     return np.cumsum(marks, axis=1, dtype=np.int32) - np.int32(1)
 
 
@@ -80,5 +81,6 @@ class SequenceLengths(NamedTuple):
 
 def compute_sequence_lengths(marks: BoolArray) -> SequenceLengths:
     """Compute the arguments of variable-length attention (`flash_attn_varlen_func`)."""
+    # Marked first columns end the last document of the previous row: no document crosses rows.
     starts = np.append(np.flatnonzero(marks), marks.size).astype(np.int32)
     return SequenceLengths(starts, int(np.diff(starts).max(initial=0)))

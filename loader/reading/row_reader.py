@@ -56,6 +56,7 @@ class RowReader:
             (n, seq_len) bool. Raises as `ShardReader.read_rows`.
         """
         sources, shards, rows = self.stream.locate(positions)
+        # A single dataset is read directly into `out`, without the copy below.
         if len(self._readers) == 1:
             reader = self._readers[0]
             marks = reader.mark_document_starts(shards, rows) if with_marks else None
@@ -64,6 +65,8 @@ class RowReader:
         marks = np.empty((len(positions), self.stream.seq_len), np.bool_) if with_marks else None
         for source, reader in enumerate(self._readers):
             chosen = np.flatnonzero(sources == source)
+            # read_rows needs contiguous memory, and out[chosen] would be a copy that is thrown
+            # away.
             tokens = np.empty((len(chosen), out.shape[1]), out.dtype)
             is_whole[chosen] = reader.read_rows(shards[chosen], rows[chosen], tokens)
             out[chosen] = tokens

@@ -40,6 +40,7 @@ class SampleReader:
             if shard.tar is None:
                 missing_blocks += self._list_missing_blocks(shard, samples)
                 continue
+            # The file is mapped and does not change, so one check per sample is enough.
             for sample in samples[~shard.checked[samples]].tolist():
                 self._check_local_sample(shard, sample)
         self._files.run_all(lambda block: self.load_block(*block), missing_blocks)
@@ -86,6 +87,7 @@ class SampleReader:
         tokens = self.read_tokens(shard, sample)
         if crc32(tokens.data) != shard.index.sample_crcs[sample]:
             self._mark_damaged(shard, [sample])
+        # Set last: if the check raises, the next read checks the sample again.
         shard.checked[sample] = True
 
     def _fetch_block(self, shard: OpenShard, block: int) -> Tokens:
@@ -96,6 +98,7 @@ class SampleReader:
         tokens: Tokens = np.frombuffer(data, shard.index.token_dtype)
         damaged = _find_damaged_samples(tokens, shard, first, last)
         if damaged:
+            # The cause may be the network or the cache on disk. Only damage at the source remains.
             data = self._files.refetch(name, start, stop)
             tokens = np.frombuffer(data, shard.index.token_dtype)
             damaged = _find_damaged_samples(tokens, shard, first, last)
@@ -106,6 +109,7 @@ class SampleReader:
     def _mark_damaged(self, shard: OpenShard, samples: list[int]) -> None:
         if self._stops_on_corrupt:
             raise self.make_error(shard, samples[0])
+        # A block that was evicted and fetched again must not count its samples twice.
         num_new = int((~shard.damaged[samples]).sum())
         self._counters.add("damaged_samples", num_new)
         shard.damaged[samples] = True

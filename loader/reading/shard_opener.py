@@ -59,6 +59,7 @@ class ShardOpener:
             ShardCorrupt: a tar has another size.
         """
         num_tokens = self._manifest.num_tokens
+        # A remote check would cost one request per file.
         if self._files.is_remote or len(num_tokens) > MAX_SHARDS_CHECKED_EARLY:
             return
         for number in np.flatnonzero(num_tokens).tolist():
@@ -99,6 +100,7 @@ class ShardOpener:
             self._check_size(number)
         checked = np.zeros(index.num_samples, np.bool_)
         if number in self._past_checks:
+            # A reopened shard would otherwise compute all its checksums again.
             checked[:] = np.unpackbits(self._past_checks[number], count=index.num_samples)
         tar = None
         if not self._files.is_remote:
@@ -108,6 +110,8 @@ class ShardOpener:
     def _remember_checks(self, number: int, shard: OpenShard) -> None:
         # Only of local shards: bytes from a network are checked each time they arrive.
         if shard.tar is not None:
+            # One bit per sample. Damaged samples are not remembered: the next check marks them
+            # again.
             self._past_checks[number] = np.packbits(shard.checked & ~shard.damaged)
 
     def _check_size(self, number: int) -> None:

@@ -55,6 +55,7 @@ class ShardReader:
         self.files = DatasetFiles(manifest, settings, self.counters)
         self._opener = ShardOpener(manifest, self.files, settings, self.counters)
         self._samples = SampleReader(self.files, settings, self.counters)
+        # With skip_and_count, a damaged shard must not prevent the start.
         if settings.on_corrupt == "stop":
             self._opener.check_local_files()
 
@@ -155,6 +156,7 @@ class ShardReader:
             return []
         # Stable, so that rows of one shard stay in the order of the request.
         by_shard = np.argsort(shards, kind="stable")
+        # Places in by_shard at which the next shard begins.
         bounds = np.flatnonzero(np.diff(shards[by_shard])) + 1
         requests: list[_ShardRequest] = []
         for out_rows in np.split(by_shard, bounds):
@@ -181,6 +183,7 @@ class ShardReader:
         if shard.damaged.any():
             # (S + 1,) damaged samples before each sample
             num_damaged = np.concatenate([np.zeros(1, np.int64), np.cumsum(shard.damaged)])
+            # A row is whole if no sample from its first to its last is damaged.
             is_whole = num_damaged[request.lasts + 1] == num_damaged[request.firsts]
         is_in_one_sample = (request.firsts == request.lasts) & is_whole
         self._copy_rows_in_one_sample(shard, request, is_in_one_sample, out)
@@ -239,6 +242,7 @@ class ShardReader:
         start = int(request.starts[row])
         num_copied = 0
         for sample in range(int(request.firsts[row]), int(request.lasts[row]) + 1):
+            # 0 from the second sample on, because the row continues at its first token.
             first = max(0, start - int(shard.index.sample_starts[sample]))
             stop = first + len(out) - num_copied
             tokens = self._samples.read_tokens(shard, sample)[first:stop]

@@ -140,6 +140,8 @@ class ShardEntry:
     def from_json(cls, value: Any, where: str = "shard") -> Self:
         """Read the JSON object that `to_json` returns; raises FormatError."""
         fields = check_fields(value, where, _SHARD_ENTRY_TYPES)
+        # File names follow from the number of the shard. They are stored for
+        # readers that do not know the rule.
         names = {"file": fields.pop("file"), "index_file": fields.pop("index_file")}
         for labels in ("languages", "buckets"):
             fields[labels] = _read_counts(fields[labels], f"{where}.{labels}")
@@ -214,4 +216,5 @@ def _sum_counts(counts_of_shards: Iterable[Mapping[str, Count]]) -> dict[str, Co
             sums[label] = Count(
                 sum_before.num_docs + count.num_docs, sum_before.num_tokens + count.num_tokens
             )
+    # Sorted, because equal datasets must give equal manifests.
     return dict(sorted(sums.items()))

@@ -77,6 +77,8 @@ class ShardIndex:
 
     def to_bytes(self) -> bytes:
         """Return the index file: the header, then the arrays as they are declared above."""
+        # int64 and uint64 arrays first, uint32 last: every array is then aligned when the file is
+        # mapped.
         arrays = [
             self.sample_offsets.astype("<i8"),
             self.sample_starts.astype("<i8"),
@@ -115,6 +117,7 @@ class ShardIndex:
             FormatError: the data is not an index, or has another version.
             ShardCorrupt: the data is cut off, too long, or was changed after it was written.
         """
+        # The arrays keep a reference to the view, and so keep a memory map open.
         view = memoryview(data)
         header = _read_header(view, where)
         offset = INDEX_HEADER.size
@@ -164,11 +167,13 @@ def _read_header(view: memoryview, where: str) -> _Header:
     check_version(f"{where}, byte 8", version)
     header = _Header(*values)
     num_bytes = _count_index_bytes(header.num_samples, header.num_docs)
+    # Check the size before the checksum: a file that was cut off gets the more helpful message.
     if view.nbytes != num_bytes:
         counts = f"{header.num_samples} samples and {header.num_docs} documents"
         raise ShardCorrupt(
             where, f"{view.nbytes} bytes", f"{num_bytes} bytes for {counts}", REFETCH
         )
+    # memoryviews: slicing them copies nothing.
     found = zlib.crc32(view[INDEX_HEADER.size :], zlib.crc32(view[:_CHECKED_HEADER_BYTES]))
     if found != checksum:
         place = f"{where}, byte {_CHECKED_HEADER_BYTES}"
@@ -187,6 +192,7 @@ def _check_last_start(where: str, starts: NDArray[np.int64], header: _Header) ->
 
 def _count_index_bytes(num_samples: int, num_docs: int) -> int:
     """Return the size of an index file: docs/data-format.md, "Index"."""
+    # sample_offsets, sample_starts, doc_starts, doc_ids
     int64_arrays = 8 * (num_samples + (num_samples + 1) + (num_docs + 1) + num_docs)
     crc_array = 8 * ((num_samples + 1) // 2)  # 4 bytes each, padded to a multiple of 8
     return INDEX_HEADER.size + int64_arrays + crc_array

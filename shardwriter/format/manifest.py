@@ -100,6 +100,7 @@ class Manifest:
     def _list_expectations(self) -> Iterator[tuple[str, object, object]]:
         """Yield (place, found value, wanted value) for every value that follows from others."""
         for k, entry in enumerate(self.shards):
+            # Readers find shard k at index k, without a look-up table.
             yield f"shards[{k}].shard", entry.shard, k
             for labels, counts in (("languages", entry.languages), ("buckets", entry.buckets)):
                 if counts:
@@ -112,6 +113,7 @@ class Manifest:
     def dumps(self) -> bytes:
         """Return the bytes of the file: ASCII, sorted keys, indented by one space."""
         digest = self.digest.encode("ascii")
+        # Replace the first occurrence only: a SHA-256 of zeros elsewhere must stay.
         return self._format_without_digest().replace(_ZERO_DIGEST, digest, 1)
 
     @classmethod
@@ -131,6 +133,8 @@ class Manifest:
         stored_digest = value.pop("digest", None)
         manifest = cls.from_json(value, where)
         faults = manifest.find_faults(where)
+        # Over the bytes of the file, not over the parsed value: a reformatted manifest is refused
+        # too.
         digest = _compute_digest(data)
         if stored_digest != digest:
             place = f"{where}: digest of the file"

@@ -67,8 +67,11 @@ def npy_header(dtype: np.dtype[Any], num_elements: int) -> bytes:
     Source: numpy/lib/format.py, "Format Version 1.0". The header is not written by numpy, because
     numpy's padding differs between releases, and equal documents must give equal bytes.
     """
+    # The spelling, with spaces and a final comma, is that of numpy: np.load accepts it.
     fields = f"{{'descr': '{dtype.str}', 'fortran_order': False, 'shape': ({num_elements},), }}"
     num_bytes = NPY_HEADER_BYTES - len(_NPY_PREAMBLE) - _NPY_LENGTH.size
+    # The format ends the header with a newline. 128 bytes keep the array aligned to 64, as numpy
+    # does.
     padded = fields.ljust(num_bytes - 1).encode("ascii") + b"\n"
     return _NPY_PREAMBLE + _NPY_LENGTH.pack(num_bytes) + padded
 

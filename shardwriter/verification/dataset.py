@@ -1,8 +1,8 @@
 """Verify a dataset.
 
 for finding in verify("runs/ccnet/dataset"):
-print(finding)
-# shard-000000.tar, sample 000000-00012, byte 1574528: found tokens with crc32 5d1c9f00, wanted ...
+    print(finding)
+# shard-000000.tar, sample 000000-00012, byte 1574528: found tokens with crc32 5d1c9f00, ...
 """
 
 from __future__ import annotations
@@ -48,9 +48,11 @@ def verify_folder(folder: Folder, manifest_file: str = MANIFEST_FILE) -> list[Fi
     for entry in manifest.shards:
         index_path, tar_path = File(folder, entry.index_file), File(folder, entry.file)
         index = check_index(index_path, entry, manifest.tokenizer, findings)
+        # A tar with a wrong checksum is read nevertheless: the samples tell where the damage is.
         if check_file(tar_path, entry.shard_bytes, entry.sha256, findings):
             check_samples(tar_path, entry, manifest.tokenizer, index, findings)
         if index is not None:
+            # Keep names, not indexes: the ids are read again later, when their total is known.
             index_files.append((index_path, index.num_docs))
     findings += find_repeated_doc_ids(index_files)
     return findings

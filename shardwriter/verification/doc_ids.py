@@ -30,12 +30,14 @@ def find_repeated_doc_ids(index_files: list[tuple[File, int]]) -> list[Finding]:
         index_files: each index with its number of documents, in the order of the shards.
     """
     total = sum(num_docs for _, num_docs in index_files)
+    # Round up. More passes read all indexes again, but never exceed the memory.
     num_passes = -(-total // DOC_IDS_IN_MEMORY)
     repeated: dict[tuple[str, str], _Repeated] = {}
     for remainder in range(num_passes):
         ids, owners = _gather_ids(index_files, num_passes, remainder)
         by_id = np.argsort(ids, kind="stable")  # stable: equal ids stay in the order of the shards
         ids, owners = ids[by_id], owners[by_id]
+        # Sorted: equal ids are neighbours. An id in three shards gives two pairs.
         for i in np.flatnonzero(ids[1:] == ids[:-1]).tolist():
             pair = index_files[owners[i]][0].name, index_files[owners[i + 1]][0].name
             doc_id = int(ids[i])
@@ -52,6 +54,7 @@ def _gather_ids(
     index_files: list[tuple[File, int]], num_passes: int, remainder: int
 ) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
     """Return the (n,) ids of one pass, and the (n,) positions of their files in `index_files`."""
+    # np.concatenate refuses an empty list.
     ids, owners = [np.zeros(0, np.uint64)], [np.zeros(0, np.int32)]
     for owner, (path, _) in enumerate(index_files):
         doc_ids = ShardIndex.from_bytes(path.read_bytes(), path.name).doc_ids

@@ -37,7 +37,7 @@ def check_samples(
     index: ShardIndex | None,
     findings: list[Finding],
 ) -> None:
-    """Compare the samples of a tar with the index, if there is one, and their sums with the entry."""
+    """Compare the samples of a tar with the index, if any, and their sums with the entry."""
     checker = _SampleChecker(path.name, entry.shard, tokenizer, index, findings)
     try:
         with path.open() as file:
@@ -106,6 +106,8 @@ class _SampleChecker:
         """Return the 1-D array of this dtype in a .npy member, or None if it is not one."""
         content = member.content
         num_elements = max(0, (len(content) - NPY_HEADER_BYTES) // dtype.itemsize)
+        # Compare with the header that the writer would write: other spellings are valid NumPy, but
+        # readers rely on exactly 128 bytes.
         header = npy_header(dtype, num_elements)
         num_bytes = len(header) + num_elements * dtype.itemsize
         if len(content) != num_bytes or not content.startswith(header):
@@ -129,6 +131,7 @@ class _SampleChecker:
             wanted = f"below vocab_size = {self.tokenizer.vocab_size}"
             self._add(f"{where}, token {highest}", f"{tokens[highest]}", wanted)
         end = self.tokenizer.end_of_document
+        # (D,) the last token of each document is one before the start of the next
         docs_without_end = np.flatnonzero(tokens[bounds[1:] - 1] != end)
         if len(docs_without_end):
             doc = docs_without_end[0]
@@ -163,6 +166,7 @@ class _SampleChecker:
     ) -> None:
         """Compare the content of the tar with the index's entry of the same sample."""
         sample = self.num_samples
+        # The tar may have more samples than the index. The counts are compared separately.
         if sample >= index.num_samples:
             self._add(where, f"sample {sample}", f"{index.num_samples} samples as in the index")
             return

@@ -28,6 +28,7 @@ def read_samples(file: BinaryIO, name: str) -> Iterator[list[Member]]:
     pending: list[Member] = []
     for member in read_members(file, name):
         pending.append(member)
+        # The limit on members ends a sample whose tokens are missing, so memory stays bounded.
         is_last = member.name.endswith(f".{TOKENS_MEMBER}")
         if is_last or len(pending) == MAX_SAMPLE_MEMBERS:
             yield pending
@@ -68,11 +69,13 @@ def read_members(file: BinaryIO, name: str) -> Iterator[Member]:
 def _read_member(file: BinaryIO, block: bytes, file_bytes: int, where: str) -> Member:
     """Read the content of the member with this header, up to the next header."""
     try:
+        # frombuf also verifies the checksum of the header.
         header = tarfile.TarInfo.frombuf(block, "ascii", "backslashreplace")
     except tarfile.HeaderError as error:
         found = f"no tar header ({error})"
         raise ShardCorrupt(where, found, "a member or the end", REFETCH) from error
     offset = file.tell()
+    # A damaged size could otherwise ask for terabytes of memory.
     if header.type != tarfile.REGTYPE or not 0 <= header.size <= file_bytes - offset:
         found = f"type {header.type!r}, {header.size} bytes"
         raise ShardCorrupt(where, found, "a regular file that ends inside the tar", REFETCH)
