@@ -1,7 +1,9 @@
 """The row stream: the rows of one dataset or of a mixture, addressed by position.
 
-stream = open_row_stream("/data/web", seq_len=2048, seed=0, settings=ReadSettings())
-sources, shards, rows = stream.locate(np.arange(8))
+For example:
+
+    stream = open_row_stream("/data/web", seq_len=2048, seed=0, settings=ReadSettings())
+    sources, shards, rows = stream.locate(np.arange(8))
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """How a dataset is read: settings, the store of its files, and the cache of remote blocks.
 
-settings = ReadSettings(store_options={"region": "eu-west-1"})
-store = open_dataset("s3://bucket/dataset", settings)
-read_whole(store, "manifest.json")
-store.read_range("shard-000003.tar", 640, 131_712)        # bytes 640 .. 131_711
+For example:
+
+    settings = ReadSettings(store_options={"region": "eu-west-1"})
+    store = open_dataset("s3://bucket/dataset", settings)
+    read_whole(store, "manifest.json")
+    store.read_range("shard-000003.tar", 640, 131_712)        # bytes 640 .. 131_711
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """Build the manifest of a dataset from the entries of its shards.
 
-manifest = build_manifest(
-    entries, tokenizer=tokenizer, fingerprint="9f2c...", run={"config": "ccnet.yaml"}
-)
-(folder / MANIFEST_FILE).write_bytes(manifest.dumps())
+For example:
+
+    manifest = build_manifest(
+        entries, tokenizer=tokenizer, fingerprint="9f2c...", run={"config": "ccnet.yaml"}
+    )
+    (folder / MANIFEST_FILE).write_bytes(manifest.dumps())
 """
 
 from __future__ import annotations

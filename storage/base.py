@@ -22,7 +22,8 @@ class Store(ABC):
     """A folder of files or objects.
 
     Names are relative to the folder, with "/" between their parts. A file appears under its name
-    when it is complete. Its content is only ever replaced as a whole. Methods that read raise NotFound for a name that does not exist. Stores can be pickled.
+    when it is complete, and its content is only ever replaced as a whole. Methods that read raise
+    NotFound for a name that does not exist. Stores can be pickled.
     """
 
     settings: StorageSettings

@@ -41,8 +41,8 @@ T = TypeVar("T")
 class ObjectStore(Store):
     """A folder of objects.
 
-    An object must not be replaced while it is read without a version: the reader could get a mixture
-    of the old and the new content.
+    An object must not be replaced while it is read without a version: the reader could get a
+    mixture of the old and the new content.
 
     Attributes:
         root: "s3://bucket", or an address of another protocol.
@@ -385,7 +385,6 @@ class ObjectStore(Store):
 
         def attempt() -> T:
             self._counters.add(kind)
-            # Connected in each attempt; `connect` caches clients, so this costs a look-up.
             client = connect(self.root, self.settings, timeout_s, retries_parts=retries_parts)
             return send(client)
 

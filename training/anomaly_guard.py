@@ -40,6 +40,7 @@ class AnomalyGuard:
                 followed one another.
         """
         fault = self._find_fault(loss, norm)
+        # A refused step never enters the mean: a spike must not make the next spike look normal.
         if fault is None:
             self._num_consecutive = 0
             mean = norm if self._mean_norm is None else self._mean_norm
@@ -58,6 +59,7 @@ class AnomalyGuard:
         return False
 
     def _find_fault(self, loss: float, norm: float) -> str | None:
+        # Any comparison with NaN is false, so NaN needs this test before the comparison below.
         if not (math.isfinite(loss) and math.isfinite(norm)):
             return f"loss is {loss}, gradient norm {norm}"
         factor, mean = self._config.spike_factor, self._mean_norm
@@ -72,6 +74,7 @@ class AnomalyGuard:
         """Return counts and running mean, for the checkpoint."""
         return {
             "num_bad": self.num_bad,
+            # A key of the checkpoint format; it keeps its name.
             "in_a_row": self._num_consecutive,
             "mean_norm": self._mean_norm,
         }

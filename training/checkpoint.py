@@ -60,8 +60,8 @@ class Checkpointer:
     def __init__(self, run_dir: Path, config: CheckpointConfig, context: RankContext) -> None:
         self.folder = run_dir / "checkpoints"
         self._config, self._context = config, context
-        # A group of its own, because the background thread's collectives must not interleave
-        # with those of the training step.
+        # A separate group, because the background thread's collectives must not interleave with
+        # those of the training step. gloo, because they are collectives on CPU tensors.
         group = dist.new_group(backend="gloo")
         assert isinstance(group, dist.ProcessGroup)  # all ranks are members
         self._group = group
@@ -72,6 +72,8 @@ class Checkpointer:
             StagingOptions(
                 use_pinned_memory=on_cuda,
                 use_shared_memory=False,
+                # The next optimizer step changes the tensors, so the copy must end before save()
+                # returns.
                 use_async_staging=False,
                 use_non_blocking_copy=on_cuda,
             )
@@ -108,6 +110,7 @@ class Checkpointer:
         """
         if self._pending is None:
             return
+        # Cleared first: after a failure, close() must not raise the same error again.
         pending, self._pending = self._pending, None
         try:
             pending.result()
@@ -138,6 +141,7 @@ class Checkpointer:
         If this disk has none, it is downloaded from `upload`. Only rank 0 looks, so that ranks
         cannot disagree about a folder that is just being removed.
         """
+        # broadcast_object_list fills the list of the other ranks in place.
         found: list[Any] = [None]
         if self._context.is_first:
             newest = (list_complete_checkpoints(self.folder) or [None])[-1]
@@ -164,6 +168,7 @@ class Checkpointer:
             **_add_prefix("optimizer", state.optimizer),
         }
         check_same_model(path, tensors)
+        # Random states belong to ranks, so they have no meaning on another number of ranks.
         random_state: dict[str, Any] = {}
         if progress["world_size"] == self._context.world_size:
             random_state = _get_random_state(self._context)
@@ -182,8 +187,10 @@ class Checkpointer:
             # Left by a run that was killed while it wrote, perhaps with other ranks.
             shutil.rmtree(path)
         dist.barrier(self._group)
+        # Each rank writes its files; the coordinator writes .metadata when all ranks have finished.
         save_tensors(staged, checkpoint_id=path, process_group=self._group)
         if self._config.upload:
+            # The files of this rank are named __<rank>_<number>.distcp.
             own_files = sorted(path.glob(f"__{self._context.rank}_*"))
             upload_files(own_files, self._config.upload, path.name)
             dist.barrier(self._group)  # all shards must be uploaded before the marker
@@ -191,6 +198,7 @@ class Checkpointer:
             marker = path / MARKER
             partial = marker.with_suffix(".partial")
             partial.write_text(json.dumps(progress, indent=1) + "\n", encoding="utf-8")
+            # The rename is atomic: a marker that exists is a complete JSON file.
             os.replace(partial, marker)
             if self._config.upload:
                 upload_files([path / ".metadata", marker], self._config.upload, path.name)
@@ -205,6 +213,7 @@ class Checkpointer:
         if every is not None:
             kept |= {path for path in complete if parse_step(path) % every == 0}
         for path in self.folder.iterdir():
+            # Incomplete checkpoints are not in `kept`, so older ones are removed here too.
             if not _NAME.fullmatch(path.name) or path in kept or parse_step(path) >= newest_step:
                 continue
             # The marker goes first: a removal that is cut short leaves no complete checkpoint.
@@ -257,6 +266,7 @@ def check_same_model(path: Path, tensors: Mapping[str, Tensor]) -> None:
     Raises:
         IncompatibleConfig: with the first differences.
     """
+    # Compare all names and shapes before any tensor is changed.
     stored = FileSystemReader(path).read_metadata().state_dict_metadata
     faults: list[str] = []
     for name, tensor in tensors.items():

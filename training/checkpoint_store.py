@@ -45,6 +45,7 @@ def download_newest(address: str, folder: Path) -> Path | None:
         names = store.list_folders()
     except InvalidAddress as error:
         raise IncompatibleConfig(f"checkpoint.upload: {error}") from error
+    # Step numbers have eight digits, so the order of names is the order of steps.
     for name in reversed(names):
         checkpoint = store.child(name)
         if checkpoint.exists(MARKER):

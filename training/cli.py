@@ -89,6 +89,7 @@ def set_up() -> None:
     """Print log messages to stderr; of several ranks, only rank 0 prints INFO."""
     from training.observability.console import configure_logging
 
+    # The process group does not exist yet; torchrun gives the rank in the environment.
     configure_logging(is_first_rank=os.environ.get("RANK", "0") == "0")
 
 

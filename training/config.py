@@ -89,6 +89,7 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _check_heads(self) -> Self:
+        # RoPE rotates the two halves of a head against each other, so its width must be even.
         if self.dim % self.num_heads or self.head_dim % 2:
             raise ValueError(
                 f"dim {self.dim} must be num_heads {self.num_heads} times an even number"
@@ -155,7 +156,7 @@ class DataConfig(Section):
 
 
 class LoraConfig(Section):
-    """Low-rank adapters (Hu et al. 2021): W + alpha / rank * B A, where only A and B are trained."""
+    """Low-rank adapters (Hu et al. 2021): W + alpha / rank * B A; only A and B are trained."""
 
     rank: Positive = Field(default=16, description="Rank of the update of each matrix.")
     alpha: float = Field(default=32.0, gt=0, description="The update is scaled by alpha / rank.")
@@ -200,6 +201,8 @@ class ParallelConfig(Section):
 
     @model_validator(mode="after")
     def _check_combination(self) -> Self:
+        # ddp and zero1 keep whole parameters on each rank, so there is nothing to shard or to
+        # gather.
         is_sharded = self.strategy in ("zero2", "zero3")
         faults: list[str] = []
         if self.tensor > 1 and not is_sharded:
@@ -265,7 +268,7 @@ class OptimizerConfig(Section):
 
 
 class AnomalyGuardConfig(Section):
-    """Reaction to a step with a non-finite loss or gradient, or with a spike of the gradient norm."""
+    """Reaction to a non-finite loss or gradient, or to a spike of the gradient norm."""
 
     on_bad_step: Literal["skip", "stop"] = Field(
         default="skip", description="skip: leave the parameters unchanged and count it. stop: end."
@@ -375,7 +378,7 @@ class AdvancedConfig(Section):
     )
     step_timeout_s: Positive = Field(
         default=180,
-        description="Timeout of collectives in later steps. A lost rank is noticed after this time.",
+        description="Timeout of collectives in later steps; a lost rank is noticed after it.",
     )
 
 

@@ -1,6 +1,8 @@
-"""Generates docs/training-config.md, the table of all config keys. A test keeps it up to date.
+"""Generates docs/training-config.md, the table of all config keys.
 
-python -m training.config_docs > docs/training-config.md
+A test checks that the page is up to date. Write it again after a change:
+
+    python -m training.config_docs > docs/training-config.md
 """
 
 from __future__ import annotations

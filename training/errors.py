@@ -1,10 +1,12 @@
 """Errors of a training run.
 
-ValueError
-IncompatibleConfig   the config does not suit the ranks, dataset, model or machine; exit code 2
-RuntimeError
-TrainingStopped      too many bad steps
-CheckpointFailed     a checkpoint could not be written
+The tree:
+
+    ValueError
+    └── IncompatibleConfig   the config does not suit ranks, dataset, model or machine; exit code 2
+    RuntimeError
+    ├── TrainingStopped      too many bad steps
+    └── CheckpointFailed     a checkpoint could not be written
 """
 
 from __future__ import annotations

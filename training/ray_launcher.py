@@ -61,6 +61,7 @@ def launch(config: TrainConfig, *, num_workers: int | None, max_failures: int) -
         IncompatibleConfig, ResumeMismatch, TrainingStopped: as `train`; these are not retried.
         ray.train.TrainingFailedError: the workers failed more than max_failures times.
     """
+    # Plain values can be sent to any worker, which validates them again.
     settings = make_paths_absolute(config.model_dump(mode="json"))
     run_dir = Path(settings["run_dir"])
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -76,6 +77,7 @@ def launch(config: TrainConfig, *, num_workers: int | None, max_failures: int) -
             return result
     except ControllerError as error:
         if isinstance(error.controller_failure, _FinalError):
+            # Show the error of the trainer, not the three layers of Ray around it.
             raise error.controller_failure.cause from None
         raise
     finally:
@@ -162,6 +164,8 @@ def run_worker(settings: Mapping[str, Any], stop_actor: Any) -> TrainResult:
             polling.start()
         return train(config, context, stop_requested)
     except (IncompatibleConfig, ResumeMismatch, TrainingStopped) as error:
+        # Wrapped, because the callback on the driver must tell such errors from those worth a
+        # restart.
         raise _FinalError(error) from None
 
 
@@ -193,7 +197,11 @@ class _StopOnFinalError(UserCallback):
     Ray restarts the workers after an error of a worker, but not after an error of a callback.
     """
 
-    def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:  # noqa: ARG002
+    def after_exception(
+        self,
+        run_context: Any,  # noqa: ARG002 - part of Ray's interface
+        worker_exceptions: dict[int, Exception],
+    ) -> None:
         for error in worker_exceptions.values():
             if isinstance(error, _FinalError):
                 raise error
@@ -211,6 +219,8 @@ def _forward_sigterm() -> Generator[Any]:
     """
     this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     event_actor = ray.remote(threading.Event)
+    # On this node and without a CPU: it must start on a full cluster, and live as long as the
+    # driver.
     options = event_actor.options(num_cpus=0, scheduling_strategy=this_node)
     stop_actor: Any = options.remote()
     # The handler only starts a thread: it may interrupt Ray anywhere, and a call to Ray from
@@ -221,6 +231,7 @@ def _forward_sigterm() -> Generator[Any]:
         if request_stop.ident is None:
             request_stop.start()
 
+    # Restored afterwards: a notebook or test continues in this process.
     previous = signal.signal(signal.SIGTERM, handle_sigterm)
     try:
         yield stop_actor

@@ -102,6 +102,7 @@ class Trainer:
         self.vocab_size = resolve_vocab_size(config.model, tokenizer_vocab_size)
         self.checkpointer = Checkpointer(self.run_dir, config.checkpoint, context)
         cleanup.callback(self.checkpointer.close)
+        # Before the model is built: a resumed run does not read the initial weights.
         newest = self.checkpointer.find_newest()
         self.model, decoder = self._build_model(is_new_run=newest is None)
         self.parameters = dict(decoder.named_parameters())
@@ -161,6 +162,7 @@ class Trainer:
 
     def _resume(self, newest: Path) -> None:
         progress = self.checkpointer.load(newest, self._make_state())
+        # The checkpoint was loaded into the parameters; masters in CPU memory are copies.
         self.optimizer.sync_masters()
         self.step = progress["step"]
         self.batches.load_state_dict(progress["rows"])
@@ -195,6 +197,7 @@ class Trainer:
             while self.step < config.steps and not is_stopping:
                 with timer.measure_wait():
                     micro_batches = self.batches.read_step(self.step)
+                # A stop is an agreement of all ranks, reached inside of the step.
                 figures = self._train_step(micro_batches, wants_stop=stop_requested.is_set())
                 loss, is_stopping = figures["loss"], bool(figures.pop("wants_stop"))
                 timer.add_step(int(figures.pop("tokens")))
@@ -208,6 +211,7 @@ class Trainer:
                 if is_first_step or self._is_due(config.observability):
                     self._report(figures, timer)
                 self._validate_and_save(is_stopping=is_stopping)
+        # The last checkpoint must be complete before the process ends.
         self.checkpointer.wait()
         return TrainResult(self.step, loss, is_stopping and self.step < config.steps)
 
@@ -218,13 +222,17 @@ class Trainer:
             The figures of the step, the same on all ranks.
         """
         context = self.context
+        # fp64, because fp32 counts exactly only up to 2**24 labels.
         local_labels = torch.stack([m.num_labels for m in micro_batches]).sum().double()
         num_labels = context.sum_over_data_ranks(local_labels)
         # DDP and FSDP average gradients over ranks. We want the mean over all labels instead, so
         # the number of ranks is multiplied back in.
         scale = context.num_data_ranks / num_labels.clamp(min=1)
         local_loss = self._accumulate(micro_batches, scale)
+        # The norm of all ranks: every rank then takes the same decision below.
         norm = self.optimizer.clip_gradients()
+        # A signal reaches ranks at different times. The maximum makes all of them stop at the same
+        # step.
         stop = torch.tensor(wants_stop, dtype=torch.int32, device=context.device)
         stop = context.max_over_ranks(stop)
         local_tokens = sum(m.input_ids.numel() for m in micro_batches)
@@ -252,6 +260,8 @@ class Trainer:
         for micro_batch in micro_batches:
             with accumulate_gradients(self.model, is_last=micro_batch is micro_batches[-1]):
                 loss, _ = self.model(micro_batch.input_ids, micro_batch.labels, micro_batch.mask)
+                # `loss` is a sum over labels. Scaling each micro-batch by the step's total gives
+                # the exact mean.
                 (loss * scale.to(loss.dtype)).backward()
                 total += loss.detach()
         return total

@@ -132,7 +132,7 @@ class ChunkReader:
             positions.append(step.positions)
             self._requested = step.next_position, step.carried_rows
         if positions:
-            # Fire and forget: reading the same rows reports any error.
+            # The result is not awaited: reading the same rows reports any error.
             self._threads().submit(self._rows.prefetch_positions, np.concatenate(positions))
 
     def _threads(self) -> ThreadPoolExecutor:

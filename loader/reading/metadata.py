@@ -1,8 +1,10 @@
 """Read the metadata that shards store for their documents, from the `<key>.json` members.
 
-for documents in read_metadata(reader, shard=3):
-    for document in documents or ():
-        document["language"]
+For example:
+
+    for documents in read_metadata(reader, shard=3):
+        for document in documents or ():
+            document["language"]
 """
 
 from __future__ import annotations

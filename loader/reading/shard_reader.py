@@ -1,9 +1,11 @@
 """Read rows of one dataset by shard and row number, with every byte checked.
 
-reader = ShardReader(manifest, seq_len=2048, settings=ReadSettings())
-tokens = np.empty((2, 2049), reader.token_dtype)
-# row 17 of shard 3 and row 4 of shard 0
-is_whole = reader.read_rows(np.array([3, 0]), np.array([17, 4]), tokens)
+For example:
+
+    reader = ShardReader(manifest, seq_len=2048, settings=ReadSettings())
+    tokens = np.empty((2, 2049), reader.token_dtype)
+    # row 17 of shard 3 and row 4 of shard 0
+    is_whole = reader.read_rows(np.array([3, 0]), np.array([17, 4]), tokens)
 """
 
 from __future__ import annotations

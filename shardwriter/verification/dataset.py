@@ -1,8 +1,10 @@
 """Verify a dataset.
 
-for finding in verify("runs/ccnet/dataset"):
-    print(finding)
-# shard-000000.tar, sample 000000-00012, byte 1574528: found tokens with crc32 5d1c9f00, ...
+For example:
+
+    for finding in verify("runs/ccnet/dataset"):
+        print(finding)
+    # shard-000000.tar, sample 000000-00012, byte 1574528: found tokens with crc32 5d1c9f00, ...
 """
 
 from __future__ import annotations

@@ -75,6 +75,8 @@ class StepBatches:
             ReadFailed, ShardCorrupt: the dataset cannot be read.
         """
         micro_batches: list[MicroBatch] = []
+        # The bound follows from the step alone, so a resumed run on other ranks ends its steps at
+        # the same rows.
         while self.position < (step + 1) * self._config.global_batch_rows:
             micro_batches.append(self._move_to_device(next(self._source)))
         return micro_batches
@@ -99,6 +101,7 @@ class StepBatches:
     def _move_to_device(self, batch: Mapping[str, Any]) -> MicroBatch:
         tensors: dict[str, Tensor] = {}
         for name, value in batch.items():
+            # max_seqlen is an int. It is not needed: attention uses the row length as the bound.
             if isinstance(value, Tensor):
                 tensors[name] = value.to(self._device)
         if "cu_seqlens" in tensors:
@@ -141,7 +144,10 @@ def open_batches(config: TrainConfig, context: RankContext) -> tuple[StepBatches
     loader = TokenLoader(
         _list_datasets(data),
         seq_len=data.seq_len,
+        # The loader's step is one micro-batch of every rank. StepBatches groups them into steps.
         global_batch_rows=rows_at_a_time,
+        # Ranks of a tensor-parallel group have the same coordinate here, so they read the same
+        # rows.
         mesh=context.data_mesh,
         seed=data.seed,
         documents=documents,

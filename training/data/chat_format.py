@@ -96,6 +96,7 @@ class ChatTokenizer:
         self._tokenizer.no_padding()
         # Encode one letter to find the special tokens that the post-processor puts before it.
         probe = self._tokenizer.encode("a", add_special_tokens=True)
+        # The mask is 1 for special tokens. The appended 0 is found if all of them are special.
         num_before = [*probe.special_tokens_mask, 0].index(0)
         self._start_ids: list[int] = probe.ids[:num_before]
         self.start: str | None = probe.tokens[0] if num_before else None
@@ -110,6 +111,7 @@ class ChatTokenizer:
             messages: (role, content); at least one role is "assistant".
         """
         segments: list[Segment] = []
+        # Messages after the last answer would take room in the row and add nothing to the loss.
         last_answer = max(i for i, (role, _) in enumerate(messages) if role == "assistant")
         for index, (role, content) in enumerate(messages[: last_answer + 1]):
             is_answer = role == "assistant"
@@ -118,6 +120,7 @@ class ChatTokenizer:
             segments.append(Segment(self._turn_start, is_counted=False))
             segments.append(Segment(f"{role}\n", is_counted=False))
             segments.append(Segment(content, is_answer))
+            # The end token of an answer counts in the loss: the model must learn to stop.
             segments.append(Segment(self.end_id, is_answer))
         return segments
 
@@ -151,6 +154,7 @@ class ChatTokenizer:
         Neighbouring texts are joined before they are encoded, so that tokens can cross them.
         """
         joined = [list(_join_texts(segments)) for segments in conversations]
+        # One call for the texts of all conversations: the library encodes a batch in parallel.
         texts: list[str] = []
         for segments in joined:
             texts += [s.content for s in segments if isinstance(s.content, str)]
@@ -159,6 +163,7 @@ class ChatTokenizer:
             ids, is_counted = [*self._start_ids], [False] * len(self._start_ids)
             for segment in segments:
                 content = segment.content
+                # Texts come back in the order of `texts`; a token id stands for itself.
                 segment_ids = next(encoded).ids if isinstance(content, str) else [content]
                 ids += segment_ids
                 is_counted += [segment.is_counted] * len(segment_ids)

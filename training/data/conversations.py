@@ -84,6 +84,7 @@ def read_conversations(path: Path, tokenizer: ChatTokenizer, *, seq_len: int) ->
     return Conversations(
         tokens=np.concatenate(tokens),
         is_counted=np.concatenate(is_counted),
+        # (C + 1,) first token of each conversation; the leading 0 shifts the sums
         starts=np.cumsum([0, *map(len, tokens)], dtype=np.int64),
         digest=hashlib.sha256(content).hexdigest(),
         faults=messages,
@@ -101,6 +102,7 @@ def _parse_all(
     """
     parsed: list[tuple[int, list[Segment]]] = []
     has_chats = False
+    # Numbered as editors do, from 1, with empty lines counted.
     for line_number, line in enumerate(content.split(b"\n"), start=1):
         if not line.strip():
             continue
@@ -190,6 +192,7 @@ def _get_text(record: Mapping[str, Any], key: str) -> str:
     if not isinstance(value, str) or not value:
         raise InvalidLine(f"found {key} {value!r:.40}, expected text")
     try:
+        # json.loads accepts half a surrogate pair, but the tokenizer cannot encode it.
         value.encode()
     except UnicodeEncodeError as error:
         raise InvalidLine(

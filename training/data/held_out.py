@@ -65,6 +65,7 @@ def pack_windows(locations: list[DocumentLocation], seq_len: int) -> list[list[W
     """
     windows: list[Window] = []
     for document, location in enumerate(locations):
+        # The first token of a document is never predicted.
         num_labels = location.num_tokens - 1
         for first in range(0, num_labels, seq_len):
             window_labels = min(seq_len, num_labels - first)
@@ -72,6 +73,7 @@ def pack_windows(locations: list[DocumentLocation], seq_len: int) -> list[list[W
     rows: list[list[Window]] = []
     room: list[tuple[int, int]] = []  # (labels that still fit, row), sorted
     for window in sorted(windows, key=lambda window: -window.num_labels):
+        # -1 sorts before every row number, so a row with exactly the wanted room is found.
         found = bisect.bisect_left(room, (window.num_labels, -1))
         if found == len(room):
             left, row = seq_len, len(rows)
@@ -88,6 +90,7 @@ def read_window(reader: ShardReader, location: DocumentLocation, window: Window)
     """Return (num_labels + 1,) tokens: the inputs of a window and its last label."""
     index = reader.load_index(location.shard)
     start = int(index.doc_starts[location.number]) + window.first
+    # Samples hold whole documents, so the window never crosses a sample.
     sample = int(np.searchsorted(index.sample_starts, start, side="right")) - 1
     offset = start - int(index.sample_starts[sample])
     tokens = reader.read_sample(location.shard, sample)[offset : offset + window.num_labels + 1]
@@ -103,11 +106,13 @@ def group_documents(
     metadata there is only (), which holds all documents.
     """
     members: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    # Locations are sorted, so the last one of each shard determines the number of its documents.
     num_in_shard = {location.shard: location.number + 1 for location in locations}
     document = 0
     for shard, num in num_in_shard.items():
         for fields in _iter_metadata(reader, shard, num):
             labels = [str(fields[name]) for name in GROUP_FIELDS if fields.get(name) is not None]
+            # A set, because a document with only one label would get its group twice.
             groups = {(), *((label,) for label in labels), tuple(labels)}
             for group in groups:
                 members[group].append(document)

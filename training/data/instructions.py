@@ -130,6 +130,7 @@ class InstructionRows:
     def __next__(self) -> dict[str, Any]:
         """Return input_ids and labels, (B, T) int64, and the document fields."""
         shape = self._rows_per_rank, self._seq_len
+        # Padding consists of end tokens, and its labels are ignored.
         inputs = np.full(shape, self._end_id, np.int64)
         labels = np.full(shape, IGNORED_LABEL, np.int64)
         begins_document = np.zeros(shape, np.bool_)
@@ -153,6 +154,7 @@ class InstructionRows:
         for number in epoch.conversations[epoch.starts[row] : epoch.starts[row + 1]].tolist():
             first = int(conversations.starts[number])
             last = int(conversations.starts[number + 1]) - 1
+            # A conversation of n tokens gives n - 1 inputs, each with the next token as label.
             slots = slice(slot, slot + last - first)
             next_tokens = conversations.tokens[first + 1 : last + 1]
             is_counted = conversations.is_counted[first + 1 : last + 1]
@@ -179,6 +181,8 @@ class InstructionRows:
 
         Epochs differ in their number of rows, so all epochs up to the position are packed.
         """
+        # Packing depends on the shuffled order, so the number of rows of an epoch is known only
+        # after packing it.
         while position >= self._epoch_starts[-1]:
             epoch = len(self._epoch_starts) - 1
             num_rows = self._get_packed(epoch).num_rows
@@ -227,6 +231,7 @@ class InstructionRows:
         """
         epoch, row = self._locate(self._position)
         epoch_number = self._find_epoch(self._position)
+        # Used inputs divided by all inputs of the epoch's rows.
         used_share = int(self._num_slots.sum()) / (epoch.num_rows * self._seq_len)
         return {
             "conversations": len(self._num_slots),

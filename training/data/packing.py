@@ -13,7 +13,8 @@ OPEN_ROWS = 64
 than searching all rows in practice."""
 
 _SHUFFLE_KEY = 3
-"""Purpose of the permutation's keys. loader/order uses 1 and 2."""
+"""Purpose of the permutation's keys. loader/order uses 1 and 2, and 3 for mixtures, which cannot be
+combined with instruction data."""
 
 
 class PackedEpoch(NamedTuple):
@@ -40,7 +41,9 @@ def pack_epoch(num_slots: Int64Array, *, seq_len: int, seed: int, epoch: int) ->
     num = len(num_slots)
     order = permute(np.arange(num), num, derive_keys(seed, epoch, _SHUFFLE_KEY))
     rows = pack_first_fit(num_slots[order], seq_len)
+    # Stable: inside a row, conversations stay in the shuffled order.
     by_row = np.argsort(rows, kind="stable")
+    # (rows + 1,) `+ 2`: one more than the highest row number, and one more for the end.
     starts = np.searchsorted(rows[by_row], np.arange(int(rows.max()) + 2))
     return PackedEpoch(order[by_row], starts)
 
@@ -56,6 +59,7 @@ def pack_first_fit(num_slots: Int64Array, seq_len: int) -> Int64Array:
         (C,) row numbers; all numbers from 0 to the highest occur.
     """
     rows = np.empty(len(num_slots), np.int64)
+    # (C,) inputs that are still free in each row; there are at most C rows
     room = np.full(len(num_slots), seq_len, np.int64)
     num_rows = 0
     for index, wanted in enumerate(num_slots.tolist()):

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch._dynamo import maybe_mark_dynamic
 from torch.distributed.fsdp import FSDPModule
 
 from loader.reading.manifest_columns import read_manifest_columns
@@ -117,6 +118,7 @@ class Validation:
                 labels = batch.labels.to(device, torch.int64)
                 mask = batch.make_mask(device, with_cu_seqlens=self._uses_cu_seqlens)
                 _, losses_N = model(inputs, labels, mask)
+                # Kept on the device: reading them here would make the CPU wait in every batch.
                 losses_per_batch.append(losses_N)
         _release_gathered_weights(model)
         sums = np.zeros(len(self._locations))
@@ -124,6 +126,7 @@ class Validation:
             documents = batch.documents.flatten().numpy()
             values = losses_N.double().cpu().numpy()
             has_label = documents >= 0
+            # (D,) A document may have windows in several rows and on several ranks.
             sums += np.bincount(documents[has_label], values[has_label], minlength=len(sums))
         sums_on_device = torch.from_numpy(sums).to(device)
         return self._context.sum_over_data_ranks(sums_on_device).cpu().numpy()
@@ -135,9 +138,11 @@ class Validation:
         forward pass. The last batches may contain empty rows.
         """
         mesh, num_data_ranks = self._context.mesh, self._context.num_data_ranks
+        # Row-major number in the mesh replicate x shard. Tensor-parallel ranks share a number.
         data_rank = mesh["replicate"].get_local_rank() * mesh["shard"].size()
         data_rank += mesh["shard"].get_local_rank()
         num_batches = math.ceil(len(self._rows) / (num_data_ranks * self._rows_per_batch))
+        # Ranks take rows in turn, so their numbers of rows differ by at most one.
         own_rows = self._rows[data_rank::num_data_ranks]
         for number in range(num_batches):
             first = number * self._rows_per_batch
@@ -163,6 +168,7 @@ def _open_reader(config: TrainConfig, manifest: str) -> ShardReader:
                 f"{source} with another ({sha256[:12]}...). The losses would mean nothing; make "
                 f"both with one tokenizer"
             )
+    # seq_len=1, because only whole samples are read here, never rows.
     return ShardReader(columns, seq_len=1, settings=settings)
 
 
@@ -223,6 +229,5 @@ class _Batch:
         starts = begins.flatten().nonzero().flatten()
         cu_seqlens = torch.cat([starts, torch.tensor([begins.numel()])]).to(device, torch.int32)
         # The number of windows varies; without the mark, torch.compile would compile for each.
-        mark = torch._dynamo.maybe_mark_dynamic  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-        mark(cu_seqlens, 0)
+        maybe_mark_dynamic(cu_seqlens, 0)
         return AttentionMask(cu_seqlens=cu_seqlens)

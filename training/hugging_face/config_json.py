@@ -67,10 +67,13 @@ def read_description(folder: Path) -> ModelDescription:
         IncompatibleConfig: the file is missing or is not a JSON object.
     """
     content = read_json(folder / CONFIG_FILE)
+    # null means the default too.
     config = _DEFAULTS | {key: value for key, value in content.items() if value is not None}
+    # Models without grouped heads leave the key out.
     config.setdefault("num_key_value_heads", config.get("num_attention_heads"))
     # transformers 4 writes rope_scaling and rope_theta, version 5 rope_parameters.
     rope = {**(config.get("rope_scaling") or config.get("rope_parameters") or {})}
+    # Older folders call it `type`.
     rope_type = rope.get("rope_type") or rope.get("type") or "default"
     scaling: dict[str, Any] | None = None
     if rope_type == "llama3":

@@ -54,7 +54,7 @@ def export_checkpoint(
         out: the folder to create.
         tokenizer: tokenizer.json to copy into it; None: data.tokenizer of the run, if it is set.
         dtype: dtype of the weights.
-        shard_bytes: maximum weights per file. A larger matrix gets a file of its own.
+        shard_bytes: maximum weights per file. A larger matrix gets a separate file.
 
     Returns:
         The checkpoint that was exported.
@@ -69,19 +69,25 @@ def export_checkpoint(
     adapters = LoraConfig.model_validate(progress["lora"]) if progress["lora"] else None
     if out.exists():
         raise IncompatibleConfig(f"{out} exists already; give another folder, or remove it")
-    if tokenizer is None and progress.get("tokenizer"):
-        tokenizer = Path(progress["tokenizer"])
-    tokens = None
-    if tokenizer is not None:
-        tokens = _ExportedTokenizer(tokenizer, progress["rows"], config)
+    tokens = _open_tokenizer(tokenizer, progress, config)
     # Write aside and rename at the end.
     partial = out.with_name(f"{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # left by an export that was killed
     partial.mkdir(parents=True)
     _write_weights(path, partial, config, adapters, DTYPES[dtype], shard_bytes)
     _write_configs(partial, config, progress["rows"]["seq_len"], DTYPES[dtype], tokens)
+    # A crash before this line leaves only the .partial folder, which the next export removes.
     os.replace(partial, out)
     return path
+
+
+def _open_tokenizer(
+    path: Path | None, progress: Mapping[str, Any], config: ModelConfig
+) -> _ExportedTokenizer | None:
+    """Open the given tokenizer, or that of the run; return None if there is neither."""
+    if path is None and progress.get("tokenizer"):
+        path = Path(progress["tokenizer"])
+    return None if path is None else _ExportedTokenizer(path, progress["rows"], config)
 
 
 def _write_configs(
@@ -144,6 +150,7 @@ def _write_weights(
             file_name = f"model-{number:05d}-of-{len(files):05d}.safetensors"
         weights = _load_weights(path, names, shapes, adapters)
         exported = {to_hugging_face_name(name): w.to(dtype) for name, w in weights.items()}
+        # transformers refuses files without this metadata.
         save_file(exported, folder / file_name, metadata={"format": "pt"})
         for name in names:
             weight_map[to_hugging_face_name(name)] = file_name
@@ -155,6 +162,7 @@ def _write_weights(
 def _list_shapes(config: ModelConfig, adapters: LoraConfig | None) -> dict[str, torch.Size]:
     """Return the shape of each parameter, adapters included."""
     assert config.vocab_size is not None
+    # Meta tensors have shapes, but no memory.
     with torch.device("meta"):
         model = Decoder(config, config.vocab_size)
         if adapters is not None:
@@ -169,6 +177,7 @@ def _load_weights(
     adapters: LoraConfig | None,
 ) -> Mapping[str, Tensor]:
     """Load some parameters of a checkpoint, with their adapters merged into them."""
+    # Only the adapters of these parameters are needed, so memory holds one file at a time.
     layers = {name.removesuffix("weight") for name in names}
     adapter_names: list[str] = []
     for name in filter(is_adapter, shapes):

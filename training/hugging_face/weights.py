@@ -47,6 +47,7 @@ def load_weights_into(folder: Path, model: Decoder) -> None:
     wanted: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         if not is_adapter(name):
+            # detach() shares memory with the parameter, so loading into it changes the model.
             wanted[to_hugging_face_name(name)] = parameter.detach()
     tied: dict[str, Tensor] = {}
     if description.is_tied:
@@ -100,7 +101,7 @@ def _open_reader(folder: Path, wanted: Mapping[str, Tensor]) -> HuggingFaceStora
     reader = HuggingFaceStorageReader(str(folder))
     try:
         stored = reader.read_metadata().state_dict_metadata
-    except Exception as error:  # safetensors has an error class of its own
+    except Exception as error:  # safetensors raises its own error class
         raise IncompatibleConfig(
             f"a file of {folder} cannot be read: {error}; download it again"
         ) from error

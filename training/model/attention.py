@@ -41,7 +41,9 @@ def make_document_mask(document_ids_BT: Tensor) -> AttentionMask:
         document_ids_BT: integers that differ between the documents of a row.
     """
     seq_len = document_ids_BT.shape[1]
+    # (T, T), true on and below the diagonal: a token sees itself and earlier tokens.
     causal = torch.ones(seq_len, seq_len, dtype=torch.bool, device=document_ids_BT.device).tril()
+    # (B, T, T), true for query and key tokens of one document
     same_document = document_ids_BT[:, :, None] == document_ids_BT[:, None, :]
     return AttentionMask(allowed=(same_document & causal)[:, None])
 
@@ -50,7 +52,7 @@ def attend(query_BTHC: Tensor, key_BTKC: Tensor, value_BTKC: Tensor, mask: Atten
     """Return the attention output, (B, T, H, C). H / K query heads share one key head."""
     if mask.cu_seqlens is not None:
         return _attend_packed(query_BTHC, key_BTKC, value_BTKC, mask.cu_seqlens)
-    # scaled_dot_product_attention wants (B, heads, T, C).
+    # scaled_dot_product_attention expects (B, heads, T, C).
     query = query_BTHC.transpose(1, 2)
     key = key_BTKC.transpose(1, 2)
     value = value_BTKC.transpose(1, 2)
@@ -59,6 +61,7 @@ def attend(query_BTHC: Tensor, key_BTKC: Tensor, value_BTKC: Tensor, mask: Atten
         key,
         value,
         attn_mask=mask.allowed,
+        # The kernel refuses both a mask and is_causal. The mask is causal already.
         is_causal=mask.allowed is None,
         enable_gqa=query.shape[1] != key.shape[1],
     )
@@ -75,7 +78,7 @@ def _attend_packed(
     query = query_BTHC.flatten(0, 1)  # (B * T, H, C)
     key = key_BTKC.flatten(0, 1)
     value = value_BTKC.flatten(0, 1)
-    # The kernel wants the longest document. We pass the row length, an upper bound: the true
+    # The kernel needs the length of the longest document. We pass the row length, an upper bound: the true
     # maximum changes in every step, and torch.compile would recompile for each value.
     attended = varlen_attn(
         query, key, value, cu_seqlens, cu_seqlens, seq_len, seq_len, window_size=(-1, 0),

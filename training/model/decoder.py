@@ -53,6 +53,7 @@ class FeedForward(nn.Module):
 
     def forward(self, hidden_BTD: Tensor) -> Tensor:
         """Map (B, T, D) to (B, T, D)."""
+        # (B, T, F); with tensor parallelism, F is this rank's share
         gate = nn.functional.silu(self.gate_proj(hidden_BTD))
         return self.down_proj(gate * self.up_proj(hidden_BTD))
 
@@ -96,6 +97,8 @@ class Block(nn.Module):
     def forward_plain(self, hidden_BTD: Tensor, rope: RopeTable, mask: AttentionMask) -> Tensor:
         """Run the layer."""
         hidden_BTD = hidden_BTD + self.self_attn(self.input_layernorm(hidden_BTD), rope, mask)
+        # The norms are inside the residual branches (pre-norm), so the stream itself is never
+        # normalized.
         return hidden_BTD + self.mlp(self.post_attention_layernorm(hidden_BTD))
 
 
@@ -108,13 +111,15 @@ class Head(nn.Linear):
         self, hidden_BTD: Tensor, labels_BT: Tensor | None = None
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Return (loss sum, loss per token (B * T,)); without labels, logits (B, T, V)."""
+        # The local shard and its process group, if the vocabulary is sharded over ranks.
         weight, group = self.weight, None
         if isinstance(weight, DTensor):
             # Loss parallel: every rank needs all tokens, but only its rows of the vocabulary. The
             # gradient of the hidden states is this rank's share, hence Partial.
             group = weight.device_mesh.get_group()
-            hidden_BTD = hidden_BTD.redistribute(placements=[Replicate()])  # pyright: ignore[reportAttributeAccessIssue]
-            hidden_BTD = hidden_BTD.to_local(grad_placements=[Partial()])  # pyright: ignore[reportAttributeAccessIssue]
+            sharded_BTD: Any = hidden_BTD
+            whole_BTD = sharded_BTD.redistribute(placements=[Replicate()])
+            hidden_BTD = whole_BTD.to_local(grad_placements=[Partial()])
             weight = weight.to_local()
         if torch.is_autocast_enabled(hidden_BTD.device.type):
             # Autocast does not reach into a custom autograd function.
@@ -141,6 +146,7 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
         self.lm_head = Head(config.dim, vocab_size, bias=False)
+        # Not a buffer: the table is cheap to compute, and must not be in checkpoints.
         self._rope: RopeTable | None = None
 
     def forward(

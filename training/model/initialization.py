@@ -29,6 +29,7 @@ def init_parameter(name: str, parameter: Tensor, config: ModelConfig, seed: int)
     Projections into the residual stream get a standard deviation that is smaller by
     sqrt(2 * num_layers) (Radford et al. 2019, section 2.3).
     """
+    # The weights of RMSNorm are the only vectors; linear layers have no bias.
     if parameter.ndim == 1:
         parameter.fill_(1.0)
         return
@@ -43,6 +44,8 @@ def init_normal(name: str, parameter: Tensor, std: float, seed: int) -> None:
 
     CPU and CUDA generators give different numbers for the same seed.
     """
+    # A hash of the name, not a counter: adding a layer or an adapter leaves other weights
+    # unchanged. Python's hash() differs between processes.
     digest = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest()
     # manual_seed takes 63 bits.
     generator = torch.Generator(parameter.device).manual_seed(int.from_bytes(digest) >> 1)

@@ -25,6 +25,7 @@ class LoraLinear(nn.Linear):
     """A linear layer with an adapter. The frozen matrix keeps its parameter name."""
 
     def __init__(self, linear: nn.Linear, config: LoraConfig) -> None:
+        # On the meta device, because the next line replaces the matrix.
         super().__init__(linear.in_features, linear.out_features, bias=False, device="meta")
         self.weight = linear.weight.requires_grad_(False)
         device = linear.weight.device
@@ -34,6 +35,7 @@ class LoraLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
         """Map (..., in_features) to (..., out_features)."""
+        # (..., rank). B (A x) costs far less than (B A) x, which would build a whole matrix.
         low_rank = nn.functional.linear(input, self.lora_a)
         return super().forward(input) + self.scale * nn.functional.linear(low_rank, self.lora_b)
 
@@ -49,6 +51,7 @@ def add_adapters(model: Decoder, config: LoraConfig) -> None:
             "lora.targets is empty, so nothing would be trained; name some layers, or remove the "
             "key to adapt all of them"
         )
+    # Freeze first: the adapters that are added below require gradients.
     model.requires_grad_(False)
     for block in model.layers:
         modules = block.named_modules()
@@ -94,6 +97,7 @@ def merge_adapters(weights: Mapping[str, Tensor], config: LoraConfig) -> dict[st
         if not name.endswith(f".{A}"):
             continue
         layer = name.removesuffix(f".{A}")
+        # (out_features, in_features), of rank config.rank
         update = weights[f"{layer}.{B}"].float() @ weights[name].float()
         merged[f"{layer}.weight"] = merged[f"{layer}.weight"].float() + scale * update
     return merged

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 IGNORED_LABEL = -100
-"""Label of tokens that are not predicted; the same value as in loader.loader."""
+"""Label of tokens that are not predicted; the same value as in loader/batches/batch_builder.py."""
 
 
 def chunked_cross_entropy(
@@ -44,7 +44,8 @@ def chunked_cross_entropy(
         The sum over tokens (fp32 scalar with gradient), and the loss of each token ((N,) fp32
         without gradient). Ignored tokens count as 0.
     """
-    return _ChunkedCrossEntropy.apply(hidden_ND, weight_VD, labels_N, chunk_tokens, group)  # pyright: ignore[reportReturnType]
+    result: Any = _ChunkedCrossEntropy.apply(hidden_ND, weight_VD, labels_N, chunk_tokens, group)
+    return result
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
@@ -57,6 +58,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         chunk_tokens: int,
         group: dist.ProcessGroup | None,
     ) -> tuple[Tensor, Tensor]:
+        # (N,) written chunk by chunk
         losses = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         grad_hidden = grad_weight = None
@@ -69,8 +71,11 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             chunk = slice(start, start + chunk_tokens)
             losses[chunk], grad_logits = _chunk_loss(hidden[chunk], weight, labels[chunk], group)
             if grad_hidden is not None:
+                # (n, V) @ (V, D): with a group, only this rank's columns contribute, so this is a
+                # partial sum.
                 grad_hidden[chunk] = grad_logits @ weight
             if grad_weight is not None:
+                # This sum over chunks is (V, D), in fp32.
                 grad_weight += grad_logits.T @ hidden[chunk]
         ctx.save_for_backward(grad_hidden, grad_weight)
         ctx.mark_non_differentiable(losses)
@@ -85,6 +90,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             grad_hidden = grad_hidden * scale.to(grad_hidden.dtype)
         if grad_weight is not None:
             grad_weight = grad_weight * scale.to(grad_weight.dtype)
+        # None for labels, chunk_tokens and group, which have no gradient.
         return grad_hidden, grad_weight, None, None, None
 
 
@@ -99,10 +105,12 @@ def _chunk_loss(
     first_row = 0 if group is None else dist.get_rank(group) * len(weight)
     local_labels = labels - first_row
     is_local = (local_labels >= 0) & (local_labels < len(weight))
+    # gather needs valid columns for all tokens. Wrong ones are multiplied by is_local below.
     target_column = local_labels.clamp(0, len(weight) - 1).unsqueeze(1)  # (n, 1)
     # Subtract the largest logit before exp, as every stable softmax does.
     highest = _all_reduce(logits.amax(1), dist.ReduceOp.MAX, group)
     logits -= highest.unsqueeze(1)
+    # The target's logit is on one rank only. The others add 0, so the sum over ranks is the logit.
     local_target = logits.gather(1, target_column).squeeze(1) * is_local
     target = _all_reduce(local_target, dist.ReduceOp.SUM, group)
     logits.exp_()

@@ -24,6 +24,8 @@ class RopeTable:
 
     def rotate(self, heads_BTHC: Tensor) -> Tensor:
         """Rotate query or key heads by their positions; computed in fp32, same dtype returned."""
+        # (B, T, H, C / 2) each. (first, second) is rotated to (first cos - second sin, second cos +
+        # first sin).
         first, second = heads_BTHC.float().chunk(2, dim=-1)
         rotated = torch.cat([-second, first], dim=-1)
         cos, sin = self.cos[:, None, :], self.sin[:, None, :]  # (T, 1, C)
@@ -50,5 +52,6 @@ def _scale_frequencies(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
     # Number of full turns that a frequency makes within the original context length.
     turns = scaling.original_seq_len * frequencies / (2 * math.pi)
     slope = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    # 1 above high_freq_factor turns, 0 below low_freq_factor turns
     kept_share = slope.clamp(0, 1)
     return frequencies * kept_share + frequencies / scaling.factor * (1 - kept_share)

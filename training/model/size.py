@@ -30,10 +30,12 @@ def resolve_vocab_size(config: ModelConfig, tokenizer_vocab_size: int) -> int:
 
 def count_parameters(config: ModelConfig, vocab_size: int) -> int:
     """Return the number of parameters, without building the model."""
+    # q and o have num_heads heads each, k and v have num_kv_heads each.
     attention = config.dim * config.head_dim * 2 * (config.num_heads + config.num_kv_heads)
     feed_forward = 3 * config.dim * config.ffn_dim
     block = attention + feed_forward + 2 * config.dim  # two norms
     embedding_and_head = 2 * vocab_size * config.dim
+    # config.dim: the final norm
     return config.num_layers * block + config.dim + embedding_and_head
 
 

@@ -66,8 +66,10 @@ class MetricsLog:
         if self._file is None:
             return
         line = {"step": step, "time": round(time.time(), 3), **figures}
+        # A new dict: the Prometheus thread may be reading the old one.
         self.latest = {**self.latest, **line}
         self._file.write(json.dumps(line) + "\n")
+        # A killed run keeps all lines up to its last report.
         self._file.flush()
         numbers = {name: value for name, value in figures.items() if isinstance(value, int | float)}
         if self._tensorboard is not None:
@@ -88,6 +90,7 @@ def _remove_partial_line(path: Path) -> None:
     """
     if path.exists():
         with path.open("rb+") as file:
+            # The last newline is searched in the last MiB only, because no line is longer.
             start = file.seek(max(0, path.stat().st_size - _MAX_LINE_BYTES))
             file.truncate(start + file.read().rfind(b"\n") + 1)
 
@@ -98,7 +101,8 @@ def _open_wandb(config: ObservabilityConfig, run_dir: Path, settings: Mapping[st
         import wandb
     except ImportError as error:
         raise IncompatibleConfig(
-            "observability.wandb is set, but wandb is not installed: pip install wandb, or set it to null"
+            "observability.wandb is set, but wandb is not installed: pip install wandb, "
+            "or set it to null"
         ) from error
     return wandb.init(
         project=config.wandb.project,

@@ -30,6 +30,7 @@ def read_memory_peaks(device: torch.device) -> dict[str, float]:
         "memory_retries": stats["num_alloc_retries"],
         "memory_ooms": stats["num_ooms"],
     }
+    # The next report then shows the peak since this one.
     torch.cuda.reset_peak_memory_stats(device)
     return figures
 
@@ -85,6 +86,7 @@ def trace_steps(
     def write_trace(profiler: Any) -> None:
         profiler.export_chrome_trace(str(folder / f"rank-{context.rank:05d}.json.gz"))
 
+    # One step of warm-up, because the first profiled step is slowed down by starting the profiler.
     schedule = torch.profiler.schedule(
         wait=max(0, first - 1), warmup=min(1, first), active=last - first + 1, repeat=1
     )
@@ -112,5 +114,6 @@ def record_memory_history(
         yield
     finally:
         run_dir.mkdir(parents=True, exist_ok=True)
-        memory._dump_snapshot(str(run_dir / f"memory-rank{context.rank:05d}.pickle"))  # noqa: SLF001
+        snapshot = run_dir / f"memory-rank{context.rank:05d}.pickle"
+        memory._dump_snapshot(str(snapshot))  # noqa: SLF001
         memory._record_memory_history(enabled=None)  # noqa: SLF001

@@ -81,13 +81,16 @@ def serve_prometheus(
     labels = {"run": run_dir.name}
     loader_labels = {**labels, "rank": str(rank)}
     loader_collector = StatsCollector(loader.metrics.METRICS, loader_stats, loader_labels)
+    # A function, because `latest` is replaced by a new dict at each report.
     run_collector = StatsCollector(METRICS, lambda: metrics_log.latest, labels)
+    # The number of the rank on its machine keeps the ports of one machine apart.
     port = config.prometheus.port + int(os.environ.get("LOCAL_RANK", "0"))
     host = config.prometheus.host
     try:
         return loader.metrics.serve_metrics(port, loader_collector, run_collector, host=host)
     except OSError as error:
         raise IncompatibleConfig(
-            f"rank {rank} cannot serve Prometheus on {host}:{port} (observability.prometheus): {error}; "
+            f"rank {rank} cannot serve Prometheus on {host}:{port} "
+            f"(observability.prometheus): {error}; "
             f"choose another port, or set observability.prometheus to null"
         ) from error

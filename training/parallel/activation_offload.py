@@ -26,7 +26,7 @@ MIN_BYTES = 1 << 20
 
 @dataclass(eq=False)
 class _SavedTensor:
-    """A tensor in CPU memory, and its copy on the device once backward has asked for it."""
+    """A tensor in CPU memory, and its copy on the device after backward has requested it."""
 
     host: Tensor
     device_copy: Tensor | None = None
@@ -65,7 +65,9 @@ class ActivationOffload:
 
         @functools.wraps(forward)
         def offloaded(*args: Any) -> Any:
+            # Visits form a list from the last block to the first, which is the order of backward.
             visit = _BlockVisit(self._latest)
+            # The next forward pass, of another micro-batch, starts a new list.
             self._latest = None if is_last else visit
             pack = self._keep if is_last else functools.partial(self._send, visit)
             unpack = functools.partial(self._receive, visit)
@@ -79,11 +81,15 @@ class ActivationOffload:
 
     def _send(self, visit: _BlockVisit, tensor: Tensor) -> Tensor | _SavedTensor:
         """Start the copy to CPU memory. Weights and small tensors stay where they are."""
-        is_weight = isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)  # noqa: SLF001
+        # Weights stay in memory anyway. Linear layers save a transposed view, whose _base is the
+        # weight.
+        base = tensor._base  # noqa: SLF001
+        is_weight = isinstance(tensor, nn.Parameter) or isinstance(base, nn.Parameter)
         if is_weight or tensor.device != self._device or tensor.nbytes < self._min_bytes:
             return tensor
         host = torch.empty_like(tensor, device="cpu", pin_memory=self._stream is not None)
         if self._stream is not None:
+            # The copy must not start before the kernel that writes the tensor has finished.
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
             # The allocator must not reuse this memory before the copy has read it.
             tensor.record_stream(self._stream)
@@ -96,6 +102,7 @@ class ActivationOffload:
     def _receive(self, visit: _BlockVisit, packed: Tensor | _SavedTensor) -> Tensor:
         """Return a tensor for backward, and start fetching those of the previous block."""
         self._fetch(visit)
+        # One block ahead: its copies run while this block's backward computes.
         if visit.previous is not None:
             self._fetch(visit.previous)
         if isinstance(packed, Tensor):
@@ -104,6 +111,8 @@ class ActivationOffload:
         if visit.fetch_done is not None:
             stream = torch.cuda.current_stream(self._device)
             stream.wait_event(visit.fetch_done)
+            # The allocator must not give this memory to the copy stream before backward has read
+            # it.
             packed.device_copy.record_stream(stream)
         return packed.device_copy
 

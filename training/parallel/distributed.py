@@ -1,6 +1,7 @@
 """The process group of a run and its device mesh of replicate x shard x tensor ranks.
 
-8 ranks, shard_degree 2, tensor 2:   replicate 2 x shard 2 x tensor 2; neighbours share a tensor
+For example, 8 ranks with shard_degree 2 and tensor 2 form a mesh of 2 x 2 x 2. Ranks with
+consecutive numbers share a matrix (tensor).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import os
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -52,6 +54,8 @@ class RankContext:
 
     def sum_over_data_ranks(self, values: torch.Tensor) -> torch.Tensor:
         """Sum over all ranks that read different rows, in place."""
+        # One reduction per dimension: ranks that differ only in `tensor` hold the same values,
+        # which must not be added twice.
         for name in ("replicate", "shard"):
             if self.mesh[name].size() > 1:
                 dist.all_reduce(values, group=self.mesh.get_group(name))
@@ -65,11 +69,15 @@ class RankContext:
 
     def set_timeout(self, timeout_s: float) -> None:
         """Set how long a collective waits for a missing rank before it fails."""
-        from torch.distributed.distributed_c10d import _set_pg_timeout  # pyright: ignore[reportPrivateUsage]
+        from torch.distributed import distributed_c10d
 
+        # torch has no public function for it.
+        set_group_timeout: Any = distributed_c10d._set_pg_timeout  # noqa: SLF001
+        # Checkpoints have a separate group, which keeps its timeout: writing can take longer than a
+        # step.
         groups = {id(group): group for group in map(self.mesh.get_group, MESH_DIMS)}
         for group in [dist.group.WORLD, *groups.values()]:
-            _set_pg_timeout(timedelta(seconds=timeout_s), group)
+            set_group_timeout(timedelta(seconds=timeout_s), group)
 
 
 def init_distributed(parallel: ParallelConfig, *, timeout_s: float, dump_dir: Path) -> RankContext:
@@ -93,6 +101,7 @@ def init_distributed(parallel: ParallelConfig, *, timeout_s: float, dump_dir: Pa
         torch.cuda.set_device(device)
         # NCCL reads these when the process group is created.
         for name, value in flight_recorder_env(dump_dir).items():
+            # setdefault: values that the user has set are kept.
             os.environ.setdefault(name, value)
     if not dist.is_initialized():
         timeout = timedelta(seconds=timeout_s)
@@ -101,8 +110,15 @@ def init_distributed(parallel: ParallelConfig, *, timeout_s: float, dump_dir: Pa
             dist.init_process_group(backend, timeout=timeout)
         else:
             dist.init_process_group(
-                backend, timeout=timeout, store=HashStore(), rank=0, world_size=1
+                # In memory, so a single process needs no port.
+                backend,
+                timeout=timeout,
+                store=HashStore(),
+                rank=0,
+                world_size=1,
             )
+    # Row-major: `tensor` is the last dimension, so its ranks have consecutive numbers and share a
+    # node.
     shape = compute_mesh_shape(parallel, dist.get_world_size())
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=MESH_DIMS)
     if parallel.tensor > 1:
@@ -132,6 +148,7 @@ def compute_mesh_shape(parallel: ParallelConfig, world_size: int) -> tuple[int, 
         )
     if parallel.strategy in ("ddp", "zero1"):
         return data_ranks, 1, 1
+    # Ranks left over by `shard` form replicas (HSDP).
     shard = parallel.shard_degree or data_ranks
     if data_ranks % shard:
         divisors = ", ".join(str(n) for n in range(1, data_ranks + 1) if data_ranks % n == 0)

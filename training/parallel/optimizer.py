@@ -51,7 +51,8 @@ class Optimizer:
         if parallel.strategy == "zero1" and context.world_size > 1:
             self._optimizer: torch.optim.Optimizer = _make_zero1(groups, settings, context)
             # The inner optimizer has the state of this rank's parameters.
-            self._state_owner: torch.optim.Optimizer = self._optimizer.optim  # pyright: ignore[reportAttributeAccessIssue]
+            zero1: Any = self._optimizer
+            self._state_owner: torch.optim.Optimizer = zero1.optim
         else:
             self._optimizer = self._state_owner = torch.optim.AdamW(groups, **settings)
         self._init_state()
@@ -65,7 +66,10 @@ class Optimizer:
         gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
         norm = get_total_norm(gradients)
         if isinstance(norm, DTensor):
+            # With shards, each rank has only a part of the norm. This is the collective that adds
+            # them up.
             norm = norm.full_tensor()
+        # Scales on the device, without waiting for the value of the norm.
         clip_grads_with_norm_(self._parameters.values(), self._config.max_grad_norm, norm)
         return norm
 
@@ -81,6 +85,7 @@ class Optimizer:
     def zero_grad(self) -> None:
         """Free the gradients."""
         for parameter in self._parameters.values():
+            # None and not zeros: the memory is free during the next forward pass.
             parameter.grad = None
 
     def state_tensors(self) -> dict[str, Tensor]:
@@ -88,6 +93,7 @@ class Optimizer:
 
         Keys are `<parameter>.exp_avg`, `<parameter>.exp_avg_sq` and `<parameter>.step`.
         """
+        # By identity, because comparing tensors compares their values.
         names = {id(master): name for name, master in self._masters.items()}
         tensors: dict[str, Tensor] = {}
         for master, values in self._state_owner.state.items():
@@ -104,6 +110,7 @@ class Optimizer:
 
     def _make_groups(self) -> list[dict[str, Any]]:
         """Return the parameter groups: matrices with weight decay, norms without."""
+        # Decay pulls weights to 0, which would shrink the norms' scales (initially 1).
         matrices = [master for master in self._masters.values() if master.ndim > 1]
         vectors = [master for master in self._masters.values() if master.ndim <= 1]
         groups: list[dict[str, Any]] = [
@@ -139,6 +146,8 @@ class Optimizer:
         self._optimizer.step()
         with torch.no_grad():
             for parameter, master in pairs:
+                # No wait: the next forward pass runs on the same stream, and the masters change
+                # only in the next step.
                 parameter.copy_(master, non_blocking=True)
 
 
@@ -150,6 +159,7 @@ def _copy_to_host(
     for name, parameter in parameters.items():
         source = parameter.detach()
         master = nn.Parameter(torch.empty_like(source, device="cpu", pin_memory=pin_memory))
+        # Allocated once: pinning memory in every step would be slow.
         master.grad = torch.empty_like(source, device="cpu", pin_memory=pin_memory)
         with torch.no_grad():
             master.copy_(source)
@@ -191,6 +201,7 @@ def compute_learning_rate(step: int, num_steps: int, config: OptimizerConfig) ->
         config: schedule, peak and end of the learning rate.
     """
     if step < config.warmup_steps:
+        # step + 1: the first step already has a learning rate above 0.
         return config.learning_rate * (step + 1) / config.warmup_steps
     progress = (step - config.warmup_steps) / max(1, num_steps - config.warmup_steps)
     if config.schedule == "constant":

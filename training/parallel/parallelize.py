@@ -3,11 +3,13 @@
 The weights are the same for every strategy and number of ranks. No rank ever holds more of the
 sharded model than its own share and one whole block.
 
-    strategy  parameters                             gradients  optimizer state  made with
-    ddp       whole                                  whole      whole            DDP
-    zero1     whole                                  whole      sharded          DDP, ZeroRedundancyOptimizer
-    zero2     sharded; whole from forward to backward  sharded  sharded          fully_shard(reshard_after_forward=False)
-    zero3     sharded                                sharded    sharded          fully_shard(reshard_after_forward=True)
+    strategy  parameters  gradients  optimizer state  made with
+    ddp       whole       whole      whole            DDP
+    zero1     whole       whole      sharded          DDP, ZeroRedundancyOptimizer
+    zero2     sharded *   sharded    sharded          fully_shard(reshard_after_forward=False)
+    zero3     sharded     sharded    sharded          fully_shard(reshard_after_forward=True)
+
+    * whole from forward to backward
 """
 
 from __future__ import annotations
@@ -70,6 +72,7 @@ def parallelize(
     model.lm_head.chunk_tokens = precision.loss_chunk_tokens
     if precision.float8 != "none":
         _convert_to_float8(model, precision.float8, context.device)
+    # Tensor parallelism before fully_shard: FSDP then shards what each tensor rank holds.
     if parallel.tensor > 1:
         apply_tensor_parallel(model, context.mesh["tensor"])
     _configure_blocks(model, parallel, precision, context.device)
@@ -89,7 +92,10 @@ def accumulate_gradients(model: nn.Module, *, is_last: bool) -> Generator[None]:
             yield
         return
     if isinstance(model, FSDPModule):
+        # Earlier micro-batches add up whole gradients on each rank: more memory, but one reduction
+        # per step.
         model.set_requires_gradient_sync(is_last)
+        # Otherwise FSDP would wait for reductions after every micro-batch.
         model.set_is_last_backward(is_last)
     yield
 
@@ -112,6 +118,7 @@ def _materialize(
     Every rank fills the whole parameter and keeps its shard, so the values do not depend on the
     sharding.
     """
+    # to_empty replaces the meta parameters; their content is undefined until it is filled below.
     module.to_empty(device=device)
     with torch.no_grad():
         for name, parameter in module.named_parameters(prefix):
@@ -135,6 +142,7 @@ def _apply_ddp(
     _materialize("", model, init_parameter, device)
     if precision.compute != "fp32":
         autocast = torch.autocast(device.type, COMPUTE_DTYPES[precision.compute])
+        # Before wrapping: DDP calls this method.
         model.forward = autocast(model.forward)
     if context.world_size == 1:
         return model
@@ -142,6 +150,7 @@ def _apply_ddp(
         model,
         device_ids=[device] if device.type == "cuda" else None,
         process_group=context.mesh.get_group("replicate"),
+        # Gradients share memory with DDP's buckets: 4 bytes per parameter less.
         gradient_as_bucket_view=True,
         # Every rank has initialized the same weights, so no broadcast is needed.
         init_sync=False,
@@ -172,6 +181,7 @@ def _apply_fully_shard(
             reshard_after_forward=parallel.strategy == "zero3" and not is_last,
             **settings,
         )
+    # The root: it holds no parameters itself, but schedules the groups' collectives.
     fully_shard(model, reshard_after_forward=False, **settings)
     return model
 
@@ -187,6 +197,7 @@ def _make_fsdp_settings(
         offload = CPUOffloadPolicy(pin_memory=context.device.type == "cuda")
     precision_policy = MixedPrecisionPolicy(
         param_dtype=COMPUTE_DTYPES[precision.compute],
+        # Gradients are summed in fp32: bf16 has 8 significant bits, and many ranks add up.
         reduce_dtype=torch.float32,
         cast_forward_inputs=False,  # the angles of the rotary embedding stay fp32
     )
@@ -218,6 +229,8 @@ def _configure_blocks(
         block.checkpoint_args = checkpoint_args
         forward: Callable[..., Any] = block.forward_with_checkpointing
         if precision.compile:
+            # Per block, not the whole model: blocks share one compilation, and FSDP's hooks stay
+            # outside of the graph.
             forward = torch.compile(forward)
         if offload is not None:
             forward = offload.wrap(forward, is_last=block is model.layers[-1])

@@ -40,6 +40,7 @@ def apply_tensor_parallel(model: Decoder, mesh: DeviceMesh) -> None:
         use_local_output=False,
     )
     parallelize_module(model, mesh, {"embed_tokens": embedding, "norm": SequenceParallel()})
+    # Cut along the vocabulary. Head.forward reduces the loss itself, so no ParallelStyle is needed.
     model.lm_head.weight = nn.Parameter(distribute_tensor(model.lm_head.weight, mesh, [Shard(0)]))
     plan = _make_block_plan()
     for block in model.layers:
@@ -57,12 +58,14 @@ def _make_block_plan() -> dict[str, ParallelStyle]:
         "self_attn": PrepareModuleInput(
             input_layouts=(_TOKENS, None, None), desired_input_layouts=(_WHOLE, None, None)
         ),
+        # Column-wise: each rank computes whole heads, so attention needs no communication.
         "self_attn.q_proj": ColwiseParallel(),
         "self_attn.k_proj": ColwiseParallel(),
         "self_attn.v_proj": ColwiseParallel(),
         "self_attn.o_proj": RowwiseParallel(output_layouts=_TOKENS),
         "post_attention_layernorm": SequenceParallel(),
         "mlp": PrepareModuleInput(input_layouts=(_TOKENS,), desired_input_layouts=(_WHOLE,)),
+        # gate and up are cut alike, so their product is local too.
         "mlp.gate_proj": ColwiseParallel(),
         "mlp.up_proj": ColwiseParallel(),
         "mlp.down_proj": RowwiseParallel(output_layouts=_TOKENS),
@@ -72,6 +75,7 @@ def _make_block_plan() -> dict[str, ParallelStyle]:
 def _check_divisible(model: Decoder, degree: int) -> None:
     config = model.config
     for name, number in (
+        # Heads are not cut: each rank needs at least one whole key head.
         ("model.num_kv_heads", config.num_kv_heads),
         ("model.num_heads", config.num_heads),
         ("model.ffn_dim", config.ffn_dim),

@@ -79,6 +79,7 @@ def estimate_block_activations(
     """Return what autograd saves of one block; the terms are explained at the top of this file."""
     model, tensor = config.model, config.parallel.tensor
     e = get_compute_bytes(config)
+    # Per token: sizes in bytes, with e bytes per number and `inner` numbers of the inner width.
     inner = model.ffn_dim // tensor
     parts = _measure_parts(config, device_type)
     # Outputs of gate and up are kept as inputs of other operations already.
@@ -91,6 +92,7 @@ def estimate_block_activations(
     selective = parts.residual + stored_by_both + unneeded_outputs + e * model.dim
     # The recomputed block does not save its input again, unless a CPU norm converts it to fp32.
     input_is_shared = device_type == "cuda" or get_residual_bytes(config) == FP32_BYTES
+    # What one block's backward recomputes, and holds until the block is done
     recomputed = parts.total - (parts.residual if input_is_shared else 0)
     # Backward of the product of gate and up has the gradients of both and of the product, which
     # itself is free by then; and the gradient of the residual stream.
@@ -119,8 +121,11 @@ def _measure_parts(config: TrainConfig, device_type: str) -> _Parts:
     scores = _count_score_bytes(config, device_type)
     low_rank = 0
     if config.lora is not None:
+        # One A x of `rank` numbers per adapter
         low_rank = e * config.lora.rank * len(config.lora.targets)
     norm = estimate_norm_bytes(residual, width, device_type, is_trained=config.lora is None)
+    # gate, silu(gate) and up; their product is the input of down_proj, saved only if that is
+    # trained.
     num_inner = 4 if _is_trained(config, "down_proj") else 3
     return _Parts(
         residual=residual,

@@ -79,6 +79,7 @@ class Estimator:
             name: of the option.
             changes: keys of the `parallel` section, or micro_batch_rows of `data`.
         """
+        # Validate the changed config anew: changes can contradict each other.
         settings = self.config.model_dump()
         for key, value in changes.items():
             settings[_find_section(key)][key] = value
@@ -105,6 +106,8 @@ class Estimator:
         # Out and back.
         offload_s = 2 * footprint.offloaded * footprint.micro_batches / HOST_LINK_BYTES_PER_S
         host_s = _estimate_host_s(config, footprint)
+        # Offload copies run beside the computation, so the slower of both counts. The CPU's step is
+        # added.
         return tokens / (max(compute_s + tensor_s, offload_s) + host_s)
 
     def _count_flops_per_token(self, config: TrainConfig) -> int:
@@ -123,8 +126,11 @@ class Estimator:
         feed-forward, in forward and backward.
         """
         tensor = config.parallel.tensor
+        # 4 collectives in forward and 4 in backward per layer, of one hidden vector per token
         bytes_per_token = 8 * config.model.num_layers * config.model.dim * get_compute_bytes(config)
+        # A ring sends all but a rank's own part. 0 without tensor parallelism.
         sent_share = (tensor - 1) / tensor
+        # All ranks of a tensor group process the same tokens.
         tokens_per_gpu = tokens * tensor / self.num_gpus
         return tokens_per_gpu * bytes_per_token * sent_share / NODE_LINK_BYTES_PER_S
 
@@ -140,6 +146,7 @@ def _estimate_host_s(config: TrainConfig, footprint: Footprint) -> float:
     if parallel.offload == "parameters":
         copies = footprint.micro_batches * (2 if parallel.strategy == "zero3" else 1)
     transfer_s = (footprint.gradients + copies * footprint.parameters) / HOST_LINK_BYTES_PER_S
+    # Trained parameters on this rank: each has one fp32 gradient.
     num_parameters = footprint.gradients / FP32_BYTES
     return transfer_s + num_parameters * ADAM_BYTES_PER_PARAMETER / HOST_ADAM_BYTES_PER_S
 
@@ -179,6 +186,7 @@ def find_remedies(estimator: Estimator) -> list[Option]:
     for num_changes in range(1, MAX_CHANGES + 1):
         for chosen in itertools.combinations(changes, num_changes):
             names = frozenset(name for name, _ in chosen)
+            # Combinations grow in size, so a set that contains a smaller remedy is not minimal.
             if any(smaller < names for smaller, _ in found):
                 continue
             merged: dict[str, Any] = {}

@@ -176,6 +176,7 @@ def _count_zero1_bytes(weights: ModelWeights, num_ranks: int) -> int:
     for is_matrix in (True, False):  # the groups with and without weight decay
         members = [weight for weight in trained if weight.is_matrix is is_matrix]
         for weight in sorted(members, key=lambda weight: -weight.count_local(1)):
+            # Ties go to the lowest rank, as in ZeroRedundancyOptimizer.
             rank = numbers.index(min(numbers))
             numbers[rank] += weight.count_local(1)
             num_tensors[rank] += 1
@@ -206,23 +207,16 @@ def _estimate_moments(
 ) -> dict[str, MemoryUse]:
     tokens = config.data.seq_len * config.data.micro_batch_rows
     strategy = (_estimate_sharded if layout.is_sharded else _estimate_ddp)(config, layout, weights)
-    offload = config.parallel.offload
-    parameters = FP32_BYTES * weights.count_local(layout.shard) if offload != "parameters" else 0
-    optimizer = _count_optimizer_bytes(weights, layout) if offload == "none" else 0
-    context = 0
-    if device_type == "cuda":
-        context = CONTEXT_BYTES + COMMUNICATOR_BYTES * layout.num_communicators
+    constant = _count_constant_bytes(config, layout, weights, device_type)
 
     def make_moment(name: str, activations: int, loss: int, buffers: int) -> MemoryUse:
         return MemoryUse(
-            parameters=parameters,
             gathered=strategy.gathered[name],
             gradients=strategy.gradients[name],
-            optimizer=optimizer,
             activations=activations,
             loss=loss,
             buffers=buffers,
-            context=context,
+            **constant,
         )
 
     batch = _count_batch_bytes(config, layout, device_type)
@@ -244,6 +238,24 @@ def _estimate_moments(
     }
 
 
+def _count_constant_bytes(
+    config: TrainConfig, layout: MeshLayout, weights: ModelWeights, device_type: str
+) -> dict[str, int]:
+    """Return the uses of GPU memory that are the same at every moment."""
+    offload = config.parallel.offload
+    parameters = FP32_BYTES * weights.count_local(layout.shard)
+    # Offloaded parameters take the optimizer state with them to CPU memory.
+    optimizer = _count_optimizer_bytes(weights, layout)
+    context = 0
+    if device_type == "cuda":
+        context = CONTEXT_BYTES + COMMUNICATOR_BYTES * layout.num_communicators
+    return {
+        "parameters": 0 if offload == "parameters" else parameters,
+        "optimizer": optimizer if offload == "none" else 0,
+        "context": context,
+    }
+
+
 def _count_kept_bytes(
     config: TrainConfig, layout: MeshLayout, block: BlockActivations, device_type: str
 ) -> int:
@@ -262,6 +274,7 @@ def _count_kept_bytes(
 def _count_batch_bytes(config: TrainConfig, layout: MeshLayout, device_type: str) -> int:
     """Return the bytes of input_ids and labels (int64) of a step, and of boolean masks."""
     tokens = config.data.seq_len * config.data.micro_batch_rows
+    # read_step moves all micro-batches of a step to the device at once.
     batch = 2 * 8 * tokens * layout.micro_batches
     if config.data.document_masks and device_type == "cpu":
         batch += tokens * config.data.seq_len * layout.micro_batches
@@ -271,6 +284,7 @@ def _count_batch_bytes(config: TrainConfig, layout: MeshLayout, device_type: str
 def _count_head_bytes(config: TrainConfig, weights: ModelWeights, tokens: int) -> int:
     """Return the peak of the loss (training/model/loss.py), without the weights of the head."""
     e = get_compute_bytes(config)
+    # The head group is the final norm and the output matrix.
     matrix = next(weight for weight in weights.head.weights if weight.is_matrix)
     numbers, is_trained = matrix.count_local(1), matrix.is_trained
     hidden = tokens * config.model.dim * e  # whole rows, also with tensor parallelism
@@ -292,17 +306,11 @@ def _count_head_bytes(config: TrainConfig, weights: ModelWeights, tokens: int) -
 def _estimate_ddp(
     config: TrainConfig, layout: MeshLayout, weights: ModelWeights
 ) -> _StrategyMemory:
-    """Ddp and zero1: DDP's buckets hold the gradients during the whole run, if there is DDP.
-
-    Autocast caches its casts of the weights until they are no longer needed.
-    """
+    """Estimate ddp and zero1. With DDP, its buckets hold the gradients during the whole run."""
+    # DDP allocates its buckets at the start. Without DDP, gradients of earlier micro-batches
+    # remain.
     keeps_gradients = layout.replicate > 1 or layout.micro_batches > 1
     e, num_layers = get_compute_bytes(config), weights.num_layers
-    matrices = sum(w.count_local(1) for w in weights.block.weights if w.is_matrix)
-    block_casts = e * matrices if e < FP32_BYTES else 0
-    all_casts = num_layers * block_casts
-    # Recomputation casts each block anew.
-    is_checkpointed = config.parallel.activation_checkpointing != "none"
     gradients = FP32_BYTES * weights.count_local(1, trained_only=True)
     embedding = FP32_BYTES * weights.embedding.count_local(1, trained_only=True)
     block = FP32_BYTES * weights.block.count_local(1, trained_only=True)
@@ -310,12 +318,7 @@ def _estimate_ddp(
     # One gradient in the compute dtype and in fp32, before it is added to its bucket.
     new_gradient = (FP32_BYTES + e) * weights.block.largest_trained
     return _StrategyMemory(
-        gathered={
-            "loss": all_casts,
-            "last": block_casts if is_checkpointed else all_casts,
-            "first": block_casts,
-            "end": 0,
-        },
+        gathered=_estimate_casts(config, weights),
         gradients={
             "loss": gradients if keeps_gradients else 0,
             "last": gradients if keeps_gradients else head,
@@ -330,6 +333,23 @@ def _estimate_ddp(
             "end": embedding,
         },
     )
+
+
+def _estimate_casts(config: TrainConfig, weights: ModelWeights) -> dict[str, int]:
+    """Return the casts of the weights, which autocast caches until they are no longer needed."""
+    e = get_compute_bytes(config)
+    matrices = sum(w.count_local(1) for w in weights.block.weights if w.is_matrix)
+    # fp32 weights are used as they are.
+    block_casts = e * matrices if e < FP32_BYTES else 0
+    all_casts = weights.num_layers * block_casts
+    # Recomputation casts each block anew.
+    is_checkpointed = config.parallel.activation_checkpointing != "none"
+    return {
+        "loss": all_casts,
+        "last": block_casts if is_checkpointed else all_casts,
+        "first": block_casts,
+        "end": 0,
+    }
 
 
 def _estimate_sharded(
@@ -349,8 +369,10 @@ def _estimate_gathered(config: TrainConfig, shard: int, weights: ModelWeights) -
     block = e * weights.block.count_gathered(shard)
     head = e * weights.head.count_gathered(shard)
     if config.parallel.strategy == "zero3":
+        # zero3: the block in use, and in backward also the one that is gathered ahead.
         after_forward, in_backward = block, block * min(2, num_layers)
     else:
+        # zero2: everything gathered in forward stays until its backward.
         after_forward = in_backward = block * num_layers + embedding
     return {
         "loss": head + after_forward,
@@ -369,6 +391,7 @@ def _estimate_sharded_gradients(
     local = on_gpu * weights.count_local(shard, trained_only=True)
     local_head = on_gpu * weights.head.count_local(shard, trained_only=True)
     local_block = on_gpu * weights.block.count_local(shard, trained_only=True)
+    # Reduced already when the first block is in backward: the head, and all blocks but the first.
     later_groups = local_head + (weights.num_layers - 1) * local_block
     if layout.micro_batches == 1:
         return {"loss": 0, "last": local_head, "first": later_groups, "end": local}

@@ -1,7 +1,10 @@
 """Estimates whether a config fits on given GPUs, and how long training takes.
 
-plan = make_plan(load_config("train-1b.yaml"), num_gpus=16, gpu=GPUS["h100-80gb"], vocab_size=50304)
-plan.configured.fits(plan.gpu), plan.configured.footprint.peak.total / GIB
+For example:
+
+    config = load_config("train-1b.yaml")
+    plan = make_plan(config, num_gpus=16, gpu=GPUS["h100-80gb"], vocab_size=50304)
+    plan.configured.fits(plan.gpu), plan.configured.footprint.peak.total / GIB
 """
 
 from __future__ import annotations
@@ -78,27 +81,35 @@ def make_plan(
     Raises:
         IncompatibleConfig: an argument is out of range, or the config cannot run on these GPUs.
     """
-    data = config.data
-    if tokens is None:
-        tokens = float(config.steps * data.global_batch_rows * data.seq_len)
+    tokens = _count_tokens(config) if tokens is None else tokens
     _check_arguments(num_gpus, mfu, tokens)
     estimator = Estimator(config, num_gpus, gpu, vocab_size, mfu)
-    configured = estimator.estimate("as configured", {})
-    if configured.footprint is None:
-        raise IncompatibleConfig(configured.error)
+    configured = _estimate_configured(estimator)
+    # Remedies take hundreds of estimates, so they are computed only if they are needed.
     remedies = [] if configured.fits(gpu) else find_remedies(estimator)
     return Plan(
         gpu=gpu,
         num_gpus=num_gpus,
         vocab_size=vocab_size,
         num_parameters=count_parameters(config.model, vocab_size),
-        flops_per_token=count_flops_per_token(config.model, vocab_size, data.seq_len),
+        flops_per_token=count_flops_per_token(config.model, vocab_size, config.data.seq_len),
         mfu=mfu,
         tokens=tokens,
         configured=configured,
         alternatives=tuple(_estimate_alternatives(estimator)),
         remedies=tuple(remedies),
     )
+
+
+def _count_tokens(config: TrainConfig) -> float:
+    return float(config.steps * config.data.global_batch_rows * config.data.seq_len)
+
+
+def _estimate_configured(estimator: Estimator) -> Option:
+    configured = estimator.estimate("as configured", {})
+    if configured.footprint is None:
+        raise IncompatibleConfig(configured.error)
+    return configured
 
 
 def _check_arguments(num_gpus: int, mfu: float, tokens: float) -> None:
@@ -146,4 +157,5 @@ def _read_tokenizer_vocab_size(data: DataConfig) -> int:
     if data.mixture is not None:
         manifests = [source.manifest for source in data.mixture.values()]
     settings = ReadSettings()
+    # The tokenizers of a mixture must be equal; opening the data checks that.
     return max(read_manifest_columns(name, settings).tokenizer.vocab_size for name in manifests)

@@ -37,6 +37,7 @@ def draw_picture(plan: Plan) -> str:
             options.append((option, total))
     capacity = plan.gpu.memory_bytes
     largest = max(total for _, total in options)
+    # Pixels per byte. 2 % of room beside the longest bar, or beside the capacity.
     scale = _WIDTH / min(max(largest, capacity) * 1.02, _MAX_CAPACITIES * capacity)
     bottom = _TOP + _ROW_HEIGHT * len(options)
     lines = [*_draw_frame(plan, bottom), *_draw_legend()]

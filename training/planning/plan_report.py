@@ -74,7 +74,8 @@ def _summarize(plan: Plan) -> Iterator[str]:
     for option in plan.remedies:
         assert option.footprint is not None
         total_gib = option.footprint.peak.total / GIB
-        yield f"  fits with {total_gib:,.1f} GiB, {option.tokens_per_s:,.0f} tokens/s: {option.name}"
+        speed = f"{option.tokens_per_s:,.0f} tokens/s"
+        yield f"  fits with {total_gib:,.1f} GiB, {speed}: {option.name}"
     if not fits and not plan.remedies:
         yield (
             f"  no combination of up to {MAX_CHANGES} changes makes it fit: use more GPUs, shorter "

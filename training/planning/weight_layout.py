@@ -63,6 +63,7 @@ def plan_mesh(config: TrainConfig, num_gpus: int) -> MeshLayout:
         tensor=tensor,
         is_zero1=parallel.strategy == "zero1" and num_gpus > 1,
         is_sharded=parallel.strategy in ("zero2", "zero3"),
+        # Rounded up, because a step ends with the first micro-batch that reaches global_batch_rows.
         micro_batches=math.ceil(data.global_batch_rows / rows),
     )
 
@@ -173,6 +174,7 @@ def _list_group(decoder: Decoder, module_names: list[str], tensor: int) -> Weigh
 def _list_weights(module: torch.nn.Module, prefix: str, tensor: int) -> Iterator[Weight]:
     for name, parameter in module.named_parameters(prefix):
         layer = name.split(".")[-2]
+        # A vector of n numbers counts as n rows of one column, because fully_shard cuts along rows.
         rows, columns = (*parameter.shape, 1)[:2]
         if layer in _CUT_ROWS:
             rows //= tensor
