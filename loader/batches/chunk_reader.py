@@ -71,8 +71,8 @@ class ChunkReader:
         try:
             chunk = self._take_prefetched() if self._prefetch_chunks else self._read_now()
         except BaseException:
-            # Also after KeyboardInterrupt: a caller that continues must not lose a chunk. Later chunks
-            # may have been read already: drop them too, to keep the order.
+            # Also after KeyboardInterrupt: a caller that continues must not lose a chunk. Later
+            # chunks may have been read already: drop them too, to keep the order.
             self.restart(*self._returned)
             raise
         if chunk is None:

@@ -78,8 +78,8 @@ def _attend_packed(
     query = query_BTHC.flatten(0, 1)  # (B * T, H, C)
     key = key_BTKC.flatten(0, 1)
     value = value_BTKC.flatten(0, 1)
-    # The kernel needs the length of the longest document. We pass the row length, an upper bound: the true
-    # maximum changes in every step, and torch.compile would recompile for each value.
+    # The kernel needs the length of the longest document. We pass
+    # the row length, an upper bound: the true maximum changes in every step, and torch.compile would recompile for each value.
     attended = varlen_attn(
         query, key, value, cu_seqlens, cu_seqlens, seq_len, seq_len, window_size=(-1, 0),
         enable_gqa=query.shape[1] != key.shape[1],

@@ -69,15 +69,15 @@ class RankContext:
 
     def set_timeout(self, timeout_s: float) -> None:
         """Set how long a collective waits for a missing rank before it fails."""
+        # torch has no public function for it.
         from torch.distributed import distributed_c10d
 
-        # torch has no public function for it.
-        set_group_timeout: Any = distributed_c10d._set_pg_timeout  # noqa: SLF001
+        c10d: Any = distributed_c10d
         # Checkpoints have a separate group, which keeps its timeout: writing can take longer than a
         # step.
         groups = {id(group): group for group in map(self.mesh.get_group, MESH_DIMS)}
         for group in [dist.group.WORLD, *groups.values()]:
-            set_group_timeout(timedelta(seconds=timeout_s), group)
+            c10d._set_pg_timeout(timedelta(seconds=timeout_s), group)  # noqa: SLF001
 
 
 def init_distributed(parallel: ParallelConfig, *, timeout_s: float, dump_dir: Path) -> RankContext:
