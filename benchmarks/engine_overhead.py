@@ -110,7 +110,7 @@ def measure(entrant: str, megabytes: float) -> Figures:
         arguments = ["--entrant", entrant, "--megabytes", str(megabytes)]
         arguments += ["--run-dir", f"{folder}/run"]
         began = time.perf_counter()
-        program = subprocess.Popen(
+        with subprocess.Popen(
             [sys.executable, "-m", "benchmarks.engine_overhead", *arguments],
             cwd=REPOSITORY,
             stdin=subprocess.PIPE,
@@ -118,9 +118,9 @@ def measure(entrant: str, megabytes: float) -> Figures:
             text=True,
             bufsize=1,
             env=_environment(),
-        )
-        steps = dict(_steps(program, tree, began))
-        if program.wait() != 0 or END not in steps:
+        ) as program:
+            steps = dict(_steps(program, tree, began))
+        if program.returncode != 0 or END not in steps:
             raise RuntimeError(
                 f"{entrant}: the process ended with exit code {program.returncode}; its output is above"
             )
