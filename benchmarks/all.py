@@ -15,6 +15,7 @@ import sys
 
 from benchmarks.result_file import REPOSITORY
 
+# Arguments of each benchmark for `--quick`. Without it, each benchmark uses its defaults.
 QUICK_ARGUMENTS = {
     "engine_overhead": ["--megabytes", "4", "--rounds", "1"],
     "stages_table": ["--megabytes", "0.4", "--rounds", "1"],
@@ -23,7 +24,6 @@ QUICK_ARGUMENTS = {
     "driver_scale": ["--splits", "8"],
     "paragraph_hashing": ["--megabytes", "0.1", "--rounds", "1"],
 }
-"""Arguments of each benchmark for `--quick`. Without it, each benchmark uses its defaults."""
 
 
 def run_benchmark(name: str, arguments: list[str]) -> bool:

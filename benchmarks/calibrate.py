@@ -58,7 +58,9 @@ def measure(num_docs: Sequence[int], folder: Path, num_files: int) -> list[RunFo
     """Run the demo once per size, each in a new process: its first task shows the cost of starting."""
     run_dirs = [folder / str(count) for count in num_docs]
     for count, run_dir in zip(num_docs, run_dirs, strict=True):
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        with ProcessPoolExecutor(
+            1, mp_context=multiprocessing.get_context("spawn")
+        ) as pool:
             pool.submit(_run, count, run_dir, num_files).result()
     return [RunFolder.open(run_dir) for run_dir in run_dirs]
 
@@ -152,7 +154,9 @@ def measure_tasks(run_folder: RunFolder) -> dict[str, Figures]:
     return figures
 
 
-def print_comparisons(num_docs: int, comparisons: Sequence[Comparison], console: Console) -> None:
+def print_comparisons(
+    num_docs: int, comparisons: Sequence[Comparison], console: Console
+) -> None:
     """Print predicted and measured figures, one line per phase and one for the run."""
     names = tuple(comparisons[0].predicted)
     title = f"{num_docs:,} documents: predicted / measured"
@@ -186,10 +190,16 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--documents", type=int, nargs="+", default=[20_000, 1_000], help="sizes of the runs"
+        "--documents",
+        type=int,
+        nargs="+",
+        default=[20_000, 1_000],
+        help="sizes of the runs",
     )
     parser.add_argument("--files", type=int, default=8, help="input files of each run")
-    parser.add_argument("--runs", type=Path, nargs="*", default=[], help="fit these finished runs")
+    parser.add_argument(
+        "--runs", type=Path, nargs="*", default=[], help="fit these finished runs"
+    )
     parser.add_argument(
         "--check", type=Path, nargs="*", default=[], help="finished runs to compare with"
     )

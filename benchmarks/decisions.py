@@ -25,8 +25,8 @@ from pipeline.planning.input_splits import locate_sample_crawl
 from pipeline.runs.run_folder import RunFolder
 from stages.dedup.minhash import split_ngrams
 
+# Kinds of page whose text is in one known language.
 LABELLED = ("good", "foreign", "near_source", "near_copy", "partial_source", "partial_copy")
-"""Kinds of page whose text is in one known language."""
 
 QUALITY_REASONS = ("perplexity.", "classifiers.", "quality.")
 
@@ -85,7 +85,9 @@ def similarities(run: RunFolder) -> dict[frozenset[str], float]:
         locate_sample_crawl(config.input.sample_crawl) / "truth.parquet"
     ).to_pylist()
     pairs = [
-        frozenset((row["url"], row["source_url"])) for row in truth if row["kind"] == "near_copy"
+        frozenset((row["url"], row["source_url"]))
+        for row in truth
+        if row["kind"] == "near_copy"
     ]
     urls = frozenset[str]().union(*pairs)
     grams: dict[str, set[str]] = {}
@@ -95,7 +97,11 @@ def similarities(run: RunFolder) -> dict[frozenset[str], float]:
                 grams[row["url"]] = set(
                     split_ngrams(row["text"], config.annotate.minhash.ngram_words)
                 )
-    return {pair: _jaccard(*(grams[url] for url in pair)) for pair in pairs if pair <= grams.keys()}
+    return {
+        pair: _jaccard(*(grams[url] for url in pair))
+        for pair in pairs
+        if pair <= grams.keys()
+    }
 
 
 def _jaccard(one: set[str], other: set[str]) -> float:
@@ -109,7 +115,9 @@ def _pages(run: RunFolder) -> dict[str, dict[str, Any]]:
         for kind in ("documents", "decisions"):
             for path in sorted(Path(run.folder(phase).path("")).glob(f"*.{kind}.parquet")):
                 names = [
-                    n for n in pq.read_schema(path).names if n not in ("text", "paragraph_hashes")
+                    n
+                    for n in pq.read_schema(path).names
+                    if n not in ("text", "paragraph_hashes")
                 ]
                 for row in pq.read_table(path, columns=names).to_pylist():
                     known = {k: v for k, v in row.items() if v is not None}
@@ -117,7 +125,9 @@ def _pages(run: RunFolder) -> dict[str, dict[str, Any]]:
     return pages
 
 
-def _duplicate_lines(truth: list[dict[str, Any]], pages: Mapping[str, dict[str, Any]]) -> Measure:
+def _duplicate_lines(
+    truth: list[dict[str, Any]], pages: Mapping[str, dict[str, Any]]
+) -> Measure:
     right = wanted = found = 0
     for row in truth:
         page = pages.get(row["url"], {})
@@ -144,7 +154,9 @@ def _documents(
     ]
     wanted = {row["url"] for row in claimed if row["expected_decision"] == decision}
     found = {
-        row["url"] for row in claimed if pages[row["url"]].get("decision", "").startswith(reasons)
+        row["url"]
+        for row in claimed
+        if pages[row["url"]].get("decision", "").startswith(reasons)
     }
     return Measure(len(wanted & found), len(wanted), len(found))
 
@@ -170,7 +182,9 @@ def _near_duplicates(run: RunFolder, pages: Mapping[str, dict[str, Any]]) -> Mea
 
 def _languages(truth: list[dict[str, Any]], pages: Mapping[str, dict[str, Any]]) -> Measure:
     scored = [
-        row for row in truth if row["kind"] in LABELLED and "language" in pages.get(row["url"], {})
+        row
+        for row in truth
+        if row["kind"] in LABELLED and "language" in pages.get(row["url"], {})
     ]
     right = sum(pages[row["url"]]["language"] == row["language"] for row in scored)
     wanted = sum(row["kind"] in LABELLED and row["url"] in pages for row in truth)

@@ -12,11 +12,12 @@ from pathlib import Path
 from pipeline.config import RunConfig, load
 from pipeline.planning.prepare import prepare
 
+# Uncompressed bytes per document of the sample crawl's WET files, with the headers of the
+# records.
 BYTES_PER_DOCUMENT = 3_800
-"""Uncompressed bytes per document of the sample crawl's WET files, with the headers of the records."""
 
+# Enough that every file has every kind of page.
 MIN_DOCUMENTS_PER_FILE = 100
-"""Enough that every file has every kind of page."""
 
 SHARD_TOKENS = 5_000_000
 

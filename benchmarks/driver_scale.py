@@ -53,16 +53,17 @@ from stages.contract import Counters
 
 CRAWL = "CC-MAIN-2026-17"
 
+# No server listens here: the snapshot's list of files is written into the cache beforehand.
 BASE_URL = "http://127.0.0.1:1/"
-"""No server listens here: the snapshot's list of files is written into the cache beforehand."""
 
+# Splits that are run for real. Each stands for at most 65,000 / MAX_SEEDS others, because
+# of ext4's limit of links.
 MAX_SEEDS = 50
-"""Splits that are run for real. Each stands for at most 65,000 / MAX_SEEDS others, because of ext4's limit of links."""
 
 NUM_SEED_DOCS = 2 * MAX_SEEDS
 
+# Above this number, tasks that read all splits are left out: they would take hours here.
 MAX_SPLITS_OF_TASKS = 2_000
-"""Above this number, tasks that read all splits are left out: they would take hours here."""
 
 SETTINGS = ("engine.kind=inline", "write_shards.shard_tokens=100000000")
 INPUT = {"common_crawl": {"crawl": CRAWL, "base_url": BASE_URL}, "files_per_split": 1}
@@ -121,7 +122,9 @@ def list_actions(phase: Phase, seeds: RunPlan) -> Iterator[tuple[str, Callable[[
     elif isinstance(phase, WriteShards):
         yield f"task of {name}: read a millionth of the keys", lambda: read_keys(phase)
         return  # every document of the seeds occurs many times here, and a shard must not contain copies
-    elif isinstance(phase, PartitionPhase) and len(phase.plan.splits) <= MAX_SPLITS_OF_TASKS:
+    elif (
+        isinstance(phase, PartitionPhase) and len(phase.plan.splits) <= MAX_SPLITS_OF_TASKS
+    ):
         for task_id in phase.task_ids():
             yield f"task of {name}", partial(phase.run, task_id)
     elif isinstance(phase, FuzzyDedup):
@@ -208,7 +211,9 @@ def create_cache(cache: Path, num_splits: int) -> Path:
     (cache / "assets").symlink_to(model_registry.cache_folder() / "assets")
     segment = f"crawl-data/{CRAWL}/segments/1775805908305"
     stem = "CC-MAIN-20260412001017-20260412031017"
-    names = [f"{segment}.{i % 100}/wet/{stem}-{i:05d}.warc.wet.gz" for i in range(num_splits)]
+    names = [
+        f"{segment}.{i % 100}/wet/{stem}-{i:05d}.warc.wet.gz" for i in range(num_splits)
+    ]
     before, os.environ["CORPUSMILL_CACHE"] = os.environ.get("CORPUSMILL_CACHE"), str(cache)
     path = locate_crawl_list(CRAWL, f"{BASE_URL}crawl-data/{CRAWL}/wet.paths.gz")
     if before is None:
@@ -225,7 +230,10 @@ def measure_ray_tasks(num_tasks: int) -> dict[str, float]:
 
     store_bytes = 200 * 2**20
     ray.init(
-        num_cpus=2, include_dashboard=False, object_store_memory=store_bytes, log_to_driver=False
+        num_cpus=2,
+        include_dashboard=False,
+        object_store_memory=store_bytes,
+        log_to_driver=False,
     )
     ray.data.DataContext.get_current().enable_progress_bars = False
     reset_peak_memory()
@@ -285,7 +293,11 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--splits", type=int, default=90_000, help="number of input splits")
     parser.add_argument(
-        "--ray", type=int, default=0, metavar="TASKS", help="also measure Ray Data with that many"
+        "--ray",
+        type=int,
+        default=0,
+        metavar="TASKS",
+        help="also measure Ray Data with that many",
     )
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
     parser.add_argument("--child", metavar="FOLDER", help=argparse.SUPPRESS)

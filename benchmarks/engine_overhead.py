@@ -48,9 +48,7 @@ from pipeline.planning.plan import make_plan
 
 ENTRANTS = ("bare pool", "ray")
 WORKERS = 2
-SMALL_SHARE = (
-    0.2  # small enough to show the fixed cost, large enough to use both workers in every phase
-)
+SMALL_SHARE = 0.2  # small enough to show the fixed cost, large enough to use both workers in every phase
 SAMPLE_S = 0.2
 MIN_PHASE_CPU_S = 1.0  # on the large crawl; ratios of shorter phases are noise
 END = "end"
@@ -69,7 +67,9 @@ class BarePool(Engine):
         if self._pool is None:
             context = multiprocessing.get_context("fork")
             self._pool = ProcessPoolExecutor(self.config.workers, mp_context=context)
-        futures = [self._pool.submit(run_task, phase, task_id, self.config) for task_id in task_ids]
+        futures = [
+            self._pool.submit(run_task, phase, task_id, self.config) for task_id in task_ids
+        ]
         for future in as_completed(futures):
             yield future.result()
 
@@ -129,7 +129,11 @@ def measure(entrant: str, megabytes: float) -> Figures:
 
 
 def _environment() -> dict[str, str]:
-    rest = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    rest = {
+        name: value
+        for name, value in os.environ.items()
+        if name != "PYTHONDONTWRITEBYTECODE"
+    }
     return rest | {
         "PYTHONPYCACHEPREFIX": str(cache_folder() / "pycache"),
         "RAY_worker_niceness": "0",
@@ -164,7 +168,9 @@ def _steps(
 def compare(megabytes: float, rounds: int) -> dict[str, Any]:
     """Run all entrants in turns on both crawls. The first run of each fills the caches and is not counted."""
     sizes = {"small": megabytes * SMALL_SHARE, "large": megabytes}
-    runs: dict[tuple[str, str], list[Figures]] = {(e, s): [] for s in sizes for e in ENTRANTS}
+    runs: dict[tuple[str, str], list[Figures]] = {
+        (e, s): [] for s in sizes for e in ENTRANTS
+    }
     for entrant in ENTRANTS if rounds > 1 else ():
         measure(entrant, sizes["small"])
     for i in range(rounds):
@@ -194,7 +200,9 @@ def _median(runs: Sequence[Figures]) -> Figures:
     for step in runs[0]:
         medians[step] = {}
         for clock in CLOCKS:
-            medians[step][clock] = round(statistics.median(run[step][clock] for run in runs), 2)
+            medians[step][clock] = round(
+                statistics.median(run[step][clock] for run in runs), 2
+            )
     return medians
 
 
@@ -222,13 +230,21 @@ def summarize(medians: dict[str, Figures], sizes: dict[str, float]) -> dict[str,
     return figures
 
 
-def _ratio_per_mb(figures: dict[str, Figures], sizes: dict[str, float], clock: str) -> float:
-    pool, ray = (_fit_line(figures, sizes, entrant, "whole", clock)[1] for entrant in ENTRANTS)
+def _ratio_per_mb(
+    figures: dict[str, Figures], sizes: dict[str, float], clock: str
+) -> float:
+    pool, ray = (
+        _fit_line(figures, sizes, entrant, "whole", clock)[1] for entrant in ENTRANTS
+    )
     return ray / pool
 
 
 def _fit_line(
-    medians: dict[str, Figures], sizes: dict[str, float], entrant: str, step: str, clock: str
+    medians: dict[str, Figures],
+    sizes: dict[str, float],
+    entrant: str,
+    step: str,
+    clock: str,
 ) -> tuple[float, float]:
     """Return fixed seconds and seconds per MB: the line through the small and the large crawl."""
     small, large = (medians[f"{entrant}, {size}"][step][clock] for size in sizes)
@@ -238,10 +254,14 @@ def _fit_line(
 
 def print_summary(figures: dict[str, Any]) -> None:
     """Print the table of steps and the ratios."""
-    table = Table("step", *(f"{name}: CPU s (wall s)" for name in figures["medians"]), box=None)
+    table = Table(
+        "step", *(f"{name}: CPU s (wall s)" for name in figures["medians"]), box=None
+    )
     for step in next(iter(figures["medians"].values())):
         cells = (run[step] for run in figures["medians"].values())
-        table.add_row(step, *(f"{cell['cpu_s']:.2f} ({cell['wall_s']:.2f})" for cell in cells))
+        table.add_row(
+            step, *(f"{cell['cpu_s']:.2f} ({cell['wall_s']:.2f})" for cell in cells)
+        )
     console = Console()
     console.print(table)
     for clock in CLOCKS:
@@ -256,7 +276,10 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--megabytes", type=float, default=100, help="uncompressed WET text of the large crawl"
+        "--megabytes",
+        type=float,
+        default=100,
+        help="uncompressed WET text of the large crawl",
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
@@ -270,7 +293,9 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         for megabytes in (args.megabytes * SMALL_SHARE, args.megabytes):
-            load_demo_config(megabytes, Path(folder))  # creates the crawls before the first round
+            load_demo_config(
+                megabytes, Path(folder)
+            )  # creates the crawls before the first round
     figures = compare(args.megabytes, args.rounds)
     print_summary(figures)
     if args.save:

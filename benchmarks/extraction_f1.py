@@ -52,8 +52,8 @@ LIBRARIES = [
     "newspaper4k",
 ]
 LIBRARIES += ["inscriptis"]
+# A function (page as bytes, decoded page) -> text.
 Extractor = Callable[[bytes, str], str]
-"""A function (page as bytes, decoded page) -> text."""
 
 
 class GoldPage(NamedTuple):
@@ -112,7 +112,9 @@ def entrants() -> dict[str, Extractor]:
         "main content": ours(HtmlSettings(main_content=True)),
         "justext (ours)": ours(HtmlSettings(justext=JustextSettings())),
     }
-    return found | {name: make() for name, (module, make) in _PEERS.items() if find_spec(module)}
+    return found | {
+        name: make() for name, (module, make) in _PEERS.items() if find_spec(module)
+    }
 
 
 def _justext() -> Extractor:
@@ -142,7 +144,9 @@ def _readability() -> Extractor:
     import lxml.html
     from readability import Document
 
-    return lambda _, html: "\n".join(lxml.html.fromstring(Document(html).summary()).itertext())
+    return lambda _, html: "\n".join(
+        lxml.html.fromstring(Document(html).summary()).itertext()
+    )
 
 
 def _boilerpy3() -> Extractor:
@@ -163,7 +167,9 @@ def _newspaper() -> Extractor:
     import newspaper
 
     def run(_: bytes, html: str) -> str:
-        article = newspaper.Article("https://example.org/", language="en", fetch_images=False)
+        article = newspaper.Article(
+            "https://example.org/", language="en", fetch_images=False
+        )
         article.download(input_html=html)
         article.parse()
         return article.text
@@ -204,7 +210,9 @@ def shingle_f1(texts: Sequence[str], golds: Sequence[str]) -> float:
         (_count_ngrams(text, 4), _count_ngrams(gold, 4))
         for text, gold in zip(texts, golds, strict=True)
     ]
-    precision = statistics.fmean([_score(*pair).precision for pair in pairs if pair[0]] or [0.0])
+    precision = statistics.fmean(
+        [_score(*pair).precision for pair in pairs if pair[0]] or [0.0]
+    )
     recall = statistics.fmean([_score(*pair).recall for pair in pairs if pair[1]] or [0.0])
     return 2 * precision * recall / (precision + recall or 1)
 
@@ -231,7 +239,9 @@ def summarize(scores: Sequence[Score]) -> dict[str, Any]:
     """Return means, the median, and the interval of F1 with 95 % of 1,000 resamples of the pages."""
     rng = random.Random(0)
     values = [each.f1 for each in scores]
-    means = sorted(statistics.fmean(rng.choices(values, k=len(values))) for _ in range(1000))
+    means = sorted(
+        statistics.fmean(rng.choices(values, k=len(values))) for _ in range(1000)
+    )
     return {
         "f1": round(statistics.fmean(values), 3),
         "f1_95": [round(means[25], 3), round(means[974], 3)],
@@ -241,7 +251,9 @@ def summarize(scores: Sequence[Score]) -> dict[str, Any]:
     }
 
 
-def measure(pages: Sequence[GoldPage], extractors: Mapping[str, Extractor]) -> dict[str, Any]:
+def measure(
+    pages: Sequence[GoldPage], extractors: Mapping[str, Extractor]
+) -> dict[str, Any]:
     """Run every extractor on every page, in turns."""
     names = list(extractors)
     seconds, errors = dict.fromkeys(names, 0.0), Counter[str]()
@@ -270,7 +282,8 @@ def measure(pages: Sequence[GoldPage], extractors: Mapping[str, Extractor]) -> d
             **summarize(scores),
             "shingle_f1": round(shingle_f1(texts[name], golds), 3),
             "f1_by_kind": {
-                kind: round(statistics.fmean(values), 3) for kind, values in sorted(by_kind.items())
+                kind: round(statistics.fmean(values), 3)
+                for kind, values in sorted(by_kind.items())
             },
             "errors": errors[name],
             "mb_per_cpu_s": round(megabytes / seconds[name], 2),
@@ -299,23 +312,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--articles", type=Path, help="the folder of article-extraction-benchmark")
+    parser.add_argument(
+        "--articles", type=Path, help="the folder of article-extraction-benchmark"
+    )
     parser.add_argument("--wcxb", type=Path, help="the folder of one split of WCXB")
     parser.add_argument(
         "--pages", type=int, help="number of pages per set, evenly spread; default: all"
     )
     parser.add_argument(
-        "--without", nargs="*", default=[], metavar="EXTRACTOR", help="extractors to leave out"
+        "--without",
+        nargs="*",
+        default=[],
+        metavar="EXTRACTOR",
+        help="extractors to leave out",
     )
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
     args = parser.parse_args()
     sets = {name: list(read(folder)) for name, read, folder in _given(args)}
     if not sets:
         parser.error("give --articles, --wcxb or both: see --help for their sources")
-    extractors = {name: each for name, each in entrants().items() if name not in args.without}
+    extractors = {
+        name: each for name, each in entrants().items() if name not in args.without
+    }
     figures = {
         name: measure(
-            pages[:: round(len(pages) / min(len(pages), args.pages or len(pages)))], extractors
+            pages[:: round(len(pages) / min(len(pages), args.pages or len(pages)))],
+            extractors,
         )
         for name, pages in sets.items()
     }
@@ -324,7 +346,9 @@ def main() -> None:
         print(
             f"{'':22} {'F1':>6} {'95 %':>14} {'median':>7} {'prec.':>6} {'recall':>6} {'shingle':>8} {'MB/s':>7} errors"
         )
-        for extractor, its in sorted(found["extractors"].items(), key=lambda item: -item[1]["f1"]):
+        for extractor, its in sorted(
+            found["extractors"].items(), key=lambda item: -item[1]["f1"]
+        ):
             low, high = its["f1_95"]
             print(
                 f"{extractor:22} {its['f1']:6.3f} {low:6.3f} - {high:5.3f} {its['f1_median']:7.3f} "

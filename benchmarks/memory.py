@@ -26,11 +26,12 @@ from pipeline.execution.engine import PhaseFinished, TaskFinished, run
 from pipeline.execution.task_stats import peak_mb
 from pipeline.planning.plan import make_plan
 
+# Text per WARC file. Files keep this size, because a larger crawl has more files, not
+# larger ones.
 CRAWL_FILE_MB = 12.5
-"""Text per WARC file. Files keep this size, because a larger crawl has more files, not larger ones."""
 
+# `engine.memory_mb` of the runs: half the default.
 MEMORY_MB = 1000
-"""`engine.memory_mb` of the runs: half the default."""
 
 
 def measure_peaks(megabytes: float, run_dir: Path) -> dict[str, float]:
@@ -52,7 +53,14 @@ def measure_peaks(megabytes: float, run_dir: Path) -> dict[str, float]:
 def measure_in_child(megabytes: float) -> dict[str, float]:
     """Return `measure_peaks` of another process."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "benchmarks.memory", "--child", str(megabytes), folder]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.memory",
+            "--child",
+            str(megabytes),
+            folder,
+        ]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -64,7 +72,9 @@ def print_table(by_size: dict[str, dict[str, float]]) -> None:
     small, large = by_size.values()
     for phase, small_mb in small.items():
         large_mb = large[phase]
-        table.add_row(phase, f"{small_mb:,.0f}", f"{large_mb:,.0f}", f"{large_mb / small_mb:.2f}")
+        table.add_row(
+            phase, f"{small_mb:,.0f}", f"{large_mb:,.0f}", f"{large_mb / small_mb:.2f}"
+        )
     Console().print(table)
 
 
@@ -74,7 +84,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--megabytes", type=float, nargs=2, default=(100, 1000), help="a small and a large crawl"
+        "--megabytes",
+        type=float,
+        nargs=2,
+        default=(100, 1000),
+        help="a small and a large crawl",
     )
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)

@@ -48,8 +48,9 @@ from stages.dedup.minhash import (
     split_ngrams,
 )
 
+# Pairs below this similarity are not counted: with 9 bands of 13 rows, one in 16,000 is a
+# candidate.
 LOWEST = 0.4
-"""Pairs below this similarity are not counted: with 9 bands of 13 rows, one in 16,000 is a candidate."""
 BINS = (0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0)
 Verify = Literal["off", "signatures", "exact"]
 VERIFY: tuple[Verify, ...] = ("off", "signatures", "exact")
@@ -70,7 +71,9 @@ engine: {{kind: inline}}
 def edited_texts(num_texts: int, seed: int = 1) -> list[str]:
     """Return summaries of at least 60 words and an edited copy of each, shuffled."""
     rng = random.Random(seed)
-    found = [text for _, text in summaries("en", "pages") if len(text.split()) >= 60][:num_texts]
+    found = [text for _, text in summaries("en", "pages") if len(text.split()) >= 60][
+        :num_texts
+    ]
     words = [word for text in found for word in text.split()]
     texts = list(found)
     for text in found:
@@ -78,7 +81,9 @@ def edited_texts(num_texts: int, seed: int = 1) -> list[str]:
         wanted = rng.uniform(LOWEST, 1.0)
         share = 1 - (2 * wanted / (1 + wanted)) ** (1 / MinHashSettings().ngram_words)
         texts.append(
-            " ".join(rng.choice(words) if rng.random() < share else word for word in text.split())
+            " ".join(
+                rng.choice(words) if rng.random() < share else word for word in text.split()
+            )
         )
     rng.shuffle(texts)
     return texts
@@ -94,7 +99,9 @@ def similarities(texts: Sequence[str], settings: MinHashSettings) -> dict[Pair, 
     shared = Counter(
         (a, b) for found in holders.values() for k, b in enumerate(found) for a in found[:k]
     )
-    jaccard = {(a, b): n / (len(sets[a]) + len(sets[b]) - n) for (a, b), n in shared.items()}
+    jaccard = {
+        (a, b): n / (len(sets[a]) + len(sets[b]) - n) for (a, b), n in shared.items()
+    }
     return {pair: s for pair, s in jaccard.items() if s >= LOWEST}
 
 
@@ -107,15 +114,21 @@ def found_pairs(texts: Sequence[str], settings: MinHashSettings) -> set[Pair]:
         }
     )
     holders: dict[int, list[int]] = defaultdict(list)
-    for i, row in enumerate(MinHash(settings).apply(batch).kept.column("minhash").to_pylist()):
+    for i, row in enumerate(
+        MinHash(settings).apply(batch).kept.column("minhash").to_pylist()
+    ):
         for number in row or ():
             holders[number].append(i)
-    return {(a, b) for found in holders.values() for k, b in enumerate(found) for a in found[:k]}
+    return {
+        (a, b) for found in holders.values() for k, b in enumerate(found) for a in found[:k]
+    }
 
 
 def datasketch_pairs(texts: Sequence[str], settings: MinHashSettings) -> set[Pair]:
     """Return the same pairs according to datasketch.MinHashLSH, which uses the same permutations."""
-    index = datasketch.MinHashLSH(threshold=settings.threshold, num_perm=settings.num_permutations)
+    index = datasketch.MinHashLSH(
+        threshold=settings.threshold, num_perm=settings.num_permutations
+    )
     pairs: set[Pair] = set()
     for i, text in enumerate(texts):
         sketch = datasketch.MinHash(num_perm=settings.num_permutations, seed=SEED)
@@ -166,7 +179,9 @@ def compare(
     near = {pair for pair, s in jaccard.items() if s >= settings.threshold}
     candidates, theirs = found_pairs(texts, settings), datasketch_pairs(texts, settings)
     num_bands, num_rows = compute_bands(settings)
-    found = {verify: verified(candidates, texts, jaccard, settings, verify) for verify in VERIFY}
+    found = {
+        verify: verified(candidates, texts, jaccard, settings, verify) for verify in VERIFY
+    }
     figures: dict[str, Any] = {
         "texts": len(texts),
         "threshold": settings.threshold,
@@ -182,7 +197,9 @@ def compare(
     for low, high in itertools.pairwise(BINS):
         here = [pair for pair, s in jaccard.items() if low <= s < high or s == high == 1.0]
         if here:
-            expected = np.mean([1 - (1 - jaccard[pair] ** num_rows) ** num_bands for pair in here])
+            expected = np.mean(
+                [1 - (1 - jaccard[pair] ** num_rows) ** num_bands for pair in here]
+            )
             shares = {
                 verify: round(len(found[verify].intersection(here)) / len(here), 3)
                 for verify in VERIFY
@@ -236,7 +253,9 @@ def annotated(plan: RunPlan) -> list[tuple[int, str]]:
         with plan.folder("annotate").open(f"{split.key}.documents.parquet") as file:
             table = pq.read_table(file, columns=["doc_id", "text"])
         rows += zip(
-            table.column("doc_id").to_pylist(), table.column("text").to_pylist(), strict=True
+            table.column("doc_id").to_pylist(),
+            table.column("text").to_pylist(),
+            strict=True,
         )
     return rows
 
@@ -271,14 +290,17 @@ def measure_crawl(num_pages: int, threshold: float) -> dict[str, Any]:
         dropped = verdicts(plan)
         texts = [text for _, text in annotated(plan)]
         figures = compare(texts, settings, folder, make_run_plan)
-        figures["truth_table"] = _by_kind(crawl.truth, plan, set(dropped) | set(dropped.values()))
+        figures["truth_table"] = _by_kind(
+            crawl.truth, plan, set(dropped) | set(dropped.values())
+        )
         return figures
 
 
 def _by_kind(truth: Path, plan: RunPlan, in_groups: set[int]) -> dict[str, dict[str, int]]:
     """Return the number of annotated pages of each kind, and how many have a near-duplicate."""
     kinds = {
-        row["url"]: row["kind"] for row in pq.read_table(truth, columns=["url", "kind"]).to_pylist()
+        row["url"]: row["kind"]
+        for row in pq.read_table(truth, columns=["url", "kind"]).to_pylist()
     }
     urls: list[str] = []
     for split in plan.splits:
@@ -292,7 +314,9 @@ def _by_kind(truth: Path, plan: RunPlan, in_groups: set[int]) -> dict[str, dict[
     }
 
 
-def _plan(place: Path, files: Path, threshold: float, verify: str, min_chars: int) -> RunPlan:
+def _plan(
+    place: Path, files: Path, threshold: float, verify: str, min_chars: int
+) -> RunPlan:
     place.mkdir(exist_ok=True)
     (place / "near.yaml").write_text(
         CONFIG.format(
@@ -340,8 +364,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--texts", type=int, default=4_000, help="texts, each with an edited copy")
-    parser.add_argument("--pages", type=int, default=5_000, help="pages of the sample crawl")
+    parser.add_argument(
+        "--texts", type=int, default=4_000, help="texts, each with an edited copy"
+    )
+    parser.add_argument(
+        "--pages", type=int, default=5_000, help="pages of the sample crawl"
+    )
     parser.add_argument("--threshold", type=float, default=0.8)
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
     args = parser.parse_args()

@@ -58,7 +58,9 @@ def texts(num_documents: int) -> Iterator[tuple[str, bool]]:
             words = kept.pop(rng.randrange(len(kept)))
             words[rng.randrange(WORDS_PER_DOCUMENT)] = "edited"
         else:
-            words = [f"w{number}" for number in rng.choices(range(50_000), k=WORDS_PER_DOCUMENT)]
+            words = [
+                f"w{number}" for number in rng.choices(range(50_000), k=WORDS_PER_DOCUMENT)
+            ]
             if rng.random() < 2 * COPIED_SHARE:
                 kept.append(words)
         yield " ".join(words), is_copy
@@ -100,7 +102,11 @@ def measure(num_documents: int, folder: Path) -> dict[str, Any]:
     (folder / "near.yaml").write_text(CONFIG.format(folder=folder, memory_mb=MEMORY_MB))
     config = load(str(folder / "near.yaml"))
     plan = make_plan(config)
-    found: dict[str, Any] = {"documents": num_documents, "num_copies": len(copies), "phases": {}}
+    found: dict[str, Any] = {
+        "documents": num_documents,
+        "num_copies": len(copies),
+        "phases": {},
+    }
     began, peak = 0.0, 0.0
     for event in run(plan):
         if isinstance(event, PhaseStarted):

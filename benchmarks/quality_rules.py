@@ -28,7 +28,12 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))  # so that the file runs from another environment
 
 from benchmarks.result_file import save  # noqa: E402 - after the path is set
-from stages.filters.quality import Quality, QualityFilter, QualityFilterSettings, QualitySettings  # noqa: E402
+from stages.filters.quality import (  # noqa: E402
+    Quality,
+    QualityFilter,
+    QualityFilterSettings,
+    QualitySettings,
+)
 from stages.settings.warc import WarcSettings  # noqa: E402
 from stages.warc.reader import WarcReader  # noqa: E402
 
@@ -41,7 +46,9 @@ def read(pattern: str, num_documents: int) -> Iterator[str]:
     """Yield the texts of the first documents of the files."""
     left = num_documents
     for number, path in enumerate(sorted(glob.glob(pattern))):
-        for batch in WarcReader(Path(path), WarcSettings(), split=number, batch_bytes=1 << 22):
+        for batch in WarcReader(
+            Path(path), WarcSettings(), split=number, batch_bytes=1 << 22
+        ):
             texts = [text for text in batch.column("text").to_pylist() if text][:left]
             yield from texts
             left -= len(texts)
@@ -67,7 +74,8 @@ def ours(texts: Sequence[str]) -> list[str]:
         )
         dropped = judge.apply(measure.apply(batch).kept).dropped
         for document, reason in zip(
-            *(dropped.column(name).to_pylist() for name in ("doc_id", "reason")), strict=True
+            *(dropped.column(name).to_pylist() for name in ("doc_id", "reason")),
+            strict=True,
         ):
             found[document] = reason
     return found
@@ -133,7 +141,8 @@ def main() -> None:
         "mb_per_cpu_s": {name: round(megabytes / each, 3) for name, each in median.items()},
         "ratio": round(median["datatrove"] / median["ours"], 1),
         "ratio_by_round": [
-            round(t / o, 1) for t, o in zip(seconds["datatrove"], seconds["ours"], strict=True)
+            round(t / o, 1)
+            for t, o in zip(seconds["datatrove"], seconds["ours"], strict=True)
         ],
         "decisions": dict(pairs.most_common()),
     }

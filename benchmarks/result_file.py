@@ -35,7 +35,10 @@ LIBRARIES = (
 
 
 def save(
-    name: str, figures: dict[str, Any], folder: Path = FOLDER, libraries: Iterable[str] = LIBRARIES
+    name: str,
+    figures: dict[str, Any],
+    folder: Path = FOLDER,
+    libraries: Iterable[str] = LIBRARIES,
 ) -> Path:
     """Write the figures of a benchmark and return the path of the file.
 
@@ -62,7 +65,9 @@ def save(
     }
     path = folder / f"{now:%Y-%m-%d}-{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.write_text(
+        json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
     return path
 
 

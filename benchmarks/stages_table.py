@@ -136,7 +136,9 @@ def record_task(phase: Phase, task_id: str) -> RecordedTask:
 def read_records(path: Path) -> list[str]:
     """Return the decoded payload of every conversion record."""
     with path.open("rb") as file:
-        records = ArchiveIterator(file, record_types=WarcRecordType.conversion, strict_mode=False)
+        records = ArchiveIterator(
+            file, record_types=WarcRecordType.conversion, strict_mode=False
+        )
         return [record.reader.read().decode("utf-8", "replace") for record in records]
 
 
@@ -144,7 +146,9 @@ def remove_lines(texts: list[str], duplicates: list[list[int]]) -> pa.Array:
     """Return the texts without their duplicate lines."""
     kept: list[str] = []
     for text, gone in zip(texts, map(set, duplicates), strict=True):
-        kept.append("\n".join(line for i, line in enumerate(text.split("\n")) if i not in gone))
+        kept.append(
+            "\n".join(line for i, line in enumerate(text.split("\n")) if i not in gone)
+        )
     return pa.array(kept, pa.large_string())
 
 
@@ -253,7 +257,9 @@ def _deduplicate_rows(plan: RunPlan, phase: Phase, split: str) -> Iterator[Row]:
     )
 
 
-def _annotate_rows(plan: RunPlan, phase: Annotate, split: str, folder: Path) -> Iterator[Row]:
+def _annotate_rows(
+    plan: RunPlan, phase: Annotate, split: str, folder: Path
+) -> Iterator[Row]:
     task = record_task(phase, split)
     stored = plan.folder("extract").path(f"{split}.documents.parquet")
     before = task.documents("paragraphs")
@@ -265,14 +271,21 @@ def _annotate_rows(plan: RunPlan, phase: Annotate, split: str, folder: Path) -> 
         task.repeat("read"),
         partial(pq.read_table, stored),
     )
-    texts, gone = before.column("text").to_pylist(), before.column("duplicate_lines").to_pylist()
+    texts, gone = (
+        before.column("text").to_pylist(),
+        before.column("duplicate_lines").to_pylist(),
+    )
     bare = partial(remove_lines, texts, gone)
-    yield Row("annotate.paragraphs", "split, filter, join", size, task.repeat("paragraphs"), bare)
+    yield Row(
+        "annotate.paragraphs", "split, filter, join", size, task.repeat("paragraphs"), bare
+    )
     yield from _model_rows(plan, task)
     if (minhash := plan.config.annotate.minhash) is not None:
         texts = task.documents("minhash").column("text")
         bare = partial(signatures, texts, minhash)
-        yield Row("annotate.minhash", "signatures", _bytes(texts), task.repeat("minhash"), bare)
+        yield Row(
+            "annotate.minhash", "signatures", _bytes(texts), task.repeat("minhash"), bare
+        )
     rows = task.documents("write").select(phase.stored.names)
     bare = partial(write_parquet, rows, folder / "bare.parquet")
     yield Row(
@@ -312,9 +325,15 @@ def _model_rows(plan: RunPlan, task: RecordedTask) -> Iterator[Row]:
     classifiers: list[tuple[Any, list[str]]] = []
     for language, texts in by_language.items():
         lm = model_registry.resolve(annotate.perplexity.models[language])
-        pieces = sentencepiece.SentencePieceProcessor(model_file=str(lm / f"{language}.sp.model"))
+        pieces = sentencepiece.SentencePieceProcessor(
+            model_file=str(lm / f"{language}.sp.model")
+        )
         scorers.append(
-            (pieces, kenlm.Model(str(lm / f"{language}.arpa.bin")), [*map(normalize_for_lm, texts)])
+            (
+                pieces,
+                kenlm.Model(str(lm / f"{language}.arpa.bin")),
+                [*map(normalize_for_lm, texts)],
+            )
         )
         classifier = load_model(model_registry.resolve(reference_models[language]))
         classifiers.append((classifier, [*map(to_line, texts)]))
@@ -328,10 +347,14 @@ def _model_rows(plan: RunPlan, task: RecordedTask) -> Iterator[Row]:
         bare,
     )
     bare = lambda: [predict(*classifier, 2) for classifier in classifiers]  # noqa: E731
-    yield Row("annotate.classifiers", "fastText predict", size, task.repeat("classifiers"), bare)
+    yield Row(
+        "annotate.classifiers", "fastText predict", size, task.repeat("classifiers"), bare
+    )
 
 
-def _tokenize_rows(plan: RunPlan, task: RecordedTask, split: str, folder: Path) -> Iterator[Row]:
+def _tokenize_rows(
+    plan: RunPlan, task: RecordedTask, split: str, folder: Path
+) -> Iterator[Row]:
     import awkward
 
     stored = plan.folder("annotate").path(f"{split}.documents.parquet")
@@ -350,10 +373,14 @@ def _tokenize_rows(plan: RunPlan, task: RecordedTask, split: str, folder: Path) 
         "_backend"
     ]  # the library's object that the stage uses
     bare = lambda: backend.encode_batch(awkward.from_arrow(texts), parallel=False)  # noqa: E731
-    yield Row("tokenize.tokenize", "gigatoken encode_batch", size, task.repeat("tokenize"), bare)
+    yield Row(
+        "tokenize.tokenize", "gigatoken encode_batch", size, task.repeat("tokenize"), bare
+    )
     tokens = task.documents("write").column("tokens").combine_chunks().flatten().to_numpy()
     bare = lambda: _write_tokens(tokens, folder / "bare.bin")  # noqa: E731
-    yield Row("tokenize.write", "tokens to a file, SHA-256", size, task.repeat("write"), bare)
+    yield Row(
+        "tokenize.write", "tokens to a file, SHA-256", size, task.repeat("write"), bare
+    )
 
 
 def _write_tokens(tokens: np.ndarray[Any, Any], path: Path) -> str:
@@ -366,8 +393,12 @@ def _shard_rows(plan: RunPlan, phase: Phase, folder: Path) -> Iterator[Row]:
     tokens = np.fromfile(
         plan.folder("tokenize").path(f"{plan.splits[0].key}.tokens.bin"), np.uint16
     )
-    samples = np.array_split(tokens, max(1, len(tokens) // plan.config.write_shards.sample_tokens))
-    decisions = pq.read_table(plan.folder("select").path(f"{plan.splits[0].key}.decisions.parquet"))
+    samples = np.array_split(
+        tokens, max(1, len(tokens) // plan.config.write_shards.sample_tokens)
+    )
+    decisions = pq.read_table(
+        plan.folder("select").path(f"{plan.splits[0].key}.decisions.parquet")
+    )
     size = pc.sum(
         decisions.filter(pc.equal(decisions.column("decision"), "kept")).column("num_chars")
     ).as_py()
@@ -400,7 +431,9 @@ def measure(rows: list[Row], rounds: int) -> list[dict[str, Any]]:
                 if i:
                     mine.append(time.process_time() - started)
     medians = [tuple(map(statistics.median, taken)) for taken in seconds]
-    whole = sum({row.step: ours for row, (ours, _) in zip(rows, medians, strict=True)}.values())
+    whole = sum(
+        {row.step: ours for row, (ours, _) in zip(rows, medians, strict=True)}.values()
+    )
     return [
         {
             "step": row.step,
@@ -428,7 +461,9 @@ def compare(megabytes: float, rounds: int) -> list[dict[str, Any]]:
 
 def print_table(figures: list[dict[str, Any]]) -> None:
     """Print one line per row, and the ratio of all steps together."""
-    table = Table("step", "MB/s", "bare calls", "MB/s bare", "time / bare", "share", box=None)
+    table = Table(
+        "step", "MB/s", "bare calls", "MB/s bare", "time / bare", "share", box=None
+    )
     for row in figures:
         speeds = f"{row['mb_per_s']:,}", row["bare_calls"], f"{row['bare_mb_per_s']:,}"
         table.add_row(row["step"], *speeds, f"{row['ratio']:.2f}", f"{row['share']:.1%}")
@@ -436,7 +471,9 @@ def print_table(figures: list[dict[str, Any]]) -> None:
     whole = 1 / sum(row["share"] / row["ratio"] for row in by_step.values())
     console = Console(width=120)
     console.print(table)
-    console.print(f"all of these steps together / the bare calls: {whole:.2f}", highlight=False)
+    console.print(
+        f"all of these steps together / the bare calls: {whole:.2f}", highlight=False
+    )
 
 
 def main() -> None:

@@ -24,8 +24,8 @@ M = TypeVar("M", bound=BaseModel)
 KeyPath = tuple[str, ...]
 
 _PACKAGED = Path(str(resources.files("config_files"))) / "configs"
+# The shipped configs: inside the installed package, or in the checkout.
 CONFIGS = _PACKAGED if _PACKAGED.is_dir() else _PACKAGED.parent.parent / "configs"
-"""The shipped configs: inside the installed package, or in the checkout."""
 
 
 class ConfigError(Exception):
@@ -143,14 +143,18 @@ def find(path_or_name: str) -> Path:
     nearest = difflib.get_close_matches(path_or_name, shipped, 1)
     hint = f"; did you mean {nearest[0]}?" if nearest else ""
     raise ConfigError(
-        [f"{path_or_name}: no such file, and configs/ has only {', '.join(sorted(shipped))}{hint}"]
+        [
+            f"{path_or_name}: no such file, and configs/ has only {', '.join(sorted(shipped))}{hint}"
+        ]
     )
 
 
 class _UniqueKeys(yaml.SafeLoader):
     """A YAML loader that refuses a key given twice. PyYAML would use the last one silently."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    def construct_mapping(
+        self, node: yaml.MappingNode, deep: bool = False
+    ) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value]
         for key, _ in node.value:
             if keys.count(key.value) > 1:
@@ -160,7 +164,9 @@ class _UniqueKeys(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _find_lines(node: yaml.Node | None, prefix: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
+def _find_lines(
+    node: yaml.Node | None, prefix: KeyPath = ()
+) -> Iterator[tuple[KeyPath, str]]:
     """Yield the path and the line number, from 1, of every key of the tree."""
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
@@ -173,7 +179,9 @@ def _apply_override(tree: dict[str, Any], override: str, lines: dict[KeyPath, st
     dotted, equals, value = override.partition("=")
     if not equals or not re.fullmatch(r"\w+(\.[\w-]+)*", dotted):
         raise ConfigError(
-            [f"--set {override}: wanted key.of.key=value, such as select.language.min_score=0.65"]
+            [
+                f"--set {override}: wanted key.of.key=value, such as select.language.min_score=0.65"
+            ]
         )
     *sections, last = keys = dotted.split(".")
     for section in sections:
@@ -189,7 +197,10 @@ def _apply_override(tree: dict[str, Any], override: str, lines: dict[KeyPath, st
 
 
 def _format_fault(
-    model: type[BaseModel], error: Mapping[str, Any], where: str, lines: Mapping[KeyPath, str]
+    model: type[BaseModel],
+    error: Mapping[str, Any],
+    where: str,
+    lines: Mapping[KeyPath, str],
 ) -> str:
     """Return one line with place, key, value found and value wanted.
 
@@ -201,7 +212,9 @@ def _format_fault(
     if error["type"] == "extra_forbidden":
         known = list(_find_model(model, location[:-1]).model_fields)
         nearest = difflib.get_close_matches(location[-1], known, 1, cutoff=0.5)
-        hint = f"did you mean {nearest[0]}?" if nearest else f"known here: {', '.join(known)}"
+        hint = (
+            f"did you mean {nearest[0]}?" if nearest else f"known here: {', '.join(known)}"
+        )
         return f"{place}: {key} is no known key; {hint}"
     if error["type"] == "missing":
         return f"{place}: {key} is missing"
@@ -221,8 +234,12 @@ def _format_place(where: str, location: KeyPath, lines: Mapping[KeyPath, str]) -
 def _find_model(model: type[BaseModel], location: Sequence[str]) -> type[BaseModel]:
     """Return the settings class of the section at a location of the tree."""
     for part in location:
-        each = getattr(model, "each", None)  # the section's keys are names that the user chose
-        annotation = model.model_fields[part].annotation if part in model.model_fields else each
+        each = getattr(
+            model, "each", None
+        )  # the section's keys are names that the user chose
+        annotation = (
+            model.model_fields[part].annotation if part in model.model_fields else each
+        )
         nested = _find_nested_model(annotation)
         if nested is None:
             break

@@ -14,7 +14,13 @@ from typing import Annotated, Any, NoReturn
 import numpy as np
 import typer
 
-from loader.export import Document, export_mds, export_megatron, export_parquet, read_documents
+from loader.export import (
+    Document,
+    export_mds,
+    export_megatron,
+    export_parquet,
+    read_documents,
+)
 from loader.order_check import OrderCheck, check_order, check_rows
 from loader.reading.manifest_columns import ManifestColumns, read_manifest_columns
 from loader.reading.shard_reader import ShardReader
@@ -84,7 +90,9 @@ def inspect(
     manifest: ManifestArgument,
     tokenizer: Annotated[
         Path | None,
-        typer.Option(help="The tokenizer.json of the dataset; documents are then shown as text."),
+        typer.Option(
+            help="The tokenizer.json of the dataset; documents are then shown as text."
+        ),
     ] = None,
     documents: Annotated[int, typer.Option(min=0, help="Number of documents to show.")] = 3,
 ) -> None:
@@ -115,7 +123,9 @@ def _print_counts(columns: ManifestColumns) -> None:
         # [minimum, median, maximum] of the tokens per shard
         percentiles = np.percentile(columns.num_tokens, [0, 50, 100])
         low, median, high = percentiles.astype(np.int64).tolist()
-        typer.echo(f"           {low:,} / {median:,} / {high:,} per shard (min, median, max)")
+        typer.echo(
+            f"           {low:,} / {median:,} / {high:,} per shard (min, median, max)"
+        )
 
 
 def _print_labels(title: str, counts: dict[str, dict[str, int]], total_tokens: int) -> None:
@@ -170,7 +180,9 @@ def check(
     ] = "1,2,3,8",
     global_batch_rows: Annotated[
         int | None,
-        typer.Option(min=1, help="Rows of a step. Default: 64, or one per rank if that is more."),
+        typer.Option(
+            min=1, help="Rows of a step. Default: 64, or one per rank if that is more."
+        ),
     ] = None,
     epoch: Annotated[int, typer.Option(min=0, help="Epoch to check.")] = 0,
     seed: Seed = 0,
@@ -218,7 +230,9 @@ def _parse_world_sizes(text: str) -> list[int]:
     except ValueError:
         world_sizes = []
     if not world_sizes or min(world_sizes) < 1:
-        raise typer.BadParameter(f"{text!r} is not a list of numbers of at least 1, such as 1,2,8")
+        raise typer.BadParameter(
+            f"{text!r} is not a list of numbers of at least 1, such as 1,2,8"
+        )
     return world_sizes
 
 
@@ -227,12 +241,16 @@ def bench(
     manifest: ManifestArgument,
     seq_len: SeqLen = 2048,
     global_batch_rows: Annotated[int, typer.Option(min=1, help="Rows of a step.")] = 8,
-    seconds: Annotated[float, typer.Option(min=0, help="Time to measure each output.")] = 5.0,
+    seconds: Annotated[
+        float, typer.Option(min=0, help="Time to measure each output.")
+    ] = 5.0,
     seed: Seed = 0,
 ) -> None:
     """Measure the speed of the loader on this machine."""
     # Import torch outside of the measured time.
-    TokenLoader(manifest, seq_len=seq_len, global_batch_rows=1, rank=0, world_size=1).close()
+    TokenLoader(
+        manifest, seq_len=seq_len, global_batch_rows=1, rank=0, world_size=1
+    ).close()
     for tokens in ("int64", "stored"):
         started = time.perf_counter()
         # The clock starts before the manifest is read: a user waits for that too.
@@ -283,7 +301,8 @@ def export(
     ],
     manifest: ManifestArgument,
     out: Annotated[
-        Path, typer.Argument(metavar="OUT", help="Folder; for megatron, the path without .bin.")
+        Path,
+        typer.Argument(metavar="OUT", help="Folder; for megatron, the path without .bin."),
     ],
 ) -> None:
     """Copy the documents into another format."""

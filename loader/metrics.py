@@ -41,8 +41,15 @@ METRICS = (
         "Rows read so far, over all ranks and epochs.",
         "position",
     ),
-    Metric("corpusmill_loader_rows_total", "counter", "Rows returned by this rank.", "rows"),
-    Metric("corpusmill_loader_tokens_total", "counter", "Tokens returned by this rank.", "tokens"),
+    Metric(
+        "corpusmill_loader_rows_total", "counter", "Rows returned by this rank.", "rows"
+    ),
+    Metric(
+        "corpusmill_loader_tokens_total",
+        "counter",
+        "Tokens returned by this rank.",
+        "tokens",
+    ),
     Metric(
         "corpusmill_loader_wait_seconds_total",
         "counter",
@@ -61,7 +68,12 @@ METRICS = (
         "Samples with a wrong checksum.",
         "damaged_samples",
     ),
-    Metric("corpusmill_loader_retries_total", "counter", "Requests that were repeated.", "retries"),
+    Metric(
+        "corpusmill_loader_retries_total",
+        "counter",
+        "Requests that were repeated.",
+        "retries",
+    ),
     Metric(
         "corpusmill_loader_refetches_total",
         "counter",
@@ -75,7 +87,10 @@ METRICS = (
         "fetched_bytes",
     ),
     Metric(
-        "corpusmill_loader_cache_hits_total", "counter", "Reads found in the cache.", "cache_hits"
+        "corpusmill_loader_cache_hits_total",
+        "counter",
+        "Reads found in the cache.",
+        "cache_hits",
     ),
     Metric(
         "corpusmill_loader_cache_misses_total",

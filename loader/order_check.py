@@ -34,7 +34,11 @@ class OrderCheck(NamedTuple):
     @property
     def is_exact(self) -> bool:
         """Whether all ranks read equally many rows, and no row is repeated or missing."""
-        return not self.num_repeated and not self.num_missing and len(set(self.rows_per_rank)) == 1
+        return (
+            not self.num_repeated
+            and not self.num_missing
+            and len(set(self.rows_per_rank)) == 1
+        )
 
 
 def check_order(

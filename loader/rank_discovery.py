@@ -58,7 +58,9 @@ def resolve_rank(
     if rank is None or world_size is None:
         rank, world_size = _read_mesh(mesh) if mesh is not None else _ask_launcher()
     if not 0 <= rank < world_size:
-        raise ValueError(f"rank is {rank}, must be in 0..{world_size - 1} for {world_size} ranks")
+        raise ValueError(
+            f"rank is {rank}, must be in 0..{world_size - 1} for {world_size} ranks"
+        )
     return rank, world_size
 
 
@@ -79,7 +81,11 @@ def _read_mesh(mesh: Mesh) -> tuple[int, int]:
 def _ask_launcher() -> tuple[int, int]:
     # sys.modules instead of an import, which would cost seconds in a process without torch.
     distributed: Any = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+    if (
+        distributed is not None
+        and distributed.is_available()
+        and distributed.is_initialized()
+    ):
         return distributed.get_rank(), distributed.get_world_size()
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

@@ -94,7 +94,9 @@ def shards_for_rank(
     return _cut_layout(order.layout(epoch), start, start + rows_per_rank, seq_len)
 
 
-def _cut_layout(layout: EpochLayout, start: int, stop: int, seq_len: int) -> list[ShardRange]:
+def _cut_layout(
+    layout: EpochLayout, start: int, stop: int, seq_len: int
+) -> list[ShardRange]:
     """Return the ranges of shards that hold rows start..stop - 1 of the layout."""
     bounds = [start, stop - 1]
     # Slots: places in the shuffled list of shards. Empty shards are skipped by `stop_row >

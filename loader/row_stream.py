@@ -154,7 +154,9 @@ def open_row_stream(
         shard_rows = manifest.count_shard_rows(seq_len)
         depth = interleave_depth or choose_interleave_depth(int(shard_rows.sum()))
         orders.append(RowOrder(shard_rows, seed, depth, window_rows))
-    return RowStream(seq_len, seed, names, manifests, tuple(orders), segments, mixture_order)
+    return RowStream(
+        seq_len, seed, names, manifests, tuple(orders), segments, mixture_order
+    )
 
 
 def _check_tokenizers(names: Sequence[str], manifests: Sequence[ManifestColumns]) -> None:

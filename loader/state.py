@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
+# Raise this when a state of the previous version would be read wrongly.
 STATE_VERSION = 2
-"""Raise this when a state of the previous version would be read wrongly."""
 
+# The fields that identify a stream. A state with other values belongs to another stream.
 _IDENTITY_FIELDS = (
     "version",
     "order_version",
@@ -26,7 +27,6 @@ _IDENTITY_FIELDS = (
     "window_rows",
     "weights",
 )
-"""The fields that identify a stream. A state with other values belongs to another stream."""
 
 OVERRIDE = "allow_mismatch=True"
 

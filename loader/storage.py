@@ -25,11 +25,11 @@ from storage.errors import Unreachable
 from storage.local import map_file
 from storage.retries import RequestCounters
 
+# Bytes cannot be read. `where`, `cause` and `remedy` are the parts of the message.
 ReadFailed = StorageError
-"""Bytes cannot be read. `where`, `cause` and `remedy` are the parts of the message."""
 
+# cache_hits, cache_misses, retries, refetches, fetched_bytes, ...
 Counters = RequestCounters
-"""cache_hits, cache_misses, retries, refetches, fetched_bytes, ..."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,9 @@ class Cache:
         path = self._folder / f"{zlib.crc32(key.encode()) % 64:02d}.lock"
         timeout_s = self._settings.stall_timeout_s
         # A soft lock would outlive a killed process.
-        lock = filelock.FileLock(path, timeout_s, poll_interval=0.002, fallback_to_soft=False)
+        lock = filelock.FileLock(
+            path, timeout_s, poll_interval=0.002, fallback_to_soft=False
+        )
         try:
             lock.acquire()
         except filelock.Timeout as error:

@@ -89,7 +89,9 @@ class TokenDataset:
         tokens = np.empty((len(positions), self.stream.seq_len + 1), self._rows.token_dtype)
         is_whole, _ = self._rows.read_positions(np.array(positions, np.int64), tokens)
         widened = torch.from_numpy(tokens.astype(np.int64))
-        items = [{"input_ids": row[:-1].clone(), "labels": row[1:].clone()} for row in widened]
+        items = [
+            {"input_ids": row[:-1].clone(), "labels": row[1:].clone()} for row in widened
+        ]
         for item in np.flatnonzero(~is_whole).tolist():
             items[item]["labels"].fill_(IGNORED_LABEL)
         return items

@@ -253,7 +253,9 @@ class TokenLoader:
             "skipped_rows": self._skipped_rows,
             **{name: counters[name] for name in _REPORTED_COUNTERS},
             "position": self._position,
-            "rows_left": self._rank_batches.count_rows_left(self._position) if has_ended else 0,
+            "rows_left": self._rank_batches.count_rows_left(self._position)
+            if has_ended
+            else 0,
             "epochs": self._stream.count_epochs(self._position),
         }
 

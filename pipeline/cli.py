@@ -40,13 +40,15 @@ Exit codes: 0 done; 1 failed, finished tasks are kept; 2 wrong config or usage; 
 input was quarantined than input.max_quarantined_share allows.
 """
 
+# The commands. `main` and the `corpusmill` program (console.py) add the options before
+# them.
 app = typer.Typer(help=HELP)
-"""The commands. `main` and the `corpusmill` program (console.py) add the options before them."""
 
 app.add_typer(models_app, name="models")
 
 ConfigFile = Annotated[
-    str, typer.Argument(help="A YAML file, or the name of one in configs/.", metavar="CONFIG")
+    str,
+    typer.Argument(help="A YAML file, or the name of one in configs/.", metavar="CONFIG"),
 ]
 RunAddress = Annotated[
     str,
@@ -57,14 +59,17 @@ RunAddress = Annotated[
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="Override a key, e.g. select.language.min_score=0.65."
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override a key, e.g. select.language.min_score=0.65.",
     ),
 ]
 RunDir = Annotated[
     str | None, typer.Option(help="Folder of the run, instead of the config's run_dir.")
 ]
 EngineKind = Annotated[
-    str | None, typer.Option(metavar="auto|ray|inline", help="Instead of the config's engine.kind.")
+    str | None,
+    typer.Option(metavar="auto|ray|inline", help="Instead of the config's engine.kind."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -87,7 +92,9 @@ def make_program() -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     program.callback()(_read_root_options)
-    program.add_typer(app, name="")  # without a name, its commands are commands of the program
+    program.add_typer(
+        app, name=""
+    )  # without a name, its commands are commands of the program
     return program
 
 
@@ -145,7 +152,11 @@ def run(
         for event in run_plan(plan):
             progress.show(event)
             metrics.record(event)
-    done = f"{progress.num_tasks} tasks done" if progress.num_tasks else "nothing was left to do"
+    done = (
+        f"{progress.num_tasks} tasks done"
+        if progress.num_tasks
+        else "nothing was left to do"
+    )
     _print_outcome(plan, f"{done}, in {time.monotonic() - started:.1f} s")
 
 
@@ -201,7 +212,9 @@ def plan(
     engine: EngineKind = None,
     files: Annotated[
         int | None,
-        typer.Option(min=1, help="Estimate for this many input files, without listing any."),
+        typer.Option(
+            min=1, help="Estimate for this many input files, without listing any."
+        ),
     ] = None,
     nodes: Annotated[int, typer.Option(min=1, help="Number of machines.")] = 1,
     cores: Annotated[
@@ -212,13 +225,18 @@ def plan(
         typer.Option(help="Memory per machine in 10^9 bytes. Default: as this machine."),
     ] = None,
     price_per_core_hour: Annotated[
-        float | None, typer.Option(min=0, help="Price of a core for an hour, in any currency.")
+        float | None,
+        typer.Option(min=0, help="Price of a core for an hour, in any currency."),
     ] = None,
     calibration: Annotated[
         str | None,
-        typer.Option(help="Rates: a finished run, or a .json file. Default: the shipped rates."),
+        typer.Option(
+            help="Rates: a finished run, or a .json file. Default: the shipped rates."
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the estimate as JSON.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the estimate as JSON.")
+    ] = False,
 ) -> None:
     """Show what `run` would do and what it would cost.
 
@@ -235,7 +253,9 @@ def plan(
         if not files:
             return
     if settings.input.common_crawl is not None:
-        input_bytes = None  # the sizes of the files of a snapshot are known to the server only
+        input_bytes = (
+            None  # the sizes of the files of a snapshot are known to the server only
+        )
     cluster = describe_cluster(settings, nodes, cores, memory_gb, price_per_core_hour)
     found = estimate(settings, rates, cluster, num_files=files, input_bytes=input_bytes)
     if as_json:
@@ -364,7 +384,9 @@ def preview(run: RunAddress, overrides: Overrides = None, as_json: AsJson = Fals
 def verify(
     dataset: Annotated[
         str,
-        typer.Argument(help="Folder of a run, or of a dataset with manifest.json; s3://... too."),
+        typer.Argument(
+            help="Folder of a run, or of a dataset with manifest.json; s3://... too."
+        ),
     ],
 ) -> None:
     """Check every shard of a finished dataset.
@@ -386,7 +408,9 @@ def verify(
         console.print(str(fault), markup=False)
     if faults:
         fail(f"{folder}: {len(faults)} faults; see the lines above", FAILED)
-    manifest = Manifest.loads(folder.read_bytes(MANIFEST_FILE), folder.locate(MANIFEST_FILE))
+    manifest = Manifest.loads(
+        folder.read_bytes(MANIFEST_FILE), folder.locate(MANIFEST_FILE)
+    )
     num_samples = _count_samples(folder, [shard.file for shard in manifest.shards])
     if num_samples != manifest.totals.num_samples:
         message = (
@@ -394,9 +418,12 @@ def verify(
             f"the manifest has {manifest.totals.num_samples:,}"
         )
         fail(message, FAILED)
-    console.print(f"{folder}: every shard, index and count is as the manifest says", markup=False)
     console.print(
-        f"webdataset reads {num_samples:,} samples from {len(manifest.shards)} shards", markup=False
+        f"{folder}: every shard, index and count is as the manifest says", markup=False
+    )
+    console.print(
+        f"webdataset reads {num_samples:,} samples from {len(manifest.shards)} shards",
+        markup=False,
     )
 
 
@@ -414,7 +441,9 @@ def _count_samples(folder: Store, shards: list[str]) -> int:
 
 
 @app.command()
-def export(run: RunAddress, out: Annotated[Path, typer.Argument(help="Folder to create.")]) -> None:
+def export(
+    run: RunAddress, out: Annotated[Path, typer.Argument(help="Folder to create.")]
+) -> None:
     """Write the kept documents in CCNet's format.
 
     Writes one gzip file of JSON lines per language and bucket.
@@ -431,7 +460,9 @@ def export(run: RunAddress, out: Annotated[Path, typer.Argument(help="Folder to 
 def sample_crawl(
     out: Annotated[Path, typer.Argument(help="Folder to create.")],
     documents: Annotated[int, typer.Option(min=100, help="Number of pages.")] = 20_000,
-    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same bytes.")] = 1,
+    seed: Annotated[
+        int, typer.Option(min=0, help="The same seed gives the same bytes.")
+    ] = 1,
     format: Annotated[
         str, typer.Option("--format", metavar="wet|warc", help="Extracted text, or HTML.")
     ] = "wet",

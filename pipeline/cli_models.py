@@ -34,7 +34,9 @@ def list_models() -> None:
     for column in ("name", "here", "licence", "description"):
         table.add_column(column)
     for asset in registry.REGISTRY.values():
-        table.add_row(asset.name, registry.status(asset.name), asset.licence, asset.description)
+        table.add_row(
+            asset.name, registry.status(asset.name), asset.licence, asset.description
+        )
     console.print(table)
     console.print(
         f"\nThe cache is {registry.cache_folder()}; set $CORPUSMILL_CACHE to use another folder.",
@@ -59,10 +61,14 @@ def fetch_models(
 
 @train_app.command("lm")
 def train_lm(
-    lang: Annotated[str, typer.Option(help="Language code, as language identification gives it.")],
+    lang: Annotated[
+        str, typer.Option(help="Language code, as language identification gives it.")
+    ],
     text: Annotated[
         list[Path],
-        typer.Option(help="Text files, one document per line (.xz and .gz too). Repeatable."),
+        typer.Option(
+            help="Text files, one document per line (.xz and .gz too). Repeatable."
+        ),
     ],
     out: OutputFolder,
     vocab_size: Annotated[
@@ -82,7 +88,9 @@ def train_lm(
     settings = lm_training.LmSettings(vocab_size=vocab_size)
     record = lm_training.train_lm(read_texts(text), lang, out, settings)
     head, middle = (record["cutoffs"][percent] for percent in ("30", "60"))
-    console.print(f"{out}: on held-out texts head ends at {head}, middle at {middle}", markup=False)
+    console.print(
+        f"{out}: on held-out texts head ends at {head}, middle at {middle}", markup=False
+    )
     console.print(f"Next: set annotate.perplexity.models.{lang}: {out}", markup=False)
 
 
@@ -94,7 +102,9 @@ def train_reference(
     negative: Annotated[
         list[Path], typer.Option(help="Texts of random pages, one per line. Repeatable.")
     ],
-    out: Annotated[Path, typer.Option(help="Folder to create. Name it in annotate.classifiers.")],
+    out: Annotated[
+        Path, typer.Option(help="Folder to create. Name it in annotate.classifiers.")
+    ],
 ) -> None:
     """Train a reference classifier as LLaMA does.
 

@@ -20,18 +20,19 @@ import typer
 from pipeline import cli
 
 PROGRAM = "corpusmill"
+# Typer's completion scripts set this variable when they ask for the words that may follow.
 COMPLETION_VARIABLE = "_CORPUSMILL_COMPLETE"
-"""Typer's completion scripts set this variable when they ask for the words that may follow."""
 
+# Exit code when a library of an extra is not installed.
 MISSING_LIBRARY = 2
-"""Exit code when a library of an extra is not installed."""
 
+# Command groups that are packages of their own: name -> help text.
 GROUPS = {
     "loader": "Inspect, check, time and export a dataset.",
     "training": "Train a model on a dataset, plan memory, convert checkpoints.",
 }
-"""Command groups that are packages of their own: name -> help text."""
 
+# Libraries that need another extra than their command does.
 EXTRA_OF_LIBRARY = {
     "obstore": "s3",
     "cmake": "train-models",
@@ -39,7 +40,6 @@ EXTRA_OF_LIBRARY = {
     "pyarrow": "pipeline",
     "ray": "pipeline",
 }
-"""Libraries that need another extra than their command does."""
 
 EXTRA_OF_GROUP = {"loader": "train", "training": "train"}
 OUR_PACKAGES = frozenset(

@@ -23,7 +23,9 @@ OUR_PACKAGES = ("pipeline", "stages", "shardwriter", "storage", "config_files")
 RESUME_HINT = "finished tasks are kept, run the same command again to continue"
 
 # A pipe has no width; 140 columns hold every table.
-console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 140)
+console = Console(
+    highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 140
+)
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
@@ -94,7 +96,9 @@ class _TerminalHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         is_problem = record.levelno >= logging.WARNING
         target = errors if is_problem else console
-        target.print(record.getMessage(), markup=False, style="yellow" if is_problem else None)
+        target.print(
+            record.getMessage(), markup=False, style="yellow" if is_problem else None
+        )
 
 
 def _end_on_sigterm(*_: object) -> NoReturn:

@@ -42,7 +42,10 @@ class Documents:
         self._check_doc_ids()
 
     def _check_dtypes(self) -> None:
-        for name, array in (("tokens", self.tokens), ("doc_num_tokens", self.doc_num_tokens)):
+        for name, array in (
+            ("tokens", self.tokens),
+            ("doc_num_tokens", self.doc_num_tokens),
+        ):
             if array.ndim != 1 or array.dtype.kind not in "iu":
                 raise ValueError(
                     f"documents: {name} is {_describe(array)}, must be a 1-D array of integers"

@@ -43,12 +43,16 @@ def build_manifest(
     numbers = [entry.shard for entry in shards]
     if numbers != list(range(len(numbers))):
         missing = sorted(set(range(max(numbers) + 1)) - set(numbers))
-        repeated = sorted({later for earlier, later in pairwise(numbers) if earlier == later})
+        repeated = sorted(
+            {later for earlier, later in pairwise(numbers) if earlier == later}
+        )
         raise ValueError(
             f"shards of the manifest: {missing[:_MAX_SHOWN_SHARDS]} missing, "
             f"{repeated[:_MAX_SHOWN_SHARDS]} given twice; give each of 0, 1, 2, ... once"
         )
-    manifest = Manifest(tokenizer, shards, Totals.from_shards(shards), fingerprint, run or {})
+    manifest = Manifest(
+        tokenizer, shards, Totals.from_shards(shards), fingerprint, run or {}
+    )
     if faults := manifest.find_faults():
         raise faults[0]
     return manifest

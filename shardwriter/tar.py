@@ -8,9 +8,9 @@ from typing import BinaryIO
 
 from shardwriter.format import MAX_MEMBER_BYTES, TAR_BLOCK_BYTES
 
+# name; mode, uid, gid; size, mtime; checksum; type; link name; magic, version; user, group;
+# device numbers; prefix.
 _USTAR_HEADER = struct.Struct("100s 8s8s8s 12s12s 8s c 100s 6s2s 32s32s 8s8s 155s 12x")
-"""name; mode, uid, gid; size, mtime; checksum; type; link name; magic, version; user, group; device
-numbers; prefix."""
 
 _CHECKSUM_FIELD = slice(148, 156)
 

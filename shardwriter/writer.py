@@ -48,7 +48,12 @@ from shardwriter.format import (
     npy_header,
     sample_key,
 )
-from shardwriter.tar import HashedFile, check_member_size, write_end_of_archive, write_member
+from shardwriter.tar import (
+    HashedFile,
+    check_member_size,
+    write_end_of_archive,
+    write_member,
+)
 
 
 def write_shard(
@@ -132,7 +137,9 @@ def _compute_doc_starts(documents: Documents) -> NDArray[np.int64]:
     return np.concatenate([np.zeros(1, np.int64), doc_stops])
 
 
-def _group_documents(doc_starts: NDArray[np.int64], sample_tokens: int) -> NDArray[np.int64]:
+def _group_documents(
+    doc_starts: NDArray[np.int64], sample_tokens: int
+) -> NDArray[np.int64]:
     """Group documents into samples.
 
     Args:
@@ -144,7 +151,9 @@ def _group_documents(doc_starts: NDArray[np.int64], sample_tokens: int) -> NDArr
     """
     num_docs = len(doc_starts) - 1
     # (D,) if a sample starts with document d: the first document that no longer fits into it
-    stop_docs = np.searchsorted(doc_starts[1:], doc_starts[:-1] + sample_tokens, side="right")
+    stop_docs = np.searchsorted(
+        doc_starts[1:], doc_starts[:-1] + sample_tokens, side="right"
+    )
     # A sample has at least one document, even if it is too long.
     # (D,) One vectorized search for all documents; the loop below only follows the chain.
     next_firsts = np.maximum(stop_docs, np.arange(1, num_docs + 1)).tolist()
@@ -158,7 +167,9 @@ def _check_sample_sizes(
     shard: int, tokenizer: TokenizerEntry, sample_starts: NDArray[np.int64]
 ) -> None:
     # (S,) bytes of each tokens member
-    member_bytes = np.diff(sample_starts) * tokenizer.token_dtype.itemsize + NPY_HEADER_BYTES
+    member_bytes = (
+        np.diff(sample_starts) * tokenizer.token_dtype.itemsize + NPY_HEADER_BYTES
+    )
     if len(member_bytes):
         largest = int(member_bytes.argmax())
         member = f"{sample_key(shard, largest)}.{TOKENS_MEMBER}"
@@ -166,7 +177,10 @@ def _check_sample_sizes(
 
 
 def _check_tokens(
-    shard: int, tokenizer: TokenizerEntry, documents: Documents, doc_starts: NDArray[np.int64]
+    shard: int,
+    tokenizer: TokenizerEntry,
+    documents: Documents,
+    doc_starts: NDArray[np.int64],
 ) -> None:
     """Check that ids are in the vocabulary and that documents end with the end-of-document id."""
     tokens = documents.tokens

@@ -28,37 +28,41 @@ import pyarrow.compute as pc
 from stages.counters import Counters
 from stages.settings.base import Settings
 
+# One value per row of a batch, shape (n,).
 Column: TypeAlias = pa.Array | pa.ChunkedArray
-"""One value per row of a batch, shape (n,)."""
 
+# `index of the input split << 32 | record number in the split`: sorted like the input.
 DOC_ID = pa.field("doc_id", pa.uint64(), nullable=False)
-"""`index of the input split << 32 | record number in the split`: sorted like the input."""
 
+# The columns that a reader returns, one row per document.
 DOCUMENT = pa.schema(
     [
         DOC_ID,
         pa.field("url", pa.string()),
         pa.field("source_domain", pa.string()),
         pa.field("date", pa.string()),  # WARC-Date, unchanged
-        pa.field("digest", pa.string()),  # block or payload digest of the record, "sha1:..."
+        pa.field(
+            "digest", pa.string()
+        ),  # block or payload digest of the record, "sha1:..."
         pa.field("warc_file", pa.string()),
         pa.field("warc_offset", pa.int64()),  # offset of the record in the compressed file
         pa.field("title", pa.string()),
         pa.field("text", pa.large_string()),  # paragraphs joined by \n
     ]
 )
-"""The columns that a reader returns, one row per document."""
 
+# The columns of the table of dropped documents.
 DROPPED = pa.schema(
     [
         DOC_ID,
         pa.field("reason", pa.string(), nullable=False),
         pa.field("value", pa.float64()),  # the measured quantity that broke the rule
         pa.field("limit", pa.float64()),  # the limit that it broke
-        pa.field("detail", pa.string()),  # where it is not a number: a language, an error message
+        pa.field(
+            "detail", pa.string()
+        ),  # where it is not a number: a language, an error message
     ]
 )
-"""The columns of the table of dropped documents."""
 
 
 S = TypeVar("S", bound=Settings)
@@ -124,7 +128,9 @@ class Stage(ABC, Generic[S]):
     reasons: ClassVar[Mapping[str, str]] = MappingProxyType({})
     counters: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
-    def __init__(self, settings: S, files: Mapping[str, Path] = MappingProxyType({})) -> None:
+    def __init__(
+        self, settings: S, files: Mapping[str, Path] = MappingProxyType({})
+    ) -> None:
         """Store the settings. The instance can be pickled until `open` has loaded its models.
 
         Args:
@@ -197,7 +203,9 @@ def keep_all(
     counters: Counters | None = None,
 ) -> Outcome:
     """Return an outcome that drops nothing and adds the given columns."""
-    return Outcome(with_columns(batch, added), DROPPED.empty_table(), counters or Counters())
+    return Outcome(
+        with_columns(batch, added), DROPPED.empty_table(), counters or Counters()
+    )
 
 
 def with_columns(batch: pa.Table, added: Mapping[str, Column]) -> pa.Table:
@@ -221,7 +229,9 @@ class RuleResult(NamedTuple):
     detail: Column | None
 
 
-_rule_results: ContextVar[list[RuleResult] | None] = ContextVar("rule_results", default=None)
+_rule_results: ContextVar[list[RuleResult] | None] = ContextVar(
+    "rule_results", default=None
+)
 
 
 @contextlib.contextmanager

@@ -20,12 +20,13 @@ from stages.contract import DOC_ID, DROPPED, Outcome, Settings, Stage
 
 S = TypeVar("S", bound=Settings)
 
+# The columns that `keep_dropped` adds: reason, value, limit, detail. All null for kept
+# rows.
 REASON_COLUMNS = tuple(field for field in DROPPED if field.name != DOC_ID.name)
-"""The columns that `keep_dropped` adds: reason, value, limit, detail. All null for kept rows."""
 
+# The open stages of this process. Ray unpickles the operator for each task, but a process
+# runs many tasks, and a model must be loaded only once.
 _opened: dict[tuple[Any, ...], Stage[Any]] = {}
-"""The open stages of this process. Ray unpickles the operator for each task, but a process runs
-many tasks, and a model must be loaded only once."""
 
 
 def as_map_batches(

@@ -17,19 +17,26 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from storage.errors import AccessRefused, InvalidAddress, NotFound, StorageError, Unreachable
+from storage.errors import (
+    AccessRefused,
+    InvalidAddress,
+    NotFound,
+    StorageError,
+    Unreachable,
+)
 from storage.settings import StorageSettings
 
 S3 = "s3://"
 CONNECT_TIMEOUT_S = 10.0
 
+# With `stall_timeout_s`, a whole request may take this many times `request_timeout_s`. A
+# slow connection is then replaced from time to time, and the bytes that it delivered are
+# kept.
 STALL_REQUEST_FACTOR = 20
-"""With `stall_timeout_s`, a whole request may take this many times `request_timeout_s`. A slow
-connection is then replaced from time to time, and the bytes that it delivered are kept."""
 
+# Client errors that another attempt can mend (RFC 9110 section 15.5). 409: two conditional
+# writes at the same time.
 TEMPORARY_STATUS = frozenset((408, 409, 425, 429))
-"""Client errors that another attempt can mend (RFC 9110 section 15.5). 409: two conditional
-writes at the same time."""
 
 
 class IncompleteAnswer(Exception):
@@ -85,7 +92,9 @@ def _connect(
         if address.startswith("http://"):
             _refuse_unsafe(address, settings, dict(environment))
     is_http = root.startswith("http://") or endpoint.startswith("http://")
-    client_options = _make_client_options(settings, timeout_s, is_http) | given_client_options
+    client_options = (
+        _make_client_options(settings, timeout_s, is_http) | given_client_options
+    )
     retry_config = {
         "max_retries": 10 if retries_parts else 0,
         "retry_timeout": timedelta(seconds=settings.retry_timeout_s),
@@ -112,7 +121,9 @@ def _make_client_options(
     return options
 
 
-def _get_s3_options(settings: StorageSettings, environment: Mapping[str, str]) -> dict[str, Any]:
+def _get_s3_options(
+    settings: StorageSettings, environment: Mapping[str, str]
+) -> dict[str, Any]:
     """Return endpoint, region and keys, as far as obstore does not find them by itself."""
     options: dict[str, Any] = {}
     if "access_key_id" not in settings.options:
@@ -139,7 +150,9 @@ def _check_endpoint(endpoint: str) -> None:
         raise InvalidAddress("storage.endpoint", f"found {endpoint!r}", remedy)
 
 
-def _refuse_unsafe(address: str, settings: StorageSettings, environment: Mapping[str, str]) -> None:
+def _refuse_unsafe(
+    address: str, settings: StorageSettings, environment: Mapping[str, str]
+) -> None:
     """Refuse plain http to another machine unless it is allowed."""
     is_local = urlsplit(address).hostname in ("localhost", "127.0.0.1", "::1")
     is_allowed = environment.get("AWS_ALLOW_HTTP", "").lower() in ("true", "1")
@@ -185,7 +198,9 @@ def _read_profile(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _read_profile_sections(environment: Mapping[str, str], profile: str) -> dict[str, str]:
     folder = Path.home() / ".aws"
-    credentials_file = environment.get("AWS_SHARED_CREDENTIALS_FILE") or folder / "credentials"
+    credentials_file = (
+        environment.get("AWS_SHARED_CREDENTIALS_FILE") or folder / "credentials"
+    )
     config_file = environment.get("AWS_CONFIG_FILE") or folder / "config"
     config_section = profile if profile == "default" else f"profile {profile}"
     found: dict[str, str] = {}
@@ -256,10 +271,14 @@ def translate_error(where: str, error: Exception, limit: str = "") -> StorageErr
         remedy = "set storage.region (or AWS_REGION) to the region of the bucket"
         return InvalidAddress(where, cause, remedy)
     if status is None:
-        remedy = "check storage.endpoint (or AWS_ENDPOINT_URL), storage.region and the network"
+        remedy = (
+            "check storage.endpoint (or AWS_ENDPOINT_URL), storage.region and the network"
+        )
     else:
         remedy = "see the log of the server"
-    return Unreachable(where, cause, remedy) if limit else InvalidAddress(where, cause, remedy)
+    return (
+        Unreachable(where, cause, remedy) if limit else InvalidAddress(where, cause, remedy)
+    )
 
 
 def get_status(error: BaseException) -> int | None:

@@ -259,7 +259,9 @@ def _translate_errors(path: Path) -> Generator[None]:
         raise NotFound(str(path), "there is no such file", remedy) from error
     except PermissionError as error:
         cause = error.strerror or str(error)
-        raise AccessRefused(str(path), cause, "check the permissions of the file") from error
+        raise AccessRefused(
+            str(path), cause, "check the permissions of the file"
+        ) from error
     except OSError as error:
         cause = error.strerror or str(error)
         raise StorageError(str(path), cause, "check the disk and the file") from error
@@ -277,7 +279,9 @@ def make_scratch_folder(scratch_dir: str | None, name: str) -> Generator[Path]:
     Raises:
         AccessRefused: another user can read or change the scratch folder.
     """
-    scratch = Path(scratch_dir or tempfile.gettempdir()) / f"corpusmill-scratch-{os.getuid()}"
+    scratch = (
+        Path(scratch_dir or tempfile.gettempdir()) / f"corpusmill-scratch-{os.getuid()}"
+    )
     scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
     # mkdir leaves an existing folder unchanged, and anybody can create folders in /tmp.
     _check_private(scratch)

@@ -10,23 +10,28 @@ from typing import Any
 from storage.client import IncompleteAnswer
 from storage.retries import RequestCounters
 
+# Largest range of one request; `request_timeout_s` is the time limit for this many bytes.
 REQUEST_BYTES = 16 << 20
-"""Largest range of one request; `request_timeout_s` is the time limit for this many bytes."""
 
+# Read when a file is opened: the whole of a small file, the footer of a Parquet or Arrow
+# file, and the size, in one request.
 TAIL_BYTES = 256 << 10
-"""Read when a file is opened: the whole of a small file, the footer of a Parquet or Arrow file,
-and the size, in one request."""
 
+# A gap up to this size is read and dropped. At 20 ms per request, this is faster than a new
+# request.
 GAP_BYTES = 1 << 20
-"""A gap up to this size is read and dropped. At 20 ms per request, this is faster than a new
-request."""
 
 
 class RangeDownload:
     """Bytes start..stop-1 of one object, received in one or more attempts."""
 
     def __init__(
-        self, key: str, start: int, stop: int, version: str | None, counters: RequestCounters
+        self,
+        key: str,
+        start: int,
+        stop: int,
+        version: str | None,
+        counters: RequestCounters,
     ) -> None:
         self._key, self._start, self._stop, self._version = key, start, stop, version
         self._counters = counters
@@ -51,7 +56,9 @@ class RangeDownload:
         import obstore
 
         if self._version is None:
-            content = obstore.get_range(client, self._key, start=self._start, end=self._stop)
+            content = obstore.get_range(
+                client, self._key, start=self._start, end=self._stop
+            )
         else:
             content = obstore.get(client, self._key, options=self._make_options()).bytes()
         self._counters.add("fetched_bytes", len(content))
@@ -86,7 +93,9 @@ class RangeDownload:
 def check_complete(num_received: int, num_expected: int) -> None:
     """Raise IncompleteAnswer if an answer ended early without an error."""
     if num_received != num_expected:
-        raise IncompleteAnswer(f"the answer ended after {num_received:,} of {num_expected:,} bytes")
+        raise IncompleteAnswer(
+            f"the answer ended after {num_received:,} of {num_expected:,} bytes"
+        )
 
 
 class ObjectFile(io.RawIOBase):
@@ -109,7 +118,10 @@ class ObjectFile(io.RawIOBase):
         self.name, self._read_range = name, read_range
         self._position = 0
         tail, self.size = read_tail(TAIL_BYTES)
-        self._tail = self.size - len(tail), memoryview(tail)  # offset of the first byte, bytes
+        self._tail = (
+            self.size - len(tail),
+            memoryview(tail),
+        )  # offset of the first byte, bytes
         self._ahead = 0, memoryview(b"")  # the same, of the range fetched last
         self._stride = TAIL_BYTES
 

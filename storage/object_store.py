@@ -22,14 +22,15 @@ from storage.object_file import REQUEST_BYTES, ObjectFile, RangeDownload, check_
 from storage.retries import RequestCounters, RetriesExhausted, RetryPolicy, requests
 from storage.settings import DEFAULT_SETTINGS, StorageSettings
 
+# A file up to this size is uploaded by one request: if the process dies, nothing is left
+# behind. A larger one is uploaded in parts, because S3 accepts at most 5 GiB in one
+# request.
 SINGLE_PUT_BYTES = 512 << 20
-"""A file up to this size is uploaded by one request: if the process dies, nothing is left behind.
-A larger one is uploaded in parts, because S3 accepts at most 5 GiB in one request."""
 
 PART_BYTES = 64 << 20
 
+# Requests at a time when many small files are read.
 NUM_CONNECTIONS = 16
-"""Requests at a time when many small files are read."""
 
 CHECK_TIMEOUT_S = 5.0
 
@@ -196,7 +197,9 @@ class ObjectStore(Store):
     def _head(self, name: str) -> Mapping[str, Any]:
         import obstore
 
-        return self._request("head", name, lambda client: obstore.head(client, self._key(name)))
+        return self._request(
+            "head", name, lambda client: obstore.head(client, self._key(name))
+        )
 
     def list_names(self) -> list[str]:
         """Return the sorted names of the objects in this folder; one request per 1,000."""
@@ -212,7 +215,9 @@ class ObjectStore(Store):
         import obstore
 
         return self._request(
-            "list", "", lambda client: obstore.list_with_delimiter(client, self.prefix or None)
+            "list",
+            "",
+            lambda client: obstore.list_with_delimiter(client, self.prefix or None),
         )
 
     def read_each(self, items: Iterable[K], read: Callable[[K], T]) -> Iterator[T]:
@@ -233,7 +238,9 @@ class ObjectStore(Store):
         self._request(
             "put",
             name,
-            lambda client: obstore.put(client, self._key(name), content, use_multipart=False),
+            lambda client: obstore.put(
+                client, self._key(name), content, use_multipart=False
+            ),
         )
 
     def create(self, name: str, content: bytes) -> str | None:
@@ -310,7 +317,11 @@ class ObjectStore(Store):
         import obstore
 
         key, num_parts = self._key(name), -(-num_bytes // PART_BYTES)
-        options: Any = {"use_multipart": True, "chunk_size": PART_BYTES, "max_concurrency": 2}
+        options: Any = {
+            "use_multipart": True,
+            "chunk_size": PART_BYTES,
+            "max_concurrency": 2,
+        }
         # The parts and the request that begins the upload; `_request` counts the one that ends it.
         self._counters.add("put", num_parts + 1)
         self._request(
@@ -333,7 +344,9 @@ class ObjectStore(Store):
         """Delete all objects below this folder."""
         import obstore
 
-        pages = self._request("list", "", lambda client: list(obstore.list(client, self.prefix)))
+        pages = self._request(
+            "list", "", lambda client: list(obstore.list(client, self.prefix))
+        )
         keys: list[str] = []
         for page in pages:
             keys += [entry["path"] for entry in page]
@@ -359,7 +372,9 @@ class ObjectStore(Store):
 
     def _scale_timeout(self, num_bytes: int) -> float:
         # Large transfers get proportionally more time.
-        return self.settings.request_timeout_s * max(1, math.ceil(num_bytes / REQUEST_BYTES))
+        return self.settings.request_timeout_s * max(
+            1, math.ceil(num_bytes / REQUEST_BYTES)
+        )
 
     def _request(
         self,
@@ -385,7 +400,9 @@ class ObjectStore(Store):
 
         def attempt() -> T:
             self._counters.add(kind)
-            client = connect(self.root, self.settings, timeout_s, retries_parts=retries_parts)
+            client = connect(
+                self.root, self.settings, timeout_s, retries_parts=retries_parts
+            )
             return send(client)
 
         where = f"{self.locate(name)} ({kind})"

@@ -39,8 +39,8 @@ class RequestCounters:
         return self._counts[name]
 
 
+# Requests of this process, except those of stores that were given other counters.
 requests = RequestCounters()
-"""Requests of this process, except those of stores that were given other counters."""
 
 
 class RetriesExhausted(Exception):
@@ -146,7 +146,9 @@ class _Limits:
         """Whether to give up instead of waiting for another attempt."""
         policy = self._policy
         if policy.max_attempts is not None and self._num_failures >= policy.max_attempts:
-            self.text = f"given up after {self._num_failures} attempts in a row without progress"
+            self.text = (
+                f"given up after {self._num_failures} attempts in a row without progress"
+            )
             return True
         assert self._deadline is not None
         # Give up now rather than after a wait that cannot lead to a complete attempt.

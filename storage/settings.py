@@ -40,5 +40,5 @@ class StorageSettings:
     options: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)
 
 
+# Settings for code that has only an address: endpoint and region come from AWS_* variables.
 DEFAULT_SETTINGS = StorageSettings()
-"""Settings for code that has only an address: endpoint and region come from AWS_* variables."""

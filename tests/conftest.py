@@ -81,7 +81,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def bucket_store(seaweed_in_environment: Seaweed, request: pytest.FixtureRequest) -> ObjectStore:
+def bucket_store(
+    seaweed_in_environment: Seaweed, request: pytest.FixtureRequest
+) -> ObjectStore:
     """A folder of one test in the server's bucket."""
     folder = hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:12]
     return ObjectStore.from_address(f"s3://{BUCKET}/{folder}")
@@ -108,7 +110,9 @@ def wet_file(tmp_path: Path) -> Path:
         for name in "abc"
     ]
     path.write_bytes(
-        b"".join(wet_record(f"https://example.org/{i}", page) for i, page in enumerate(pages))
+        b"".join(
+            wet_record(f"https://example.org/{i}", page) for i, page in enumerate(pages)
+        )
     )
     return path
 
@@ -120,7 +124,9 @@ def tiny_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tokenizers import decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {symbol: number for number, symbol in enumerate([*alphabet, "<|endoftext|>"])}
+    vocabulary = {
+        symbol: number for number, symbol in enumerate([*alphabet, "<|endoftext|>"])
+    }
     tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

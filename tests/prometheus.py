@@ -42,17 +42,27 @@ class Prometheus:
         """Begin: it will ask this port every so often, and wait as long for an answer."""
         self.url = f"http://127.0.0.1:{free_port()}"
         config = {
-            "global": {"scrape_interval": f"{int(every_s * 1000)}ms", "evaluation_interval": "1s"},
+            "global": {
+                "scrape_interval": f"{int(every_s * 1000)}ms",
+                "evaluation_interval": "1s",
+            },
             "rule_files": [str(FOLDER / "alerts.yaml")],
             "scrape_configs": [
                 {"job_name": "test", "static_configs": [{"targets": [f"127.0.0.1:{port}"]}]}
             ],
         }
         (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
-        flags = [f"--config.file={folder}/prometheus.yaml", f"--storage.tsdb.path={folder}/data"]
+        flags = [
+            f"--config.file={folder}/prometheus.yaml",
+            f"--storage.tsdb.path={folder}/data",
+        ]
         with (folder / "log").open("w") as log:
             self._process = subprocess.Popen(
-                ["prometheus", *flags, f"--web.listen-address={self.url.removeprefix('http://')}"],
+                [
+                    "prometheus",
+                    *flags,
+                    f"--web.listen-address={self.url.removeprefix('http://')}",
+                ],
                 stdout=log,
                 stderr=log,
             )
@@ -79,13 +89,15 @@ class Prometheus:
         except urllib.error.HTTPError as error:
             raise AssertionError(f"{arguments}: {error.read().decode()}") from error
 
-    def series(self, expr: str, start: float, end: float) -> dict[tuple[str, ...], list[float]]:
+    def series(
+        self, expr: str, start: float, end: float
+    ) -> dict[tuple[str, ...], list[float]]:
         """Values each second, by the values of the labels in alphabetical order of their names."""
         found = self.ask("query_range", query=expr, start=start, end=end, step=1)["result"]
         return {
-            tuple(value for name, value in sorted(one["metric"].items()) if name != "__name__"): [
-                float(value) for _, value in one["values"]
-            ]
+            tuple(
+                value for name, value in sorted(one["metric"].items()) if name != "__name__"
+            ): [float(value) for _, value in one["values"]]
             for one in found
         }
 
@@ -97,7 +109,10 @@ class Prometheus:
     def assert_healthy(self, firing: set[str]) -> None:
         """Every rule can be evaluated on what is there, and no other alert fires."""
         found = [rule for group in self.ask("rules")["groups"] for rule in group["rules"]]
-        assert {rule["health"] for rule in found} <= {"ok", "unknown"}  # unknown: not evaluated yet
+        assert {rule["health"] for rule in found} <= {
+            "ok",
+            "unknown",
+        }  # unknown: not evaluated yet
         assert {rule["name"] for rule in found if rule["state"] == "firing"} <= firing
 
 

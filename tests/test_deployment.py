@@ -40,7 +40,10 @@ def manifests() -> Iterator[tuple[str, dict[str, Any]]]:
     for path in sorted(KUBERAY.glob("ray*.yaml")):
         yield path.name, yaml.safe_load(path.read_text())
     if shutil.which("kubectl") is not None:
-        yield "kuberay-s3", next(m for m in kustomized("kuberay-s3") if m["kind"] == "RayJob")
+        yield (
+            "kuberay-s3",
+            next(m for m in kustomized("kuberay-s3") if m["kind"] == "RayJob"),
+        )
 
 
 MANIFESTS = dict(manifests())
@@ -77,14 +80,18 @@ def _closed(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     closed = {
-        key: _closed(value) for key, value in schema.items() if key not in ("format", "default")
+        key: _closed(value)
+        for key, value in schema.items()
+        if key not in ("format", "default")
     }
     if (
         schema.get("type") == "object"
         and "properties" in schema
         and "additionalProperties" not in schema
     ):
-        closed["additionalProperties"] = schema.get("x-kubernetes-preserve-unknown-fields", False)
+        closed["additionalProperties"] = schema.get(
+            "x-kubernetes-preserve-unknown-fields", False
+        )
     return closed
 
 
@@ -102,14 +109,16 @@ def test_a_manifest_is_of_kuberays_schema(name: str, job_schema: dict[str, Any])
     assert [f"{fault.json_path}: {fault.message[:200]}" for fault in faults] == []
 
 
-def test_the_schema_refuses_a_field_that_it_does_not_know(job_schema: dict[str, Any]) -> None:
+def test_the_schema_refuses_a_field_that_it_does_not_know(
+    job_schema: dict[str, Any],
+) -> None:
     """The check above can fail: a misspelt key deep inside."""
     import jsonschema
 
     manifest = yaml.safe_load((KUBERAY / "rayjob.yaml").read_text())
-    manifest["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"][0][
-        "imagePolicy"
-    ] = "Always"
+    manifest["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"][
+        0
+    ]["imagePolicy"] = "Always"
     (fault,) = jsonschema.Draft202012Validator(job_schema).iter_errors(manifest["spec"])
     assert "'imagePolicy' was unexpected" in fault.message
 
@@ -125,7 +134,10 @@ def test_a_jobs_command_is_one_of_ours(name: str) -> None:
     command = typer.main.get_command(app).commands[verb]  # pyright: ignore[reportAttributeAccessIssue]
     given = command.make_context(verb, arguments).params
     config = load(given["config"], [*given["overrides"], f"run_dir={given['run_dir']}"])
-    mounts = [mount["mountPath"] for mount in next(pods(manifest))["containers"][0]["volumeMounts"]]
+    mounts = [
+        mount["mountPath"]
+        for mount in next(pods(manifest))["containers"][0]["volumeMounts"]
+    ]
     assert config.run_dir.startswith(("s3://", *(f"{mount}/" for mount in mounts)))
     workers = [
         group["template"]["spec"]["containers"][0]
@@ -133,7 +145,8 @@ def test_a_jobs_command_is_one_of_ours(name: str) -> None:
     ]
     limits = [worker["resources"]["limits"] for worker in workers]
     machines = [
-        {"CPU": float(each["cpu"]), "memory": _bytes(each["memory"]) * 0.9} for each in limits
+        {"CPU": float(each["cpu"]), "memory": _bytes(each["memory"]) * 0.9}
+        for each in limits
     ]
     assert find_unmet(list_requests(config), machines) == []
 
@@ -142,8 +155,12 @@ def test_a_jobs_command_is_one_of_ours(name: str) -> None:
 def test_pods_run_our_image_as_a_user_within_limits(name: str) -> None:
     """Not as root, without more rights than they need; probed; the head without tasks; workers from none to some."""
     manifest = MANIFESTS[name]
-    version = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
-    (ray,) = re.findall(r"^ray==(.*)$", (REPOSITORY / "constraints.txt").read_text(), re.MULTILINE)
+    version = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"][
+        "version"
+    ]
+    (ray,) = re.findall(
+        r"^ray==(.*)$", (REPOSITORY / "constraints.txt").read_text(), re.MULTILINE
+    )
     cluster = cluster_of(manifest)
     assert cluster["rayVersion"] == ray
     assert cluster["authOptions"] == {"mode": "token"}
@@ -190,7 +207,9 @@ def test_the_image_is_of_the_tested_versions_and_holds_every_package() -> None:
         for line in re.findall(r"^COPY (?!--)(.*) \S+$", dockerfile, re.MULTILINE)
         for word in line.split()
     }
-    packages = {package.split(".")[0] for package in project["tool"]["setuptools"]["packages"]}
+    packages = {
+        package.split(".")[0] for package in project["tool"]["setuptools"]["packages"]
+    }
     assert packages | {"constraints.txt", "pyproject.toml"} <= copied
     let_through = {
         line[1:]
@@ -214,7 +233,9 @@ def test_a_units_command_is_one_of_rays(split: str) -> None:
     words = shlex.split(exec_start(split))
     assert words[1] == "start"
     known = {
-        flag for parameter in start.params for flag in (*parameter.opts, *parameter.secondary_opts)
+        flag
+        for parameter in start.params
+        for flag in (*parameter.opts, *parameter.secondary_opts)
     }
     flags = [word.split("=")[0] for word in words[2:]]
     assert set(flags) <= known
@@ -234,8 +255,8 @@ def test_what_a_job_leaves_behind_is_not_imported() -> None:
         for line in Path(REPOSITORY / ".rayignore").read_text().splitlines()
         if not line.startswith("#")
     ]
-    packages = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["setuptools"][
-        "packages"
-    ]
+    packages = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"][
+        "setuptools"
+    ]["packages"]
     assert all((REPOSITORY / name).exists() for name in names)
     assert not set(names) & {package.split(".")[0] for package in packages}

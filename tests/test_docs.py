@@ -18,7 +18,9 @@ PATH = re.compile(
 )
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(REPOSITORY).as_posix())
+@pytest.mark.parametrize(
+    "page", PAGES, ids=lambda page: page.relative_to(REPOSITORY).as_posix()
+)
 def test_links_and_paths_lead_somewhere(page: Path) -> None:
     """Every relative link and every file that a page names is there."""
     text = page.read_text(encoding="utf-8")

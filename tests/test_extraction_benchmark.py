@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from benchmarks.extraction_f1 import Score, articles, entrants, measure, score, shingle_f1, wcxb
+from benchmarks.extraction_f1 import (
+    Score,
+    articles,
+    entrants,
+    measure,
+    score,
+    shingle_f1,
+    wcxb,
+)
 
 MENU = "<nav><ul><li><a href=/>Home</a><li><a href=/news>All the news</a><li><a href=/shop>Our shop</a></ul></nav>"
 FOOTER = "<footer><p>© 2026 The Valley Post. <a href=/terms>Terms</a> <a href=/privacy>Privacy</a></footer>"
@@ -29,7 +37,9 @@ If the grooves are no deeper than a coin is thick, the stones have to be dressed
 
 def page(title: str, paragraphs: list[str], aside: str) -> bytes:
     """Return a page with these paragraphs; the first one is its heading."""
-    body = f"<h1>{paragraphs[0]}</h1>" + "".join(f"<p>{text}</p>\n" for text in paragraphs[1:])
+    body = f"<h1>{paragraphs[0]}</h1>" + "".join(
+        f"<p>{text}</p>\n" for text in paragraphs[1:]
+    )
     return (
         f"<!DOCTYPE html><html><head><title>{title}</title><style>p {{color: red}}</style></head><body>{MENU}"
         f"<main><article>{body}</article></main><aside>{aside}</aside>{FOOTER}<script>track('page')</script></body></html>"
@@ -39,12 +49,18 @@ def page(title: str, paragraphs: list[str], aside: str) -> bytes:
 PAGES = [
     (
         "article",
-        page("Mill - The Valley Post", ARTICLE, "<a href=/1>More news</a> <a href=/2>Weather</a>"),
+        page(
+            "Mill - The Valley Post",
+            ARTICLE,
+            "<a href=/1>More news</a> <a href=/2>Weather</a>",
+        ),
         ARTICLE,
     ),
     (
         "documentation",
-        page("Manual", MANUAL, "<ul><li><a href=/a>Contents</a><li><a href=/b>Index</a></ul>"),
+        page(
+            "Manual", MANUAL, "<ul><li><a href=/a>Contents</a><li><a href=/b>Index</a></ul>"
+        ),
         MANUAL,
     ),
 ]
@@ -77,7 +93,9 @@ def test_extraction_reaches_its_floors(gold: Path) -> None:
     assert found["plain"]["recall"] == 1.0
     assert found["main content"]["f1"] >= 0.95
     assert found["justext (ours)"]["f1"] >= 0.95
-    assert all(each["f1_95"][0] <= each["f1"] <= each["f1_95"][1] for each in found.values())
+    assert all(
+        each["f1_95"][0] <= each["f1"] <= each["f1_95"][1] for each in found.values()
+    )
 
 
 def test_both_gold_sets_give_the_same_pages(gold: Path) -> None:

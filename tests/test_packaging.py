@@ -30,6 +30,7 @@ TOP_PACKAGES = (
 )
 SITE_PACKAGES = Path(pytest.__file__).parent.parent
 
+# Makes the modules in BLOCKED look as if they were not installed.
 BLOCK_OTHER_LIBRARIES = """
 import sys
 
@@ -40,7 +41,6 @@ class Refuse:
 
 sys.meta_path.insert(0, Refuse())
 """
-"""Makes the modules in BLOCKED look as if they were not installed."""
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(REPOSITORY / name, source / name)
     out = tmp_path_factory.mktemp("wheel")
-    build = ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(out)]
+    build = [
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+        str(out),
+    ]
     subprocess.run([sys.executable, "-m", "pip", *build, str(source)], check=True)
     (built,) = out.glob("*.whl")
     return built
@@ -72,7 +79,9 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(root)], check=True)
     python = root / "bin" / "python"
     install = ["install", "--quiet", "--no-deps", "--no-index", str(wheel)]
-    subprocess.run([sys.executable, "-m", "pip", "--python", str(python), *install], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "pip", "--python", str(python), *install], check=True
+    )
     (site_packages,) = root.glob("lib/python*/site-packages")
     # A folder named in a .pth file joins the path, but the .pth files in it (our editable install) are not read.
     (site_packages / "libraries.pth").write_text(f"{SITE_PACKAGES}\n")
@@ -101,7 +110,9 @@ def test_the_package_list_names_every_package() -> None:
         for package in TOP_PACKAGES
         for path in (REPOSITORY / package).rglob("__init__.py")
     }
-    assert set(PYPROJECT["tool"]["setuptools"]["packages"]) == found | {"config_files.configs"}
+    assert set(PYPROJECT["tool"]["setuptools"]["packages"]) == found | {
+        "config_files.configs"
+    }
 
 
 def test_the_wheel_holds_every_module_and_every_shipped_config(wheel: Path) -> None:
@@ -131,7 +142,9 @@ def test_the_metadata_names_extras_addresses_and_typing() -> None:
     assert "Typing :: Typed" in project["classifiers"]
 
 
-def test_checkout_and_wheel_find_the_same_configs(environment: Path, tmp_path: Path) -> None:
+def test_checkout_and_wheel_find_the_same_configs(
+    environment: Path, tmp_path: Path
+) -> None:
     """The shipped configs are found by name, from any folder."""
     code = "import json; from config_files.reader import CONFIGS; print(json.dumps([str(CONFIGS), sorted(p.name for p in CONFIGS.rglob('*'))]))"
     installed = run_installed(environment, "python", "-P", "-c", code, folder=tmp_path)
@@ -162,7 +175,12 @@ def test_the_command_ignores_packages_of_the_working_folder(
     for package in ("training", "loader", "pipeline", "stages"):
         (tmp_path / package).mkdir()
         (tmp_path / package / "__init__.py").write_text("raise SystemExit('wrong package')")
-    for words in (["--version"], ["loader", "--help"], ["training", "--help"], ["plan", "--help"]):
+    for words in (
+        ["--version"],
+        ["loader", "--help"],
+        ["training", "--help"],
+        ["plan", "--help"],
+    ):
         ended = run_installed(environment, "corpusmill", *words, folder=tmp_path)
         assert (ended.returncode, ended.stderr) == (0, ""), words
     missing = run_installed(environment, "corpusmill", "plan", "ccnett", folder=tmp_path)

@@ -62,7 +62,9 @@ def test_overlap_is_the_share_of_copying_that_steps_do_not_show(tmp_path: Path) 
     suite = gpu_suite.Suite(gpu_suite.TINY, 60, tmp_path, None)
     for name, step_s in (("with", 1.5), ("without", 1.0)):
         suite.entrants[name] = {
-            "rounds": [{"tokens_per_s": 1.0, "step_s": [step_s], "offloaded_gib_per_step": 1.0}]
+            "rounds": [
+                {"tokens_per_s": 1.0, "step_s": [step_s], "offloaded_gib_per_step": 1.0}
+            ]
         }
     suite.findings["copy"] = {"out_gb_per_s": 2**30 / 1e9, "back_gb_per_s": 2**30 / 1e9}
     found = gpu_suite.overlap(suite, "with", "without")
@@ -80,7 +82,9 @@ def test_goals_are_met_or_missed_by_the_better_of_two_strategies() -> None:
     }
     found = gpu_suite.goals(rows, gpu_suite.FULL)
     assert found["MFU 50% at 2,048"].startswith("met: 51.0%")
-    assert found["MFU 45% at 8,192"] == found["not slower than torchtitan"] == "not measured"
+    assert (
+        found["MFU 45% at 8,192"] == found["not slower than torchtitan"] == "not measured"
+    )
 
 
 @pytest.mark.models
@@ -100,7 +104,9 @@ def test_texts_that_share_a_run_of_words_are_found() -> None:
     """Case and punctuation do not hide a run of 13 words; 12 are none."""
     words = [f"word{k}" for k in range(30)]
     known = NgramSet([" ".join(words)])
-    assert known.shares("Before that, " + ", ".join(words[5 : 5 + NGRAM_WORDS]).upper() + "!")
+    assert known.shares(
+        "Before that, " + ", ".join(words[5 : 5 + NGRAM_WORDS]).upper() + "!"
+    )
     assert not known.shares(" ".join(words[5 : 4 + NGRAM_WORDS]))
     assert not NgramSet([]).shares(" ".join(words))
 
@@ -112,6 +118,10 @@ def test_a_chart_is_xml_and_names_every_curve_once_with_its_last_mean() -> None:
         "a < b": [[(100.0, 7.0), (2000.0, 6.1)]],
     }
     root = ET.fromstring(draw("Loss", [Panel("held out", curves)]))  # noqa: S314 - our own
-    labels = {e.text: float(e.attrib["y"]) for e in root.iter() if (e.text or "").endswith(" 6.10")}
+    labels = {
+        e.text: float(e.attrib["y"])
+        for e in root.iter()
+        if (e.text or "").endswith(" 6.10")
+    }
     assert labels.keys() == {"raw 6.10", "a < b 6.10"}
     assert abs(labels["raw 6.10"] - labels["a < b 6.10"]) >= 14

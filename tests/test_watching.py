@@ -25,12 +25,12 @@ ALERTS = FOLDER / "alerts.yaml"
 ALERT_TESTS = FOLDER / "alerts_test.yaml"
 DOCS = REPOSITORY / "docs" / "watching.md"
 
+# Name in Prometheus -> labels, for all our metrics.
 LABELS: dict[str, tuple[str, ...]] = {
     **{metrics.PREFIX + metric.name: metric.labels for metric in metrics.METRICS},
     **{metric.name: ("run", "rank") for metric in loader.metrics.METRICS},
     **{metric.name: ("run",) for metric in training.observability.prometheus.METRICS},
 }
-"""Name in Prometheus -> labels, for all our metrics."""
 
 OTHERS = {  # of Ray, and of prometheus_client
     "ray_node_cpu_utilization",
@@ -44,7 +44,9 @@ NAMES = re.compile(r"\b(?:ray|corpusmill|process)_\w+")
 
 def rules() -> list[dict[str, Any]]:
     return [
-        rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]
+        rule
+        for group in yaml.safe_load(ALERTS.read_text())["groups"]
+        for rule in group["rules"]
     ]
 
 
@@ -69,7 +71,10 @@ def test_dashboard_can_be_imported(name: str) -> None:
         assert not cells & taken, panel["title"]
         taken |= cells
         if panel["type"] != "row":
-            sources = [panel["datasource"], *(target["datasource"] for target in panel["targets"])]
+            sources = [
+                panel["datasource"],
+                *(target["datasource"] for target in panel["targets"]),
+            ]
             assert {source["uid"] for source in sources} == {"${datasource}"}
             assert panel["fieldConfig"]["defaults"]["unit"]
     variables = [variable["name"] for variable in found["templating"]["list"]]
@@ -78,7 +83,12 @@ def test_dashboard_can_be_imported(name: str) -> None:
 
 @pytest.mark.parametrize(
     "expr",
-    [target["expr"] for name in DASHBOARDS for panel in panels(name) for target in panel["targets"]]
+    [
+        target["expr"]
+        for name in DASHBOARDS
+        for panel in panels(name)
+        for target in panel["targets"]
+    ]
     + [rule["expr"] for rule in rules()],
 )
 def test_expressions_use_existing_metrics(expr: str) -> None:
@@ -106,7 +116,11 @@ def test_every_metric_is_in_a_panel_or_an_alert() -> None:
 
 def test_docs_list_every_metric() -> None:
     """docs/watching.md has a row for each metric, with the help text of the code."""
-    tables = (metrics.METRICS, loader.metrics.METRICS, training.observability.prometheus.METRICS)
+    tables = (
+        metrics.METRICS,
+        loader.metrics.METRICS,
+        training.observability.prometheus.METRICS,
+    )
     wanted = [format_row(metric) for table in tables for metric in table]
     page = DOCS.read_text(encoding="utf-8")
     missing = [row for row in wanted if row not in page.splitlines()]
@@ -114,7 +128,9 @@ def test_docs_list_every_metric() -> None:
 
 
 def format_row(metric: metrics.Metric | loader.metrics.Metric) -> str:
-    name = metrics.PREFIX + metric.name if isinstance(metric, metrics.Metric) else metric.name
+    name = (
+        metrics.PREFIX + metric.name if isinstance(metric, metrics.Metric) else metric.name
+    )
     return f"| `{name}` | {metric.kind} | {', '.join(LABELS[name])} | {metric.help} |"
 
 
@@ -122,7 +138,9 @@ def format_row(metric: metrics.Metric | loader.metrics.Metric) -> str:
 
 
 def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["promtool", *arguments], capture_output=True, text=True, check=False)
+    return subprocess.run(
+        ["promtool", *arguments], capture_output=True, text=True, check=False
+    )
 
 
 @needs_prometheus

@@ -53,13 +53,17 @@ RETIRED = (
     RetiredWord(r"\bledgers?\b", "decisions, event log"),
     RetiredWord(r"\b(tally|tallies)\b", "counters"),
     RetiredWord(r"\b(story|stories|chapters?)\b", "DocumentTrace, steps"),
-    RetiredWord(r"\bflow tables?\b|\bhand(ed|ing|s)? ?overs?\b", "TaskResult, returned rows"),
+    RetiredWord(
+        r"\bflow tables?\b|\bhand(ed|ing|s)? ?overs?\b", "TaskResult, returned rows"
+    ),
     RetiredWord(r"\bmeter(s|ed)?\b", "task statistics"),
     RetiredWord(r"\bleases?\b", "run lock"),
     RetiredWord(r"\bjournals?\b", "event log"),
     RetiredWord(r"\brecuts?\b", "preview"),
     RetiredWord(r"[`\"']copies[`\"']", "exact_dedup"),
-    RetiredWord(r"[`\"']deduplicate[`\"']|\bnear[- ]deduplicat\w*", "paragraph_dedup, fuzzy_dedup"),
+    RetiredWord(
+        r"[`\"']deduplicate[`\"']|\bnear[- ]deduplicat\w*", "paragraph_dedup, fuzzy_dedup"
+    ),
     RetiredWord(r"[`\"']repeats[`\"']", "duplicate lines"),
     RetiredWord(r"\bwho (stays|goes)\b", "representative, dropped documents"),
     RetiredWord(r"\bearlier runs?\b", "previous runs"),
@@ -68,7 +72,9 @@ RETIRED = (
     ),
     RetiredWord(r"\bcatalogues?\b", "manifest columns, list"),
     RetiredWord(r"\bbefell\b|\bwhoever\b|\bwhatever\b|\bwhoso\b", "a plain subject"),
-    RetiredWord(r"\btold\b|\bhas to say\b|\bspeaks of\b|\bis told\b", "reported, printed, passed"),
+    RetiredWord(
+        r"\btold\b|\bhas to say\b|\bspeaks of\b|\bis told\b", "reported, printed, passed"
+    ),
     RetiredWord(
         r"\bat hand\b|\bof its own\b|\bas it lies\b|\bbe had\b|\bfor ever\b", "plain words"
     ),
@@ -78,6 +84,8 @@ RETIRED = (
     RetiredWord(r"\bdef \w+ of\(", "a verb, or a property"),
 )
 
+# Path prefixes that must have no finding. The other files are being renamed; add them as
+# they become clean.
 CLEAN = (
     "README.md",
     "CHANGELOG.md",
@@ -119,9 +127,18 @@ CLEAN = (
     "tests/test_extraction_benchmark.py",
     "tests/test_packaging.py",
 )
-"""Path prefixes that must have no finding. The other files are being renamed; add them as they become clean."""
 
-SUFFIXES = (".py", ".md", ".yaml", ".yml", ".json", ".toml", ".service", "Makefile", "Dockerfile")
+SUFFIXES = (
+    ".py",
+    ".md",
+    ".yaml",
+    ".yml",
+    ".json",
+    ".toml",
+    ".service",
+    "Makefile",
+    "Dockerfile",
+)
 SKIPPED = {
     "tests/test_words.py": "names the words",
     "tests/golden/": "digests",

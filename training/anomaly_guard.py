@@ -9,9 +9,9 @@ from typing import Any
 from training.config import AnomalyGuardConfig
 from training.errors import TrainingStopped
 
+# Decay per step of the running mean of gradient norms. Half of its weight is on the last 35
+# steps, because 0.98 ** 35 = 0.5.
 NORM_DECAY = 0.98
-"""Decay per step of the running mean of gradient norms. Half of its weight is on the last 35
-steps, because 0.98 ** 35 = 0.5."""
 
 
 class AnomalyGuard:

@@ -29,7 +29,12 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
-from training.checkpoint_store import MARKER, download_newest, remove_checkpoint, upload_files
+from training.checkpoint_store import (
+    MARKER,
+    download_newest,
+    remove_checkpoint,
+    upload_files,
+)
 from training.config import CheckpointConfig
 from training.errors import CheckpointFailed, IncompatibleConfig
 from training.parallel.distributed import RankContext
@@ -57,7 +62,9 @@ class TrainState:
 class Checkpointer:
     """Saves and loads the checkpoints of one run. At most one is being written at a time."""
 
-    def __init__(self, run_dir: Path, config: CheckpointConfig, context: RankContext) -> None:
+    def __init__(
+        self, run_dir: Path, config: CheckpointConfig, context: RankContext
+    ) -> None:
         self.folder = run_dir / "checkpoints"
         self._config, self._context = config, context
         # A separate group, because the background thread's collectives must not interleave with
@@ -172,7 +179,9 @@ class Checkpointer:
         random_state: dict[str, Any] = {}
         if progress["world_size"] == self._context.world_size:
             random_state = _get_random_state(self._context)
-        load_tensors({**tensors, **random_state}, checkpoint_id=path, process_group=self._group)
+        load_tensors(
+            {**tensors, **random_state}, checkpoint_id=path, process_group=self._group
+        )
         _set_random_state(random_state, self._context)
         return progress
 
@@ -214,7 +223,11 @@ class Checkpointer:
             kept |= {path for path in complete if parse_step(path) % every == 0}
         for path in self.folder.iterdir():
             # Incomplete checkpoints are not in `kept`, so older ones are removed here too.
-            if not _NAME.fullmatch(path.name) or path in kept or parse_step(path) >= newest_step:
+            if (
+                not _NAME.fullmatch(path.name)
+                or path in kept
+                or parse_step(path) >= newest_step
+            ):
                 continue
             # The marker goes first: a removal that is cut short leaves no complete checkpoint.
             (path / MARKER).unlink(missing_ok=True)
@@ -275,7 +288,9 @@ def check_same_model(path: Path, tensors: Mapping[str, Tensor]) -> None:
         if entry is None:
             faults.append(f"{name} is missing")
         elif stored_shape != shape:
-            faults.append(f"{name} is {stored_shape} in the checkpoint, {shape} in the model")
+            faults.append(
+                f"{name} is {stored_shape} in the checkpoint, {shape} in the model"
+            )
     if faults:
         num_more = len(faults) - MAX_SHOWN_FAULTS
         more = f" and {num_more} more" if num_more > 0 else ""

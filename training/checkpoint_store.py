@@ -10,11 +10,11 @@ from storage import StorageSettings, Store, open_store
 from storage.errors import InvalidAddress
 from training.errors import IncompatibleConfig
 
+# Written last. A checkpoint without it is ignored.
 MARKER = "complete.json"
-"""Written last. A checkpoint without it is ignored."""
 
+# The index of torch.distributed.checkpoint. Listings leave it out, because it is hidden.
 METADATA = ".metadata"
-"""The index of torch.distributed.checkpoint. Listings leave it out, because it is hidden."""
 
 
 def upload_files(files: Sequence[Path], address: str, checkpoint_name: str) -> None:

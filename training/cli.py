@@ -68,19 +68,27 @@ LauncherOption = Annotated[
 WorkersOption = Annotated[
     int | None,
     typer.Option(
-        min=1, help="With ray: number of ranks. [default: one per GPU of the cluster]", metavar="N"
+        min=1,
+        help="With ray: number of ranks. [default: one per GPU of the cluster]",
+        metavar="N",
     ),
 ]
 MaxFailuresOption = Annotated[
     int,
     typer.Option(
-        min=-1, help="With ray: how often lost ranks are restarted; -1 is unlimited.", metavar="M"
+        min=-1,
+        help="With ray: how often lost ranks are restarted; -1 is unlimited.",
+        metavar="M",
     ),
 ]
-GpusOption = Annotated[int, typer.Option(help="Number of GPUs; each runs one rank.", metavar="N")]
+GpusOption = Annotated[
+    int, typer.Option(help="Number of GPUs; each runs one rank.", metavar="N")
+]
 TokensOption = Annotated[
     float | None,
-    typer.Option(help="Tokens to train on, such as 100e9. [default: those of the config's steps]"),
+    typer.Option(
+        help="Tokens to train on, such as 100e9. [default: those of the config's steps]"
+    ),
 ]
 
 
@@ -134,9 +142,13 @@ def run(
 def plan(
     config: ConfigArgument,
     gpus: GpusOption,
-    gpu: Annotated[str, typer.Option(help="GPU type: h100-80gb, a100-40gb, ...")] = "h100-80gb",
+    gpu: Annotated[
+        str, typer.Option(help="GPU type: h100-80gb, a100-40gb, ...")
+    ] = "h100-80gb",
     tokens: TokensOption = None,
-    mfu: Annotated[float, typer.Option(help="Model FLOPs utilization to assume, 0..1.")] = 0.4,
+    mfu: Annotated[
+        float, typer.Option(help="Model FLOPs utilization to assume, 0..1.")
+    ] = 0.4,
     picture: Annotated[
         Path | None, typer.Option(help="Also write a chart to this SVG file.")
     ] = None,
@@ -176,7 +188,9 @@ def plan(
 def import_(
     folder: Annotated[
         Path,
-        typer.Argument(help="Folder with config.json and *.safetensors, as from `hf download`."),
+        typer.Argument(
+            help="Folder with config.json and *.safetensors, as from `hf download`."
+        ),
     ],
 ) -> None:
     """Print the model section for Hugging Face weights.
@@ -193,12 +207,15 @@ def import_(
 @app.command()
 def export(
     source: Annotated[
-        Path, typer.Argument(help="A run_dir (its newest checkpoint is used), or a checkpoint.")
+        Path,
+        typer.Argument(help="A run_dir (its newest checkpoint is used), or a checkpoint."),
     ],
     out: Annotated[Path, typer.Argument(help="Folder to create.")],
     tokenizer: Annotated[
         Path | None,
-        typer.Option(help="tokenizer.json to include. [default: data.tokenizer of the run]"),
+        typer.Option(
+            help="tokenizer.json to include. [default: data.tokenizer of the run]"
+        ),
     ] = None,
     dtype: Annotated[Dtype, typer.Option(help="Dtype of the weights.")] = Dtype.BF16,
 ) -> None:

@@ -65,7 +65,9 @@ class ModelConfig(Section):
         "multiple of 128.",
     )
     rope_theta: float = Field(
-        default=500_000.0, gt=0, description="Base of the rotary embedding (Llama 3: 500,000)."
+        default=500_000.0,
+        gt=0,
+        description="Base of the rotary embedding (Llama 3: 500,000).",
     )
     rope_scaling: RopeScaling | None = Field(
         default=None, description="Set it for weights of Llama 3.1 and later."
@@ -129,8 +131,12 @@ class DataConfig(Section):
         "exports.",
     )
     seq_len: Positive = Field(default=2048, description="Tokens per row.")
-    global_batch_rows: Positive = Field(default=512, description="Rows per step, over all ranks.")
-    micro_batch_rows: Positive = Field(default=4, description="Rows per forward pass on one rank.")
+    global_batch_rows: Positive = Field(
+        default=512, description="Rows per step, over all ranks."
+    )
+    micro_batch_rows: Positive = Field(
+        default=4, description="Rows per forward pass on one rank."
+    )
     seed: int = Field(default=0, ge=0, lt=2**63, description="Seed of the order of rows.")
     document_masks: bool = Field(
         default=True,
@@ -144,14 +150,18 @@ class DataConfig(Section):
 
     @model_validator(mode="after")
     def _check_source(self) -> Self:
-        given = [name for name in ("manifest", "mixture", "instructions") if getattr(self, name)]
+        given = [
+            name for name in ("manifest", "mixture", "instructions") if getattr(self, name)
+        ]
         if len(given) != 1:
             raise ValueError(
                 f"set exactly one of manifest, mixture, instructions; found "
                 f"{', '.join(given) or 'none'}"
             )
         if self.instructions and not self.tokenizer:
-            raise ValueError("instructions need a tokenizer; set tokenizer to a tokenizer.json")
+            raise ValueError(
+                "instructions need a tokenizer; set tokenizer to a tokenizer.json"
+            )
         return self
 
 
@@ -159,9 +169,19 @@ class LoraConfig(Section):
     """Low-rank adapters (Hu et al. 2021): W + alpha / rank * B A; only A and B are trained."""
 
     rank: Positive = Field(default=16, description="Rank of the update of each matrix.")
-    alpha: float = Field(default=32.0, gt=0, description="The update is scaled by alpha / rank.")
+    alpha: float = Field(
+        default=32.0, gt=0, description="The update is scaled by alpha / rank."
+    )
     targets: tuple[str, ...] = Field(
-        default=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+        default=(
+            "q_proj",
+            "k_proj",
+            "v_proj",
+            "o_proj",
+            "gate_proj",
+            "up_proj",
+            "down_proj",
+        ),
         description="Linear layers of each block that get an adapter.",
     )
 
@@ -250,7 +270,9 @@ class OptimizerConfig(Section):
         default=1e-8, gt=0, description="Added to the square root of the second moment."
     )
     weight_decay: float = Field(
-        default=0.1, ge=0, description="Weight decay of matrices; norms have none (Llama: 0.1)."
+        default=0.1,
+        ge=0,
+        description="Weight decay of matrices; norms have none (Llama: 0.1).",
     )
     max_grad_norm: float = Field(
         default=1.0, gt=0, description="Gradients are clipped to this norm (Llama: 1.0)."
@@ -260,8 +282,12 @@ class OptimizerConfig(Section):
         description="Learning rate after the warm-up. wsd (Hu et al. 2024): constant, then a "
         "linear decay.",
     )
-    warmup_steps: int = Field(default=100, ge=0, description="Steps of the linear warm-up from 0.")
-    decay_share: Share = Field(default=0.1, description="wsd: share of all steps that decay, 0..1.")
+    warmup_steps: int = Field(
+        default=100, ge=0, description="Steps of the linear warm-up from 0."
+    )
+    decay_share: Share = Field(
+        default=0.1, description="wsd: share of all steps that decay, 0..1."
+    )
     min_lr_share: Share = Field(
         default=0.1, description="Learning rate at the end, as a share of learning_rate."
     )
@@ -271,7 +297,8 @@ class AnomalyGuardConfig(Section):
     """Reaction to a non-finite loss or gradient, or to a spike of the gradient norm."""
 
     on_bad_step: Literal["skip", "stop"] = Field(
-        default="skip", description="skip: leave the parameters unchanged and count it. stop: end."
+        default="skip",
+        description="skip: leave the parameters unchanged and count it. stop: end.",
     )
     spike_factor: float | None = Field(
         default=None,
@@ -290,7 +317,9 @@ class CheckpointConfig(Section):
     every_steps: Positive = Field(
         default=500, description="Steps between checkpoints. One is also saved at the end."
     )
-    keep_last: Positive = Field(default=3, description="Number of newest checkpoints to keep.")
+    keep_last: Positive = Field(
+        default=3, description="Number of newest checkpoints to keep."
+    )
     keep_every_steps: Positive | None = Field(
         default=None, description="Checkpoints at multiples of this are kept forever."
     )
@@ -316,7 +345,9 @@ class WandbConfig(Section):
     """Weights & Biases; needs `pip install wandb`. WANDB_MODE=offline works without a network."""
 
     project: str = Field(description="Name of the project.")
-    name: str | None = Field(default=None, description="Name of the run. null: that of run_dir.")
+    name: str | None = Field(
+        default=None, description="Name of the run. null: that of run_dir."
+    )
 
 
 class PrometheusConfig(Section):
@@ -343,7 +374,9 @@ class ObservabilityConfig(Section):
         description="Steps between reports to log.jsonl, TensorBoard and the terminal.",
     )
     tensorboard: bool = Field(default=True, description="Write run_dir/tensorboard.")
-    wandb: WandbConfig | None = Field(default=None, description="Log to Weights & Biases too.")
+    wandb: WandbConfig | None = Field(
+        default=None, description="Log to Weights & Biases too."
+    )
     prometheus: PrometheusConfig | None = Field(
         default=None, description="Serve Prometheus metrics; {} uses the default port."
     )
@@ -408,7 +441,9 @@ class TrainConfig(Section):
     anomaly_guard: AnomalyGuardConfig = Field(
         default=AnomalyGuardConfig(), description="Reaction to bad steps."
     )
-    checkpoint: CheckpointConfig = Field(default=CheckpointConfig(), description="Checkpoints.")
+    checkpoint: CheckpointConfig = Field(
+        default=CheckpointConfig(), description="Checkpoints."
+    )
     validation: ValidationConfig | None = Field(
         default=None, description="Loss on held-out documents. null: off."
     )
@@ -424,9 +459,13 @@ class TrainConfig(Section):
         float8, tensor = self.precision.float8, self.parallel.tensor
         faults: list[str] = []
         if self.lora is not None and tensor > 1:
-            faults.append(f"lora cannot be combined with parallel.tensor {tensor}; use zero3")
+            faults.append(
+                f"lora cannot be combined with parallel.tensor {tensor}; use zero3"
+            )
         if self.lora is not None and float8 != "none":
-            faults.append(f"lora cannot be combined with precision.float8 {float8}; use none")
+            faults.append(
+                f"lora cannot be combined with precision.float8 {float8}; use none"
+            )
         if float8 != "none" and tensor > 1:
             faults.append(
                 f"precision.float8 {float8} cannot be combined with parallel.tensor {tensor}"

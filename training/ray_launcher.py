@@ -43,13 +43,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+# Config keys whose values are paths or addresses.
 PATH_KEYS = {"run_dir", "manifest", "instructions", "tokenizer", "initial_weights"}
-"""Config keys whose values are paths or addresses."""
 
 STOP_POLL_S = 1.0
 
 
-def launch(config: TrainConfig, *, num_workers: int | None, max_failures: int) -> TrainResult:
+def launch(
+    config: TrainConfig, *, num_workers: int | None, max_failures: int
+) -> TrainResult:
     """Train on Ray workers, to the end or until this process receives SIGTERM.
 
     Args:
@@ -72,7 +74,9 @@ def launch(config: TrainConfig, *, num_workers: int | None, max_failures: int) -
         _warn_if_cluster_is_too_small(num_workers, num_gpus)
         run_config = _make_run_config(run_dir, num_gpus, max_failures)
         with _forward_sigterm() as stop_actor:
-            trainer = _make_trainer(config, settings, stop_actor, num_workers, num_gpus, run_config)
+            trainer = _make_trainer(
+                config, settings, stop_actor, num_workers, num_gpus, run_config
+            )
             result: Any = trainer.fit().return_value  # of the worker with rank 0
             return result
     except ControllerError as error:
@@ -217,7 +221,9 @@ def _forward_sigterm() -> Generator[Any]:
     Workers poll it. They cannot handle signals themselves, because they train in a thread of a
     process whose signals Ray handles.
     """
-    this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    this_node = NodeAffinitySchedulingStrategy(
+        ray.get_runtime_context().get_node_id(), soft=False
+    )
     event_actor = ray.remote(threading.Event)
     # On this node and without a CPU: it must start on a full cluster, and live as long as the
     # driver.
@@ -273,5 +279,8 @@ def _warn_if_cluster_is_too_small(num_workers: int, num_gpus: int) -> None:
         kind, available = "CPU", int(ray.cluster_resources().get("CPU", 0))
     if available < num_workers:
         log.warning(
-            "waiting for %d %ss, one per worker; the cluster has %d", num_workers, kind, available
+            "waiting for %d %ss, one per worker; the cluster has %d",
+            num_workers,
+            kind,
+            available,
         )

@@ -21,7 +21,12 @@ from torch import Tensor, nn
 
 from training.anomaly_guard import AnomalyGuard
 from training.checkpoint import Checkpointer, TrainState
-from training.config import CheckpointConfig, ObservabilityConfig, TrainConfig, ValidationConfig
+from training.config import (
+    CheckpointConfig,
+    ObservabilityConfig,
+    TrainConfig,
+    ValidationConfig,
+)
 from training.data.batches import MicroBatch, open_batches
 from training.data.validation import Validation
 from training.hugging_face.weights import load_weights_into
@@ -94,7 +99,9 @@ def train(
 class Trainer:
     """A run on one rank: model, optimizer, data and logs, restored from the newest checkpoint."""
 
-    def __init__(self, config: TrainConfig, context: RankContext, cleanup: ExitStack) -> None:
+    def __init__(
+        self, config: TrainConfig, context: RankContext, cleanup: ExitStack
+    ) -> None:
         """Build and load everything. `cleanup` closes it."""
         self.config, self.context, self.run_dir = config, context, Path(config.run_dir)
         self.step = 0
@@ -106,7 +113,9 @@ class Trainer:
         newest = self.checkpointer.find_newest()
         self.model, decoder = self._build_model(is_new_run=newest is None)
         self.parameters = dict(decoder.named_parameters())
-        self.optimizer = Optimizer(self.parameters, config.optimizer, config.parallel, context)
+        self.optimizer = Optimizer(
+            self.parameters, config.optimizer, config.parallel, context
+        )
         self.anomaly_guard = AnomalyGuard(config.anomaly_guard)
         self._open_logs(cleanup)
         self.validation = Validation(config, context) if config.validation else None
@@ -146,7 +155,11 @@ class Trainer:
         )
         cleanup.callback(self.metrics_log.close)
         close_endpoint = serve_prometheus(
-            config.observability, self.run_dir, context.rank, self.batches.stats, self.metrics_log
+            config.observability,
+            self.run_dir,
+            context.rank,
+            self.batches.stats,
+            self.metrics_log,
         )
         cleanup.callback(close_endpoint)
         self.scheduled_gc = ScheduledGC(config.advanced.gc_every_steps)
@@ -167,7 +180,9 @@ class Trainer:
         self.step = progress["step"]
         self.batches.load_state_dict(progress["rows"])
         self.anomaly_guard.load_state_dict(progress["guard"])
-        log.info("resuming from %s: step %d, row %d", newest, self.step, self.batches.position)
+        log.info(
+            "resuming from %s: step %d, row %d", newest, self.step, self.batches.position
+        )
 
     def _make_state(self) -> TrainState:
         """Return the live state. The keys of `progress` are part of the checkpoint format."""
@@ -191,14 +206,18 @@ class Trainer:
         first_step, is_stopping = self.step, False
         with (
             _stop_on_sigterm(stop_requested),
-            trace_steps(config.observability, self.run_dir, self.context) as finish_traced_step,
+            trace_steps(
+                config.observability, self.run_dir, self.context
+            ) as finish_traced_step,
             record_memory_history(config.observability, self.run_dir, self.context),
         ):
             while self.step < config.steps and not is_stopping:
                 with timer.measure_wait():
                     micro_batches = self.batches.read_step(self.step)
                 # A stop is an agreement of all ranks, reached inside of the step.
-                figures = self._train_step(micro_batches, wants_stop=stop_requested.is_set())
+                figures = self._train_step(
+                    micro_batches, wants_stop=stop_requested.is_set()
+                )
                 loss, is_stopping = figures["loss"], bool(figures.pop("wants_stop"))
                 timer.add_step(int(figures.pop("tokens")))
                 self.step += 1
@@ -215,7 +234,9 @@ class Trainer:
         self.checkpointer.wait()
         return TrainResult(self.step, loss, is_stopping and self.step < config.steps)
 
-    def _train_step(self, micro_batches: list[MicroBatch], *, wants_stop: bool) -> dict[str, float]:
+    def _train_step(
+        self, micro_batches: list[MicroBatch], *, wants_stop: bool
+    ) -> dict[str, float]:
         """Run one step; the optimizer skips it if the anomaly guard refuses.
 
         Returns:
@@ -241,7 +262,9 @@ class Trainer:
         # Here the CPU waits for the device, once per step.
         loss_sum, all_tokens = sums.tolist()
         mean_loss = loss_sum / max(1.0, float(num_labels))
-        learning_rate = compute_learning_rate(self.step, self.config.steps, self.config.optimizer)
+        learning_rate = compute_learning_rate(
+            self.step, self.config.steps, self.config.optimizer
+        )
         if self.anomaly_guard.accept(mean_loss, float(norm), self.step):
             self.optimizer.step(learning_rate)
         self.optimizer.zero_grad()
@@ -259,7 +282,9 @@ class Trainer:
         total = torch.zeros((), device=self.context.device)
         for micro_batch in micro_batches:
             with accumulate_gradients(self.model, is_last=micro_batch is micro_batches[-1]):
-                loss, _ = self.model(micro_batch.input_ids, micro_batch.labels, micro_batch.mask)
+                loss, _ = self.model(
+                    micro_batch.input_ids, micro_batch.labels, micro_batch.mask
+                )
                 # `loss` is a sum over labels. Scaling each micro-batch by the step's total gives
                 # the exact mean.
                 (loss * scale.to(loss.dtype)).backward()
@@ -271,9 +296,13 @@ class Trainer:
         rates = timer.report(self.flops_per_token, self.context.world_size, self.peak_flops)
         memory = read_memory_peaks(self.context.device)
         stats = self.batches.stats()
-        loader = {f"loader_{key}": stats[key] for key in _LOGGED_LOADER_STATS if key in stats}
+        loader = {
+            f"loader_{key}": stats[key] for key in _LOGGED_LOADER_STATS if key in stats
+        }
         position = {"position": self.batches.position}
-        self.metrics_log.write(self.step, {**figures, **rates, **memory, **loader, **position})
+        self.metrics_log.write(
+            self.step, {**figures, **rates, **memory, **loader, **position}
+        )
         left_s = (self.config.steps - self.step) * rates["step_s"]
         mfu = f"  MFU {rates['mfu']:.1%}" if "mfu" in rates else ""
         message = (
@@ -286,7 +315,11 @@ class Trainer:
     def _validate_and_save(self, *, is_stopping: bool) -> None:
         """Validate and save a checkpoint if they are due. A requested stop only saves."""
         config = self.config
-        if self.validation is not None and self._is_due(config.validation) and not is_stopping:
+        if (
+            self.validation is not None
+            and self._is_due(config.validation)
+            and not is_stopping
+        ):
             figures = self.validation.evaluate(self.model)
             self.metrics_log.write(self.step, figures)
             loss = figures["validation/loss"]

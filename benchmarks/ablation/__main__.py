@@ -52,8 +52,8 @@ MODELS = {
 SEEDS = 3
 EVALUATIONS = 4
 
+# The datasets that `--tiny` trains on. It creates all of them.
 TINY_TRAINED = ("raw", "head")
-"""The datasets that `--tiny` trains on. It creates all of them."""
 
 TINY_OVERRIDES = (
     "steps=1",
@@ -97,8 +97,14 @@ def train(
     loaded = load_config(str(config), settings)
     settings.append(f"validation.every_steps={max(1, loaded.steps // EVALUATIONS)}")
     _run_trainer(f"{variant}, seed {seed}", config, settings)
-    curves, by_language = read_losses(run_dir, loaded.data.seq_len * loaded.data.global_batch_rows)
-    print(f"{variant}, seed {seed}: {curves['wikipedia'][-1][1]:.3f}", file=sys.stderr, flush=True)
+    curves, by_language = read_losses(
+        run_dir, loaded.data.seq_len * loaded.data.global_batch_rows
+    )
+    print(
+        f"{variant}, seed {seed}: {curves['wikipedia'][-1][1]:.3f}",
+        file=sys.stderr,
+        flush=True,
+    )
     return Run(variant, seed, curves, by_language)
 
 
@@ -136,7 +142,9 @@ def read_losses(
     return curves, by_language
 
 
-def summarize(runs: Sequence[Run], datasets: Mapping[str, str], tokens: int) -> dict[str, Any]:
+def summarize(
+    runs: Sequence[Run], datasets: Mapping[str, str], tokens: int
+) -> dict[str, Any]:
     """Return size, epochs and last losses of each dataset; losses as mean, spread and difference from raw."""
     from benchmarks.ablation.datasets import read_totals
 
@@ -148,9 +156,15 @@ def summarize(runs: Sequence[Run], datasets: Mapping[str, str], tokens: int) -> 
         summary[variant] = {
             **totals,
             "epochs": round(tokens / totals["num_tokens"], 3),
-            "loss": {name: round(statistics.mean(ends), 4) for name, ends in losses.items()},
-            "spread": {name: round(max(ends) - min(ends), 4) for name, ends in losses.items()},
-            "by_seed": {name: [round(end, 4) for end in ends] for name, ends in losses.items()},
+            "loss": {
+                name: round(statistics.mean(ends), 4) for name, ends in losses.items()
+            },
+            "spread": {
+                name: round(max(ends) - min(ends), 4) for name, ends in losses.items()
+            },
+            "by_seed": {
+                name: [round(end, 4) for end in ends] for name, ends in losses.items()
+            },
             "by_language": average_by_language(runs, variant),
             "less_than_raw": {},
         }
@@ -216,9 +230,13 @@ def parse_arguments() -> argparse.Namespace:
         type=Path,
         help="folder of the datasets, created if missing; default: a temporary folder",
     )
-    parser.add_argument("--only-data", action="store_true", help="create the datasets and stop")
     parser.add_argument(
-        "--documents", type=int, help="pages of the crawl; default: enough for less than one epoch"
+        "--only-data", action="store_true", help="create the datasets and stop"
+    )
+    parser.add_argument(
+        "--documents",
+        type=int,
+        help="pages of the crawl; default: enough for less than one epoch",
     )
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument(
@@ -229,8 +247,12 @@ def parse_arguments() -> argparse.Namespace:
         metavar="KEY=VALUE",
         help="a setting of the trainer",
     )
-    parser.add_argument("--tiny", action="store_true", help="little text, few steps, one seed")
-    parser.add_argument("--save", type=Path, nargs="?", const=result_file.FOLDER, metavar="FOLDER")
+    parser.add_argument(
+        "--tiny", action="store_true", help="little text, few steps, one seed"
+    )
+    parser.add_argument(
+        "--save", type=Path, nargs="?", const=result_file.FOLDER, metavar="FOLDER"
+    )
     return parser.parse_args()
 
 
@@ -240,7 +262,9 @@ def main() -> None:
 
     args = parse_arguments()
     model = MODELS[args.model]
-    sizes = Sizes(args.documents or model.documents, model.vocab_size, model.held_out_per_language)
+    sizes = Sizes(
+        args.documents or model.documents, model.vocab_size, model.held_out_per_language
+    )
     variants, seeds, overrides = ORDER, args.seeds, list(args.overrides)
     if args.tiny:
         sizes, seeds = Sizes(args.documents or 200, 300, 1), 1
@@ -297,7 +321,9 @@ def save(args: argparse.Namespace, figures: dict[str, Any], runs: Sequence[Run])
             curves.setdefault(run.variant, []).append(run.curves[held_out])
         panels.append(Panel(title, curves))
     num_seeds = figures["seeds"]
-    title = f"Loss of one small model after equal tokens of each dataset ({num_seeds} seeds)"
+    title = (
+        f"Loss of one small model after equal tokens of each dataset ({num_seeds} seeds)"
+    )
     chart = path.with_suffix(".svg")
     chart.write_text(draw(title, panels), encoding="utf-8")
     print(path, chart, sep="\n")

@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
+# Grey for the reference, then colours of Okabe and Ito, which colour-blind readers can
+# distinguish.
 COLOURS = ("#8c8c8c", "#0072b2", "#d55e00", "#009e73")
-"""Grey for the reference, then colours of Okabe and Ito, which colour-blind readers can distinguish."""
 
 WIDTH, HEIGHT = 430, 300
 LEFT, RIGHT, TOP, BOTTOM = 46, 152, 56, 44
@@ -55,7 +56,9 @@ def mean(curves: Sequence[Curve]) -> list[tuple[float, float]]:
 
 
 def _panel(panel: Panel) -> list[str]:
-    points = [point for curves in panel.curves.values() for curve in curves for point in curve]
+    points = [
+        point for curves in panel.curves.values() for curve in curves for point in curve
+    ]
     low, high = min(y for _, y in points), max(y for _, y in points)
     margin = 0.05 * (high - low) or 0.1
     low, high, longest = low - margin, high + margin, max(x for x, _ in points)
@@ -80,7 +83,8 @@ def _panel(panel: Panel) -> list[str]:
         )
     below = f'y="{HEIGHT - BOTTOM + 16}" text-anchor="middle" fill="#666"'
     parts += [
-        f'<text x="{x(tick):.1f}" {below}>{_short(tick)}</text>' for tick in _ticks(0, longest)
+        f'<text x="{x(tick):.1f}" {below}>{_short(tick)}</text>'
+        for tick in _ticks(0, longest)
     ]
     middle = (LEFT + WIDTH - RIGHT) / 2
     parts.append(
@@ -90,11 +94,13 @@ def _panel(panel: Panel) -> list[str]:
     for name, curves in panel.curves.items():
         if len(curves) > 1:
             parts += [
-                line(curve, f'stroke="{colours[name]}" stroke-opacity="0.3"') for curve in curves
+                line(curve, f'stroke="{colours[name]}" stroke-opacity="0.3"')
+                for curve in curves
             ]
     means = {name: mean(curves) for name, curves in panel.curves.items()}
     parts += [
-        line(curve, f'stroke="{colours[name]}" stroke-width="2"') for name, curve in means.items()
+        line(curve, f'stroke="{colours[name]}" stroke-width="2"')
+        for name, curve in means.items()
     ]
     ends = {name: curve[-1][1] for name, curve in means.items()}
     places = _apart({name: y(loss) for name, loss in ends.items()})
@@ -126,8 +132,13 @@ def _ticks(low: float, high: float) -> list[float]:
     step = next(
         power * share for share in (1, 0.5, 0.2, 0.1) if (high - low) / (power * share) >= 3
     )
-    return [round(k * step, 10) for k in range(math.ceil(low / step), math.floor(high / step) + 1)]
+    return [
+        round(k * step, 10)
+        for k in range(math.ceil(low / step), math.floor(high / step) + 1)
+    ]
 
 
 def _short(tokens: float) -> str:
-    return f"{tokens / 1e6:g} M" if tokens >= 1e6 else f"{tokens / 1e3:g} k" if tokens else "0"
+    return (
+        f"{tokens / 1e6:g} M" if tokens >= 1e6 else f"{tokens / 1e3:g} k" if tokens else "0"
+    )

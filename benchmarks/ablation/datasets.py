@@ -45,6 +45,7 @@ from stages.transform.tokenize import Tokenize
 from stages.warc.reader import WarcReader
 
 RAW = "raw"
+# Overrides of ccnet.yaml, in addition to COMMON.
 VARIANTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "deduplicated": ("select.perplexity=null", "select.classifiers=null"),
@@ -52,7 +53,6 @@ VARIANTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "head + reference": ("select.perplexity.keep=[head]",),
     }
 )
-"""Overrides of ccnet.yaml, in addition to COMMON."""
 
 COMMON = (
     f"select.language.keep=[{', '.join(demo_texts.LANGUAGES)}]",
@@ -112,7 +112,9 @@ def create_datasets(folder: Path, sizes: Sizes) -> dict[str, str]:
         folder / HELD_OUT, config, [_held_out(raw, sizes.held_out_per_language)]
     )
     paths = {name: str(path.relative_to(folder)) for name, path in made.items()}
-    record.write_text(json.dumps({"sizes": asdict(sizes), "datasets": paths}, indent=1) + "\n")
+    record.write_text(
+        json.dumps({"sizes": asdict(sizes), "datasets": paths}, indent=1) + "\n"
+    )
     return {name: str(folder / path) for name, path in paths.items()}
 
 
@@ -153,7 +155,11 @@ def learn_tokenizer(path: Path, vocab_size: int) -> None:
         show_progress=False,
     )
     tokenizer.train_from_iterator(
-        (text for language in demo_texts.LANGUAGES for text in _read_training_texts(language)),
+        (
+            text
+            for language in demo_texts.LANGUAGES
+            for text in _read_training_texts(language)
+        ),
         trainer,
     )
     tokenizer.save(str(path))
@@ -170,7 +176,9 @@ def _held_out_share(language: str) -> float:
 def _read_training_texts(language: str) -> Iterator[str]:
     share = _held_out_share(language)
     return (
-        text for _, text in demo_texts.summaries(language, "lm") if not is_held_out(text, share)
+        text
+        for _, text in demo_texts.summaries(language, "lm")
+        if not is_held_out(text, share)
     )
 
 
@@ -187,13 +195,19 @@ def _held_out(raw: Iterable[pa.Table], per_language: int) -> pa.Table:
             ]
         )
         summaries = (
-            text for _, text in demo_texts.summaries(language, "lm") if is_held_out(text, share)
+            text
+            for _, text in demo_texts.summaries(language, "lm")
+            if is_held_out(text, share)
         )
         unseen = (
-            text for text in summaries if not crawled.shares(text) and not trained_on.shares(text)
+            text
+            for text in summaries
+            if not crawled.shares(text) and not trained_on.shares(text)
         )
         found += [(language, "wikipedia", text) for text in islice(unseen, per_language)]
-        unseen = (text for text in demo_texts.sentences(language) if not crawled.shares(text))
+        unseen = (
+            text for text in demo_texts.sentences(language) if not crawled.shares(text)
+        )
         found += [(language, "web", text) for text in islice(unseen, per_language)]
     languages, buckets, texts = zip(*found, strict=True)
     return pa.table(
@@ -216,7 +230,9 @@ class NgramSet:
     def shares(self, text: str) -> bool:
         """Return whether the text has a 13-gram of this set."""
         ngrams = _ngrams(text)
-        places = np.searchsorted(self._hashes, ngrams).clip(max=max(0, len(self._hashes) - 1))
+        places = np.searchsorted(self._hashes, ngrams).clip(
+            max=max(0, len(self._hashes) - 1)
+        )
         return bool(len(self._hashes)) and bool((self._hashes[places] == ngrams).any())
 
 
@@ -229,7 +245,9 @@ def _ngrams(text: str) -> NDArray[np.uint64]:
     words = "".join(c if c.isalnum() else " " for c in text.casefold()).split()
     if len(words) < NGRAM_WORDS:
         return np.empty(0, np.uint64)
-    hashes = np.array([hash(word) for word in words], np.int64).astype(np.uint64)  # (num_words,)
+    hashes = np.array([hash(word) for word in words], np.int64).astype(
+        np.uint64
+    )  # (num_words,)
     return (np.lib.stride_tricks.sliding_window_view(hashes, NGRAM_WORDS) * _POWERS).sum(
         1, dtype=np.uint64
     )
@@ -257,7 +275,9 @@ def _read(config: RunConfig) -> Iterator[pa.Table]:
 def _write(folder: Path, config: RunConfig, tables: Sequence[pa.Table]) -> Path:
     """Tokenize the documents, sort them as the pipeline does, and write shards with language and bucket if present."""
     stage = StageSpec(Tokenize, config.tokenize).opened()
-    kept = pa.concat_tables([stage.apply(table.filter(_has_text(table))).kept for table in tables])
+    kept = pa.concat_tables(
+        [stage.apply(table.filter(_has_text(table))).kept for table in tables]
+    )
     order = np.argsort(
         compute_order_keys(kept.column("doc_id").to_numpy(), config.write_shards.seed)
     )

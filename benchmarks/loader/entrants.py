@@ -34,7 +34,11 @@ def import_streaming() -> None:
     """Import streaming with a stub for torchvision, which would install a CUDA build and is not used."""
     parts = {
         "torchvision": {},
-        "torchvision.datasets": {"VisionDataset": object, "CIFAR10": object, "ImageFolder": object},
+        "torchvision.datasets": {
+            "VisionDataset": object,
+            "CIFAR10": object,
+            "ImageFolder": object,
+        },
         "torchvision.transforms": {},
         "torchvision.transforms.functional": {"to_tensor": None},
     }
@@ -76,7 +80,11 @@ class Entrant:
 
 class _Blocks(IterableDataset):  # type: ignore[type-arg]
     def __init__(self, root: Path, as_tensor: Callable[[Any], torch.Tensor]) -> None:
-        self.path, self.first, self.as_tensor = str(root / "memmap/tokens.bin"), 0, as_tensor
+        self.path, self.first, self.as_tensor = (
+            str(root / "memmap/tokens.bin"),
+            0,
+            as_tensor,
+        )
         self.num = os.path.getsize(self.path) // 2 // BLOCK
 
     def __iter__(self) -> Iterator[torch.Tensor]:
@@ -179,9 +187,9 @@ class _MapBlocks(Dataset):  # type: ignore[type-arg]
 
     def raw(self, number: int) -> Any:
         if self.blocks is None:
-            self.blocks = np.memmap(self.path, np.uint16, mode="r")[: self.num * BLOCK].reshape(
-                self.num, BLOCK
-            )
+            self.blocks = np.memmap(self.path, np.uint16, mode="r")[
+                : self.num * BLOCK
+            ].reshape(self.num, BLOCK)
         return self.blocks[number]
 
     def __getitem__(self, number: int) -> torch.Tensor:
@@ -193,7 +201,12 @@ class Torchdata(Entrant):
         from torchdata.stateful_dataloader import StatefulDataLoader
 
         generator = torch.Generator().manual_seed(SEED)
-        settings = {"batch_size": BATCH, "shuffle": True, "generator": generator, "drop_last": True}
+        settings = {
+            "batch_size": BATCH,
+            "shuffle": True,
+            "generator": generator,
+            "drop_last": True,
+        }
         self.loader = StatefulDataLoader(
             _MapBlocks(self.root), num_workers=self.workers, **settings
         )
@@ -232,10 +245,16 @@ class Litdata(Entrant):
 
         blocks = TokensLoader(block_size=BLOCK)
         dataset = litdata.StreamingDataset(
-            str(self.root / "litdata"), item_loader=blocks, shuffle=True, seed=SEED, drop_last=True
+            str(self.root / "litdata"),
+            item_loader=blocks,
+            shuffle=True,
+            seed=SEED,
+            drop_last=True,
         )
         settings = {"batch_size": BATCH, "collate_fn": _stack_tensors, "drop_last": True}
-        self.loader = litdata.StreamingDataLoader(dataset, num_workers=self.workers, **settings)
+        self.loader = litdata.StreamingDataLoader(
+            dataset, num_workers=self.workers, **settings
+        )
 
 
 def _decode(sample: dict[str, bytes]) -> Any:
@@ -268,7 +287,9 @@ class WebdatasetPacked(Entrant):
         shards = webdataset.WebDataset(
             urls, shardshuffle=len(urls), detshuffle=True, seed=SEED, nodesplitter=single
         )
-        shuffled = shards.compose(webdataset.filters.detshuffle(1000, 1000, seed=SEED)).map(_decode)
+        shuffled = shards.compose(webdataset.filters.detshuffle(1000, 1000, seed=SEED)).map(
+            _decode
+        )
         self.loader = webdataset.WebLoader(
             self.batched(shuffled), batch_size=None, num_workers=self.workers
         )
@@ -304,9 +325,13 @@ class Grain(Entrant):
 
         blocks = grain.MapDataset.source(_GrainBlocks(self.root)).seed(SEED).shuffle()
         batches = blocks.batch(
-            BATCH, drop_remainder=True, batch_fn=lambda each: np.stack(each).astype(np.int64)
+            BATCH,
+            drop_remainder=True,
+            batch_fn=lambda each: np.stack(each).astype(np.int64),
         )
-        dataset = batches.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
+        dataset = batches.to_iter_dataset(
+            grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+        )
         if self.workers:
             options = grain.MultiprocessingOptions(
                 num_workers=self.workers, per_worker_buffer_size=2
@@ -332,7 +357,9 @@ class HuggingFace(Entrant):
 
         datasets.disable_progress_bars()
         files = sorted(map(str, (self.root / "parquet").glob("*.parquet")))
-        dataset = datasets.load_dataset("parquet", data_files=files, split="train", streaming=True)
+        dataset = datasets.load_dataset(
+            "parquet", data_files=files, split="train", streaming=True
+        )
         dataset = dataset.shuffle(seed=SEED, buffer_size=1000).with_format("numpy")
         settings = {"batch_size": BATCH, "collate_fn": _stack_tokens, "drop_last": True}
         self.loader = StatefulDataLoader(dataset, num_workers=self.workers, **settings)

@@ -37,9 +37,9 @@ def generate_documents(num_tokens: int) -> Iterator[NDArray[np.uint16]]:
     rng = np.random.default_rng(1)
     num_generated = 0
     while num_generated < num_tokens:
-        document = np.minimum(rng.zipf(1.2, int(rng.integers(200, 3001))), VOCABULARY - 1).astype(
-            np.uint16
-        )
+        document = np.minimum(
+            rng.zipf(1.2, int(rng.integers(200, 3001))), VOCABULARY - 1
+        ).astype(np.uint16)
         document[-1] = 0
         num_generated += len(document)
         yield document
@@ -54,7 +54,9 @@ def write_memmap(folder: Path, num_tokens: int) -> None:
     np.save(folder / "starts.npy", np.array(starts, np.int64))
 
 
-def write_shards(folder: Path, tokens: NDArray[np.uint16], starts: NDArray[np.int64]) -> None:
+def write_shards(
+    folder: Path, tokens: NDArray[np.uint16], starts: NDArray[np.int64]
+) -> None:
     tokenizer = TokenizerEntry("benchmark", "0" * 64, VOCABULARY, 0)
     cuts = [
         *np.searchsorted(starts, np.arange(0, len(tokens), SHARD_BYTES // 2)).tolist(),
@@ -134,7 +136,9 @@ def write_parquet(folder: Path, blocks: NDArray[np.uint16]) -> None:
         offsets = pa.array(np.arange(0, part.size + 1, BLOCK, dtype=np.int32))
         lists = pa.ListArray.from_arrays(offsets, pa.array(part.reshape(-1)))
         pq.write_table(
-            pa.table({"tokens": lists}), folder / f"shard-{number:05d}.parquet", row_group_size=1000
+            pa.table({"tokens": lists}),
+            folder / f"shard-{number:05d}.parquet",
+            row_group_size=1000,
         )
 
 
@@ -144,7 +148,9 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tokens", type=int, default=150_000_000)
-    parser.add_argument("--only", default="memmap,shards,packed,documents,mds,litdata,parquet")
+    parser.add_argument(
+        "--only", default="memmap,shards,packed,documents,mds,litdata,parquet"
+    )
     args = parser.parse_args()
     root = args.out.resolve()
     os.environ["BENCHMARK_DATA"] = str(root)
@@ -163,7 +169,9 @@ def main() -> None:
     writers = {
         "shards": lambda folder: write_shards(folder, tokens, starts),
         "packed": lambda folder: write_webdataset(folder, iter(blocks)),
-        "documents": lambda folder: write_webdataset(folder, iter(np.split(tokens, starts[1:-1]))),
+        "documents": lambda folder: write_webdataset(
+            folder, iter(np.split(tokens, starts[1:-1]))
+        ),
         "mds": lambda folder: write_mds(folder, blocks),
         "litdata": write_litdata,
         "parquet": lambda folder: write_parquet(folder, blocks),

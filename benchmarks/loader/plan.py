@@ -24,7 +24,13 @@ import numpy as np
 
 from benchmarks.result_file import REPOSITORY, save
 from shardwriter import Documents, build_manifest, write_shard
-from shardwriter.format import MANIFEST_FILE, ShardEntry, TokenizerEntry, index_file, shard_file
+from shardwriter.format import (
+    MANIFEST_FILE,
+    ShardEntry,
+    TokenizerEntry,
+    index_file,
+    shard_file,
+)
 
 TOKENS_PER_SHARD = 100_000_000
 TOKENIZER = TokenizerEntry("benchmark", "0" * 64, 50_257, 0)
@@ -95,7 +101,9 @@ def write_dataset(folder: Path, num_shards: int, shard_tokens: int) -> None:
     """Write a dataset of random tokens in documents of 1,000 tokens."""
     entries = []
     for shard in range(num_shards):
-        tokens = np.random.default_rng(shard).integers(1, 50_000, shard_tokens).astype(np.uint16)
+        tokens = (
+            np.random.default_rng(shard).integers(1, 50_000, shard_tokens).astype(np.uint16)
+        )
         lengths = np.full(shard_tokens // 1000, 1000)
         tokens[np.cumsum(lengths) - 1] = 0
         documents = Documents(tokens, lengths, np.arange(len(lengths), dtype=np.uint64))
@@ -104,7 +112,9 @@ def write_dataset(folder: Path, num_shards: int, shard_tokens: int) -> None:
             (folder / index_file(shard)).open("wb") as index,
         ):
             entries.append(
-                write_shard(tar, index, shard=shard, tokenizer=TOKENIZER, documents=documents)
+                write_shard(
+                    tar, index, shard=shard, tokenizer=TOKENIZER, documents=documents
+                )
             )
     (folder / MANIFEST_FILE).write_bytes(
         build_manifest(entries, tokenizer=TOKENIZER, fingerprint="").dumps()
@@ -115,7 +125,9 @@ def run_in_process(code: str, **given: Any) -> dict[str, float]:
     """Run code in a new process and return the JSON object that it prints."""
     command = [sys.executable, "-c", code, json.dumps({**given, "order": ORDER})]
     return json.loads(
-        subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
+        subprocess.run(
+            command, cwd=REPOSITORY, capture_output=True, text=True, check=True
+        ).stdout
     )
 
 
@@ -144,7 +156,10 @@ def main() -> None:
             "plan": compute_medians([run_in_process(PLAN, folder=str(large)) for _ in range(args.rounds)]),
         }  # fmt: skip
         pairs = [
-            [run_in_process(FIRST_BATCH, folder=str(small), at_90=at_90) for at_90 in (False, True)]
+            [
+                run_in_process(FIRST_BATCH, folder=str(small), at_90=at_90)
+                for at_90 in (False, True)
+            ]
             for _ in range(args.rounds)
         ]
         for name, runs in zip(("fresh", "at_90"), zip(*pairs, strict=True), strict=True):

@@ -58,7 +58,9 @@ def read_bare(weed: Seaweed, folder: Path) -> int:
     with ThreadPoolExecutor(THREADS) as pool:
         return sum(
             pool.map(
-                lambda each: len(obstore.get_range(store, each[0], start=each[1], end=each[2])),
+                lambda each: len(
+                    obstore.get_range(store, each[0], start=each[1], end=each[2])
+                ),
                 ranges,
             )
         )
@@ -66,11 +68,15 @@ def read_bare(weed: Seaweed, folder: Path) -> int:
 
 def build(source: str | Path, settings: ReadSettings | None = None) -> TokenLoader:
     order = {"seq_len": 2048, "global_batch_rows": 64, "epochs": 1}
-    return TokenLoader(source, rank=0, world_size=1, tokens="stored", settings=settings, **order)
+    return TokenLoader(
+        source, rank=0, world_size=1, tokens="stored", settings=settings, **order
+    )
 
 
 def settings(endpoint: str, cache: Path, **given: Any) -> ReadSettings:
-    return ReadSettings(cache_dir=cache, store_options={**KEYS, "endpoint": endpoint}, **given)
+    return ReadSettings(
+        cache_dir=cache, store_options={**KEYS, "endpoint": endpoint}, **given
+    )
 
 
 def read_loader(weed: Seaweed, cache: Path) -> int:
@@ -94,7 +100,11 @@ def measure_speed(
     for _ in range(rounds):
         shutil.rmtree(cache, ignore_errors=True)
         for name, read in readers.items():
-            started, cpu_s, server_s = time.perf_counter(), time.process_time(), weed.cpu_seconds()
+            started, cpu_s, server_s = (
+                time.perf_counter(),
+                time.process_time(),
+                weed.cpu_seconds(),
+            )
             gigabytes = read() / 1e9
             speed = gigabytes / (time.perf_counter() - started)
             runs[name].append({
@@ -104,7 +114,9 @@ def measure_speed(
                 "server_cpu_s_per_gb": (weed.cpu_seconds() - server_s) / gigabytes,
             })  # fmt: skip
     return {
-        name: {key: round(statistics.median(run[key] for run in found), 3) for key in found[0]}
+        name: {
+            key: round(statistics.median(run[key] for run in found), 3) for key in found[0]
+        }
         for name, found in runs.items()
     }
 
@@ -145,7 +157,9 @@ def link(mbit: int) -> Generator[tuple[str, tuple[str, ...]]]:
         do("ip", "netns", "delete", name)
 
 
-def checksum(loader: TokenLoader, during: dict[int, Callable[[], Any]] | None = None) -> int:
+def checksum(
+    loader: TokenLoader, during: dict[int, Callable[[], Any]] | None = None
+) -> int:
     found = 0
     for step, batch in enumerate(loader):
         found = zlib.crc32(batch["tokens"].numpy().tobytes(), found)
@@ -184,11 +198,19 @@ def measure_faults(weed: Seaweed, folder: Path, cache: Path) -> list[dict[str, A
             time.perf_counter(),
         )
         try:
-            seen = "the same bytes" if checksum(loader, {2: fault}) == wanted else "OTHER BYTES"
+            seen = (
+                "the same bytes"
+                if checksum(loader, {2: fault}) == wanted
+                else "OTHER BYTES"
+            )
         except Exception as error:  # noqa: BLE001 - what a user sees is what is shown
             seen = f"{type(error).__name__}: {error}"
         stats = loader.stats()
-        row = {"fault": name, "seconds": round(time.perf_counter() - started, 1), "seen": seen}
+        row = {
+            "fault": name,
+            "seconds": round(time.perf_counter() - started, 1),
+            "seen": seen,
+        }
         rows.append(row | {key: stats[key] for key in ("retries", "refetches")})
         print(rows[-1], flush=True)
         loader.close()
@@ -223,7 +245,11 @@ def main() -> None:
                 print(name, figures, flush=True)
             if args.save:
                 about = {"rounds": args.rounds, "link_mbit": args.link_mbit}
-                kind = f"loader_remote_{args.link_mbit}mbit" if args.link_mbit else "loader_remote"
+                kind = (
+                    f"loader_remote_{args.link_mbit}mbit"
+                    if args.link_mbit
+                    else "loader_remote"
+                )
                 print(save(kind, {**about, **speeds}, libraries=LIBRARIES))
         if args.only != "speed":
             faults = measure_faults(weed, folder, scratch / "cache")

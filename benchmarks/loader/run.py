@@ -115,9 +115,13 @@ def child(args: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     sys.path.insert(0, str(HERE))
     measures: dict[str, Callable[[], dict[str, Any]]] = {
-        "speed": lambda: measure_speed(args.only, args.data, int(args.workers), args.seconds),
+        "speed": lambda: measure_speed(
+            args.only, args.data, int(args.workers), args.seconds
+        ),
         "save": lambda: measure_save(args.only, args.data, int(args.workers), args.state),
-        "resume": lambda: measure_resume(args.only, args.data, int(args.workers), args.state),
+        "resume": lambda: measure_resume(
+            args.only, args.data, int(args.workers), args.state
+        ),
     }
     print("RESULT " + json.dumps(measures[args.child]()), flush=True)
     _end_children()
@@ -131,8 +135,19 @@ def _end_children() -> None:
         process.kill()
 
 
-def run_in_process(what: str, name: str, workers: int, args: argparse.Namespace) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--child", what, "--only", name, "--workers", str(workers)]
+def run_in_process(
+    what: str, name: str, workers: int, args: argparse.Namespace
+) -> dict[str, Any]:
+    command = [
+        sys.executable,
+        __file__,
+        "--child",
+        what,
+        "--only",
+        name,
+        "--workers",
+        str(workers),
+    ]
     command += [
         "--data",
         str(args.data),
@@ -170,7 +185,9 @@ def compare(args: argparse.Namespace, names: list[str]) -> list[dict[str, Any]]:
         for name in names:
             row: dict[str, Any] = {"entrant": name, "workers": workers}
             fine = [found for found in speeds[name] if "error" not in found]
-            keys = ("ratio", "tokens_per_s", "memmap_tokens_per_s", "first_s") if fine else ()
+            keys = (
+                ("ratio", "tokens_per_s", "memmap_tokens_per_s", "first_s") if fine else ()
+            )
             row |= {key: statistics.median(found[key] for found in fine) for key in keys}
             for what in ("save", "resume") if args.resume else ():
                 row |= run_in_process(what, name, workers, args)
@@ -182,7 +199,11 @@ def compare(args: argparse.Namespace, names: list[str]) -> list[dict[str, Any]]:
 
 def show(row: dict[str, Any]) -> str:
     def number(key: str, form: str, scale: float = 1.0) -> str:
-        return format(row[key] if scale == 1 else row[key] / scale, form) if key in row else "-"
+        return (
+            format(row[key] if scale == 1 else row[key] / scale, form)
+            if key in row
+            else "-"
+        )
 
     return (
         f"{row['entrant']:22} {row['workers']} workers  ratio {number('ratio', '.3f'):>6}  "

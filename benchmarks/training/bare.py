@@ -35,7 +35,10 @@ class Block(nn.Module):
         self.head_dim = dim // shape["num_heads"]
         kv_dim = self.head_dim * shape["num_kv_heads"]
         self.splits = (dim, kv_dim, kv_dim)
-        self.attention_norm, self.ffn_norm = nn.RMSNorm(dim, eps=1e-5), nn.RMSNorm(dim, eps=1e-5)
+        self.attention_norm, self.ffn_norm = (
+            nn.RMSNorm(dim, eps=1e-5),
+            nn.RMSNorm(dim, eps=1e-5),
+        )
         self.qkv = nn.Linear(dim, sum(self.splits), bias=False)
         self.out = nn.Linear(dim, dim, bias=False)
         self.gate_up = nn.Linear(dim, 2 * ffn_dim, bias=False)
@@ -48,7 +51,9 @@ class Block(nn.Module):
             part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in parts
         )
         query, key = rotate(query, cos, sin), rotate(key, cos, sin)
-        attended = scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+        attended = scaled_dot_product_attention(
+            query, key, value, is_causal=True, enable_gqa=True
+        )
         hidden = hidden + self.out(attended.transpose(1, 2).flatten(2))
         gate, up = self.gate_up(self.ffn_norm(hidden)).chunk(2, dim=-1)
         return hidden + self.down(silu(gate) * up)
@@ -77,7 +82,9 @@ class Model(nn.Module):
         hidden = self.embedding(tokens)
         for block in self.blocks:
             hidden = block(hidden, self.cos, self.sin)
-        return cross_entropy(self.head(self.norm(hidden)).flatten(0, 1).float(), labels.flatten())
+        return cross_entropy(
+            self.head(self.norm(hidden)).flatten(0, 1).float(), labels.flatten()
+        )
 
 
 class Bare:
@@ -86,7 +93,11 @@ class Bare:
     def __init__(self, spec: Mapping[str, Any]) -> None:
         cuda = torch.cuda.is_available()
         self.device = torch.device("cuda" if cuda else "cpu")
-        rows, seq_len, vocab_size = spec["micro_batch_rows"], spec["seq_len"], spec["vocab_size"]
+        rows, seq_len, vocab_size = (
+            spec["micro_batch_rows"],
+            spec["seq_len"],
+            spec["vocab_size"],
+        )
         self.micro_batches = spec["global_batch_rows"] // rows
         self.tokens_per_step = spec["global_batch_rows"] * seq_len
         torch.manual_seed(0)

@@ -74,9 +74,11 @@ class Ours:
         }
         return {
             **peaks,
-            "tokens_per_s": sum(f["tokens_per_s"] * f["step_s"] for f in figures) / sum(seconds),
+            "tokens_per_s": sum(f["tokens_per_s"] * f["step_s"] for f in figures)
+            / sum(seconds),
             "step_s": seconds,
-            "stall_share": sum(f["stall_share"] * f["step_s"] for f in figures) / sum(seconds),
+            "stall_share": sum(f["stall_share"] * f["step_s"] for f in figures)
+            / sum(seconds),
             "loss": figures[-1]["loss"],
             "bad_steps": figures[-1]["bad_steps"],
             "offloaded_gib_per_step": self.sent_bytes / (steps + 1) / GIB,
@@ -177,7 +179,13 @@ def serve(pipe: Connection, spec: dict[str, Any], log: str) -> None:
         entrant = _open(spec)
         figures = entrant.run(spec["warmup_steps"])
         pipe.send(
-            {"ready": {"start_s": time.perf_counter() - began, **_memory(), **_peaks(figures)}}
+            {
+                "ready": {
+                    "start_s": time.perf_counter() - began,
+                    **_memory(),
+                    **_peaks(figures),
+                }
+            }
         )
         with contextlib.suppress(EOFError):
             while (command := pipe.recv()) != "close":
@@ -238,7 +246,10 @@ def _copy_speed() -> dict[str, float]:
     host = torch.empty(COPY_BYTES, dtype=torch.uint8, pin_memory=True)
     device = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda")
     speeds: dict[str, float] = {}
-    for name, target, source in (("out_gb_per_s", host, device), ("back_gb_per_s", device, host)):
+    for name, target, source in (
+        ("out_gb_per_s", host, device),
+        ("back_gb_per_s", device, host),
+    ):
         target.copy_(source, non_blocking=True)
         torch.cuda.synchronize()
         began = time.perf_counter()

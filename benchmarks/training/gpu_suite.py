@@ -36,14 +36,15 @@ from typing import Any
 NEEDED = {"torch": "torch", "numpy": "numpy", "pydantic": "pydantic", "yaml": "pyyaml"}
 OPTIONAL = {"torchao": "torchao", "torchtitan": "torchtitan"}
 
+# Dense bf16 FLOP/s of an H100 SXM or H200 (NVIDIA's data sheets, without sparsity).
 PEAK_FLOPS = 989e12
-"""Dense bf16 FLOP/s of an H100 SXM or H200 (NVIDIA's data sheets, without sparsity)."""
 
+# MFU by length of rows.
 GOALS = {2048: 0.50, 8192: 0.45}
-"""MFU by length of rows."""
 
+# How much more memory than its peak an entrant is given, before another one stays beside
+# it.
 ROOM = 1.08
-"""How much more memory than its peak an entrant is given, before another one stays beside it."""
 
 
 class Skipped(Exception):
@@ -64,13 +65,20 @@ class Size:
     steps: int
     rounds: int
     compile: bool
+    # An entrant's start and warm-up, compiled before by another; the first one takes twice
+    # as long.
     start_s: float
-    """An entrant's start and warm-up, compiled before by another; the first one takes twice as long."""
     round_s: float
 
 
 FULL = Size(
-    shape={"dim": 2048, "num_layers": 16, "num_heads": 32, "num_kv_heads": 8, "ffn_dim": 8192},
+    shape={
+        "dim": 2048,
+        "num_layers": 16,
+        "num_heads": 32,
+        "num_kv_heads": 8,
+        "ffn_dim": 8192,
+    },
     vocab_size=50_304,
     seq_lens=(2048, 8192),
     micro_batch_tokens=16_384,
@@ -166,7 +174,9 @@ class Suite:
     def __post_init__(self) -> None:
         self.processes = multiprocessing.get_context("forkserver")
         # torch is imported once, not by each of a dozen processes: 6 s each on the machines this is for
-        self.processes.set_forkserver_preload(["benchmarks.training.entrant", "training.trainer"])
+        self.processes.set_forkserver_preload(
+            ["benchmarks.training.entrant", "training.trainer"]
+        )
         self.dataset = str(self.folder / "dataset")
 
     def left_s(self) -> float:
@@ -248,7 +258,9 @@ class Suite:
             for name in list(there) if number % 2 == 0 else list(there)[::-1]:
                 try:
                     figures = there[name].ask({"steps": self.size.steps})
-                    self.entrants[name]["rounds"].append({**figures, "beside": len(there) - 1})
+                    self.entrants[name]["rounds"].append(
+                        {**figures, "beside": len(there) - 1}
+                    )
                 except Skipped as skipped:
                     self.skipped[name] = f"in round {number}: {skipped}"
                     there.pop(name).close()
@@ -266,11 +278,15 @@ class Suite:
 
     def step_s(self, name: str) -> float | None:
         """Return the median step time."""
-        seconds = [s for r in self.entrants.get(name, {}).get("rounds", []) for s in r["step_s"]]
+        seconds = [
+            s for r in self.entrants.get(name, {}).get("rounds", []) for s in r["step_s"]
+        ]
         return statistics.median(seconds) if seconds else None
 
 
-def _fits(entrants: Mapping[str, Mapping[str, Any]], there: Sequence[str], peak_gib: float) -> bool:
+def _fits(
+    entrants: Mapping[str, Mapping[str, Any]], there: Sequence[str], peak_gib: float
+) -> bool:
     """Return whether another entrant, as large as the largest so far, fits beside the waiting ones."""
     import torch
 
@@ -291,7 +307,10 @@ def plan(spec: Mapping[str, Any]) -> dict[str, Any]:
 
     planned = estimate_footprint(make_config(spec, "planned"), spec["vocab_size"], 1)
     peak = planned.peak
-    return {"gib": (peak.total - peak.context) / GIB, "activations_gib": peak.activations / GIB}
+    return {
+        "gib": (peak.total - peak.context) / GIB,
+        "activations_gib": peak.activations / GIB,
+    }
 
 
 def _free_port() -> int:
@@ -338,11 +357,14 @@ def garbage(suite: Suite) -> Callable[[str, Entrant], None]:
         found: dict[str, list[float]] = {"controlled": [], "python's": []}
         for _ in range(suite.size.rounds):
             for who, every in (("controlled", 50), ("python's", None)):
-                found[who] += entrant.ask({"steps": suite.size.steps, "gc_every_steps": every})[
-                    "step_s"
-                ]
+                found[who] += entrant.ask(
+                    {"steps": suite.size.steps, "gc_every_steps": every}
+                )["step_s"]
         suite.findings["garbage"] = {
-            who: {"median_step_s": statistics.median(seconds), "longest_step_s": max(seconds)}
+            who: {
+                "median_step_s": statistics.median(seconds),
+                "longest_step_s": max(seconds),
+            }
             for who, seconds in found.items()
         }
 
@@ -356,7 +378,9 @@ def checkpointing(suite: Suite) -> None:
         suite.measure(
             {
                 ours(seq_len, f"checkpointing {mode}"): suite.spec(
-                    "ours", seq_len, settings={"parallel": {"activation_checkpointing": mode}}
+                    "ours",
+                    seq_len,
+                    settings={"parallel": {"activation_checkpointing": mode}},
                 )
             }
         )
@@ -374,9 +398,15 @@ def offload(suite: Suite) -> None:
     suite.measure(
         {ours(seq_len, "offload"): suite.spec("ours", seq_len, settings=sent)}, copy_speed
     )
-    suite.measure({ours(seq_len, "save_on_cpu"): suite.spec("ours", seq_len, save_on_cpu=True)})
     suite.measure(
-        {ours(seq_len, "checkpointing full, offload"): suite.spec("ours", seq_len, settings=both)}
+        {ours(seq_len, "save_on_cpu"): suite.spec("ours", seq_len, save_on_cpu=True)}
+    )
+    suite.measure(
+        {
+            ours(seq_len, "checkpointing full, offload"): suite.spec(
+                "ours", seq_len, settings=both
+            )
+        }
     )
 
 
@@ -395,11 +425,18 @@ def overlap(suite: Suite, with_offload: str, without: str) -> dict[str, float] |
         "exposed_s": max(0.0, step_s - step_without_s),
     }
     # torch's own does not say what it sends: what ours does, and weights besides
-    sender = suite.entrants.get(with_offload.replace("save_on_cpu", "offload"), {"rounds": []})
+    sender = suite.entrants.get(
+        with_offload.replace("save_on_cpu", "offload"), {"rounds": []}
+    )
     sent_gib = max((r["offloaded_gib_per_step"] for r in sender["rounds"]), default=0.0)
     speeds = suite.findings.get("copy", {})
     if speeds and sent_gib:
-        copy_s = sent_gib * 2**30 / 1e9 * (1 / speeds["out_gb_per_s"] + 1 / speeds["back_gb_per_s"])
+        copy_s = (
+            sent_gib
+            * 2**30
+            / 1e9
+            * (1 / speeds["out_gb_per_s"] + 1 / speeds["back_gb_per_s"])
+        )
         found |= {
             "sent_gib": sent_gib,
             "copy_s": copy_s,
@@ -414,7 +451,11 @@ def masks(suite: Suite) -> None:
     for seq_len in suite.size.seq_lens[::-1]:
         settings = {"data": {"document_masks": True}}
         suite.measure(
-            {ours(seq_len, "document masks"): suite.spec("ours", seq_len, settings=settings)}
+            {
+                ours(seq_len, "document masks"): suite.spec(
+                    "ours", seq_len, settings=settings
+                )
+            }
         )
 
 
@@ -439,15 +480,24 @@ class Part:
     num_entrants: float
 
 
+# The most wanted first. A part begins when there is time for it, and leaves out of itself
+# what there is none for.
 PARTS = (
-    Part("throughput, short rows", lambda suite: throughput(suite, suite.size.seq_lens[0]), 3.5),
-    Part("throughput, long rows", lambda suite: throughput(suite, suite.size.seq_lens[1]), 1.5),
+    Part(
+        "throughput, short rows",
+        lambda suite: throughput(suite, suite.size.seq_lens[0]),
+        3.5,
+    ),
+    Part(
+        "throughput, long rows",
+        lambda suite: throughput(suite, suite.size.seq_lens[1]),
+        1.5,
+    ),
     Part("activation offload", offload, 2),
     Part("activation checkpointing", checkpointing, 1),
     Part("document masks", masks, 1),
     Part("strategies", strategies, 1),
 )
-"""The most wanted first. A part begins when there is time for it, and leaves out of itself what there is none for."""
 
 
 # ----------------------------------------------------------------------------------------------------------- the tables
@@ -455,8 +505,12 @@ PARTS = (
 
 PEAKS = ("active_peak_gib", "reserved_peak_gib")
 
-OFFLOADS = {"offload": "", "save_on_cpu": "", "checkpointing full, offload": "checkpointing full"}
-"""Variants that send activations to the host, and those that they are held against."""
+# Variants that send activations to the host, and those that they are held against.
+OFFLOADS = {
+    "offload": "",
+    "save_on_cpu": "",
+    "checkpointing full, offload": "checkpointing full",
+}
 
 
 def summarize(suite: Suite) -> dict[str, Any]:
@@ -488,11 +542,15 @@ def summarize(suite: Suite) -> dict[str, Any]:
                 for key in ("stall_share", "loss", "offloaded_gib_per_step")
                 if key in rounds[-1]
             },
-            **{f"planned_{key}": round(value, 6) for key, value in entrant["planned"].items()},
+            **{
+                f"planned_{key}": round(value, 6)
+                for key, value in entrant["planned"].items()
+            },
         }
     short = suite.size.seq_lens[0]
     hidden = {
-        v: overlap(suite, ours(short, v), ours(short, without)) for v, without in OFFLOADS.items()
+        v: overlap(suite, ours(short, v), ours(short, without))
+        for v, without in OFFLOADS.items()
     }
     findings = {
         **suite.findings,
@@ -518,9 +576,7 @@ def goals(rows: Mapping[str, Mapping[str, Any]], size: Size) -> dict[str, str]:
         best = max(variants, key=lambda n: variants[n], default=None)
         verdict = "not measured"
         if best is not None:
-            verdict = (
-                f"{'met' if variants[best] >= goal else 'missed'}: {variants[best]:.1%} ({best})"
-            )
+            verdict = f"{'met' if variants[best] >= goal else 'missed'}: {variants[best]:.1%} ({best})"
         found[f"MFU {goal:.0%} at {nominal:,}"] = verdict
     short = size.seq_lens[0]
     mine, theirs = rows.get(ours(short)), rows.get(f"torchtitan, {short}")
@@ -574,7 +630,9 @@ def print_tables(figures: Mapping[str, Any]) -> None:
     for title in ("findings", "skipped", "goals"):
         print(f"\n{title}")
         for name, value in figures[title].items():
-            print(f"  {name}: {value if isinstance(value, str) else json.dumps(_rounded(value))}")
+            print(
+                f"  {name}: {value if isinstance(value, str) else json.dumps(_rounded(value))}"
+            )
 
 
 def _rounded(value: Any) -> Any:
@@ -615,7 +673,9 @@ def device() -> dict[str, Any]:
     driver = None
     if shutil.which("nvidia-smi"):
         driver = (
-            subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
+            subprocess.run(
+                query, capture_output=True, text=True, check=False
+            ).stdout.strip()
             or None
         )
     properties = torch.cuda.get_device_properties(0)
@@ -656,7 +716,9 @@ def write_dataset(folder: Path, size: Size) -> None:
         ):
             documents = Documents(part, lengths, ids)
             entries.append(
-                write_shard(tar, index, shard=shard, tokenizer=tokenizer, documents=documents)
+                write_shard(
+                    tar, index, shard=shard, tokenizer=tokenizer, documents=documents
+                )
             )
     (folder / MANIFEST_FILE).write_bytes(
         build_manifest(entries, tokenizer=tokenizer, fingerprint="benchmark").dumps()
@@ -668,7 +730,9 @@ def _say(line: str) -> None:
 
 
 def _check_packages() -> None:
-    if missing := [package for module, package in NEEDED.items() if find_spec(module) is None]:
+    if missing := [
+        package for module, package in NEEDED.items() if find_spec(module) is None
+    ]:
         sys.exit(f"missing here: {', '.join(missing)}; pip install {' '.join(missing)}")
 
 
@@ -678,12 +742,22 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--tiny", action="store_true", help="on a processor, in a minute")
-    parser.add_argument("--budget-s", type=float, default=520, help="seconds for all of it (520)")
     parser.add_argument(
-        "--only", nargs="*", metavar="PART", help=f"of {', '.join(part.name for part in PARTS)}"
+        "--budget-s", type=float, default=520, help="seconds for all of it (520)"
     )
     parser.add_argument(
-        "--save", type=Path, nargs="?", const=Path(), metavar="FOLDER", help="write a result file"
+        "--only",
+        nargs="*",
+        metavar="PART",
+        help=f"of {', '.join(part.name for part in PARTS)}",
+    )
+    parser.add_argument(
+        "--save",
+        type=Path,
+        nargs="?",
+        const=Path(),
+        metavar="FOLDER",
+        help="write a result file",
     )
     args = parser.parse_args()
     _check_packages()
@@ -692,10 +766,18 @@ def main() -> None:
     from benchmarks import result_file
 
     if not torch.cuda.is_available() and not args.tiny:
-        sys.exit("there is no CUDA device; --tiny runs all of it on a processor, in a small form")
+        sys.exit(
+            "there is no CUDA device; --tiny runs all of it on a processor, in a small form"
+        )
     size = TINY if args.tiny else FULL
     name = "training_gpu_tiny" if args.tiny else "training_gpu"
-    out = None if args.save is None else result_file.FOLDER if args.save == Path() else args.save
+    out = (
+        None
+        if args.save is None
+        else result_file.FOLDER
+        if args.save == Path()
+        else args.save
+    )
     if args.tiny:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     with tempfile.TemporaryDirectory(prefix="gpu-suite-") as folder:
@@ -706,7 +788,9 @@ def main() -> None:
                 continue
             wanted_s = part.num_entrants * size.start_s
             if suite.left_s() < wanted_s:
-                suite.skipped[part.name] = f"wants {wanted_s:.0f} s, {suite.left_s():.0f} s left"
+                suite.skipped[part.name] = (
+                    f"wants {wanted_s:.0f} s, {suite.left_s():.0f} s left"
+                )
                 continue
             _say(f"{part.name}, {suite.left_s():.0f} s left")
             part.run(suite)

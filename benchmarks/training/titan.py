@@ -140,7 +140,11 @@ def _no_tokenizer() -> Any:
 def _batches(spec: Mapping[str, Any]) -> Any:
     from torchtitan.components.dataloader import BaseDataLoader
 
-    rows, seq_len, vocab_size = spec["micro_batch_rows"], spec["seq_len"], spec["vocab_size"]
+    rows, seq_len, vocab_size = (
+        spec["micro_batch_rows"],
+        spec["seq_len"],
+        spec["vocab_size"],
+    )
 
     class Batches(BaseDataLoader):
         @dataclasses.dataclass(kw_only=True, slots=True)
@@ -150,10 +154,13 @@ def _batches(spec: Mapping[str, Any]) -> Any:
         def __init__(self, config: Any, **_: Any) -> None:
             self.config = config
             drawn = np.minimum(
-                np.random.default_rng(2).zipf(1.2, (NUM_BATCHES, rows, seq_len + 1)), vocab_size - 1
+                np.random.default_rng(2).zipf(1.2, (NUM_BATCHES, rows, seq_len + 1)),
+                vocab_size - 1,
             )
             self.batches = torch.from_numpy(drawn.astype(np.int64)).pin_memory()
-            self.positions = torch.arange(seq_len).expand(rows, -1).contiguous().pin_memory()
+            self.positions = (
+                torch.arange(seq_len).expand(rows, -1).contiguous().pin_memory()
+            )
 
         def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
             while True:

@@ -24,8 +24,8 @@ from loader.reading.packing import (
 if TYPE_CHECKING:
     import torch
 
+# The default `ignore_index` of torch.nn.CrossEntropyLoss: the labels of damaged rows.
 IGNORED_LABEL = -100
-"""The default `ignore_index` of torch.nn.CrossEntropyLoss: the labels of damaged rows."""
 
 TokenOutput = Literal["int64", "stored"]
 DocumentOutput = Literal["position_ids", "document_ids", "cu_seqlens"]

@@ -19,8 +19,8 @@ from loader.order.permutation import Int64Array
 from loader.order.rank_batches import RankBatches, Step
 from loader.reading.row_reader import RowReader
 
+# At this size, the fixed cost of a chunk is a tenth of the cost of copying its rows.
 CHUNK_BYTES = 8 * 2**20
-"""At this size, the fixed cost of a chunk is a tenth of the cost of copying its rows."""
 
 
 class ChunkReader:
@@ -168,7 +168,9 @@ class ChunkReader:
         else:
             # Read directly into pinned memory: a copy from pageable memory would block the thread.
             tokens, pinned = self._copier.allocate_pinned(shape, self._rows.token_dtype)
-        is_whole, marks = self._rows.read_positions(positions, tokens, with_marks=self._with_marks)
+        is_whole, marks = self._rows.read_positions(
+            positions, tokens, with_marks=self._with_marks
+        )
         num_damaged = len(is_whole) - int(np.count_nonzero(is_whole))
         chunk = Chunk(steps, tokens, is_whole, num_damaged, marks)
         if self._copier is not None and pinned is not None:

@@ -15,12 +15,12 @@ import numpy as np
 from loader.export.documents import Document, create_file, read_documents
 from loader.reading.shard_reader import ShardReader
 
+# The default of MDSWriter (streaming/base/format/mds/writer.py, `size_limit`).
 MDS_SHARD_BYTES = 2**26
-"""The default of MDSWriter (streaming/base/format/mds/writer.py, `size_limit`)."""
 
 _OFFSET_BYTES = 4
+# Codes 0, 1, 2, 3 of an array's shape stand for uint8, uint16, uint32, uint64.
 _UINT8_CODE = 0
-"""Codes 0, 1, 2, 3 of an array's shape stand for uint8, uint16, uint32, uint64."""
 
 
 def export_mds(reader: ShardReader, folder: Path) -> int:

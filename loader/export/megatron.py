@@ -16,11 +16,12 @@ from loader.reading.shard_reader import ShardReader
 
 _INDEX_MAGIC = b"MMIDIDX\x00\x00"
 _INDEX_VERSION = 1
+# Version, dtype code, number of sequences, number of entries in the document index.
 _INDEX_HEADER = struct.Struct("<QBQQ")
-"""Version, dtype code, number of sequences, number of entries in the document index."""
 
+# Bytes per token -> (dtype code, dtype), from `DType` in indexed_dataset.py. It has no
+# uint32.
 _DTYPES = {2: (8, "<u2"), 4: (4, "<i4")}
-"""Bytes per token -> (dtype code, dtype), from `DType` in indexed_dataset.py. It has no uint32."""
 
 
 def export_megatron(reader: ShardReader, prefix: Path) -> int:

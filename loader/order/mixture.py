@@ -33,14 +33,14 @@ import numpy as np
 
 from loader.order.permutation import Int64Array, derive_keys, permute
 
+# The precision of a share is 1 / 65,536. Computing a block takes a few milliseconds, once.
 BLOCK_ROWS = 2**16
-"""The precision of a share is 1 / 65,536. Computing a block takes a few milliseconds, once."""
 
+# The part of a key that separates its uses. row_order.py uses 1 and 2.
 _MIXTURE_KEY = 3
-"""The part of a key that separates its uses. row_order.py uses 1 and 2."""
 
+# Reading ahead covers fewer blocks than this.
 _NUM_CACHED_BLOCKS = 4
-"""Reading ahead covers fewer blocks than this."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,9 @@ class Mixture:
 
     def __post_init__(self) -> None:
         if not self.sources:
-            raise ValueError("mixture: no sources; give at least one name with its manifest")
+            raise ValueError(
+                "mixture: no sources; give at least one name with its manifest"
+            )
         if self.schedule and min(self.schedule) <= 0:
             raise ValueError(
                 f"mixture: the schedule starts at position {min(self.schedule)}, must start above "
@@ -80,7 +82,9 @@ class Mixture:
         weights_by_start = {0: self.weights, **dict(sorted(self.schedule.items()))}
         segments: dict[int, tuple[float, ...]] = {}
         for first_position, weights in weights_by_start.items():
-            segments[first_position] = tuple(float(weights.get(name, 0)) for name in self.sources)
+            segments[first_position] = tuple(
+                float(weights.get(name, 0)) for name in self.sources
+            )
         return segments
 
     def _check_names(self, weights: Mapping[str, float]) -> None:
@@ -95,7 +99,9 @@ class Mixture:
         for name, weight in zip(self.sources, weights, strict=True):
             where = f"mixture: weight of {name!r} from position {first_position}"
             if not (math.isfinite(weight) and weight >= 0):
-                raise ValueError(f"{where} is {weight}, must be a finite number of at least 0")
+                raise ValueError(
+                    f"{where} is {weight}, must be a finite number of at least 0"
+                )
         for name, weight in zip(self.sources, weights, strict=True):
             if 0 < weight < total / BLOCK_ROWS:
                 raise ValueError(

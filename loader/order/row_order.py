@@ -32,20 +32,20 @@ import numpy as np
 
 from loader.order.permutation import Int64Array, derive_keys, permute
 
+# Raise this when equal arguments give another order. Old states are refused then.
 ORDER_VERSION = 1
-"""Raise this when equal arguments give another order. Old states are refused then."""
 
+# Small: a section reads only a few MiB of one shard at a time. Large: rows of one document
+# rarely end up close to each other.
 DEFAULT_WINDOW_ROWS = 1024
-"""Small: a section reads only a few MiB of one shard at a time. Large: rows of one document rarely
-end up close to each other."""
 
 MAX_DEFAULT_INTERLEAVE_DEPTH = 64
+# With at least 64 rows per section, at most one row in 64 is left over in an epoch.
 MIN_DEFAULT_SECTION_ROWS = 64
-"""With at least 64 rows per section, at most one row in 64 is left over in an epoch."""
 
 _SHARD_KEY = 1
+# The part of a key that separates its uses. mixture.py uses 3.
 _WINDOW_KEY = 2
-"""The part of a key that separates its uses. mixture.py uses 3."""
 
 
 def count_rows(num_tokens: Int64Array, seq_len: int) -> Int64Array:
@@ -172,7 +172,9 @@ class RowOrder:
         keys = derive_keys(self.seed, epoch, _SHARD_KEY)
         # Slot i of the epoch holds shard permute(i).
         shards = permute(np.arange(num_shards), num_shards, keys)
-        row_starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.shard_rows[shards])])
+        row_starts = np.concatenate(
+            [np.zeros(1, np.int64), np.cumsum(self.shard_rows[shards])]
+        )
         return EpochLayout(shards, row_starts)
 
     def _find_layout_rows(self, epoch: int, positions: Int64Array) -> Int64Array:

@@ -18,7 +18,9 @@ class LruCache(Generic[_K, _V]):
     `on_evict` is called with key and value after a value was removed.
     """
 
-    def __init__(self, max_items: int, on_evict: Callable[[_K, _V], None] | None = None) -> None:
+    def __init__(
+        self, max_items: int, on_evict: Callable[[_K, _V], None] | None = None
+    ) -> None:
         self._max_items, self._on_evict = max_items, on_evict
         self._items: OrderedDict[_K, _V] = OrderedDict()
         self._key_locks: dict[_K, threading.Lock] = {}

@@ -30,8 +30,8 @@ _COLUMNS = ("shard_bytes", "num_samples", "num_docs", "num_tokens")
 _SHARD_ENTRY_KEYS = {"index_file", *_COLUMNS}
 _LINK_TARGET = re.compile(r"[\w.-]{1,255}")
 
+# Place of the digest in the file (docs/data-format.md, "Manifest").
 _DIGEST_BYTES = slice(14, 78)
-"""Place of the digest in the file (docs/data-format.md, "Manifest")."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +94,9 @@ class ManifestColumns:
         return rows
 
 
-def read_manifest_columns(source: str | Path | Manifest, settings: ReadSettings) -> ManifestColumns:
+def read_manifest_columns(
+    source: str | Path | Manifest, settings: ReadSettings
+) -> ManifestColumns:
     """Read the manifest at a path or address of the manifest or of its folder.
 
     Raises:
@@ -160,7 +162,9 @@ def _parse_manifest(data: bytes, where: str, address: str) -> ManifestColumns:
         raise
     except (KeyError, TypeError, ValueError) as error:
         found = f"a manifest with another layout ({error!r})"
-        raise FormatError(where, found, "the keys of version 1", "restore manifest.json") from error
+        raise FormatError(
+            where, found, "the keys of version 1", "restore manifest.json"
+        ) from error
 
 
 def _check_digest(data: bytes, where: str) -> str:
@@ -173,7 +177,9 @@ def _check_digest(data: bytes, where: str) -> str:
     found_digest = sha256.hexdigest()
     if found_digest != stored_digest:
         Manifest.loads(data, where)  # raises a more specific error if it finds one
-        raise FormatError(f"{where}: digest", stored_digest, found_digest, "restore manifest.json")
+        raise FormatError(
+            f"{where}: digest", stored_digest, found_digest, "restore manifest.json"
+        )
     return stored_digest
 
 

@@ -33,7 +33,9 @@ _NAME = slice(0, 100)
 _SIZE = slice(124, 135)
 
 
-def read_metadata(reader: ShardReader, shard: int) -> Iterator[list[DocumentMetadata] | None]:
+def read_metadata(
+    reader: ShardReader, shard: int
+) -> Iterator[list[DocumentMetadata] | None]:
     """Yield the documents' metadata of each sample, or None if the dataset has no metadata.
 
     Tokens are not read.

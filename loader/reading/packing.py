@@ -25,7 +25,9 @@ Int32Array = NDArray[np.int32]
 BoolArray = NDArray[np.bool_]
 
 
-def mark_document_starts(doc_starts: Int64Array, row_starts: Int64Array, seq_len: int) -> BoolArray:
+def mark_document_starts(
+    doc_starts: Int64Array, row_starts: Int64Array, seq_len: int
+) -> BoolArray:
     """Mark the tokens at which a document starts, and the first token of each row.
 
     Args:

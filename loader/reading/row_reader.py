@@ -62,7 +62,11 @@ class RowReader:
             marks = reader.mark_document_starts(shards, rows) if with_marks else None
             return reader.read_rows(shards, rows, out), marks
         is_whole = np.empty(len(positions), np.bool_)
-        marks = np.empty((len(positions), self.stream.seq_len), np.bool_) if with_marks else None
+        marks = (
+            np.empty((len(positions), self.stream.seq_len), np.bool_)
+            if with_marks
+            else None
+        )
         for source, reader in enumerate(self._readers):
             chosen = np.flatnonzero(sources == source)
             # read_rows needs contiguous memory, and out[chosen] would be a copy that is thrown

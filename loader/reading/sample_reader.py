@@ -12,8 +12,8 @@ from loader.reading.open_shard import OpenShard, Tokens
 from loader.storage import Counters, ReadSettings
 from shardwriter.format import REFETCH, ShardCorrupt, sample_key, shard_file
 
+# Blocks of remote shards that stay in memory or mapped from the cache.
 MAX_OPEN_BLOCKS = 256
-"""Blocks of remote shards that stay in memory or mapped from the cache."""
 
 
 class SampleReader:
@@ -23,7 +23,9 @@ class SampleReader:
     time its block is fetched; if the checksum is wrong, the block is fetched once more.
     """
 
-    def __init__(self, files: DatasetFiles, settings: ReadSettings, counters: Counters) -> None:
+    def __init__(
+        self, files: DatasetFiles, settings: ReadSettings, counters: Counters
+    ) -> None:
         self._files, self._counters = files, counters
         self._stops_on_corrupt = settings.on_corrupt == "stop"
         self._blocks = LruCache[tuple[int, int], Tokens](MAX_OPEN_BLOCKS)
@@ -63,7 +65,9 @@ class SampleReader:
 
     def load_block(self, shard: OpenShard, block: int) -> Tokens:
         """Return the bytes of a remote block as tokens, from its first sample to its last."""
-        return self._blocks.get((shard.number, block), lambda: self._fetch_block(shard, block))
+        return self._blocks.get(
+            (shard.number, block), lambda: self._fetch_block(shard, block)
+        )
 
     def make_error(self, shard: OpenShard, sample: int) -> ShardCorrupt:
         """Return the error for a sample whose checksum is wrong."""
@@ -81,7 +85,9 @@ class SampleReader:
         self, shard: OpenShard, samples: Int64Array
     ) -> list[tuple[OpenShard, int]]:
         blocks = np.unique(shard.sample_blocks[samples]).tolist()
-        return [(shard, block) for block in blocks if (shard.number, block) not in self._blocks]
+        return [
+            (shard, block) for block in blocks if (shard.number, block) not in self._blocks
+        ]
 
     def _check_local_sample(self, shard: OpenShard, sample: int) -> None:
         tokens = self.read_tokens(shard, sample)
@@ -115,7 +121,9 @@ class SampleReader:
         shard.damaged[samples] = True
 
 
-def _find_damaged_samples(tokens: Tokens, shard: OpenShard, first: int, last: int) -> list[int]:
+def _find_damaged_samples(
+    tokens: Tokens, shard: OpenShard, first: int, last: int
+) -> list[int]:
     """Return the samples of a block whose CRC-32 differs from the index."""
     damaged: list[int] = []
     for sample in range(first, last + 1):

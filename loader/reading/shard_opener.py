@@ -21,17 +21,15 @@ from shardwriter.format import (
     shard_file,
 )
 
+# An open local shard holds two memory maps and so two file descriptors; a process may
+# usually open 1,024 files.
 MAX_OPEN_SHARDS = 192
-"""An open local shard holds two memory maps and so two file descriptors; a process may usually open
-1,024 files."""
 
+# Up to this many local shards, existence and size are checked before the first row. It
+# takes 10 ms on a local disk.
 MAX_SHARDS_CHECKED_EARLY = 4096
-"""Up to this many local shards, existence and size are checked before the first row. It takes 10 ms
-on a local disk."""
 
-_OTHER_DATASET = (
-    "put the index and the tar that were written together in one folder, or copy the dataset again"
-)
+_OTHER_DATASET = "put the index and the tar that were written together in one folder, or copy the dataset again"
 
 
 class ShardOpener:
@@ -46,7 +44,9 @@ class ShardOpener:
     ) -> None:
         self._manifest, self._files, self._counters = manifest, files, counters
         self._settings = settings
-        self._shards = LruCache[int, OpenShard](MAX_OPEN_SHARDS, on_evict=self._remember_checks)
+        self._shards = LruCache[int, OpenShard](
+            MAX_OPEN_SHARDS, on_evict=self._remember_checks
+        )
         # Shard number -> packed bits of `OpenShard.checked`, of local shards that were closed.
         self._past_checks: dict[int, NDArray[np.uint8]] = {}
         self._lost: dict[int, ShardCorrupt] = {}
@@ -138,7 +138,10 @@ class ShardOpener:
             found = getattr(index, column)
             if found != wanted:
                 raise FormatError(
-                    f"{where}: {column}", f"{found}", f"{wanted} as in the manifest", _OTHER_DATASET
+                    f"{where}: {column}",
+                    f"{found}",
+                    f"{wanted} as in the manifest",
+                    _OTHER_DATASET,
                 )
         self._check_token_dtype(index, where)
         return index
@@ -150,7 +153,9 @@ class ShardOpener:
                 f"{tokenizer.token_dtype.name}, because the manifest's tokenizer has "
                 f"{tokenizer.vocab_size} ids"
             )
-            raise FormatError(f"{where}: tokens", index.token_dtype.name, wanted, _OTHER_DATASET)
+            raise FormatError(
+                f"{where}: tokens", index.token_dtype.name, wanted, _OTHER_DATASET
+            )
 
     def _fetch_index(self, name: str, where: str) -> ShardIndex:
         num_bytes = self._files.size(name)

@@ -173,7 +173,9 @@ class ShardReader:
             sample_starts = request.shard.index.sample_starts
             # A row reads seq_len + 1 tokens: its last token is at start + seq_len.
             last_tokens = request.starts + self.seq_len
-            request.firsts = np.searchsorted(sample_starts, request.starts, side="right") - 1
+            request.firsts = (
+                np.searchsorted(sample_starts, request.starts, side="right") - 1
+            )
             request.lasts = np.searchsorted(sample_starts, last_tokens, side="right") - 1
 
     def _copy_rows(self, request: _ShardRequest, out: Tokens) -> BoolArray:
@@ -190,7 +192,9 @@ class ShardReader:
         is_in_one_sample = (request.firsts == request.lasts) & is_whole
         self._copy_rows_in_one_sample(shard, request, is_in_one_sample, out)
         for row in np.flatnonzero(is_whole & ~is_in_one_sample).tolist():
-            self._copy_row_across_samples(shard, request, row, out[int(request.out_rows[row])])
+            self._copy_row_across_samples(
+                shard, request, row, out[int(request.out_rows[row])]
+            )
         return is_whole
 
     def _copy_rows_in_one_sample(

@@ -11,14 +11,15 @@ from pydantic import BaseModel, ConfigDict, Field
 from config_files.reader import ConfigError
 from pipeline.phases import registry
 
+# Version of the calibration file.
 VERSION = 1
-"""Version of the calibration file."""
 
+# The shipped rates, measured by benchmarks/calibrate.py on two cores.
 SHIPPED = Path(__file__).with_name("calibration.json")
-"""The shipped rates, measured by benchmarks/calibrate.py on two cores."""
 
+# Amount -> its size. The phases declare the amounts: bytes of the input, documents, tokens,
+# ...
 Amounts = Mapping[str, float]
-"""Amount -> its size. The phases declare the amounts: bytes of the input, documents, tokens, ..."""
 
 
 def list_amounts() -> dict[str, tuple[str, str]]:
@@ -48,7 +49,9 @@ class Line(_Frozen):
 class PhaseRates(_Frozen):
     """The measured rates of one phase."""
 
-    cpu_s: dict[str, Line] = Field(description="CPU seconds by step, per task and per amount.")
+    cpu_s: dict[str, Line] = Field(
+        description="CPU seconds by step, per task and per amount."
+    )
     start_s: float = Field(
         description="Extra CPU seconds of the first task of a process: libraries, models."
     )

@@ -45,7 +45,9 @@ def estimate(
         ConfigError: a number is out of range.
     """
     if num_files < 1 or cluster.nodes < 1 or cluster.cores < 1 or cluster.memory_gb <= 0:
-        raise ConfigError(["--files, --nodes and --cores must be at least 1, --memory-gb above 0"])
+        raise ConfigError(
+            ["--files, --nodes and --cores must be at least 1, --memory-gb above 0"]
+        )
     model = CostModel(config, calibration, cluster, num_files, input_bytes)
     found = model.estimate_run()
     return replace(found, warnings=tuple(find_warnings(model, found)))

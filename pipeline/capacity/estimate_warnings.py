@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from pipeline.capacity.fit import opens_all_splits
 from pipeline.capacity.model import CostModel, PhaseEstimate, RunEstimate
 from pipeline.phases import registry
-from pipeline.phases.hash_partitions import MAX_PARTITIONS
 from pipeline.phases.phase import Phase
 from pipeline.planning.input_splits import MAX_SPLITS
+from pipeline.runs.hash_partitions import MAX_PARTITIONS
 
+# Warn above this share of a phase's core-hours that is unused while its last tasks end.
 MAX_IDLE_SHARE = 0.2
-"""Warn above this share of a phase's core-hours that is unused while its last tasks end."""
 
+# Idle cores are reported only for phases that take at least this share of the run's hours.
 MIN_PHASE_SHARE = 0.05
-"""Idle cores are reported only for phases that take at least this share of the run's hours."""
 
 
 def find_warnings(model: CostModel, found: RunEstimate) -> Iterator[str]:

@@ -11,17 +11,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from config_files.reader import ConfigError
-from pipeline.capacity.calibration import Amounts, Calibration, Line, PhaseRates, list_amounts
+from pipeline.capacity.calibration import (
+    Amounts,
+    Calibration,
+    Line,
+    PhaseRates,
+    list_amounts,
+)
 from pipeline.phases import registry
-from pipeline.phases.hash_partitions import MIN_BUCKETS
 from pipeline.phases.phase import Phase
+from pipeline.runs.hash_partitions import MIN_BUCKETS
 from pipeline.runs.run_folder import RunFolder
 
+# CPU seconds to go to one piece of one split's file of hashes, even if the piece is empty.
+#
+# Measured with benchmarks/driver_scale.py on 2,000 splits. A piece is a range of hash space that a
+# partition works on at a time (pipeline/runs/hash_partitions.py).
 OPEN_PIECE_S = 15e-6
-"""CPU seconds to go to one piece of one split's file of hashes, even if the piece is empty.
-
-Measured with benchmarks/driver_scale.py on 2,000 splits. A piece is a range of hash space that a
-partition works on at a time (pipeline/phases/hash_partitions.py)."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +109,11 @@ def _read_samples(run: RunFolder) -> Iterator[_TaskSample]:
     processes: set[tuple[str, str]] = set()
     task_ids: set[tuple[str, str]] = set()
     for event in run.read_events():
-        if event["event"] != "TaskFinished" or event["failed"] or not event.get("cpu_seconds"):
+        if (
+            event["event"] != "TaskFinished"
+            or event["failed"]
+            or not event.get("cpu_seconds")
+        ):
             continue
         phase = event["phase"]
         is_first = (phase, event["worker"]) not in processes
@@ -171,7 +181,9 @@ def _count_open_seconds(phase: type[Phase], num_splits: int) -> float:
 
 def _fit_cpu(phase: type[Phase], samples: Sequence[_TaskSample]) -> dict[str, Line]:
     later = [sample for sample in samples if not sample.is_first] or samples
-    steps = {step: None for sample in samples for step in sample.cpu_s}  # in order, each once
+    steps = {
+        step: None for sample in samples for step in sample.cpu_s
+    }  # in order, each once
     cpu_s: dict[str, Line] = {}
     for step in steps:
         amount_name = phase.cost.step_amount(step)
@@ -225,7 +237,9 @@ def _fit_base_memory(phase: type[Phase], samples: Sequence[_TaskSample]) -> floa
     """Return the largest peak of memory in MiB, without what the phase declares to hold."""
     held_mb = phase.cost.held_bytes / 2**20
     held_amount = phase.cost.held_amount
-    peaks = [sample.peak_mb - held_mb * sample.get_amount(held_amount) for sample in samples]
+    peaks = [
+        sample.peak_mb - held_mb * sample.get_amount(held_amount) for sample in samples
+    ]
     return max(0.0, round(max(peaks), 1))
 
 

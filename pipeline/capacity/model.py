@@ -13,24 +13,29 @@ from pipeline.capacity.fit import OPEN_PIECE_S, opens_all_splits
 from pipeline.config import RunConfig
 from pipeline.execution.resources import make_request
 from pipeline.phases import registry
-from pipeline.phases.hash_partitions import count_chunks
 from pipeline.phases.phase import Phase
 from pipeline.planning.input_splits import WET_BYTES, get_files_per_split
+from pipeline.runs.hash_partitions import count_chunks
 
-WET_FILE: Amounts = {"input": WET_BYTES, "documents": 26_000, "text": 172e6, "paragraphs": 3.4e6}
-"""Amounts of one WET file of a snapshot, in bytes and items.
+# Amounts of one WET file of a snapshot, in bytes and items.
+#
+# Source: 78 documents of CC-MAIN-2026-17. They have 6,600 bytes and 130 lines each and are compressed
+# to 0.41 of their size, so 75 MB hold 26,000 documents, and 90,000 files 2.3 billion.
+WET_FILE: Amounts = {
+    "input": WET_BYTES,
+    "documents": 26_000,
+    "text": 172e6,
+    "paragraphs": 3.4e6,
+}
 
-Source: 78 documents of CC-MAIN-2026-17. They have 6,600 bytes and 130 lines each and are compressed
-to 0.41 of their size, so 75 MB hold 26,000 documents, and 90,000 files 2.3 billion."""
-
+# Ray's object store per machine. Only task ids and results pass through it.
 OBJECT_STORE_MB = 200
-"""Ray's object store per machine. Only task ids and results pass through it."""
 
+# CPU seconds of the driver per task in Ray Data (benchmarks/driver_scale.py --ray).
+#
+# The driver dispatches tasks one after another, so a phase takes at least this time per task on any
+# number of cores.
 DISPATCH_S = 0.016
-"""CPU seconds of the driver per task in Ray Data (benchmarks/driver_scale.py --ray).
-
-The driver dispatches tasks one after another, so a phase takes at least this time per task on any
-number of cores."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +151,9 @@ class CostModel:
     @cached_property
     def num_splits(self) -> int:
         """Number of input splits."""
-        return math.ceil(self.num_files / get_files_per_split(self.config.input, self.num_files))
+        return math.ceil(
+            self.num_files / get_files_per_split(self.config.input, self.num_files)
+        )
 
     @cached_property
     def amounts(self) -> Amounts:
@@ -202,7 +209,8 @@ class CostModel:
         return PhaseEstimate(
             name=phase.name,
             num_tasks=num_tasks,
-            num_files=num_tasks * (len(rates.bytes) + 1),  # one per kind, and the done-record
+            num_files=num_tasks
+            * (len(rates.bytes) + 1),  # one per kind, and the done-record
             bytes_read=self._estimate_read(phase),
             bytes_written=sum(self._estimate_written(phase).values()),
             cpu_s=cpu_s,
@@ -257,9 +265,13 @@ class CostModel:
             cpu_s[artifact.kind] = self._count_openings(parent) * open_s
         return cpu_s
 
-    def _estimate_memory(self, phase: type[Phase], rates: PhaseRates, num_tasks: int) -> float:
+    def _estimate_memory(
+        self, phase: type[Phase], rates: PhaseRates, num_tasks: int
+    ) -> float:
         """Return the MiB of one task, if all tasks are equally large."""
-        held_bytes = phase.cost.held_bytes * self.amounts[phase.cost.held_amount] / num_tasks
+        held_bytes = (
+            phase.cost.held_bytes * self.amounts[phase.cost.held_amount] / num_tasks
+        )
         return rates.base_mb + held_bytes / 2**20
 
     def _estimate_written(self, phase: type[Phase]) -> dict[str, float]:
@@ -275,7 +287,9 @@ class CostModel:
         for artifact in phase.artifacts():
             if artifact.kind in rates.bytes:
                 amount = self.amounts[phase.cost.artifact_amount(artifact)]
-                written[artifact.kind] = rates.bytes[artifact.kind].predict(amount, num_parts)
+                written[artifact.kind] = rates.bytes[artifact.kind].predict(
+                    amount, num_parts
+                )
         return written
 
     def _estimate_read(self, phase: type[Phase]) -> float:

@@ -13,7 +13,9 @@ from stages.settings.base import Settings, Share
 class PhaseResources(Settings):
     """What one task of a phase requests from a machine."""
 
-    num_cpus: float | None = Field(default=None, ge=0, description="Number of CPUs; null: 1.")
+    num_cpus: float | None = Field(
+        default=None, ge=0, description="Number of CPUs; null: 1."
+    )
     num_gpus: float | None = Field(
         default=None, ge=0, description="Number of GPUs, or a share of one; null: 0."
     )
@@ -30,7 +32,10 @@ class EngineAdvanced(Settings):
     """Limits of a task that hardly any run needs to change."""
 
     batch_mb: float = Field(
-        default=8, gt=0, le=1024, description="Size of the batches of text that stages process."
+        default=8,
+        gt=0,
+        le=1024,
+        description="Size of the batches of text that stages process.",
     )
     max_error_share: Share = Field(
         default=0.01,

@@ -14,7 +14,9 @@ class SampleCrawl(Settings):
 
     documents: int = Field(default=20_000, ge=100, description="Number of pages.")
     seed: int = Field(default=1, ge=0, description="The same seed gives the same bytes.")
-    documents_per_file: int = Field(default=2_500, ge=1, description="Pages per crawl file.")
+    documents_per_file: int = Field(
+        default=2_500, ge=1, description="Pages per crawl file."
+    )
     format: Literal["wet", "warc"] = Field(
         default="wet", description="Extracted text (wet) or HTML responses (warc)."
     )
@@ -30,9 +32,13 @@ class CommonCrawl(Settings):
     format: Literal["wet", "warc"] = Field(
         default="wet", description="Which list of the snapshot to read."
     )
-    first: int = Field(default=0, ge=0, description="Position in the list of the first file.")
+    first: int = Field(
+        default=0, ge=0, description="Position in the list of the first file."
+    )
     count: int | None = Field(
-        default=None, ge=1, description="Number of files; null reads to the end of the list."
+        default=None,
+        ge=1,
+        description="Number of files; null reads to the end of the list.",
     )
     base_url: str = Field(
         default="https://data.commoncrawl.org/",

@@ -33,10 +33,12 @@ class ExtractConfig(Settings):
         default=WarcSettings(), description="Reading of WARC and WET records."
     )
     url: UrlSettings | None = Field(
-        default=None, description="Block lists, words and patterns for URLs; null keeps all URLs."
+        default=None,
+        description="Block lists, words and patterns for URLs; null keeps all URLs.",
     )
     unicode: UnicodeSettings | None = Field(
-        default=None, description="Repair of mojibake and entities by ftfy; null: no repair."
+        default=None,
+        description="Repair of mojibake and entities by ftfy; null: no repair.",
     )
     length: LengthSettings | None = Field(
         default=LengthSettings(),
@@ -140,7 +142,9 @@ class PerplexitySelection(Settings):
     def _percentiles_rise(self) -> Self:
         head, middle = self.percentiles
         if not 0 < head < middle < 100:
-            raise ValueError(f"percentiles must rise between 0 and 100; found {head:g}, {middle:g}")
+            raise ValueError(
+                f"percentiles must rise between 0 and 100; found {head:g}, {middle:g}"
+            )
         return self
 
 
@@ -154,13 +158,15 @@ class SelectConfig(Settings):
         default=PerplexitySelection(), description="Perplexity buckets."
     )
     classifiers: ClassifiersFilterSettings | None = Field(
-        default=None, description="Limits of the classifiers' scores, by name; null: no limits."
+        default=None,
+        description="Limits of the classifiers' scores, by name; null: no limits.",
     )
     quality: QualityFilterSettings | None = Field(
         default=None, description="Rules on the quality signals; null: no rules."
     )
     decontamination: DecontaminationFilterSettings | None = Field(
-        default=None, description="Limits of the overlap with evaluation sets; null: no limits."
+        default=None,
+        description="Limits of the overlap with evaluation sets; null: no limits.",
     )
 
 

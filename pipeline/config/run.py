@@ -23,8 +23,8 @@ from pipeline.config.phases import (
 from pipeline.config.storage import StorageConfig
 from stages.settings.base import Settings
 
+# The keys of RunConfig that are not sections of phases.
 NOT_PHASES = frozenset({"run_dir", "previous_runs", "input", "engine", "storage"})
-"""The keys of RunConfig that are not sections of phases."""
 
 
 class RunConfig(Settings):
@@ -41,7 +41,9 @@ class RunConfig(Settings):
         "they have read are dropped from this run (docs/incremental.md).",
     )
     input: InputConfig = Field(description="The crawl to read.")
-    extract: ExtractConfig = Field(default=ExtractConfig(), description="Records to documents.")
+    extract: ExtractConfig = Field(
+        default=ExtractConfig(), description="Records to documents."
+    )
     exact_dedup: ExactDedupConfig | None = Field(
         default=None, description="Deduplication of whole documents; null: off."
     )
@@ -54,7 +56,9 @@ class RunConfig(Settings):
     fuzzy_dedup: FuzzyDedupConfig | None = Field(
         default=None, description="Deduplication of near-duplicates; null: off."
     )
-    select: SelectConfig = Field(default=SelectConfig(), description="Thresholds on the scores.")
+    select: SelectConfig = Field(
+        default=SelectConfig(), description="Thresholds on the scores."
+    )
     tokenize: TokenizeConfig = Field(description="Texts to token ids.")
     write_shards: WriteShardsConfig = Field(
         default=WriteShardsConfig(), description="The dataset on disk."
@@ -109,7 +113,9 @@ class RunConfig(Settings):
                 "no scores; name the sets there, or set select.decontamination to null"
             )
         limits = wanted.max_share
-        unknown = sorted(set(limits) - set(scored.sets)) if isinstance(limits, Mapping) else []
+        unknown = (
+            sorted(set(limits) - set(scored.sets)) if isinstance(limits, Mapping) else []
+        )
         if unknown:
             raise ValueError(
                 f"select.decontamination.max_share names {', '.join(unknown)}; "
@@ -121,4 +127,8 @@ class RunConfig(Settings):
 def _suggest(name: str, known: Collection[str]) -> str:
     """Return a hint at the nearest known name."""
     nearest = difflib.get_close_matches(name, known, 1, cutoff=0.5)
-    return f"did you mean {nearest[0]}?" if nearest else f"known here: {', '.join(sorted(known))}"
+    return (
+        f"did you mean {nearest[0]}?"
+        if nearest
+        else f"known here: {', '.join(sorted(known))}"
+    )

@@ -22,7 +22,9 @@ class StorageAdvanced(Settings):
         description="Time limit of a request, for each 16 MiB that it transfers.",
     )
     retry_timeout_s: float = Field(
-        default=180.0, ge=0, description="How long a request is retried after its first failure."
+        default=180.0,
+        ge=0,
+        description="How long a request is retried after its first failure.",
     )
 
 

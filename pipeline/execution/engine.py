@@ -29,8 +29,9 @@ from pipeline.runs.event_log import open_log
 from pipeline.runs.run_lock import HeldByAnother, RunLock, hold
 from stages.contract import Counters
 
+# In the run folder: a link to the dataset of the latest finished run, whose folder name
+# changes with the config.
 DATASET_LINK = "dataset"
-"""In the run folder: a link to the dataset of the latest finished run, whose folder name changes with the config."""
 
 MAX_FAILURES_SHOWN = 10
 
@@ -109,7 +110,9 @@ def run(plan: RunPlan, engine: Engine | None = None) -> Iterator[Event]:
                     log(_make_log_entry(event))
                     run_lock.check()
                     yield event
-            plan.run_dir.set_latest_link(DATASET_LINK, plan.folder("write_shards").root.name)
+            plan.run_dir.set_latest_link(
+                DATASET_LINK, plan.folder("write_shards").root.name
+            )
             why = ""
         except Exception as error:
             why = str(error) if isinstance(error, RunAborted) else format_error(error)
@@ -146,7 +149,9 @@ def _run_phase(phase: Phase, engine: Engine) -> Iterator[Event]:
     yield PhaseFinished(phase.name, phase.counters(), was_complete=False)
 
 
-def _run_tasks(phase: Phase, task_ids: Sequence[str], engine: Engine) -> Iterator[TaskResult]:
+def _run_tasks(
+    phase: Phase, task_ids: Sequence[str], engine: Engine
+) -> Iterator[TaskResult]:
     if not task_ids:
         return
     try:
@@ -172,7 +177,11 @@ def _format_failures(phase: Phase, failures: Mapping[str, str], num_tasks: int) 
 
 def _make_log_entry(event: Event) -> dict[str, Any]:
     if isinstance(event, PhaseFinished):
-        return {"event": "PhaseFinished", "phase": event.phase, "was_complete": event.was_complete}
+        return {
+            "event": "PhaseFinished",
+            "phase": event.phase,
+            "was_complete": event.was_complete,
+        }
     return {"event": type(event).__name__, **vars(event)}
 
 

@@ -26,15 +26,17 @@ from pipeline.phases.phase import Phase, SplitPhase
 
 log = logging.getLogger(__name__)
 
+# A local Ray with a metrics port stays up this long after the run. Its last values reach
+# the port within 1 s, and configs/prometheus/ reads the port every 5 s.
 METRICS_STAY_S = 6.0
-"""A local Ray with a metrics port stays up this long after the run. Its last values reach the port within 1 s, and
-configs/prometheus/ reads the port every 5 s."""
 
+# Of a local Ray. Only task ids and results pass through it; Ray's default is 30 % of the
+# memory.
 OBJECT_STORE_BYTES = 200 * 2**20
-"""Of a local Ray. Only task ids and results pass through it; Ray's default is 30 % of the memory."""
 
+# Of a local Ray. On a busy machine the first start may time out ("The current node timed
+# out during startup").
 START_ATTEMPTS = 2
-"""Of a local Ray. On a busy machine the first start may time out ("The current node timed out during startup")."""
 
 
 class RayEngine(Engine):
@@ -80,7 +82,10 @@ class RayEngine(Engine):
             else:
                 self._join_cluster()
         finally:
-            if callable(on_terminate) and threading.current_thread() is threading.main_thread():
+            if (
+                callable(on_terminate)
+                and threading.current_thread() is threading.main_thread()
+            ):
                 signal.signal(signal.SIGTERM, on_terminate)  # Ray replaces the handler
         from ray.data import DataContext
 
@@ -178,7 +183,10 @@ def _start_with_retry(start: Callable[[], object]) -> None:
 
 
 def _find_log_folder() -> Path:
-    return Path(os.environ.get("RAY_TMPDIR", tempfile.gettempdir())) / "ray/session_latest/logs"
+    return (
+        Path(os.environ.get("RAY_TMPDIR", tempfile.gettempdir()))
+        / "ray/session_latest/logs"
+    )
 
 
 def _make_operator(phase: Phase, settings: EngineConfig) -> Callable[[dict[str, Any]], Any]:
@@ -226,7 +234,10 @@ def _make_metrics_settings(port: int | None) -> dict[str, Any]:
             f"engine.metrics_port is {port}, which cannot be opened: {error}; "
             f"set another port, or null"
         ) from error
-    return {"_metrics_export_port": port, "_system_config": {"metrics_report_interval_ms": 1_000}}
+    return {
+        "_metrics_export_port": port,
+        "_system_config": {"metrics_report_interval_ms": 1_000},
+    }
 
 
 def _list_machines() -> list[Amounts]:

@@ -15,8 +15,9 @@ from typing import Any
 from pipeline.config import EngineConfig, PhaseResources, RunConfig
 from pipeline.phases import registry
 
+# Resource name -> amount, with Ray's names: CPU, GPU, memory (bytes), and names that a
+# cluster's owner has chosen.
 Amounts = Mapping[str, float]
-"""Resource name -> amount, with Ray's names: CPU, GPU, memory (bytes), and names that a cluster's owner has chosen."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,9 @@ class Request:
         """The resources with Ray's names, without zeros."""
         memory_bytes = self.memory_mb * 2**20
         amounts = {"CPU": self.num_cpus, "GPU": self.num_gpus, "memory": memory_bytes}
-        return {name: amount for name, amount in {**amounts, **self.custom}.items() if amount}
+        return {
+            name: amount for name, amount in {**amounts, **self.custom}.items() if amount
+        }
 
     def remote_args(self) -> dict[str, Any]:
         """Return the keyword arguments of `ray.data.Dataset.map`."""
@@ -84,7 +87,9 @@ def find_unmet(requests: Iterable[Request], machines: Sequence[Amounts]) -> list
             nearest = min(range(len(machines)), key=lambda i: len(lacking[i]))
             has = {name: machines[nearest].get(name, 0) for name in lacking[nearest]}
             found = f"the nearest machine has {_format_amounts(has)}"
-        faults.append(f"{request.phase} requests {_format_amounts(request.amounts)}; {found}")
+        faults.append(
+            f"{request.phase} requests {_format_amounts(request.amounts)}; {found}"
+        )
     return faults
 
 
@@ -97,5 +102,7 @@ def _format_amounts(amounts: Amounts) -> str:
     parts: list[str] = []
     for name, amount in amounts.items():
         is_memory = name == "memory"
-        parts.append(f"memory {amount / 2**20:,.0f} MB" if is_memory else f"{name} {amount:g}")
+        parts.append(
+            f"memory {amount / 2**20:,.0f} MB" if is_memory else f"{name} {amount:g}"
+        )
     return ", ".join(parts)

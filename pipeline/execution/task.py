@@ -17,6 +17,8 @@ from pipeline.phases.phase import PartitionPhase, Phase, SplitPhase
 from pipeline.planning.stage_spec import StageSpec
 from stages.contract import DROPPED, DocumentCountError, Outcome, Stage
 
+# A document on which a stage raises is dropped as `<stage>.error_<kind>`. The first
+# matching class counts.
 ERROR_KINDS: Mapping[type[Exception], str] = {
     UnicodeError: "unicode",
     MemoryError: "memory",
@@ -24,10 +26,9 @@ ERROR_KINDS: Mapping[type[Exception], str] = {
     RuntimeError: "runtime",
     Exception: "other",
 }
-"""A document on which a stage raises is dropped as `<stage>.error_<kind>`. The first matching class counts."""
 
+# The kind of a panic in a library written in Rust: its exception is not an `Exception`.
 PANIC = "panic"
-"""The kind of a panic in a library written in Rust: its exception is not an `Exception`."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,9 @@ def run_task(phase: Phase, task_id: str, settings: EngineConfig) -> TaskResult:
     return TaskResult(task_id, timer.seconds, timer.cpu_seconds, peak_mb(), worker_name())
 
 
-def _run_stages(phase: SplitPhase, task_id: str, settings: EngineConfig, timer: StepTimer) -> None:
+def _run_stages(
+    phase: SplitPhase, task_id: str, settings: EngineConfig, timer: StepTimer
+) -> None:
     chain = phase.stage_schemas()
     errors = _ErrorCount(settings.advanced.max_error_share)
     with timer.wrap("write", phase.folder.commit(task_id)) as output:
@@ -131,7 +134,9 @@ class _ErrorCount:
     first: str = ""
 
     def add(self, dropped: pa.Table) -> None:
-        for reason, detail in zip(*dropped.select(["reason", "detail"]).columns, strict=True):
+        for reason, detail in zip(
+            *dropped.select(["reason", "detail"]).columns, strict=True
+        ):
             if ".error_" in reason.as_py():
                 self.first = self.first or f"{reason}: {detail}"
                 self.num_errors += 1
@@ -227,4 +232,6 @@ def is_data_fault(error: BaseException) -> bool:
 
 def format_error(error: BaseException) -> str:
     """Return an error as one line for reports."""
-    return str(error) if isinstance(error, TaskFailed) else f"{type(error).__name__}: {error}"
+    return (
+        str(error) if isinstance(error, TaskFailed) else f"{type(error).__name__}: {error}"
+    )

@@ -40,7 +40,10 @@ class StepTimer:
         try:
             yield
         finally:
-            spent, cpu_spent = time.perf_counter() - started, time.process_time() - cpu_started
+            spent, cpu_spent = (
+                time.perf_counter() - started,
+                time.process_time() - cpu_started,
+            )
             self.seconds[name] = self.seconds.get(name, 0.0) + spent
             self.cpu_seconds[name] = round(self.cpu_seconds.get(name, 0.0) + cpu_spent, 6)
 

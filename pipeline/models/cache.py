@@ -38,7 +38,9 @@ from storage.local import put_file
 
 log = logging.getLogger(__name__)
 
-Kind = Literal["language-identification", "lm", "reference-classifier", "tokenizer", "text", "tool"]
+Kind = Literal[
+    "language-identification", "lm", "reference-classifier", "tokenizer", "text", "tool"
+]
 
 
 # ---- assets ----
@@ -275,7 +277,9 @@ class _Entry:
     def is_present(self) -> bool:
         """Whether all files exist, verified or not."""
         names = self.files or self.read_record()
-        return self.folder.is_dir() and all((self.folder / name).is_file() for name in names)
+        return self.folder.is_dir() and all(
+            (self.folder / name).is_file() for name in names
+        )
 
     def is_verified(self) -> bool:
         """Whether all files exist and have not changed since they were verified."""
@@ -309,7 +313,9 @@ class _Entry:
         """Fetch or make what is missing, verify all files and record them. Needs the lock."""
         if self.recipe:
             self._make(self.recipe, offline)
-            names = sorted(path.relative_to(self.folder).as_posix() for path in _walk(self.folder))
+            names = sorted(
+                path.relative_to(self.folder).as_posix() for path in _walk(self.folder)
+            )
         else:
             self._fetch_missing(offline)
             names = list(self.files)
@@ -326,7 +332,9 @@ class _Entry:
             num_bytes, mtime_ns = _get_stamp(path)
             digest = _compute_file_digest(path)
             files[name] = {"sha256": digest, "bytes": num_bytes, "mtime_ns": mtime_ns}
-        put_file(self.record_path, to_json({"files": files, "origin": str(self.asset.origin)}))
+        put_file(
+            self.record_path, to_json({"files": files, "origin": str(self.asset.origin)})
+        )
 
     def _make(self, recipe: Recipe, offline: bool) -> None:
         if self.is_present():

@@ -34,10 +34,10 @@ from storage.local import put_file
 
 log = logging.getLogger(__name__)
 
+# Label of training lines made from pages that Wikipedia cites as references.
 REFERENCE_LABEL = "__label__reference"
-"""Label of training lines made from pages that Wikipedia cites as references."""
+# Label of training lines made from random pages of a crawl.
 CRAWL_LABEL = "__label__crawl"
-"""Label of training lines made from random pages of a crawl."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,9 @@ def train_reference(
 
 
 def _train_to(
-    model_file: Path, texts: tuple[Iterable[str], Iterable[str]], settings: ReferenceSettings
+    model_file: Path,
+    texts: tuple[Iterable[str], Iterable[str]],
+    settings: ReferenceSettings,
 ) -> dict[str, Any]:
     """Write the model to `model_file`, and the training lines next to it.
 
@@ -153,7 +155,9 @@ def _write_labelled(
     """
     labelled: list[tuple[bytes, str]] = []
     held_out: tuple[list[str], list[str]] = ([], [])
-    for label, documents, held in zip((REFERENCE_LABEL, CRAWL_LABEL), texts, held_out, strict=True):
+    for label, documents, held in zip(
+        (REFERENCE_LABEL, CRAWL_LABEL), texts, held_out, strict=True
+    ):
         for document in documents:
             # fastText takes every word with this prefix for a label.
             line = classifiers.to_line(document).replace("__label__", "label")
@@ -174,7 +178,9 @@ def _write_labelled(
     return held_out
 
 
-def _train_fasttext(train_file: Path, model_file: Path, settings: Mapping[str, Any]) -> None:
+def _train_fasttext(
+    train_file: Path, model_file: Path, settings: Mapping[str, Any]
+) -> None:
     """Train in one thread: several threads write to the same weights without locks.
 
     fastText 0.9.3 with one thread initializes only a tenth of the weights
@@ -199,7 +205,9 @@ def _train_fasttext(train_file: Path, model_file: Path, settings: Mapping[str, A
     model.save_model(str(model_file))
 
 
-def _write_initial_weights(train_file: Path, vectors_file: Path, dimension: int, seed: int) -> None:
+def _write_initial_weights(
+    train_file: Path, vectors_file: Path, dimension: int, seed: int
+) -> None:
     # A dict keeps the order of first occurrence. "</s>" is fastText's word for the end of a line.
     words: dict[str, None] = {"</s>": None}
     with train_file.open(encoding="utf-8", newline="\n") as lines:
@@ -210,12 +218,16 @@ def _write_initial_weights(train_file: Path, vectors_file: Path, dimension: int,
     with vectors_file.open("w", encoding="utf-8", newline="\n") as out:
         out.write(f"{len(words)} {dimension}\n")
         for word in words:
-            weights = rng.uniform(-1 / dimension, 1 / dimension, dimension)  # (dimension,) float64
-            out.write(f"{word} {' '.join(f'{weight:.4g}' for weight in weights.tolist())}\n")
+            weights = rng.uniform(
+                -1 / dimension, 1 / dimension, dimension
+            )  # (dimension,) float64
+            out.write(
+                f"{word} {' '.join(f'{weight:.4g}' for weight in weights.tolist())}\n"
+            )
 
 
+# Separators of words: `Dictionary::readWord` in fastText's dictionary.cc.
 _FASTTEXT_SPACE = re.compile("[ \n\r\t\v\f\0]")
-"""Separators of words: `Dictionary::readWord` in fastText's dictionary.cc."""
 
 
 def _evaluate(
@@ -244,7 +256,10 @@ def compute_precision_and_recall(
         negative: (m,) float64 scores of negatives.
         min_score: lowest score kept.
     """
-    num_true, num_false = int((positive >= min_score).sum()), int((negative >= min_score).sum())
+    num_true, num_false = (
+        int((positive >= min_score).sum()),
+        int((negative >= min_score).sum()),
+    )
     return num_true / max(1, num_true + num_false), num_true / len(positive)
 
 
@@ -261,7 +276,10 @@ def compute_roc_auc(positive: np.ndarray, negative: np.ndarray) -> float:
     """
     ordered = np.sort(np.concatenate([positive, negative]))
     # (n,) rank of each positive, from 1; equal scores share their mean rank.
-    left, right = np.searchsorted(ordered, positive), np.searchsorted(ordered, positive, "right")
+    left, right = (
+        np.searchsorted(ordered, positive),
+        np.searchsorted(ordered, positive, "right"),
+    )
     ranks = (left + right + 1) / 2
     u = ranks.sum() - len(positive) * (len(positive) + 1) / 2
     return float(u / (len(positive) * len(negative)))

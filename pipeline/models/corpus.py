@@ -11,14 +11,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, cast
 
+# Describes a trained model. It is written last, so a folder that has it is complete.
 RECORD_FILE = "record.json"
-"""Describes a trained model. It is written last, so a folder that has it is complete."""
 
+# Increase it if equal texts and settings give other models.
 VERSION = 1
-"""Increase it if equal texts and settings give other models."""
 
+# With fewer documents, percentiles and shares mean nothing.
 MIN_HELD_OUT_DOCS = 10
-"""With fewer documents, percentiles and shares mean nothing."""
 
 
 def read_texts(files: Iterable[Path]) -> Iterator[str]:
@@ -54,7 +54,9 @@ def _parse_line(line: bytes, is_json: bool, where: str) -> str:
         return str.__str__(text)
     except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
         wanted = "an object with a string text or raw_content" if is_json else "UTF-8"
-        raise ValueError(f"{where}: wanted {wanted}, found {line[:60]!r} ({error})") from error
+        raise ValueError(
+            f"{where}: wanted {wanted}, found {line[:60]!r} ({error})"
+        ) from error
 
 
 def is_held_out(text: str, share: float) -> bool:

@@ -69,7 +69,9 @@ class DemoReference:
     """A classifier of Wikipedia summaries against crawl-like text."""
 
     language: str
-    num_epochs: int = 20  # with so little text, 5 gave Spanish a precision of 0.53, 20 gave 0.79
+    num_epochs: int = (
+        20  # with so little text, 5 gave Spanish a precision of 0.53, 20 gave 0.79
+    )
     dimension: int = 16  # enough for two classes, and a model of 2 MB instead of 10
     seed: int = 0  # of the crawl-like texts
 
@@ -145,5 +147,5 @@ _ASSETS = (
     KENLM_TOOLS,
 )
 
+# Name -> asset that is made on this machine.
 TRAINED: Mapping[str, Asset] = MappingProxyType({asset.name: asset for asset in _ASSETS})
-"""Name -> asset that is made on this machine."""

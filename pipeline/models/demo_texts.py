@@ -23,17 +23,18 @@ from pipeline.models.published import PUBLISHED
 
 Part = Literal["lm", "reference", "pages"]
 
+# Languages with summaries.
 LANGUAGES = ("en", "fr", "es")
-"""Languages with summaries."""
 
+# Increase it if equal arguments give other texts.
 VERSION = 1
-"""Increase it if equal arguments give other texts."""
 
-PART_BELOW: Mapping[Part, float] = MappingProxyType({"lm": 0.60, "reference": 0.75, "pages": 1.00})
-"""Upper limit of each part's range of the hash, 0..1.
-
-60 % of the titles train language models, 15 % are positives of classifiers, 25 % become pages.
-"""
+# Upper limit of each part's range of the hash, 0..1.
+#
+# 60 % of the titles train language models, 15 % are positives of classifiers, 25 % become pages.
+PART_BELOW: Mapping[Part, float] = MappingProxyType(
+    {"lm": 0.60, "reference": 0.75, "pages": 1.00}
+)
 
 
 def assign_part(title: str) -> Part:
@@ -57,7 +58,9 @@ def summaries(language: str, part: Part) -> Iterator[tuple[str, str]]:
     """
     name = f"wiki-summaries-{language}"
     if name not in PUBLISHED:
-        raise AssetError(f"no summaries in {language!r}; there are some in {', '.join(LANGUAGES)}")
+        raise AssetError(
+            f"no summaries in {language!r}; there are some in {', '.join(LANGUAGES)}"
+        )
     with obtain(PUBLISHED[name]).open(encoding="utf-8") as file:
         entries: dict[str, dict[str, str]] = json.load(file)
     # Some articles are listed under several names: keep one text per title.
@@ -78,7 +81,11 @@ def sentences(language: str) -> list[str]:
     """
     prefix = f"{language}\t"
     with obtain(PUBLISHED["eld-sentences"]).open(encoding="utf-8") as file:
-        return [line.removeprefix(prefix).rstrip("\n") for line in file if line.startswith(prefix)]
+        return [
+            line.removeprefix(prefix).rstrip("\n")
+            for line in file
+            if line.startswith(prefix)
+        ]
 
 
 _BOILERPLATE = MappingProxyType(
@@ -149,11 +156,10 @@ _BOILERPLATE = MappingProxyType(
     }
 )
 
+# Share of pages that are words of encyclopedia text in random order.
+#
+# A classifier of single words cannot recognize them, so its scores are not perfect, as on a crawl.
 SALAD_SHARE = 0.1
-"""Share of pages that are words of encyclopedia text in random order.
-
-A classifier of single words cannot recognize them, so its scores are not perfect, as on a crawl.
-"""
 
 
 def crawl_like(language: str, n: int, seed: int) -> list[str]:
@@ -181,7 +187,10 @@ def crawl_like(language: str, n: int, seed: int) -> list[str]:
 
 
 def _make_crawl_page(
-    rng: random.Random, plain: Sequence[str], words: Sequence[str], boilerplate: Sequence[str]
+    rng: random.Random,
+    plain: Sequence[str],
+    words: Sequence[str],
+    boilerplate: Sequence[str],
 ) -> str:
     if rng.random() < SALAD_SHARE:
         return " ".join(rng.choices(words, k=rng.randint(40, 200)))

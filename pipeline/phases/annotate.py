@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from pipeline.phases.exact_dedup import ExactDedup
 from pipeline.phases.extract import EXTRACTED, Extract
-from pipeline.phases.hash_partitions import write_buckets
 from pipeline.phases.paragraph_dedup import ParagraphDedup
 from pipeline.phases.phase import Artifact, SplitPhase, TaskCost
 from pipeline.phases.split_output import DECISIONS, RowGroups, SplitWriter, read_row_groups
+from pipeline.runs.hash_partitions import write_buckets
 from pipeline.runs.phase_folder import PendingOutput
 from stages.contract import with_columns
 from stages.dedup.exact_dedup import ExactDedupFilter
@@ -34,6 +34,7 @@ from stages.filters.lines import Lines
 from stages.filters.perplexity import Perplexity
 from stages.filters.quality import Quality
 
+# Columns that the documents file does not store.
 NOT_WITH_DOCUMENTS = (
     "representative",
     "copy_by",
@@ -42,11 +43,12 @@ NOT_WITH_DOCUMENTS = (
     "minhash_signature",
     "minhash_ngrams",
 )
-"""Columns that the documents file does not store."""
 
+# The value of `exact_dedup.by` for a copy of another document; null for all others.
 COPY_BY = pa.field("copy_by", pa.string())
-"""The value of `exact_dedup.by` for a copy of another document; null for all others."""
 
+# Hashes to find near-duplicates by, with the values that rank them. So the merge does not
+# open any documents file.
 BANDS = pa.schema(
     [
         pa.field("hash", pa.uint64()),
@@ -55,12 +57,11 @@ BANDS = pa.schema(
         pa.field("perplexity", pa.float32()),  # null without one
     ]
 )
-"""Hashes to find near-duplicates by, with the values that rank them. So the merge does not open any documents file."""
 
+# The hashes of the word n-grams of a document, each once, sorted.
 NGRAMS = pa.schema(
     [pa.field("record", pa.uint32()), pa.field("ngrams", pa.large_list(pa.uint64()))]
 )
-"""The hashes of the word n-grams of a document, each once, sorted."""
 
 
 class Annotate(SplitPhase):
@@ -116,7 +117,9 @@ class Annotate(SplitPhase):
     @property
     def stored(self) -> pa.Schema:
         """The columns of the documents file."""
-        return pa.schema([f for f in self.output_schema() if f.name not in NOT_WITH_DOCUMENTS])
+        return pa.schema(
+            [f for f in self.output_schema() if f.name not in NOT_WITH_DOCUMENTS]
+        )
 
     def read(self, task_id: str, writer: SplitWriter) -> Generator[pa.Table]:
         """Yield the extracted documents, with the findings of exact_dedup and paragraph_dedup."""
@@ -124,10 +127,16 @@ class Annotate(SplitPhase):
         split = self.split(task_id)
         copies = ExactDedup(self.plan).find_copies(split)
         duplicate_lines = ParagraphDedup(self.plan).find_duplicate_lines(split)
-        documents = self.plan.folder(Extract.name).open(Extract.documents.file_name(task_id))
-        for batch in read_row_groups(documents, batch_mb=self.config.engine.advanced.batch_mb):
+        documents = self.plan.folder(Extract.name).open(
+            Extract.documents.file_name(task_id)
+        )
+        for batch in read_row_groups(
+            documents, batch_mb=self.config.engine.advanced.batch_mb
+        ):
             records = batch.column("doc_id").to_numpy() & np.uint64(0xFFFF_FFFF)
-            rows = pc.index_in(pa.array(records.astype(np.uint32)), value_set=copies["record"])
+            rows = pc.index_in(
+                pa.array(records.astype(np.uint32)), value_set=copies["record"]
+            )
             added = {
                 "duplicate_lines": _list_lines(records, duplicate_lines),
                 "representative": copies["representative"].take(rows),
@@ -136,7 +145,9 @@ class Annotate(SplitPhase):
                 by = pa.scalar(self.config.exact_dedup.by)
                 added["copy_by"] = pc.if_else(pc.is_valid(rows), by, None)
             wanted = self.schema.names
-            yield with_columns(batch, {name: added[name] for name in added if name in wanted})
+            yield with_columns(
+                batch, {name: added[name] for name in added if name in wanted}
+            )
 
     def create_writer(self, task_id: str, output: PendingOutput) -> SplitWriter:
         """Return the writer of documents with their scores, decisions, band hashes and signatures."""
@@ -145,7 +156,9 @@ class Annotate(SplitPhase):
         return _AnnotateWriter(output, task_id, self.stored, bands)
 
 
-def _list_lines(records: NDArray[np.uint64], duplicate_lines: NDArray[np.uint64]) -> pa.ListArray:
+def _list_lines(
+    records: NDArray[np.uint64], duplicate_lines: NDArray[np.uint64]
+) -> pa.ListArray:
     """Return the lines to remove, per record.
 
     Args:
@@ -175,7 +188,11 @@ class _BandWriter:
         num_bands = len(hashes) // max(1, len(records))
         document_of_hash = pa.array(np.repeat(np.arange(len(records)), num_bands))
         columns = [pa.array(hashes)]
-        values = [pa.array(records), documents.column("num_chars"), _get_perplexity(documents)]
+        values = [
+            pa.array(records),
+            documents.column("num_chars"),
+            _get_perplexity(documents),
+        ]
         for column, wanted in zip(values, list(BANDS)[1:], strict=True):
             columns.append(column.take(document_of_hash).cast(wanted.type))
         self._rows += pa.table(columns, schema=BANDS).combine_chunks().to_batches()
@@ -184,21 +201,27 @@ class _BandWriter:
             self._lists.append(pa.record_batch([pa.array(records), lists], schema=NGRAMS))
         elif self._settings.verify:
             values = pc.list_flatten(documents.column("minhash_signature")).combine_chunks()
-            lists = pa.FixedSizeListArray.from_arrays(values, self._settings.num_permutations)
+            lists = pa.FixedSizeListArray.from_arrays(
+                values, self._settings.num_permutations
+            )
             columns = [pa.array(records), lists]
             self._lists.append(pa.record_batch(columns, schema=self._signature_schema))
 
     @property
     def _signature_schema(self) -> pa.Schema:
         signature = pa.list_(pa.uint32(), self._settings.num_permutations)
-        return pa.schema([pa.field("record", pa.uint32()), pa.field("signature", signature)])
+        return pa.schema(
+            [pa.field("record", pa.uint32()), pa.field("signature", signature)]
+        )
 
     def write(self, output: PendingOutput, task_id: str) -> None:
         """Write the files of the split."""
         bands = output.path(Annotate.bands.file_name(task_id))
         write_buckets(bands, _join(BANDS, self._rows))
         if self._settings.verify == "exact":
-            _write_batch(output.path(Annotate.ngrams.file_name(task_id)), NGRAMS, self._lists)
+            _write_batch(
+                output.path(Annotate.ngrams.file_name(task_id)), NGRAMS, self._lists
+            )
         elif self._settings.verify:
             path = output.path(Annotate.signatures.file_name(task_id))
             _write_batch(path, self._signature_schema, self._lists)
@@ -222,7 +245,11 @@ def _join(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatc
 
 class _AnnotateWriter(SplitWriter):
     def __init__(
-        self, output: PendingOutput, task_id: str, schema: pa.Schema, bands: _BandWriter | None
+        self,
+        output: PendingOutput,
+        task_id: str,
+        schema: pa.Schema,
+        bands: _BandWriter | None,
     ) -> None:
         super().__init__(output, task_id)
         self._schema, self._bands = schema, bands

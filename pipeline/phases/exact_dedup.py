@@ -19,7 +19,10 @@ from numpy.typing import NDArray
 
 from pipeline.config import RunConfig
 from pipeline.phases.extract import Extract
-from pipeline.phases.hash_partitions import (
+from pipeline.phases.phase import Artifact, MergedArtifact, PartitionPhase, TaskCost
+from pipeline.planning.input_splits import InputSplit
+from pipeline.planning.previous_runs import find_other_version, find_unfinished
+from pipeline.runs.hash_partitions import (
     FileSlice,
     Partition,
     count_partitions,
@@ -27,9 +30,6 @@ from pipeline.phases.hash_partitions import (
     read_slice,
     write_buckets,
 )
-from pipeline.phases.phase import Artifact, MergedArtifact, PartitionPhase, TaskCost
-from pipeline.planning.input_splits import InputSplit
-from pipeline.planning.previous_runs import find_other_version, find_unfinished
 from pipeline.runs.phase_folder import PendingOutput, PhaseFolder
 from pipeline.runs.run_folder import RunFolder
 from stages.contract import Counters
@@ -37,13 +37,17 @@ from stages.dedup import connected_components as components
 from stages.dedup.exact_dedup import hash_digests, hash_texts
 from stages.dedup.paragraphs import ParagraphHashes
 
+# Memory of the merge per document of a partition: 12 as read, 8 for its id, the rest for
+# grouping equal contents.
 BYTES_PER_DOCUMENT = 64
-"""Memory of the merge per document of a partition: 12 as read, 8 for its id, the rest for grouping equal contents."""
 
 CONTENTS = pa.schema([pa.field("hash", pa.uint64()), pa.field("record", pa.uint32())])
 
-COPIES = pa.schema([pa.field("record", pa.uint32()), pa.field("representative", pa.uint64())])
-"""Of one split, sorted: the record number of a document to drop, and the doc_id of the document that is kept."""
+# Of one split, sorted: the record number of a document to drop, and the doc_id of the
+# document that is kept.
+COPIES = pa.schema(
+    [pa.field("record", pa.uint32()), pa.field("representative", pa.uint64())]
+)
 
 
 class ExactDedup(PartitionPhase):
@@ -82,7 +86,11 @@ class ExactDedup(PartitionPhase):
 
     def task_ids(self) -> list[str]:
         """Return the keys of the splits; none where the phase is off."""
-        return [] if self.config.exact_dedup is None else [split.key for split in self.plan.splits]
+        return (
+            []
+            if self.config.exact_dedup is None
+            else [split.key for split in self.plan.splits]
+        )
 
     def run(self, task_id: str) -> None:
         """Write the hash of each document's content."""
@@ -116,7 +124,9 @@ class ExactDedup(PartitionPhase):
             return
         num_contents = sum(self.counts(self.name, "contents"))
         memory_mb = self.config.engine.memory_mb
-        names = name_partitions(count_partitions(num_contents, BYTES_PER_DOCUMENT, memory_mb))
+        names = name_partitions(
+            count_partitions(num_contents, BYTES_PER_DOCUMENT, memory_mb)
+        )
         with self.folder.commit(self.copies.name) as output:
             merged = [self._merge(output, name) for name in names]
             counters = Counters()
@@ -136,7 +146,9 @@ class ExactDedup(PartitionPhase):
         goes, kept = self._find_copies(name)
         order = np.argsort(goes)
         goes, kept = goes[order], kept[order]
-        split_starts = np.arange(len(self.plan.splits) + 1, dtype=np.uint64) << np.uint64(32)
+        split_starts = np.arange(len(self.plan.splits) + 1, dtype=np.uint64) << np.uint64(
+            32
+        )
         path = output.path(name)
         with pa.ipc.new_file(path, COPIES) as file:
             for start, end in pairwise(np.searchsorted(goes, split_starts)):

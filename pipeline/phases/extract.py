@@ -16,10 +16,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.config import RunConfig
-from pipeline.phases.hash_partitions import write_buckets
 from pipeline.phases.phase import Artifact, SplitPhase, TaskCost
 from pipeline.phases.split_output import DECISIONS, RowGroups, SplitWriter
-from pipeline.planning.input_splits import get_files_per_split, local_copy, make_sample_crawl
+from pipeline.planning.input_splits import (
+    get_files_per_split,
+    local_copy,
+    make_sample_crawl,
+)
+from pipeline.runs.hash_partitions import write_buckets
 from pipeline.runs.phase_folder import PendingOutput
 from stages.contract import DOCUMENT
 from stages.dedup.paragraphs import ParagraphHashes
@@ -37,7 +41,11 @@ EXTRACTED = pa.schema(
 )
 
 HASHES = pa.schema(
-    [pa.field("hash", pa.uint64()), pa.field("record", pa.uint32()), pa.field("line", pa.uint32())]
+    [
+        pa.field("hash", pa.uint64()),
+        pa.field("record", pa.uint32()),
+        pa.field("line", pa.uint32()),
+    ]
 )
 
 
@@ -108,7 +116,9 @@ class _ExtractWriter(SplitWriter):
         first_of_document = np.repeat(np.cumsum(counts) - counts, counts)
         lines = np.arange(len(first_of_document)) - first_of_document
         self._hashes.append(hashes.flatten().to_numpy())
-        self._lines.append(np.repeat(records << np.uint64(32), counts) | lines.astype(np.uint64))
+        self._lines.append(
+            np.repeat(records << np.uint64(32), counts) | lines.astype(np.uint64)
+        )
         self.counters.add("paragraphs", len(lines))
         self.counters.add("chars", pc.sum(batch.column("original_num_chars")).as_py())
         self._documents.add(batch.drop_columns("paragraph_hashes"))
@@ -121,10 +131,15 @@ class _ExtractWriter(SplitWriter):
         empty = np.empty(0, np.uint64)
         hashes = np.concatenate([empty, *self._hashes])
         lines = np.concatenate([empty, *self._lines])
-        columns = [hashes, (lines >> np.uint64(32)).astype(np.uint32), lines.astype(np.uint32)]
+        columns = [
+            hashes,
+            (lines >> np.uint64(32)).astype(np.uint32),
+            lines.astype(np.uint32),
+        ]
         rows = pa.record_batch(columns, schema=HASHES)
         write_buckets(self.output.path(Extract.hashes.file_name(self.task_id)), rows)
         quarantine = b"".join(
-            json.dumps(asdict(entry), sort_keys=True).encode() + b"\n" for entry in self.quarantine
+            json.dumps(asdict(entry), sort_keys=True).encode() + b"\n"
+            for entry in self.quarantine
         )
         self.output.path(Extract.quarantine.file_name(self.task_id)).write_bytes(quarantine)

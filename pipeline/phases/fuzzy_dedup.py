@@ -29,7 +29,10 @@ from numpy.typing import NDArray
 from pipeline.config import RunConfig
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.extract import Extract
-from pipeline.phases.hash_partitions import (
+from pipeline.phases.phase import Artifact, MergedArtifact, PartitionPhase, TaskCost
+from pipeline.planning.input_splits import InputSplit
+from pipeline.planning.previous_runs import find_other_version, find_unfinished
+from pipeline.runs.hash_partitions import (
     FileSlice,
     Partition,
     count_partitions,
@@ -37,9 +40,6 @@ from pipeline.phases.hash_partitions import (
     read_slice,
     take_rows,
 )
-from pipeline.phases.phase import Artifact, MergedArtifact, PartitionPhase, TaskCost
-from pipeline.planning.input_splits import InputSplit
-from pipeline.planning.previous_runs import find_other_version, find_unfinished
 from pipeline.runs.phase_folder import PhaseFolder
 from pipeline.runs.run_folder import RunFolder
 from stages.contract import Counters
@@ -47,14 +47,18 @@ from stages.dedup import connected_components as components
 from stages.dedup.connected_components import Pairs
 from stages.dedup.minhash import MinHash, MinHashSettings, compute_bands
 
+# Memory of a partition per band hash if all documents are near-duplicates: 20 as read, and
+# 20 while its chunks are built. Later, without the rows, 24 for group and score, 16 for the
+# pair, and 96 while the spanning forest is built.
 BYTES_PER_BAND_HASH = 160
-"""Memory of a partition per band hash if all documents are near-duplicates: 20 as read, and 20 while its chunks are
-built. Later, without the rows, 24 for group and score, 16 for the pair, and 96 while the spanning forest is built."""
 
+# Values of signatures or n-gram sets that are verified at a time, except that one group is
+# never divided. By default 2**16 signatures (32 MB), or the n-grams of as many documents of
+# 128 words (64 MB).
 MAX_VALUES_HELD = 2**23
-"""Values of signatures or n-gram sets that are verified at a time, except that one group is never divided. By default
-2**16 signatures (32 MB), or the n-grams of as many documents of 128 words (64 MB)."""
 
+# Pairs of documents, by ids in the order of `sources`, with scores: the highest score of a
+# cluster is kept.
 FOREST = pa.schema(
     [
         pa.field("one", pa.uint64()),
@@ -63,15 +67,16 @@ FOREST = pa.schema(
         pa.field("score_of_other", pa.float64()),
     ]
 )
-"""Pairs of documents, by ids in the order of `sources`, with scores: the highest score of a cluster is kept."""
 
+# Of one split, sorted: the record number of a document to drop, and the doc_id of the
+# document that is kept.
 NEAR_DUPLICATES = pa.schema(
     [pa.field("record", pa.uint32()), pa.field("representative", pa.uint64())]
 )
-"""Of one split, sorted: the record number of a document to drop, and the doc_id of the document that is kept."""
 
+# Documents of all groups, group after group; the sizes of the groups; and the ranking value
+# of each document.
 Groups = tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[Any]]
-"""Documents of all groups, group after group; the sizes of the groups; and the ranking value of each document."""
 
 
 class FuzzyDedup(PartitionPhase):
@@ -82,7 +87,9 @@ class FuzzyDedup(PartitionPhase):
     parents = (Annotate,)
 
     forest = Artifact("forest.arrow", FOREST)
-    near_duplicates = MergedArtifact("near_duplicates.arrow", NEAR_DUPLICATES)  # a batch per split
+    near_duplicates = MergedArtifact(
+        "near_duplicates.arrow", NEAR_DUPLICATES
+    )  # a batch per split
 
     reads = (Annotate.bands,)
     cost = TaskCost(
@@ -138,7 +145,9 @@ class FuzzyDedup(PartitionPhase):
         if self.config.fuzzy_dedup is None:
             return 0
         num_hashes = sum(self.counts(Annotate.name, "band_hashes"))
-        return count_partitions(num_hashes, BYTES_PER_BAND_HASH, self.config.engine.memory_mb)
+        return count_partitions(
+            num_hashes, BYTES_PER_BAND_HASH, self.config.engine.memory_mb
+        )
 
     def run(self, task_id: str) -> None:
         """Read one range of the band hashes of all splits, and write a spanning forest of its pairs, with scores."""
@@ -150,7 +159,9 @@ class FuzzyDedup(PartitionPhase):
         ids, firsts = np.unique(documents, return_index=True)
         scores = self._compute_scores(values[firsts])[np.searchsorted(ids, forest)]
         with self.folder.commit(task_id) as output:
-            with pa.ipc.new_file(output.path(self.forest.file_name(task_id)), FOREST) as file:
+            with pa.ipc.new_file(
+                output.path(self.forest.file_name(task_id)), FOREST
+            ) as file:
                 file.write_batch(pa.record_batch([*forest.T, *scores.T], schema=FOREST))
             output.record = {"counters": counters.to_json()}
 
@@ -171,13 +182,17 @@ class FuzzyDedup(PartitionPhase):
             if num_previous:
                 # Groups inside previous runs were decided there.
                 first_own = num_previous << 32
-                documents, starts = components.select_groups_reaching(documents, starts, first_own)
+                documents, starts = components.select_groups_reaching(
+                    documents, starts, first_own
+                )
             rows = np.searchsorted(ids, documents)
             found.append((documents, np.diff(starts), take_rows(values, chunk)[rows]))
         num_hashes = sum(rows.num_rows for rows in partition.files[num_previous:])
         counters.add("band_hashes", num_hashes)
         del partition, values  # before the groups are copied into one array
-        documents, sizes, ranking = (np.concatenate(part) for part in zip(*found, strict=True))
+        documents, sizes, ranking = (
+            np.concatenate(part) for part in zip(*found, strict=True)
+        )
         return documents, sizes, ranking
 
     def _read_values(self, index: int, rows: pa.RecordBatch) -> NDArray[Any]:
@@ -243,7 +258,9 @@ class FuzzyDedup(PartitionPhase):
         Files are memory-mapped: only the pages of these documents are read.
         """
         sources = self.sources(Annotate.name)
-        artifact = Annotate.ngrams if self._settings.verify == "exact" else Annotate.signatures
+        artifact = (
+            Annotate.ngrams if self._settings.verify == "exact" else Annotate.signatures
+        )
         indexes = documents >> np.uint64(32)
         found: list[pa.Array] = []
         for index in np.unique(indexes):
@@ -268,7 +285,9 @@ class FuzzyDedup(PartitionPhase):
             return
         with self.folder.commit(self.near_duplicates.name) as output:
             files = [output.path("parents"), output.path("chosen"), output.path("best")]
-            parents, chosen, best = (_map_zeros(file, int(self._starts[-1])) for file in files)
+            parents, chosen, best = (
+                _map_zeros(file, int(self._starts[-1])) for file in files
+            )
             for positions, _ in self._read_forests():
                 components.unite(parents, positions.astype(np.uint64))
             for positions, scores in self._read_forests():
@@ -278,7 +297,9 @@ class FuzzyDedup(PartitionPhase):
                 components.choose_best(
                     parents, chosen, best.view(np.float64), positions.ravel(), scores
                 )
-            counters = self._write(output.path(self.near_duplicates.file_name), parents, chosen)
+            counters = self._write(
+                output.path(self.near_duplicates.file_name), parents, chosen
+            )
             output.record = {"counters": counters.to_json()}
             for file in files:
                 file.unlink()
@@ -286,7 +307,9 @@ class FuzzyDedup(PartitionPhase):
     @cached_property
     def _starts(self) -> NDArray[np.int64]:
         """(number of sources + 1,) the position of each split's first record among all records."""
-        return np.append(0, np.cumsum(self.counts(Extract.name, "num_records"))).astype(np.int64)
+        return np.append(0, np.cumsum(self.counts(Extract.name, "num_records"))).astype(
+            np.int64
+        )
 
     @property
     def _first_own_position(self) -> int:
@@ -342,7 +365,9 @@ class FuzzyDedup(PartitionPhase):
                 split.open(self.name, self.near_duplicates.file_name), split.index
             )
             here = np.flatnonzero(indexes == index)
-            rows = pc.index_in(pa.array(ids[here].astype(np.uint32)), value_set=decided["record"])
+            rows = pc.index_in(
+                pa.array(ids[here].astype(np.uint32)), value_set=decided["record"]
+            )
             representatives = decided["representative"].take(rows.drop_null()).to_numpy()
             is_in_that_run = representatives >> np.uint64(32) < len(split.run.splits)
             first = np.uint64(int(index) - split.index) << np.uint64(32)
@@ -399,5 +424,7 @@ def _flatten(lists: pa.Array) -> tuple[NDArray[np.int64], NDArray[Any]]:
 
 def _map_zeros(path: Path, num_positions: int) -> NDArray[np.uint64]:
     """Return (num_positions,) zeros in a sparse file: pages that are never written take no memory and no disk."""
-    mapped: np.memmap[Any, Any] = np.memmap(path, np.uint64, "w+", shape=(max(1, num_positions),))
+    mapped: np.memmap[Any, Any] = np.memmap(
+        path, np.uint64, "w+", shape=(max(1, num_positions),)
+    )
     return mapped.view(np.ndarray)

@@ -18,7 +18,10 @@ from numpy.typing import NDArray
 from pipeline.config import RunConfig
 from pipeline.phases.exact_dedup import ExactDedup
 from pipeline.phases.extract import Extract
-from pipeline.phases.hash_partitions import (
+from pipeline.phases.phase import Artifact, PartitionPhase, TaskCost
+from pipeline.planning.input_splits import InputSplit
+from pipeline.planning.previous_runs import find_other_version, find_unfinished
+from pipeline.runs.hash_partitions import (
     MAX_PARTITIONS,
     FileSlice,
     Partition,
@@ -26,20 +29,19 @@ from pipeline.phases.hash_partitions import (
     name_partitions,
     read_slice,
 )
-from pipeline.phases.phase import Artifact, PartitionPhase, TaskCost
-from pipeline.planning.input_splits import InputSplit
-from pipeline.planning.previous_runs import find_other_version, find_unfinished
 from pipeline.runs.phase_folder import PhaseFolder
 from pipeline.runs.run_folder import RunFolder
 from stages.contract import Counters
 from stages.dedup.duplicate_lines import find_duplicates
 from stages.dedup.paragraphs import ParagraphHashes
 
+# Memory of a partition per paragraph: 16 as read, and 16 while its chunks are built. Later
+# 1 for the result, and the memory for one chunk.
 BYTES_PER_PARAGRAPH = 32
-"""Memory of a partition per paragraph: 16 as read, and 16 while its chunks are built. Later 1 for the result, and the
-memory for one chunk."""
 
-DUPLICATE_LINES = pa.schema([pa.field("record", pa.uint32()), pa.field("line", pa.uint32())])
+DUPLICATE_LINES = pa.schema(
+    [pa.field("record", pa.uint32()), pa.field("line", pa.uint32())]
+)
 
 
 class ParagraphDedup(PartitionPhase):
@@ -53,7 +55,9 @@ class ParagraphDedup(PartitionPhase):
     version = 1
     parents = (Extract, ExactDedup)
 
-    duplicate_lines = Artifact("duplicate_lines.arrow", DUPLICATE_LINES)  # one batch per split
+    duplicate_lines = Artifact(
+        "duplicate_lines.arrow", DUPLICATE_LINES
+    )  # one batch per split
 
     reads = (Extract.hashes,)
     cost = TaskCost(
@@ -85,7 +89,9 @@ class ParagraphDedup(PartitionPhase):
             return 0
         group_splits = cls.splits_per_task(config, num_splits)
         largest = math.ceil(amounts["paragraphs"] * group_splits / num_splits)
-        num_partitions = count_partitions(largest, BYTES_PER_PARAGRAPH, config.engine.memory_mb)
+        num_partitions = count_partitions(
+            largest, BYTES_PER_PARAGRAPH, config.engine.memory_mb
+        )
         return math.ceil(num_splits / group_splits) * num_partitions
 
     @classmethod
@@ -94,7 +100,9 @@ class ParagraphDedup(PartitionPhase):
         return min(num_splits, config.paragraph_dedup.group_splits or num_splits)
 
     @classmethod
-    def suggest_smaller_tasks(cls, room_bytes: float, amount_per_split: float) -> str | None:
+    def suggest_smaller_tasks(
+        cls, room_bytes: float, amount_per_split: float
+    ) -> str | None:
         """Return the largest group that fits."""
         group_splits = room_bytes * MAX_PARTITIONS / BYTES_PER_PARAGRAPH / amount_per_split
         return (
@@ -107,7 +115,9 @@ class ParagraphDedup(PartitionPhase):
         if self.config.paragraph_dedup.keep == "keep_all":
             return []
         names = name_partitions(self.num_partitions)
-        return [_name_task(group, name) for group in range(len(self.groups)) for name in names]
+        return [
+            _name_task(group, name) for group in range(len(self.groups)) for name in names
+        ]
 
     @cached_property
     def groups(self) -> list[tuple[InputSplit, ...]]:
@@ -127,10 +137,13 @@ class ParagraphDedup(PartitionPhase):
             len(self.plan.previous_splits),
         )
         sizes = [
-            sum(counts[num_previous + split.index] for split in group) for group in self.groups
+            sum(counts[num_previous + split.index] for split in group)
+            for group in self.groups
         ]
         num_paragraphs = sum(counts[:num_previous]) + max(sizes, default=0)
-        return count_partitions(num_paragraphs, BYTES_PER_PARAGRAPH, self.config.engine.memory_mb)
+        return count_partitions(
+            num_paragraphs, BYTES_PER_PARAGRAPH, self.config.engine.memory_mb
+        )
 
     def run(self, task_id: str) -> None:
         """Read one range of the hashes of all splits of a group, and write the lines to remove per split."""
@@ -146,7 +159,9 @@ class ParagraphDedup(PartitionPhase):
             path = output.path(self.duplicate_lines.file_name(task_id))
             with pa.ipc.new_file(path, DUPLICATE_LINES) as file:
                 for rows, mask in zip(files, masks, strict=True):
-                    file.write_batch(rows.select(DUPLICATE_LINES.names).filter(pa.array(mask)))
+                    file.write_batch(
+                        rows.select(DUPLICATE_LINES.names).filter(pa.array(mask))
+                    )
             output.record = {"counters": counters.to_json()}
 
     def _read_partition(self, splits: Sequence[InputSplit], name: str) -> Partition:
@@ -165,16 +180,22 @@ class ParagraphDedup(PartitionPhase):
         slices = self.folder.each(previous, read) + extracted.each(splits, read_own)
         return Partition(slices, name)
 
-    def _find_duplicates(self, partition: Partition, num_previous: int) -> list[NDArray[np.bool_]]:
+    def _find_duplicates(
+        self, partition: Partition, num_previous: int
+    ) -> list[NDArray[np.bool_]]:
         """Return whether each line is removed, for each file behind those of previous runs."""
         keep = self.config.paragraph_dedup.keep
         assert keep != "keep_all"
-        masks = [np.zeros(rows.num_rows, np.bool_) for rows in partition.files[num_previous:]]
+        masks = [
+            np.zeros(rows.num_rows, np.bool_) for rows in partition.files[num_previous:]
+        ]
         for chunk in partition.chunks():
             found = find_duplicates(*partition.gather(chunk), keep)
             ends = np.cumsum([rows.stop - rows.start for rows in chunk])[:-1]
             found_by_file = np.split(found, ends)[num_previous:]
-            for mask, rows, part in zip(masks, chunk[num_previous:], found_by_file, strict=True):
+            for mask, rows, part in zip(
+                masks, chunk[num_previous:], found_by_file, strict=True
+            ):
                 mask[rows] = part
         return masks
 

@@ -175,7 +175,11 @@ class Phase(ABC):
             found_by = cls.filters.get(stage)
             is_off = found_by is not None and not found_by.is_enabled(config)
             # A stage without a section of its own has nothing to set and is always on.
-            if section is not None and not is_off and getattr(section, stage.name, {}) is not None:
+            if (
+                section is not None
+                and not is_off
+                and getattr(section, stage.name, {}) is not None
+            ):
                 enabled.append(stage)
         return tuple(enabled)
 
@@ -256,7 +260,9 @@ class Phase(ABC):
         return num_splits
 
     @classmethod
-    def suggest_smaller_tasks(cls, room_bytes: float, amount_per_split: float) -> str | None:
+    def suggest_smaller_tasks(
+        cls, room_bytes: float, amount_per_split: float
+    ) -> str | None:
         """Return the setting with which a task fits into memory.
 
         Args:
@@ -305,8 +311,8 @@ class SplitPhase(Phase):
     """A phase with one task per input split: its documents pass through the stages."""
 
     task_kind = "splits"
+    # Every such phase writes the decisions on the documents that its stages drop.
     decisions: ClassVar[Artifact]
-    """Every such phase writes the decisions on the documents that its stages drop."""
 
     schema: ClassVar[pa.Schema]  # of the tables that `read` yields
 
@@ -381,8 +387,12 @@ class PartitionPhase(Phase):
 
     def sources(self, phase: str) -> list[tuple[PhaseFolder, str]]:
         """Return a parent's folder and the split's key, of all previous splits and then of all own splits."""
-        previous = [(split.run.folder(phase), split.key) for split in self.plan.previous_splits]
-        return previous + [(self.plan.folder(phase), split.key) for split in self.plan.splits]
+        previous = [
+            (split.run.folder(phase), split.key) for split in self.plan.previous_splits
+        ]
+        return previous + [
+            (self.plan.folder(phase), split.key) for split in self.plan.splits
+        ]
 
     def counts(self, phase: str, name: str) -> list[int]:
         """Return a parent's counter per split, in the order of `sources`."""
@@ -390,8 +400,13 @@ class PartitionPhase(Phase):
             run.folder(phase).records(split.key for split in run.splits)
             for run in self.plan.previous
         ]
-        records.append(self.plan.folder(phase).records(split.key for split in self.plan.splits))
-        return [record["counters"]["counts"].get(name, 0) for record in itertools.chain(*records)]
+        records.append(
+            self.plan.folder(phase).records(split.key for split in self.plan.splits)
+        )
+        return [
+            record["counters"]["counts"].get(name, 0)
+            for record in itertools.chain(*records)
+        ]
 
     def doc_ids(self, ids: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """Convert ids in the order of `sources` to stored ids: own splits first, previous ones behind them."""

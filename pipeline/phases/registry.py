@@ -15,6 +15,7 @@ from pipeline.phases.tokenize import TokenizeDocuments
 from pipeline.phases.write_shards import WriteShards
 from stages.contract import Stage
 
+# In the order in which they run: parents come before the phases that read them.
 PHASES: tuple[type[Phase], ...] = (
     Extract,
     ExactDedup,
@@ -25,7 +26,6 @@ PHASES: tuple[type[Phase], ...] = (
     TokenizeDocuments,
     WriteShards,
 )
-"""In the order in which they run: parents come before the phases that read them."""
 
 
 def find_phase(name: str) -> type[Phase]:

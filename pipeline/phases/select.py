@@ -19,7 +19,12 @@ from pipeline.models import registry as model_registry
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.fuzzy_dedup import FuzzyDedup
 from pipeline.phases.phase import Artifact, SplitPhase, TaskCost
-from pipeline.phases.split_output import DECISIONS, SplitWriter, make_decisions, read_row_groups
+from pipeline.phases.split_output import (
+    DECISIONS,
+    SplitWriter,
+    make_decisions,
+    read_row_groups,
+)
 from pipeline.planning.stage_spec import StageSpec
 from pipeline.runs.phase_folder import PendingOutput
 from stages.dedup.minhash import MinHashFilter
@@ -32,11 +37,11 @@ from stages.filters.quality import QualityFilter
 
 REPRESENTATIVE = DECISIONS.field("representative")
 
+# Large columns that no filter needs.
 NOT_READ = ("text", "kept_lines", "lines_removed")
-"""Large columns that no filter needs."""
 
+# Language -> the perplexity at which head and middle end.
 Cutoffs = Mapping[str, tuple[float, float]]
-"""Language -> the perplexity at which head and middle end."""
 
 
 class Select(SplitPhase):
@@ -111,7 +116,9 @@ class Select(SplitPhase):
             assert self.config.annotate.perplexity is not None
             models = self.config.annotate.perplexity.models
             return {
-                language: _read_recorded_cutoffs(model_registry.resolve(reference), percentiles)
+                language: _read_recorded_cutoffs(
+                    model_registry.resolve(reference), percentiles
+                )
                 for language, reference in models.items()
             }
         if source == "run":
@@ -136,9 +143,13 @@ class Select(SplitPhase):
         del writer
         found = FuzzyDedup(self.plan).find_near_duplicates(self.split(task_id))
         names = [name for name in self.schema.names if name != REPRESENTATIVE.name]
-        documents = self.plan.folder(Annotate.name).open(Annotate.documents.file_name(task_id))
+        documents = self.plan.folder(Annotate.name).open(
+            Annotate.documents.file_name(task_id)
+        )
         record_mask = pa.scalar(0xFFFF_FFFF, pa.uint64())
-        for batch in read_row_groups(documents, names, self.config.engine.advanced.batch_mb):
+        for batch in read_row_groups(
+            documents, names, self.config.engine.advanced.batch_mb
+        ):
             records = pc.bit_wise_and(batch.column("doc_id"), record_mask).cast(pa.uint32())
             rows = pc.index_in(records, value_set=found["record"]).combine_chunks()
             yield batch.append_column(REPRESENTATIVE, found["representative"].take(rows))
@@ -148,14 +159,18 @@ class Select(SplitPhase):
         return _SelectWriter(output, task_id)
 
 
-def _read_recorded_cutoffs(folder: Path, percentiles: tuple[int, int]) -> tuple[float, float]:
+def _read_recorded_cutoffs(
+    folder: Path, percentiles: tuple[int, int]
+) -> tuple[float, float]:
     """Return the cutoffs that were measured when a model was trained.
 
     Raises:
         TaskFailed: the model has no record, or none of these percentiles.
     """
     try:
-        measured = json.loads((folder / "record.json").read_text(encoding="utf-8"))["cutoffs"]
+        measured = json.loads((folder / "record.json").read_text(encoding="utf-8"))[
+            "cutoffs"
+        ]
         head, middle = (float(measured[str(percentile)]) for percentile in percentiles)
     except (FileNotFoundError, KeyError) as error:
         raise TaskFailed(

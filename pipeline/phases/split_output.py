@@ -19,8 +19,8 @@ from stages.contract import Counters
 
 DECISIONS_SUFFIX = "decisions.parquet"
 
+# Rows of a Parquet row group. It is fixed because files must not depend on batch sizes.
 ROWS_PER_GROUP = 512
-"""Rows of a Parquet row group. It is fixed because files must not depend on batch sizes."""
 
 DECISIONS = pa.schema(
     [
@@ -63,11 +63,15 @@ class SplitWriter(ABC):
         """
         if not dropped.num_rows:
             return
-        rows = batch.take(pc.index_in(dropped.column("doc_id"), value_set=batch.column("doc_id")))
+        rows = batch.take(
+            pc.index_in(dropped.column("doc_id"), value_set=batch.column("doc_id"))
+        )
         decided = make_decisions(rows, dropped.column("reason"), count_chars(rows), dropped)
         self.counters.add("documents", dropped.num_rows)
         by_reason = decided.group_by("decision", use_threads=False)
-        for row in by_reason.aggregate([([], "count_all"), ("num_chars", "sum")]).to_pylist():
+        for row in by_reason.aggregate(
+            [([], "count_all"), ("num_chars", "sum")]
+        ).to_pylist():
             self.counters.add(f"dropped.{row['decision']}", row["count_all"])
             self.counters.add(f"dropped_chars.{row['decision']}", row["num_chars_sum"] or 0)
         self._decisions.append(decided)
@@ -85,7 +89,9 @@ class SplitWriter(ABC):
 
     def close(self) -> None:
         """Finish the files."""
-        table = pa.concat_tables([DECISIONS.empty_table(), *self._decisions]).sort_by("doc_id")
+        table = pa.concat_tables([DECISIONS.empty_table(), *self._decisions]).sort_by(
+            "doc_id"
+        )
         write_parquet(table, self.output.path(f"{self.task_id}.{DECISIONS_SUFFIX}"))
 
 
@@ -117,7 +123,9 @@ def make_decisions(
         columns |= {name: source.column(name) for name in source.column_names}
     columns |= {"decision": decision, "num_chars": num_chars}
     missing = {f.name: pa.nulls(documents.num_rows, f.type) for f in DECISIONS}
-    return pa.table([columns.get(f.name, missing[f.name]) for f in DECISIONS], schema=DECISIONS)
+    return pa.table(
+        [columns.get(f.name, missing[f.name]) for f in DECISIONS], schema=DECISIONS
+    )
 
 
 def write_parquet(table: pa.Table, path: Path) -> None:

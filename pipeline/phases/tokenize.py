@@ -29,6 +29,7 @@ from stages.filters.classifiers import Classifiers
 from stages.transform.pii import Pii
 from stages.transform.tokenize import Tokenize
 
+# The index of a tokens file, sorted by order_key.
 DOCUMENT_INDEX = pa.schema(
     [
         pa.field("order_key", pa.uint64(), nullable=False),
@@ -43,10 +44,9 @@ DOCUMENT_INDEX = pa.schema(
         pa.field("bucket", pa.string()),
     ]
 )
-"""The index of a tokens file, sorted by order_key."""
 
+# The numbers of replaced items, if placeholders are on.
 PII = pa.schema([field for field in Pii.adds if field.name != "text"])
-"""The numbers of replaced items, if placeholders are on."""
 
 
 class TokenizeDocuments(SplitPhase):
@@ -91,13 +91,19 @@ class TokenizeDocuments(SplitPhase):
     def read(self, task_id: str, writer: SplitWriter) -> Generator[pa.Table]:
         """Yield the texts of the documents that select kept."""
         del writer
-        with self.plan.folder(Select.name).open(Select.decisions.file_name(task_id)) as file:
+        with self.plan.folder(Select.name).open(
+            Select.decisions.file_name(task_id)
+        ) as file:
             decisions = pq.read_table(file, columns=["doc_id", "decision", "bucket"])
         kept = decisions.filter(pc.equal(decisions.column("decision"), "kept"))
         kept_ids = kept.column("doc_id").combine_chunks()
-        documents = self.plan.folder(Annotate.name).open(Annotate.documents.file_name(task_id))
+        documents = self.plan.folder(Annotate.name).open(
+            Annotate.documents.file_name(task_id)
+        )
         names = [name for name in self.schema.names if name != "bucket"]
-        for batch in read_row_groups(documents, names, self.config.engine.advanced.batch_mb):
+        for batch in read_row_groups(
+            documents, names, self.config.engine.advanced.batch_mb
+        ):
             rows = pc.index_in(batch.column("doc_id"), value_set=kept_ids)
             is_kept = pc.is_valid(rows)
             found = batch.filter(is_kept)
@@ -108,14 +114,21 @@ class TokenizeDocuments(SplitPhase):
     def create_writer(self, task_id: str, output: PendingOutput) -> SplitWriter:
         """Return the writer of the tokens file and its index."""
         dtype = describe_tokenizer(self.config).token_dtype
-        return _TokenWriter(output, task_id, dtype, self.config.write_shards.seed, self.index)
+        return _TokenWriter(
+            output, task_id, dtype, self.config.write_shards.seed, self.index
+        )
 
 
 class _TokenWriter(SplitWriter):
     """Writes tokens in input order, and sorts them once at the end, in the page cache."""
 
     def __init__(
-        self, output: PendingOutput, task_id: str, dtype: np.dtype[Any], seed: int, index: pa.Schema
+        self,
+        output: PendingOutput,
+        task_id: str,
+        dtype: np.dtype[Any],
+        seed: int,
+        index: pa.Schema,
     ) -> None:
         super().__init__(output, task_id)
         self._dtype = dtype
@@ -128,7 +141,9 @@ class _TokenWriter(SplitWriter):
     def write_kept(self, batch: pa.Table) -> None:
         tokens = batch.column("tokens").combine_chunks()
         self._file.write(tokens.flatten().to_numpy().astype(self._dtype).tobytes())
-        self._rows.append(batch.select([n for n in batch.column_names if n in self._index.names]))
+        self._rows.append(
+            batch.select([n for n in batch.column_names if n in self._index.names])
+        )
         for name in ("language", "bucket"):
             if name in batch.column_names:
                 groups = batch.group_by(name, use_threads=False)
@@ -188,7 +203,11 @@ def describe_tokenizer(config: RunConfig) -> TokenizerEntry:
             "set it to the name of a token"
         )
     return TokenizerEntry(
-        info.name, info.sha256, info.vocab_size, info.end_of_document, dict(info.special_ids)
+        info.name,
+        info.sha256,
+        info.vocab_size,
+        info.end_of_document,
+        dict(info.special_ids),
     )
 
 

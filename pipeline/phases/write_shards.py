@@ -20,7 +20,13 @@ from pipeline.phases.phase import Artifact, MergedArtifact, PartitionPhase, Task
 from pipeline.phases.tokenize import TokenizeDocuments, describe_tokenizer
 from pipeline.planning.input_splits import InputSplit
 from shardwriter import Documents, build_manifest, write_shard
-from shardwriter.format import MANIFEST_FILE, ShardEntry, TokenizerEntry, index_file, shard_file
+from shardwriter.format import (
+    MANIFEST_FILE,
+    ShardEntry,
+    TokenizerEntry,
+    index_file,
+    shard_file,
+)
 from stages.contract import Counters
 
 
@@ -53,7 +59,9 @@ class WriteShards(PartitionPhase):
         return math.ceil(amounts["tokens"] / config.write_shards.shard_tokens)
 
     @classmethod
-    def suggest_smaller_tasks(cls, room_bytes: float, amount_per_split: float) -> str | None:
+    def suggest_smaller_tasks(
+        cls, room_bytes: float, amount_per_split: float
+    ) -> str | None:
         """Return the largest shard that fits."""
         del amount_per_split
         return f"set write_shards.shard_tokens to {int(room_bytes / cls.cost.held_bytes):,}"
@@ -95,7 +103,9 @@ class WriteShards(PartitionPhase):
         first, end = (2**64 * k // self.num_shards for k in (number, number + 1))
         dtype = self._tokenizer.token_dtype
         tokenized = self.plan.folder(TokenizeDocuments.name)
-        parts = tokenized.each(self.plan.splits, lambda split: self._read(split, first, end, dtype))
+        parts = tokenized.each(
+            self.plan.splits, lambda split: self._read(split, first, end, dtype)
+        )
         rows = pa.concat_tables([part_rows for part_rows, _ in parts])
         tokens = np.concatenate([part_tokens for _, part_tokens in parts])
         order = np.argsort(rows.column("order_key").to_numpy())
@@ -110,7 +120,9 @@ class WriteShards(PartitionPhase):
             doc_ids=sorted_rows.column("doc_id").to_numpy(),
             languages=sorted_rows.column("language").fill_null("unknown").to_pylist(),
             buckets=sorted_rows.column("bucket").fill_null("all").to_pylist(),
-            metadata=sorted_rows.drop_columns("num_tokens").to_pylist() if has_json else None,
+            metadata=sorted_rows.drop_columns("num_tokens").to_pylist()
+            if has_json
+            else None,
         )
 
     def _read(
@@ -138,7 +150,8 @@ class WriteShards(PartitionPhase):
     def finish(self) -> None:
         """Write manifest.json from the entries of all shards."""
         entries = [
-            ShardEntry.from_json(record["entry"]) for record in self.folder.records(self.task_ids())
+            ShardEntry.from_json(record["entry"])
+            for record in self.folder.records(self.task_ids())
         ]
         fingerprint = self.plan.phase(self.name).fingerprint
         assert fingerprint is not None
@@ -147,6 +160,9 @@ class WriteShards(PartitionPhase):
             "seed": self.config.write_shards.seed,
         }
         manifest = build_manifest(
-            entries, tokenizer=self._tokenizer, fingerprint=fingerprint, run={"order": order}
+            entries,
+            tokenizer=self._tokenizer,
+            fingerprint=fingerprint,
+            run={"order": order},
         )
         self.folder.root.put(MANIFEST_FILE, manifest.dumps())

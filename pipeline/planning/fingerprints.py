@@ -16,7 +16,10 @@ def fingerprint(value: Any) -> str:
         TypeError: the value has a part without a stable JSON form (a set, an object, a NaN).
     """
     text = json.dumps(
-        _check_stable(value, "value"), sort_keys=True, separators=(",", ":"), ensure_ascii=False
+        _check_stable(value, "value"),
+        sort_keys=True,
+        separators=(",", ":"),
+        ensure_ascii=False,
     )
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -40,15 +40,18 @@ from storage.settings import DEFAULT_SETTINGS, StorageSettings
 
 log = logging.getLogger(__name__)
 
+# The digest of a file that changed less than this ago is not remembered: it may change
+# again with the same time, because some file systems store times in steps of two seconds.
+# Git calls such entries "racy".
 SETTLED_S = 2.0
-"""The digest of a file that changed less than this ago is not remembered: it may change again with the same time,
-because some file systems store times in steps of two seconds. Git calls such entries "racy"."""
 
+# Compressed size of a WET file of a recent snapshot, where it is unknown (CC-MAIN-2024 to
+# 2026: 65 to 80 MB).
 WET_BYTES = 75_000_000
-"""Compressed size of a WET file of a recent snapshot, where it is unknown (CC-MAIN-2024 to 2026: 65 to 80 MB)."""
 
+# With `files_per_split: auto`. It bounds the number of files that are written per split,
+# and opened per partition.
 MAX_SPLITS = 10_000
-"""With `files_per_split: auto`. It bounds the number of files that are written per split, and opened per partition."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,9 @@ def list_input_splits(
     files = _list_files(config, storage)
     num_files = get_files_per_split(config, len(files))
     starts = range(0, len(files), num_files)
-    return tuple(InputSplit.create(i // num_files, files[i : i + num_files]) for i in starts)
+    return tuple(
+        InputSplit.create(i // num_files, files[i : i + num_files]) for i in starts
+    )
 
 
 def get_files_per_split(config: InputConfig, num_files: int) -> int:
@@ -114,7 +119,9 @@ def locate_sample_crawl(config: SampleCrawl) -> Path:
     """Return the folder of the sample crawl with these settings, in the user's cache. It may not exist yet."""
     from pipeline.sample_crawl.generator import VERSION
 
-    key = hashlib.sha256(to_json({"version": VERSION, **config.model_dump()})).hexdigest()[:16]
+    key = hashlib.sha256(to_json({"version": VERSION, **config.model_dump()})).hexdigest()[
+        :16
+    ]
     return model_registry.cache_folder() / "sample-crawls" / key
 
 
@@ -201,7 +208,9 @@ def _list_common_crawl(config: CommonCrawl, storage: StorageSettings) -> list[In
     _check_extra(config.base_url)
     base = config.base_url.rstrip("/") + "/"
     url = f"{base}crawl-data/{config.crawl}/{config.format}.paths.gz"
-    names = _read_crawl_list(config.crawl, url, locate_crawl_list(config.crawl, url), storage)
+    names = _read_crawl_list(
+        config.crawl, url, locate_crawl_list(config.crawl, url), storage
+    )
     end = len(names) if config.count is None else config.first + config.count
     if config.first >= len(names) or end > len(names):
         last = max(config.first, end - 1)
@@ -223,7 +232,9 @@ def locate_crawl_list(crawl: str, url: str) -> Path:
     return model_registry.cache_folder() / "crawls" / f"{crawl}-{digest}.paths.gz"
 
 
-def _read_crawl_list(crawl: str, url: str, cached: Path, storage: StorageSettings) -> list[str]:
+def _read_crawl_list(
+    crawl: str, url: str, cached: Path, storage: StorageSettings
+) -> list[str]:
     """Return the names in a snapshot's list of files, which is downloaded once.
 
     Raises:
@@ -244,7 +255,9 @@ def _read_crawl_list(crawl: str, url: str, cached: Path, storage: StorageSetting
         names, reason = [], str(error)
     if not names:
         cached.unlink(missing_ok=True)
-        raise ConfigError([f"input.common_crawl: {url} is not a gzip list of files: {reason}"])
+        raise ConfigError(
+            [f"input.common_crawl: {url} is not a gzip list of files: {reason}"]
+        )
     return names
 
 
@@ -256,7 +269,9 @@ def _check_extra(url: str) -> None:
 
 
 @contextlib.contextmanager
-def local_copy(file: InputFile, storage: StorageSettings = DEFAULT_SETTINGS) -> Generator[Path]:
+def local_copy(
+    file: InputFile, storage: StorageSettings = DEFAULT_SETTINGS
+) -> Generator[Path]:
     """Yield the path of the file on this machine. A remote file is downloaded, and removed afterwards.
 
     Args:
@@ -269,7 +284,9 @@ def local_copy(file: InputFile, storage: StorageSettings = DEFAULT_SETTINGS) -> 
     if "://" not in file.location:
         yield _check_unchanged(file)
         return
-    with tempfile.TemporaryDirectory(dir=storage.scratch_dir, prefix="corpusmill-") as folder:
+    with tempfile.TemporaryDirectory(
+        dir=storage.scratch_dir, prefix="corpusmill-"
+    ) as folder:
         path = Path(folder) / file.name
         download(file.location, path, storage=storage)
         yield path

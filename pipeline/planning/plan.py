@@ -44,7 +44,9 @@ def plan_splits(
     phases: dict[str, PhasePlan] = {}
     for phase in registry.PHASES:
         specs = phase.plan_stages(config)
-        models = {name: model_registry.digest(name) for name in phase.model_references(config)}
+        models = {
+            name: model_registry.digest(name) for name in phase.model_references(config)
+        }
         phases[phase.name] = PhasePlan(
             phase.name,
             phase.version,
@@ -68,7 +70,9 @@ def find_previous_runs(config: RunConfig) -> tuple[RunFolder, ...]:
     for name in config.previous_runs:
         folder = resolve_run_dir(name)
         if folder in seen:
-            faults.append(f"previous_runs: {name} is {seen[folder]}; name other runs, each once")
+            faults.append(
+                f"previous_runs: {name} is {seen[folder]}; name other runs, each once"
+            )
             continue
         seen[folder] = f"named twice, the first time as {name}"
         try:

@@ -64,7 +64,9 @@ def find_unfinished(run: RunFolder, phase: str) -> Iterator[str]:
         yield f"its {phase} is not finished; run it to its end first"
 
 
-def find_other_version(run: RunFolder, phase: str, stage: type[Stage[Any]]) -> Iterator[str]:
+def find_other_version(
+    run: RunFolder, phase: str, stage: type[Stage[Any]]
+) -> Iterator[str]:
     """Yield a fault if a previous run was made with another version of the stage."""
     theirs = run.stage_versions.get(phase, {}).get(stage.name)
     if theirs == stage.version:

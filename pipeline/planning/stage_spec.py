@@ -20,8 +20,8 @@ from pipeline.errors import TaskFailed
 from pipeline.models import registry as model_registry
 from stages.contract import Settings, Stage
 
+# Path, size in bytes and modification time (ns) of every file of a model.
 FileState = list[tuple[str, int, int]]
-"""Path, size in bytes and modification time (ns) of every file of a model."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,9 @@ class StageCache:
     """
 
     def __init__(self) -> None:
-        self._opened: dict[tuple[type[Stage[Any]], str], tuple[Stage[Any], list[FileState]]] = {}
+        self._opened: dict[
+            tuple[type[Stage[Any]], str], tuple[Stage[Any], list[FileState]]
+        ] = {}
 
     def get(self, spec: StageSpec, digests: Mapping[str, str]) -> Stage[Any]:
         """Return the opened stage, and open it first if necessary."""
@@ -97,8 +99,8 @@ class StageCache:
         return opened
 
 
+# Of this process. Tasks that Ray runs one after another in one worker share it.
 OPENED_STAGES = StageCache()
-"""Of this process. Tasks that Ray runs one after another in one worker share it."""
 
 
 def _check_digests(spec: StageSpec, planned: Mapping[str, str]) -> None:

@@ -65,7 +65,8 @@ def _read_kept(run: RunFolder) -> Iterator[dict[str, Any]]:
             rows = group.filter(pc.is_valid(positions))
             buckets = kept.column("bucket").take(positions.drop_null()).fill_null("all")
             yield from (
-                _convert_to_ccnet(row) for row in rows.append_column("bucket", buckets).to_pylist()
+                _convert_to_ccnet(row)
+                for row in rows.append_column("bucket", buckets).to_pylist()
             )
 
 

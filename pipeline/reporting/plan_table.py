@@ -25,7 +25,9 @@ def print_plan(plan: RunPlan, console: Console) -> None:
         tasks = phase.task_kind
         if _has_task_per_split(phase):
             tasks = f"{len(plan.splits):,} splits"
-        rows.append((phase.name, stages, fingerprint, tasks, _describe_progress(plan, phase)))
+        rows.append(
+            (phase.name, stages, fingerprint, tasks, _describe_progress(plan, phase))
+        )
     console.print(make_table("", ("phase", "stages", "fingerprint", "tasks", "done"), rows))
 
 

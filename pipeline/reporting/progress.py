@@ -18,8 +18,8 @@ from rich.progress import (
 
 from pipeline.execution.engine import Event, PhaseFinished, PhaseStarted, TaskFinished
 
+# Without a terminal, print a line this often.
 PLAIN_LINE_S = 10.0
-"""Without a terminal, print a line this often."""
 
 
 class RunProgress:

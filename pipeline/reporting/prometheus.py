@@ -22,13 +22,13 @@ from pipeline.phases.phase import Phase
 from pipeline.planning.run_plan import RunPlan
 from stages.counters import Counters
 
+# Ray puts this before every name: dashboards and alerts ask for `ray_corpusmill_...`.
 PREFIX = "ray_"
-"""Ray puts this before every name: dashboards and alerts ask for `ray_corpusmill_...`."""
 
+# Values that a metric's own label may take in a run. Later ones become `other`.
+#
+# Each value is a time series in Prometheus. lid.176 has 176 languages.
 MAX_LABEL_VALUES = 200
-"""Values that a metric's own label may take in a run. Later ones become `other`.
-
-Each value is a time series in Prometheus. lid.176 has 176 languages."""
 
 OTHER = "other"
 
@@ -61,7 +61,9 @@ TASKS_PLANNED = Metric(
     "corpusmill_tasks_planned", "gauge", "Tasks of a phase; set when the phase starts."
 )
 TASKS_DONE = Metric(
-    "corpusmill_tasks_done", "gauge", "Tasks that are done, by this driver or an earlier one."
+    "corpusmill_tasks_done",
+    "gauge",
+    "Tasks that are done, by this driver or an earlier one.",
 )
 TASKS_FAILED = Metric(
     "corpusmill_tasks_failed", "gauge", "Tasks that failed since this driver started."
@@ -89,7 +91,10 @@ METRICS = (
     TASKS_FAILED,
     LAST_EVENT,
     Metric(
-        "corpusmill_documents_total", "counter", "Documents that a phase has read.", "documents"
+        "corpusmill_documents_total",
+        "counter",
+        "Documents that a phase has read.",
+        "documents",
     ),
     Metric(
         "corpusmill_dropped_documents_total",
@@ -147,8 +152,8 @@ METRICS = (
     RETRIES,
 )
 
+# The name of a metric, the phase, and the value of its own label or "".
 Series = tuple[str, str, str]
-"""The name of a metric, the phase, and the value of its own label or ""."""
 
 
 class RunMetrics:
@@ -218,7 +223,9 @@ class RunMetrics:
         self.gauges[TASKS_DONE.name, phase, ""] = num_done
         self.gauges[TASKS_FAILED.name, phase, ""] = 0
 
-    def _add(self, metric: Metric, phase: str, number: float, label_value: str = "") -> None:
+    def _add(
+        self, metric: Metric, phase: str, number: float, label_value: str = ""
+    ) -> None:
         seen = self._label_values[metric.name]
         if label_value not in seen and len(seen) >= MAX_LABEL_VALUES:
             label_value = OTHER
@@ -233,7 +240,9 @@ class RunMetrics:
         for series, number in self.counters.items():
             increase = number - self._exported[series]
             if increase:  # Ray's counters refuse 0
-                self._get_ray_metric(series[0]).inc(float(increase), self._make_labels(*series))
+                self._get_ray_metric(series[0]).inc(
+                    float(increase), self._make_labels(*series)
+                )
                 self._exported[series] = number
         for series, number in self.gauges.items():
             self._get_ray_metric(series[0]).set(float(number), self._make_labels(*series))
@@ -250,7 +259,8 @@ class RunMetrics:
     def _make_labels(self, name: str, *values: str) -> dict[str, str]:
         # Ray refuses characters beyond ASCII; the name of a run folder or a language may have some.
         ascii_values = [
-            value.encode("ascii", "backslashreplace").decode() for value in (self._run, *values)
+            value.encode("ascii", "backslashreplace").decode()
+            for value in (self._run, *values)
         ]
         return dict(zip(_METRIC_BY_NAME[name].labels, ascii_values, strict=False))
 

@@ -23,12 +23,13 @@ from pipeline.reporting.tables import make_table
 from pipeline.runs.run_folder import RunFolder
 from stages.counters import Counters
 
+# The rate is measured over this time. It must hold several tasks of minutes each, and still
+# show soon that workers have left.
 RATE_WINDOW_S = 900.0
-"""The rate is measured over this time. It must hold several tasks of minutes each, and still
-show soon that workers have left."""
 
+# A run without an event for this long is shown as silent: its tasks are slow, or its driver
+# died.
 SILENT_AFTER_S = 600.0
-"""A run without an event for this long is shown as silent: its tasks are slow, or its driver died."""
 
 NUM_FAILURES_SHOWN = 5
 
@@ -91,7 +92,9 @@ def read_status(run: RunFolder, *, now: float) -> Status:
     state: RunState = "running" if silent_s < SILENT_AFTER_S else "silent"
     if last.get("event") == "RunEnded":
         state = "stopped" if last["why"] else "finished"
-    phases = [_read_phase(run, name, events, state, now) for name in registry.list_phase_names()]
+    phases = [
+        _read_phase(run, name, events, state, now) for name in registry.list_phase_names()
+    ]
     if all(phase.state in ("done", "off") for phase in phases):
         state = "finished"  # also if the driver was killed before it could log the end
     counts = _read_extract_counts(run)

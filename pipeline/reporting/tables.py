@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from rich.table import Table
 
+# Columns that are aligned to the right.
 NUMBER_COLUMNS = frozenset(
     {
         "documents",
@@ -20,15 +21,20 @@ NUMBER_COLUMNS = frozenset(
         "change",
     }
 )
-"""Columns that are aligned to the right."""
 
 WRAPPED_COLUMNS = frozenset({"meaning", "stages"})
 
 
-def make_table(title: str, columns: Iterable[str], rows: Iterable[tuple[str, ...]]) -> Table:
+def make_table(
+    title: str, columns: Iterable[str], rows: Iterable[tuple[str, ...]]
+) -> Table:
     """Return a table. Columns of numbers are aligned to the right."""
     table = Table(
-        title=title, title_justify="left", header_style="bold", box=None, padding=(0, 2, 0, 0)
+        title=title,
+        title_justify="left",
+        header_style="bold",
+        box=None,
+        padding=(0, 2, 0, 0),
     )
     for name in columns:
         table.add_column(

@@ -20,20 +20,20 @@ from typing import Any
 
 from storage import Store
 
+# The log on a disk.
 LOG = "log.jsonl"
-"""The log on a disk."""
 
+# The folder of the log's parts in an object store, which cannot append to an object.
 LOG_PARTS = "log"
-"""The folder of the log's parts in an object store, which cannot append to an object."""
 
+# Longest delay before an event can be read from an object store.
 FLUSH_S = 5.0
-"""Longest delay before an event can be read from an object store."""
 
+# The last part is rewritten at each flush until it has this size; then a new part begins.
 PART_BYTES = 1 << 20
-"""The last part is rewritten at each flush until it has this size; then a new part begins."""
 
+# How far from its end a file is searched for the end of a line.
 MAX_LINE_BYTES = 1 << 20
-"""How far from its end a file is searched for the end of a line."""
 
 AddEvent = Callable[[Mapping[str, Any]], None]
 

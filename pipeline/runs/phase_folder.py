@@ -28,8 +28,8 @@ import pyarrow as pa
 
 from storage import Store
 
+# In a run folder: the config, the folders of the phases and the input splits of the run.
 RUN_FILE = "run.json"
-"""In a run folder: the config, the folders of the phases and the input splits of the run."""
 
 _DONE = "done"
 _COMPLETE = "phase.json"
@@ -68,7 +68,9 @@ class PhaseFolder:
         """Return the path of an output. Only for run folders on a disk."""
         path = self.root.get_local_path(name)
         if path is None:
-            raise ValueError(f"{self.root.locate(name)} has no path on this machine; use open()")
+            raise ValueError(
+                f"{self.root.locate(name)} has no path on this machine; use open()"
+            )
         return path
 
     def open(self, name: str) -> pa.NativeFile:

@@ -25,11 +25,11 @@ from pipeline.runs.phase_folder import to_json
 from storage import Store
 from storage.local import is_alive
 
+# How often the holder renews a lock in an object store.
 RENEW_S = 15.0
-"""How often the holder renews a lock in an object store."""
 
+# Age at which another driver may take over a lock in an object store.
 EXPIRE_S = 60.0
-"""Age at which another driver may take over a lock in an object store."""
 
 _LOCK = ".lock"
 

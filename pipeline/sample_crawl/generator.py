@@ -39,8 +39,8 @@ log = logging.getLogger(__name__)
 Format = Literal["wet", "warc"]
 Layout = Literal["flat", "common-crawl"]
 
+# A smaller crawl has no room for a page of each kind and two good pages of each site.
 MIN_DOCUMENTS = 100
-"""A smaller crawl has no room for a page of each kind and two good pages of each site."""
 
 _SEGMENT = "crawl-data/CC-MAIN-SAMPLE/segments/1793491200000.00"
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-ExpectedDecision = Literal["kept", "emptied", "too_short", "low_quality", "quarantined", "any"]
-"""What CCNet's chain must do with a page.
-
-    kept         good text in its language
-    emptied      loses every line to paragraph deduplication (`drop_all_copies`)
-    too_short    has under 300 characters
-    low_quality  must not reach the head bucket, or be dropped for its score
-    quarantined  is not a readable document
-    any          no expectation
-"""
+# What CCNet's chain must do with a page.
+#
+#     kept         good text in its language
+#     emptied      loses every line to paragraph deduplication (`drop_all_copies`)
+#     too_short    has under 300 characters
+#     low_quality  must not reach the head bucket, or be dropped for its score
+#     quarantined  is not a readable document
+#     any          no expectation
+ExpectedDecision = Literal[
+    "kept", "emptied", "too_short", "low_quality", "quarantined", "any"
+]
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,8 @@ class Kind:
     """One kind of page."""
 
     name: str
+    # Pages of this kind per 1,000, rounded up.
     per_mille: int
-    """Pages of this kind per 1,000, rounded up."""
     expected: ExpectedDecision
 
 
@@ -66,20 +67,25 @@ KINDS = (
     # Faults of the framing. Each is at the end of a file, so there are no more of them than files.
     Kind("damaged_length", 1, "quarantined"),  # Content-Length beyond the end of the record
     Kind("damaged_header", 1, "quarantined"),  # noise in place of WARC/1.0
-    Kind("truncated", 0, "quarantined"),  # always the last page of the crawl: its member is cut
+    Kind(
+        "truncated", 0, "quarantined"
+    ),  # always the last page of the crawl: its member is cut
 )
 
-EXPECTED_DECISIONS: dict[str, ExpectedDecision] = {kind.name: kind.expected for kind in KINDS}
+EXPECTED_DECISIONS: dict[str, ExpectedDecision] = {
+    kind.name: kind.expected for kind in KINDS
+}
 
+# Kinds at the end of a file: a reader that cannot resume after the fault loses nothing
+# else.
 TAIL_KINDS = ("damaged_length", "damaged_header", "truncated")
-"""Kinds at the end of a file: a reader that cannot resume after the fault loses nothing else."""
 
+# Kind of a copy -> kind of the page that it copies.
 SOURCE_KINDS = {
     "mirror_copy": "mirror_source",
     "near_copy": "near_source",
     "partial_copy": "partial_source",
 }
-"""Kind of a copy -> kind of the page that it copies."""
 
 
 def count_kinds(num_documents: int, num_files: int) -> dict[str, int]:

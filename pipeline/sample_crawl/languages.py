@@ -6,11 +6,10 @@ _LANGUAGE_CODES = (
     "en=eng fr=fra es=spa de=deu it=ita pt=por nl=nld pl=pol ru=rus ja=jpn ar=ara sv=swe "
     "tr=tur cs=ces el=ell hu=hun uk=ukr zh=zho ko=kor ro=ron he=heb fi=fin vi=vie"
 )
+# ISO 639-1 -> ISO 639-3, for WARC-Identified-Content-Language.
+#
+# Foreign pages use these languages in this order, except those of the good pages.
 ISO_639_3 = {code[:2]: code[3:] for code in _LANGUAGE_CODES.split()}
-"""ISO 639-1 -> ISO 639-3, for WARC-Identified-Content-Language.
-
-Foreign pages use these languages in this order, except those of the good pages.
-"""
 
 _LANGUAGES_BY_CHARSET = {
     "windows-1252": "en es de nl sv fi",
@@ -34,5 +33,5 @@ def _invert_charsets() -> dict[str, str]:
     return charsets
 
 
+# Language -> the charset of its old pages.
 LEGACY_CHARSETS = _invert_charsets()
-"""Language -> the charset of its old pages."""

@@ -29,7 +29,12 @@ from pipeline.sample_crawl.kinds import (
 )
 from pipeline.sample_crawl.languages import ISO_639_3
 from pipeline.sample_crawl.sites import Site, get_phrases, make_site
-from pipeline.sample_crawl.texts import Library, Texts, load_sentence_texts, load_summary_texts
+from pipeline.sample_crawl.texts import (
+    Library,
+    Texts,
+    load_sentence_texts,
+    load_summary_texts,
+)
 
 MAX_PARAGRAPHS = 12
 
@@ -109,9 +114,13 @@ class Pages:
         max_paragraphs = self.num_documents * MAX_PARAGRAPHS
         texts: dict[str, Texts] = {}
         for language in self.languages:
-            texts[language] = load_summary_texts(library, language, max_paragraphs, self.seed)
+            texts[language] = load_summary_texts(
+                library, language, max_paragraphs, self.seed
+            )
         for language in self.foreign:
-            texts[language] = load_sentence_texts(library, language, max_paragraphs, self.seed)
+            texts[language] = load_sentence_texts(
+                library, language, max_paragraphs, self.seed
+            )
         return texts
 
     def _make_sites(self, language: str, counts: dict[str, int]) -> list[Site]:
@@ -124,7 +133,9 @@ class Pages:
         else:
             kind, group = "foreign", self.foreign
         num_sites = math.isqrt(counts[kind] // len(group))
-        assert num_sites >= 2, f"{counts[kind]} {kind} pages are too few for {len(group)} languages"
+        assert num_sites >= 2, (
+            f"{counts[kind]} {kind} pages are too few for {len(group)} languages"
+        )
         return [make_site(language, index, self.seed) for index in range(num_sites)]
 
     def get_page(self, position: int) -> Page:
@@ -207,7 +218,9 @@ class Pages:
             case "mirror_source":
                 return own, len(own)
             case "partial_source":
-                return own, len(own) // 2  # one copy each, since both kinds have the same share
+                return own, len(
+                    own
+                ) // 2  # one copy each, since both kinds have the same share
             case "word_salad":
                 return _shuffle_words(own, KeyedRandom(self.seed, "salad", spec.role)), 0
             case _:

@@ -16,26 +16,23 @@ from pipeline.sample_crawl.kinds import TAIL_KINDS
 from pipeline.sample_crawl.languages import ISO_639_3, LEGACY_CHARSETS
 from pipeline.sample_crawl.pages import Page, PageSpec
 
+# Increase it if equal arguments give other files or another truth table.
 VERSION = 2
-"""Increase it if equal arguments give other files or another truth table."""
 
+# Part of each file's first record.
+#
+# Increase it, and VERSION, if equal arguments give other records.
 RECORDS_VERSION = 1
-"""Part of each file's first record.
 
-Increase it, and VERSION, if equal arguments give other records.
-"""
-
+# Share of HTML pages in their language's old charset.
+#
+# Half of them declare it in the HTTP header, half in a meta element.
 LEGACY_SHARE = 0.2
-"""Share of HTML pages in their language's old charset.
 
-Half of them declare it in the HTTP header, half in a meta element.
-"""
-
+# Level 1 takes 62 us per page of 3 KB, level 6 136 us. Files are 4 % larger.
+#
+# Measured with zlib 1.2.13 on 2 shared cores.
 GZIP_LEVEL = 1
-"""Level 1 takes 62 us per page of 3 KB, level 6 136 us. Files are 4 % larger.
-
-Measured with zlib 1.2.13 on 2 shared cores.
-"""
 
 _GZIP_WBITS = 31  # zlib's argument for the gzip format
 
@@ -53,7 +50,11 @@ class Envelope:
         return _make_record_id(self.seed, self.spec.role, record_type)
 
     def make_record(
-        self, record_type: str, fields: Sequence[tuple[str, str]], content_type: str, block: bytes
+        self,
+        record_type: str,
+        fields: Sequence[tuple[str, str]],
+        content_type: str,
+        block: bytes,
     ) -> bytes:
         """Return a record of the page, uncompressed."""
         common = (
@@ -78,7 +79,9 @@ def render_warcinfo(name: str, seed: int) -> bytes:
         ("WARC-Filename", name),
         ("WARC-Record-ID", _make_record_id(seed, name, "warcinfo")),
     ]
-    return _compress(_make_record("warcinfo", fields, "application/warc-fields", block.encode()))
+    return _compress(
+        _make_record("warcinfo", fields, "application/warc-fields", block.encode())
+    )
 
 
 def render_wet(page: Page, envelope: Envelope) -> list[bytes]:
@@ -197,9 +200,7 @@ def _render_response(page: Page, seed: int) -> bytes:
         # `surrogateescape` writes the raw bytes of the kind damaged_utf8.
         payload = page_html.encode(errors="surrogateescape")
     content_type = f"text/html; charset={charset}" if is_in_header else "text/html"
-    head = (
-        f"HTTP/1.1 200 OK\r\nContent-Type: {content_type}\r\nContent-Length: {len(payload)}\r\n\r\n"
-    )
+    head = f"HTTP/1.1 200 OK\r\nContent-Type: {content_type}\r\nContent-Length: {len(payload)}\r\n\r\n"
     return head.encode() + payload
 
 

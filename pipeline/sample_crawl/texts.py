@@ -18,7 +18,9 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])(?<!\b\w\.)\s+(?=[^\W\d_])")
 class Library(Protocol):
     """Source of texts: the module `pipeline.models.demo_texts`, or an object with its functions."""
 
-    def summaries(self, language: str, part: Literal["pages"], /) -> Iterable[tuple[str, str]]:
+    def summaries(
+        self, language: str, part: Literal["pages"], /
+    ) -> Iterable[tuple[str, str]]:
         """Return title and text of encyclopedia summaries."""
         ...
 
@@ -39,7 +41,9 @@ class Texts:
         seed: int,
     ) -> None:
         one_line = map(_join_lines, sentences)
-        self.sentences = keep_prefix_free(s for s in one_line if len(s) <= MAX_SENTENCE_CHARS)
+        self.sentences = keep_prefix_free(
+            s for s in one_line if len(s) <= MAX_SENTENCE_CHARS
+        )
         self.titles = list(map(_join_lines, titles))
         self.joiner = "" if language in {"ja", "zh"} else " "
         num_triples = len(self.sentences) ** 3
@@ -74,7 +78,9 @@ class Texts:
         return " ".join(words)
 
 
-def load_summary_texts(library: Library, language: str, num_paragraphs: int, seed: int) -> Texts:
+def load_summary_texts(
+    library: Library, language: str, num_paragraphs: int, seed: int
+) -> Texts:
     """Build the texts of a language from summaries."""
     titles: list[str] = []
     sentences: list[str] = []
@@ -84,7 +90,9 @@ def load_summary_texts(library: Library, language: str, num_paragraphs: int, see
     return Texts(language, titles, sentences, num_paragraphs, seed)
 
 
-def load_sentence_texts(library: Library, language: str, num_paragraphs: int, seed: int) -> Texts:
+def load_sentence_texts(
+    library: Library, language: str, num_paragraphs: int, seed: int
+) -> Texts:
     """Build the texts of a language from single sentences; a title is the beginning of one."""
     sentences = library.sentences(language)
     titles = (sentence[:40] for sentence in sentences)

@@ -150,7 +150,10 @@ class ShardEntry:
             wanted = getattr(entry, key)
             if found != wanted:
                 raise FormatError(
-                    f"{where}.{key}", repr(found), f"{wanted!r} for shard {entry.shard}", EDITED
+                    f"{where}.{key}",
+                    repr(found),
+                    f"{wanted!r} for shard {entry.shard}",
+                    EDITED,
                 )
         return entry
 
@@ -204,7 +207,10 @@ class Totals:
 
 
 def _read_counts(value: dict[str, Any], where: str) -> dict[str, Count]:
-    return {label: Count.from_json(count, f"{where}[{label!r}]") for label, count in value.items()}
+    return {
+        label: Count.from_json(count, f"{where}[{label!r}]")
+        for label, count in value.items()
+    }
 
 
 def _sum_counts(counts_of_shards: Iterable[Mapping[str, Count]]) -> dict[str, Count]:
@@ -214,7 +220,8 @@ def _sum_counts(counts_of_shards: Iterable[Mapping[str, Count]]) -> dict[str, Co
         for label, count in counts.items():
             sum_before = sums.get(label, Count(0, 0))
             sums[label] = Count(
-                sum_before.num_docs + count.num_docs, sum_before.num_tokens + count.num_tokens
+                sum_before.num_docs + count.num_docs,
+                sum_before.num_tokens + count.num_tokens,
             )
     # Sorted, because equal datasets must give equal manifests.
     return dict(sorted(sums.items()))

@@ -6,15 +6,11 @@ FormatError (ValueError)        the data has another format, version or layout
 
 from __future__ import annotations
 
-REFETCH = (
-    "copy the file again from where it was written, or delete the shard and run the pipeline again"
-)
-"""The remedy for a damaged file."""
+# The remedy for a damaged file.
+REFETCH = "copy the file again from where it was written, or delete the shard and run the pipeline again"
 
-EDITED = (
-    "restore manifest.json as the pipeline wrote it; counts and names must not be edited by hand"
-)
-"""The remedy for a changed manifest."""
+# The remedy for a changed manifest.
+EDITED = "restore manifest.json as the pipeline wrote it; counts and names must not be edited by hand"
 
 
 class FormatError(ValueError):

@@ -18,17 +18,17 @@ from numpy.typing import NDArray
 from shardwriter.format.errors import REFETCH, FormatError, ShardCorrupt
 from shardwriter.format.members import FORMAT_VERSION, check_version
 
+# The first byte has its high bit set and the last two are a line ending, so a transfer in
+# text mode changes them. PNG's signature does the same.
 INDEX_MAGIC = b"\x93CMIDX\r\n"
-"""The first byte has its high bit set and the last two are a line ending, so a transfer in text
-mode changes them. PNG's signature does the same."""
 
+# 64 bytes: magic, version, shard, shard_bytes, num_samples, num_docs, num_tokens,
+# token_bytes, eight zeros, crc32.
 INDEX_HEADER = struct.Struct("<8sIIQQQQI8xI")
-"""64 bytes: magic, version, shard, shard_bytes, num_samples, num_docs, num_tokens, token_bytes,
-eight zeros, crc32."""
 
 _CHECKSUM = struct.Struct("<I")
+# The checksum covers these bytes of the header, and then everything after the header.
 _CHECKED_HEADER_BYTES = INDEX_HEADER.size - _CHECKSUM.size
-"""The checksum covers these bytes of the header, and then everything after the header."""
 
 _TOKEN_DTYPES = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 
@@ -163,7 +163,9 @@ def _read_header(view: memoryview, where: str) -> _Header:
     magic, version, *values, checksum = INDEX_HEADER.unpack_from(view)
     if magic != INDEX_MAGIC:
         wanted = f"the magic {INDEX_MAGIC!r}"
-        raise FormatError(f"{where}, byte 0", repr(magic), wanted, "give the .idx file of a shard")
+        raise FormatError(
+            f"{where}, byte 0", repr(magic), wanted, "give the .idx file of a shard"
+        )
     check_version(f"{where}, byte 8", version)
     header = _Header(*values)
     num_bytes = _count_index_bytes(header.num_samples, header.num_docs)
@@ -180,7 +182,9 @@ def _read_header(view: memoryview, where: str) -> _Header:
         raise ShardCorrupt(place, f"crc32 {found:08x}", f"{checksum:08x}", REFETCH)
     if header.token_bytes not in _TOKEN_DTYPES:
         found_width = f"{header.token_bytes} bytes per token"
-        raise FormatError(f"{where}, byte 48", found_width, "2 or 4", "write the shard again")
+        raise FormatError(
+            f"{where}, byte 48", found_width, "2 or 4", "write the shard again"
+        )
     return header
 
 

@@ -13,7 +13,12 @@ import numpy as np
 from shardwriter.format.entries import Count, ShardEntry, TokenizerEntry, Totals
 from shardwriter.format.errors import EDITED, FormatError
 from shardwriter.format.json_fields import check_fields, show_value
-from shardwriter.format.members import FORMAT_NAME, FORMAT_VERSION, MANIFEST_FILE, check_version
+from shardwriter.format.members import (
+    FORMAT_NAME,
+    FORMAT_VERSION,
+    MANIFEST_FILE,
+    check_version,
+)
 
 _DIGEST_START = b'{\n "digest": "'
 _ZERO_DIGEST = b"0" * 64
@@ -82,7 +87,9 @@ class Manifest:
         tokenizer = TokenizerEntry.from_json(fields["tokenizer"], f"{where}: tokenizer")
         if fields["token_dtype"] != tokenizer.token_dtype.name:
             wanted = f"{tokenizer.token_dtype.name!r} for {tokenizer.vocab_size} ids"
-            raise FormatError(f"{where}: token_dtype", repr(fields["token_dtype"]), wanted, EDITED)
+            raise FormatError(
+                f"{where}: token_dtype", repr(fields["token_dtype"]), wanted, EDITED
+            )
         shards: list[ShardEntry] = []
         for k, entry in enumerate(fields["shards"]):
             shards.append(ShardEntry.from_json(entry, f"{where}: shards[{k}]"))
@@ -94,7 +101,9 @@ class Manifest:
         faults: list[FormatError] = []
         for place, found, wanted in self._list_expectations():
             if found != wanted:
-                faults.append(FormatError(f"{where}: {place}", f"{found}", f"{wanted}", EDITED))
+                faults.append(
+                    FormatError(f"{where}: {place}", f"{found}", f"{wanted}", EDITED)
+                )
         return faults
 
     def _list_expectations(self) -> Iterator[tuple[str, object, object]]:
@@ -102,7 +111,10 @@ class Manifest:
         for k, entry in enumerate(self.shards):
             # Readers find shard k at index k, without a look-up table.
             yield f"shards[{k}].shard", entry.shard, k
-            for labels, counts in (("languages", entry.languages), ("buckets", entry.buckets)):
+            for labels, counts in (
+                ("languages", entry.languages),
+                ("buckets", entry.buckets),
+            ):
                 if counts:
                     place = f"shards[{k}].{labels}, documents and tokens added up"
                     yield place, _add_up(counts), [entry.num_docs, entry.num_tokens]
@@ -117,7 +129,9 @@ class Manifest:
         return self._format_without_digest().replace(_ZERO_DIGEST, digest, 1)
 
     @classmethod
-    def inspect(cls, data: bytes, where: str = MANIFEST_FILE) -> tuple[Self, list[FormatError]]:
+    def inspect(
+        cls, data: bytes, where: str = MANIFEST_FILE
+    ) -> tuple[Self, list[FormatError]]:
         """Return the manifest in a file's bytes, and every contradiction in it.
 
         Raises:
@@ -157,7 +171,10 @@ class Manifest:
         """Return the bytes of the file with zeros in place of the digest."""
         # "digest" sorts before every other key, so its place in the file is fixed.
         value = {"digest": _ZERO_DIGEST.decode("ascii"), **self.to_json()}
-        return json.dumps(value, sort_keys=True, indent=1, allow_nan=False).encode("ascii") + b"\n"
+        return (
+            json.dumps(value, sort_keys=True, indent=1, allow_nan=False).encode("ascii")
+            + b"\n"
+        )
 
 
 def _compute_digest(data: bytes) -> str:

@@ -11,9 +11,9 @@ from shardwriter.format.errors import FormatError
 
 FORMAT_NAME = "corpusmill-shards"
 
+# Raise this when a reader of the previous version could misread a dataset. Readers refuse
+# every other version.
 FORMAT_VERSION = 1
-"""Raise this when a reader of the previous version could misread a dataset. Readers refuse every
-other version."""
 
 MANIFEST_FILE = "manifest.json"
 
@@ -23,16 +23,16 @@ DOCS_MEMBER = "docs.npy"
 METADATA_MEMBER = "json"
 TOKENS_MEMBER = "tokens.npy"
 
+# Dtype of the document starts in a sample. It is always large enough: a member holds at
+# most 8 GiB, which are 2**32 tokens of uint16.
 DOCS_DTYPE = np.dtype("<u4")
-"""Dtype of the document starts in a sample. It is always large enough: a member holds at most 8
-GiB, which are 2**32 tokens of uint16."""
 
 NPY_HEADER_BYTES = 128
 TAR_BLOCK_BYTES = 512
 
+# The size field of a ustar header has eleven octal digits (POSIX.1-1988, "ustar Interchange
+# Format").
 MAX_MEMBER_BYTES = 8**11 - 1
-"""The size field of a ustar header has eleven octal digits (POSIX.1-1988, "ustar Interchange
-Format")."""
 
 _NPY_PREAMBLE = b"\x93NUMPY\x01\x00"
 _NPY_LENGTH = struct.Struct("<H")
@@ -68,7 +68,9 @@ def npy_header(dtype: np.dtype[Any], num_elements: int) -> bytes:
     numpy's padding differs between releases, and equal documents must give equal bytes.
     """
     # The spelling, with spaces and a final comma, is that of numpy: np.load accepts it.
-    fields = f"{{'descr': '{dtype.str}', 'fortran_order': False, 'shape': ({num_elements},), }}"
+    fields = (
+        f"{{'descr': '{dtype.str}', 'fortran_order': False, 'shape': ({num_elements},), }}"
+    )
     num_bytes = NPY_HEADER_BYTES - len(_NPY_PREAMBLE) - _NPY_LENGTH.size
     # The format ends the header with a newline. 128 bytes keep the array aligned to 64, as numpy
     # does.

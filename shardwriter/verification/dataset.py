@@ -74,7 +74,9 @@ def _check_manifest(path: File, findings: list[Finding]) -> Manifest | None:
     return manifest
 
 
-def _check_unnamed_files(folder: Folder, manifest: Manifest, findings: list[Finding]) -> None:
+def _check_unnamed_files(
+    folder: Folder, manifest: Manifest, findings: list[Finding]
+) -> None:
     """Report shards that the manifest does not name."""
     named: set[str] = set()
     for entry in manifest.shards:

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from shardwriter.format import ShardIndex
 from shardwriter.verification.findings import REWRITE, File, Finding
 
+# Number of ids that are sorted at a time; this takes about 2 GiB. More ids take several
+# passes.
 DOC_IDS_IN_MEMORY = 2**26
-"""Number of ids that are sorted at a time; this takes about 2 GiB. More ids take several passes."""
 
 
 class _Repeated(NamedTuple):
@@ -35,7 +36,9 @@ def find_repeated_doc_ids(index_files: list[tuple[File, int]]) -> list[Finding]:
     repeated: dict[tuple[str, str], _Repeated] = {}
     for remainder in range(num_passes):
         ids, owners = _gather_ids(index_files, num_passes, remainder)
-        by_id = np.argsort(ids, kind="stable")  # stable: equal ids stay in the order of the shards
+        by_id = np.argsort(
+            ids, kind="stable"
+        )  # stable: equal ids stay in the order of the shards
         ids, owners = ids[by_id], owners[by_id]
         # Sorted: equal ids are neighbours. An id in three shards gives two pairs.
         for i in np.flatnonzero(ids[1:] == ids[:-1]).tolist():

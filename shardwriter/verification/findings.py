@@ -9,11 +9,11 @@ from typing import Any, Protocol
 
 from shardwriter.format import REFETCH, FormatError
 
+# The remedy for a file with correct checksums and wrong content.
 REWRITE = (
     "delete the shard and run the pipeline again; the file is complete, "
     "but it does not follow the format"
 )
-"""The remedy for a file with correct checksums and wrong content."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,9 @@ def check_file(path: File, num_bytes: int, sha256: str, findings: list[Finding])
         findings.append(Finding.from_os_error(path.name, error, wanted, REFETCH))
         return False
     if found_bytes != num_bytes:
-        findings.append(Finding(path.name, f"{found_bytes} bytes", f"{num_bytes} bytes", REFETCH))
+        findings.append(
+            Finding(path.name, f"{found_bytes} bytes", f"{num_bytes} bytes", REFETCH)
+        )
     if found_sha256 != sha256:
         findings.append(Finding(path.name, f"sha256 {found_sha256}", sha256, REFETCH))
     return True

@@ -52,7 +52,10 @@ def _compare_counts(
 
 def _check_starts(where: str, index: ShardIndex, findings: list[Finding]) -> None:
     """Check that starts rise strictly from 0, and that every sample starts with a document."""
-    for name, starts in (("sample_starts", index.sample_starts), ("doc_starts", index.doc_starts)):
+    for name, starts in (
+        ("sample_starts", index.sample_starts),
+        ("doc_starts", index.doc_starts),
+    ):
         # (n,) With -1 in front, a first start of 0 counts as rising.
         differences = np.diff(starts, prepend=-1)
         is_rising = differences.min() >= 1

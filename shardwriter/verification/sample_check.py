@@ -82,7 +82,11 @@ class _SampleChecker:
 
     def _check_members(self, members: list[Member], key: str) -> None:
         where = f"{self.file}, sample {key}"
-        wanted = [f"{key}.{DOCS_MEMBER}", f"{key}.{METADATA_MEMBER}", f"{key}.{TOKENS_MEMBER}"]
+        wanted = [
+            f"{key}.{DOCS_MEMBER}",
+            f"{key}.{METADATA_MEMBER}",
+            f"{key}.{TOKENS_MEMBER}",
+        ]
         names = [member.name for member in members]
         if names not in (wanted, [wanted[0], wanted[2]]):
             shown = f"{wanted} (the metadata may be absent)"
@@ -102,7 +106,9 @@ class _SampleChecker:
         self.num_docs += len(starts)
         self.num_tokens += len(tokens)
 
-    def _read_array(self, where: str, member: Member, dtype: np.dtype[Any]) -> NDArray[Any] | None:
+    def _read_array(
+        self, where: str, member: Member, dtype: np.dtype[Any]
+    ) -> NDArray[Any] | None:
         """Return the 1-D array of this dtype in a .npy member, or None if it is not one."""
         content = member.content
         num_elements = max(0, (len(content) - NPY_HEADER_BYTES) // dtype.itemsize)
@@ -168,7 +174,9 @@ class _SampleChecker:
         sample = self.num_samples
         # The tar may have more samples than the index. The counts are compared separately.
         if sample >= index.num_samples:
-            self._add(where, f"sample {sample}", f"{index.num_samples} samples as in the index")
+            self._add(
+                where, f"sample {sample}", f"{index.num_samples} samples as in the index"
+            )
             return
         start, stop = index.sample_starts[sample : sample + 2].tolist()
         first_doc, stop_doc = np.searchsorted(index.doc_starts, [start, stop])

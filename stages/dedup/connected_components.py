@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 from stages.kernels.compilation import compiled
 
+# (n, 2): ids, or positions, of pairs of near-duplicates.
 Pairs = NDArray[np.uint64]
-"""(n, 2): ids, or positions, of pairs of near-duplicates."""
 
+# The values that are compared: the minima of signatures, or hashes of n-grams.
 Values = NDArray[np.uint32] | NDArray[np.uint64]
-"""The values that are compared: the minima of signatures, or hashes of n-grams."""
 
 
 def group_equal_hashes(
@@ -179,7 +179,9 @@ def _root(parents: NDArray[np.uint64], position: np.int64) -> np.int64:
 
 
 @compiled
-def find_roots(parents: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
+def find_roots(
+    parents: NDArray[np.uint64], positions: NDArray[np.int64]
+) -> NDArray[np.int64]:
     """Return (n,) the root of each position. Shortens the paths in `parents`."""
     found = np.empty(len(positions), np.int64)
     for i in range(len(positions)):
@@ -211,6 +213,8 @@ def choose_best(
         if chosen[root] == 0:
             chosen[root] = root + 1  # the root is the first member
         is_as_good = scores[i] == best[root] and scores[i] > 0
-        if scores[i] > best[root] or (is_as_good and np.uint64(positions[i]) < chosen[root]):
+        if scores[i] > best[root] or (
+            is_as_good and np.uint64(positions[i]) < chosen[root]
+        ):
             best[root] = scores[i]
             chosen[root] = positions[i] + 1

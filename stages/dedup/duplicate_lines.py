@@ -74,7 +74,9 @@ def _check_lengths(hashes: np.ndarray, documents: np.ndarray) -> None:
             f"{len(hashes)} hashes for {len(documents)} documents: pass one document per hash"
         )
     if len(hashes) >= _MAX_HASHES:
-        raise ValueError(f"{len(hashes)} hashes, must be under {_MAX_HASHES}: use more partitions")
+        raise ValueError(
+            f"{len(hashes)} hashes, must be under {_MAX_HASHES}: use more partitions"
+        )
 
 
 # 2**64 / golden ratio: Knuth, The Art of Computer Programming 3, section 6.4.
@@ -86,7 +88,9 @@ _KEPT = np.uint32(2**32 - 2)  # the copy to keep has been seen
 
 @compiled
 def _partition(
-    hashes: NDArray[np.uint64], documents: NDArray[np.uint32] | NDArray[np.uint64], bits: int
+    hashes: NDArray[np.uint64],
+    documents: NDArray[np.uint32] | NDArray[np.uint64],
+    bits: int,
 ) -> tuple[NDArray[np.uint64], NDArray[np.int64], int]:
     """Partition the hashes. The table of each partition then fits into a cache. Omits hash 0.
 
@@ -144,7 +148,10 @@ def _slot(keys: NDArray[np.uint64], h: np.uint64, bits: int) -> np.int64:
 
 @compiled
 def _keep_first(
-    records: NDArray[np.uint64], starts: NDArray[np.int64], bits: int, is_removed: NDArray[np.bool_]
+    records: NDArray[np.uint64],
+    starts: NDArray[np.int64],
+    bits: int,
+    is_removed: NDArray[np.bool_],
 ) -> None:
     """keep="keep_first": write False at the first occurrence of each hash."""
     table = np.empty(_num_slots(np.diff(starts).max()), np.uint64)
@@ -160,7 +167,10 @@ def _keep_first(
 
 @compiled
 def _keep_unshared(
-    records: NDArray[np.uint64], starts: NDArray[np.int64], bits: int, is_removed: NDArray[np.bool_]
+    records: NDArray[np.uint64],
+    starts: NDArray[np.int64],
+    bits: int,
+    is_removed: NDArray[np.bool_],
 ) -> None:
     """keep="drop_all_copies": write False at the first occurrence of hashes of one document only."""
     largest = _num_slots(np.diff(starts).max())

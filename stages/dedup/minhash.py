@@ -35,16 +35,17 @@ from stages.kernels import characters
 from stages.kernels import minhash as minhash_kernel
 from stages.settings.dedup import MinHashSettings, compute_bands
 
+# Thai, Lao, Burmese, Khmer, Chinese and Japanese (Unicode, Blocks.txt). Korean has blanks.
 UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u2fdf\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|"
     "[\U00020000-\U0003134f]"
 )
-"""Thai, Lao, Burmese, Khmer, Chinese and Japanese (Unicode, Blocks.txt). Korean has blanks."""
 _PUNCTUATION = frozenset(string.punctuation)
 
 
+# Seed of the permutations, datasketch's default. Only signatures of the same seed are
+# comparable.
 SEED = 1
-"""Seed of the permutations, datasketch's default. Only signatures of the same seed are comparable."""
 
 
 @cache
@@ -126,7 +127,9 @@ def signatures(
     return minima, num_words > 0
 
 
-def ngram_sets(texts: pa.Array | pa.ChunkedArray, settings: MinHashSettings) -> pa.LargeListArray:
+def ngram_sets(
+    texts: pa.Array | pa.ChunkedArray, settings: MinHashSettings
+) -> pa.LargeListArray:
     """Compute the distinct hashes of each text's n-grams, sorted.
 
     A hash is the first 8 bytes of the SHA-1 as a little-endian integer.
@@ -137,14 +140,18 @@ def ngram_sets(texts: pa.Array | pa.ChunkedArray, settings: MinHashSettings) -> 
     """
     if len(texts) == 0:
         return pa.array([], pa.large_list(pa.uint64()))
-    offsets, hashes = minhash_kernel.hash_ngrams(*_raw(texts), _characters(), settings.ngram_words)
+    offsets, hashes = minhash_kernel.hash_ngrams(
+        *_raw(texts), _characters(), settings.ngram_words
+    )
     return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(hashes))
 
 
 def _raw(texts: pa.Array | pa.ChunkedArray) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Return the UTF-8 of all texts, and the offset of each, (n + 1,)."""
     filled = pc.fill_null(pc.cast(texts, pa.large_string()), "")
-    array = pa.concat_arrays(filled.chunks) if isinstance(filled, pa.ChunkedArray) else filled
+    array = (
+        pa.concat_arrays(filled.chunks) if isinstance(filled, pa.ChunkedArray) else filled
+    )
     _, offsets, utf8 = array.buffers()
     return (
         _read_only(np.frombuffer(utf8 or b"", np.uint8)),

@@ -19,13 +19,14 @@ from numpy.typing import NDArray
 
 from stages.kernels import characters, line_hashes
 
+# The marks that `cc_net.text_normalizer.UNICODE_PUNCT` deletes, except １, which is 0 by
+# then.
 _PUNCTUATION = "«´»–—’“”„…∶━►、。〈〉《》「」【】！％（），．１：；？～"
-"""The marks that `cc_net.text_normalizer.UNICODE_PUNCT` deletes, except １, which is 0 by then."""
 _DELETED = re.compile(f"[{_PUNCTUATION}\x00-\x1f\x7f-\x9f]")
 _DIGIT = re.compile(r"\d")
+# The only character whose lower case depends on its neighbours (Unicode, SpecialCasing;
+# CPython's `str.lower`).
 _FINAL_SIGMA = "Σ"
-"""The only character whose lower case depends on its neighbours (Unicode, SpecialCasing; CPython's
-`str.lower`)."""
 
 
 def hash_paragraph(line: str) -> int:

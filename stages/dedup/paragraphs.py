@@ -81,13 +81,18 @@ class ParagraphRemoval(Stage[ParagraphRemovalSettings]):
     name = "paragraphs"
     version = 1
     needs: ClassVar[pa.Schema] = pa.schema(
-        [pa.field("text", pa.large_string()), pa.field("duplicate_lines", pa.list_(pa.uint32()))]
+        [
+            pa.field("text", pa.large_string()),
+            pa.field("duplicate_lines", pa.list_(pa.uint32())),
+        ]
     )
     adds: ClassVar[pa.Schema] = pa.schema(
         [
             pa.field("num_chars", pa.int64()),  # code points
             pa.field("num_lines", pa.int64()),
-            pa.field("kept_lines", pa.list_(pa.uint32())),  # indices into the lines before removal
+            pa.field(
+                "kept_lines", pa.list_(pa.uint32())
+            ),  # indices into the lines before removal
         ]
     )
     reasons: ClassVar[Mapping[str, str]] = MappingProxyType(
@@ -112,7 +117,11 @@ class ParagraphRemoval(Stage[ParagraphRemovalSettings]):
         # utf8_is_space equals str.isspace for every character, and is False for the empty string.
         has_no_text = pc.or_(pc.utf8_is_space(texts), pc.equal(pc.binary_length(texts), 0))
         return drop_where(
-            shorter, has_no_text, "paragraphs.none_left", value=pa.array(num_lines_before), limit=0
+            shorter,
+            has_no_text,
+            "paragraphs.none_left",
+            value=pa.array(num_lines_before),
+            limit=0,
         )
 
 
@@ -142,7 +151,9 @@ def _remove_lines(batch: pa.Table) -> tuple[pa.Array, pa.Array, NDArray[np.int64
     texts = pa.LargeStringArray.from_buffers(
         len(new_offsets) - 1, pa.py_buffer(new_offsets), pa.py_buffer(new_utf8)
     )
-    kept_lines = pa.ListArray.from_arrays(pa.array(kept_offsets, pa.int32()), pa.array(kept))
+    kept_lines = pa.ListArray.from_arrays(
+        pa.array(kept_offsets, pa.int32()), pa.array(kept)
+    )
     return texts, kept_lines, np.diff(firsts)
 
 
@@ -162,7 +173,9 @@ def _copy_kept_lines(
     removed: NDArray[np.uint32],
     removed_starts: NDArray[np.int64],
     removed_ends: NDArray[np.int64],
-) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.uint32], NDArray[np.int64], int]:
+) -> tuple[
+    NDArray[np.uint8], NDArray[np.int64], NDArray[np.uint32], NDArray[np.int64], int
+]:
     """Copy the lines that are not removed.
 
     `firsts` (n + 1,) is the number of lines before each text. The indices of text t to remove are

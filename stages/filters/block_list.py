@@ -32,14 +32,15 @@ from numpy.typing import NDArray
 
 from stages.kernels import url_keys
 
+# The number of categories (`adult`, `malware`, ...) of one list: files with different
+# names.
 MAX_CATEGORIES = 1 << url_keys.CATEGORY_BITS
-"""The number of categories (`adult`, `malware`, ...) of one list: files with different names."""
 
 _CHUNK_BYTES = 1 << 24  # of a list read at a time
 _LISTS = ("domains", "urls")  # the names of UT1's files
 
+# Matches URLs that are in normal form already, unless they begin with www.
 _PLAIN = r"^[a-z0-9_\-]+(\.[a-z0-9_\-]+)*(/[a-z0-9._~\-]+)*$"
-"""Matches URLs that are in normal form already, unless they begin with www."""
 _PARTS = (
     r"(?s)^(?:(?:[a-z][a-z0-9+.\-]*:)?//)?(?:[^/?#]*@)?"  # scheme, user
     # host, port
@@ -123,11 +124,15 @@ class BlockList:
     @classmethod
     def from_words(cls, words: Iterable[str]) -> Self:
         """Build a list of words without a category."""
-        keys, *_ = url_keys.list_word_keys(*_buffers(pa.array(list(words), pa.large_string())))
+        keys, *_ = url_keys.list_word_keys(
+            *_buffers(pa.array(list(words), pa.large_string()))
+        )
         return cls(_distinct(keys), ("",))
 
     def find(
-        self, split_parts: Callable[..., url_keys.KeySpans], normal: pa.ChunkedArray | pa.Array
+        self,
+        split_parts: Callable[..., url_keys.KeySpans],
+        normal: pa.ChunkedArray | pa.Array,
     ) -> Hits:
         """Find the listed parts of URLs in normal form."""
         utf8, offsets = _buffers(normal)
@@ -140,7 +145,13 @@ class BlockList:
             found = (nearest ^ keys) < MAX_CATEGORIES
             numbers = (nearest[found] & np.uint64(MAX_CATEGORIES - 1)).astype(np.int64)
         return Hits(
-            utf8, keys[found], texts[found], starts[found], ends[found], numbers, self.categories
+            utf8,
+            keys[found],
+            texts[found],
+            starts[found],
+            ends[found],
+            numbers,
+            self.categories,
         )
 
 
@@ -245,7 +256,9 @@ def _decode_url(url: str) -> str:
     return host + path
 
 
-def _buffers(texts: pa.Array | pa.ChunkedArray) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def _buffers(
+    texts: pa.Array | pa.ChunkedArray,
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Return the UTF-8 of all texts, and the offset of each: the input of the kernels."""
     whole = texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts
     if not len(whole):

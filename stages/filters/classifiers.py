@@ -40,8 +40,8 @@ from stages.settings.filters import (
     ClassifiersSettings,
 )
 
+# Name of the model in a folder that a setting refers to.
 MODEL_FILE = "model.bin"
-"""Name of the model in a folder that a setting refers to."""
 
 
 def score_column(name: str) -> str:
@@ -76,7 +76,9 @@ class Classifiers(Stage[ClassifiersSettings]):
     @classmethod
     def added_columns(cls, settings: ClassifiersSettings) -> pa.Schema:
         """Return one column per classifier."""
-        return pa.schema([pa.field(score_column(name), pa.float64()) for name in settings.by_name])
+        return pa.schema(
+            [pa.field(score_column(name), pa.float64()) for name in settings.by_name]
+        )
 
     def open(self) -> None:
         """Load each model file once, and check that it has the label.
@@ -87,7 +89,9 @@ class Classifiers(Stage[ClassifiersSettings]):
         self._models = {model: load_model(path) for model, path in self.files.items()}
         for name, classifier in self.settings.by_name.items():
             for model, _ in classifier.model_languages():
-                _check_label(self._models[model], classifier.label, f"classifiers.{name}: {model}")
+                _check_label(
+                    self._models[model], classifier.label, f"classifiers.{name}: {model}"
+                )
 
     def apply(self, batch: pa.Table) -> Outcome:
         """Add the scores."""
@@ -103,7 +107,9 @@ class Classifiers(Stage[ClassifiersSettings]):
         for model, languages in classifier.model_languages():
             is_scored = has_text
             if languages is not None:
-                is_scored = pc.and_(is_scored, _is_one_of(batch.column("language"), languages))
+                is_scored = pc.and_(
+                    is_scored, _is_one_of(batch.column("language"), languages)
+                )
             texts = batch.column("text").filter(is_scored)
             if classifier.max_chars is not None:
                 texts = pc.utf8_slice_codeunits(texts, 0, classifier.max_chars)
@@ -191,7 +197,9 @@ class ClassifiersFilter(Stage[ClassifiersFilterSettings]):
     @classmethod
     def required_columns(cls, settings: ClassifiersFilterSettings) -> pa.Schema:
         """Return the scores that have limits."""
-        return pa.schema([pa.field(score_column(name), pa.float64()) for name in settings.limits])
+        return pa.schema(
+            [pa.field(score_column(name), pa.float64()) for name in settings.limits]
+        )
 
     def apply(self, batch: pa.Table) -> Outcome:
         """Keep the rows whose scores are all within their limits, or null."""

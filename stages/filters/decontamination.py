@@ -38,6 +38,7 @@ from stages.dedup.minhash import UNSPACED
 from stages.kernels import characters, ngram_overlap
 from stages.settings.filters import DecontaminationFilterSettings, DecontaminationSettings
 
+# One element for each set with which a document shares words, sorted by name.
 CONTAMINATION = pa.field(
     "contamination",
     pa.list_(
@@ -50,14 +51,13 @@ CONTAMINATION = pa.field(
         )
     ),
 )
-"""One element for each set with which a document shares words, sorted by name."""
 
 _EXAMPLES_AT_A_TIME = 100_000  # bounds the memory of a set while it is read
 _SUFFIXES = (".jsonl", ".txt", ".jsonl.gz", ".txt.gz")
 
 
+# Words per n-gram -> (keys, number of their set).
 _KeysByLength = dict[int, list[tuple[NDArray[np.uint64], int]]]
-"""Words per n-gram -> (keys, number of their set)."""
 
 
 class Decontamination(Stage[DecontaminationSettings]):
@@ -141,7 +141,13 @@ class Decontamination(Stage[DecontaminationSettings]):
         shared = np.zeros(len(hashes), np.uint64)  # a bit per set, for each word
         for ngrams in self._ngrams:
             ngram_overlap.mark_matches(
-                states, firsts, ngrams.num_words, ngrams.keys, ngrams.members, ngrams.bits, shared
+                states,
+                firsts,
+                ngrams.num_words,
+                ngrams.keys,
+                ngrams.members,
+                ngrams.bits,
+                shared,
             )
         num_words = ngram_overlap.count_matches_by_set(shared, firsts, len(self._names))
         column = self._build_column(num_words, np.diff(firsts))
@@ -152,7 +158,9 @@ class Decontamination(Stage[DecontaminationSettings]):
             counters.add(f"contaminated_words.{name}", int(num_words_of_set.sum()))
         return keep_all(batch, {CONTAMINATION.name: column}, counters)
 
-    def _build_column(self, shared: NDArray[np.int64], num_words: NDArray[np.int64]) -> pa.Array:
+    def _build_column(
+        self, shared: NDArray[np.int64], num_words: NDArray[np.int64]
+    ) -> pa.Array:
         """Return (n,) CONTAMINATION, from the shared words (n, sets) and all words (n,)."""
         rows, sets = np.nonzero(shared)
         found = shared[rows, sets]
@@ -161,7 +169,9 @@ class Decontamination(Stage[DecontaminationSettings]):
             pa.array(found, pa.int64()),
             pa.array(np.round(found / num_words[rows], 4), pa.float64()),
         ]
-        elements = pa.StructArray.from_arrays(values, fields=list(CONTAMINATION.type.value_type))
+        elements = pa.StructArray.from_arrays(
+            values, fields=list(CONTAMINATION.type.value_type)
+        )
         num_elements = np.bincount(rows, minlength=len(shared))
         offsets = pa.array(np.append(0, np.cumsum(num_elements)), pa.int32())
         return pa.ListArray.from_arrays(offsets, elements, type=CONTAMINATION.type)
@@ -198,7 +208,9 @@ def _read_examples(path: Path) -> Iterator[str]:
         return
     files = sorted(file for file in path.rglob("*") if file.name.endswith(_SUFFIXES))
     if not files:
-        raise ValueError(f"{path}: no file in this folder ends with one of {', '.join(_SUFFIXES)}")
+        raise ValueError(
+            f"{path}: no file in this folder ends with one of {', '.join(_SUFFIXES)}"
+        )
     for file in files:
         yield from _read_file(file)
 
@@ -271,14 +283,18 @@ def _is_plain(text: str) -> bool:
     return text.isalpha() and text.lower() == text and not UNSPACED.search(text)
 
 
-def _hash_words(texts: pa.Array | pa.ChunkedArray) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+def _hash_words(
+    texts: pa.Array | pa.ChunkedArray,
+) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
     """Return the hashes of all words of all texts, and the offset of each text, (n + 1,)."""
     whole = texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts
     if not len(whole):
         return np.zeros(0, np.uint64), np.zeros(1, np.int64)
     _, offsets, utf8 = whole.buffers()
     starts = np.frombuffer(offsets, np.int64)[whole.offset : whole.offset + len(whole) + 1]
-    return ngram_overlap.hash_words(np.frombuffer(utf8 or b"", np.uint8), starts, _characters())
+    return ngram_overlap.hash_words(
+        np.frombuffer(utf8 or b"", np.uint8), starts, _characters()
+    )
 
 
 # --- The filter ---
@@ -322,7 +338,9 @@ class DecontaminationFilter(Stage[DecontaminationFilterSettings]):
         indices = pa.array(worst, mask=worst < 0)  # null for a row that shares nothing
         value, limit = pa.array(shares).take(indices), pa.array(limits).take(indices)
         is_broken = pc.fill_null(pc.greater(value, limit), False)
-        whole_names = names.combine_chunks() if isinstance(names, pa.ChunkedArray) else names
+        whole_names = (
+            names.combine_chunks() if isinstance(names, pa.ChunkedArray) else names
+        )
         detail = whole_names.take(indices)
         outcome = drop_where(
             batch,

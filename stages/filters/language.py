@@ -23,8 +23,8 @@ from stages.contract import DOCUMENT, Outcome, Stage, chain, drop_where, keep_al
 from stages.counters import Counters
 from stages.settings.filters import LanguageFilterSettings, LanguageSettings
 
+# fastText's prefix of every label.
 LABEL_PREFIX = "__label__"
-"""fastText's prefix of every label."""
 
 
 class Language(Stage[LanguageSettings]):
@@ -38,7 +38,9 @@ class Language(Stage[LanguageSettings]):
     name = "language"
     version = 1
     needs = pa.schema([DOCUMENT.field("text")])
-    adds = pa.schema([pa.field("language", pa.string()), pa.field("language_score", pa.float64())])
+    adds = pa.schema(
+        [pa.field("language", pa.string()), pa.field("language_score", pa.float64())]
+    )
     counters: ClassVar[Mapping[str, str]] = MappingProxyType(
         {"language.": "Documents in the language"}
     )
@@ -65,7 +67,9 @@ class Language(Stage[LanguageSettings]):
         text = batch.column("text")
         if self.settings.max_chars is not None:
             text = pc.utf8_slice_codeunits(text, 0, self.settings.max_chars)
-        labels, scores = predict_top_labels(self._model, text.cast(pa.large_binary()).to_pylist())
+        labels, scores = predict_top_labels(
+            self._model, text.cast(pa.large_binary()).to_pylist()
+        )
         # GlotLID and other models use other names than lid.176. A null label stays null.
         names = [label and self.settings.labels.get(label, label) for label in labels]
         languages = pa.array(names, pa.string())
@@ -124,7 +128,9 @@ class LanguageFilter(Stage[LanguageFilterSettings]):
         score = batch.column("language_score")
         min_score = self.settings.min_score
         is_low = pc.less(score, min_score)
-        low = drop_where(batch, is_low, "language.score_too_low", value=score, limit=min_score)
+        low = drop_where(
+            batch, is_low, "language.score_too_low", value=score, limit=min_score
+        )
         if self.settings.keep is None:
             return low
         language = low.kept.column("language")

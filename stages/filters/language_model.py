@@ -16,6 +16,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+# ASCII mark -> the marks that it replaces. CCNet's table also has １, but digits are 0 by
+# then.
 _REPLACED = {
     ",": "，、",
     ".": "。",
@@ -35,7 +37,6 @@ _REPLACED = {
     "]": "】",
     "%": "％",
 }
-"""ASCII mark -> the marks that it replaces. CCNet's table also has １, but digits are 0 by then."""
 _EXPANDED = {"…": "...", "—": " - ", "．": ". "}
 _CONTROLS = (*range(32), *range(127, 160))
 _DELETED = 0xFFFFFFFF  # beyond the last code point
@@ -74,14 +75,14 @@ def normalize_for_lm(text: str) -> str:
     return line
 
 
+# The characters at which `str.split` splits and that `normalize_for_lm` does not delete.
 SPACES = (
     " \xa0\u1680\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
     "\u2028\u2029\u202f\u205f\u3000"
 )
-"""The characters at which `str.split` splits and that `normalize_for_lm` does not delete."""
 
+# Stored instead of infinity and NaN, so that every score is finite.
 MAX_PERPLEXITY = 1e300
-"""Stored instead of infinity and NaN, so that every score is finite."""
 
 
 class LanguageModel:
@@ -102,7 +103,10 @@ class LanguageModel:
         import kenlm
         import sentencepiece
 
-        pieces_file, lm_file = folder / f"{language}.sp.model", folder / f"{language}.arpa.bin"
+        pieces_file, lm_file = (
+            folder / f"{language}.sp.model",
+            folder / f"{language}.arpa.bin",
+        )
         for file in (pieces_file, lm_file):
             if not file.is_file():
                 raise FileNotFoundError(
@@ -134,7 +138,11 @@ class LanguageModel:
             return None
         sentence = b" ".join(pieces)
         # Splitting takes a seventh of the time. It has no effect if no piece contains white space.
-        num_tokens = len(pieces) if self._is_piece_one_token else len(sentence.decode().split())
+        num_tokens = (
+            len(pieces) if self._is_piece_one_token else len(sentence.decode().split())
+        )
         # The order of the arguments matters: min(limit, NaN) is the limit.
-        exponent = min(math.log10(MAX_PERPLEXITY), -self._lm.score(sentence) / (num_tokens + 1))
+        exponent = min(
+            math.log10(MAX_PERPLEXITY), -self._lm.score(sentence) / (num_tokens + 1)
+        )
         return round(10.0**exponent, 1)

@@ -46,12 +46,16 @@ class Length(Stage[LengthSettings]):
         num_chars = _count_chars(batch)
         limit = self.settings.min_chars
         is_short = pc.less(num_chars, limit)
-        return drop_where(batch, is_short, "length.too_few_chars", value=num_chars, limit=limit)
+        return drop_where(
+            batch, is_short, "length.too_few_chars", value=num_chars, limit=limit
+        )
 
     def _drop_long(self, batch: pa.Table, limit: int) -> Outcome:
         num_chars = _count_chars(batch)
         is_long = pc.greater(num_chars, limit)
-        return drop_where(batch, is_long, "length.too_many_chars", value=num_chars, limit=limit)
+        return drop_where(
+            batch, is_long, "length.too_many_chars", value=num_chars, limit=limit
+        )
 
 
 def _count_chars(batch: pa.Table) -> Column:

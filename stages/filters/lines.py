@@ -95,14 +95,18 @@ class Lines(Stage[LinesSettings]):
         lists = pc.split_pattern(texts, "\n")
         num_lines = pc.list_value_length(lists).to_numpy()
         found = self._apply_line_rules(lists.flatten())
-        rows = np.repeat(np.arange(len(num_lines)), num_lines)  # (num_lines,) the row of each line
+        rows = np.repeat(
+            np.arange(len(num_lines)), num_lines
+        )  # (num_lines,) the row of each line
 
         def sum_per_row(of_lines: _Ints | _Bools) -> _Ints:
             return np.bincount(rows, of_lines, len(num_lines)).astype(np.int64)
 
         num_kept = sum_per_row(found.is_kept)
         new_texts = _join_lines(found.lines.filter(pa.array(found.is_kept)), num_kept)
-        changed = _with_new_texts(batch, texts, new_texts, num_lines, num_kept, found.is_kept)
+        changed = _with_new_texts(
+            batch, texts, new_texts, num_lines, num_kept, found.is_kept
+        )
         measured = {
             "lorem_ipsum": sum_per_row(found.has_lorem_ipsum),
             "curly_bracket": sum_per_row(found.has_curly_bracket),
@@ -141,14 +145,21 @@ class Lines(Stage[LinesSettings]):
         num_sentences = np.zeros(len(lines), np.int64)
         if settings.min_sentences:
             num_sentences = _count_sentences(lines, is_kept)
-        return _LineResults(lines, is_kept, has_lorem_ipsum, has_curly_bracket, num_sentences)
+        return _LineResults(
+            lines, is_kept, has_lorem_ipsum, has_curly_bracket, num_sentences
+        )
 
     def _drop(self, batch: pa.Table, measured: pa.Table) -> Outcome:
         """Drop documents by the first rule that they break."""
         min_sentences = self.settings.min_sentences
         rules = (
             ("lines.lorem_ipsum", "lorem_ipsum", 0, pc.greater(measured["lorem_ipsum"], 0)),
-            ("lines.curly_bracket", "curly_bracket", 0, pc.greater(measured["curly_bracket"], 0)),
+            (
+                "lines.curly_bracket",
+                "curly_bracket",
+                0,
+                pc.greater(measured["curly_bracket"], 0),
+            ),
             ("lines.none_left", "lines", 0, measured["is_empty"]),
             (
                 "lines.sentences_too_few",
@@ -220,8 +231,12 @@ def _has_no_long_word(lines: pa.Array, max_word_chars: int | None) -> _Bools:
     if max_word_chars is None:
         return has_none
     # Only a line that is longer than the limit can have such a word: these few are split.
-    long_lines = np.flatnonzero(_to_numpy(pc.greater(pc.utf8_length(lines), max_word_chars)))
-    for row, line in zip(long_lines, lines.take(pa.array(long_lines)).to_pylist(), strict=True):
+    long_lines = np.flatnonzero(
+        _to_numpy(pc.greater(pc.utf8_length(lines), max_word_chars))
+    )
+    for row, line in zip(
+        long_lines, lines.take(pa.array(long_lines)).to_pylist(), strict=True
+    ):
         longest = max(map(len, line.split()), default=0)
         has_none[row] = longest <= max_word_chars
     return has_none
@@ -252,7 +267,9 @@ def _count_words(lines: pa.Array) -> _Ints:
 def _count_sentences(lines: pa.Array, is_kept: _Bools) -> _Ints:
     num_sentences = np.zeros(len(lines), np.int64)
     has_text = is_kept & _to_numpy(pc.greater(pc.binary_length(lines), 0))
-    ends_inside = pc.count_substring_regex(lines.filter(pa.array(has_text)), _SENTENCE_ENDS_INSIDE)
+    ends_inside = pc.count_substring_regex(
+        lines.filter(pa.array(has_text)), _SENTENCE_ENDS_INSIDE
+    )
     # The end of the line ends one more sentence.
     num_sentences[has_text] = 1 + ends_inside.to_numpy()
     return num_sentences
@@ -277,7 +294,9 @@ def _is_blank(texts: pa.Array) -> pa.Array:
 def _join_lines(lines: pa.Array, num_lines: _Ints) -> pa.Array:
     """Join lines to texts; `num_lines` (n,) is the number of lines of each text."""
     offsets = pa.array(np.append(0, np.cumsum(num_lines)), pa.int32())
-    return pc.binary_join(pa.ListArray.from_arrays(offsets, lines), pa.scalar("\n", lines.type))
+    return pc.binary_join(
+        pa.ListArray.from_arrays(offsets, lines), pa.scalar("\n", lines.type)
+    )
 
 
 def _to_lists(values: NDArray[np.uint32], lengths: _Ints) -> pa.ListArray:

@@ -35,7 +35,11 @@ from stages.contract import (
     with_columns,
 )
 from stages.counters import Counters
-from stages.filters.language_model import MAX_PERPLEXITY, LanguageModel, build_code_point_table
+from stages.filters.language_model import (
+    MAX_PERPLEXITY,
+    LanguageModel,
+    build_code_point_table,
+)
 from stages.settings.filters import PerplexityFilterSettings, PerplexitySettings
 
 
@@ -47,7 +51,9 @@ class Perplexity(Stage[PerplexitySettings]):
     needs = pa.schema([DOCUMENT.field("text"), pa.field("language", pa.string())])
     adds = pa.schema([pa.field("perplexity", pa.float64())])
     counters: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {"perplexity.": "Histogram (see `bins`) of the perplexities of documents in the language"}
+        {
+            "perplexity.": "Histogram (see `bins`) of the perplexities of documents in the language"
+        }
     )
 
     _models: dict[str, LanguageModel]
@@ -87,8 +93,9 @@ class Perplexity(Stage[PerplexitySettings]):
 
 # --- Histograms and cutoffs ---
 
+# Ratio of the edges of a bin: finer than CCNet's cutoffs, which are rounded to tens (en
+# 340).
 BIN_WIDTH = 1.005
-"""Ratio of the edges of a bin: finer than CCNet's cutoffs, which are rounded to tens (en 340)."""
 
 
 @cache
@@ -99,7 +106,9 @@ def _bin_edges() -> NDArray[np.float64]:
     return np.multiply.accumulate(np.concatenate([[1.0], np.full(num_bins, BIN_WIDTH)]))
 
 
-def to_bins(perplexities: Sequence[float] | NDArray[np.float64] | Column) -> NDArray[np.int64]:
+def to_bins(
+    perplexities: Sequence[float] | NDArray[np.float64] | Column,
+) -> NDArray[np.int64]:
     """Return the bin of every perplexity: bin k holds values from 1.005^k to below 1.005^(k + 1).
 
     Args:
@@ -108,7 +117,10 @@ def to_bins(perplexities: Sequence[float] | NDArray[np.float64] | Column) -> NDA
     Returns:
         (n,) int64, at least 0. Counts per bin merge by addition.
     """
-    return np.searchsorted(_bin_edges(), np.asarray(perplexities, np.float64), side="right") - 1
+    return (
+        np.searchsorted(_bin_edges(), np.asarray(perplexities, np.float64), side="right")
+        - 1
+    )
 
 
 def percentile(histogram: Mapping[int, int], percent: float) -> float:
@@ -182,10 +194,14 @@ class PerplexityFilter(Stage[PerplexityFilterSettings]):
 
     name = "perplexity"
     version = 1
-    needs = pa.schema([pa.field("language", pa.string()), pa.field("perplexity", pa.float64())])
+    needs = pa.schema(
+        [pa.field("language", pa.string()), pa.field("perplexity", pa.float64())]
+    )
     adds = pa.schema([pa.field("bucket", pa.string())])
     reasons: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {"perplexity.bucket_not_wanted": "The perplexity is that of a bucket that is not kept."}
+        {
+            "perplexity.bucket_not_wanted": "The perplexity is that of a bucket that is not kept."
+        }
     )
 
     def apply(self, batch: pa.Table) -> Outcome:

@@ -29,7 +29,9 @@ from stages.filters.block_list import BlockList, normalize_urls, read_entries
 from stages.kernels import url_keys
 from stages.settings.filters import UrlSettings, normalize_words
 
-_NORMAL = "normal url"  # a column that exists during `apply` only; no other name has a space
+_NORMAL = (
+    "normal url"  # a column that exists during `apply` only; no other name has a space
+)
 _NOT_IN_WORDS = r"[^a-z0-9\x{80}-\x{10ffff}]+"
 
 
@@ -62,7 +64,12 @@ class Url(Stage[UrlSettings]):
     @classmethod
     def required_files(cls, settings: UrlSettings) -> tuple[str, ...]:
         """Return the lists that are files, without duplicates, in the order of the settings."""
-        lists = (settings.subwords, settings.hard_words, settings.soft_words, settings.curated)
+        lists = (
+            settings.subwords,
+            settings.hard_words,
+            settings.soft_words,
+            settings.curated,
+        )
         files = [*settings.domains]
         files += [given for given in lists if isinstance(given, str)]
         return tuple(dict.fromkeys(files))
@@ -77,7 +84,9 @@ class Url(Stage[UrlSettings]):
         settings = self.settings
         self._rules = []
         if settings.domains:
-            blocked = BlockList.read([self.files[reference] for reference in settings.domains])
+            blocked = BlockList.read(
+                [self.files[reference] for reference in settings.domains]
+            )
             self._rules.append(
                 lambda batch: self._drop_by_domains(batch, blocked, "url.domain_blocked")
             )
@@ -90,18 +99,24 @@ class Url(Stage[UrlSettings]):
             soft = BlockList.from_words(soft_words)
             self._rules.append(lambda batch: self._drop_by_soft_words(batch, soft))
         for pattern in settings.patterns:
-            self._rules.append(lambda batch, pattern=pattern: self._drop_by_pattern(batch, pattern))
+            self._rules.append(
+                lambda batch, pattern=pattern: self._drop_by_pattern(batch, pattern)
+            )
         if settings.curated:
             lines = self._read_entries(settings.curated)
             curated = BlockList.build([("", pa.array(lines, pa.large_string()))])
-            self._rules.append(lambda batch: self._drop_by_domains(batch, curated, "url.curated"))
+            self._rules.append(
+                lambda batch: self._drop_by_domains(batch, curated, "url.curated")
+            )
 
     def apply(self, batch: pa.Table) -> Outcome:
         """Keep the rows that break no rule. The reason is the first broken one, as in `reasons`."""
         outcome = keep_all(batch, {_NORMAL: normalize_urls(batch.column("url"))})
         for rule in self._rules:
             outcome = chain(outcome, rule(outcome.kept))
-        return Outcome(outcome.kept.drop_columns([_NORMAL]), outcome.dropped, outcome.counters)
+        return Outcome(
+            outcome.kept.drop_columns([_NORMAL]), outcome.dropped, outcome.counters
+        )
 
     def _read_entries(self, given: str | tuple[str, ...]) -> list[str]:
         if not isinstance(given, str):
@@ -110,7 +125,9 @@ class Url(Stage[UrlSettings]):
         for chunk in read_entries(self.files[given]):
             lines += chunk.to_pylist()
         if not lines:
-            raise ValueError(f"{self.files[given]}: the list is empty; write one entry per line")
+            raise ValueError(
+                f"{self.files[given]}: the list is empty; write one entry per line"
+            )
         return lines
 
     def _read_words(self, given: str | tuple[str, ...]) -> tuple[str, ...]:
@@ -130,8 +147,12 @@ class Url(Stage[UrlSettings]):
         return _drop(batch, reason, hits.texts[is_first], details)
 
     def _drop_by_subwords(self, batch: pa.Table, subwords: tuple[str, ...]) -> Outcome:
-        letters_and_digits = pc.replace_substring_regex(batch.column(_NORMAL), _NOT_IN_WORDS, "")
-        rows = np.flatnonzero(pc.match_substring_regex(letters_and_digits, "|".join(subwords)))
+        letters_and_digits = pc.replace_substring_regex(
+            batch.column(_NORMAL), _NOT_IN_WORDS, ""
+        )
+        rows = np.flatnonzero(
+            pc.match_substring_regex(letters_and_digits, "|".join(subwords))
+        )
         details: list[str] = []
         for text in letters_and_digits.take(rows).to_pylist():
             found = [word for word in subwords if word in text]
@@ -145,7 +166,9 @@ class Url(Stage[UrlSettings]):
 
     def _drop_by_soft_words(self, batch: pa.Table, soft: BlockList) -> Outcome:
         hits = soft.find(url_keys.list_word_keys, batch.column(_NORMAL))
-        order = np.lexsort((hits.keys, hits.texts))  # (hits,) by URL, equal words side by side
+        order = np.lexsort(
+            (hits.keys, hits.texts)
+        )  # (hits,) by URL, equal words side by side
         texts, keys = hits.texts[order], hits.keys[order]
         # A word that occurs twice in a URL counts once.
         is_new = (np.diff(texts, prepend=-1) > 0) | (keys != np.roll(keys, 1))
@@ -160,7 +183,9 @@ class Url(Stage[UrlSettings]):
             if word not in words:
                 words.append(word)
         details = list(map(" ".join, words_by_row.values()))
-        return _drop(batch, "url.soft_words", rows, details, value=pa.array(counts), limit=limit)
+        return _drop(
+            batch, "url.soft_words", rows, details, value=pa.array(counts), limit=limit
+        )
 
     def _drop_by_pattern(self, batch: pa.Table, pattern: str) -> Outcome:
         rows = np.flatnonzero(pc.match_substring_regex(batch.column(_NORMAL), pattern))
@@ -168,12 +193,20 @@ class Url(Stage[UrlSettings]):
 
 
 def _drop(
-    batch: pa.Table, reason: str, rows: NDArray[np.int64], details: list[str], **measured: Any
+    batch: pa.Table,
+    reason: str,
+    rows: NDArray[np.int64],
+    details: list[str],
+    **measured: Any,
 ) -> Outcome:
     is_dropped = np.zeros(batch.num_rows, np.bool_)
     is_dropped[rows] = True
     detail = np.full(batch.num_rows, None, object)
     detail[rows] = details
     return drop_where(
-        batch, pa.array(is_dropped), reason, detail=pa.array(detail, pa.string()), **measured
+        batch,
+        pa.array(is_dropped),
+        reason,
+        detail=pa.array(detail, pa.string()),
+        **measured,
     )

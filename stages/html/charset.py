@@ -16,13 +16,12 @@ _BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
+# Python codecs for the meaning of these names on the web.
+#
+# Source: WHATWG Encoding Standard, sections 10 to 13.
 _WIDER_CODECS: Mapping[str, str] = MappingProxyType(
     {"gbk": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949", "big5": "big5hkscs"}
 )
-"""Python codecs for the meaning of these names on the web.
-
-Source: WHATWG Encoding Standard, sections 10 to 13.
-"""
 
 _REPLACEMENT = "\ufffd"
 
@@ -40,7 +39,9 @@ class DecodedPage(NamedTuple):
         return self.num_undecodable / max(1, len(self.text))
 
 
-def decode_page(body: bytes, content_type: str, max_undecodable_share: float) -> DecodedPage:
+def decode_page(
+    body: bytes, content_type: str, max_undecodable_share: float
+) -> DecodedPage:
     """Decode with the first charset that fits, or else with the one that fits best.
 
     Args:

@@ -24,6 +24,7 @@ from stages.html.charset import DecodedPage, decode_page
 from stages.html.justext import extract_main_text
 from stages.settings.warc import HtmlSettings
 
+# Cause -> description, for pages without usable text.
 CAUSES: Mapping[str, str] = MappingProxyType(
     {
         "html.too_many_tags": (
@@ -37,26 +38,24 @@ CAUSES: Mapping[str, str] = MappingProxyType(
         "html.not_parsable": "The HTML parser gave up.",
     }
 )
-"""Cause -> description, for pages without usable text."""
 
+# Largest number of tags in a page; 1,808 real pages have up to 10,840.
+#
+# The parser takes quadratic time for misnested elements (0.3 s for 50,000 tags), and main content
+# extraction for nested blocks (3 s for 12,000 tags).
 MAX_TAGS = 50_000
-"""Largest number of tags in a page; 1,808 real pages have up to 10,840.
 
-The parser takes quadratic time for misnested elements (0.3 s for 50,000 tags), and main content
-extraction for nested blocks (3 s for 12,000 tags).
-"""
-
+# Largest share of undecodable characters in the best charset; each becomes U+FFFD.
 MAX_UNDECODABLE_SHARE = 0.01
-"""Largest share of undecodable characters in the best charset; each becomes U+FFFD."""
 
+# Largest share of control characters; resiliparse uses the same limit to recognise binary
+# data.
 MAX_CONTROL_SHARE = 0.05
-"""Largest share of control characters; resiliparse uses the same limit to recognise binary data."""
 
+# Largest number of attributes of one tag; real tags have about ten.
+#
+# The parser takes quadratic time for them: 0.2 s for 10,000, 5 s for 40,000.
 MAX_ATTRIBUTES = 10_000
-"""Largest number of attributes of one tag; real tags have about ten.
-
-The parser takes quadratic time for them: 0.2 s for 10,000, 5 s for 40,000.
-"""
 
 # C0 controls except tab, line feed, form feed and carriage return.
 _CONTROL = re.compile("[\x00-\x08\x0b\x0e-\x1f]")
@@ -65,15 +64,14 @@ _CONTROL = re.compile("[\x00-\x08\x0b\x0e-\x1f]")
 _ATTRIBUTE = r"""[\s/]*+[^\s/>][^\s/>=]*+(?:\s*+=\s*+(?:"[^"]*+"|'[^']*+'|[^\s>]++))?+"""
 # Text, a "<" that opens no tag, or a tag with few attributes. Possessive quantifiers (*+,
 # ++) prevent backtracking, so that each byte is read once or twice in any page.
+# Matches a whole page without a tag of more than MAX_ATTRIBUTES attributes.
+#
+# It follows HTML's tokenizer (sections 13.2.5.6 to 13.2.5.39), but reads scripts as markup too.
 _FEW_ATTRIBUTES = re.compile(
     r"(?:[^<]++|<(?![a-z])|"
     rf"<[a-z][^\s/>]*+(?:{_ATTRIBUTE}){{0,{MAX_ATTRIBUTES}}}+(?!{_ATTRIBUTE}))*+",
     re.ASCII | re.IGNORECASE,
 )
-"""Matches a whole page without a tag of more than MAX_ATTRIBUTES attributes.
-
-It follows HTML's tokenizer (sections 13.2.5.6 to 13.2.5.39), but reads scripts as markup too.
-"""
 
 
 class Page(NamedTuple):

@@ -95,7 +95,9 @@ def classify_in_context(
     # A short heading is content if content follows it soon.
     for i, kind in enumerate(revised):
         is_short_heading = headings[i] and kind == "bad" and classes[i] != "bad"
-        if is_short_heading and _has_content_after(i, revised, num_chars, max_heading_distance):
+        if is_short_heading and _has_content_after(
+            i, revised, num_chars, max_heading_distance
+        ):
             revised[i] = "good"
     return [kind == "good" for kind in revised]
 

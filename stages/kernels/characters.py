@@ -22,18 +22,19 @@ from numpy.typing import NDArray
 # first byte lowest. No replacement is a control character below 6, so the two never collide.
 DELETE = 0
 KEEP = 1
+# The result depends on more than this character: the caller must use the Python
+# implementation.
 EXACT = 2
-"""The result depends on more than this character: the caller must use the Python implementation."""
+# White space. `strip` removes it at the ends of a line; elsewhere it is copied.
 KEEP_SPACE = 3
-"""White space. `strip` removes it at the ends of a line; elsewhere it is copied."""
+# White space that is also deleted inside a line.
 DELETE_SPACE = 4
-"""White space that is also deleted inside a line."""
+# The character is a word by itself (used by the kernels that split text into words).
 ALONE = 5
-"""The character is a word by itself (used by the kernels that split text into words)."""
 
 PAGE_BITS = 7
+# Code points per page of a `CharacterTable`. The first page is ASCII.
 PAGE = 1 << PAGE_BITS
-"""Code points per page of a `CharacterTable`. The first page is ASCII."""
 NUM_PAGES = 0x110000 // PAGE
 
 _SURROGATES = range(0xD800, 0xE000)
@@ -47,7 +48,9 @@ class CharacterTable(NamedTuple):
 
     pages: NDArray[np.uint16]  # (NUM_PAGES,) row of `actions` for each page
     actions: NDArray[np.uint32]  # (num_distinct_pages, PAGE)
-    ascii: NDArray[np.uint8]  # (PAGE,) the byte to write for each ASCII byte, 0 if it is deleted
+    ascii: NDArray[
+        np.uint8
+    ]  # (PAGE,) the byte to write for each ASCII byte, 0 if it is deleted
 
 
 def build_character_table(
@@ -96,8 +99,8 @@ def pack_replacement(replacement: str) -> int:
     return int.from_bytes(utf8, "little") if len(utf8) <= 4 else EXACT
 
 
+# Actions from this number on are replacements.
 FIRST_REPLACEMENT = pack_replacement(" ")
-"""Actions from this number on are replacements."""
 
 
 @njit(nogil=True)

@@ -38,11 +38,16 @@ def _discard_stale_index(function: Callable[..., object]) -> None:
     """
     try:
         source = Path(inspect.getfile(function))
-    except (OSError, TypeError):  # defined by exec: numba cannot cache it next to a file either
+    except (
+        OSError,
+        TypeError,
+    ):  # defined by exec: numba cannot cache it next to a file either
         return
     pattern = f"{source.stem}.{function.__qualname__}-*.nbi"
     for index in (source.parent / "__pycache__").glob(pattern):
-        with contextlib.suppress(OSError):  # deleted by another process, or a read-only folder
+        with contextlib.suppress(
+            OSError
+        ):  # deleted by another process, or a read-only folder
             if index.stat().st_mtime_ns < _newest_kernel_source_ns():
                 index.unlink()
 

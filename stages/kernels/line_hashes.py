@@ -84,7 +84,11 @@ def hash_lines(
             if num_bytes >= 0:
                 hashes[line] = sha1_prefix(message, num_bytes, schedule)
             else:
-                exact[num_exact, 0], exact[num_exact, 1], exact[num_exact, 2] = line, start, end
+                exact[num_exact, 0], exact[num_exact, 1], exact[num_exact, 2] = (
+                    line,
+                    start,
+                    end,
+                )
                 num_exact += 1
             start = end + 1
     return hashes, exact[:num_exact].copy()
@@ -151,7 +155,9 @@ def _normalize(
 
 
 @njit(nogil=True)
-def _strip(utf8: NDArray[np.uint8], start: int, end: int, table: CharacterTable) -> tuple[int, int]:
+def _strip(
+    utf8: NDArray[np.uint8], start: int, end: int, table: CharacterTable
+) -> tuple[int, int]:
     """Return the part of utf8[start:end] without white space at its ends."""
     while start < end:
         code_point, width = decode_character(utf8, start, end)

@@ -39,7 +39,9 @@ class _Buffers(NamedTuple):
     """Scratch memory for one text, large enough for the longest of the batch."""
 
     letters: NDArray[np.uint8]  # the words of the text, a blank after each
-    starts: NDArray[np.int64]  # where each word starts in `letters`, and where the next would
+    starts: NDArray[
+        np.int64
+    ]  # where each word starts in `letters`, and where the next would
     message: NDArray[np.uint8]  # one n-gram, with space for SHA-1's padding
     schedule: NDArray[np.uint32]  # SHA-1's message schedule
 
@@ -85,7 +87,10 @@ def compute_signatures(
 
 @compiled
 def hash_ngrams(
-    utf8: NDArray[np.uint8], offsets: NDArray[np.int64], table: CharacterTable, ngram_words: int
+    utf8: NDArray[np.uint8],
+    offsets: NDArray[np.int64],
+    table: CharacterTable,
+    ngram_words: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
     """Return the distinct hashes of every text's n-grams, sorted within each text.
 
@@ -103,7 +108,9 @@ def hash_ngrams(
     """
     num_texts = len(offsets) - 1
     buffers = _allocate_buffers(offsets)
-    hashes = np.empty(offsets[-1] - offsets[0], np.uint64)  # a text has no more n-grams than bytes
+    hashes = np.empty(
+        offsets[-1] - offsets[0], np.uint64
+    )  # a text has no more n-grams than bytes
     starts, num_hashes = np.zeros(num_texts + 1, np.int64), 0
     for t in range(num_texts):
         num_words = _split_words(
@@ -137,7 +144,9 @@ def _allocate_buffers(offsets: NDArray[np.int64]) -> _Buffers:
 def _hash_ngram(buffers: _Buffers, first: int, span: int) -> np.uint64:
     """Return the SHA-1 prefix of `span` words from `first` on, with a blank between two words."""
     start = buffers.starts[first]
-    num_bytes = buffers.starts[first + span] - 1 - start  # without the blank after the last word
+    num_bytes = (
+        buffers.starts[first + span] - 1 - start
+    )  # without the blank after the last word
     for i in range(num_bytes):
         buffers.message[i] = buffers.letters[start + i]
     return sha1_prefix(buffers.message, num_bytes, buffers.schedule)
@@ -200,7 +209,9 @@ def _split_words(
 
 
 @njit(nogil=True)
-def _write_replacement(action: np.uint32, letters: NDArray[np.uint8], num_written: int) -> int:
+def _write_replacement(
+    action: np.uint32, letters: NDArray[np.uint8], num_written: int
+) -> int:
     """Append the bytes of a replacement, first byte lowest. Return the new number of bytes."""
     while action:
         letters[num_written] = action & 0xFF

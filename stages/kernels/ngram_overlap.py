@@ -28,16 +28,18 @@ from stages.kernels.characters import (
 )
 from stages.kernels.compilation import compiled
 
+# The character ends a word and is not part of one.
 SEPARATE = KEEP_SPACE
-"""The character ends a word and is not part of one."""
 
+# Each word has one bit per set in a uint64.
 MAX_SETS = 64
-"""Each word has one bit per set in a uint64."""
 
 _Keys: TypeAlias = NDArray[np.uint64]
 
 _START = np.uint64(0xCBF29CE484222325)  # FNV-1a's offset basis
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: separates neighbouring bytes widely
+_GOLDEN = np.uint64(
+    0x9E3779B97F4A7C15
+)  # 2^64 / golden ratio: separates neighbouring bytes widely
 _ONE = np.uint64(1)
 
 
@@ -147,7 +149,9 @@ def build_bit_filter(keys: _Keys) -> NDArray[np.uint8]:
     bits = np.zeros(num_bytes, np.uint8)
     mask = np.uint64(8 * num_bytes - 1)
     for key in keys:
-        bits[np.int64((key & mask) >> np.uint64(3))] |= np.uint8(1 << np.int64(key & np.uint64(7)))
+        bits[np.int64((key & mask) >> np.uint64(3))] |= np.uint8(
+            1 << np.int64(key & np.uint64(7))
+        )
     return bits
 
 
@@ -177,7 +181,11 @@ def mark_matches(
     for t in range(len(first_words) - 1):
         for first in range(first_words[t], first_words[t + 1] - num_words + 1):
             key = _finalize(states[first + num_words] - states[first] * power)
-            if not bits[np.int64((key & mask) >> np.uint64(3))] >> np.uint8(key & np.uint64(7)) & 1:
+            if (
+                not bits[np.int64((key & mask) >> np.uint64(3))]
+                >> np.uint8(key & np.uint64(7))
+                & 1
+            ):
                 continue
             at = np.searchsorted(keys, key)
             if at < len(keys) and keys[at] == key:

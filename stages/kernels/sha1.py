@@ -13,8 +13,9 @@ from numba import njit
 from numpy.typing import NDArray
 
 BLOCK_BYTES = 64  # FIPS 180-4, section 5.2.1
+# Free bytes that `sha1_prefix` needs after the message: 0x80, zeros and the 8 bytes of
+# length.
 PADDING_BYTES = 2 * BLOCK_BYTES
-"""Free bytes that `sha1_prefix` needs after the message: 0x80, zeros and the 8 bytes of length."""
 SCHEDULE_WORDS = 80
 
 _U32 = np.uint32
@@ -41,10 +42,18 @@ def sha1_prefix(
         message[num_blocks * BLOCK_BYTES - 1 - i] = (num_bytes * 8) >> (8 * i) & 0xFF
 
     # Initial hash value (section 5.3.1).
-    state = _U32(0x67452301), _U32(0xEFCDAB89), _U32(0x98BADCFE), _U32(0x10325476), _U32(0xC3D2E1F0)
+    state = (
+        _U32(0x67452301),
+        _U32(0xEFCDAB89),
+        _U32(0x98BADCFE),
+        _U32(0x10325476),
+        _U32(0xC3D2E1F0),
+    )
     for block in range(num_blocks):
         state = _compress(state, message, block * BLOCK_BYTES, schedule)
-    return np.uint64(_swap_bytes(state[0])) | np.uint64(_swap_bytes(state[1])) << np.uint64(32)
+    return np.uint64(_swap_bytes(state[0])) | np.uint64(_swap_bytes(state[1])) << np.uint64(
+        32
+    )
 
 
 @njit(nogil=True)

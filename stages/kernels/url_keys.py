@@ -21,17 +21,21 @@ from numpy.typing import NDArray
 from stages.kernels.compilation import compiled
 
 _Bytes: TypeAlias = NDArray[np.uint8]
+# For each part found: its key, the index of its text (ascending), its start and end in
+# `utf8`.
 KeySpans: TypeAlias = tuple[
     NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]
 ]
-"""For each part found: its key, the index of its text (ascending), its start and end in `utf8`."""
 
+# The lowest bits of a key are 0. A block list stores there which of its files has the
+# entry.
 CATEGORY_BITS = 8
-"""The lowest bits of a key are 0. A block list stores there which of its files has the entry."""
 
 _DOT, _SLASH, _QUESTION = 0x2E, 0x2F, 0x3F
 _START = np.uint64(0xCBF29CE484222325)  # FNV-1a's offset basis
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: separates neighbouring bytes widely
+_GOLDEN = np.uint64(
+    0x9E3779B97F4A7C15
+)  # 2^64 / golden ratio: separates neighbouring bytes widely
 
 
 @compiled
@@ -150,7 +154,9 @@ def _is_address(utf8: _Bytes, start: int, end: int) -> bool:
 
 @njit(nogil=True)
 def _is_word_byte(byte: int) -> bool:
-    return byte >= 0x80 or 0x30 <= byte <= 0x39 or 0x61 <= byte <= 0x7A or 0x41 <= byte <= 0x5A
+    return (
+        byte >= 0x80 or 0x30 <= byte <= 0x39 or 0x61 <= byte <= 0x7A or 0x41 <= byte <= 0x5A
+    )
 
 
 @njit(nogil=True)

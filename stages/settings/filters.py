@@ -10,8 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from stages.settings.base import Settings, Share
 
+# Largest number of evaluation sets: the overlap kernel marks each set with one bit of a
+# uint64.
 MAX_SETS = 64
-"""Largest number of evaluation sets: the overlap kernel marks each set with one bit of a uint64."""
 
 _WORD = re.compile("[a-z0-9\x80-\U0010ffff]+")
 
@@ -118,7 +119,9 @@ class LengthSettings(Settings):
         "before deduplication.",
     )
     max_chars: int | None = Field(
-        default=None, ge=1, description="Longest text kept, in code points; null sets no limit."
+        default=None,
+        ge=1,
+        description="Longest text kept, in code points; null sets no limit.",
     )
 
     @model_validator(mode="after")
@@ -131,6 +134,7 @@ class LengthSettings(Settings):
         return self
 
 
+# `_POLICY_SUBSTRINGS` of C4's code.
 POLICY_PHRASES = (
     "terms of use",
     "privacy policy",
@@ -139,7 +143,6 @@ POLICY_PHRASES = (
     "use of cookies",
     "use cookies",
 )
-"""`_POLICY_SUBSTRINGS` of C4's code."""
 
 
 _Phrase: TypeAlias = Annotated[str, Field(min_length=1)]
@@ -290,7 +293,8 @@ class ClassifierSettings(Settings):
         "as __label__hq.",
     )
     languages: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
-        default=None, description="Languages that `model` scores; null scores all documents."
+        default=None,
+        description="Languages that `model` scores; null scores all documents.",
     )
     max_chars: int | None = Field(
         default=None,

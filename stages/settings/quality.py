@@ -63,7 +63,8 @@ class QualityFilterSettings(Settings):
         default=0.3, description="Highest share of lines that end with an ellipsis."
     )
     min_alpha_word_share: _Share = Field(
-        default=0.8, description="Lowest share of words (separated by white space) with a letter."
+        default=0.8,
+        description="Lowest share of words (separated by white space) with a letter.",
     )
     min_stop_words: _Count = Field(
         default=2, le=8, description="Fewest different stop words of Gopher's eight."

@@ -28,7 +28,9 @@ class UnicodeSettings(Settings):
         default=False,
         description="Write full-width Latin letters and half-width katakana in their usual width.",
     )
-    uncurl_quotes: bool = Field(default=False, description="Write curly quotes as straight ones.")
+    uncurl_quotes: bool = Field(
+        default=False, description="Write curly quotes as straight ones."
+    )
     fix_line_breaks: bool = Field(
         default=False, description="Write every kind of line break as \\n."
     )
@@ -51,7 +53,9 @@ class PiiSettings(Settings):
     ip: str | None = Field(
         default="|||IP_ADDRESS|||", description="Replaces a public IP address, v4 or v6."
     )
-    phone: str | None = Field(default="|||PHONE_NUMBER|||", description="Replaces a phone number.")
+    phone: str | None = Field(
+        default="|||PHONE_NUMBER|||", description="Replaces a phone number."
+    )
     card: str | None = Field(
         default="|||CARD_NUMBER|||", description="Replaces the number of a payment card."
     )

@@ -28,7 +28,9 @@ class JustextSettings(Settings):
         known = get_stoplists()
         for name in names:
             if name not in known:
-                near = get_close_matches(name, sorted(known), n=3, cutoff=0.4) or ["English"]
+                near = get_close_matches(name, sorted(known), n=3, cutoff=0.4) or [
+                    "English"
+                ]
                 raise ValueError(
                     f"jusText has no stop words for {name!r}; the nearest names are: "
                     f"{', '.join(near)}"
@@ -49,7 +51,9 @@ class HtmlSettings(Settings):
         description="Extract the main text with jusText (as Pile-CC) instead of resiliparse; "
         "null: use resiliparse.",
     )
-    alt_texts: bool = Field(default=False, description="Keep the alternative texts of images.")
+    alt_texts: bool = Field(
+        default=False, description="Keep the alternative texts of images."
+    )
     list_bullets: bool = Field(
         default=False, description="Start list items with a bullet or a number."
     )

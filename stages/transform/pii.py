@@ -42,8 +42,8 @@ from stages.contract import DOCUMENT, Column, Outcome, Stage, keep_all
 from stages.counters import Counters
 from stages.settings.transform import PiiSettings
 
+# In order of precedence, for patterns that match at the same position.
 KINDS = ("email", "ip", "card", "phone")
-"""In order of precedence, for patterns that match at the same position."""
 
 _PATTERNS: Mapping[str, str] = MappingProxyType(
     {
@@ -61,6 +61,7 @@ _PATTERNS: Mapping[str, str] = MappingProxyType(
     }
 )
 
+# RE2 patterns that match every text with something of the kind, and few others.
 _HINTS: Mapping[str, str] = MappingProxyType(
     {
         "email": r"@[A-Za-z0-9-]",
@@ -69,7 +70,6 @@ _HINTS: Mapping[str, str] = MappingProxyType(
         "phone": r"\+[1-9][ (.\x{a0}-]{0,3}[0-9]|[2-9][0-9]{2}(?:\) ?|[ .-])[2-9][0-9]{2}[ .-][0-9]{4}",
     }
 )
-"""RE2 patterns that match every text with something of the kind, and few others."""
 
 _NOT_PUBLIC_V4 = tuple(
     ipaddress.IPv4Network(network)
@@ -89,11 +89,12 @@ _NOT_PUBLIC_V4 = tuple(
         "224.0.0.0/3",  # multicast and reserved
     )
 )
+# The exceptions in 2000::/3; no other address is global unicast. Both lists are IANA's
+# registries. They are copied here because `is_global` differs between versions of Python.
 _NOT_PUBLIC_V6 = tuple(
-    ipaddress.IPv6Network(network) for network in ("2001::/23", "2001:db8::/32", "3fff::/20")
+    ipaddress.IPv6Network(network)
+    for network in ("2001::/23", "2001:db8::/32", "3fff::/20")
 )
-"""The exceptions in 2000::/3; no other address is global unicast. Both lists are IANA's registries. They
-are copied here because `is_global` differs between versions of Python."""
 
 _CARD_ISSUERS = re.compile(
     r"4(?:[0-9]{12}|[0-9]{15}|[0-9]{18})"  # Visa
@@ -135,7 +136,9 @@ class Pii(Stage[PiiSettings]):
         """Replace personal data, and count placeholders."""
         texts = batch.column("text").combine_chunks()
         placeholders = {
-            kind: text for kind in KINDS if (text := getattr(self.settings, kind)) is not None
+            kind: text
+            for kind in KINDS
+            if (text := getattr(self.settings, kind)) is not None
         }
         counts = {kind: np.zeros(len(texts), np.int32) for kind in KINDS}
         rows, kinds_by_row = _find_candidates(texts, placeholders)
@@ -195,7 +198,9 @@ def replace(text: str, placeholders: Mapping[str, str]) -> tuple[str, Counter[st
 
 @cache
 def _compile_pattern(kinds: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile("|".join(f"(?P<{kind}>{_PATTERNS[kind]})" for kind in kinds), re.ASCII)
+    return re.compile(
+        "|".join(f"(?P<{kind}>{_PATTERNS[kind]})" for kind in kinds), re.ASCII
+    )
 
 
 def _is_public_address(text: str) -> bool:
@@ -218,9 +223,17 @@ def _is_card(text: str) -> bool:
 
 
 def _is_phone(text: str) -> bool:
-    return not text.startswith("+") or 8 <= sum(character.isdigit() for character in text) <= 15
+    return (
+        not text.startswith("+")
+        or 8 <= sum(character.isdigit() for character in text) <= 15
+    )
 
 
 _IS_VALID: Mapping[str, Callable[[str], bool]] = MappingProxyType(
-    {"email": lambda _: True, "ip": _is_public_address, "card": _is_card, "phone": _is_phone}
+    {
+        "email": lambda _: True,
+        "ip": _is_public_address,
+        "card": _is_card,
+        "phone": _is_phone,
+    }
 )

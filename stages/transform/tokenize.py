@@ -41,8 +41,9 @@ from stages.transform.encoders import (
 )
 from stages.transform.tokenizer_files import Definition, read_definition
 
+# Bytes of text per call of an encoder: bounds its memory, and the growth of the cache in a
+# call.
 SLICE_BYTES = 8 << 20
-"""Bytes of text per call of an encoder: bounds its memory, and the growth of the cache in a call."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,9 @@ class Tokenize(Stage[TokenizeSettings]):
         )
 
     def _read_definition(self) -> Definition:
-        return read_definition(self.files[self.settings.tokenizer], self.settings.tiktoken_pattern)
+        return read_definition(
+            self.files[self.settings.tokenizer], self.settings.tiktoken_pattern
+        )
 
     def apply(self, batch: pa.Table) -> Outcome:
         """Add `tokens` and `num_tokens`. A null text counts as empty."""
@@ -207,7 +210,9 @@ def _list_reserved_ids(definition: Definition, end: int | None) -> Ids:
     return np.array(sorted(reserved), dtype=np.uint32)
 
 
-def _check_reserved_ids(definition: Definition, reference: ReferenceEncoder, reserved: Ids) -> None:
+def _check_reserved_ids(
+    definition: Definition, reference: ReferenceEncoder, reserved: Ids
+) -> None:
     """Raise if the spelling of a reserved token encodes to a reserved id.
 
     This happens if `end_of_document` is an ordinary token.
@@ -237,7 +242,9 @@ def _check_reserved_ids(definition: Definition, reference: ReferenceEncoder, res
 
 
 def _read_texts(batch: pa.Table) -> pa.Array:
-    return pc.fill_null(pc.cast(batch.column("text"), pa.large_string()), "").combine_chunks()
+    return pc.fill_null(
+        pc.cast(batch.column("text"), pa.large_string()), ""
+    ).combine_chunks()
 
 
 def _slice_texts(texts: pa.Array, slice_bytes: int) -> Iterator[pa.Array]:
@@ -283,5 +290,8 @@ def _drop_forged(annotated: pa.Table, forged: npt.NDArray[np.int64]) -> Outcome:
     if not (forged >= 0).any():
         return keep_all(annotated)
     return drop_where(
-        annotated, pa.array(forged >= 0), "tokenize.error_reserved_id", value=pa.array(forged)
+        annotated,
+        pa.array(forged >= 0),
+        "tokenize.error_reserved_id",
+        value=pa.array(forged),
     )

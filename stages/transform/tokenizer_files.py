@@ -19,8 +19,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+# Ids are stored as uint32.
 MAX_VOCAB_SIZE = 2**32
-"""Ids are stored as uint32."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,9 @@ class Definition:
     @cached_property
     def sha256(self) -> str:
         """Digest of the defining file; of several, the digest of their `sha256sum` lines by name."""
-        digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in self.files}
+        digests = {
+            path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in self.files
+        }
         if len(digests) == 1:
             return next(iter(digests.values()))
         lines = "".join(f"{digests[name]}  {name}\n" for name in sorted(digests))
@@ -78,7 +80,9 @@ def _defining_file(path: Path) -> Path:
     if path.is_file():
         return path
     if not path.is_dir():
-        raise ValueError(f"{path}: no such tokenizer file or folder; give one of {_KINDS_WANTED}")
+        raise ValueError(
+            f"{path}: no such tokenizer file or folder; give one of {_KINDS_WANTED}"
+        )
     for pattern in ("tokenizer.json", "encoder.json", "*.tiktoken", "*.model"):
         match sorted(path.glob(pattern)):
             case []:
@@ -101,7 +105,9 @@ def _read_kind(path: Path, tiktoken_pattern: str | None) -> Definition:
         return _read_gpt2(path)
     match path.suffix:
         case ".json":
-            return _definition_of_spec((path,), _read_json(path), own_end=_end_in_config(path))
+            return _definition_of_spec(
+                (path,), _read_json(path), own_end=_end_in_config(path)
+            )
         case ".tiktoken":
             return _read_tiktoken(path, tiktoken_pattern)
         case ".model":
@@ -124,8 +130,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     )
 
 
+# End-of-text tokens of GPT-2, Llama 3, Llama and T5, Gemma, and others, tried in this
+# order.
 _COMMON_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>")
-"""End-of-text tokens of GPT-2, Llama 3, Llama and T5, Gemma, and others, tried in this order."""
 
 
 def _definition_of_spec(
@@ -141,7 +148,9 @@ def _definition_of_spec(
             else {piece: index for index, (piece, _) in enumerate(tokens)}
         )
         added: list[dict[str, Any]] = spec.get("added_tokens") or []
-        special_ids = {token["content"]: int(token["id"]) for token in added if token["special"]}
+        special_ids = {
+            token["content"]: int(token["id"]) for token in added if token["special"]
+        }
         vocab = {**vocab, **{token["content"]: int(token["id"]) for token in added}}
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
@@ -166,7 +175,9 @@ def _read_gpt2(encoder: Path) -> Definition:
     """Read GPT-2's two files (openai/gpt-2, src/encoder.py): token -> id, and one merge per line."""
     bpe = encoder.with_name("vocab.bpe")
     if not bpe.is_file():
-        raise ValueError(f"{bpe}: missing beside {encoder.name}; a tokenizer needs both files")
+        raise ValueError(
+            f"{bpe}: missing beside {encoder.name}; a tokenizer needs both files"
+        )
     vocab = _read_json(encoder)
     lines = bpe.read_text(encoding="utf-8").split("\n")
     merges = [line.split(" ") for line in lines if line and not line.startswith("#version")]
@@ -200,7 +211,8 @@ def _bpe_spec(
     return {
         "version": "1.0",
         "added_tokens": [
-            {"id": token_id, "content": name, **flags} for name, token_id in special_ids.items()
+            {"id": token_id, "content": name, **flags}
+            for name, token_id in special_ids.items()
         ],
         "normalizer": None,
         "pre_tokenizer": pre_tokenizer,
@@ -211,7 +223,12 @@ def _bpe_spec(
             "trim_offsets": True,
             "use_regex": True,
         },
-        "model": {"type": "BPE", "vocab": vocab, "merges": merges, "ignore_merges": ignore_merges},
+        "model": {
+            "type": "BPE",
+            "vocab": vocab,
+            "merges": merges,
+            "ignore_merges": ignore_merges,
+        },
     }
 
 
@@ -289,7 +306,9 @@ def _read_tiktoken(path: Path, pattern: str | None) -> Definition:
     }
     pre_tokenizer = {"type": "Sequence", "pretokenizers": [split, bytes_only]}
     # tiktoken looks up the whole word before it merges: ignore_merges.
-    spec = _bpe_spec(vocab, _merges_of_ranks(ranks), specials, pre_tokenizer, ignore_merges=True)
+    spec = _bpe_spec(
+        vocab, _merges_of_ranks(ranks), specials, pre_tokenizer, ignore_merges=True
+    )
     return _definition_of_spec((path,), spec, own_end="<|endoftext|>")
 
 
@@ -314,7 +333,9 @@ def _merges_of_ranks(ranks: Mapping[bytes, int]) -> list[tuple[str, str]]:
     merges: list[tuple[str, str]] = []
     for token in sorted(ranks, key=ranks.__getitem__):
         splits = ((token[:i], token[i:]) for i in range(1, len(token)))
-        merges += [(_byte_level(a), _byte_level(b)) for a, b in splits if a in ranks and b in ranks]
+        merges += [
+            (_byte_level(a), _byte_level(b)) for a, b in splits if a in ranks and b in ranks
+        ]
     return merges
 
 
@@ -366,14 +387,17 @@ def spec_for_text(spec: Mapping[str, Any]) -> dict[str, Any]:
     removed.
     """
     added: list[dict[str, Any]] = spec.get("added_tokens") or []
-    renamed = {token["content"]: f"\uffff{token['id']}" for token in added if token["special"]}
+    renamed = {
+        token["content"]: f"\uffff{token['id']}" for token in added if token["special"]
+    }
     return {
         **spec,
         "truncation": None,
         "padding": None,
         "post_processor": None,
         "added_tokens": [
-            {**token, "content": renamed.get(token["content"], token["content"])} for token in added
+            {**token, "content": renamed.get(token["content"], token["content"])}
+            for token in added
         ],
         "model": _renamed_model(spec["model"], renamed),
     }
@@ -383,13 +407,17 @@ def _renamed_model(model: Mapping[str, Any], renamed: Mapping[str, str]) -> dict
     result = dict(model)
     vocab = model["vocab"]
     if isinstance(vocab, dict):
-        result["vocab"] = {renamed.get(token, token): token_id for token, token_id in vocab.items()}
+        result["vocab"] = {
+            renamed.get(token, token): token_id for token, token_id in vocab.items()
+        }
     else:
         result["vocab"] = [[renamed.get(piece, piece), score] for piece, score in vocab]
     if model.get("unk_token") is not None:
         result["unk_token"] = renamed.get(model["unk_token"], model["unk_token"])
     if "merges" in model:
-        result["merges"] = [merge for merge in model["merges"] if not _touches(merge, renamed)]
+        result["merges"] = [
+            merge for merge in model["merges"] if not _touches(merge, renamed)
+        ]
     if "dropout" in model:
         result["dropout"] = None
     return result

@@ -21,12 +21,13 @@ import pyarrow.compute as pc
 from stages.contract import DOCUMENT, Outcome, Stage, keep_all
 from stages.settings.transform import UnicodeSettings
 
+# The control characters that ftfy removes, or reads as Windows-1252 (C1).
 _CONTROLS = r"[\x00-\x08\x0b\x0e-\x1f\x7f-\x{9f}\x{206a}-\x{206f}\x{feff}\x{fff9}-\x{fffc}]"
-"""The control characters that ftfy removes, or reads as Windows-1252 (C1)."""
 _LINE_BREAKS = r"[\r\x{85}\x{2028}\x{2029}]"
 
+# Nested entities: ftfy decodes one level at a time, which is quadratic for
+# "&amp;amp;amp;...".
 _NESTED = re.compile(r"&(?:(?:amp|AMP|#0{0,8}38|#[xX]0{0,8}26);){16}")
-"""Nested entities: ftfy decodes one level at a time, which is quadratic for "&amp;amp;amp;..."."""
 
 
 class Unicode(Stage[UnicodeSettings]):
@@ -54,18 +55,24 @@ class Unicode(Stage[UnicodeSettings]):
     def apply(self, batch: pa.Table) -> Outcome:
         """Repair the texts that the pattern matches."""
         texts = batch.column("text").combine_chunks()
-        is_suspicious = pc.fill_null(pc.match_substring_regex(texts, self._suspicious), False)
+        is_suspicious = pc.fill_null(
+            pc.match_substring_regex(texts, self._suspicious), False
+        )
         if not pc.any(is_suspicious).as_py():
             return keep_all(batch)
         repaired = [self._repair(text) for text in texts.filter(is_suspicious).to_pylist()]
         new_texts = pa.array(repaired, pa.large_string())
-        return keep_all(batch, {"text": pc.replace_with_mask(texts, is_suspicious, new_texts)})
+        return keep_all(
+            batch, {"text": pc.replace_with_mask(texts, is_suspicious, new_texts)}
+        )
 
     def _repair(self, text: str) -> str:
         import ftfy
 
         config = (
-            self._config._replace(unescape_html=False) if _NESTED.search(text) else self._config
+            self._config._replace(unescape_html=False)
+            if _NESTED.search(text)
+            else self._config
         )
         return ftfy.fix_text(text, config)
 

@@ -21,14 +21,14 @@ _DOCUMENT = (
     rb"(?!filedesc:)[A-Za-z][A-Za-z0-9+.\-]{0,31}:[^\n]{0,8192}"
     rb" [^ \n]{1,64} \d{14} [^ \n]{1,256} \d{1,18}\r?\n"
 )
+# A whole header, for use at the position where a record begins.
 START = re.compile(rb"(?:" + _DESCRIPTION + rb"|" + _DOCUMENT + rb")()")
-"""A whole header, for use at the position where a record begins."""
+# `START` matches no more bytes than this.
 START_BYTES = 9 << 10
-"""`START` matches no more bytes than this."""
+# A whole header at the beginning of any line.
 SEARCH = re.compile(rb"(?<![^\n])" + START.pattern)
-"""A whole header at the beginning of any line."""
+# Follows every record.
 SEPARATOR = b"\n"
-"""Follows every record."""
 
 _FILE_START = b"filedesc:"
 _LENGTH = re.compile(rb" (\d{1,18})\r?\n")

@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from stages.html import extraction
 
+# Cause of a quarantine entry -> description.
 CAUSES: Mapping[str, str] = MappingProxyType(
     {
         "warc.empty_file": "The file has no bytes.",
@@ -35,9 +36,16 @@ CAUSES: Mapping[str, str] = MappingProxyType(
         **extraction.CAUSES,
     }
 )
-"""Cause of a quarantine entry -> description."""
 
-_OTHER_TYPES = ("warcinfo", "request", "metadata", "revisit", "resource", "continuation", "unknown")
+_OTHER_TYPES = (
+    "warcinfo",
+    "request",
+    "metadata",
+    "revisit",
+    "resource",
+    "continuation",
+    "unknown",
+)
 
 
 def _describe_other_types() -> dict[str, str]:
@@ -47,6 +55,7 @@ def _describe_other_types() -> dict[str, str]:
     return descriptions
 
 
+# Reason -> description, for intact records that do not become documents by design.
 SKIPPED: Mapping[str, str] = MappingProxyType(
     {
         **_describe_other_types(),
@@ -56,4 +65,3 @@ SKIPPED: Mapping[str, str] = MappingProxyType(
         "content_too_short": "The content is below min_content_bytes.",
     }
 )
-"""Reason -> description, for intact records that do not become documents by design."""

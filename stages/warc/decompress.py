@@ -35,12 +35,16 @@ _KEPT_BYTES = 1 << 20  # bytes before the position that may stay in the buffer
 
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"  # RFC 8878, section 3.1.1
-_ZSTD_DICTIONARY = b"\x5d\x2a\x4d\x18"  # skippable frame with a dictionary, first in a .warc.zst
+_ZSTD_DICTIONARY = (
+    b"\x5d\x2a\x4d\x18"  # skippable frame with a dictionary, first in a .warc.zst
+)
 _LZ4 = b"\x04\x22\x4d\x18"  # LZ4 frame format, version 1.6.4
 # RFC 1952, section 2.3: deflate, no reserved flag, any time, the flags of a known writer,
 # any system.
 _MEMBER = re.compile(rb"\x1f\x8b\x08[\x00-\x1f].{4}[\x00\x02\x04].", re.DOTALL)
-_MEMBER_TRIAL_BYTES = 1024  # a candidate that inflates this far without an error is a member
+_MEMBER_TRIAL_BYTES = (
+    1024  # a candidate that inflates this far without an error is a member
+)
 _SALVAGE_BYTES = 64  # on disk, per step: at most this much before a failure is lost
 _GZIP_WBITS = 31  # zlib's argument for the gzip format
 
@@ -51,7 +55,9 @@ class Fault(NamedTuple):
     cause: str
     offset: int | None  # on disk, of the member or of the bytes that are not gzip
     detail: str
-    is_verified: bool  # all bytes before the fault are intact: the broken member returned none
+    is_verified: (
+        bool  # all bytes before the fault are intact: the broken member returned none
+    )
     lost_bytes: int  # bytes on disk that were never decompressed
 
     def cuts_member(self, offset: int | None) -> bool:
@@ -61,7 +67,9 @@ class Fault(NamedTuple):
 
 class _Chunk(NamedTuple):
     data: bytes
-    offset: int | None  # on disk: of the data themselves, or of the gzip member they come from
+    offset: (
+        int | None
+    )  # on disk: of the data themselves, or of the gzip member they come from
     is_start: bool  # the first chunk of a member
     is_end: bool  # the last chunk of a member, and the checksum is right
 
@@ -249,7 +257,9 @@ def _read_frames(reader: ZstdReader | Lz4Reader) -> Iterator[_Chunk | Fault]:
         while data := reader.read(_CHUNK_BYTES):
             yield _Chunk(data, None, is_start=False, is_end=False)
     except OSError as error:
-        yield Fault("warc.compression_corrupt", None, str(error), is_verified=False, lost_bytes=0)
+        yield Fault(
+            "warc.compression_corrupt", None, str(error), is_verified=False, lost_bytes=0
+        )
 
 
 def _read_gzip(path: Path, offset: int) -> Iterator[_Chunk | Fault]:
@@ -265,12 +275,18 @@ def _read_gzip(path: Path, offset: int) -> Iterator[_Chunk | Fault]:
                 continue
             file.seek(_find_next_member(file, start))
             lost_bytes = file.tell() - start
-            detail = f"{lost_bytes} bytes between gzip members that are not gzip: {rest[:16]!r}"
-            yield Fault("warc.garbage", start, detail, is_verified=True, lost_bytes=lost_bytes)
+            detail = (
+                f"{lost_bytes} bytes between gzip members that are not gzip: {rest[:16]!r}"
+            )
+            yield Fault(
+                "warc.garbage", start, detail, is_verified=True, lost_bytes=lost_bytes
+            )
             rest = b""
 
 
-def _read_member(file: BinaryIO, start: int, rest: bytes) -> Generator[_Chunk | Fault, None, bytes]:
+def _read_member(
+    file: BinaryIO, start: int, rest: bytes
+) -> Generator[_Chunk | Fault, None, bytes]:
     """Read one gzip member.
 
     Args:

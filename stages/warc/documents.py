@@ -39,7 +39,9 @@ class Skipped(NamedTuple):
     reason: str  # one of stages.warc.causes.SKIPPED
 
 
-def parse_document(record: Record, number: int, settings: WarcSettings) -> Row | Skipped | Broken:
+def parse_document(
+    record: Record, number: int, settings: WarcSettings
+) -> Row | Skipped | Broken:
     """Convert a record.
 
     Args:
@@ -86,15 +88,15 @@ def _parse_response_record(
     limits = settings.advanced
     response = parse_response(record.content, limits.max_record_bytes)
     if response is None:
-        is_http = record.fields.get(b"content-type", b"").lower().startswith(b"application/http")
+        is_http = (
+            record.fields.get(b"content-type", b"").lower().startswith(b"application/http")
+        )
         if not is_http:
             return Skipped("not_http")
         detail = f"the content begins {record.content[:_SHOWN_BYTES]!r}"
         return _quarantine(record, "warc.http_header_broken", detail)
     if isinstance(response, TooLarge):
-        detail = (
-            f"the body expands ({response.coding}) to more than {limits.max_record_bytes} bytes"
-        )
+        detail = f"the body expands ({response.coding}) to more than {limits.max_record_bytes} bytes"
         return _quarantine(record, "warc.record_too_large", detail)
     if response.status not in limits.http_statuses:
         return Skipped("http_status")

@@ -19,7 +19,9 @@ from fastwarc.stream_io import BrotliReader, ZstdReader
 _STATUS_LINE = re.compile(rb"HTTP/\d+(?:\.\d+)?[ \t]+(\d{3})\b[^\n]*\n", re.IGNORECASE)
 _HEADER_END = re.compile(rb"(?:(?<=\n)|\r?\n)\r?\n")
 _FOLD = re.compile(rb"\r?\n[ \t]+")
-_CHUNK_HEAD = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?\r?\n")  # RFC 9112, section 7.1
+_CHUNK_HEAD = re.compile(
+    rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?\r?\n"
+)  # RFC 9112, section 7.1
 
 _MAX_CODINGS = 4  # servers send one or two; each may expand the body up to the limit
 
@@ -143,7 +145,9 @@ def _inflate(body: bytes, wbits: int, max_bytes: int) -> _Decoded | None:
 
 
 def _decode_stream(coding: str, body: bytes, max_bytes: int) -> _Decoded | None:
-    reader = BrotliReader(io.BytesIO(body)) if coding == "br" else ZstdReader(io.BytesIO(body))
+    reader = (
+        BrotliReader(io.BytesIO(body)) if coding == "br" else ZstdReader(io.BytesIO(body))
+    )
     try:
         return _Decoded(reader.read(max_bytes + 1))
     except OSError:

@@ -13,15 +13,17 @@ class Quarantined:
     """A record, or a stretch of bytes between records, that could not become a document."""
 
     file: str
+    # The number that its document would have in `doc_id`.
     record: int
-    """The number that its document would have in `doc_id`."""
+    # On disk, of the record or of the gzip member that contains it. None in zstd and lz4
+    # files.
     offset: int | None
-    """On disk, of the record or of the gzip member that contains it. None in zstd and lz4 files."""
+    # One of `stages.warc.causes.CAUSES`.
     cause: str
-    """One of `stages.warc.causes.CAUSES`."""
     detail: str
+    # Decompressed bytes that were skipped, or bytes on disk if they could not be
+    # decompressed.
     skipped_bytes: int
-    """Decompressed bytes that were skipped, or bytes on disk if they could not be decompressed."""
 
 
 @dataclass
@@ -29,26 +31,26 @@ class ReadReport:
     """What happened to the records of one file. It is complete after the last batch is read."""
 
     file: str
+    # Records and broken stretches: the sum of `num_documents`, `skipped` and `quarantine`.
     num_records: int = 0
-    """Records and broken stretches: the sum of `num_documents`, `skipped` and `quarantine`."""
     num_documents: int = 0
+    # WARC-Type -> records; "broken" counts stretches without a readable header.
     record_types: Counter[str] = field(default_factory=Counter[str])
-    """WARC-Type -> records; "broken" counts stretches without a readable header."""
+    # Reason -> records; see `stages.warc.causes.SKIPPED`.
     skipped: Counter[str] = field(default_factory=Counter[str])
-    """Reason -> records; see `stages.warc.causes.SKIPPED`."""
     quarantine: list[Quarantined] = field(default_factory=list[Quarantined])
     file_bytes: int = 0
+    # Decompressed content of all intact records.
     content_bytes: int = 0
-    """Decompressed content of all intact records."""
     text_bytes: int = 0
+    # NUL bytes in texts, each replaced by a space.
     nul_bytes_replaced: int = 0
-    """NUL bytes in texts, each replaced by a space."""
+    # Byte sequences that could not be decoded, each replaced by U+FFFD.
     undecodable_replaced: int = 0
-    """Byte sequences that could not be decoded, each replaced by U+FFFD."""
+    # Documents whose content was cut by the crawler or by the HTTP transfer.
     num_cut: int = 0
-    """Documents whose content was cut by the crawler or by the HTTP transfer."""
+    # Pages stored without the content coding that their HTTP header names.
     num_stored_decoded: int = 0
-    """Pages stored without the content coding that their HTTP header names."""
 
     def check(self) -> None:
         """Raise `DocumentCountError` unless each record is counted exactly once."""

@@ -140,7 +140,9 @@ class WarcReader:
         domains = [parse_source_domain(row.url) for row in rows]
         return pa.table(
             {
-                "doc_id": pa.array([self._split << 32 | row.record for row in rows], pa.uint64()),
+                "doc_id": pa.array(
+                    [self._split << 32 | row.record for row in rows], pa.uint64()
+                ),
                 "url": pa.array([row.url for row in rows], pa.string()),
                 "source_domain": pa.array(domains, pa.string()),
                 "date": pa.array([row.date for row in rows], pa.string()),
@@ -162,7 +164,9 @@ class WarcReader:
             num_undecodable = text.count("\ufffd") - row.content.count("\ufffd".encode())
             if num_undecodable <= max_share * len(text):
                 replaced = row.num_undecodable + num_undecodable
-                decodable.append(row._replace(content=text.encode(), num_undecodable=replaced))
+                decodable.append(
+                    row._replace(content=text.encode(), num_undecodable=replaced)
+                )
             else:
                 detail = f"{num_undecodable} of {len(text)} characters are not UTF-8"
                 broken = Broken(row.offset, "", "warc.not_utf8", detail, len(row.content))

@@ -88,11 +88,15 @@ class Broken(NamedTuple):
 class _Framing(NamedTuple):
     """How the records of a format are recognized."""
 
-    start: re.Pattern[bytes]  # at the first byte of a record; a header ends with group 1, twice
+    start: re.Pattern[
+        bytes
+    ]  # at the first byte of a record; a header ends with group 1, twice
     search: re.Pattern[bytes]  # finds the first byte of a record
     start_bytes: int  # neither pattern matches more bytes
     separator: bytes  # after every record
-    parse_fields: Callable[[bytes], dict[bytes, bytes]]  # returns the fields of a WARC header
+    parse_fields: Callable[
+        [bytes], dict[bytes, bytes]
+    ]  # returns the fields of a WARC header
 
 
 _WARC = _Framing(_VERSION, _HEADER_START, _START_BYTES, b"\r\n\r\n", parse_fields)
@@ -119,7 +123,9 @@ class _Search(NamedTuple):
     fault: Fault | None  # the first one on the way
 
 
-def read_records(path: Path, max_record_bytes: int, max_faults: int) -> Iterator[Record | Broken]:
+def read_records(
+    path: Path, max_record_bytes: int, max_faults: int
+) -> Iterator[Record | Broken]:
     """Yield records and broken stretches in the order of the file.
 
     Args:
@@ -198,7 +204,9 @@ class _RecordReader:
             return Broken(offset, "broken", fault.cause, fault.detail, search.num_bytes)
         if search.is_found or self._has_seen_header:
             cause = "warc.garbage"
-            detail = f"{search.num_bytes} bytes that belong to no record, beginning {opening!r}"
+            detail = (
+                f"{search.num_bytes} bytes that belong to no record, beginning {opening!r}"
+            )
         else:
             cause = "warc.not_a_warc"
             detail = f"no header of a record; the file begins {opening!r}"
@@ -209,7 +217,9 @@ class _RecordReader:
         window, num_bytes = self.window, 0
         start_bytes = self._framing.start_bytes
         first_fault: Fault | None = None
-        while (found := self._framing.search.search(window.buffer, window.position)) is None:
+        while (
+            found := self._framing.search.search(window.buffer, window.position)
+        ) is None:
             # Keep what may be the beginning of a header that continues in the next chunk.
             num_bytes += window.advance(max(0, window.available - start_bytes))
             if window.read_more():
@@ -251,7 +261,9 @@ class _RecordReader:
         window.advance(end - window.position)
         if b"warc-type" not in header.fields:
             num_bytes = header.num_bytes + header.length
-            return header.to_broken("warc.header_missing", "WARC-Type is missing", num_bytes)
+            return header.to_broken(
+                "warc.header_missing", "WARC-Type is missing", num_bytes
+            )
         return Record(header.offset, header.type, header.fields, content)
 
     def _parse_header(self, head: re.Match[bytes]) -> _Header | Broken:
@@ -262,7 +274,9 @@ class _RecordReader:
         limit = window.position + _MAX_HEADER_BYTES
         while (end := window.buffer.find(terminator, search_from, limit)) < 0:
             if len(window.buffer) >= limit or not window.read_more():
-                return self._read_endless_header(offset, is_long=len(window.buffer) >= limit)
+                return self._read_endless_header(
+                    offset, is_long=len(window.buffer) >= limit
+                )
         fields = self._framing.parse_fields(bytes(window.buffer[window.position : end]))
         type_name = fields.get(b"warc-type", b"").decode("latin-1").lower()
         length = fields.get(b"content-length", b"")
@@ -295,7 +309,10 @@ class _RecordReader:
         separator = self._framing.separator
         # Nearly all files have one member per record: nothing else needs a check then.
         after_separator = end + len(separator)
-        if window.is_single_member and window.buffer[end : after_separator + 1] == separator:
+        if (
+            window.is_single_member
+            and window.buffer[end : after_separator + 1] == separator
+        ):
             return True
         for member in window.find_members(start, end - 1):
             if self._framing.start.match(window.buffer, member):
@@ -349,12 +366,20 @@ class _RecordReader:
         skipped_bytes = header.num_bytes + num_bytes
         is_complete = num_bytes == header.length
         if is_complete and self._is_end(window.position, window.position):
-            detail = f"Content-Length is {header.length}, the limit is {self._max_record_bytes}"
+            detail = (
+                f"Content-Length is {header.length}, the limit is {self._max_record_bytes}"
+            )
             return header.to_broken("warc.record_too_large", detail, skipped_bytes)
         cause = "warc.content_length_wrong" if is_complete else "warc.truncated"
         detail = f"Content-Length is {header.length}, but no record ends there"
-        if header.offset is None or self._num_rewinds >= _MAX_REWINDS or window.fault is not None:
-            return self._read_broken(header._replace(num_bytes=0), cause, detail, skipped_bytes)
+        if (
+            header.offset is None
+            or self._num_rewinds >= _MAX_REWINDS
+            or window.fault is not None
+        ):
+            return self._read_broken(
+                header._replace(num_bytes=0), cause, detail, skipped_bytes
+            )
         # The stated length skipped other records: go back and search from this header on.
         self._num_rewinds += 1
         self.window = StreamWindow.open(self._path, header.offset, header.into_member)

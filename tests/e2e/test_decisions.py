@@ -26,7 +26,9 @@ FLOORS = {
 def test_decisions_stay_above_their_floors(reference_run: Path) -> None:
     """Exact duplicates, lengths, languages and low-quality text are found, and little else is taken for them."""
     measured = measure(RunFolder.open(reference_run))
-    seen = {name: (round(m.recall, 3), round(m.precision, 3)) for name, m in measured.items()}
+    seen = {
+        name: (round(m.recall, 3), round(m.precision, 3)) for name, m in measured.items()
+    }
     assert seen.keys() == FLOORS.keys()
     below = {
         name: seen[name]
@@ -36,13 +38,17 @@ def test_decisions_stay_above_their_floors(reference_run: Path) -> None:
     assert not below, f"below the floors {FLOORS}: {below}"
 
 
-def test_of_near_duplicates_the_one_with_the_lowest_perplexity_stays(reference_run: Path) -> None:
+def test_of_near_duplicates_the_one_with_the_lowest_perplexity_stays(
+    reference_run: Path,
+) -> None:
     """So whoever is dropped as a near-duplicate has one in its place that scores no worse."""
     run = RunFolder.open(reference_run)
     perplexities: dict[int, float] = {}
     for path in Path(run.folder("annotate").root).glob("*.documents.parquet"):
         table = pq.read_table(path, columns=["doc_id", "perplexity"])
-        perplexities |= dict(zip(*(column.to_pylist() for column in table.columns), strict=True))
+        perplexities |= dict(
+            zip(*(column.to_pylist() for column in table.columns), strict=True)
+        )
     paths = Path(run.folder("select").root).glob("*.decisions.parquet")
     pairs = [
         (row["doc_id"], row["representative"])
@@ -50,10 +56,14 @@ def test_of_near_duplicates_the_one_with_the_lowest_perplexity_stays(reference_r
         for row in pq.read_table(path).to_pylist()
     ]
     gone = [
-        (perplexities[doc_id], perplexities[stays]) for doc_id, stays in pairs if stays is not None
+        (perplexities[doc_id], perplexities[stays])
+        for doc_id, stays in pairs
+        if stays is not None
     ]
     assert len(gone) > 10
-    assert all(mine is None or (stays is not None and stays <= mine) for mine, stays in gone)
+    assert all(
+        mine is None or (stays is not None and stays <= mine) for mine, stays in gone
+    )
 
 
 def test_a_wrong_decision_lowers_a_measure() -> None:

@@ -40,7 +40,9 @@ CCNET_FIELDS = {
 }
 
 
-def test_the_export_has_ccnets_files_and_fields(reference_run: Path, tmp_path: Path) -> None:
+def test_the_export_has_ccnets_files_and_fields(
+    reference_run: Path, tmp_path: Path
+) -> None:
     """One file per language and bucket, every kept document once, lengths and line ids true of the text."""
     run = RunFolder.open(reference_run)
     written = export_ccnet(run, tmp_path / "mined")
@@ -50,11 +52,18 @@ def test_the_export_has_ccnets_files_and_fields(reference_run: Path, tmp_path: P
         for line in gzip.decompress(path.read_bytes()).splitlines()
     ]
     assert written == Counter(name for name, _ in documents)
-    assert Counter(document["language"] for _, document in documents) == make_report(run).languages
+    assert (
+        Counter(document["language"] for _, document in documents)
+        == make_report(run).languages
+    )
     assert {name for document in documents for name in document[1]} == CCNET_FIELDS
     for name, document in documents:
         assert name == f"{document['language']}_{document['bucket']}.json.gz"
-        assert len(document["raw_content"]) == document["length"] <= document["original_length"]
+        assert (
+            len(document["raw_content"])
+            == document["length"]
+            <= document["original_length"]
+        )
         assert (
             document["raw_content"].count("\n") + 1
             == document["nlines"]
@@ -62,13 +71,18 @@ def test_the_export_has_ccnets_files_and_fields(reference_run: Path, tmp_path: P
         )
 
 
-def test_the_export_repeats_and_overwrites_nothing(reference_run: Path, tmp_path: Path) -> None:
+def test_the_export_repeats_and_overwrites_nothing(
+    reference_run: Path, tmp_path: Path
+) -> None:
     """Two exports are the same bytes; into a folder that is there nothing is written."""
     run = RunFolder.open(reference_run)
     for folder in ("one", "two"):
         export_ccnet(run, tmp_path / folder)
     one, two = (
-        {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in (tmp_path / folder).iterdir()}
+        {
+            p.name: hashlib.sha256(p.read_bytes()).hexdigest()
+            for p in (tmp_path / folder).iterdir()
+        }
         for folder in ("one", "two")
     )
     assert one == two
@@ -76,7 +90,9 @@ def test_the_export_repeats_and_overwrites_nothing(reference_run: Path, tmp_path
         export_ccnet(run, tmp_path / "one")
 
 
-def test_a_run_without_select_has_nothing_to_export(reference_run: Path, tmp_path: Path) -> None:
+def test_a_run_without_select_has_nothing_to_export(
+    reference_run: Path, tmp_path: Path
+) -> None:
     """The message says what to do first."""
     (tmp_path / "run.json").write_text((reference_run / "run.json").read_text())
     with pytest.raises(RunNotFound, match="run the config to its end"):

@@ -87,8 +87,12 @@ def test_a_dataset_has_the_bytes_it_always_had(format_: str, tmp_path: Path) -> 
     list(run(make_plan(config)))
     dataset = tmp_path / "run" / "dataset"
     found = {**_digests(dataset), "row order": _row_order(dataset)}
-    recorded: dict[str, dict[str, str]] = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
+    recorded: dict[str, dict[str, str]] = (
+        json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
+    )
     if os.environ.get("UPDATE_GOLDEN"):
-        GOLDEN.write_text(json.dumps({**recorded, format_: found}, indent=1, sort_keys=True) + "\n")
+        GOLDEN.write_text(
+            json.dumps({**recorded, format_: found}, indent=1, sort_keys=True) + "\n"
+        )
         recorded = json.loads(GOLDEN.read_text())
     assert found == recorded[format_]

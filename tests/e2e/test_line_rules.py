@@ -49,6 +49,8 @@ def test_line_rules_are_counted_and_told(chain: Chain, reference_run: Path) -> N
     (trace,) = explain(RunFolder.open(run_dir), str(shorter["doc_id"]))
     count = len(shorter["lines_removed"])
     assert any(
-        line.startswith(f"lines            {count} lines removed, {shorter['num_lines']} left")
+        line.startswith(
+            f"lines            {count} lines removed, {shorter['num_lines']} left"
+        )
         for line in format_trace(trace)
     )

@@ -34,7 +34,8 @@ def test_preview_agrees_with_a_run(chain: Chain, overrides: list[str]) -> None:
     chain.run("preview", *overrides)
     after = RunFolder.open(run_dir)
     paths = [
-        after.folder("select").path(f"{split.key}.decisions.parquet") for split in after.splits
+        after.folder("select").path(f"{split.key}.decisions.parquet")
+        for split in after.splits
     ]
     assert after.folders["select"] != before.folders["select"]
     assert decisions.equals(pa.concat_tables([pq.read_table(path) for path in paths]))
@@ -54,7 +55,9 @@ def test_preview_command(chain: Chain) -> None:
         True,
         True,
     ), out
-    code, out = command("preview", run_dir, "--set", "select.language.min_score=0.99", "--json")
+    code, out = command(
+        "preview", run_dir, "--set", "select.language.min_score=0.99", "--json"
+    )
     figures = json.loads(out)
     assert (
         figures["newly_dropped"]["num_docs"]

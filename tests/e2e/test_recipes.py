@@ -68,7 +68,12 @@ RECIPES = {
         kept=(0.15, 0.35),
     ),
     "dclm-baseline": _expected(
-        *("language.not_wanted", "paragraphs.none_left", "classifiers.score_too_low", *GOPHER),
+        *(
+            "language.not_wanted",
+            "paragraphs.none_left",
+            "classifiers.score_too_low",
+            *GOPHER,
+        ),
         may="paragraphs language classifiers quality minhash",
         kept=(0.15, 0.35),
     ),
@@ -85,7 +90,9 @@ RECIPES = {
 def test_a_recipe_runs_on_html_pages_by_its_own_rules(name: str, tmp_path: Path) -> None:
     """Its reasons fire and no others, some documents are kept, and the shards verify."""
     keep = ["select.perplexity.keep=[head, middle, all]"] if name == "ccnet" else []
-    config = load(name, [f"input={CRAWL}", "engine.kind=inline", f"run_dir={tmp_path}/run", *keep])
+    config = load(
+        name, [f"input={CRAWL}", "engine.kind=inline", f"run_dir={tmp_path}/run", *keep]
+    )
     prepare(config)
     list(run(make_plan(config)))
     found = RunFolder.open(tmp_path / "run")
@@ -94,7 +101,9 @@ def test_a_recipe_runs_on_html_pages_by_its_own_rules(name: str, tmp_path: Path)
     assert report.reasons.keys() >= expected.must
     assert {reason.split(".")[0] for reason in report.reasons} <= expected.may
     assert (
-        expected.kept[0] < report.steps[-1].num_docs / report.steps[0].num_docs < expected.kept[1]
+        expected.kept[0]
+        < report.steps[-1].num_docs / report.steps[0].num_docs
+        < expected.kept[1]
     )
     if name != "ccnet":
         assert set(report.languages) == {"en"}

@@ -20,8 +20,9 @@ def test_what_no_machine_has_is_told_before_any_work(chain: Chain) -> None:
             "engine.workers=1",
             "engine.phases={tokenize: {num_cpus: 64}}",
         )
-    assert "\n  tokenize requests CPU 64, memory 2,000 MB; the nearest machine has CPU 1\n" in str(
-        caught.value
+    assert (
+        "\n  tokenize requests CPU 64, memory 2,000 MB; the nearest machine has CPU 1\n"
+        in str(caught.value)
     )
     found = RunFolder.open(chain.folder / "too-much")
     assert not found.folder("extract").done()

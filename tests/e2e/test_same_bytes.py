@@ -35,7 +35,9 @@ def test_the_order_in_which_work_is_done_does_not_matter(
     """Units, partitions and shards from last to first."""
     in_order = engine._Inline.results
 
-    def backwards(self: engine._Inline, phase: engine.Phase, task_ids: Sequence[str]) -> object:
+    def backwards(
+        self: engine._Inline, phase: engine.Phase, task_ids: Sequence[str]
+    ) -> object:
         return in_order(self, phase, list(reversed(task_ids)))
 
     monkeypatch.setattr(engine._Inline, "results", backwards)
@@ -57,7 +59,9 @@ def test_partitions_change_nothing_in_the_dataset(
     _cut_into(7, monkeypatch)
     run_dir, events = chain.run("partitions", f"engine.memory_mb={partitions_mb}")
     assert [
-        e.num_tasks for e in events if isinstance(e, PhaseStarted) and e.phase in PARTITIONED
+        e.num_tasks
+        for e in events
+        if isinstance(e, PhaseStarted) and e.phase in PARTITIONED
     ] == [7, 7]
     assert _answers(run_dir) == _answers(reference_run)
 
@@ -74,7 +78,9 @@ def test_a_piece_of_another_cut_is_not_taken_for_done(
     events.close()
     _cut_into(2, monkeypatch)
     run_dir, events = chain.run(name)
-    assert (phase, 0) in [(e.phase, e.num_done) for e in events if isinstance(e, PhaseStarted)]
+    assert (phase, 0) in [
+        (e.phase, e.num_done) for e in events if isinstance(e, PhaseStarted)
+    ]
     assert _answers(run_dir) == _answers(reference_run)
 
 
@@ -85,7 +91,8 @@ def test_what_was_cut_and_done_is_read_as_it_was_cut(
     _cut_into(3, monkeypatch)
     events = engine.run(make_plan(chain.config("cut-and-done")))
     assert any(
-        isinstance(event, PhaseFinished) and event.phase == "paragraph_dedup" for event in events
+        isinstance(event, PhaseFinished) and event.phase == "paragraph_dedup"
+        for event in events
     )
     events.close()
     _cut_into(2, monkeypatch)
@@ -127,9 +134,13 @@ def test_a_run_killed_in_any_phase_goes_on_to_the_same_bytes(
     run_dir, events = chain.run(name)
     assert digests(run_dir) == digests(reference_run)
     complete = [
-        event.phase for event in events if isinstance(event, PhaseFinished) and event.was_complete
+        event.phase
+        for event in events
+        if isinstance(event, PhaseFinished) and event.was_complete
     ]
-    assert complete == registry.list_phase_names()[: registry.list_phase_names().index(phase)]
+    assert (
+        complete == registry.list_phase_names()[: registry.list_phase_names().index(phase)]
+    )
 
 
 def test_a_run_that_is_told_to_stop_says_how_to_go_on(chain: Chain) -> None:
@@ -137,7 +148,8 @@ def test_a_run_that_is_told_to_stop_says_how_to_go_on(chain: Chain) -> None:
     out, code = _stop_when(chain, "told-to-stop", "extract", signal.SIGTERM)
     assert code == 128 + signal.SIGTERM
     assert (
-        "stopped by SIGTERM: finished tasks are kept, run the same command again to continue" in out
+        "stopped by SIGTERM: finished tasks are kept, run the same command again to continue"
+        in out
     )
     log = (chain.folder / "told-to-stop" / "log.jsonl").read_text().splitlines()
     assert json.loads(log[-1])["event"] == "RunEnded"

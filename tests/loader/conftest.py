@@ -52,7 +52,9 @@ def write_dataset(
     """Write shards whose documents have these lengths, with random tokens."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
-    tokenizer = TokenizerEntry("tiny", "ab" * 32, vocab_size=vocab_size, end_of_document=END)
+    tokenizer = TokenizerEntry(
+        "tiny", "ab" * 32, vocab_size=vocab_size, end_of_document=END
+    )
     entries: list[ShardEntry] = []
     written = Dataset(folder, [], [])
     for shard, doc_num_tokens in enumerate(shards):
@@ -64,13 +66,21 @@ def write_dataset(
         about: list[dict[str, Any]] = [
             {"doc_id": doc, "url": f"https://example.org/{doc}"} for doc in doc_ids.tolist()
         ]
-        documents = Documents(tokens, lengths, doc_ids, labels, None, about if metadata else None)
+        documents = Documents(
+            tokens, lengths, doc_ids, labels, None, about if metadata else None
+        )
         paths = folder / f"shard-{shard:06d}.tar", folder / f"shard-{shard:06d}.idx"
         with paths[0].open("wb") as tar, paths[1].open("wb") as index:
-            settings = {"shard": shard, "tokenizer": tokenizer, "sample_tokens": sample_tokens}
+            settings = {
+                "shard": shard,
+                "tokenizer": tokenizer,
+                "sample_tokens": sample_tokens,
+            }
             entries.append(write_shard(tar, index, documents=documents, **settings))
         written.tokens.append(tokens)
-        written.doc_starts.append(np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]))
+        written.doc_starts.append(
+            np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        )
     manifest = build_manifest(entries, tokenizer=tokenizer, fingerprint="f00d")
     (folder / MANIFEST_FILE).write_bytes(manifest.dumps())
     return written
@@ -88,14 +98,18 @@ def larger(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     """Seven shards with about 3,000 tokens each."""
     rng = np.random.default_rng(5)
     lengths = [rng.integers(1, 200, 30).tolist() for _ in range(7)]
-    return write_dataset(tmp_path_factory.mktemp("larger"), lengths, seed=1, sample_tokens=256)
+    return write_dataset(
+        tmp_path_factory.mktemp("larger"), lengths, seed=1, sample_tokens=256
+    )
 
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
     """Return a function that writes a dataset for one test."""
 
-    def make(shards: Sequence[Sequence[int]], name: str = "made", **settings: Any) -> Dataset:
+    def make(
+        shards: Sequence[Sequence[int]], name: str = "made", **settings: Any
+    ) -> Dataset:
         return write_dataset(tmp_path / name, shards, **settings)
 
     return make

@@ -24,7 +24,9 @@ class _Ranges(SimpleHTTPRequestHandler):
         data = path.read_bytes()
         found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         first, last = (
-            (int(found[1]), min(int(found[2]), len(data) - 1)) if found else (0, len(data) - 1)
+            (int(found[1]), min(int(found[2]), len(data) - 1))
+            if found
+            else (0, len(data) - 1)
         )
         self.send_response(206 if found else 200)
         self.send_header("Content-Length", str(last - first + 1))
@@ -81,7 +83,9 @@ class FaultProxy:
         self.refuse = self.flip = False
         self.rate: float | None = None
         self.deaf_after: int | None = None
-        self._tasks: set[asyncio.Task[Any] | None] = set()  # asyncio keeps only weak references
+        self._tasks: set[asyncio.Task[Any] | None] = (
+            set()
+        )  # asyncio keeps only weak references
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -106,7 +110,9 @@ class FaultProxy:
             await asyncio.wait(others)
         await asyncio.sleep(0.02)  # transports close in a later iteration of the loop
 
-    async def _serve(self, reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
+    async def _serve(
+        self, reader: asyncio.StreamReader, client: asyncio.StreamWriter
+    ) -> None:
         self._tasks.add(asyncio.current_task())
         if self.refuse:
             return _reset(client)
@@ -124,7 +130,9 @@ class FaultProxy:
             server.transport.abort()
             client.transport.abort()
 
-    async def _pass(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    async def _pass(
+        self, source: asyncio.StreamReader, target: asyncio.StreamWriter
+    ) -> None:
         passed = 0
         with contextlib.suppress(ConnectionError):
             while data := await source.read(65536):
@@ -134,7 +142,9 @@ class FaultProxy:
                 target.write(data)
                 await target.drain()
 
-    async def _answer(self, answers: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
+    async def _answer(
+        self, answers: asyncio.StreamReader, client: asyncio.StreamWriter
+    ) -> None:
         passed = 0
         while data := await answers.read(16384):
             if self.hang_after is not None and passed + len(data) > self.hang_after:

@@ -77,7 +77,9 @@ def test_check_finds_damaged_rows(make: Make, capsys: pytest.CaptureFixture[str]
     assert "in 1 samples" in capsys.readouterr().out
 
 
-def test_bench_measures_both_outputs(dataset: Dataset, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_measures_both_outputs(
+    dataset: Dataset, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The speed of int64 batches and of stored tokens is printed."""
     assert run_cli("bench", dataset.folder, "--seq-len", "16", "--seconds", "0.05") == 0
     shown = capsys.readouterr().out
@@ -121,7 +123,11 @@ def test_the_command_line_says_how_to_install_typer() -> None:
         "runpy.run_module('loader', run_name='__main__')"
     )
     ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=REPOSITORY
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=REPOSITORY,
     )
     assert ended.returncode == 1
     assert ended.stderr.strip().endswith("run pip install typer")

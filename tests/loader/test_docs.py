@@ -49,7 +49,9 @@ def test_the_python_examples_run(web: Dataset) -> None:
     assert namespace["step"] == 3
 
 
-def test_the_commands_run(web: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_run(
+    web: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Every command of docs/loader.md succeeds."""
     (block,) = find_blocks(PAGE, "sh")
     for line in block.splitlines():

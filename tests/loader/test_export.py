@@ -52,9 +52,9 @@ def test_megatron_files_follow_the_layout(dataset: Dataset, tmp_path: Path) -> N
     pointers = np.frombuffer(index, "<i8", num_docs, 34 + 4 * num_docs)
     tokens = np.fromfile(tmp_path / "web.bin", "<u2")
     pairs = zip(pointers.tolist(), lengths.tolist(), strict=True)
-    assert [tokens[at // 2 : at // 2 + num].tolist() for at, num in pairs] == list_documents(
-        dataset
-    )
+    assert [
+        tokens[at // 2 : at // 2 + num].tolist() for at, num in pairs
+    ] == list_documents(dataset)
 
 
 def test_megatron_reads_the_export(dataset: Dataset, tmp_path: Path) -> None:
@@ -76,7 +76,9 @@ def test_mosaicml_reads_the_export(
     num_docs = export_mds(open_reader(dataset.folder), tmp_path)
     index = json.loads((tmp_path / "index.json").read_text())
     assert len(index["shards"]) > 2
-    readers = [mds.MDSReader.from_json(str(tmp_path), "", shard) for shard in index["shards"]]
+    readers = [
+        mds.MDSReader.from_json(str(tmp_path), "", shard) for shard in index["shards"]
+    ]
     samples = [reader.get_item(i) for reader in readers for i in range(reader.samples)]
     assert [sample["tokens"].tolist() for sample in samples] == list_documents(dataset)
     assert len({int(sample["doc_id"]) for sample in samples}) == num_docs
@@ -108,7 +110,9 @@ def test_arrow_reads_the_parquet_export(dataset: Dataset, tmp_path: Path) -> Non
     num_docs = export_parquet(open_reader(dataset.folder), tmp_path / "out")
     files = sorted((tmp_path / "out").iterdir())
     assert [path.name for path in files][-1] == "train-00003-of-00004.parquet"
-    found = [tokens for path in files for tokens in pq.read_table(path)["tokens"].to_pylist()]
+    found = [
+        tokens for path in files for tokens in pq.read_table(path)["tokens"].to_pylist()
+    ]
     assert found == list_documents(dataset)
     assert len(found) == num_docs
 

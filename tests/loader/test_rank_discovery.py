@@ -26,7 +26,9 @@ def test_the_rank_is_read_from_the_environment_of_torchrun(dataset: Dataset) -> 
     rows = []
     for environment in ({}, {"RANK": "1", "WORLD_SIZE": "4"}):
         clean = {
-            key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")
+            key: value
+            for key, value in os.environ.items()
+            if key not in ("RANK", "WORLD_SIZE")
         }
         out = subprocess.run(
             [sys.executable, "-c", PLAN, str(dataset.folder)],
@@ -61,11 +63,11 @@ def test_the_rank_is_read_from_ray_train(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_process_that_is_no_ray_train_worker_is_rank_0_of_1() -> None:
     """Importing ray.train does not make a process a worker."""
-    alone = (
-        "import ray.train; from loader.rank_discovery import resolve_rank; print(resolve_rank())"
-    )
+    alone = "import ray.train; from loader.rank_discovery import resolve_rank; print(resolve_rank())"
     environment = {
-        name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("RANK", "WORLD_SIZE")
     }
     command = [sys.executable, "-c", alone]
     done = subprocess.run(
@@ -99,5 +101,7 @@ def test_ranks_of_a_mesh_are_numbered_row_by_row() -> None:
 )
 def test_an_incomplete_rank_is_refused(arguments: dict[str, Any]) -> None:
     """Rank and world_size are given together, and not with a mesh."""
-    with pytest.raises(ValueError, match="give rank and world_size together, or a mesh, or none"):
+    with pytest.raises(
+        ValueError, match="give rank and world_size together, or a mesh, or none"
+    ):
         resolve_rank(**arguments)

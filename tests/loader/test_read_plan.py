@@ -18,11 +18,17 @@ def list_rows(shard_ranges: list[Any]) -> list[tuple[int, int]]:
     return [
         (shard_range.shard, row)
         for shard_range in shard_ranges
-        for row in range(shard_range.first_row, shard_range.first_row + shard_range.num_rows)
+        for row in range(
+            shard_range.first_row, shard_range.first_row + shard_range.num_rows
+        )
     ]
 
 
-@given(world_size=st.integers(1, 9), interleave_depth=st.integers(1, 9), epoch=st.integers(0, 3))
+@given(
+    world_size=st.integers(1, 9),
+    interleave_depth=st.integers(1, 9),
+    epoch=st.integers(0, 3),
+)
 def test_plans_of_all_ranks_have_each_row_once(
     dataset: Dataset, world_size: int, interleave_depth: int, epoch: int
 ) -> None:
@@ -67,7 +73,9 @@ def test_the_plan_is_what_the_loader_reads(larger: Dataset) -> None:
             window_rows=8,
             **place,
         )
-        assert {tuple(row) for batch in loader for row in batch["input_ids"].tolist()} == planned
+        assert {
+            tuple(row) for batch in loader for row in batch["input_ids"].tolist()
+        } == planned
 
 
 def test_ranges_name_their_tokens(make: Make) -> None:
@@ -86,7 +94,9 @@ def test_a_manifest_in_memory_gives_the_same_plan(dataset: Dataset) -> None:
     """The plan needs no files besides the manifest."""
     manifest = Manifest.loads((dataset.folder / "manifest.json").read_bytes())
     arguments = {"seq_len": 32, "rank": 1, "world_size": 2}
-    assert shards_for_rank(manifest, **arguments) == shards_for_rank(dataset.folder, **arguments)
+    assert shards_for_rank(manifest, **arguments) == shards_for_rank(
+        dataset.folder, **arguments
+    )
 
 
 def test_more_ranks_than_rows_are_refused(make: Make) -> None:

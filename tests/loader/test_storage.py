@@ -13,7 +13,14 @@ from typing import Any
 import pytest
 
 from loader import TokenLoader
-from loader.storage import Cache, Counters, ReadFailed, ReadSettings, open_dataset, read_whole
+from loader.storage import (
+    Cache,
+    Counters,
+    ReadFailed,
+    ReadSettings,
+    open_dataset,
+    read_whole,
+)
 from shardwriter.format import ShardCorrupt, read_index
 from tests.conftest import REPOSITORY
 from tests.loader.conftest import Dataset, write_dataset
@@ -28,7 +35,10 @@ T = 64
 def served(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     """Three shards of about 40 KB."""
     return write_dataset(
-        tmp_path_factory.mktemp("served"), [[200] * 100] * 3, sample_tokens=2048, metadata=False
+        tmp_path_factory.mktemp("served"),
+        [[200] * 100] * 3,
+        sample_tokens=2048,
+        metadata=False,
     )
 
 
@@ -96,14 +106,18 @@ def test_blocks_are_fetched_ahead(server: Server, served: Dataset, tmp_path: Pat
     """One batch starts the fetch of all blocks within ahead_bytes, or only of the next chunks."""
 
     def fetched(ahead_bytes: int) -> int:
-        given = settings(tmp_path / str(ahead_bytes), block_bytes=4096, ahead_bytes=ahead_bytes)
+        given = settings(
+            tmp_path / str(ahead_bytes), block_bytes=4096, ahead_bytes=ahead_bytes
+        )
         loader = TokenLoader(
             f"http://127.0.0.1:{server.port}", seq_len=T, global_batch_rows=1, rank=0, world_size=1, interleave_depth=4,
             window_rows=8, epochs=1, settings=given,
         )  # fmt: skip
         next(loader)
         seen, until = -1, time.monotonic() + 10
-        while seen != (seen := loader.stats()["fetched_bytes"]) and time.monotonic() < until:
+        while (
+            seen != (seen := loader.stats()["fetched_bytes"]) and time.monotonic() < until
+        ):
             time.sleep(0.5)
         loader.close()
         return seen
@@ -118,7 +132,9 @@ def test_cut_connections_are_resumed(
 ) -> None:
     """Every connection is reset after 20 KB: only the missing bytes are requested again."""
     proxy.cut_after = 20_000
-    rows, stats = stream(f"http://127.0.0.1:{proxy.port}", settings(tmp_path, block_bytes=65536))
+    rows, stats = stream(
+        f"http://127.0.0.1:{proxy.port}", settings(tmp_path, block_bytes=65536)
+    )
     assert rows == expected
     assert stats["retries"] > 3
 
@@ -148,7 +164,9 @@ def test_reading_continues_after_an_outage(
     loader.close()
 
 
-def test_a_server_that_stays_away_is_an_error_in_time(proxy: FaultProxy, tmp_path: Path) -> None:
+def test_a_server_that_stays_away_is_an_error_in_time(
+    proxy: FaultProxy, tmp_path: Path
+) -> None:
     """The error has file, bytes and cause. The loader can continue later."""
     given = settings(tmp_path, stall_timeout_s=1.0, request_timeout_s=0.3)
     loader = TokenLoader(
@@ -172,12 +190,15 @@ def test_a_server_that_stays_away_is_an_error_in_time(proxy: FaultProxy, tmp_pat
     loader.close()
 
 
-def test_a_server_that_sends_nothing_is_an_error_in_time(proxy: FaultProxy, tmp_path: Path) -> None:
+def test_a_server_that_sends_nothing_is_an_error_in_time(
+    proxy: FaultProxy, tmp_path: Path
+) -> None:
     """It accepts connections and does not answer."""
     proxy.hang_after = 0
     began = time.monotonic()
     with pytest.raises(
-        ReadFailed, match=r"manifest.json \(head\): .*no byte came for 1.5 s \(stall_timeout_s\)"
+        ReadFailed,
+        match=r"manifest.json \(head\): .*no byte came for 1.5 s \(stall_timeout_s\)",
     ):
         stream(f"http://127.0.0.1:{proxy.port}", settings(tmp_path, stall_timeout_s=1.5))
     assert time.monotonic() - began < 1.5
@@ -189,7 +210,9 @@ def test_a_stalled_answer_is_requested_again(
     """Connections send nothing after 24 KB."""
     proxy.hang_after = 24_000
     assert (
-        stream(f"http://127.0.0.1:{proxy.port}", settings(tmp_path, request_timeout_s=0.2))[0]
+        stream(f"http://127.0.0.1:{proxy.port}", settings(tmp_path, request_timeout_s=0.2))[
+            0
+        ]
         == expected
     )
 
@@ -199,7 +222,9 @@ def test_a_slow_connection_is_no_error(
 ) -> None:
     """A block may take any time while bytes arrive."""
     proxy.rate = 200_000
-    given = settings(tmp_path, stall_timeout_s=0.7, request_timeout_s=0.5, block_bytes=65536)
+    given = settings(
+        tmp_path, stall_timeout_s=0.7, request_timeout_s=0.5, block_bytes=65536
+    )
     assert stream(f"http://127.0.0.1:{proxy.port}", given)[0] == expected
 
 
@@ -218,7 +243,9 @@ def test_a_bit_error_in_transit_is_fetched_again(
 
 def test_a_bit_error_at_the_source_is_reported(tmp_path: Path) -> None:
     """Both copies are wrong: the error has the shard, the sample and its bytes."""
-    made = write_dataset(tmp_path / "made", [[200] * 50], sample_tokens=2048, metadata=False)
+    made = write_dataset(
+        tmp_path / "made", [[200] * 50], sample_tokens=2048, metadata=False
+    )
     path = made.folder / "shard-000000.tar"
     data = bytearray(path.read_bytes())
     data[int(read_index(path.with_suffix(".idx")).sample_offsets[2]) + 30] ^= 4
@@ -258,7 +285,10 @@ def test_a_missing_file_is_an_error_at_once(server: Server, tmp_path: Path) -> N
         ReadFailed,
         match=r"no/such/manifest.json \(head\): there is no such object.*; correct the address",
     ):
-        stream(f"http://127.0.0.1:{server.port}/no/such", settings(tmp_path, stall_timeout_s=60))
+        stream(
+            f"http://127.0.0.1:{server.port}/no/such",
+            settings(tmp_path, stall_timeout_s=60),
+        )
     assert time.monotonic() - began < 2
 
 
@@ -285,7 +315,9 @@ def test_ranks_of_a_node_fetch_a_block_once(tmp_path: Path) -> None:
         return b"x" * 100
 
     def ask(counter: Counters) -> None:
-        assert bytes(Cache(settings(tmp_path), counter).get("key", 100, fetch)) == b"x" * 100
+        assert (
+            bytes(Cache(settings(tmp_path), counter).get("key", 100, fetch)) == b"x" * 100
+        )
 
     threads = [threading.Thread(target=ask, args=(counter,)) for counter in counters]
     for thread in threads:
@@ -314,7 +346,10 @@ def test_a_killed_rank_does_not_block_others(tmp_path: Path) -> None:
         assert other.stdout is not None
         assert other.stdout.readline() == b"holding\n"
         other.kill()
-        assert bytes(Cache(settings(tmp_path), Counters()).get("key", 3, lambda: b"abc")) == b"abc"
+        assert (
+            bytes(Cache(settings(tmp_path), Counters()).get("key", 3, lambda: b"abc"))
+            == b"abc"
+        )
 
 
 def test_the_wait_for_another_rank_is_limited(tmp_path: Path) -> None:
@@ -339,7 +374,8 @@ def test_the_wait_for_another_rank_is_limited(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("cache_bytes", 0), ("on_corrupt", "ignore"), ("stall_timeout_s", -1)]
+    ("name", "value"),
+    [("cache_bytes", 0), ("on_corrupt", "ignore"), ("stall_timeout_s", -1)],
 )
 def test_settings_out_of_range_are_refused(name: str, value: object) -> None:
     """The error has the name and the value."""
@@ -354,7 +390,9 @@ def test_a_dataset_on_a_real_s3_server(
     keys = {**KEYS, "endpoint": seaweed.endpoint}
     for path in served.folder.iterdir():
         seaweed.store("data").put(path.name, path)
-    given = settings(tmp_path, store_options=keys, request_timeout_s=2.0, stall_timeout_s=9.0)
+    given = settings(
+        tmp_path, store_options=keys, request_timeout_s=2.0, stall_timeout_s=9.0
+    )
     assert stream(f"s3://{BUCKET}/data", given)[0] == expected
     wrong = settings(tmp_path, store_options={**keys, "secret_access_key": "guess"})
     store = open_dataset(f"s3://{BUCKET}/data", wrong)

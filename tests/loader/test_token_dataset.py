@@ -24,7 +24,9 @@ def list_rows(batches: Any) -> list[list[int]]:
 def list_loader_rows(dataset: Dataset, **given: Any) -> list[list[int]]:
     """Return all input rows that TokenLoader gives."""
     order = {"seq_len": T, "global_batch_rows": 6, "seed": 2, "epochs": 1}
-    return list_rows(TokenLoader(dataset.folder, **{"rank": 0, "world_size": 1, **order, **given}))
+    return list_rows(
+        TokenLoader(dataset.folder, **{"rank": 0, "world_size": 1, **order, **given})
+    )
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -44,13 +46,24 @@ def test_states_of_sampler_and_loader_are_interchangeable(larger: Dataset) -> No
     sampler = dataset.sampler(global_batch_rows=6, rank=0, world_size=1)
     taken = [
         batch
-        for _, batch in zip(range(5), DataLoader(dataset, batch_sampler=sampler), strict=False)
+        for _, batch in zip(
+            range(5), DataLoader(dataset, batch_sampler=sampler), strict=False
+        )
     ]
     state = sampler.state_dict(batches=5)
     loader = TokenLoader(
-        larger.folder, seq_len=T, seed=2, global_batch_rows=6, rank=0, world_size=1, epochs=1
+        larger.folder,
+        seq_len=T,
+        seed=2,
+        global_batch_rows=6,
+        rank=0,
+        world_size=1,
+        epochs=1,
     )
-    assert {**state, "global_batch_rows": 6} == {**_after(loader, 5), "global_batch_rows": 6}
+    assert {**state, "global_batch_rows": 6} == {
+        **_after(loader, 5),
+        "global_batch_rows": 6,
+    }
     rest = [row for batch in loader for row in batch["input_ids"].tolist()]
     assert list_rows(taken) + rest == list_loader_rows(larger)
     again = dataset.sampler(global_batch_rows=6, rank=0, world_size=1)
@@ -65,7 +78,9 @@ def _after(loader: TokenLoader, num: int) -> dict[str, Any]:
     return loader.state_dict()
 
 
-def test_a_sampler_refuses_the_state_of_another_stream(larger: Dataset, dataset: Dataset) -> None:
+def test_a_sampler_refuses_the_state_of_another_stream(
+    larger: Dataset, dataset: Dataset
+) -> None:
     """The error is the one that TokenLoader raises."""
     state = TokenLoader(
         dataset.folder, seq_len=T, global_batch_rows=1, rank=0, world_size=1
@@ -89,7 +104,13 @@ def test_stateful_dataloader_resumes(larger: Dataset) -> None:
     """Torchdata's StatefulDataLoader saves the state of TokenLoader and restores it."""
     stateful = pytest.importorskip("torchdata.stateful_dataloader")
     loader = TokenLoader(
-        larger.folder, seq_len=T, seed=2, global_batch_rows=6, rank=0, world_size=1, epochs=1
+        larger.folder,
+        seq_len=T,
+        seed=2,
+        global_batch_rows=6,
+        rank=0,
+        world_size=1,
+        epochs=1,
     )
 
     class Stream(torch.utils.data.IterableDataset[Any]):
@@ -138,7 +159,9 @@ def test_hugging_face_trainer_keeps_the_order(larger: Dataset, tmp_path: Path) -
             super().__init__()
             self.weight = torch.nn.Parameter(torch.ones(1))
 
-        def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        def forward(
+            self, input_ids: torch.Tensor, labels: torch.Tensor
+        ) -> dict[str, torch.Tensor]:
             seen.extend(input_ids.tolist())
             return {"loss": (self.weight * labels.float()).mean()}
 
@@ -154,7 +177,9 @@ def test_hugging_face_trainer_keeps_the_order(larger: Dataset, tmp_path: Path) -
         use_cpu=True,
     )
     InOrder(
-        model=Model(), args=arguments, train_dataset=TokenDataset(larger.folder, seq_len=T, seed=2)
+        model=Model(),
+        args=arguments,
+        train_dataset=TokenDataset(larger.folder, seq_len=T, seed=2),
     ).train()
     assert seen == list_loader_rows(larger)[:24]
 

@@ -55,7 +55,9 @@ def open_loaders(dataset: Dataset, world_size: int, **given: Any) -> list[TokenL
     ]
 
 
-def read_global_batches(loaders: list[TokenLoader], num: int | None = None) -> list[list[bytes]]:
+def read_global_batches(
+    loaders: list[TokenLoader], num: int | None = None
+) -> list[list[bytes]]:
     """Return the rows of each step over all ranks; all ranks must have equally many."""
     found: list[list[bytes]] = []
     while num is None or len(found) < num:
@@ -64,7 +66,9 @@ def read_global_batches(loaders: list[TokenLoader], num: int | None = None) -> l
             assert batches == [None] * len(loaders), "ranks ended at different steps"
             break
         parts = [list_rows(batch) for batch in batches if batch is not None]
-        assert len({len(part) for part in parts}) == 1, "ranks got different numbers of rows"
+        assert len({len(part) for part in parts}) == 1, (
+            "ranks got different numbers of rows"
+        )
         found.append([row for part in parts for row in part])
     return found
 
@@ -112,7 +116,9 @@ def test_resume_on_other_ranks_keeps_the_row_order(
         "epochs": epochs,
         "uneven": "carry",
     }
-    alone = flatten(read_global_batches([open_loader(dataset, global_batch_rows=1, **order)]))
+    alone = flatten(
+        read_global_batches([open_loader(dataset, global_batch_rows=1, **order)])
+    )
     first = open_loaders(dataset, worlds[0], global_batch_rows=batches[0], **order)
     before = flatten(read_global_batches(first, kill_after))
     states = [loader.state_dict() for loader in first]
@@ -200,7 +206,9 @@ def test_a_state_is_small_and_checked(dataset: Dataset) -> None:
     state = open_loader(dataset).state_dict()
     assert LoaderState.from_dict(json.loads(json.dumps(state))).to_dict() == state
     assert len(json.dumps(state)) < 400
-    with pytest.raises(ValueError, match=r"not the state of a loader: missing keys .*'position'"):
+    with pytest.raises(
+        ValueError, match=r"not the state of a loader: missing keys .*'position'"
+    ):
         LoaderState.from_dict({"epoch": 3})
     with pytest.raises(ResumeMismatch, match="version is 99 in the state, 2 here"):
         LoaderState.from_dict({**state, "version": 99})
@@ -212,31 +220,37 @@ def test_stored_tokens_are_the_same_rows(dataset: Dataset) -> None:
         open_loader(dataset, tokens="stored"), open_loader(dataset), strict=True
     ):
         assert stored["tokens"].dtype == torch.uint16
-        assert [row.numpy().tobytes() for row in stored["tokens"].to(torch.int64)] == list_rows(
-            wide
-        )
+        assert [
+            row.numpy().tobytes() for row in stored["tokens"].to(torch.int64)
+        ] == list_rows(wide)
 
 
 def test_tokens_of_a_large_vocabulary_are_uint32(make: Make) -> None:
     """A vocabulary of more than 65,536 ids needs four bytes per token."""
     made = make([[40] * 10], vocab_size=200_000)
-    assert set(flatten(read_global_batches([open_loader(made, interleave_depth=1)]))) == made.rows(
-        T
-    )
+    assert set(
+        flatten(read_global_batches([open_loader(made, interleave_depth=1)]))
+    ) == made.rows(T)
     assert next(open_loader(made, tokens="stored"))["tokens"].dtype == torch.uint32
 
 
 def test_document_entries_belong_to_the_rows(dataset: Dataset) -> None:
     """position_ids, document_ids and cu_seqlens describe the rows of the batch."""
     loader = open_loader(
-        dataset, interleave_depth=1, documents=["position_ids", "document_ids", "cu_seqlens"]
+        dataset,
+        interleave_depth=1,
+        documents=["position_ids", "document_ids", "cu_seqlens"],
     )
     for batch in loader:
-        ends = batch["input_ids"] == 0  # in these datasets, only documents' last tokens are 0
+        ends = (
+            batch["input_ids"] == 0
+        )  # in these datasets, only documents' last tokens are 0
         documents = torch.cumsum(ends, dim=1) - ends.to(torch.int64)
         assert torch.equal(batch["document_ids"].to(torch.int64), documents)
         starts = batch["cu_seqlens"].tolist()
-        assert (batch["position_ids"] == 0).flatten().nonzero().flatten().tolist() == starts[:-1]
+        assert (
+            batch["position_ids"] == 0
+        ).flatten().nonzero().flatten().tolist() == starts[:-1]
         assert starts[-1] == batch["input_ids"].numel()
         assert batch["max_seqlen"] == np.diff(starts).max()
 
@@ -291,7 +305,9 @@ def test_a_mixture_keeps_shares_and_resumes(dataset: Dataset, larger: Dataset) -
     assert sum(row in large for row in found[:396]) == pytest.approx(0.75 * 396, abs=40)
     first = [mixed(rank, 2) for rank in range(2)]
     assert read_global_batches(first, 10) == batches[:10]
-    second = [mixed(rank, 3, late=0.9) for rank in range(3)]  # what is still to come may change
+    second = [
+        mixed(rank, 3, late=0.9) for rank in range(3)
+    ]  # what is still to come may change
     for loader in second:
         loader.load_state_dict(first[0].state_dict())
     assert read_global_batches(second, 20) == batches[10:30]
@@ -367,8 +383,14 @@ def test_stats_count_returned_rows(dataset: Dataset) -> None:
             {"seq_len": 10_000},
             r"5 shards, the longest with 450 tokens, but a row of seq_len=10000 needs 10001",
         ),
-        ({"interleave_depth": 1000}, r"interleave_depth is 1000, but the dataset has \d+ rows"),
-        ({"world_size": 64, "global_batch_rows": 64}, r"the stream has \d+ rows for 64 ranks"),
+        (
+            {"interleave_depth": 1000},
+            r"interleave_depth is 1000, but the dataset has \d+ rows",
+        ),
+        (
+            {"world_size": 64, "global_batch_rows": 64},
+            r"the stream has \d+ rows for 64 ranks",
+        ),
         ({"tokens": "int32"}, "tokens is 'int32', must be 'int64' or 'stored'"),
         ({"documents": ["mask"]}, r"documents has \['mask'\]"),
         ({"epochs": 0}, "epochs is 0"),
@@ -392,8 +414,12 @@ def test_a_dataset_without_shards_is_refused(make: Make) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_gpu_gets_the_same_batches(dataset: Dataset) -> None:
     """Rows that are copied and widened on the device equal those of the CPU."""
-    on_gpu = open_loader(dataset, device="cuda", prefetch_chunks=2, documents=["document_ids"])
-    for there, here in zip(on_gpu, open_loader(dataset, documents=["document_ids"]), strict=True):
+    on_gpu = open_loader(
+        dataset, device="cuda", prefetch_chunks=2, documents=["document_ids"]
+    )
+    for there, here in zip(
+        on_gpu, open_loader(dataset, documents=["document_ids"]), strict=True
+    ):
         for name, value in here.items():
             assert torch.equal(there[name].cpu(), value)
 

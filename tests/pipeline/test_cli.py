@@ -41,13 +41,18 @@ def run_command(*words: str, **environment: str) -> subprocess.CompletedProcess[
 
 
 @pytest.mark.parametrize(
-    "words", [["--help"], ["run", "--help"], ["models", "train", "lm", "--help"], ["--version"]]
+    "words",
+    [["--help"], ["run", "--help"], ["models", "train", "lm", "--help"], ["--version"]],
 )
 def test_help_loads_no_heavy_library(words: list[str]) -> None:
     """Help and version are printed without numba, Arrow, Ray or torch."""
     code = PRINT_LOADED.format(words=words, libraries=HEAVY_LIBRARIES)
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout
     assert done.stderr.strip() == "[]"
@@ -107,7 +112,11 @@ def test_log_lines_of_our_packages_are_printed() -> None:
         "logging.getLogger('urllib3').info('connected')"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert (done.stdout, done.stderr) == ("made [a model]\n", "no cache\n")
 

@@ -57,6 +57,7 @@ def test_every_shipped_config_loads(name: str) -> None:
     assert load(name).run_dir == f"runs/{name.removesuffix('.yaml')}"
 
 
+# Keys that ccnet.yaml leaves to docs/config.md, because hardly any run sets them.
 HIDDEN = {
     "paragraph_dedup.group_splits",
     "tokenize.encoder",
@@ -70,7 +71,6 @@ HIDDEN = {
     "annotate.classifiers.wikipedia_reference.max_chars",
     "select.classifiers.wikipedia_reference.max",
 }
-"""Keys that ccnet.yaml leaves to docs/config.md, because hardly any run sets them."""
 
 
 def test_the_default_config_shows_every_common_key() -> None:
@@ -78,11 +78,15 @@ def test_the_default_config_shows_every_common_key() -> None:
     written = yaml.safe_load((REPOSITORY / "configs" / "ccnet.yaml").read_text())
     default = load("ccnet.yaml").model_dump()
 
-    def missing(shown: Mapping[str, Any], known: Mapping[str, Any], where: str) -> Iterator[str]:
+    def missing(
+        shown: Mapping[str, Any], known: Mapping[str, Any], where: str
+    ) -> Iterator[str]:
         for key, value in known.items():
             if key not in shown:
                 yield f"{where}{key}"
-            elif isinstance(value, dict) and isinstance(shown[key], dict) and key != "models":
+            elif (
+                isinstance(value, dict) and isinstance(shown[key], dict) and key != "models"
+            ):
                 yield from missing(shown[key], value, f"{where}{key}.")
 
     sections = (
@@ -127,7 +131,8 @@ def test_all_faults_are_reported_at_once_with_line_and_nearest_key(tmp_path: Pat
     faults = list_faults(write(tmp_path, text))
     assert len(faults) == 3
     assert any(
-        "mine.yaml:7: select.language.min_scroe is no known key; did you mean min_score?" in f
+        "mine.yaml:7: select.language.min_scroe is no known key; did you mean min_score?"
+        in f
         for f in faults
     )
     assert any("mine.yaml:8: select.language.min_score is 1.7" in f for f in faults)
@@ -137,7 +142,8 @@ def test_all_faults_are_reported_at_once_with_line_and_nearest_key(tmp_path: Pat
 def test_missing_models_and_files_are_reported_at_once(tmp_path: Path) -> None:
     """References that are neither in the registry nor on this disk are faults, with the nearest name."""
     text = (
-        MINIMAL.replace("gpt2-bpe", "gpt2-bp") + "annotate:\n  language:\n    model: lid.177.ftz\n"
+        MINIMAL.replace("gpt2-bpe", "gpt2-bp")
+        + "annotate:\n  language:\n    model: lid.177.ftz\n"
     )
     text += "select:\n  perplexity:\n    cutoffs: nowhere.csv\n"
     faults = list_faults(write(tmp_path, text))
@@ -157,14 +163,17 @@ def test_overrides_reach_any_key_and_their_faults_name_them(tmp_path: Path) -> N
     """--set goes through the same checks, and a fault in it points to it rather than to a line."""
     path = write(tmp_path, MINIMAL)
     config = load(
-        path, ["select.language.min_score=0.65", "annotate.quality={}", "run_dir=/data/{config}"]
+        path,
+        ["select.language.min_score=0.65", "annotate.quality={}", "run_dir=/data/{config}"],
     )
     assert config.select.language is not None
     assert config.select.language.min_score == 0.65
     assert config.annotate.quality is not None
     assert config.run_dir == "/data/mine"
     (fault,) = list_faults(path, "select.language.min_score=high")
-    assert fault.startswith("--set select.language.min_score: select.language.min_score is 'high'")
+    assert fault.startswith(
+        "--set select.language.min_score: select.language.min_score is 'high'"
+    )
     (fault,) = list_faults(path, "select.language")
     assert "wanted key.of.key=value" in fault
 
@@ -172,7 +181,10 @@ def test_overrides_reach_any_key_and_their_faults_name_them(tmp_path: Path) -> N
 def test_exactly_one_input_is_wanted(tmp_path: Path) -> None:
     """Two kinds of input, or none, are refused."""
     (fault,) = list_faults(write(tmp_path, MINIMAL), "input.sample_crawl={documents: 200}")
-    assert "exactly one of sample_crawl, files, common_crawl; found sample_crawl, files" in fault
+    assert (
+        "exactly one of sample_crawl, files, common_crawl; found sample_crawl, files"
+        in fault
+    )
 
 
 def test_an_unknown_config_lists_those_there_are() -> None:
@@ -223,10 +235,13 @@ def test_limits_are_for_sets_that_are_looked_for(tmp_path: Path) -> None:
     )
     assert "max_share names b; the sets of annotate.decontamination are a" in fault
     faults = list_faults(
-        path, "annotate.decontamination={sets: {a: no.jsonl}}", "extract.url={domains: [no/list]}"
+        path,
+        "annotate.decontamination={sets: {a: no.jsonl}}",
+        "extract.url={domains: [no/list]}",
     )
     assert [
-        "'no.jsonl' is neither" in fault or "'no/list' is neither" in fault for fault in faults
+        "'no.jsonl' is neither" in fault or "'no/list' is neither" in fault
+        for fault in faults
     ] == [True, True]
 
 
@@ -238,7 +253,8 @@ def test_sections_with_names_chosen_by_the_user_are_checked(tmp_path: Path) -> N
     )
     (fault,) = list_faults(write(tmp_path, text))
     assert (
-        "mine.yaml:7: annotate.classifiers.hq.modle is no known key; did you mean model?" in fault
+        "mine.yaml:7: annotate.classifiers.hq.modle is no known key; did you mean model?"
+        in fault
     )
     path = write(tmp_path, text.replace("modle: no.bin, ", ""))
     (fault,) = list_faults(path)

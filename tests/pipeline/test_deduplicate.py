@@ -29,4 +29,6 @@ def test_which_copies_stay(
         f"{0 if keep == 'keep_all' else 2} paragraphs removed" in line
         for line in format_trace(trace)
     )
-    assert found.folder("paragraph_dedup").summary()["task_ids"] == (0 if keep == "keep_all" else 1)
+    assert found.folder("paragraph_dedup").summary()["task_ids"] == (
+        0 if keep == "keep_all" else 1
+    )

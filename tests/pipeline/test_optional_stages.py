@@ -23,7 +23,8 @@ from tests.stages.examples import tiny_reference
 def write_wet(path: Path, texts: Sequence[str]) -> dict[str, Any]:
     """The config's `input`: a WET file of those pages."""
     records = [
-        wet_record(f"https://example.org/{i}", f"Title\n{text}") for i, text in enumerate(texts)
+        wet_record(f"https://example.org/{i}", f"Title\n{text}")
+        for i, text in enumerate(texts)
     ]
     path.write_bytes(b"".join(records))
     return {"files": [str(path)]}
@@ -38,7 +39,9 @@ def said_in_shards(run: RunFolder) -> dict[str, dict[str, Any]]:
     """What the first shard says of its documents, by URL."""
     with tarfile.open(Path(run.dataset) / "shard-000000.tar") as tar:
         files = [tar.extractfile(member) for member in tar if member.name.endswith(".json")]
-        return {row["url"]: row for file in files if file is not None for row in json.load(file)}
+        return {
+            row["url"]: row for file in files if file is not None for row in json.load(file)
+        }
 
 
 def on_terminal(run: RunFolder) -> str:
@@ -85,10 +88,14 @@ def test_placeholders_are_in_the_shards_and_not_in_what_is_scored(
     }
     assert found == {"0": [1, 0, 1, 0], "1": [0, 0, 0, 0]}
     assert not [
-        name for row in said_in_shards(bare).values() for name in row if name.startswith("pii_")
+        name
+        for row in said_in_shards(bare).values()
+        for name in row
+        if name.startswith("pii_")
     ]
     with_pii, without = (
-        r.folder("tokenize").record(r.splits[0].key)["counters"]["counts"] for r in (run, bare)
+        r.folder("tokenize").record(r.splits[0].key)["counters"]["counts"]
+        for r in (run, bare)
     )
     assert {name: n for name, n in with_pii.items() if name not in without} == {
         "pii_email": 1,
@@ -96,7 +103,9 @@ def test_placeholders_are_in_the_shards_and_not_in_what_is_scored(
     }
     assert with_pii["tokens"] < without["tokens"]
     counters = make_report(run).counters["tokenize"]
-    replaced = {name: number for name, number in counters.items() if name.startswith("pii_")}
+    replaced = {
+        name: number for name, number in counters.items() if name.startswith("pii_")
+    }
     assert replaced == {"pii_email": 1, "pii_ip": 0, "pii_card": 0, "pii_phone": 1}
     for shown in (to_html(make_report(run)), on_terminal(run)):
         assert "Counted by tokenize: pii" in shown
@@ -113,7 +122,8 @@ def test_lines_taken_out_are_counted_in_the_report(small: Small, tmp_path: Path)
         "All the pages of this site",
     ]
     run, _ = small.run(
-        input=write_wet(tmp_path / "l.warc.wet", texts), annotate={"lines": {"min_sentences": 1}}
+        input=write_wet(tmp_path / "l.warc.wet", texts),
+        annotate={"lines": {"min_sentences": 1}},
     )
     report = make_report(run)
     assert report.reasons == {"lines.none_left": 1}
@@ -124,7 +134,9 @@ def test_lines_taken_out_are_counted_in_the_report(small: Small, tmp_path: Path)
         assert "Lines removed" in shown
 
 
-def test_other_limits_of_a_classifier_score_nothing_again(small: Small, tmp_path: Path) -> None:
+def test_other_limits_of_a_classifier_score_nothing_again(
+    small: Small, tmp_path: Path
+) -> None:
     """Scores are stored and said in the shards; changed limits renew select and what follows; the reason names it."""
     (tmp_path / "model").mkdir()
     one = {"model": str(tiny_reference(tmp_path / "model")), "label": "__label__reference"}
@@ -142,7 +154,9 @@ def test_other_limits_of_a_classifier_score_nothing_again(small: Small, tmp_path
     decisions = pq.read_table(
         run.folder("select").path(f"{run.splits[0].key}.decisions.parquet")
     ).to_pylist()
-    assert [(row["decision"], row["value"], row["limit"], row["detail"]) for row in decisions] == [
+    assert [
+        (row["decision"], row["value"], row["limit"], row["detail"]) for row in decisions
+    ] == [
         ("kept", None, None, None),
         ("classifiers.score_too_low", bad, 0.4, "hq"),
     ]
@@ -168,7 +182,9 @@ def test_listed_urls_end_at_the_first_stage(small: Small, tmp_path: Path) -> Non
         tmp_path / "u.warc.wet",
         ["The treaty was signed in Ghent.", "The treaty was signed in Bruges."],
     )
-    run, _ = small.run(input=files, extract={"url": {"domains": [str(tmp_path / "list.txt")]}})
+    run, _ = small.run(
+        input=files, extract={"url": {"domains": [str(tmp_path / "list.txt")]}}
+    )
     assert stored(run, "extract")["url"].to_pylist() == ["https://example.org/0"]
     decisions = pq.read_table(
         run.folder("extract").path(f"{run.splits[0].key}.decisions.parquet")
@@ -176,9 +192,13 @@ def test_listed_urls_end_at_the_first_stage(small: Small, tmp_path: Path) -> Non
     assert [(row["decision"], row["detail"]) for row in decisions] == [
         ("url.domain_blocked", "list: example.org/1")
     ]
-    before = small.plan(input=files, extract={"url": {"domains": [str(tmp_path / "list.txt")]}})
+    before = small.plan(
+        input=files, extract={"url": {"domains": [str(tmp_path / "list.txt")]}}
+    )
     (tmp_path / "list.txt").write_text("example.net\n")
-    after = small.plan(input=files, extract={"url": {"domains": [str(tmp_path / "list.txt")]}})
+    after = small.plan(
+        input=files, extract={"url": {"domains": [str(tmp_path / "list.txt")]}}
+    )
     assert (
         run.folders["extract"]
         == before.folder("extract").root.name
@@ -188,10 +208,15 @@ def test_listed_urls_end_at_the_first_stage(small: Small, tmp_path: Path) -> Non
 
 def test_overlap_with_evaluation_sets_is_told_per_set(small: Small, tmp_path: Path) -> None:
     """Shares are stored, the report counts by set, found or not, and another limit scores nothing again."""
-    question = "Which treaty was signed in the city of Ghent on the day before Christmas of 1814?"
+    question = (
+        "Which treaty was signed in the city of Ghent on the day before Christmas of 1814?"
+    )
     (tmp_path / "history.jsonl").write_text(json.dumps({"question": question}) + "\n")
     (tmp_path / "other.txt").write_text("A line of nine words that no page of ours has.\n")
-    sets = {"history": str(tmp_path / "history.jsonl"), "other": str(tmp_path / "other.txt")}
+    sets = {
+        "history": str(tmp_path / "history.jsonl"),
+        "other": str(tmp_path / "other.txt"),
+    }
     texts = [
         f"They asked: {question} Nobody knew.",
         "Nothing of the kind is to be read on this page.",
@@ -214,7 +239,9 @@ def test_overlap_with_evaluation_sets_is_told_per_set(small: Small, tmp_path: Pa
     decisions = pq.read_table(
         run.folder("select").path(f"{run.splits[0].key}.decisions.parquet")
     ).to_pylist()
-    assert [(row["decision"], row["value"], row["limit"], row["detail"]) for row in decisions] == [
+    assert [
+        (row["decision"], row["value"], row["limit"], row["detail"]) for row in decisions
+    ] == [
         ("decontamination.share_too_high", 0.8, 0.0, "history"),
         ("kept", None, None, None),
     ]

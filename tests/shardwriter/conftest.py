@@ -58,7 +58,9 @@ def random_documents() -> Callable[..., Documents]:
     def random_documents(doc_num_tokens: Sequence[int], first_doc_id: int = 0) -> Documents:
         lengths = np.array(doc_num_tokens, np.int64)
         tokens = (
-            np.random.default_rng(len(lengths)).integers(2, 50, lengths.sum()).astype(np.uint32)
+            np.random.default_rng(len(lengths))
+            .integers(2, 50, lengths.sum())
+            .astype(np.uint32)
         )
         tokens[np.cumsum(lengths) - 1] = END
         doc_ids = np.arange(first_doc_id, first_doc_id + len(lengths), dtype=np.uint64)
@@ -68,7 +70,9 @@ def random_documents() -> Callable[..., Documents]:
             doc_ids=doc_ids,
             languages=[("en", "fr", "ja")[i % 3] for i in doc_ids.tolist()],
             buckets=[("head", "tail")[i % 2] for i in doc_ids.tolist()],
-            metadata=[{"doc_id": i, "url": f"https://example.org/{i}/é"} for i in doc_ids.tolist()],
+            metadata=[
+                {"doc_id": i, "url": f"https://example.org/{i}/é"} for i in doc_ids.tolist()
+            ],
         )
 
     return random_documents

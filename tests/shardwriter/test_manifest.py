@@ -20,7 +20,9 @@ def load_manifest(dataset: Path) -> Manifest:
     return Manifest.loads((dataset / MANIFEST_FILE).read_bytes())
 
 
-def test_build_manifest_sorts_shards_and_adds_up(dataset: Path, tokenizer: TokenizerEntry) -> None:
+def test_build_manifest_sorts_shards_and_adds_up(
+    dataset: Path, tokenizer: TokenizerEntry
+) -> None:
     """Entries may be given in any order; totals are their sums."""
     shards = load_manifest(dataset).shards
     manifest = build_manifest(reversed(shards), tokenizer=tokenizer, fingerprint="f")
@@ -43,7 +45,9 @@ def test_a_run_without_documents_has_a_manifest(tokenizer: TokenizerEntry) -> No
     )
 
 
-def test_missing_and_repeated_shards_are_refused(dataset: Path, tokenizer: TokenizerEntry) -> None:
+def test_missing_and_repeated_shards_are_refused(
+    dataset: Path, tokenizer: TokenizerEntry
+) -> None:
     """The error names the missing shards and those that were given twice."""
     first, second = load_manifest(dataset).shards
     with pytest.raises(ValueError, match=r"\[0, 2\] missing, \[1\] given twice"):
@@ -53,4 +57,6 @@ def test_missing_and_repeated_shards_are_refused(dataset: Path, tokenizer: Token
     with pytest.raises(
         ValueError, match=r"shards\[0\]\.languages.*: found \[5, 55\], wanted \[6, 55\]"
     ):
-        build_manifest([replace(first, num_docs=6), second], tokenizer=tokenizer, fingerprint="f")
+        build_manifest(
+            [replace(first, num_docs=6), second], tokenizer=tokenizer, fingerprint="f"
+        )

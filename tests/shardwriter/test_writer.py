@@ -32,11 +32,17 @@ def shards(draw: st.DrawFn) -> tuple[Documents, TokenizerEntry, int]:
     """Generate documents, a tokenizer that fits them, and a size of samples."""
     vocab_size = draw(st.sampled_from([2, 300, 2**16, 2**16 + 1, 2**32]))
     end = draw(st.integers(0, vocab_size - 1))
-    texts = draw(st.lists(st.lists(st.integers(0, vocab_size - 1), max_size=12), max_size=12))
-    doc_ids = draw(
-        st.lists(st.integers(0, 2**64 - 1), min_size=len(texts), max_size=len(texts), unique=True)
+    texts = draw(
+        st.lists(st.lists(st.integers(0, vocab_size - 1), max_size=12), max_size=12)
     )
-    metadata = [{"doc_id": doc_id, "title": draw(st.text(max_size=3))} for doc_id in doc_ids]
+    doc_ids = draw(
+        st.lists(
+            st.integers(0, 2**64 - 1), min_size=len(texts), max_size=len(texts), unique=True
+        )
+    )
+    metadata = [
+        {"doc_id": doc_id, "title": draw(st.text(max_size=3))} for doc_id in doc_ids
+    ]
     documents = Documents(
         tokens=np.array([token for text in texts for token in [*text, end]], np.int64),
         doc_num_tokens=np.array([len(text) + 1 for text in texts], np.int32),
@@ -46,13 +52,19 @@ def shards(draw: st.DrawFn) -> tuple[Documents, TokenizerEntry, int]:
         else None,
         metadata=metadata if draw(st.booleans()) else None,
     )
-    return documents, TokenizerEntry("any", "0" * 64, vocab_size, end), draw(st.integers(1, 40))
+    return (
+        documents,
+        TokenizerEntry("any", "0" * 64, vocab_size, end),
+        draw(st.integers(1, 40)),
+    )
 
 
 def read_with_tarfile(tar: bytes) -> list[tuple[str, bytes, tarfile.TarInfo]]:
     """Return name, content and header of every member."""
     with tarfile.open(fileobj=io.BytesIO(tar), mode="r:") as archive:
-        return [(member.name, archive.extractfile(member).read(), member) for member in archive]  # type: ignore[union-attr]
+        return [
+            (member.name, archive.extractfile(member).read(), member) for member in archive
+        ]  # type: ignore[union-attr]
 
 
 @given(shards())
@@ -62,10 +74,16 @@ def test_tarfile_and_index_agree(
 ) -> None:
     """Tarfile and numpy read what was written, and the index points to it."""
     documents, tokenizer, sample_tokens = shard
-    tar, raw_index, entry = write(documents, tokenizer, shard=3, sample_tokens=sample_tokens)
+    tar, raw_index, entry = write(
+        documents, tokenizer, shard=3, sample_tokens=sample_tokens
+    )
     index = ShardIndex.from_bytes(raw_index, "index")
     members = read_with_tarfile(tar)
-    arrays = {name: np.load(io.BytesIO(data)) for name, data, _ in members if name.endswith(".npy")}
+    arrays = {
+        name: np.load(io.BytesIO(data))
+        for name, data, _ in members
+        if name.endswith(".npy")
+    }
     blocks = [array for name, array in arrays.items() if name.endswith("tokens.npy")]
     starts = [array for name, array in arrays.items() if name.endswith("docs.npy")]
 
@@ -128,7 +146,9 @@ def test_headers_are_plain_ustar(
     write: Write, tokenizer: TokenizerEntry, worked_example: Documents
 ) -> None:
     """Every header describes a regular file without owner and with time 0."""
-    tar, _, _ = write(replace(worked_example, metadata=[{}] * 3), tokenizer, sample_tokens=5)
+    tar, _, _ = write(
+        replace(worked_example, metadata=[{}] * 3), tokenizer, sample_tokens=5
+    )
     members = read_with_tarfile(tar)
     assert [name for name, _, _ in members] == [
         f"000000-{sample:05d}.{member}"
@@ -160,7 +180,9 @@ def test_the_tar_command_lists_a_shard_without_warnings(
 
 
 @given(shards())
-@settings(max_examples=15, deadline=None)  # importing webdataset takes most of the first example
+@settings(
+    max_examples=15, deadline=None
+)  # importing webdataset takes most of the first example
 def test_webdataset_reads_a_shard(
     write: Write,
     tmp_path_factory: pytest.TempPathFactory,
@@ -199,13 +221,19 @@ def test_the_bytes_of_a_shard_are_pinned(
 ) -> None:
     """The bytes of a fixed shard change only with a new version of the format."""
     with_metadata = replace(
-        worked_example, metadata=[{"url": "https://example.org/é"}, {"n": 1.5}, b'{"raw":true}']
+        worked_example,
+        metadata=[{"url": "https://example.org/é"}, {"n": 1.5}, b'{"raw":true}'],
     )
     tar, index, entry = write(with_metadata, tokenizer, shard=3, sample_tokens=5)
     assert entry.sha256 == hashlib.sha256(tar).hexdigest()
     assert entry.index_sha256 == hashlib.sha256(index).hexdigest()
-    assert entry.sha256 == "1d3762592776de38097e7a58470032e18c6f1d3766de21707e021b63f02f71f2"
-    assert entry.index_sha256 == "9152db7a56c5ee5604437b2683eb574bde7f0820915872e2a6fd0d5cffc4861e"
+    assert (
+        entry.sha256 == "1d3762592776de38097e7a58470032e18c6f1d3766de21707e021b63f02f71f2"
+    )
+    assert (
+        entry.index_sha256
+        == "9152db7a56c5ee5604437b2683eb574bde7f0820915872e2a6fd0d5cffc4861e"
+    )
 
 
 def test_the_entry_counts_documents_and_tokens_by_label(
@@ -224,7 +252,9 @@ def test_sample_tokens_of_1_gives_one_sample_per_document(
     assert write(worked_example, tokenizer, sample_tokens=1)[2].num_samples == 3
 
 
-def test_a_shard_without_documents_is_valid(write: Write, tokenizer: TokenizerEntry) -> None:
+def test_a_shard_without_documents_is_valid(
+    write: Write, tokenizer: TokenizerEntry
+) -> None:
     """It is a tar without members, with an index of zero samples."""
     nothing = Documents(
         np.zeros(0, np.uint16), np.zeros(0, np.int64), np.zeros(0, np.uint64), languages=[]
@@ -233,7 +263,12 @@ def test_a_shard_without_documents_is_valid(write: Write, tokenizer: TokenizerEn
     index = ShardIndex.from_bytes(raw_index, "index")
     assert read_with_tarfile(tar) == []
     assert (index.num_samples, index.num_docs, index.num_tokens) == (0, 0, 0)
-    assert (entry.num_samples, entry.num_docs, entry.num_tokens, entry.languages) == (0, 0, 0, {})
+    assert (entry.num_samples, entry.num_docs, entry.num_tokens, entry.languages) == (
+        0,
+        0,
+        0,
+        {},
+    )
 
 
 @pytest.mark.parametrize(
@@ -311,7 +346,9 @@ def test_a_member_over_8_gib_is_refused(write: Write) -> None:
     """A document that is too long for a tar member is refused before its tokens are read."""
     num_tokens = 2**31
     huge = Documents(
-        np.broadcast_to(np.uint32(0), num_tokens), np.array([num_tokens]), np.array([1], np.uint64)
+        np.broadcast_to(np.uint32(0), num_tokens),
+        np.array([num_tokens]),
+        np.array([1], np.uint64),
     )
     with pytest.raises(
         ValueError,
@@ -328,7 +365,9 @@ def test_settings_out_of_range_are_refused(
         write(worked_example, tokenizer, sample_tokens=0)
 
 
-def test_a_partial_write_is_an_error(tokenizer: TokenizerEntry, worked_example: Documents) -> None:
+def test_a_partial_write_is_an_error(
+    tokenizer: TokenizerEntry, worked_example: Documents
+) -> None:
     """An unbuffered file may write a part of the data without raising an error."""
 
     class Stingy(io.BytesIO):
@@ -338,4 +377,6 @@ def test_a_partial_write_is_an_error(tokenizer: TokenizerEntry, worked_example: 
     with pytest.raises(
         OSError, match="took 100 of 512 bytes after 0 bytes; open the file buffered"
     ):
-        write_shard(Stingy(), io.BytesIO(), shard=0, tokenizer=tokenizer, documents=worked_example)
+        write_shard(
+            Stingy(), io.BytesIO(), shard=0, tokenizer=tokenizer, documents=worked_example
+        )

@@ -18,7 +18,12 @@ from tokenizers import models, pre_tokenizers
 
 from stages.contract import DOC_ID, Settings, Stage
 from stages.dedup.exact_dedup import ExactDedupFilter, ExactDedupFilterSettings
-from stages.dedup.minhash import MinHash, MinHashFilter, MinHashFilterSettings, MinHashSettings
+from stages.dedup.minhash import (
+    MinHash,
+    MinHashFilter,
+    MinHashFilterSettings,
+    MinHashSettings,
+)
 from stages.dedup.paragraphs import (
     ParagraphHashes,
     ParagraphHashesSettings,
@@ -52,7 +57,12 @@ from stages.filters.perplexity import (
     PerplexityFilterSettings,
     PerplexitySettings,
 )
-from stages.filters.quality import Quality, QualityFilter, QualityFilterSettings, QualitySettings
+from stages.filters.quality import (
+    Quality,
+    QualityFilter,
+    QualityFilterSettings,
+    QualitySettings,
+)
 from stages.filters.url import Url, UrlSettings
 from stages.transform.pii import Pii, PiiSettings
 from stages.transform.tokenize import Tokenize, TokenizeSettings
@@ -71,7 +81,9 @@ class Example:
     stage: type[Stage[Any]]
     settings: Settings
     ordinary: Row
-    dropped: Mapping[str, Row]  # reason without its prefix -> what differs from the ordinary row
+    dropped: Mapping[
+        str, Row
+    ]  # reason without its prefix -> what differs from the ordinary row
 
     @property
     def label(self) -> str:
@@ -103,10 +115,14 @@ class Example:
     def made(self, files: Mapping[str, Path]) -> Stage[Any]:
         """The stage, not opened yet."""
         wanted = self.stage.required_files(self.settings)
-        return self.stage(self.settings, {reference: files[reference] for reference in wanted})
+        return self.stage(
+            self.settings, {reference: files[reference] for reference in wanted}
+        )
 
 
-_TEXT = "The treaty was signed in the museum of history.\nA second line of the page, of 1984."
+_TEXT = (
+    "The treaty was signed in the museum of history.\nA second line of the page, of 1984."
+)
 
 _ORDINARY_SIGNALS = {
     **{field.name: 0 for field in Quality.adds},
@@ -140,13 +156,17 @@ _BROKEN_SIGNALS: Mapping[str, Row] = {
     "lorem_ipsum_too_frequent": {"rps_doc_lorem_ipsum": 0.01},
     "curly_brackets_too_many": {"rps_doc_curly_bracket": 0.01},
     "bad_words_too_many": {"rps_doc_ldnoobw_words": 1},
-    **{f"top_{n}gram_too_frequent": {f"rps_doc_frac_chars_top_{n}gram": 1.0} for n in (2, 3, 4)},
+    **{
+        f"top_{n}gram_too_frequent": {f"rps_doc_frac_chars_top_{n}gram": 1.0}
+        for n in (2, 3, 4)
+    },
     **{
         f"duplicate_{n}grams_too_many": {f"rps_doc_frac_chars_dupe_{n}grams": 1.0}
         for n in (5, 6, 7, 8, 9, 10)
     },
 }
 
+# In the order of the chain.
 EXAMPLES = (
     Example(
         Url,
@@ -238,9 +258,14 @@ EXAMPLES = (
     ),
     Example(
         ClassifiersFilter,
-        ClassifiersFilterSettings.model_validate({"hq": {"min": 0.2}, "toxic": {"max": 0.5}}),
+        ClassifiersFilterSettings.model_validate(
+            {"hq": {"min": 0.2}, "toxic": {"max": 0.5}}
+        ),
         {"classifier_hq": 0.2, "classifier_toxic": None},
-        {"score_too_low": {"classifier_hq": 0.1}, "score_too_high": {"classifier_toxic": 0.6}},
+        {
+            "score_too_low": {"classifier_hq": 0.1},
+            "score_too_high": {"classifier_toxic": 0.6},
+        },
     ),
     Example(
         Quality,
@@ -263,7 +288,10 @@ EXAMPLES = (
         _BROKEN_SIGNALS,
     ),
     Example(
-        Decontamination, DecontaminationSettings(sets={"test": "tiny-set"}), {"text": _TEXT}, {}
+        Decontamination,
+        DecontaminationSettings(sets={"test": "tiny-set"}),
+        {"text": _TEXT},
+        {},
     ),
     Example(
         DecontaminationFilter,
@@ -293,8 +321,8 @@ EXAMPLES = (
         {"error_reserved_id": {"text": "fine \uffff1"}},
     ),
 )
-"""In the order of the chain."""
 
+# Texts that a crawl holds and a stage must survive.
 HOSTILE: Mapping[str, str | None] = {
     "no text": None,
     "empty": "",
@@ -310,7 +338,6 @@ HOSTILE: Mapping[str, str | None] = {
     "one word of 1 MB": "a" * 1_000_000,
     "50,000 lines": "x\n" * 50_000,
 }
-"""Texts that a crawl holds and a stage must survive."""
 
 
 def tiny_lid(path: Path) -> Path:
@@ -326,7 +353,10 @@ def tiny_lid(path: Path) -> Path:
 
 def tiny_reference(folder: Path) -> Path:
     """Return `folder` with a classifier of references in English."""
-    lines = {REFERENCE_LABEL: "the treaty was signed", CRAWL_LABEL: "buy cheap shoes online"}
+    lines = {
+        REFERENCE_LABEL: "the treaty was signed",
+        CRAWL_LABEL: "buy cheap shoes online",
+    }
     return tiny_classifier(folder, lines)
 
 
@@ -343,7 +373,9 @@ def _trained(path: Path, lines: Mapping[str, str]) -> Path:
         encoding="utf-8",
     )
     # fastText 0.9.3 draws a tenth of the weights per thread and leaves the rest as malloc gave them: NaN, now and then.
-    model = fasttext.train_supervised(str(corpus), dim=10, epoch=20, lr=0.5, thread=11, verbose=0)
+    model = fasttext.train_supervised(
+        str(corpus), dim=10, epoch=20, lr=0.5, thread=11, verbose=0
+    )
     model.save_model(str(path))
     return path
 
@@ -373,7 +405,12 @@ def tiny_lm(folder: Path) -> Path:
     pieces = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(
-            ["the treaty was signed", "the museum of history", "a second line of the page 0"] * 40
+            [
+                "the treaty was signed",
+                "the museum of history",
+                "a second line of the page 0",
+            ]
+            * 40
         ),
         model_writer=pieces,
         vocab_size=60,

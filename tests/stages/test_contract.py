@@ -33,10 +33,12 @@ from tests.stages.examples import (
 
 Fates = dict[int, dict[str, Any]]
 
+# Where stages work; one may work in two phases.
 PLACES = [(phase.name, stage) for phase in registry.PHASES for stage in phase.stages]
-"""Where stages work; one may work in two phases."""
 
-example_of_each = pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.label)
+example_of_each = pytest.mark.parametrize(
+    "example", EXAMPLES, ids=lambda example: example.label
+)
 
 
 @pytest.fixture(scope="module")
@@ -100,12 +102,16 @@ def check(stage: Stage[Any], batch: pa.Table, outcome: Outcome) -> None:
 
 def test_every_stage_of_the_chain_has_an_example() -> None:
     """A stage that is added to a phase is held to this contract as soon as it has an entry in examples.py."""
-    missing = {stage.__name__ for _, stage in PLACES} - {example.label for example in EXAMPLES}
+    missing = {stage.__name__ for _, stage in PLACES} - {
+        example.label for example in EXAMPLES
+    }
     assert not missing, f"add to EXAMPLES in tests/stages/examples.py: {missing}"
 
 
 @pytest.mark.parametrize(
-    ("phase", "stage"), PLACES, ids=lambda value: value if isinstance(value, str) else value.name
+    ("phase", "stage"),
+    PLACES,
+    ids=lambda value: value if isinstance(value, str) else value.name,
 )
 def test_a_stage_is_called_as_its_module_and_its_section(
     phase: str, stage: type[Stage[Any]]
@@ -143,7 +149,8 @@ def test_the_plan_refuses_a_stage_whose_columns_are_missing(example: Example) ->
             continue
         index = whole.get_field_index(needed.name)
         with pytest.raises(
-            ValueError, match=f"stage {example.stage.name} needs {needed.name} .* no such column"
+            ValueError,
+            match=f"stage {example.stage.name} needs {needed.name} .* no such column",
         ):
             spec.output_schema(whole.remove(index))
         with pytest.raises(
@@ -165,7 +172,9 @@ def test_every_reason_is_reached(
 ) -> None:
     """The row that an example gives for a reason is dropped for it, and the ordinary row stays."""
     stage = opened[example.label]
-    batch = example.batch([example.ordinary, {**example.ordinary, **example.dropped[fault]}])
+    batch = example.batch(
+        [example.ordinary, {**example.ordinary, **example.dropped[fault]}]
+    )
     outcome = stage.apply(batch)
     check(stage, batch, outcome)
     assert outcome.kept.num_rows == 1
@@ -193,7 +202,9 @@ def test_an_unopened_stage_travels_to_another_process(
     """Pickled, opened there, it judges as the one that stayed."""
     arrived = pickle.loads(pickle.dumps(example.made(files)))
     arrived.open()
-    assert judged(arrived, example.batch()) == judged(opened[example.label], example.batch())
+    assert judged(arrived, example.batch()) == judged(
+        opened[example.label], example.batch()
+    )
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.label)
@@ -206,7 +217,9 @@ def test_cuts_make_no_difference(
     stage, batch = opened[example.label], many(example)
     cuts = sorted(data.draw(st.lists(st.integers(0, batch.num_rows), max_size=5)))
     ends = [*cuts, batch.num_rows]
-    parts = [batch.slice(start, end - start) for start, end in zip([0, *cuts], ends, strict=True)]
+    parts = [
+        batch.slice(start, end - start) for start, end in zip([0, *cuts], ends, strict=True)
+    ]
     whole = applied(stage, batch)
     assert applied(stage, pa.concat_tables(parts)) == whole
     decisions: Fates = {}
@@ -241,7 +254,9 @@ def hostile_row(example: Example, text: str | None) -> dict[str, Any]:
     """The ordinary row with that text; no lines of it are to go."""
     of_another_text = ("duplicate_lines", "kept_lines")
     return {
-        name: value for name, value in example.ordinary.items() if name not in of_another_text
+        name: value
+        for name, value in example.ordinary.items()
+        if name not in of_another_text
     } | {"text": text}
 
 
@@ -296,8 +311,14 @@ class Careless(Stage[LengthSettings]):
 
     def apply(self, batch: pa.Table) -> Outcome:
         """One fault at most."""
-        letters = pa.array([1] * batch.num_rows, pa.int32() if self.fault == "type" else pa.int64())
-        kept = batch if self.fault == "column" else with_columns(batch, {"num_letters": letters})
+        letters = pa.array(
+            [1] * batch.num_rows, pa.int32() if self.fault == "type" else pa.int64()
+        )
+        kept = (
+            batch
+            if self.fault == "column"
+            else with_columns(batch, {"num_letters": letters})
+        )
         reason = "length.too_ugly" if self.fault == "reason" else "length.too_few_chars"
         outcome = drop_where(kept, pa.array([True, False]), reason)
         outcome.counters.add("letters.a" if self.fault == "counter" else "letters")
@@ -321,7 +342,10 @@ def test_a_broken_contract_is_found(fault: str) -> None:
 def test_the_published_language_model_keeps_the_contract_too() -> None:
     """lid.176.ftz on every hostile text, together and one by one."""
     example = Example(
-        Language, LanguageSettings(), {"text": "The quick brown fox jumps over the lazy dog."}, {}
+        Language,
+        LanguageSettings(),
+        {"text": "The quick brown fox jumps over the lazy dog."},
+        {},
     )
     stage = example.made({"lid.176.ftz": model_registry.resolve("lid.176.ftz")})
     stage.open()
@@ -330,6 +354,8 @@ def test_the_published_language_model_keeps_the_contract_too() -> None:
     )
     decisions = judged(stage, batch)
     assert {
-        k: v for i in range(batch.num_rows) for k, v in judged(stage, batch.slice(i, 1)).items()
+        k: v
+        for i in range(batch.num_rows)
+        for k, v in judged(stage, batch.slice(i, 1)).items()
     } == decisions
     assert decisions[min(decisions)]["language"] == "en"

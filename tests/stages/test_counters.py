@@ -66,7 +66,9 @@ def test_outcomes_carry_counters() -> None:
     batch = pa.table({"doc_id": pa.array([0, 1], pa.uint64())})
     kept = keep_all(batch, counters=counted([("a", 1)]))
     is_dropped = pa.array([True, False])
-    dropped = drop_where(batch, is_dropped, "length.too_few_chars", counters=counted([("b", 2)]))
+    dropped = drop_where(
+        batch, is_dropped, "length.too_few_chars", counters=counted([("b", 2)])
+    )
     assert chain(kept, dropped).counters == counted([("a", 1), ("b", 2)])
     with evaluate_all_rules():
         outcome = drop_where(batch, is_dropped, "x.y", counters=counted([("b", 2)]))

@@ -23,12 +23,16 @@ def test_every_rule_sees_every_row_and_drops_none() -> None:
     with evaluate_all_rules() as results:
         kept = stage.apply(batch).kept
     assert kept.equals(batch)
-    assert [(j.reason, pa.chunked_array(j.is_broken).to_pylist(), j.limit) for j in results] == [
+    assert [
+        (j.reason, pa.chunked_array(j.is_broken).to_pylist(), j.limit) for j in results
+    ] == [
         ("language.score_too_low", [True, False], 0.5),
         ("language.not_wanted", [True, False], None),
     ]
     dropped = stage.apply(batch).dropped.to_pylist()
-    assert [(row["doc_id"], row["reason"]) for row in dropped] == [(0, "language.score_too_low")]
+    assert [(row["doc_id"], row["reason"]) for row in dropped] == [
+        (0, "language.score_too_low")
+    ]
 
 
 def test_rules_drop_again_afterwards() -> None:

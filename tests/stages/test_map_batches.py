@@ -91,11 +91,16 @@ def test_dropped_rows_are_returned_with_their_reasons() -> None:
 
 def test_a_dropped_row_keeps_its_own_text() -> None:
     """A stage that changes texts changes those of kept rows only."""
-    operator = stages.as_map_batches(Lines, LinesSettings(min_sentences=1), keep_dropped=True)
+    operator = stages.as_map_batches(
+        Lines, LinesSettings(min_sentences=1), keep_dropped=True
+    )
     texts = ["Home\nThe treaty was signed in Ghent.", "Home\nContact"]
     table = pa.table({"text": texts, "kept_lines": pa.nulls(2, pa.list_(pa.uint32()))})
     rows = operator(table).to_pylist()
-    assert [row["text"] for row in rows] == ["The treaty was signed in Ghent.", "Home\nContact"]
+    assert [row["text"] for row in rows] == [
+        "The treaty was signed in Ghent.",
+        "Home\nContact",
+    ]
 
 
 def test_a_stage_is_opened_once_per_process() -> None:
@@ -109,7 +114,9 @@ def test_a_stage_is_opened_once_per_process() -> None:
 def test_a_missing_column_and_a_missing_file_are_named(tmp_path: Path) -> None:
     """The errors say what is needed."""
     operator = stages.as_map_batches(LanguageFilter, LanguageFilterSettings())
-    with pytest.raises(ValueError, match=r"needs the column language \(string\); found text"):
+    with pytest.raises(
+        ValueError, match=r"needs the column language \(string\); found text"
+    ):
         operator(pa.table({"text": ["a"]}))
     from stages.filters.language import Language, LanguageSettings
 
@@ -164,4 +171,6 @@ def test_the_documented_operators_run_in_ray_data(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(REPOSITORY), "RAY_USAGE_STATS_ENABLED": "0"},
     )
     assert process.returncode == 0, process.stderr
-    assert json.loads(process.stdout.splitlines()[-1]) == sorted([ENGLISH, f"{ENGLISH} {ENGLISH}"])
+    assert json.loads(process.stdout.splitlines()[-1]) == sorted(
+        [ENGLISH, f"{ENGLISH} {ENGLISH}"]
+    )

@@ -49,7 +49,9 @@ def test_the_scratch_folder_is_private(tmp_path: Path) -> None:
         assert scratch.stat().st_mode & 0o777 == 0o700
     scratch.chmod(0o755)
     with (
-        pytest.raises(AccessRefused, match=r"mode 700; found user \d+, mode 755; .*scratch_dir"),
+        pytest.raises(
+            AccessRefused, match=r"mode 700; found user \d+, mode 755; .*scratch_dir"
+        ),
         make_scratch_folder(str(tmp_path), "task"),
     ):
         pass

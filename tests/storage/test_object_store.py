@@ -28,9 +28,13 @@ def filled(bucket_store: ObjectStore) -> ObjectStore:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
 @given(
-    reads=st.lists(st.tuples(st.integers(0, len(CONTENT)), st.integers(0, 1_500_000)), max_size=8)
+    reads=st.lists(
+        st.tuples(st.integers(0, len(CONTENT)), st.integers(0, 1_500_000)), max_size=8
+    )
 )
-def test_an_object_reads_like_a_file(filled: ObjectStore, reads: list[tuple[int, int]]) -> None:
+def test_an_object_reads_like_a_file(
+    filled: ObjectStore, reads: list[tuple[int, int]]
+) -> None:
     """Any ranges in any order, also beyond the end."""
     with filled.open("content") as file:
         for start, length in reads:
@@ -52,7 +56,9 @@ def test_sequential_reads_fetch_more_at_a_time(filled: ObjectStore) -> None:
         assert requests["get"] - before == 1
 
 
-def test_a_retried_create_or_replace_recognizes_its_own_object(bucket_store: ObjectStore) -> None:
+def test_a_retried_create_or_replace_recognizes_its_own_object(
+    bucket_store: ObjectStore,
+) -> None:
     """The server's answer to the first attempt may be lost."""
     version = bucket_store.create("x", b"1")
     assert version
@@ -81,12 +87,16 @@ def test_another_version_of_an_object_is_not_read(filled: ObjectStore) -> None:
         filled.read_range("content", 0, 10, version)
 
 
-def test_a_server_that_stays_away_is_given_up(bucket_store: ObjectStore, tmp_path: Path) -> None:
+def test_a_server_that_stays_away_is_given_up(
+    bucket_store: ObjectStore, tmp_path: Path
+) -> None:
     """After the time of the settings, with the last error; the file is not there then."""
     proxy = FaultProxy(1)
     proxy.refuse = True
     endpoint = f"http://127.0.0.1:{proxy.port}"
-    away = replace(bucket_store, settings=StorageSettings(endpoint=endpoint, retry_timeout_s=0.5))
+    away = replace(
+        bucket_store, settings=StorageSettings(endpoint=endpoint, retry_timeout_s=0.5)
+    )
     (tmp_path / "file").write_bytes(CONTENT)
     limit = r"tried again for 0\.5 s \(storage\.advanced\.retry_timeout_s\)"
     try:
@@ -97,7 +107,9 @@ def test_a_server_that_stays_away_is_given_up(bucket_store: ObjectStore, tmp_pat
     assert not bucket_store.exists("x")
 
 
-def test_a_cut_connection_is_resumed_within_a_range(filled: ObjectStore, seaweed: Seaweed) -> None:
+def test_a_cut_connection_is_resumed_within_a_range(
+    filled: ObjectStore, seaweed: Seaweed
+) -> None:
     """Every connection is cut after 1 MB: the bytes that arrived are kept, the rest is fetched."""
     proxy = FaultProxy(seaweed.port)
     proxy.cut_after = 1_000_000
@@ -122,10 +134,14 @@ def test_errors_are_classified_by_what_the_caller_can_do(
         ObjectStore.from_address("s3://nobucket/x").list_names()
     with pytest.raises(InvalidAddress, match="names no bucket"):
         ObjectStore.from_address("s3:///x")
-    insecure = replace(bucket_store, settings=StorageSettings(endpoint="http://example.org"))
+    insecure = replace(
+        bucket_store, settings=StorageSettings(endpoint="http://example.org")
+    )
     with pytest.raises(InvalidAddress, match=r"only https.*storage\.allow_http"):
         insecure.list_names()
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "guessed")
-    with pytest.raises(AccessRefused, match=r"403 SignatureDoesNotMatch.*; set AWS_ACCESS_KEY_ID"):
+    with pytest.raises(
+        AccessRefused, match=r"403 SignatureDoesNotMatch.*; set AWS_ACCESS_KEY_ID"
+    ):
         bucket_store.list_names()
     assert requests["retries"] == before

@@ -52,7 +52,9 @@ def test_a_missing_file_is_not_found(store: Store) -> None:
         store.map,
     )
     for action in actions:
-        with pytest.raises(NotFound, match=rf"{store}/missing.*: there is no such") as caught:
+        with pytest.raises(
+            NotFound, match=rf"{store}/missing.*: there is no such"
+        ) as caught:
             action("missing")
         assert isinstance(caught.value, FileNotFoundError)
     assert not store.exists("missing")
@@ -86,7 +88,9 @@ def test_of_several_writers_that_create_a_file_one_succeeds(store: Store) -> Non
     with ThreadPoolExecutor(8) as threads:
         contents = [str(number).encode() for number in range(8)]
         versions = list(threads.map(lambda content: store.create("x", content), contents))
-    winners = [content for content, version in zip(contents, versions, strict=True) if version]
+    winners = [
+        content for content, version in zip(contents, versions, strict=True) if version
+    ]
     assert winners == [store.read_bytes("x")]
 
 
@@ -120,7 +124,10 @@ def test_an_uploaded_file_is_a_copy(store: Store, tmp_path: Path) -> None:
     source.write_bytes(b"content")
     store.child("folder").upload(source, "copy")
     store.child("folder").upload(source, "copy")
-    assert (store.read_bytes("folder/copy"), source.read_bytes()) == (b"content", b"content")
+    assert (store.read_bytes("folder/copy"), source.read_bytes()) == (
+        b"content",
+        b"content",
+    )
     assert store.list_folders() == ["folder"]
     assert store.child("folder").list_names() == ["copy"]
 
@@ -130,7 +137,9 @@ def test_reads_return_in_the_order_of_the_items(store: Store) -> None:
     names = [f"{number:02d}" for number in range(40)]
     for name in names:
         store.put(name, name.encode())
-    assert list(store.read_each(names, store.read_bytes)) == [name.encode() for name in names]
+    assert list(store.read_each(names, store.read_bytes)) == [
+        name.encode() for name in names
+    ]
 
 
 def test_a_pickled_store_reads_the_same_files(store: Store) -> None:
@@ -156,5 +165,7 @@ def test_importing_storage_needs_the_standard_library_alone() -> None:
     heavy = ("numpy", "pyarrow", "pydantic", "obstore", "tenacity", "filelock")
     code = f"import sys, storage; print([m for m in {heavy} if m in sys.modules])"
     command = [sys.executable, "-c", code]
-    found = subprocess.run(command, capture_output=True, text=True, check=True, cwd=REPOSITORY)
+    found = subprocess.run(
+        command, capture_output=True, text=True, check=True, cwd=REPOSITORY
+    )
     assert found.stdout.strip() == "[]"

@@ -19,7 +19,13 @@ VOCAB_SIZE = 250
 
 SETTINGS: dict[str, Any] = {
     "steps": 4,
-    "model": {"dim": 64, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "ffn_dim": 128},
+    "model": {
+        "dim": 64,
+        "num_layers": 2,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "ffn_dim": 128,
+    },
     "data": {"seq_len": 64, "global_batch_rows": 12, "micro_batch_rows": 1},
     "precision": {"compute": "fp32"},
     "optimizer": {"warmup_steps": 2, "learning_rate": 1e-2},
@@ -49,7 +55,9 @@ def write_language(folder: Path, *, seed: int = 0, num_shards: int = 3) -> Path:
             (folder / index_file(shard)).open("wb") as index,
         ):
             entries.append(
-                write_shard(tar, index, shard=shard, tokenizer=tokenizer, documents=documents)
+                write_shard(
+                    tar, index, shard=shard, tokenizer=tokenizer, documents=documents
+                )
             )
     (folder / MANIFEST_FILE).write_bytes(
         build_manifest(entries, tokenizer=tokenizer, fingerprint="f00d").dumps()
@@ -90,7 +98,9 @@ def train_each(runs: Sequence[Mapping[str, Any]]) -> None:
         timeout_s, dump_dir = config.advanced.start_timeout_s, Path(config.run_dir) / "hang"
         train(
             config,
-            distributed.init_distributed(config.parallel, timeout_s=timeout_s, dump_dir=dump_dir),
+            distributed.init_distributed(
+                config.parallel, timeout_s=timeout_s, dump_dir=dump_dir
+            ),
         )
     distributed.shutdown_distributed()
 

@@ -13,11 +13,13 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+# File of a world's folder: what its ranks said.
 MESSAGES = "stderr"
-"""File of a world's folder: what its ranks said."""
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["training.trainer", "torch.distributed.fsdp", "torch._dynamo"])
+_CONTEXT.set_forkserver_preload(
+    ["training.trainer", "torch.distributed.fsdp", "torch._dynamo"]
+)
 
 
 @contextmanager
@@ -59,7 +61,11 @@ def start(
 
 
 def run_world(
-    num_ranks: int, work: Callable[..., None], *arguments: Any, folder: Path, timeout_s: float = 200
+    num_ranks: int,
+    work: Callable[..., None],
+    *arguments: Any,
+    folder: Path,
+    timeout_s: float = 200,
 ) -> None:
     """Run a function on all ranks to its end; no rank may fail or warn."""
     with start(num_ranks, work, *arguments, folder=folder) as processes:
@@ -80,6 +86,8 @@ def _be_rank(
     os.environ.update(environment)
     os.dup2(os.open(messages, os.O_WRONLY | os.O_CREAT | os.O_APPEND), sys.stderr.fileno())
     warnings.simplefilter("error")
-    warnings.filterwarnings("ignore", message=".*is deprecated", category=DeprecationWarning)
+    warnings.filterwarnings(
+        "ignore", message=".*is deprecated", category=DeprecationWarning
+    )
     torch.set_num_threads(1)
     work(*arguments)

@@ -34,9 +34,12 @@ def test_an_empty_disk_resumes_from_the_object_store(
     ]
     expected = losses(tmp_path / "run")
     shutil.rmtree(tmp_path / "run")
-    config = make_config(tmp_path / "run", language, steps=5, checkpoint=checkpoint, optimizer=data)
+    config = make_config(
+        tmp_path / "run", language, steps=5, checkpoint=checkpoint, optimizer=data
+    )
     ended = train(
-        config, distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=tmp_path)
+        config,
+        distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=tmp_path),
     )
     assert ended.step == 5
     assert [line["step"] for line in read_log(tmp_path / "run")] == [4, 5]
@@ -49,8 +52,14 @@ def test_an_incomplete_upload_is_ignored(
     """Without its marker the previous checkpoint is used."""
     checkpoint = {"every_steps": 1, "keep_last": 2, "upload": f"s3://{BUCKET}/cut-short"}
     config = make_config(tmp_path / "run", language, steps=2, checkpoint=checkpoint)
-    train(config, distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=tmp_path))
+    train(
+        config,
+        distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=tmp_path),
+    )
     seaweed_in_environment.store("cut-short").delete([f"step-00000002/{MARKER}"])
     shutil.rmtree(tmp_path / "run")
-    train(config, distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=tmp_path))
+    train(
+        config,
+        distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=tmp_path),
+    )
     assert [line["step"] for line in read_log(tmp_path / "run")] == [2]

@@ -24,11 +24,15 @@ print([name for name in ("torch", "ray", "numpy") if name in sys.modules])
 """
 
 
-@pytest.mark.parametrize("arguments", [("--help",), *((name, "--help") for name in COMMANDS)])
+@pytest.mark.parametrize(
+    "arguments", [("--help",), *((name, "--help") for name in COMMANDS)]
+)
 def test_help_imports_no_heavy_library(arguments: tuple[str, ...]) -> None:
     """Only commands that need torch import it, because that takes seconds."""
     command = [sys.executable, "-c", PRINT_HEAVY_MODULES, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=REPOSITORY)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, cwd=REPOSITORY
+    )
     assert "Usage: " in done.stdout
     assert done.stdout.splitlines()[-1] == "[]"
 
@@ -44,7 +48,9 @@ def test_a_wrong_config_is_one_line_and_exit_code_2(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The error names the key; there is no traceback."""
-    monkeypatch.setattr(sys, "argv", ["training", "run", "train-tiny.yaml", "--set", "steps=0"])
+    monkeypatch.setattr(
+        sys, "argv", ["training", "run", "train-tiny.yaml", "--set", "steps=0"]
+    )
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == ExitCode.WRONG_USAGE

@@ -50,7 +50,10 @@ def test_the_reference_page_lists_every_key() -> None:
 def test_train_1b_shows_every_section_that_runs_usually_set() -> None:
     """All sections but `advanced` are in the file, and it has fewer than 80 lines."""
     text = (REPOSITORY / "configs" / "train-1b.yaml").read_text(encoding="utf-8")
-    assert TrainConfig.model_fields.keys() - yaml.safe_load(text).keys() == {"seed", "advanced"}
+    assert TrainConfig.model_fields.keys() - yaml.safe_load(text).keys() == {
+        "seed",
+        "advanced",
+    }
     assert len(text.splitlines()) < 80
 
 
@@ -66,9 +69,15 @@ def test_all_faults_are_reported_together() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["data.manifest=null"], "exactly one of manifest, mixture, instructions; found none"),
+        (
+            ["data.manifest=null"],
+            "exactly one of manifest, mixture, instructions; found none",
+        ),
         (["data.instructions=a.jsonl"], "found manifest, instructions"),
-        (["data.manifest=null", "data.instructions=a.jsonl"], "instructions need a tokenizer"),
+        (
+            ["data.manifest=null", "data.instructions=a.jsonl"],
+            "instructions need a tokenizer",
+        ),
         (["parallel.strategy=ddp", "parallel.tensor=2"], "tensor 2 needs zero2 or zero3"),
         (
             ["parallel.strategy=zero1", "parallel.shard_degree=2"],
@@ -82,7 +91,10 @@ def test_all_faults_are_reported_together() -> None:
             ["parallel.strategy=zero1", "parallel.offload=optimizer"],
             "zero1 with offload: optimizer",
         ),
-        (["lora.rank=4", "parallel.tensor=2"], "lora cannot be combined with parallel.tensor 2"),
+        (
+            ["lora.rank=4", "parallel.tensor=2"],
+            "lora cannot be combined with parallel.tensor 2",
+        ),
         (
             ["precision.float8=rowwise", "parallel.tensor=2"],
             "float8 rowwise cannot be combined with parallel.tensor 2",

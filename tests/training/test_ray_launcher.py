@@ -35,7 +35,9 @@ def plain(language: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def start(folder: Path, settings: Mapping[str, Any], *arguments: str) -> subprocess.Popen[str]:
+def start(
+    folder: Path, settings: Mapping[str, Any], *arguments: str
+) -> subprocess.Popen[str]:
     """Start the command in a folder, on the shared Ray if the test uses it, or on a new one."""
     (folder / "config.yaml").write_text(yaml.safe_dump(dict(settings)))
     environment = {**os.environ}
@@ -130,7 +132,9 @@ def test_an_incompatible_config_is_reported_once(language: Path, tmp_path: Path)
     assert output.count("Error in training function") == 1  # Ray's word for each attempt
 
 
-def test_workers_get_absolute_paths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_workers_get_absolute_paths(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Relative paths become absolute; addresses are unchanged."""
     from training.ray_launcher import make_paths_absolute
 
@@ -143,7 +147,10 @@ def test_workers_get_absolute_paths(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     wanted = {"run_dir": f"{tmp_path}/runs/a", "steps": 3, "data": given["data"]}
     assert make_paths_absolute(given) == wanted
     mixture = {"data": {"mixture": {"web": {"manifest": "web", "weight": 1.0}}}}
-    assert make_paths_absolute(mixture)["data"]["mixture"]["web"]["manifest"] == f"{tmp_path}/web"
+    assert (
+        make_paths_absolute(mixture)["data"]["mixture"]["web"]["manifest"]
+        == f"{tmp_path}/web"
+    )
 
 
 def test_a_run_dir_on_another_disk_is_refused(tmp_path: Path) -> None:

@@ -44,7 +44,9 @@ def train_here(config: TrainConfig) -> TrainResult:
     """Train in this process, as a single rank."""
     return train(
         config,
-        distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=Path(config.run_dir)),
+        distributed.init_distributed(
+            config.parallel, timeout_s=60, dump_dir=Path(config.run_dir)
+        ),
     )
 
 
@@ -52,9 +54,12 @@ def read_weights(run_dir: Path, config: TrainConfig) -> dict[str, np.ndarray[Any
     """Return the weights of the newest checkpoint."""
     model = Decoder(config.model, 256)
     load_weights(
-        list_complete_checkpoints(run_dir / "checkpoints")[-1], dict(model.named_parameters())
+        list_complete_checkpoints(run_dir / "checkpoints")[-1],
+        dict(model.named_parameters()),
     )
-    return {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
+    return {
+        name: parameter.detach().numpy() for name, parameter in model.named_parameters()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +89,9 @@ def test_a_killed_run_resumes_with_identical_bits(
 ) -> None:
     """After kill -9 of both ranks, losses and weights equal those of an uninterrupted run."""
     run = make_settings(tmp_path / "run", language, **settings(strategy))
-    with start(2, train_each, [run], folder=tmp_path):  # leaving it kills them, with SIGKILL
+    with start(
+        2, train_each, [run], folder=tmp_path
+    ):  # leaving it kills them, with SIGKILL
         until = time.monotonic() + 120
         while (
             not list_complete_checkpoints(tmp_path / "run" / "checkpoints")
@@ -118,10 +125,15 @@ def test_a_run_resumes_on_other_ranks_and_strategies(
         # the schedule must not depend on where this part of the run ends
         optimizer = {"schedule": "constant"}
         train_all(
-            world_size, [make_settings(run_dir, language, **changes, optimizer=optimizer)], tmp_path
+            world_size,
+            [make_settings(run_dir, language, **changes, optimizer=optimizer)],
+            tmp_path,
         )
     whole = make_settings(
-        tmp_path / "whole", language, **settings("zero3"), optimizer={"schedule": "constant"}
+        tmp_path / "whole",
+        language,
+        **settings("zero3"),
+        optimizer={"schedule": "constant"},
     )
     train_all(1, [whole], tmp_path)
     assert losses(run_dir) == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)
@@ -130,7 +142,9 @@ def test_a_run_resumes_on_other_ranks_and_strategies(
     ]
 
 
-def test_ranks_that_do_not_divide_the_batch_skip_no_row(language: Path, tmp_path: Path) -> None:
+def test_ranks_that_do_not_divide_the_batch_skip_no_row(
+    language: Path, tmp_path: Path
+) -> None:
     """With 16 rows per step, 3 ranks of 4 rows read 24, 12, 12, 24, ... rows."""
     run = make_settings(
         tmp_path / "run",
@@ -149,7 +163,10 @@ def test_sigterm_saves_a_checkpoint_and_exits(language: Path, tmp_path: Path) ->
     log = tmp_path / "run" / "log.jsonl"
     until = time.monotonic() + 120
     with start(2, train_each, [run], folder=tmp_path) as processes:
-        while not (log.exists() and log.read_text().count("\n") >= 3) and time.monotonic() < until:
+        while (
+            not (log.exists() and log.read_text().count("\n") >= 3)
+            and time.monotonic() < until
+        ):
             time.sleep(0.01)
         processes[1].terminate()
         for process in processes:
@@ -159,7 +176,8 @@ def test_sigterm_saves_a_checkpoint_and_exits(language: Path, tmp_path: Path) ->
         ).read_text()
     (saved,) = list_complete_checkpoints(tmp_path / "run" / "checkpoints")
     assert (
-        json.loads((saved / MARKER).read_text())["step"] == read_log(tmp_path / "run")[-1]["step"]
+        json.loads((saved / MARKER).read_text())["step"]
+        == read_log(tmp_path / "run")[-1]["step"]
     )
 
 
@@ -215,7 +233,12 @@ def test_rows_are_those_of_the_loader(language: Path, tmp_path: Path) -> None:
     model = Decoder(config.model, 256)
     init_parameters(model, config.model, config.seed)
     loader = TokenLoader(
-        language, seq_len=64, global_batch_rows=12, rank=0, world_size=1, documents=["document_ids"]
+        language,
+        seq_len=64,
+        global_batch_rows=12,
+        rank=0,
+        world_size=1,
+        documents=["document_ids"],
     )
     batch = next(loader)
     with torch.no_grad():
@@ -234,7 +257,9 @@ def test_a_failed_checkpoint_ends_the_run(language: Path, tmp_path: Path) -> Non
         CheckpointFailed,
         match=r"could not be written: rank 0: .*Not a directory.*resumes from the newest",
     ):
-        train_here(make_config(tmp_path / "run", language, steps=2, checkpoint={"every_steps": 1}))
+        train_here(
+            make_config(tmp_path / "run", language, steps=2, checkpoint={"every_steps": 1})
+        )
 
 
 # ---------------------------------------------------------------------------------------------------------- bad steps
@@ -298,7 +323,8 @@ def test_learning_rates_rise_then_fall(
         decay_share=decay_share,
     )
     rates = [
-        compute_learning_rate(step, steps, config) / config.learning_rate for step in range(steps)
+        compute_learning_rate(step, steps, config) / config.learning_rate
+        for step in range(steps)
     ]
     up, down = rates[:warmup_steps], rates[warmup_steps:]
     assert up == sorted(up)
@@ -310,7 +336,12 @@ def test_learning_rates_rise_then_fall(
 
 def test_schedules_have_these_values() -> None:
     """Golden values half-way and at the end of 100 steps."""
-    settings = {"learning_rate": 1.0, "warmup_steps": 10, "min_lr_share": 0.1, "decay_share": 0.2}
+    settings = {
+        "learning_rate": 1.0,
+        "warmup_steps": 10,
+        "min_lr_share": 0.1,
+        "decay_share": 0.2,
+    }
     expected = {
         "cosine": (0.55, 0.1),
         "linear": (0.55, 0.1),
@@ -328,7 +359,8 @@ def test_a_batch_smaller_than_one_micro_batch_per_rank_is_refused(
 ) -> None:
     """The error names both keys."""
     with pytest.raises(
-        IncompatibleConfig, match=r"global_batch_rows is 12, but 1 data-parallel ranks of 13 rows"
+        IncompatibleConfig,
+        match=r"global_batch_rows is 12, but 1 data-parallel ranks of 13 rows",
     ):
         train_here(make_config(tmp_path, language, data={"micro_batch_rows": 13}))
     shutil.rmtree(tmp_path)

@@ -114,7 +114,9 @@ class StepBatches:
         else:
             mask = AttentionMask()
         labels = tensors["labels"]
-        return MicroBatch(tensors["input_ids"], labels, mask, (labels != IGNORED_LABEL).sum())
+        return MicroBatch(
+            tensors["input_ids"], labels, mask, (labels != IGNORED_LABEL).sum()
+        )
 
 
 def open_batches(config: TrainConfig, context: RankContext) -> tuple[StepBatches, int]:

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from training.errors import IncompatibleConfig
 
+# Tokens that can end an answer. Tokens made for this purpose come first.
 TURN_ENDS = (
     "<|im_end|>",  # ChatML: Qwen, SmolLM, OLMo
     "<|eot_id|>",  # Llama 3
@@ -32,7 +33,6 @@ TURN_ENDS = (
     "<|endoftext|>",
     "<eos>",
 )
-"""Tokens that can end an answer. Tokens made for this purpose come first."""
 
 TURN_START = "<|im_start|>"
 
@@ -124,7 +124,9 @@ class ChatTokenizer:
             segments.append(Segment(self.end_id, is_answer))
         return segments
 
-    def format_instruction(self, instruction: str, input_text: str, output: str) -> list[Segment]:
+    def format_instruction(
+        self, instruction: str, input_text: str, output: str
+    ) -> list[Segment]:
         """Return the segments of an instruction and its answer; `input_text` may be empty."""
         template = ALPACA_PROMPT_WITH_INPUT if input_text else ALPACA_PROMPT
         prompt = template.format(instruction=instruction, input=input_text)

@@ -24,8 +24,8 @@ from training.errors import IncompatibleConfig
 
 ROLES = ("system", "user", "assistant")
 MAX_SHOWN_FAULTS = 5
+# Lines that are encoded in one call of the tokenizer.
 _LINES_PER_BATCH = 1000
-"""Lines that are encoded in one call of the tokenizer."""
 
 
 class InvalidLine(ValueError):
@@ -55,7 +55,9 @@ class Conversations:
     has_chats: bool
 
 
-def read_conversations(path: Path, tokenizer: ChatTokenizer, *, seq_len: int) -> Conversations:
+def read_conversations(
+    path: Path, tokenizer: ChatTokenizer, *, seq_len: int
+) -> Conversations:
     """Read and encode a file. Invalid lines are skipped and listed in `faults`.
 
     Args:
@@ -69,13 +71,17 @@ def read_conversations(path: Path, tokenizer: ChatTokenizer, *, seq_len: int) ->
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise IncompatibleConfig(f"data.instructions: {path} cannot be read: {error}") from error
+        raise IncompatibleConfig(
+            f"data.instructions: {path} cannot be read: {error}"
+        ) from error
     faults: dict[int, str] = {}
     parsed, has_chats = _parse_all(content, tokenizer, faults)
     tokens, is_counted, num_cut = _encode_all(parsed, tokenizer, seq_len, faults)
     messages = tuple(f"{path}:{number}: {faults[number]}" for number in sorted(faults))
     if not tokens:
-        expected = 'objects with "instruction" and "output", or with "messages", one per line'
+        expected = (
+            'objects with "instruction" and "output", or with "messages", one per line'
+        )
         shown = f"; {'; '.join(messages[:MAX_SHOWN_FAULTS])}" if messages else ""
         raise IncompatibleConfig(
             f"data.instructions: {path} has no valid line ({len(messages)} are invalid), "
@@ -154,7 +160,9 @@ def _parse_line(line: bytes) -> dict[str, Any]:
     try:
         record = json.loads(line.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise InvalidLine(f"found no JSON ({error}), expected an object in UTF-8") from error
+        raise InvalidLine(
+            f"found no JSON ({error}), expected an object in UTF-8"
+        ) from error
     if not isinstance(record, dict):
         raise InvalidLine(f"found {type(record).__name__}, expected an object")
     return record
@@ -166,7 +174,9 @@ def _format_record(record: Mapping[str, Any], tokenizer: ChatTokenizer) -> list[
     if "instruction" in record and "output" in record:
         instruction = _get_text(record, "instruction")
         input_text = _get_text(record, "input") if record.get("input") else ""
-        return tokenizer.format_instruction(instruction, input_text, _get_text(record, "output"))
+        return tokenizer.format_instruction(
+            instruction, input_text, _get_text(record, "output")
+        )
     raise InvalidLine(
         f"found keys {sorted(record)[:5]}, expected messages, or instruction and output"
     )
@@ -175,8 +185,12 @@ def _format_record(record: Mapping[str, Any], tokenizer: ChatTokenizer) -> list[
 def _parse_messages(messages: Any) -> Iterator[tuple[str, str]]:
     """Yield (role, content) of each message."""
     if not isinstance(messages, list):
-        raise InvalidLine(f"found messages of type {type(messages).__name__}, expected a list")
-    roles = [message.get("role") if isinstance(message, dict) else None for message in messages]
+        raise InvalidLine(
+            f"found messages of type {type(messages).__name__}, expected a list"
+        )
+    roles = [
+        message.get("role") if isinstance(message, dict) else None for message in messages
+    ]
     if "assistant" not in roles:
         raise InvalidLine(
             "found no message with role 'assistant', expected one: only answers are trained on"

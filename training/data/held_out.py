@@ -22,8 +22,8 @@ from training.errors import IncompatibleConfig
 
 Ints = NDArray[np.int64]
 
+# Metadata of documents by which losses are grouped.
 GROUP_FIELDS = ("language", "bucket")
-"""Metadata of documents by which losses are grouped."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,9 @@ def read_window(reader: ShardReader, location: DocumentLocation, window: Window)
     # Samples hold whole documents, so the window never crosses a sample.
     sample = int(np.searchsorted(index.sample_starts, start, side="right")) - 1
     offset = start - int(index.sample_starts[sample])
-    tokens = reader.read_sample(location.shard, sample)[offset : offset + window.num_labels + 1]
+    tokens = reader.read_sample(location.shard, sample)[
+        offset : offset + window.num_labels + 1
+    ]
     return tokens.astype(np.int64)
 
 
@@ -111,7 +113,9 @@ def group_documents(
     document = 0
     for shard, num in num_in_shard.items():
         for fields in _iter_metadata(reader, shard, num):
-            labels = [str(fields[name]) for name in GROUP_FIELDS if fields.get(name) is not None]
+            labels = [
+                str(fields[name]) for name in GROUP_FIELDS if fields.get(name) is not None
+            ]
             # A set, because a document with only one label would get its group twice.
             groups = {(), *((label,) for label in labels), tuple(labels)}
             for group in groups:
@@ -124,7 +128,9 @@ def group_documents(
 def _iter_metadata(reader: ShardReader, shard: int, num: int) -> Iterator[dict[str, Any]]:
     """Yield the metadata of the first documents of a shard; {} for those without."""
     index = reader.load_index(shard)
-    docs_per_sample = np.diff(np.searchsorted(index.doc_starts, index.sample_starts)).tolist()
+    docs_per_sample = np.diff(
+        np.searchsorted(index.doc_starts, index.sample_starts)
+    ).tolist()
     for sample, fields in enumerate(read_metadata(reader, shard)):
         found = fields if fields is not None else [{}] * docs_per_sample[sample]
         yield from found[:num]
@@ -133,7 +139,9 @@ def _iter_metadata(reader: ShardReader, shard: int, num: int) -> Iterator[dict[s
             return
 
 
-def list_training_tokenizers(data: DataConfig, settings: ReadSettings) -> Iterator[tuple[str, str]]:
+def list_training_tokenizers(
+    data: DataConfig, settings: ReadSettings
+) -> Iterator[tuple[str, str]]:
     """Yield each source of training data, and the sha256 of its tokenizer.
 
     Raises:

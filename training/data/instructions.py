@@ -33,8 +33,8 @@ from training.data.packing import PackedEpoch, pack_epoch
 from training.model.loss import IGNORED_LABEL
 from training.parallel.distributed import RankContext
 
+# Raise it when a state of the previous version would select other rows.
 STATE_VERSION = 1
-"""Raise it when a state of the previous version would select other rows."""
 
 
 class InstructionsMismatch(ResumeMismatch):
@@ -70,7 +70,9 @@ def open_instructions(
     assert data.instructions is not None
     assert data.tokenizer is not None
     tokenizer = ChatTokenizer(Path(data.tokenizer))
-    conversations = read_conversations(Path(data.instructions), tokenizer, seq_len=data.seq_len)
+    conversations = read_conversations(
+        Path(data.instructions), tokenizer, seq_len=data.seq_len
+    )
     rank, world_size = resolve_rank(mesh=context.data_mesh)
     rows = InstructionRows(
         conversations,
@@ -145,13 +147,19 @@ class InstructionRows:
         return batch | self._make_document_fields(begins_document)
 
     def _fill_row(
-        self, position: int, inputs: NDArray[Any], labels: NDArray[Any], begins: NDArray[Any]
+        self,
+        position: int,
+        inputs: NDArray[Any],
+        labels: NDArray[Any],
+        begins: NDArray[Any],
     ) -> None:
         """Fill one row, in place; all arrays are (T,)."""
         epoch, row = self._locate(position)
         conversations = self._conversations
         slot = 0
-        for number in epoch.conversations[epoch.starts[row] : epoch.starts[row + 1]].tolist():
+        for number in epoch.conversations[
+            epoch.starts[row] : epoch.starts[row + 1]
+        ].tolist():
             first = int(conversations.starts[number])
             last = int(conversations.starts[number + 1]) - 1
             # A conversation of n tokens gives n - 1 inputs, each with the next token as label.
@@ -196,7 +204,9 @@ class InstructionRows:
     def _get_packed(self, epoch: int) -> PackedEpoch:
         """Return a packed epoch; only neighbouring epochs stay in memory."""
         if epoch not in self._epochs:
-            neighbours = {e: packed for e, packed in self._epochs.items() if abs(e - epoch) <= 1}
+            neighbours = {
+                e: packed for e, packed in self._epochs.items() if abs(e - epoch) <= 1
+            }
             packed = pack_epoch(
                 self._num_slots, seq_len=self._seq_len, seed=self._seed, epoch=epoch
             )

@@ -8,13 +8,13 @@ import numpy as np
 
 from loader.order.permutation import Int64Array, derive_keys, permute
 
+# Newest rows that are searched for room. This keeps the time linear, and wastes no more
+# padding than searching all rows in practice.
 OPEN_ROWS = 64
-"""Newest rows that are searched for room. This keeps the time linear, and wastes no more padding
-than searching all rows in practice."""
 
+# Purpose of the permutation's keys. loader/order uses 1 and 2, and 3 for mixtures, which
+# cannot be combined with instruction data.
 _SHUFFLE_KEY = 3
-"""Purpose of the permutation's keys. loader/order uses 1 and 2, and 3 for mixtures, which cannot be
-combined with instruction data."""
 
 
 class PackedEpoch(NamedTuple):
@@ -29,7 +29,9 @@ class PackedEpoch(NamedTuple):
         return len(self.starts) - 1
 
 
-def pack_epoch(num_slots: Int64Array, *, seq_len: int, seed: int, epoch: int) -> PackedEpoch:
+def pack_epoch(
+    num_slots: Int64Array, *, seq_len: int, seed: int, epoch: int
+) -> PackedEpoch:
     """Shuffle the conversations by (seed, epoch) and pack them into rows.
 
     Args:

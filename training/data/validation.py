@@ -58,7 +58,9 @@ class Validation:
         self._context = context
         self._seq_len = config.data.seq_len
         self._rows_per_batch = config.data.micro_batch_rows
-        self._uses_cu_seqlens = context.device.type == "cuda" and config.precision.compute == "bf16"
+        self._uses_cu_seqlens = (
+            context.device.type == "cuda" and config.precision.compute == "bf16"
+        )
         self._reader = _open_reader(config, config.validation.manifest)
         self._locations = list_first_documents(self._reader, config.validation.documents)
         self._rows = pack_windows(self._locations, self._seq_len)
@@ -88,7 +90,9 @@ class Validation:
             self._groups = group_documents(self._reader, self._locations)
             self._batches = list(self._read_batches())
         document_losses = self._compute_document_losses(model, self._batches)
-        num_labels = np.array([max(0, at.num_tokens - 1) for at in self._locations], np.int64)
+        num_labels = np.array(
+            [max(0, at.num_tokens - 1) for at in self._locations], np.int64
+        )
         figures: dict[str, float] = {}
         for group, members in self._groups.items():
             tokens = int(num_labels[members].sum())
@@ -127,7 +131,9 @@ class Validation:
             values = losses_N.double().cpu().numpy()
             has_label = documents >= 0
             # (D,) A document may have windows in several rows and on several ranks.
-            sums += np.bincount(documents[has_label], values[has_label], minlength=len(sums))
+            sums += np.bincount(
+                documents[has_label], values[has_label], minlength=len(sums)
+            )
         sums_on_device = torch.from_numpy(sums).to(device)
         return self._context.sum_over_data_ranks(sums_on_device).cpu().numpy()
 
@@ -227,7 +233,9 @@ class _Batch:
         begins = torch.ones_like(self.windows, dtype=torch.bool)  # each row begins a window
         begins[:, 1:] = self.windows[:, 1:] != self.windows[:, :-1]
         starts = begins.flatten().nonzero().flatten()
-        cu_seqlens = torch.cat([starts, torch.tensor([begins.numel()])]).to(device, torch.int32)
+        cu_seqlens = torch.cat([starts, torch.tensor([begins.numel()])]).to(
+            device, torch.int32
+        )
         # The number of windows varies; without the mark, torch.compile would compile for each.
         maybe_mark_dynamic(cu_seqlens, 0)
         return AttentionMask(cu_seqlens=cu_seqlens)

@@ -16,6 +16,7 @@ from training.errors import IncompatibleConfig
 CONFIG_FILE = "config.json"
 INDEX_FILE = "model.safetensors.index.json"
 
+# Key of ModelConfig -> key of config.json.
 _KEYS = {
     "dim": "hidden_size",
     "num_layers": "num_hidden_layers",
@@ -25,7 +26,6 @@ _KEYS = {
     "vocab_size": "vocab_size",
     "norm_eps": "rms_norm_eps",
 }
-"""Key of ModelConfig -> key of config.json."""
 
 _ROPE_KEYS = {
     "factor": "factor",
@@ -34,6 +34,7 @@ _ROPE_KEYS = {
     "original_seq_len": "original_max_position_embeddings",
 }
 
+# Values of missing keys: the defaults of transformers' LlamaConfig, versions 4 and 5.
 _DEFAULTS: dict[str, Any] = {
     "rms_norm_eps": 1e-6,
     "rope_theta": 10_000.0,
@@ -42,7 +43,6 @@ _DEFAULTS: dict[str, Any] = {
     "mlp_bias": False,
     "tie_word_embeddings": False,
 }
-"""Values of missing keys: the defaults of transformers' LlamaConfig, versions 4 and 5."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,13 @@ def read_description(folder: Path) -> ModelDescription:
     rope_type = rope.get("rope_type") or rope.get("type") or "default"
     scaling: dict[str, Any] | None = None
     if rope_type == "llama3":
-        rope.setdefault("original_max_position_embeddings", config.get("max_position_embeddings"))
+        rope.setdefault(
+            "original_max_position_embeddings", config.get("max_position_embeddings")
+        )
         scaling = {key: rope.get(their_key) for key, their_key in _ROPE_KEYS.items()}
-    settings: dict[str, Any] = {key: config.get(their_key) for key, their_key in _KEYS.items()}
+    settings: dict[str, Any] = {
+        key: config.get(their_key) for key, their_key in _KEYS.items()
+    }
     settings["rope_theta"] = rope.get("rope_theta") or config["rope_theta"]
     settings["rope_scaling"] = scaling
     faults = list(_find_unsupported(config, rope_type))
@@ -127,7 +131,12 @@ def _find_unsupported(config: Mapping[str, Any], rope_type: str) -> Iterable[str
         yield "quantization_config is set; use the weights from before the quantization"
     dim, num_heads = config.get("hidden_size"), config.get("num_attention_heads")
     head_dim = config.get("head_dim")
-    if head_dim is not None and dim is not None and num_heads and head_dim * num_heads != dim:
+    if (
+        head_dim is not None
+        and dim is not None
+        and num_heads
+        and head_dim * num_heads != dim
+    ):
         expected = dim / num_heads
         yield f"head_dim is {head_dim}, expected hidden_size / num_attention_heads = {expected:g}"
 
@@ -206,7 +215,9 @@ def read_json(path: Path) -> dict[str, Any]:
             f"*.safetensors"
         ) from error
     except (OSError, ValueError) as error:
-        raise IncompatibleConfig(f"{path} cannot be read: {error}; download it again") from error
+        raise IncompatibleConfig(
+            f"{path} cannot be read: {error}; download it again"
+        ) from error
     if not isinstance(value, dict):
         raise IncompatibleConfig(
             f"{path}: found {type(value).__name__}, expected an object; download it again"

@@ -32,11 +32,11 @@ from training.model.lora import add_adapters, is_adapter, merge_adapters
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
+# Bytes of weights in one file, as in transformers' save_pretrained.
 SHARD_BYTES = 5 * 10**9
-"""Bytes of weights in one file, as in transformers' save_pretrained."""
 
+# Tokens that usually end a document, the most common first; for runs that do not record it.
 DOCUMENT_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>")
-"""Tokens that usually end a document, the most common first; for runs that do not record it."""
 
 
 def export_checkpoint(
@@ -245,5 +245,7 @@ class _ExportedTokenizer:
             "eos_token": self.end,
             "chat_template": self._chat_template,
         }
-        tokenizer_config |= {key: value for key, value in optional.items() if value is not None}
+        tokenizer_config |= {
+            key: value for key, value in optional.items() if value is not None
+        }
         write_json(folder / "tokenizer_config.json", tokenizer_config)

@@ -16,13 +16,18 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
 from training.errors import IncompatibleConfig
-from training.hugging_face.config_json import CONFIG_FILE, INDEX_FILE, read_description, read_json
+from training.hugging_face.config_json import (
+    CONFIG_FILE,
+    INDEX_FILE,
+    read_description,
+    read_json,
+)
 from training.model.decoder import Decoder
 from training.model.lora import is_adapter
 
 _HEAD = "lm_head.weight"
+# Stored in old folders; the values follow from the config.
 _IGNORED_SUFFIX = ".rotary_emb.inv_freq"
-"""Stored in old folders; the values follow from the config."""
 
 MAX_SHOWN_FAULTS = 5
 

@@ -42,13 +42,17 @@ def make_document_mask(document_ids_BT: Tensor) -> AttentionMask:
     """
     seq_len = document_ids_BT.shape[1]
     # (T, T), true on and below the diagonal: a token sees itself and earlier tokens.
-    causal = torch.ones(seq_len, seq_len, dtype=torch.bool, device=document_ids_BT.device).tril()
+    causal = torch.ones(
+        seq_len, seq_len, dtype=torch.bool, device=document_ids_BT.device
+    ).tril()
     # (B, T, T), true for query and key tokens of one document
     same_document = document_ids_BT[:, :, None] == document_ids_BT[:, None, :]
     return AttentionMask(allowed=(same_document & causal)[:, None])
 
 
-def attend(query_BTHC: Tensor, key_BTKC: Tensor, value_BTKC: Tensor, mask: AttentionMask) -> Tensor:
+def attend(
+    query_BTHC: Tensor, key_BTKC: Tensor, value_BTKC: Tensor, mask: AttentionMask
+) -> Tensor:
     """Return the attention output, (B, T, H, C). H / K query heads share one key head."""
     if mask.cu_seqlens is not None:
         return _attend_packed(query_BTHC, key_BTKC, value_BTKC, mask.cu_seqlens)

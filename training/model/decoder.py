@@ -28,8 +28,12 @@ class Attention(nn.Module):
         super().__init__()
         self.head_dim = config.head_dim
         self.q_proj = nn.Linear(config.dim, config.num_heads * config.head_dim, bias=False)
-        self.k_proj = nn.Linear(config.dim, config.num_kv_heads * config.head_dim, bias=False)
-        self.v_proj = nn.Linear(config.dim, config.num_kv_heads * config.head_dim, bias=False)
+        self.k_proj = nn.Linear(
+            config.dim, config.num_kv_heads * config.head_dim, bias=False
+        )
+        self.v_proj = nn.Linear(
+            config.dim, config.num_kv_heads * config.head_dim, bias=False
+        )
         self.o_proj = nn.Linear(config.num_heads * config.head_dim, config.dim, bias=False)
 
     def forward(self, hidden_BTD: Tensor, rope: RopeTable, mask: AttentionMask) -> Tensor:
@@ -92,11 +96,17 @@ class Block(nn.Module):
         """
         if self.checkpoint_args is None:
             return self.forward_plain(hidden_BTD, rope, mask)
-        return checkpoint(self.forward_plain, hidden_BTD, rope, mask, **self.checkpoint_args)
+        return checkpoint(
+            self.forward_plain, hidden_BTD, rope, mask, **self.checkpoint_args
+        )
 
-    def forward_plain(self, hidden_BTD: Tensor, rope: RopeTable, mask: AttentionMask) -> Tensor:
+    def forward_plain(
+        self, hidden_BTD: Tensor, rope: RopeTable, mask: AttentionMask
+    ) -> Tensor:
         """Run the layer."""
-        hidden_BTD = hidden_BTD + self.self_attn(self.input_layernorm(hidden_BTD), rope, mask)
+        hidden_BTD = hidden_BTD + self.self_attn(
+            self.input_layernorm(hidden_BTD), rope, mask
+        )
         # The norms are inside the residual branches (pre-norm), so the stream itself is never
         # normalized.
         return hidden_BTD + self.mlp(self.post_attention_layernorm(hidden_BTD))

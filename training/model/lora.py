@@ -17,8 +17,8 @@ from training.errors import IncompatibleConfig
 from training.model.decoder import Decoder
 from training.model.initialization import init_normal
 
+# Names of the two matrices in a layer.
 A, B = "lora_a", "lora_b"
-"""Names of the two matrices in a layer."""
 
 
 class LoraLinear(nn.Linear):
@@ -29,15 +29,21 @@ class LoraLinear(nn.Linear):
         super().__init__(linear.in_features, linear.out_features, bias=False, device="meta")
         self.weight = linear.weight.requires_grad_(False)
         device = linear.weight.device
-        self.lora_a = nn.Parameter(torch.empty(config.rank, linear.in_features, device=device))
-        self.lora_b = nn.Parameter(torch.empty(linear.out_features, config.rank, device=device))
+        self.lora_a = nn.Parameter(
+            torch.empty(config.rank, linear.in_features, device=device)
+        )
+        self.lora_b = nn.Parameter(
+            torch.empty(linear.out_features, config.rank, device=device)
+        )
         self.scale = config.alpha / config.rank
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
         """Map (..., in_features) to (..., out_features)."""
         # (..., rank). B (A x) costs far less than (B A) x, which would build a whole matrix.
         low_rank = nn.functional.linear(input, self.lora_a)
-        return super().forward(input) + self.scale * nn.functional.linear(low_rank, self.lora_b)
+        return super().forward(input) + self.scale * nn.functional.linear(
+            low_rank, self.lora_b
+        )
 
 
 def add_adapters(model: Decoder, config: LoraConfig) -> None:
@@ -55,7 +61,9 @@ def add_adapters(model: Decoder, config: LoraConfig) -> None:
     model.requires_grad_(False)
     for block in model.layers:
         modules = block.named_modules()
-        linears = {name: module for name, module in modules if isinstance(module, nn.Linear)}
+        linears = {
+            name: module for name, module in modules if isinstance(module, nn.Linear)
+        }
         known = {name.rpartition(".")[2] for name in linears}
         if unknown := sorted(set(config.targets) - known):
             raise IncompatibleConfig(

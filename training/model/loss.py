@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+# Label of tokens that are not predicted; the same value as in
+# loader/batches/batch_builder.py.
 IGNORED_LABEL = -100
-"""Label of tokens that are not predicted; the same value as in loader/batches/batch_builder.py."""
 
 
 def chunked_cross_entropy(
@@ -44,7 +45,9 @@ def chunked_cross_entropy(
         The sum over tokens (fp32 scalar with gradient), and the loss of each token ((N,) fp32
         without gradient). Ignored tokens count as 0.
     """
-    result: Any = _ChunkedCrossEntropy.apply(hidden_ND, weight_VD, labels_N, chunk_tokens, group)
+    result: Any = _ChunkedCrossEntropy.apply(
+        hidden_ND, weight_VD, labels_N, chunk_tokens, group
+    )
     return result
 
 
@@ -66,10 +69,14 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             grad_hidden = torch.empty_like(hidden)
         if needs_weight:
             # fp32, because a bf16 sum over many chunks would lose the later ones.
-            grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
+            grad_weight = torch.zeros(
+                weight.shape, dtype=torch.float32, device=weight.device
+            )
         for start in range(0, len(hidden), chunk_tokens):
             chunk = slice(start, start + chunk_tokens)
-            losses[chunk], grad_logits = _chunk_loss(hidden[chunk], weight, labels[chunk], group)
+            losses[chunk], grad_logits = _chunk_loss(
+                hidden[chunk], weight, labels[chunk], group
+            )
             if grad_hidden is not None:
                 # (n, V) @ (V, D): with a group, only this rank's columns contribute, so this is a
                 # partial sum.

@@ -51,7 +51,9 @@ def _scale_frequencies(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
     """
     # Number of full turns that a frequency makes within the original context length.
     turns = scaling.original_seq_len * frequencies / (2 * math.pi)
-    slope = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    slope = (turns - scaling.low_freq_factor) / (
+        scaling.high_freq_factor - scaling.low_freq_factor
+    )
     # 1 above high_freq_factor turns, 0 below low_freq_factor turns
     kept_share = slope.clamp(0, 1)
     return frequencies * kept_share + frequencies / scaling.factor * (1 - kept_share)

@@ -7,9 +7,9 @@ import math
 from training.config import ModelConfig
 from training.errors import IncompatibleConfig
 
+# The vocabulary is padded to a multiple of this: the tile of a tensor core, and divisible
+# by any usual number of tensor-parallel ranks.
 VOCAB_MULTIPLE = 128
-"""The vocabulary is padded to a multiple of this: the tile of a tensor core, and divisible by any
-usual number of tensor-parallel ranks."""
 
 
 def resolve_vocab_size(config: ModelConfig, tokenizer_vocab_size: int) -> int:

@@ -71,7 +71,9 @@ class MetricsLog:
         self._file.write(json.dumps(line) + "\n")
         # A killed run keeps all lines up to its last report.
         self._file.flush()
-        numbers = {name: value for name, value in figures.items() if isinstance(value, int | float)}
+        numbers = {
+            name: value for name, value in figures.items() if isinstance(value, int | float)
+        }
         if self._tensorboard is not None:
             for name, value in numbers.items():
                 self._tensorboard.add_scalar(name, value, step)
@@ -95,7 +97,9 @@ def _remove_partial_line(path: Path) -> None:
             file.truncate(start + file.read().rfind(b"\n") + 1)
 
 
-def _open_wandb(config: ObservabilityConfig, run_dir: Path, settings: Mapping[str, Any]) -> Any:
+def _open_wandb(
+    config: ObservabilityConfig, run_dir: Path, settings: Mapping[str, Any]
+) -> Any:
     assert config.wandb is not None
     try:
         import wandb

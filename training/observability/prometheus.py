@@ -24,6 +24,8 @@ def _gauge(name: str, help_text: str, figure: str, scale: float = 1.0) -> Metric
     return Metric(f"corpusmill_train_{name}", "gauge", help_text, figure, scale)
 
 
+# Metrics of the run, with the values of the last report. The metrics of each rank's loader
+# are in loader/metrics.py.
 METRICS = (
     _counter("steps_total", "Finished steps, including those before a resume.", "step"),
     _gauge("steps_planned", "Steps of the whole run.", "steps_planned"),
@@ -33,7 +35,9 @@ METRICS = (
     _gauge("gradient_norm", "Gradient norm before clipping.", "grad_norm"),
     _gauge("learning_rate", "Learning rate of the last reported step.", "learning_rate"),
     _counter("bad_steps_total", "Steps skipped by the anomaly guard.", "bad_steps"),
-    _gauge("tokens_per_second", "Over all ranks, since the previous report.", "tokens_per_s"),
+    _gauge(
+        "tokens_per_second", "Over all ranks, since the previous report.", "tokens_per_s"
+    ),
     _gauge("step_seconds", "Mean step time since the previous report.", "step_s"),
     _gauge("stall_ratio", "Share of that time spent waiting for rows.", "stall_share"),
     _gauge("mfu_ratio", "Model FLOPs utilization, on devices with a known peak.", "mfu"),
@@ -55,8 +59,6 @@ METRICS = (
         "memory_retries",
     ),
 )
-"""Metrics of the run, with the values of the last report. The metrics of each rank's loader are
-in loader/metrics.py."""
 
 
 def serve_prometheus(
@@ -87,7 +89,9 @@ def serve_prometheus(
     port = config.prometheus.port + int(os.environ.get("LOCAL_RANK", "0"))
     host = config.prometheus.host
     try:
-        return loader.metrics.serve_metrics(port, loader_collector, run_collector, host=host)
+        return loader.metrics.serve_metrics(
+            port, loader_collector, run_collector, host=host
+        )
     except OSError as error:
         raise IncompatibleConfig(
             f"rank {rank} cannot serve Prometheus on {host}:{port} "

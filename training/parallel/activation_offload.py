@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+# Smaller tensors stay on the device: launching the copy costs more than they take.
 MIN_BYTES = 1 << 20
-"""Smaller tensors stay on the device: launching the copy costs more than they take."""
 
 
 @dataclass(eq=False)
@@ -131,4 +131,6 @@ class ActivationOffload:
         visit.saved = []
 
     def _use_stream(self) -> AbstractContextManager[Any]:
-        return torch.cuda.stream(self._stream) if self._stream is not None else nullcontext()
+        return (
+            torch.cuda.stream(self._stream) if self._stream is not None else nullcontext()
+        )

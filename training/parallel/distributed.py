@@ -21,8 +21,8 @@ from training.config import ParallelConfig
 from training.errors import IncompatibleConfig
 
 MESH_DIMS = ("replicate", "shard", "tensor")
+# Collectives that each rank remembers for the dump after a hang.
 FLIGHT_RECORDER_EVENTS = 2000
-"""Collectives that each rank remembers for the dump after a hang."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,9 @@ class RankContext:
             c10d._set_pg_timeout(timedelta(seconds=timeout_s), group)  # noqa: SLF001
 
 
-def init_distributed(parallel: ParallelConfig, *, timeout_s: float, dump_dir: Path) -> RankContext:
+def init_distributed(
+    parallel: ParallelConfig, *, timeout_s: float, dump_dir: Path
+) -> RankContext:
     """Join the process group, unless the launcher has joined it already, and build the mesh.
 
     torchrun sets RANK and the other variables. Ray Train joins before it calls the worker.
@@ -151,7 +153,9 @@ def compute_mesh_shape(parallel: ParallelConfig, world_size: int) -> tuple[int, 
     # Ranks left over by `shard` form replicas (HSDP).
     shard = parallel.shard_degree or data_ranks
     if data_ranks % shard:
-        divisors = ", ".join(str(n) for n in range(1, data_ranks + 1) if data_ranks % n == 0)
+        divisors = ", ".join(
+            str(n) for n in range(1, data_ranks + 1) if data_ranks % n == 0
+        )
         raise IncompatibleConfig(
             f"parallel.shard_degree is {shard}, which does not divide {data_ranks} data-parallel "
             f"ranks ({world_size} ranks / tensor {parallel.tensor}); use one of {divisors}, or "

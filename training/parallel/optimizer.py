@@ -129,8 +129,12 @@ class Optimizer:
                 self._state_owner.state[master] = {
                     # Fused kernels want the step count on the device of the parameter.
                     "step": torch.zeros((), dtype=torch.float32, device=master.device),
-                    "exp_avg": torch.zeros_like(master, memory_format=torch.preserve_format),
-                    "exp_avg_sq": torch.zeros_like(master, memory_format=torch.preserve_format),
+                    "exp_avg": torch.zeros_like(
+                        master, memory_format=torch.preserve_format
+                    ),
+                    "exp_avg_sq": torch.zeros_like(
+                        master, memory_format=torch.preserve_format
+                    ),
                 }
 
     def _step_on_host(self) -> None:

@@ -42,8 +42,8 @@ from training.parallel.tensor_parallel import apply_tensor_parallel
 
 COMPUTE_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
+# Fills a whole parameter, given its name, in place.
 InitParameter = Callable[[str, Tensor], None]
-"""Fills a whole parameter, given its name, in place."""
 
 
 def parallelize(
@@ -135,7 +135,10 @@ def _materialize(
 
 
 def _apply_ddp(
-    model: Decoder, init_parameter: InitParameter, precision: PrecisionConfig, context: RankContext
+    model: Decoder,
+    init_parameter: InitParameter,
+    precision: PrecisionConfig,
+    context: RankContext,
 ) -> nn.Module:
     """Wrap the model with DDP (ddp, zero1), and compute under autocast."""
     device = context.device
@@ -208,7 +211,10 @@ def _make_fsdp_settings(
 
 
 def _configure_blocks(
-    model: Decoder, parallel: ParallelConfig, precision: PrecisionConfig, device: torch.device
+    model: Decoder,
+    parallel: ParallelConfig,
+    precision: PrecisionConfig,
+    device: torch.device,
 ) -> None:
     """Set activation checkpointing, compilation and activation offload of every block.
 

@@ -41,7 +41,9 @@ def apply_tensor_parallel(model: Decoder, mesh: DeviceMesh) -> None:
     )
     parallelize_module(model, mesh, {"embed_tokens": embedding, "norm": SequenceParallel()})
     # Cut along the vocabulary. Head.forward reduces the loss itself, so no ParallelStyle is needed.
-    model.lm_head.weight = nn.Parameter(distribute_tensor(model.lm_head.weight, mesh, [Shard(0)]))
+    model.lm_head.weight = nn.Parameter(
+        distribute_tensor(model.lm_head.weight, mesh, [Shard(0)])
+    )
     plan = _make_block_plan()
     for block in model.layers:
         parallelize_module(block, mesh, plan)
@@ -64,7 +66,9 @@ def _make_block_plan() -> dict[str, ParallelStyle]:
         "self_attn.v_proj": ColwiseParallel(),
         "self_attn.o_proj": RowwiseParallel(output_layouts=_TOKENS),
         "post_attention_layernorm": SequenceParallel(),
-        "mlp": PrepareModuleInput(input_layouts=(_TOKENS,), desired_input_layouts=(_WHOLE,)),
+        "mlp": PrepareModuleInput(
+            input_layouts=(_TOKENS,), desired_input_layouts=(_WHOLE,)
+        ),
         # gate and up are cut alike, so their product is local too.
         "mlp.gate_proj": ColwiseParallel(),
         "mlp.up_proj": ColwiseParallel(),

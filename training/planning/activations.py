@@ -27,8 +27,8 @@ from training.config import TrainConfig
 
 FP32_BYTES = 4
 
+# Linear layers that have the same input.
 _SHARED_INPUTS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Linear layers that have the same input."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,9 @@ def get_residual_bytes(config: TrainConfig) -> int:
     return get_compute_bytes(config) if is_sharded else FP32_BYTES
 
 
-def estimate_norm_bytes(residual: int, width: int, device_type: str, *, is_trained: bool) -> int:
+def estimate_norm_bytes(
+    residual: int, width: int, device_type: str, *, is_trained: bool
+) -> int:
     """Return what one RMSNorm saves, per token.
 
     CUDA has a fused kernel, which saves the input and 1 / RMS. On CPU torch composes the norm and
@@ -171,7 +173,12 @@ def _count_adapter_outputs(config: TrainConfig) -> int:
         return 0
     model = config.model
     keys = model.num_kv_heads * model.head_dim
-    widths = {"k_proj": keys, "v_proj": keys, "gate_proj": model.ffn_dim, "up_proj": model.ffn_dim}
+    widths = {
+        "k_proj": keys,
+        "v_proj": keys,
+        "gate_proj": model.ffn_dim,
+        "up_proj": model.ffn_dim,
+    }
     return sum(widths.get(target, model.dim) for target in config.lora.targets)
 
 

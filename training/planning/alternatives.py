@@ -17,27 +17,29 @@ from training.planning.activations import FP32_BYTES, get_compute_bytes
 from training.planning.gpus import Gpu
 from training.planning.memory import Footprint, estimate_footprint
 
+# Assumed share of the GPU's memory that the caching allocator loses to fragmentation.
 SPARE_SHARE = 0.05
-"""Assumed share of the GPU's memory that the caching allocator loses to fragmentation."""
 
+# Assumed, from pinned CPU memory to a GPU or back: PCIe 4.0 x16 has 31.5 GB/s per
+# direction.
 HOST_LINK_BYTES_PER_S = 25e9
-"""Assumed, from pinned CPU memory to a GPU or back: PCIe 4.0 x16 has 31.5 GB/s per direction."""
 
+# Assumed CPU memory bandwidth per GPU for AdamW on the CPU, with eight ranks on a node.
 HOST_ADAM_BYTES_PER_S = 20e9
-"""Assumed CPU memory bandwidth per GPU for AdamW on the CPU, with eight ranks on a node."""
 
+# fp32 values that AdamW reads and writes: gradient (read), parameter and two moments
+# (both).
 ADAM_BYTES_PER_PARAMETER = 28
-"""fp32 values that AdamW reads and writes: gradient (read), parameter and two moments (both)."""
 
+# Assumed, of collectives within a node, per GPU: NVLink 4 has 450 GB/s per direction.
 NODE_LINK_BYTES_PER_S = 300e9
-"""Assumed, of collectives within a node, per GPU: NVLink 4 has 450 GB/s per direction."""
 
 MAX_CHANGES = 3
 MAX_REMEDIES = 4
 
+# Share of the speed that each change costs in the ranking of remedies: between equal
+# speeds, fewer changes are better.
 CHANGE_PENALTY = 0.02
-"""Share of the speed that each change costs in the ranking of remedies: between equal speeds,
-fewer changes are better."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,9 @@ class Estimator:
             config = TrainConfig.model_validate(settings)
             footprint = estimate_footprint(config, self.vocab_size, self.num_gpus)
         except ValidationError as error:
-            reasons = [fault["msg"].removeprefix("Value error, ") for fault in error.errors()]
+            reasons = [
+                fault["msg"].removeprefix("Value error, ") for fault in error.errors()
+            ]
             return Option(name, None, "; ".join(reasons), 0.0)
         except IncompatibleConfig as error:
             return Option(name, None, str(error), 0.0)
@@ -104,7 +108,9 @@ class Estimator:
         compute_s = tokens * flops / (self.num_gpus * self.gpu.peak_flops * self.mfu)
         tensor_s = self._estimate_tensor_s(config, tokens)
         # Out and back.
-        offload_s = 2 * footprint.offloaded * footprint.micro_batches / HOST_LINK_BYTES_PER_S
+        offload_s = (
+            2 * footprint.offloaded * footprint.micro_batches / HOST_LINK_BYTES_PER_S
+        )
         host_s = _estimate_host_s(config, footprint)
         # Offload copies run beside the computation, so the slower of both counts. The CPU's step is
         # added.
@@ -127,7 +133,9 @@ class Estimator:
         """
         tensor = config.parallel.tensor
         # 4 collectives in forward and 4 in backward per layer, of one hidden vector per token
-        bytes_per_token = 8 * config.model.num_layers * config.model.dim * get_compute_bytes(config)
+        bytes_per_token = (
+            8 * config.model.num_layers * config.model.dim * get_compute_bytes(config)
+        )
         # A ring sends all but a rank's own part. 0 without tensor parallelism.
         sent_share = (tensor - 1) / tensor
         # All ranks of a tensor group process the same tokens.
@@ -145,7 +153,9 @@ def _estimate_host_s(config: TrainConfig, footprint: Footprint) -> float:
     copies = 1
     if parallel.offload == "parameters":
         copies = footprint.micro_batches * (2 if parallel.strategy == "zero3" else 1)
-    transfer_s = (footprint.gradients + copies * footprint.parameters) / HOST_LINK_BYTES_PER_S
+    transfer_s = (
+        footprint.gradients + copies * footprint.parameters
+    ) / HOST_LINK_BYTES_PER_S
     # Trained parameters on this rank: each has one fp32 gradient.
     num_parameters = footprint.gradients / FP32_BYTES
     return transfer_s + num_parameters * ADAM_BYTES_PER_PARAMETER / HOST_ADAM_BYTES_PER_S
@@ -158,7 +168,9 @@ def list_alternatives(config: TrainConfig) -> Iterator[tuple[str, dict[str, Any]
     """
     parallel = config.parallel
     unsharded = {"shard_degree": None, "tensor": 1}
-    no_parameters = {"offload": "none" if parallel.offload == "parameters" else parallel.offload}
+    no_parameters = {
+        "offload": "none" if parallel.offload == "parameters" else parallel.offload
+    }
     sharded = {} if parallel.strategy in ("zero2", "zero3") else {"strategy": "zero3"}
     yield "ddp", {"strategy": "ddp", **unsharded, **no_parameters}
     yield "zero1", {"strategy": "zero1", **unsharded, "offload": "none"}

@@ -9,6 +9,8 @@ from training.errors import IncompatibleConfig
 
 GIB = 2**30
 
+# Dense bf16 FLOP/s by words of the device name, from NVIDIA's data sheets. The sheets print
+# twice as much, with sparsity. More specific names come first.
 PEAK_FLOPS = {
     "H100 PCIe": 756e12,
     "H100 NVL": 835e12,
@@ -18,8 +20,6 @@ PEAK_FLOPS = {
     "B200": 2250e12,
     "L40S": 362e12,
 }
-"""Dense bf16 FLOP/s by words of the device name, from NVIDIA's data sheets. The sheets print
-twice as much, with sparsity. More specific names come first."""
 
 
 def find_peak_flops(device_name: str) -> float | None:
@@ -70,5 +70,7 @@ def find_gpu(name: str) -> Gpu:
     """
     gpu = GPUS.get(name.lower())
     if gpu is None:
-        raise IncompatibleConfig(f"--gpu is {name}, which is unknown; use one of {', '.join(GPUS)}")
+        raise IncompatibleConfig(
+            f"--gpu is {name}, which is unknown; use one of {', '.join(GPUS)}"
+        )
     return gpu

@@ -37,12 +37,12 @@ from training.planning.weight_layout import (
     plan_mesh,
 )
 
+# Assumed, not measured: CUDA context with loaded kernels, and cuBLAS workspaces.
 CONTEXT_BYTES = 1 * GIB
-"""Assumed, not measured: CUDA context with loaded kernels, and cuBLAS workspaces."""
 
+# Assumed: NCCL buffers of one group of ranks. A channel takes 4 MiB (NCCL_BUFFSIZE) per
+# direction and peer.
 COMMUNICATOR_BYTES = GIB // 2
-"""Assumed: NCCL buffers of one group of ranks. A channel takes 4 MiB (NCCL_BUFFSIZE) per
-direction and peer."""
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,9 @@ def _estimate_moments(
     device_type: str,
 ) -> dict[str, MemoryUse]:
     tokens = config.data.seq_len * config.data.micro_batch_rows
-    strategy = (_estimate_sharded if layout.is_sharded else _estimate_ddp)(config, layout, weights)
+    strategy = (_estimate_sharded if layout.is_sharded else _estimate_ddp)(
+        config, layout, weights
+    )
     constant = _count_constant_bytes(config, layout, weights, device_type)
 
     def make_moment(name: str, activations: int, loss: int, buffers: int) -> MemoryUse:
@@ -264,7 +266,9 @@ def _count_kept_bytes(
     num_layers, width = config.model.num_layers, config.model.dim // layout.tensor
     residual = get_residual_bytes(config) * config.model.dim // layout.tensor
     is_trained = config.lora is None
-    final_norm = tokens * estimate_norm_bytes(residual, width, device_type, is_trained=is_trained)
+    final_norm = tokens * estimate_norm_bytes(
+        residual, width, device_type, is_trained=is_trained
+    )
     # Of offloaded activations, those of two blocks are on the GPU: one is being sent, or fetched
     # ahead.
     blocks = tokens * (num_layers * block.kept + min(2, num_layers) * block.offloaded)
@@ -363,7 +367,9 @@ def _estimate_sharded(
     )
 
 
-def _estimate_gathered(config: TrainConfig, shard: int, weights: ModelWeights) -> dict[str, int]:
+def _estimate_gathered(
+    config: TrainConfig, shard: int, weights: ModelWeights
+) -> dict[str, int]:
     e, num_layers = get_compute_bytes(config), weights.num_layers
     embedding = e * weights.embedding.count_gathered(shard)
     block = e * weights.block.count_gathered(shard)
@@ -398,7 +404,9 @@ def _estimate_sharded_gradients(
     # Earlier micro-batches have left whole gradients in fp32. Each group's are freed when it is
     # reduced in the last micro-batch.
     whole = FP32_BYTES * weights.count_local(1, trained_only=True)
-    whole_embedding = FP32_BYTES * shard * weights.embedding.count_local(shard, trained_only=True)
+    whole_embedding = (
+        FP32_BYTES * shard * weights.embedding.count_local(shard, trained_only=True)
+    )
     whole_block = FP32_BYTES * shard * weights.block.count_local(shard, trained_only=True)
     whole_head = FP32_BYTES * shard * weights.head.count_local(shard, trained_only=True)
     return {
@@ -415,7 +423,9 @@ def _estimate_sharded_buffers(
     e, num_layers = get_compute_bytes(config), weights.num_layers
     is_zero3 = config.parallel.strategy == "zero3"
     # Buffers of a reduction, in fp32, and of the same gradients before, in the compute dtype.
-    reduced_embedding = FP32_BYTES * shard * weights.embedding.count_local(shard, trained_only=True)
+    reduced_embedding = (
+        FP32_BYTES * shard * weights.embedding.count_local(shard, trained_only=True)
+    )
     reduced_block = FP32_BYTES * shard * weights.block.count_local(shard, trained_only=True)
     reduced_head = FP32_BYTES * shard * weights.head.count_local(shard, trained_only=True)
     new_embedding = reduced_embedding * e // FP32_BYTES

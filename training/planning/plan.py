@@ -27,9 +27,10 @@ from training.planning.alternatives import (
 )
 from training.planning.gpus import Gpu
 
+# Published logs of Llama-like models with 1 to 8 B parameters on H100: torchtitan 33 to 39
+# %, llm-foundry 38 to 46 %, fms-fsdp 46 %, OLMo-core 40 %, counted as in
+# observability/step_timer.py.
 DEFAULT_MFU = 0.40
-"""Published logs of Llama-like models with 1 to 8 B parameters on H100: torchtitan 33 to 39 %,
-llm-foundry 38 to 46 %, fms-fsdp 46 %, OLMo-core 40 %, counted as in observability/step_timer.py."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,9 @@ def make_plan(
         num_gpus=num_gpus,
         vocab_size=vocab_size,
         num_parameters=count_parameters(config.model, vocab_size),
-        flops_per_token=count_flops_per_token(config.model, vocab_size, config.data.seq_len),
+        flops_per_token=count_flops_per_token(
+            config.model, vocab_size, config.data.seq_len
+        ),
         mfu=mfu,
         tokens=tokens,
         configured=configured,
@@ -158,4 +161,6 @@ def _read_tokenizer_vocab_size(data: DataConfig) -> int:
         manifests = [source.manifest for source in data.mixture.values()]
     settings = ReadSettings()
     # The tokenizers of a mixture must be equal; opening the data checks that.
-    return max(read_manifest_columns(name, settings).tokenizer.vocab_size for name in manifests)
+    return max(
+        read_manifest_columns(name, settings).tokenizer.vocab_size for name in manifests
+    )

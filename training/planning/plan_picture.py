@@ -9,6 +9,8 @@ from training.planning.alternatives import Option
 from training.planning.gpus import GIB
 from training.planning.plan import Plan
 
+# Colours of Okabe and Ito 2008, which colour-blind readers can distinguish; greys for
+# memory that does not belong to the model.
 _COLOURS = {
     "parameters": "#0072b2",
     "gathered": "#56b4e9",
@@ -19,13 +21,11 @@ _COLOURS = {
     "buffers": "#7f8c8d",
     "context": "#c8cdd2",
 }
-"""Colours of Okabe and Ito 2008, which colour-blind readers can distinguish; greys for memory
-that does not belong to the model."""
 
 _LEFT, _WIDTH, _RIGHT, _TOP = 230, 640, 120, 96
 _ROW_HEIGHT, _BAR_HEIGHT = 26, 17
+# Width of the chart in capacities of the GPU. Longer bars are cut off and labelled.
 _MAX_CAPACITIES = 2.5
-"""Width of the chart in capacities of the GPU. Longer bars are cut off and labelled."""
 
 
 def draw_picture(plan: Plan) -> str:
@@ -55,7 +55,9 @@ def draw_picture(plan: Plan) -> str:
     for row, (option, total) in enumerate(options):
         colour = "#1b1f24" if option.fits(plan.gpu) else "#b3261e"
         weight = 600 if option is plan.configured else 400
-        lines += _draw_labels(option, total, _TOP + _ROW_HEIGHT * row, scale, colour, weight)
+        lines += _draw_labels(
+            option, total, _TOP + _ROW_HEIGHT * row, scale, colour, weight
+        )
     return "\n".join([*lines, "</svg>"]) + "\n"
 
 

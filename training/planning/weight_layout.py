@@ -16,7 +16,15 @@ from training.parallel.distributed import compute_mesh_shape
 
 # Matrices that tensor parallelism cuts along rows and along columns
 # (training/parallel/tensor_parallel.py).
-_CUT_ROWS = ("embed_tokens", "lm_head", "q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+_CUT_ROWS = (
+    "embed_tokens",
+    "lm_head",
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "gate_proj",
+    "up_proj",
+)
 _CUT_COLUMNS = ("o_proj", "down_proj")
 
 
@@ -111,7 +119,8 @@ class WeightGroup:
     def largest_trained(self) -> int:
         """The numbers of the largest trained matrix."""
         return max(
-            (weight.count_local(1) for weight in self.weights if weight.is_trained), default=0
+            (weight.count_local(1) for weight in self.weights if weight.is_trained),
+            default=0,
         )
 
 

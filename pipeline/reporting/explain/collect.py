@@ -8,7 +8,12 @@ from pipeline.phases.annotate import Annotate
 from pipeline.phases.exact_dedup import ExactDedup
 from pipeline.phases.extract import Extract
 from pipeline.phases.select import Select
-from pipeline.reporting.explain.find import describe_other, find_doc_ids, find_in_shards, read_row
+from pipeline.reporting.explain.find import (
+    describe_other,
+    find_doc_ids,
+    find_in_shards,
+    read_row,
+)
 from pipeline.reporting.explain.removed import find_removed
 from pipeline.reporting.explain.rules import check_rules
 from pipeline.reporting.explain.trace import (
@@ -21,6 +26,7 @@ from pipeline.reporting.explain.trace import (
 )
 from pipeline.runs.run_folder import RunFolder, RunNotFound
 
+# The files that hold a row per document, in the order in which they are written.
 STORED = (
     Extract.documents,
     Extract.decisions,
@@ -28,12 +34,11 @@ STORED = (
     Annotate.decisions,
     Select.decisions,
 )
-"""The files that hold a row per document, in the order in which they are written."""
 
 DOCUMENTS, DECISIONS = "documents", "decisions"
 
+# (phase, kind of file) -> the row of the document.
 Rows = Mapping[tuple[str, str], Row]
-"""(phase, kind of file) -> the row of the document."""
 
 
 def explain(run: RunFolder, key: str) -> list[DocumentTrace]:

@@ -77,7 +77,9 @@ def describe_other(run: RunFolder, doc_id: int) -> OtherDocument:
     key = home.splits[own_id >> 32].key
     for artifact in (Select.decisions, Annotate.decisions, Extract.decisions):
         folder = home.folder(artifact.phase)
-        row = read_row(folder, artifact.file_name(key), own_id, ["doc_id", "url", "decision"])
+        row = read_row(
+            folder, artifact.file_name(key), own_id, ["doc_id", "url", "decision"]
+        )
         if row:
             return OtherDocument(own_id, run_dir, row["url"], row["decision"])
     return OtherDocument(own_id, run_dir)
@@ -90,7 +92,9 @@ def find_in_shards(run: RunFolder, doc_id: int) -> ShardLocation | None:
         return None
     content = dataset.read_bytes(MANIFEST_FILE)
     for entry in Manifest.loads(content, dataset.locate(MANIFEST_FILE)).shards:
-        index = ShardIndex.from_bytes(dataset.read_bytes(entry.index_file), entry.index_file)
+        index = ShardIndex.from_bytes(
+            dataset.read_bytes(entry.index_file), entry.index_file
+        )
         rows = np.flatnonzero(index.doc_ids == np.uint64(doc_id))
         if len(rows):
             row = int(rows[0])

@@ -9,20 +9,20 @@ from typing import NamedTuple
 import numpy as np
 
 from pipeline.phases.extract import Extract
-from pipeline.phases.hash_partitions import read_around
 from pipeline.phases.paragraph_dedup import ParagraphDedup
 from pipeline.planning.previous_runs import list_previous_splits
 from pipeline.planning.recorded_plan import load_plan
 from pipeline.reporting.explain.find import describe_other
 from pipeline.reporting.explain.trace import RemovedParagraphs, Row
+from pipeline.runs.hash_partitions import read_around
 from pipeline.runs.phase_folder import PhaseFolder
 from pipeline.runs.run_folder import RunFolder
 from stages.dedup.paragraph_hashes import hash_paragraph
 
+# Removed paragraphs, the longest, for which another document is looked up.
+#
+# Each lookup reads a part of the hash file of every split of the group.
 NUM_LOOKED_UP = 5
-"""Removed paragraphs, the longest, for which another document is looked up.
-
-Each lookup reads a part of the hash file of every split of the group."""
 
 RECORD_BITS = np.uint64(0xFFFF_FFFF)
 
@@ -97,7 +97,9 @@ def _find_copies(run: RunFolder, doc_id: int, lines: Sequence[str]) -> dict[str,
             if line in copies:
                 continue
             with contextlib.suppress(FileNotFoundError):  # the previous run was deleted
-                others = [other for other in _find_holders(file, line_hash) if other != doc_id]
+                others = [
+                    other for other in _find_holders(file, line_hash) if other != doc_id
+                ]
                 if others:
                     copies[line] = others[0]
         if len(copies) == len(hashes):

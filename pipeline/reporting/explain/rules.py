@@ -60,13 +60,19 @@ def _only_filters(spec: StageSpec) -> bool:
     return not spec.stage.adds.names and not spec.stage.required_files(spec.settings)
 
 
-def _read_document(run: RunFolder, doc_id: int, phase: str, representative: int | None) -> pa.Table:
+def _read_document(
+    run: RunFolder, doc_id: int, phase: str, representative: int | None
+) -> pa.Table:
     """Read the stored document, with the columns that `select` gets from fuzzy_dedup."""
     artifact = Extract.documents if phase == Extract.name else Annotate.documents
     name = artifact.file_name(run.splits[doc_id >> 32].key)
     rows = read_rows(run.folder(artifact.phase), name, "doc_id", doc_id)
-    rows = rows.append_column(REPRESENTATIVE, pa.array([representative], REPRESENTATIVE.type))
-    return rows.append_column(COPY_BY, pa.nulls(1, COPY_BY.type))  # exact copies are not stored
+    rows = rows.append_column(
+        REPRESENTATIVE, pa.array([representative], REPRESENTATIVE.type)
+    )
+    return rows.append_column(
+        COPY_BY, pa.nulls(1, COPY_BY.type)
+    )  # exact copies are not stored
 
 
 def _read_check(result: RuleResult) -> RuleCheck:
@@ -84,7 +90,9 @@ def _read_first(values: Any) -> Any:
     return values[0].as_py() if isinstance(values, pa.Array | pa.ChunkedArray) else values
 
 
-def _find_bucket_ends(stages: list[StageSpec], rows: pa.Table) -> tuple[float, float] | None:
+def _find_bucket_ends(
+    stages: list[StageSpec], rows: pa.Table
+) -> tuple[float, float] | None:
     """Return the perplexities at which the buckets of the document's language end."""
     for spec in stages:
         if isinstance(spec.settings, PerplexityFilterSettings):

@@ -24,11 +24,16 @@ from stages.filters.lines import Lines
 LABEL_WIDTH = 17
 INDENT = " " * LABEL_WIDTH
 
-FIRST_SCORES = ("language", "language_score", "perplexity", "classifier_wikipedia_reference")
-"""The scores that are shown first, on one line."""
+# The scores that are shown first, on one line.
+FIRST_SCORES = (
+    "language",
+    "language_score",
+    "perplexity",
+    "classifier_wikipedia_reference",
+)
 
+# Stored columns that are shown elsewhere.
 NO_SCORES = {*EXTRACTED.names, "num_chars", "num_lines", "chars_removed"}
-"""Stored columns that are shown elsewhere."""
 
 NUM_LISTED = 5
 LISTED_CHARS = 100
@@ -41,7 +46,11 @@ def format_trace(trace: DocumentTrace) -> list[str]:
 
 def format_values(values: Mapping[str, Any]) -> str:
     """Return the value, limit and detail of a rule: ` (value 12, limit 50)`, or nothing."""
-    parts = [f"{name} {values[name]:g}" for name in ("value", "limit") if values[name] is not None]
+    parts = [
+        f"{name} {values[name]:g}"
+        for name in ("value", "limit")
+        if values[name] is not None
+    ]
     if values["detail"] is not None:
         parts.append(str(values["detail"]))
     return f" ({', '.join(parts)})" if parts else ""
@@ -85,7 +94,9 @@ def _format_extracted(row: Row) -> Iterator[str]:
 
 def _format_removed(removed: RemovedParagraphs) -> Iterator[str]:
     chars = removed.num_chars_left
-    left = f"{removed.num_left} left" + ("" if chars is None else f" ({chars:,} characters)")
+    left = f"{removed.num_left} left" + (
+        "" if chars is None else f" ({chars:,} characters)"
+    )
     num_removed = len(removed.paragraphs)
     yield f"{_label(ParagraphDedup.name)}{num_removed} paragraphs removed, {left}"
     for paragraph in removed.paragraphs[:NUM_LISTED]:

@@ -9,8 +9,8 @@ from typing import Any
 KEPT = "kept"
 NOT_DECIDED = "not decided yet"
 
+# A row of a Parquet file: column -> value.
 Row = Mapping[str, Any]
-"""A row of a Parquet file: column -> value."""
 
 
 @dataclass(frozen=True)

@@ -173,14 +173,20 @@ class Comparison:
             before=_sum_amounts(before.values()),
             after=_sum_amounts(after.values()),
             newly_kept=_sum_amounts(after[group] for group in after if not group.was_kept),
-            newly_dropped=_sum_amounts(before[group] for group in before if not group.is_kept),
+            newly_dropped=_sum_amounts(
+                before[group] for group in before if not group.is_kept
+            ),
             languages=_compare_languages(before, after),
             reasons=self._count_reasons(),
             examples_kept=tuple(self._read_example(row) for row in self._newly_kept.rows),
-            examples_dropped=tuple(self._read_example(row) for row in self._newly_dropped.rows),
+            examples_dropped=tuple(
+                self._read_example(row) for row in self._newly_dropped.rows
+            ),
         )
 
-    def _read_num_tokens(self, split: RunSplit, doc_ids: pa.ChunkedArray) -> pa.ChunkedArray:
+    def _read_num_tokens(
+        self, split: RunSplit, doc_ids: pa.ChunkedArray
+    ) -> pa.ChunkedArray:
         """Return (n,) int64: the tokens of each document, null if it was not tokenized."""
         if not self.is_tokenized:
             return pa.chunked_array([pa.nulls(len(doc_ids), pa.int64())])
@@ -234,7 +240,9 @@ class Comparison:
     def _read_example(self, decision: Mapping[str, Any]) -> Example:
         doc_id = int(decision["doc_id"])
         file_name = Annotate.documents.file_name(self.run.splits[doc_id >> 32].key)
-        row = read_row(self.run.folder(Annotate.name), file_name, doc_id, ["doc_id", "text"])
+        row = read_row(
+            self.run.folder(Annotate.name), file_name, doc_id, ["doc_id", "text"]
+        )
         return Example(
             doc_id=doc_id,
             url=decision["url"],

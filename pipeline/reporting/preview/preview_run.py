@@ -27,11 +27,11 @@ from pipeline.runs.phase_folder import PhaseFolder
 from pipeline.runs.run_folder import RunFolder, RunNotFound, RunSplit
 from storage import open_store
 
+# Config key -> value before and after.
 Changes = Mapping[str, tuple[Any, Any]]
-"""Config key -> value before and after."""
 
+# Sections of the config that can be changed: `select`, and those that change no output.
 FREE_SECTIONS = ("select", "engine", "storage")
-"""Sections of the config that can be changed: `select`, and those that change no output."""
 
 
 def preview(run: RunFolder, overrides: Sequence[str]) -> Preview:
@@ -52,7 +52,9 @@ def preview(run: RunFolder, overrides: Sequence[str]) -> Preview:
                 f"{run.run_dir}: {phase.name} is not done yet; run the config to its end first"
             )
     stored, changed = run.change_config(), run.change_config(overrides)
-    changes = dict(_list_changes(stored.model_dump(mode="json"), changed.model_dump(mode="json")))
+    changes = dict(
+        _list_changes(stored.model_dump(mode="json"), changed.model_dump(mode="json"))
+    )
     _check_only_select(changes)
     comparison = Comparison(run)
     for split, decisions in zip(run.splits, select_again(run, changed), strict=True):
@@ -103,7 +105,9 @@ class _SelectIntoFolder(Select):
         return self._folder
 
 
-def _list_changes(before: Any, after: Any, key: str = "") -> Iterator[tuple[str, tuple[Any, Any]]]:
+def _list_changes(
+    before: Any, after: Any, key: str = ""
+) -> Iterator[tuple[str, tuple[Any, Any]]]:
     """Yield the keys whose values differ, the innermost ones that both configs have."""
     if not isinstance(before, Mapping) or not isinstance(after, Mapping):
         if before != after:

@@ -26,9 +26,15 @@ def print_preview(found: Preview, console: Console) -> None:
         )
     console.print()
     _print_tables(found, console)
-    _print_examples(console, "Newly kept", found.newly_kept, found.examples_kept, "was dropped")
     _print_examples(
-        console, "Newly dropped", found.newly_dropped, found.examples_dropped, "would be dropped"
+        console, "Newly kept", found.newly_kept, found.examples_kept, "was dropped"
+    )
+    _print_examples(
+        console,
+        "Newly dropped",
+        found.newly_dropped,
+        found.examples_dropped,
+        "would be dropped",
     )
     console.print(
         "\nNothing was written. `python -m pipeline run CONFIG` with the same --set applies it."
@@ -62,7 +68,12 @@ def _list_amount_rows(found: Preview) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for name, amount in amounts.items():
         rows.append(
-            (name, f"{amount.num_docs:,}", f"{amount.num_chars:,}", f"{amount.num_tokens:,}")
+            (
+                name,
+                f"{amount.num_docs:,}",
+                f"{amount.num_chars:,}",
+                f"{amount.num_tokens:,}",
+            )
         )
     return rows
 
@@ -92,7 +103,9 @@ def _print_examples(
     if not examples:
         return
     num_docs = amount.num_docs
-    shown = "" if len(examples) == num_docs else f", {len(examples)} of them drawn at random"
+    shown = (
+        "" if len(examples) == num_docs else f", {len(examples)} of them drawn at random"
+    )
     lines = [f"\n{title}: {num_docs:,} documents{shown}"]
     for example in examples:
         lines.append(f"  {example.url} ({example.language})")

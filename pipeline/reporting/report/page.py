@@ -15,8 +15,8 @@ from pipeline.reporting.report.summary import (
 )
 from stages.warc.causes import CAUSES
 
+# Width of the longest bar of a section, in percent of the page.
 FULL_BAR_PERCENT = 60
-"""Width of the longest bar of a section, in percent of the page."""
 
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
@@ -58,7 +58,9 @@ def to_html(report: Report) -> str:
         f"from {report.num_docs_read:,} documents"
     )
     sections = "\n".join(_format_sections(report))
-    return PAGE.format(title=html.escape(report.run_dir), headline=headline, sections=sections)
+    return PAGE.format(
+        title=html.escape(report.run_dir), headline=headline, sections=sections
+    )
 
 
 def _format_sections(report: Report) -> Iterator[str]:
@@ -68,9 +70,13 @@ def _format_sections(report: Report) -> Iterator[str]:
     yield _format_section("Kept, by language", _make_bars(report.languages))
     yield _format_section("Kept, by perplexity bucket", _make_bars(report.buckets))
     for counters in list_stage_counters(report):
-        bars = [Bar(name, value, f"{value:,}") for name, value in take_largest(counters.rows)]
+        bars = [
+            Bar(name, value, f"{value:,}") for name, value in take_largest(counters.rows)
+        ]
         yield _format_section(f"Counted by {counters.phase}: {counters.stage}", bars)
-    yield _format_section("Quarantined records, by cause", _make_bars(report.quarantine, CAUSES))
+    yield _format_section(
+        "Quarantined records, by cause", _make_bars(report.quarantine, CAUSES)
+    )
     slowest = take_slowest(report.seconds)
     seconds = [Bar(step, value, f"{value:,.1f} s") for step, value in slowest]
     yield _format_section("Worker seconds, by step", seconds)
@@ -82,7 +88,9 @@ def _make_step_bars(report: Report) -> Iterator[Bar]:
         yield Bar(step.name, step.num_docs, label)
 
 
-def _make_bars(counts: Mapping[str, int], notes: Mapping[str, str] | None = None) -> Iterator[Bar]:
+def _make_bars(
+    counts: Mapping[str, int], notes: Mapping[str, str] | None = None
+) -> Iterator[Bar]:
     """Yield a bar per name, with its share of the total."""
     total = max(1, sum(counts.values()))
     for name, number in take_largest(counts):

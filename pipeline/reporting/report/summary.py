@@ -20,8 +20,8 @@ from stages.contract import DocumentCountError, Stage
 from stages.dedup.paragraphs import ParagraphRemoval
 from stages.filters.lines import Lines
 
+# Values of a list that are shown. The others are added up in one row.
 NUM_SHOWN = 12
-"""Values of a list that are shown. The others are added up in one row."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ class StageCounters:
     rows: Mapping[str, int]  # display name -> number
 
 
+# Phase -> its counters; empty for a phase that is not complete.
 Counts = Mapping[str, Counter[str]]
-"""Phase -> its counters; empty for a phase that is not complete."""
 
 
 def make_report(run: RunFolder) -> Report:

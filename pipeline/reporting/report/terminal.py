@@ -42,7 +42,9 @@ def _make_tables(report: Report) -> Iterator[Table]:
     if report.quarantine:
         causes = sort_by_number(report.quarantine)
         rows = [(cause, f"{number:,}") for cause, number in causes.items()]
-        title = f"Quarantined: {report.quarantined_share:.2%} of {report.num_records:,} records"
+        title = (
+            f"Quarantined: {report.quarantined_share:.2%} of {report.num_records:,} records"
+        )
         yield make_table(title, ("cause", "records"), rows)
     if report.seconds:
         rows = [(step, f"{seconds:,.1f}") for step, seconds in take_slowest(report.seconds)]

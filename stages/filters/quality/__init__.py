@@ -6,4 +6,10 @@ from stages.filters.quality.definitions import DEFINITIONS
 from stages.filters.quality.quality import Quality, QualityFilter
 from stages.settings.quality import QualityFilterSettings, QualitySettings
 
-__all__ = ["DEFINITIONS", "Quality", "QualityFilter", "QualityFilterSettings", "QualitySettings"]
+__all__ = [
+    "DEFINITIONS",
+    "Quality",
+    "QualityFilter",
+    "QualityFilterSettings",
+    "QualitySettings",
+]

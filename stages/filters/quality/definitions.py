@@ -81,22 +81,25 @@ def _define_ngram_signals() -> Iterator[tuple[str, str]]:
         yield f"rps_doc_frac_chars_dupe_{n}grams", definition
 
 
-DEFINITIONS: Mapping[str, str] = MappingProxyType({**_DEFINED, **dict(_define_ngram_signals())})
-"""Signal -> definition. The names that begin with rps_ and their definitions are RedPajama-V2's
-(`core/quality_signals`). Its rps_lines_ signals are lists of one number per line. Here they are the
-means of these lists."""
+# Signal -> definition. The names that begin with rps_ and their definitions are
+# RedPajama-V2's (`core/quality_signals`). Its rps_lines_ signals are lists of one number
+# per line. Here they are the means of these lists.
+DEFINITIONS: Mapping[str, str] = MappingProxyType(
+    {**_DEFINED, **dict(_define_ngram_signals())}
+)
 
 STOP_WORDS, BAD_WORDS = "rps_doc_stop_word_fraction", "rps_doc_ldnoobw_words"
 
 _COUNTS = ("rps_doc_word_count", "rps_doc_num_sentences", "num_stop_words")
 
+# The columns that need no list of words.
 SIGNAL_FIELDS = tuple(
-    pa.field(name, pa.int64() if name in _COUNTS else pa.float64()) for name in columns.SIGNALS
+    pa.field(name, pa.int64() if name in _COUNTS else pa.float64())
+    for name in columns.SIGNALS
 )
-"""The columns that need no list of words."""
 
+# The columns that need a list of words.
 LIST_FIELDS: Mapping[str, pa.Field] = {
     STOP_WORDS: pa.field(STOP_WORDS, pa.float64()),
     BAD_WORDS: pa.field(BAD_WORDS, pa.int64()),
 }
-"""The columns that need a list of words."""

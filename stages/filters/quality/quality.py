@@ -91,7 +91,9 @@ class Quality(Stage[QualitySettings]):
 
     def apply(self, batch: pa.Table) -> Outcome:
         """Add the signals of each text. A null text counts as empty."""
-        texts = pc.fill_null(pc.cast(batch.column("text"), pa.large_string()), "").combine_chunks()
+        texts = pc.fill_null(
+            pc.cast(batch.column("text"), pa.large_string()), ""
+        ).combine_chunks()
         signals = _compute_signals(texts)
         added: dict[str, Column] = {}
         for field in self.adds:
@@ -151,7 +153,9 @@ def _count_listed(
     for language, phrases in lists.items():
         is_language = pc.fill_null(pc.equal(languages, language), False).combine_chunks()
         buffers = _get_buffers(texts.filter(is_language))
-        counts = kernel.count_listed(*buffers, build_alphabet(), phrases, signal == STOP_WORDS)
+        counts = kernel.count_listed(
+            *buffers, build_alphabet(), phrases, signal == STOP_WORDS
+        )
         num_listed, num_words = counts[:, 0], counts[:, 1]
         is_share = signal == STOP_WORDS
         rows = is_language.to_numpy(zero_copy_only=False)
@@ -164,7 +168,9 @@ def _get_buffers(texts: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int64]]
     if len(texts) == 0:
         return np.zeros(0, np.uint8), np.zeros(1, np.int64)
     _, offsets, utf8 = texts.buffers()
-    starts = np.frombuffer(offsets, dtype=np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    starts = np.frombuffer(offsets, dtype=np.int64)[
+        texts.offset : texts.offset + len(texts) + 1
+    ]
     return np.frombuffer(utf8 or b"", dtype=np.uint8), starts
 
 
@@ -181,7 +187,9 @@ class QualityFilter(Stage[QualityFilterSettings]):
     @classmethod
     def required_columns(cls, settings: QualityFilterSettings) -> pa.Schema:
         """Return the signals that have a limit."""
-        limited = {rule.signal for rule in RULES if getattr(settings, rule.limit) is not None}
+        limited = {
+            rule.signal for rule in RULES if getattr(settings, rule.limit) is not None
+        }
         fields = (*SIGNAL_FIELDS, *LIST_FIELDS.values())
         needed = [field for field in fields if field.name in limited]
         return pa.schema([*cls.needs, *needed])

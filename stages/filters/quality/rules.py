@@ -29,7 +29,9 @@ class Rule(NamedTuple):
     def is_broken_by(self, value: pa.ChunkedArray, limit: float) -> pa.ChunkedArray:
         """(n,) bool: whether the rule is broken. A null value breaks no rule."""
         is_broken = (
-            pc.less(value, limit) if self.limit.startswith("min") else pc.greater(value, limit)
+            pc.less(value, limit)
+            if self.limit.startswith("min")
+            else pc.greater(value, limit)
         )
         return pc.fill_null(is_broken, False)
 

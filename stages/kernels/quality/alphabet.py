@@ -22,13 +22,19 @@ Ints: TypeAlias = NDArray[np.int32]
 Kinds: TypeAlias = NDArray[np.uint16]
 
 SPACE, ALPHABETIC, PUNCTUATION, BULLET, TERMINAL = 1, 2, 4, 8, 16
-WORD_CHARACTER, UPPER, LOWER, NUMERIC, ASCII_LETTER, SENTENCE_END = 32, 64, 128, 256, 512, 1024
+WORD_CHARACTER, UPPER, LOWER, NUMERIC, ASCII_LETTER, SENTENCE_END = (
+    32,
+    64,
+    128,
+    256,
+    512,
+    1024,
+)
 
+# First code point that is not in the tables.
+#
+# From here on no character is white space, alphabetic or numeric, or has a lower case (Unicode 17).
 NUM_CLASSIFIED = 0x34000
-"""First code point that is not in the tables.
-
-From here on no character is white space, alphabetic or numeric, or has a lower case (Unicode 17).
-"""
 
 
 class Phrases(NamedTuple):
@@ -60,7 +66,9 @@ class Alphabet(NamedTuple):
     """The tables that `measure` and `count_listed` need."""
 
     classes: NDArray[np.uint16]  # (NUM_CLASSIFIED,) bits of each code point
-    lowers: Ints  # (NUM_CLASSIFIED,) the lower case if it is one character, else the character
+    lowers: (
+        Ints  # (NUM_CLASSIFIED,) the lower case if it is one character, else the character
+    )
     wanted: Phrases  # STOP_WORDS and then "javascript", each a phrase of one word
 
 
@@ -78,7 +86,9 @@ def build_alphabet() -> Alphabet:
         if len(lower) == 1:
             lowers[point] = ord(lower)
     wanted = Phrases.from_words([[word] for word in (*STOP_WORDS, "javascript")])
-    return Alphabet(np.array(classes, dtype=np.uint16), np.array(lowers, dtype=np.int32), wanted)
+    return Alphabet(
+        np.array(classes, dtype=np.uint16), np.array(lowers, dtype=np.int32), wanted
+    )
 
 
 _MARKS = (

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
+# English words counted by Rae et al. 2021 (Gopher), appendix A.1.1.
 STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
-"""English words counted by Rae et al. 2021 (Gopher), appendix A.1.1."""
 
+# Bullets of RedPajama-V2 (core/quality_signals/lines.py), and the hyphen as in datatrove.
 BULLETS = "-\u2013\u2022\u2023\u25a0\u25a1\u25aa\u25ab\u25b6\u25c0\u25e6"
-"""Bullets of RedPajama-V2 (core/quality_signals/lines.py), and the hyphen as in datatrove."""
 
+# C4's marks at the end of a line.
+#
+# Raffel et al. 2020, section 2.2: period, exclamation mark, question mark, end quotation mark.
 TERMINAL_PUNCTUATION = '.!?"\u201d'
-"""C4's marks at the end of a line.
 
-Raffel et al. 2020, section 2.2: period, exclamation mark, question mark, end quotation mark.
-"""
-
+# Member of `BULLETS` that RedPajama-V2 does not count.
 NOT_A_BULLET_IN_RPV2 = ord("-")
-"""Member of `BULLETS` that RedPajama-V2 does not count."""
+# Member of `TERMINAL_PUNCTUATION` that RedPajama-V2 does not count.
 NOT_TERMINAL_IN_RPV2 = ord('"')
-"""Member of `TERMINAL_PUNCTUATION` that RedPajama-V2 does not count."""
 
+# Longest short line of FineWeb (Penedo et al. 2024, section 3.6).
 SHORT_LINE_CHARS = 30
-"""Longest short line of FineWeb (Penedo et al. 2024, section 3.6)."""
 
+# Lengths whose most frequent n-gram is measured (Rae et al. 2021, table A1).
 TOP_NGRAMS = (2, 3, 4)
-"""Lengths whose most frequent n-gram is measured (Rae et al. 2021, table A1)."""
+# Lengths whose duplicated n-grams are measured (Rae et al. 2021, table A1).
 DUPE_NGRAMS = (5, 6, 7, 8, 9, 10)
-"""Lengths whose duplicated n-grams are measured (Rae et al. 2021, table A1)."""
 
+# Names of the columns in order. `stages.filters.quality` defines each of them.
 SIGNALS = (
     "rps_doc_word_count",
     "rps_doc_mean_word_length",
@@ -60,7 +60,6 @@ SIGNALS = (
     *(f"rps_doc_frac_chars_top_{n}gram" for n in TOP_NGRAMS),
     *(f"rps_doc_frac_chars_dupe_{n}grams" for n in DUPE_NGRAMS),
 )
-"""Names of the columns in order. `stages.filters.quality` defines each of them."""
 
 NUM_SIGNALS = len(SIGNALS)
 

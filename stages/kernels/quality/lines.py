@@ -66,8 +66,8 @@ def measure_lines(
     )
     # A paragraph is the sequence of the ids of its lines.
     paragraphs, num_ids = number_sequences(ids, lines.paragraphs[:-1], lines.paragraphs[1:])
-    signals[columns.DUPE_PARAGRAPHS], signals[columns.DUPE_PARAGRAPH_CHARS] = _measure_repeated(
-        paragraphs, num_ids, chars_before[lines.paragraphs]
+    signals[columns.DUPE_PARAGRAPHS], signals[columns.DUPE_PARAGRAPH_CHARS] = (
+        _measure_repeated(paragraphs, num_ids, chars_before[lines.paragraphs])
     )
 
 
@@ -75,7 +75,10 @@ def measure_lines(
 def split_lines(points: Ints, kinds: Kinds) -> Lines:
     """Find the lines that are not blank, and the paragraphs."""
     num_newlines = np.count_nonzero(points == _NEWLINE)
-    starts, ends = np.empty(num_newlines + 1, np.int32), np.empty(num_newlines + 1, np.int32)
+    starts, ends = (
+        np.empty(num_newlines + 1, np.int32),
+        np.empty(num_newlines + 1, np.int32),
+    )
     paragraphs = np.empty(num_newlines + 2, np.int32)
     num_lines = num_paragraphs = 0
     start, end = -1, -1  # -1: no character but white space so far
@@ -99,7 +102,9 @@ def split_lines(points: Ints, kinds: Kinds) -> Lines:
 
 
 @njit(nogil=True)
-def _measure_edges(points: Ints, kinds: Kinds, lines: Lines, signals: NDArray[np.float64]) -> None:
+def _measure_edges(
+    points: Ints, kinds: Kinds, lines: Lines, signals: NDArray[np.float64]
+) -> None:
     """Write the shares of lines by their first and last characters and by their length."""
     num_ellipses = num_short = 0
     num_bullets = num_bullets_rpv2 = num_terminals = num_terminals_rpv2 = 0

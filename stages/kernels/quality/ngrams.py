@@ -24,7 +24,9 @@ _FIRST_TOP, _LAST_TOP, _LAST_DUPE = TOP_NGRAMS[0], TOP_NGRAMS[-1], DUPE_NGRAMS[-
 
 
 @njit(nogil=True)
-def measure_ngrams(words: Ints, num_ids: int, starts: Ints, signals: NDArray[np.float64]) -> None:
+def measure_ngrams(
+    words: Ints, num_ids: int, starts: Ints, signals: NDArray[np.float64]
+) -> None:
     """Write the shares for n = 2 to 10, and stop at the first n without a repeated n-gram.
 
     Args:

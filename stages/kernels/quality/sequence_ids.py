@@ -35,7 +35,9 @@ def number_sequences(items: Ints, starts: Ints, ends: Ints) -> tuple[Ints, int]:
         for k in range(starts[i], ends[i]):
             key = (key ^ np.uint64(items[k])) * _MULTIPLIER
         slot = _hash(key) & mask
-        while slots[slot] >= 0 and not _is_same(items, starts, ends, i, firsts[slots[slot]]):
+        while slots[slot] >= 0 and not _is_same(
+            items, starts, ends, i, firsts[slots[slot]]
+        ):
             slot = (slot + 1) & mask
         if slots[slot] < 0:
             slots[slot] = num_ids
@@ -107,7 +109,7 @@ def count_ids(ids: Ints, num_ids: int) -> Ints:
 def _is_same(items: Ints, starts: Ints, ends: Ints, i: int, j: int) -> bool:
     if ends[i] - starts[i] != ends[j] - starts[j]:
         return False
-    for k in range(ends[i] - starts[i]):  # noqa: SIM110 - numba compiles no generator expressions
+    for k in range(ends[i] - starts[i]):
         if items[starts[i] + k] != items[starts[j] + k]:
             return False
     return True

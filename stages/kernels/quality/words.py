@@ -95,7 +95,9 @@ def measure_wordpunct(kinds: Kinds, symbols: Symbols, signals: NDArray[np.float6
         last = kind
         # A sentence starts at a word character and ends at one of ".!?".
         num_sentences += kind & WORD_CHARACTER != 0 and not in_sentence
-        in_sentence = (in_sentence or kind & WORD_CHARACTER != 0) and kind & SENTENCE_END == 0
+        in_sentence = (
+            in_sentence or kind & WORD_CHARACTER != 0
+        ) and kind & SENTENCE_END == 0
     if not last & SPACE:
         num_tokens += 1
         num_no_alpha += bits & ASCII_LETTER == 0
@@ -140,7 +142,11 @@ def split_wordpunct(points: Ints, kinds: Kinds, before: Phrases) -> tuple[Ints, 
 
 @njit(nogil=True)
 def measure_words(
-    points: Ints, kinds: Kinds, alphabet: Alphabet, symbols: Symbols, signals: NDArray[np.float64]
+    points: Ints,
+    kinds: Kinds,
+    alphabet: Alphabet,
+    symbols: Symbols,
+    signals: NDArray[np.float64],
 ) -> int:
     """Write the signals of words and n-grams.
 
@@ -195,7 +201,9 @@ def split_words(points: Ints, kinds: Kinds, lowers: Ints, before: Phrases) -> Sp
         if kinds[i] & PUNCTUATION:
             continue
         is_alphabetic |= kinds[i] & ALPHABETIC != 0
-        letters[num_letters] = lowers[points[i]] if points[i] < NUM_CLASSIFIED else points[i]
+        letters[num_letters] = (
+            lowers[points[i]] if points[i] < NUM_CLASSIFIED else points[i]
+        )
         num_letters += 1
     return SplitWords(letters, starts[: num_words + 1], num_raw, num_alphabetic)
 
@@ -215,7 +223,10 @@ def count_listed_phrases(words: Ints, listed: Phrases) -> int:
         num_ngrams += max(0, num_words - length + 1)
     # Number the listed phrases first: an n-gram of the text is listed if its id is one of theirs.
     starts, ends = np.empty(num_ngrams, np.int32), np.empty(num_ngrams, np.int32)
-    starts[:num_phrases], ends[:num_phrases] = listed.phrase_starts[:-1], listed.phrase_starts[1:]
+    starts[:num_phrases], ends[:num_phrases] = (
+        listed.phrase_starts[:-1],
+        listed.phrase_starts[1:],
+    )
     at = num_phrases
     for length in listed.lengths:
         for first in range(num_before, len(words) - length + 1):
@@ -235,7 +246,9 @@ def _count_lorem_ipsum(letters: Ints, starts: Ints) -> int:
             continue
         if start - starts[i - 1] < len(_LOREM) or starts[i + 1] - start < len(_IPSUM):
             continue
-        num_found += _is_at(start - len(_LOREM), _LOREM, letters) and _is_at(start, _IPSUM, letters)
+        num_found += _is_at(start - len(_LOREM), _LOREM, letters) and _is_at(
+            start, _IPSUM, letters
+        )
     return num_found
 
 

@@ -52,10 +52,16 @@ DataParallelTrainer(
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("shared_ray")
-@pytest.mark.timeout(600)  # 191 s were seen on two cores with other work, nearly all of it Ray
+@pytest.mark.timeout(
+    600
+)  # 191 s were seen on two cores with other work, nearly all of it Ray
 def test_two_ray_train_workers_share_each_step(larger: Dataset, tmp_path: Path) -> None:
     """They are ranks 0 and 1 of 2, and together read the rows of each step of one rank."""
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "RAY_USAGE_STATS_ENABLED": "0"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(REPOSITORY),
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
     for name in ("RANK", "WORLD_SIZE"):
         environment.pop(name, None)
     given = {"folder": str(larger.folder), "order": ORDER, "out": str(tmp_path)}
@@ -72,7 +78,8 @@ def test_two_ray_train_workers_share_each_step(larger: Dataset, tmp_path: Path) 
     alone = TokenLoader(larger.folder, rank=0, world_size=1, **ORDER)
     expected = [batch["input_ids"].tolist() for batch in alone]
     assert [
-        first + second for first, second in zip(*(seen["steps"] for seen in ranks), strict=True)
+        first + second
+        for first, second in zip(*(seen["steps"] for seen in ranks), strict=True)
     ] == expected
     rows = [tuple(row) for step in expected for row in step]
     assert len(set(rows)) == len(rows)

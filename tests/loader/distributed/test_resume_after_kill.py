@@ -97,7 +97,9 @@ def read_steps(folder: Path, ranks: int) -> dict[int, list[list[int]]]:
 
 
 @pytest.mark.timeout(120)
-def test_three_ranks_continue_after_one_of_two_was_killed(larger: Dataset, tmp_path: Path) -> None:
+def test_three_ranks_continue_after_one_of_two_was_killed(
+    larger: Dataset, tmp_path: Path
+) -> None:
     """After SIGKILL, three ranks continue from the last checkpoint: each row comes once."""
     alone = TokenLoader(larger.folder, rank=0, world_size=1, **ORDER)
     expected: dict[int, list[list[int]]] = {}

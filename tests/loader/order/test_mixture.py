@@ -11,7 +11,9 @@ import loader.order.mixture
 from loader.order.mixture import BLOCK_ROWS, Mixture, MixtureOrder, apportion
 
 
-@given(weights=st.lists(st.floats(0, 100), min_size=1, max_size=8), num=st.integers(0, 10**6))
+@given(
+    weights=st.lists(st.floats(0, 100), min_size=1, max_size=8), num=st.integers(0, 10**6)
+)
 def test_apportion_rounds_shares_to_whole_rows(weights: list[float], num: int) -> None:
     """The counts add up, and each differs from its share by at most one."""
     if sum(weights) <= 0:

@@ -33,14 +33,20 @@ def test_ranks_read_each_position_once_and_equally_many(
     if world_size > min(batch, end):
         return
     ranks = [
-        RankBatches(batch, rank, world_size, "carry", end, drop_last) for rank in range(world_size)
+        RankBatches(batch, rank, world_size, "carry", end, drop_last)
+        for rank in range(world_size)
     ]
     by_rank = [steps(rank_batches) for rank_batches in ranks]
     assert len({len(found) for found in by_rank}) == 1
     taken: list[int] = []
     for together in zip(*by_rank, strict=True):
         assert (
-            len({(step.rows_per_rank, step.next_position, step.carried_rows) for step in together})
+            len(
+                {
+                    (step.rows_per_rank, step.next_position, step.carried_rows)
+                    for step in together
+                }
+            )
             == 1
         )
         taken += [position for step in together for position in step.positions.tolist()]
@@ -51,7 +57,9 @@ def test_ranks_read_each_position_once_and_equally_many(
 
 
 @given(batch=st.integers(1, 50), world_size=st.integers(1, 12), num=st.integers(1, 60))
-def test_carried_rows_keep_the_mean_batch_size(batch: int, world_size: int, num: int) -> None:
+def test_carried_rows_keep_the_mean_batch_size(
+    batch: int, world_size: int, num: int
+) -> None:
     """Fewer than world_size rows are carried; none if the ranks divide the batch."""
     assume(world_size <= batch)
     last = steps(RankBatches(batch, 0, world_size, "carry"), num=num)[-1]
@@ -90,7 +98,9 @@ def test_another_number_of_ranks_continues_at_the_same_position(
 
 def test_the_example_of_the_docstring() -> None:
     """10 rows over 4 ranks are steps of 8 and 12 rows."""
-    assert [4 * step.rows_per_rank for step in steps(RankBatches(10, 0, 4, "carry"), num=4)] == [
+    assert [
+        4 * step.rows_per_rank for step in steps(RankBatches(10, 0, 4, "carry"), num=4)
+    ] == [
         8,
         12,
         8,

@@ -17,7 +17,9 @@ from loader.order.row_order import RowOrder, choose_interleave_depth, count_rows
 @given(num=st.integers(1, 3000), key=st.integers(0, 2**64 - 1))
 def test_permute_maps_each_index_once(num: int, key: int) -> None:
     """For any domain and key, the results are a permutation of the domain."""
-    assert sorted(permute(np.arange(num), num, derive_keys(key)).tolist()) == list(range(num))
+    assert sorted(permute(np.arange(num), num, derive_keys(key)).tolist()) == list(
+        range(num)
+    )
 
 
 def test_permute_needs_no_table_for_a_huge_domain() -> None:
@@ -42,7 +44,8 @@ def test_derive_keys_broadcasts() -> None:
     """Arrays of numbers give the same keys as each tuple alone."""
     together = derive_keys(7, 2, np.array([4, 5, 6]), np.array([0, 1, 2]))
     alone = [
-        int(derive_keys(7, 2, section, window)[0]) for section, window in ((4, 0), (5, 1), (6, 2))
+        int(derive_keys(7, 2, section, window)[0])
+        for section, window in ((4, 0), (5, 1), (6, 2))
     ]
     assert together.tolist() == alone
 
@@ -66,11 +69,15 @@ def test_an_epoch_has_each_row_once(
             RowOrder(np.array(shard_rows), seed, interleave_depth, window_rows)
         return
     order = RowOrder(np.array(shard_rows), seed, interleave_depth, window_rows)
-    shards, rows = order.locate(np.arange(epoch * order.epoch_rows, (epoch + 1) * order.epoch_rows))
+    shards, rows = order.locate(
+        np.arange(epoch * order.epoch_rows, (epoch + 1) * order.epoch_rows)
+    )
     left_shards, left_rows = order.locate_left_over(epoch)
     assert len(left_rows) < interleave_depth
     found = sorted(zip([*shards, *left_shards], [*rows, *left_rows], strict=True))
-    assert found == [(shard, row) for shard, num in enumerate(shard_rows) for row in range(num)]
+    assert found == [
+        (shard, row) for shard, num in enumerate(shard_rows) for row in range(num)
+    ]
 
 
 def test_positions_of_several_epochs_are_located_together() -> None:
@@ -81,7 +88,10 @@ def test_positions_of_several_epochs_are_located_together() -> None:
     for position, shard, row in zip(
         positions.tolist(), shards.tolist(), rows.tolist(), strict=True
     ):
-        assert [int(found[0]) for found in order.locate(np.array([position]))] == [shard, row]
+        assert [int(found[0]) for found in order.locate(np.array([position]))] == [
+            shard,
+            row,
+        ]
 
 
 def test_epochs_and_seeds_differ() -> None:
@@ -149,7 +159,8 @@ def test_a_hundred_thousand_shards_need_little_time_and_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("seed", -1), ("interleave_depth", 0), ("window_rows", 0), ("seed", 2**63)]
+    ("name", "value"),
+    [("seed", -1), ("interleave_depth", 0), ("window_rows", 0), ("seed", 2**63)],
 )
 def test_arguments_out_of_range_are_refused(name: str, value: int) -> None:
     """The error names the argument, its value and the allowed range."""

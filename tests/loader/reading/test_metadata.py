@@ -47,7 +47,9 @@ def test_a_damaged_member_is_an_error(make: Make, before: bytes, after: bytes) -
     dataset = make([[30, 4, 9, 90]])
     path = dataset.folder / shard_file(0)
     path.write_bytes(path.read_bytes().replace(before, after, 1))
-    with pytest.raises(ShardCorrupt, match=r"shard-000000.tar, bytes 0\..*, 000000-00000.json"):
+    with pytest.raises(
+        ShardCorrupt, match=r"shard-000000.tar, bytes 0\..*, 000000-00000.json"
+    ):
         list(read_metadata(open_reader(dataset), 0))
 
 

@@ -24,7 +24,8 @@ def test_the_example_of_the_docstring() -> None:
 
 
 @given(
-    doc_lengths=st.lists(st.integers(1, 20), min_size=2, max_size=30), seq_len=st.integers(1, 25)
+    doc_lengths=st.lists(st.integers(1, 20), min_size=2, max_size=30),
+    seq_len=st.integers(1, 25),
 )
 def test_packing_agrees_with_a_token_by_token_computation(
     doc_lengths: list[int], seq_len: int
@@ -32,12 +33,16 @@ def test_packing_agrees_with_a_token_by_token_computation(
     """The ids and lengths of all rows equal those of a plain loop over the tokens."""
     num_rows = (sum(doc_lengths) - 1) // seq_len
     row_starts = np.arange(num_rows) * seq_len
-    marks = mark_document_starts(np.concatenate([[0], np.cumsum(doc_lengths)]), row_starts, seq_len)
+    marks = mark_document_starts(
+        np.concatenate([[0], np.cumsum(doc_lengths)]), row_starts, seq_len
+    )
     owner = np.repeat(np.arange(len(doc_lengths)), doc_lengths)
     cu_seqlens = [0]
     for row, start in enumerate(row_starts.tolist()):
         owners = owner[start : start + seq_len].tolist()
-        assert compute_document_ids(marks)[row].tolist() == [each - owners[0] for each in owners]
+        assert compute_document_ids(marks)[row].tolist() == [
+            each - owners[0] for each in owners
+        ]
         assert compute_position_ids(marks)[row].tolist() == [
             owners[:i].count(each) for i, each in enumerate(owners)
         ]

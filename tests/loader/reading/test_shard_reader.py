@@ -35,7 +35,9 @@ def test_rows_are_the_tokens_of_the_shard(make: Make, sample_tokens: int) -> Non
     """Rows in any order equal the written tokens, for any size of samples."""
     made = make([[3, 70, 1, 20, 9], [50, 8]], sample_tokens=sample_tokens)
     places = [
-        (shard, row) for shard in range(2) for row in range((len(made.tokens[shard]) - 1) // T)
+        (shard, row)
+        for shard in range(2)
+        for row in range((len(made.tokens[shard]) - 1) // T)
     ]
     shards, rows = (
         list(each)
@@ -46,7 +48,9 @@ def test_rows_are_the_tokens_of_the_shard(make: Make, sample_tokens: int) -> Non
         assert tokens.tolist() == made.tokens[shard][row * T : (row + 1) * T + 1].tolist()
 
 
-def test_closed_shards_are_opened_again(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_shards_are_opened_again(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """More shards can be read than stay open at a time."""
     monkeypatch.setattr("loader.reading.shard_opener.MAX_OPEN_SHARDS", 2)
     made = make([[40, 40]] * 5)
@@ -95,7 +99,12 @@ def _flip(path: Path) -> None:
             ReadFailed,
             r"shard-000001.tar: there is no such file; correct the path, or copy",
         ),
-        ("shard-000001.idx", Path.unlink, ReadFailed, r"shard-000001.idx: there is no such file"),
+        (
+            "shard-000001.idx",
+            Path.unlink,
+            ReadFailed,
+            r"shard-000001.idx: there is no such file",
+        ),
         (
             "shard-000001.tar",
             _cut,
@@ -129,7 +138,10 @@ def test_rows_of_a_corrupt_shard_are_blank_with_skip_and_count(make: Make) -> No
     _flip(made.folder / "shard-000000.idx")
     reader = open_reader(made.folder, on_corrupt="skip_and_count")
     out = np.empty((2, T + 1), np.uint16)
-    assert reader.read_rows(np.array([0, 1]), np.array([0, 0]), out).tolist() == [False, True]
+    assert reader.read_rows(np.array([0, 1]), np.array([0, 0]), out).tolist() == [
+        False,
+        True,
+    ]
     assert not out[0].any()
     assert out[1].tolist() == made.tokens[1][: T + 1].tolist()
     assert reader.counters["lost_shards"] == 1
@@ -152,16 +164,23 @@ def test_the_index_of_another_dataset_is_refused(make: Make) -> None:
     made, other = make([[60]]), make([[61]], name="other")
     index = made.folder / "shard-000000.idx"
     index.write_bytes((other.folder / index.name).read_bytes())
-    with pytest.raises(FormatError, match=r"num_tokens: found 61, wanted 60|shard_bytes: found"):
+    with pytest.raises(
+        FormatError, match=r"num_tokens: found 61, wanted 60|shard_bytes: found"
+    ):
         read_rows(open_reader(made.folder), [0], [0])
 
 
 def test_another_token_width_is_refused(make: Make) -> None:
     """Tokens of four bytes are not read as tokens of two, if the manifest belongs to another dataset."""
-    small, large = make([[256]], vocab_size=100), make([[128]], name="large", vocab_size=100_000)
+    small, large = (
+        make([[256]], vocab_size=100),
+        make([[128]], name="large", vocab_size=100_000),
+    )
     manifest = Manifest.loads((small.folder / "manifest.json").read_bytes())
     entry = Manifest.loads((large.folder / "manifest.json").read_bytes()).shards[0]
-    forged = Manifest(manifest.tokenizer, (entry,), type(manifest.totals).from_shards([entry]), "f")
+    forged = Manifest(
+        manifest.tokenizer, (entry,), type(manifest.totals).from_shards([entry]), "f"
+    )
     (large.folder / "manifest.json").write_bytes(forged.dumps())
     with pytest.raises(
         FormatError,
@@ -204,5 +223,7 @@ def test_manifest_columns_agree_with_the_manifest(dataset: Dataset) -> None:
 def test_samples_can_be_read_one_by_one(dataset: Dataset) -> None:
     """The tokens of all samples, end to end, are the tokens of the shard."""
     reader = open_reader(dataset.folder)
-    samples = [reader.read_sample(0, sample) for sample in range(reader.load_index(0).num_samples)]
+    samples = [
+        reader.read_sample(0, sample) for sample in range(reader.load_index(0).num_samples)
+    ]
     assert np.concatenate(samples).tolist() == dataset.tokens[0].tolist()

@@ -18,9 +18,9 @@ from pipeline.capacity.fit import fit
 from pipeline.capacity.model import DISPATCH_S, Cluster, RunEstimate
 from pipeline.cli import app
 from pipeline.config import RunConfig, load
-from pipeline.phases.hash_partitions import count_partitions
 from pipeline.phases.paragraph_dedup import BYTES_PER_PARAGRAPH
 from pipeline.runs.event_log import open_log
+from pipeline.runs.hash_partitions import count_partitions
 from tests.pipeline.conftest import Small
 
 RATES = read_calibration()
@@ -46,7 +46,9 @@ def test_twice_the_files_take_twice_the_bytes_and_more_cpu(num_files: int) -> No
     assert two.amounts["tokens"] == pytest.approx(2 * one.amounts["tokens"])
     assert two.bytes_written == pytest.approx(2 * one.bytes_written, rel=0.01)
     assert two.cpu_hours > one.cpu_hours
-    assert all(b.num_tasks >= a.num_tasks for a, b in zip(one.phases, two.phases, strict=True))
+    assert all(
+        b.num_tasks >= a.num_tasks for a, b in zip(one.phases, two.phases, strict=True)
+    )
 
 
 @settings(max_examples=25, deadline=None)
@@ -67,7 +69,10 @@ def test_estimate_has_as_many_partitions_as_the_phase() -> None:
         int(cost.amounts["paragraphs"]), BYTES_PER_PARAGRAPH, memory_mb
     )
     assert (
-        next(p for p in estimate_snapshot(1).phases if p.name == "paragraph_dedup").num_tasks == 1
+        next(
+            p for p in estimate_snapshot(1).phases if p.name == "paragraph_dedup"
+        ).num_tasks
+        == 1
     )
 
 
@@ -95,7 +100,12 @@ def test_files_are_grouped_into_at_most_ten_thousand_splits() -> None:
         (3, Cluster(1, 64, 512), [], "fewer cores are as fast"),
         (100, Cluster(1, 4, 32, disk_gb=1), [], "1 GB are free there"),
         (90_000, HERE, [], "the driver merges the results for 2,340,000,000 records"),
-        (100, HERE, ["write_shards.shard_tokens=9000000000"], "set write_shards.shard_tokens to"),
+        (
+            100,
+            HERE,
+            ["write_shards.shard_tokens=9000000000"],
+            "set write_shards.shard_tokens to",
+        ),
         (100, HERE, ["tokenize.pii={}"], "not measured, counted as zero: tokenize.pii"),
     ],
 )
@@ -206,7 +216,9 @@ def test_calibration_file_round_trips(tmp_path: Path) -> None:
     path.write_text(RATES.model_dump_json())
     assert read_calibration(path) == RATES
     path.write_text(json.dumps({**json.loads(SHIPPED.read_text()), "version": 0}))
-    with pytest.raises(ConfigError, match="version is 0, expected 1; measure again: make bench"):
+    with pytest.raises(
+        ConfigError, match="version is 0, expected 1; measure again: make bench"
+    ):
         read_calibration(path)
     path.write_text("[]")
     with pytest.raises(ConfigError, match="is not a calibration"):
@@ -225,7 +237,9 @@ def test_missing_phases_come_from_the_other_calibration() -> None:
 
 def test_plan_command_estimates_a_snapshot_offline(tmp_path: Path) -> None:
     """Table and JSON agree, and no network is used."""
-    command = "plan ccnet-common-crawl.yaml --files 90000 --nodes 10 --cores 32 --memory-gb 128"
+    command = (
+        "plan ccnet-common-crawl.yaml --files 90000 --nodes 10 --cores 32 --memory-gb 128"
+    )
     arguments = [*command.split(), "--price-per-core-hour", "0.04"]
     arguments += ["--run-dir", str(tmp_path / "run")]
     shown = CliRunner().invoke(app, arguments)
@@ -236,4 +250,6 @@ def test_plan_command_estimates_a_snapshot_offline(tmp_path: Path) -> None:
     found = json.loads(as_json.output)
     assert f"Price: {found['price']:,.2f}" in shown.output
     assert found["price"] == pytest.approx(0.04 * 320 * found["hours"])
-    assert found["cpu_hours"] == pytest.approx(sum(phase["cpu_hours"] for phase in found["phases"]))
+    assert found["cpu_hours"] == pytest.approx(
+        sum(phase["cpu_hours"] for phase in found["phases"])
+    )

@@ -17,8 +17,8 @@ FAULTS = {
     "raise memory": MemoryError(),
     "raise other": KeyError("key"),
 }
+# Environment variable: a file that gets a byte for every process that is killed.
 LOG = "DEADLY_LOG"
-"""Environment variable: a file that gets a byte for every process that is killed."""
 
 
 class Deadly(Length):

@@ -74,7 +74,9 @@ def test_a_cluster_and_a_metrics_port_mean_ray(
     assert choose_kind(small.plan()) == ("ray", "RAY_ADDRESS is 10.0.0.1:6379")
 
 
-def test_the_choice_is_logged_in_one_line(small: Small, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_choice_is_logged_in_one_line(
+    small: Small, caplog: pytest.LogCaptureFixture
+) -> None:
     """With both estimates; a config that names its engine logs nothing."""
     with caplog.at_level(logging.INFO, "pipeline"):
         assert isinstance(make_engine(small.plan(engine={"kind": "auto"})), InlineEngine)

@@ -42,7 +42,8 @@ def write_wet(path: Path, texts: Sequence[str]) -> Path:
     """A WET file of those pages."""
     url = f"https://example.org/{path.stem}"
     records = [
-        wet_record(f"{url}/{i}", f"Title\n{path.stem}: {text}") for i, text in enumerate(texts)
+        wet_record(f"{url}/{i}", f"Title\n{path.stem}: {text}")
+        for i, text in enumerate(texts)
     ]
     path.write_bytes(b"".join(records))
     return path
@@ -95,10 +96,13 @@ def test_documents_on_which_a_stage_raises_are_dropped(
 ) -> None:
     """Each costs itself alone, with a reason of its kind and the exception's words in the ledger."""
     found, _ = small.run(
-        input={"files": [str(path) for path in files]}, engine={"advanced": {"max_error_share": 1}}
+        input={"files": [str(path) for path in files]},
+        engine={"advanced": {"max_error_share": 1}},
     )
     dropped = decisions(found.folder("extract"), found.splits[0].key)
-    assert [(row["doc_id"] & 0xFFFFFFFF, row["decision"], row["detail"]) for row in dropped] == [
+    assert [
+        (row["doc_id"] & 0xFFFFFFFF, row["decision"], row["detail"]) for row in dropped
+    ] == [
         (1, "length.error_value", "ValueError: bad value"),
         (3, "length.error_memory", "MemoryError: "),
         (4, "length.error_other", "KeyError: 'key'"),
@@ -123,7 +127,9 @@ def test_too_many_of_them_fail_the_unit(
 # ---- units ----
 
 
-def test_what_fails_is_named_and_only_that_is_done_again(small: Small, files: list[Path]) -> None:
+def test_what_fails_is_named_and_only_that_is_done_again(
+    small: Small, files: list[Path]
+) -> None:
     """Files that cannot be read fail their units; the rest is committed; once mended, nothing else is done."""
     plan = small.plan(input={"files": [str(path) for path in files]})
     for path in (files[0], files[2]):
@@ -143,13 +149,20 @@ def test_what_fails_is_named_and_only_that_is_done_again(small: Small, files: li
     events = list(run(plan))
     assert worked_on(events) == [plan.splits[0].key, plan.splits[2].key]
     assert isinstance(events[-1], PhaseFinished)
-    log = [json.loads(line) for line in (Path(plan.run_dir) / "log.jsonl").read_text().splitlines()]
-    assert [e["task_id"] for e in log if e["event"] == "TaskFinished" and e["failed"]] == failed
+    log = [
+        json.loads(line)
+        for line in (Path(plan.run_dir) / "log.jsonl").read_text().splitlines()
+    ]
+    assert [
+        e["task_id"] for e in log if e["event"] == "TaskFinished" and e["failed"]
+    ] == failed
 
 
 def test_many_failures_are_summed_up(small: Small, tmp_path: Path) -> None:
     """Ten are shown, the others counted."""
-    paths = [write_wet(tmp_path / f"{i:02d}.warc.wet", ["a page of text"]) for i in range(12)]
+    paths = [
+        write_wet(tmp_path / f"{i:02d}.warc.wet", ["a page of text"]) for i in range(12)
+    ]
     plan = small.plan(input={"files": [str(path) for path in paths]})
     for path in paths:
         path.unlink()
@@ -257,7 +270,11 @@ def test_a_process_that_dies_costs_its_unit_alone_on_ray(
     sections: dict[str, Any] = {"input": {"files": [str(path) for path in files]}}
     small.config(
         **sections,
-        engine={"kind": "ray", "workers": 2, "advanced": {"max_attempts": 2, "max_error_share": 1}},
+        engine={
+            "kind": "ray",
+            "workers": 2,
+            "advanced": {"max_attempts": 2, "max_error_share": 1},
+        },
     )
     log = tmp_path / "killed"
     code = "from tests.pipeline.execution.deadly import main; main()"

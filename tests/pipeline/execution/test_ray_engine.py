@@ -17,8 +17,8 @@ from pipeline.phases.annotate import Annotate
 from pipeline.phases.paragraph_dedup import ParagraphDedup
 from tests.pipeline.conftest import Small
 
+# Neither Ray's private 077 nor the usual 022.
 UMASK = 0o027
-"""Neither Ray's private 077 nor the usual 022."""
 
 
 @pytest.fixture
@@ -87,7 +87,9 @@ def test_a_ray_that_does_not_start_is_tried_twice_and_reported(
         signal.signal(signal.SIGTERM, before)
 
 
-def test_a_second_start_that_works_is_enough(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_start_that_works_is_enough(
+    small: Small, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A busy machine may need more than one attempt."""
     import ray
 

@@ -24,7 +24,10 @@ def test_a_phase_requests_the_engines_defaults_where_it_sets_nothing() -> None:
     """Its own section replaces them key by key."""
     config = engine(
         memory_mb=3_000,
-        phases={"annotate": {"num_cpus": 2, "custom": {"disk": 1}}, "select": {"num_gpus": 0.5}},
+        phases={
+            "annotate": {"num_cpus": 2, "custom": {"disk": 1}},
+            "select": {"num_gpus": 0.5},
+        },
     )
     assert make_request(config, "extract").amounts == {"CPU": 1, "memory": 3_000 * 2**20}
     assert make_request(config, "annotate").amounts == {
@@ -41,7 +44,9 @@ def test_what_one_machine_must_have_no_two_have_together() -> None:
         phases={"annotate": {"num_cpus": 3, "memory_mb": 4096}, "extract": {"num_gpus": 1}}
     )
     machines = [{"CPU": 2.0, "memory": 8.0 * GB}, {"CPU": 8.0, "memory": 4.5 * GB}]
-    requests = [make_request(config, phase) for phase in ("annotate", "extract", "tokenize")]
+    requests = [
+        make_request(config, phase) for phase in ("annotate", "extract", "tokenize")
+    ]
     assert find_unmet(requests, machines) == [
         "extract requests CPU 1, GPU 1, memory 2,000 MB; the nearest machine has GPU 0",
     ]
@@ -90,7 +95,9 @@ def test_resources_leave_fingerprints_alone(tmp_path: Path) -> None:
     """A run goes on in the same folders when its tasks are given more."""
     given = ["input={files: [" + str(Path(__file__)) + "]}", f"run_dir={tmp_path}"]
     plain = make_plan(load("ccnet.yaml", given))
-    other = make_plan(load("ccnet.yaml", [*given, "engine.phases={annotate: {memory_mb: 9000}}"]))
+    other = make_plan(
+        load("ccnet.yaml", [*given, "engine.phases={annotate: {memory_mb: 9000}}"])
+    )
     assert plain.phase("extract").fingerprint is not None
     assert [phase.fingerprint for phase in plain.phases] == [
         phase.fingerprint for phase in other.phases
@@ -100,10 +107,13 @@ def test_resources_leave_fingerprints_alone(tmp_path: Path) -> None:
 # ---- on a cluster ----
 
 
-def test_a_clusters_run_lies_where_all_machines_find_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clusters_run_lies_where_all_machines_find_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A relative folder would be another one on each machine; it is refused before anything is made ready."""
     relative, absolute = (
-        load("ccnet.yaml", [f"run_dir={run_dir}"]) for run_dir in ("runs/x", "/shared/runs/x")
+        load("ccnet.yaml", [f"run_dir={run_dir}"])
+        for run_dir in ("runs/x", "/shared/runs/x")
     )
     check(relative)
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")

@@ -110,7 +110,8 @@ class Later(Stage[NoSettings]):
     def apply(self, batch: pa.Table) -> Outcome:
         time.sleep(0.001)
         is_late = pc.is_in(
-            batch.column("text"), value_set=pa.array(["unwanted", "late"], pa.large_string())
+            batch.column("text"),
+            value_set=pa.array(["unwanted", "late"], pa.large_string()),
         )
         twice = pc.multiply(batch.column("num_chars"), 2)
         return drop_where(
@@ -301,13 +302,19 @@ def test_an_interrupt_is_not_the_fault_of_a_document(folder: PhaseFolder) -> Non
     assert is_untouched(folder)
 
 
-def test_a_dropped_document_has_its_decision_and_no_further_stage(folder: PhaseFolder) -> None:
+def test_a_dropped_document_has_its_decision_and_no_further_stage(
+    folder: PhaseFolder,
+) -> None:
     """Later stages do not see it. Its decision has reason, value, limit, url and the length of its text."""
     phase = RecordedPhase(folder, [documents(["unwanted", "late", "kept"])])
     phase.run()
     assert [row["text"] for row in phase.rows()] == ["kept"]
     early, late = phase.decisions()
-    assert (early["decision"], early["value"], early["limit"]) == ("touchy.unwanted", 8.0, None)
+    assert (early["decision"], early["value"], early["limit"]) == (
+        "touchy.unwanted",
+        8.0,
+        None,
+    )
     assert (late["decision"], late["value"], late["limit"]) == ("later.late", None, 7.0)
     for row, text in ((early, "unwanted"), (late, "late")):
         assert row["num_chars"] == len(text)
@@ -315,7 +322,9 @@ def test_a_dropped_document_has_its_decision_and_no_further_stage(folder: PhaseF
         assert text not in {value for name, value in row.items() if name != "decision"}
 
 
-def test_kept_documents_have_the_columns_that_the_stages_declare(folder: PhaseFolder) -> None:
+def test_kept_documents_have_the_columns_that_the_stages_declare(
+    folder: PhaseFolder,
+) -> None:
     """In the order of the stages."""
     phase = RecordedPhase(folder, [documents(["a"])])
     phase.run()
@@ -365,7 +374,8 @@ def test_a_stage_that_loses_a_document_fails_its_task(folder: PhaseFolder) -> No
     """The documents are counted at each call; nothing is committed, and the message names the stage."""
     stage = Losing(NoSettings())
     with pytest.raises(
-        DocumentCountError, match="stage losing: 2 documents went in, 1 were kept and 0 dropped"
+        DocumentCountError,
+        match="stage losing: 2 documents went in, 1 were kept and 0 dropped",
     ):
         apply_stage(stage, documents(["a", "b"]))
     batches = [documents(["a", "b"]), documents(["c"], first=2)]
@@ -416,7 +426,10 @@ def test_more_errors_than_the_share_fail_the_task(
     folder: PhaseFolder, share: float, fails: bool
 ) -> None:
     """The share is of all documents of the task, over all its batches."""
-    batches = [documents(["raise value", "a"]), documents(["raise other", "unwanted"], first=2)]
+    batches = [
+        documents(["raise value", "a"]),
+        documents(["raise other", "unwanted"], first=2),
+    ]
     failed = RecordedPhase(folder, batches).run(max_error_share=share).failed or ""
     assert failed.startswith("2 of 4 documents made a stage raise") == fails
     assert is_untouched(folder) == fails
@@ -485,7 +498,9 @@ def test_a_file_that_is_edited_is_opened_again(tmp_path: Path) -> None:
     assert spec.opened().apply(batch).kept.num_rows == 0
 
 
-def test_a_model_that_is_not_what_the_run_was_planned_with_is_refused(tmp_path: Path) -> None:
+def test_a_model_that_is_not_what_the_run_was_planned_with_is_refused(
+    tmp_path: Path,
+) -> None:
     """On another machine under the same path: its unit fails, with both digests; the planned one is taken."""
     from stages.filters.url import Url, UrlSettings
 

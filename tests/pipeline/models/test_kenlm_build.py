@@ -10,7 +10,9 @@ from pipeline.models.download import AssetError
 from pipeline.models.kenlm_build import KenlmTools, kenlm_tools
 
 
-def test_missing_compiler_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_compiler_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The error names the package to install; nothing is fetched."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)

@@ -46,7 +46,9 @@ def test_cutoffs_are_percentiles_of_held_out_perplexity(
     for text in make_documents(500):
         if is_held_out(text, 0.1):
             tokens = pieces.encode(normalize_for_lm(text), out_type=str)
-            perplexities.append(round(10 ** (-lm.score(" ".join(tokens)) / (len(tokens) + 1)), 1))
+            perplexities.append(
+                round(10 ** (-lm.score(" ".join(tokens)) / (len(tokens) + 1)), 1)
+            )
     assert lm.order == 5
     assert record["num_held_out_docs"] == len(perplexities) > 20
     for percentile in (30, 60):
@@ -99,14 +101,17 @@ def test_settings_reach_the_model(
     record = train_lm(make_documents(500), "fr", tmp_path, settings, kenlm=tools)
     assert record["num_pieces"] <= 90 < trained[1]["num_pieces"]
     assert kenlm.Model(str(tmp_path / "fr.arpa.bin")).order == 3
-    assert (tmp_path / "fr.arpa.bin").stat().st_size < (trained[0] / "fr.arpa.bin").stat().st_size
+    assert (tmp_path / "fr.arpa.bin").stat().st_size < (
+        trained[0] / "fr.arpa.bin"
+    ).stat().st_size
 
 
 def test_too_few_documents_for_a_language_model_are_refused(tmp_path: Path) -> None:
     """Percentiles of a handful of documents mean nothing."""
     tools = (tmp_path / "lmplz", tmp_path / "build_binary")
     with pytest.raises(
-        TrainingFailed, match=r"train lm fr: \d documents to train on, \d held out; wanted 10"
+        TrainingFailed,
+        match=r"train lm fr: \d documents to train on, \d held out; wanted 10",
     ):
         train_lm(make_documents(8), "fr", tmp_path / "out", kenlm=tools)
 
@@ -114,7 +119,9 @@ def test_too_few_documents_for_a_language_model_are_refused(tmp_path: Path) -> N
 def test_failed_tool_has_its_last_lines_in_the_error(tmp_path: Path) -> None:
     """Output is shown only on failure, and no record is written."""
     lmplz = tmp_path / "lmplz"
-    lmplz.write_text("#!/bin/sh\necho counting\necho out of luck >&2\nexit 3\n", encoding="utf-8")
+    lmplz.write_text(
+        "#!/bin/sh\necho counting\necho out of luck >&2\nexit 3\n", encoding="utf-8"
+    )
     lmplz.chmod(0o755)
     with pytest.raises(
         TrainingFailed, match=r"(?s)lmplz failed with exit code 3.*counting.*out of luck"

@@ -49,7 +49,8 @@ def config(tmp_path: Path, tiny_tokenizer: Path, pages: list[tuple[str, str]]) -
     """A config of three files of these pages."""
     for i, part in enumerate((pages[:9], pages[9:10], pages[10:])):
         records = [
-            wet_record(url, f"Title\n{text}", number=n) for n, (url, text) in enumerate(part)
+            wet_record(url, f"Title\n{text}", number=n)
+            for n, (url, text) in enumerate(part)
         ]
         (tmp_path / f"{i}.warc.wet").write_bytes(b"".join(records))
     path = tmp_path / "near.yaml"
@@ -110,7 +111,11 @@ def expected(
     verdict: dict[str, str | None] = {}
     for i, (url, _) in enumerate(pages):
         members = [j for j in range(len(pages)) if labels[j] == labels[i]]
-        stays = max(members, key=lambda j: len(pages[j][1])) if keep == "longest" else members[0]
+        stays = (
+            max(members, key=lambda j: len(pages[j][1]))
+            if keep == "longest"
+            else members[0]
+        )
         verdict[url] = None if stays == i else pages[stays][0]
     return verdict
 
@@ -125,7 +130,9 @@ def test_groups_are_those_of_comparing_all_with_all(
     overrides = [f"fuzzy_dedup.keep={keep}", f"annotate.minhash.verify={verify or 'null'}"]
     found = verdicts(config, *overrides)
     assert found == expected(pages, settings, keep)
-    assert 5 < sum(stays is not None for stays in found.values()) < len(pages) - NUM_FAMILIES
+    assert (
+        5 < sum(stays is not None for stays in found.values()) < len(pages) - NUM_FAMILIES
+    )
 
 
 def test_verifying_takes_away_pairs_and_pieces_change_nothing(
@@ -160,7 +167,9 @@ def test_switched_off_it_has_no_work_and_select_does_not_hang_on_it(
     """Everyone stays, and turning it off and on renews itself, select and what follows, nothing else."""
     on, off = make_plan(load(config)), make_plan(load(config, ["fuzzy_dedup=null"]))
     changed = {
-        a.name for a, b in zip(on.phases, off.phases, strict=True) if a.fingerprint != b.fingerprint
+        a.name
+        for a, b in zip(on.phases, off.phases, strict=True)
+        if a.fingerprint != b.fingerprint
     }
     assert changed == {"fuzzy_dedup", "select", "tokenize", "write_shards"}
     assert off.phase("select").parents == ("annotate",)

@@ -84,12 +84,20 @@ class ShoutTitles(SplitPhase):
 
     def read(self, task_id: str, writer: SplitWriter) -> Generator[pa.Table]:
         del writer
-        with self.plan.folder(Select.name).open(Select.decisions.file_name(task_id)) as file:
+        with self.plan.folder(Select.name).open(
+            Select.decisions.file_name(task_id)
+        ) as file:
             decisions = pq.read_table(file, columns=["doc_id", "decision"])
-        kept = decisions.filter(pc.equal(decisions.column("decision"), "kept")).column("doc_id")
-        documents = self.plan.folder(Annotate.name).open(Annotate.documents.file_name(task_id))
+        kept = decisions.filter(pc.equal(decisions.column("decision"), "kept")).column(
+            "doc_id"
+        )
+        documents = self.plan.folder(Annotate.name).open(
+            Annotate.documents.file_name(task_id)
+        )
         for table in read_row_groups(documents, self.schema.names):
-            yield table.filter(pc.is_in(table.column("doc_id"), value_set=kept.combine_chunks()))
+            yield table.filter(
+                pc.is_in(table.column("doc_id"), value_set=kept.combine_chunks())
+            )
 
     def create_writer(self, task_id: str, output: PendingOutput) -> SplitWriter:
         return _TitleWriter(output, task_id)
@@ -181,7 +189,9 @@ def test_plan_report_and_status_show_a_new_phase(shouting: Small) -> None:
     plan = make_plan(make_config(shouting))
     console = Console(width=200, record=True)
     print_plan(plan, console)
-    row = next(line for line in console.export_text().splitlines() if "shout_titles" in line)
+    row = next(
+        line for line in console.export_text().splitlines() if "shout_titles" in line
+    )
     assert row.split()[1] == "shout"
     list(run(plan))
     found = RunFolder.open(plan.run_dir)

@@ -53,7 +53,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def crawl_files(tmp_path: Path) -> Path:
     """A folder of five small files on two levels."""
     folder = tmp_path / "crawl"
-    for name in ("b.wet.gz", "a.wet.gz", "deep/c.wet.gz", "deep/deeper/d.wet.gz", "notes.txt"):
+    for name in (
+        "b.wet.gz",
+        "a.wet.gz",
+        "deep/c.wet.gz",
+        "deep/deeper/d.wet.gz",
+        "notes.txt",
+    ):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(name.encode())
@@ -78,7 +84,9 @@ def test_patterns_give_files_in_order(crawl_files: Path) -> None:
     assert names(splits_of_runs(crawl_files / "**" / "*.wet.gz")) == [
         [f"{x}.wet.gz"] for x in "abcd"
     ]
-    assert names(splits_of_runs(crawl_files / "deep" / "*", crawl_files / "[ab].wet.gz")) == [
+    assert names(
+        splits_of_runs(crawl_files / "deep" / "*", crawl_files / "[ab].wet.gz")
+    ) == [
         ["c.wet.gz"],
         ["a.wet.gz"],
         ["b.wet.gz"],
@@ -110,8 +118,13 @@ def test_all_faults_of_patterns_are_told_at_once(crawl_files: Path) -> None:
         splits_of_runs(*patterns)
     nothing, first, second = caught.value.faults
     assert nothing == f"input.files: 'no*.warc' matches no file in {Path.cwd()}"
-    assert first == f"input.files: {str(crawl_files / 'a.wet.gz')!r} is matched more than once"
-    assert second == f"input.files: {str(crawl_files / 'b.wet.gz')!r} is matched more than once"
+    assert (
+        first == f"input.files: {str(crawl_files / 'a.wet.gz')!r} is matched more than once"
+    )
+    assert (
+        second
+        == f"input.files: {str(crawl_files / 'b.wet.gz')!r} is matched more than once"
+    )
 
 
 @given(num_files=st.integers(1, 12), files_per_split=st.integers(1, 13))
@@ -126,12 +139,18 @@ def test_units_hold_each_file_once_in_order(
     assert [name for split in names(splits) for name in split] == [
         f"{i:02d}.wet" for i in range(num_files)
     ]
-    assert [len(split.files) for split in splits[:-1]] == [files_per_split] * (len(splits) - 1)
-    assert [split.key.split("-")[0] for split in splits] == [f"{i:06d}" for i in range(len(splits))]
+    assert [len(split.files) for split in splits[:-1]] == [files_per_split] * (
+        len(splits) - 1
+    )
+    assert [split.key.split("-")[0] for split in splits] == [
+        f"{i:06d}" for i in range(len(splits))
+    ]
     assert sum(split.num_bytes for split in splits) == sum(range(num_files))
 
 
-def test_a_digest_is_remembered_while_size_and_time_stay(crawl_files: Path, cache: Path) -> None:
+def test_a_digest_is_remembered_while_size_and_time_stay(
+    crawl_files: Path, cache: Path
+) -> None:
     """A file is not read again until its time of change says so; then its content decides."""
     path = crawl_files / "a.wet.gz"
     (before,) = splits_of_runs(path)
@@ -179,7 +198,9 @@ def test_a_broken_memory_of_digests_is_forgotten(crawl_files: Path, cache: Path)
 def test_a_local_file_is_its_own_copy(crawl_files: Path) -> None:
     """Nothing is copied, nothing removed."""
     path = crawl_files / "a.wet.gz"
-    with local_copy(InputFile(str(path), 8, hashlib.sha256(path.read_bytes()).hexdigest())) as copy:
+    with local_copy(
+        InputFile(str(path), 8, hashlib.sha256(path.read_bytes()).hexdigest())
+    ) as copy:
         assert copy == path
     assert path.exists()
 
@@ -272,7 +293,9 @@ def server(snapshot: SampleCrawl) -> Iterator[Server]:
     handler = type("BoundHandler", (Handler,), {"server_state": state})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as httpd:
         state.port = httpd.server_address[1]
-        thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01})
+        thread = threading.Thread(
+            target=httpd.serve_forever, kwargs={"poll_interval": 0.01}
+        )
         thread.start()
         yield state
         httpd.shutdown()
@@ -281,7 +304,10 @@ def server(snapshot: SampleCrawl) -> Iterator[Server]:
 
 def from_server(server: Server, **keys: Any) -> Mapping[str, Any]:
     """The input section that reads the server's snapshot."""
-    return {"files": None, "common_crawl": {"crawl": SNAPSHOT, "base_url": server.url, **keys}}
+    return {
+        "files": None,
+        "common_crawl": {"crawl": SNAPSHOT, "base_url": server.url, **keys},
+    }
 
 
 def listed(server: Server, **keys: Any) -> tuple[InputSplit, ...]:
@@ -301,17 +327,23 @@ def test_a_snapshot_gives_the_same_shards_as_its_files_on_disk(
 ) -> None:
     """The whole chain over http, and over the files themselves; the list is fetched once, each file once."""
     fetched, _ = small.run(input=from_server(server))
-    assert [split.key for split in fetched.splits] == [split.key for split in listed(server)]
+    assert [split.key for split in fetched.splits] == [
+        split.key for split in listed(server)
+    ]
     assert [path.rsplit("/", 1)[-1] for path, _ in server.requests] == [
         "wet.paths.gz",
         *(path.name for path in snapshot.files),
     ]
-    on_disk, _ = small.run("on-disk", input={"files": [str(path) for path in snapshot.files]})
+    on_disk, _ = small.run(
+        "on-disk", input={"files": [str(path) for path in snapshot.files]}
+    )
     assert shards(fetched) == shards(on_disk)
     assert len(shards(fetched)) == 2
 
 
-def test_planning_reads_the_list_and_nothing_else(server: Server, snapshot: SampleCrawl) -> None:
+def test_planning_reads_the_list_and_nothing_else(
+    server: Server, snapshot: SampleCrawl
+) -> None:
     """Names, order and identity come from the list alone; it is not asked for again."""
     splits = listed(server)
     assert listed(server) == splits
@@ -346,7 +378,9 @@ def test_a_slice_beyond_the_list_is_refused(
     """What is asked for, and how many there are."""
     with pytest.raises(ConfigError) as caught:
         listed(server, **keys)
-    wanted = f"input.common_crawl: files {asked} are requested; {SNAPSHOT} lists 3 files, from 0"
+    wanted = (
+        f"input.common_crawl: files {asked} are requested; {SNAPSHOT} lists 3 files, from 0"
+    )
     assert caught.value.faults == (wanted,)
 
 
@@ -438,9 +472,12 @@ def test_a_fetched_copy_is_removed_after_use(
 
 
 @pytest.mark.parametrize(
-    ("num_files", "size", "num_splits"), [(1, 1, 1), (10_000, 1, 10_000), (90_000, 9, 10_000)]
+    ("num_files", "size", "num_splits"),
+    [(1, 1, 1), (10_000, 1, 10_000), (90_000, 9, 10_000)],
 )
-def test_auto_keeps_the_number_of_units_bounded(num_files: int, size: int, num_splits: int) -> None:
+def test_auto_keeps_the_number_of_units_bounded(
+    num_files: int, size: int, num_splits: int
+) -> None:
     """One file a unit up to 10,000 files; of more, as many as make no more units than that."""
     config = InputConfig(files=("*.gz",))
     assert get_files_per_split(config, num_files) == size
@@ -450,7 +487,9 @@ def test_auto_keeps_the_number_of_units_bounded(num_files: int, size: int, num_s
 def test_auto_has_the_fingerprints_of_the_number_it_stands_for(small: Small) -> None:
     """What was made with one file a unit is found again under `auto`."""
     files = small.tree["input"]
-    plans = [small.plan(input={**files, "files_per_split": size}) for size in ("auto", 1, 2)]
+    plans = [
+        small.plan(input={**files, "files_per_split": size}) for size in ("auto", 1, 2)
+    ]
     auto, one, two = ([phase.fingerprint for phase in plan.phases] for plan in plans)
     assert auto == one
     assert auto[0] != two[0]

@@ -22,7 +22,9 @@ JSON = st.recursive(
     | st.integers()
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
@@ -41,7 +43,9 @@ def config(tmp_path: Path, tiny_tokenizer: Path, wet_file: Path) -> str:
 
 
 def fingerprints(config: str, *overrides: str) -> dict[str, str | None]:
-    return {phase.name: phase.fingerprint for phase in make_plan(load(config, overrides)).phases}
+    return {
+        phase.name: phase.fingerprint for phase in make_plan(load(config, overrides)).phases
+    }
 
 
 def changed(before: dict[str, str | None], after: dict[str, str | None]) -> set[str]:
@@ -80,7 +84,10 @@ def test_other_input_renews_the_phases_across_units_but_no_other_units_extract(
     after = make_plan(load(config, [f"input.files=['{wet_file}', '{copy}']"]))
     assert after.phase("extract").fingerprint == before.phase("extract").fingerprint
     assert after.splits[0].key == before.splits[0].key
-    assert after.phase("paragraph_dedup").fingerprint != before.phase("paragraph_dedup").fingerprint
+    assert (
+        after.phase("paragraph_dedup").fingerprint
+        != before.phase("paragraph_dedup").fingerprint
+    )
 
 
 def test_a_changed_file_is_another_unit_and_a_moved_one_is_not(

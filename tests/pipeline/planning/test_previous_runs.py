@@ -29,6 +29,7 @@ from tests.conftest import wet_record
 from tests.pipeline.conftest import Small
 
 LONG = " ".join(f"word{letter}" for letter in "abcdefghijklmnopqrstuvwxyz")
+# What pages are made of: short lines, and long ones that are near-duplicates of each other.
 LINES = (
     *(
         "The treaty was signed in the museum.",
@@ -43,7 +44,6 @@ LINES = (
         LONG.replace("worda wordb", "x y"),
     ),
 )
-"""What pages are made of: short lines, and long ones that are near-duplicates of each other."""
 
 PAGE = st.lists(st.sampled_from(range(len(LINES))), min_size=1, max_size=3)
 MONTHS = st.lists(st.lists(PAGE, min_size=1, max_size=5), min_size=3, max_size=3)
@@ -62,11 +62,14 @@ class Crawl:
         for month, pages in enumerate(self.months):
             texts = ["\n".join(["Title", *(LINES[i] for i in page)]) for page in pages]
             records = [
-                wet_record(f"https://example.org/{month}/{i}", text) for i, text in enumerate(texts)
+                wet_record(f"https://example.org/{month}/{i}", text)
+                for i, text in enumerate(texts)
             ]
             (self.folder / f"{month}.warc.wet").write_bytes(b"".join(records))
 
-    def run(self, name: str, months: Sequence[int], previous: Sequence[str] = ()) -> RunFolder:
+    def run(
+        self, name: str, months: Sequence[int], previous: Sequence[str] = ()
+    ) -> RunFolder:
         """A run over these months, against earlier ones."""
         files = [str(self.folder / f"{month}.warc.wet") for month in months]
         places = {
@@ -194,10 +197,17 @@ def test_month_after_month_decides_as_one_run(
     if keep == "drop_all_copies":
         return  # the first months' texts are others, and so are their bands
     decided = near_duplicates_of(whole)
-    found = {**near_duplicates_of(first), **near_duplicates_of(second), **near_duplicates_of(third)}
+    found = {
+        **near_duplicates_of(first),
+        **near_duplicates_of(second),
+        **near_duplicates_of(third),
+    }
     assert of_month(decided, 2).keys() == near_duplicates_of(third).keys()
     assert found.keys() <= decided.keys()
-    for url, stays in found.items():  # of one group in the one run, where the first of all stays
+    for (
+        url,
+        stays,
+    ) in found.items():  # of one group in the one run, where the first of all stays
         assert decided.get(stays, stays) == decided[url]
         assert stays not in near_duplicates_of(first)
 
@@ -245,7 +255,9 @@ def test_an_increment_keeps_what_is_new_and_says_where_the_rest_lies(months: Sma
     """Copy, near-duplicate and paragraph name run and URL; the earlier run is as it was; recut still answers."""
     first, _ = months.run("2026-10", **month(months, "first"))
     before = contents(Path(first.run_dir))
-    found, _ = months.run("2026-11", **month(months, "second"), previous_runs=[str(first.run_dir)])
+    found, _ = months.run(
+        "2026-11", **month(months, "second"), previous_runs=[str(first.run_dir)]
+    )
     assert contents(Path(first.run_dir)) == before
     traces = {
         name: explain(found, f"https://example.org/{name}")[0]
@@ -267,8 +279,9 @@ def test_an_increment_keeps_what_is_new_and_says_where_the_rest_lies(months: Sma
     assert preview(found, ["select.language={min_score: 1.0}"]).before.num_docs == 2
     shutil.rmtree(Path(first.run_dir))
     (trace,) = explain(found, "https://example.org/retold")
-    assert f"                 near-duplicate of document 1 of {first.run_dir}" in format_trace(
-        trace
+    assert (
+        f"                 near-duplicate of document 1 of {first.run_dir}"
+        in format_trace(trace)
     )
 
 
@@ -285,7 +298,9 @@ def test_fingerprints_hang_on_what_is_read_of_an_earlier_run(months: Small) -> N
     first, _ = months.run("2026-10", **month(months, "first"))
 
     def fingerprints(*previous: str, **sections: Any) -> dict[str, str | None]:
-        plan = months.plan("2026-11", **month(months, "second"), previous_runs=previous, **sections)
+        plan = months.plan(
+            "2026-11", **month(months, "second"), previous_runs=previous, **sections
+        )
         return {phase.name: phase.fingerprint for phase in plan.phases}
 
     alone, against = fingerprints(), fingerprints(str(first.run_dir))
@@ -293,7 +308,11 @@ def test_fingerprints_hang_on_what_is_read_of_an_earlier_run(months: Small) -> N
     shutil.move(Path(first.run_dir), months.folder / "moved")
     months.run("moved", **month(months, "first"), select={"language": {"min_score": 0.9}})
     assert fingerprints(str(months.folder / "moved")) == against
-    off = {"exact_dedup": None, "fuzzy_dedup": None, "paragraph_dedup": {"keep": "keep_all"}}
+    off = {
+        "exact_dedup": None,
+        "fuzzy_dedup": None,
+        "paragraph_dedup": {"keep": "keep_all"},
+    }
     assert fingerprints(str(months.folder / "moved"), **off) == fingerprints(**off)
 
 
@@ -317,14 +336,21 @@ def test_a_run_that_cannot_be_compared_with_is_refused(months: Small) -> None:
         config["exact_dedup"] = config["exact_dedup"] if annotate else None
         if annotate == {"minhash": None}:
             config["fuzzy_dedup"] = None
-        (Path(first.run_dir) / "run.json").write_text(json.dumps({**described, "config": config}))
+        (Path(first.run_dir) / "run.json").write_text(
+            json.dumps({**described, "config": config})
+        )
         with pytest.raises(ConfigError, match=message):
-            months.plan("2026-11", **month(months, "second"), previous_runs=[str(first.run_dir)])
+            months.plan(
+                "2026-11", **month(months, "second"), previous_runs=[str(first.run_dir)]
+            )
     (Path(first.run_dir) / "run.json").write_text(json.dumps(described))
     exact = {"minhash": {**months.tree["annotate"]["minhash"], "verify": "exact"}}
     with pytest.raises(ConfigError, match="verify is null, ours exact"):
         months.plan(
-            "2026-11", **month(months, "second"), previous_runs=[str(first.run_dir)], annotate=exact
+            "2026-11",
+            **month(months, "second"),
+            previous_runs=[str(first.run_dir)],
+            annotate=exact,
         )
 
 

@@ -14,6 +14,8 @@ from tests.conftest import wet_record
 ENGLISH = "the treaty was signed in the museum, page {}"
 FRENCH = "le chat et la souris, page {}"
 SHARED = "the treaty was signed, as all pages say."
+# Kind of page -> its text. `{}` becomes the name of the page where its lines must be
+# unique.
 PAGES = {
     "good": f"{ENGLISH}\nA line of page {{}} alone.",
     "french": f"{FRENCH}\nUne ligne de la page {{}}.",
@@ -22,9 +24,10 @@ PAGES = {
     "half": f"{SHARED}\nthe treaty of the museum, page {{}}",
     "empty": "",
 }
-"""Kind of page -> its text. `{}` becomes the name of the page where its lines must be unique."""
 
-LETTERS = str.maketrans("0123456789", "abcdefghij")  # paragraph hashes do not tell digits apart
+LETTERS = str.maketrans(
+    "0123456789", "abcdefghij"
+)  # paragraph hashes do not tell digits apart
 
 
 def write_pages(path: Path, kinds: Sequence[str], broken: int = 0) -> Path:

@@ -38,7 +38,10 @@ from tests.pipeline.reporting.pages import (
 def mixed(small: Small) -> RunFolder:
     """A run over pages of every kind, in two files."""
     kinds = [*PAGES, "good", "copy"]
-    files = [write_pages(small.folder / f"{name}.warc.wet", kinds) for name in ("first", "second")]
+    files = [
+        write_pages(small.folder / f"{name}.warc.wet", kinds)
+        for name in ("first", "second")
+    ]
     return small.run(input={"files": [str(path) for path in files]}, **RULES)[0]
 
 
@@ -55,7 +58,9 @@ def test_each_kind_of_page_gets_its_decision(mixed: RunFolder) -> None:
         "kept",
         "paragraphs.none_left",
     ]
-    assert [decisions[1 << 32 | record] for record in (3, 7)] == ["paragraphs.none_left"] * 2
+    assert [decisions[1 << 32 | record] for record in (3, 7)] == [
+        "paragraphs.none_left"
+    ] * 2
 
 
 @settings(max_examples=6)
@@ -72,7 +77,10 @@ def test_every_document_has_exactly_one_decision(
 ) -> None:
     """Decisions, report and dataset agree: documents read = kept + dropped."""
     folder = tmp_path_factory.mktemp("run")
-    files = [write_pages(folder / f"{'abc'[i]}.warc.wet", kinds) for i, kinds in enumerate(splits)]
+    files = [
+        write_pages(folder / f"{'abc'[i]}.warc.wet", kinds)
+        for i, kinds in enumerate(splits)
+    ]
     tree: dict[str, Any] = {
         "run_dir": str(folder / "run"),
         "input": {"files": [str(path) for path in files]},
@@ -86,7 +94,9 @@ def test_every_document_has_exactly_one_decision(
     found = RunFolder.open(plan.run_dir)
     decisions = read_decisions(found)
     assert set(decisions) == {
-        index << 32 | record for index, kinds in enumerate(splits) for record in range(len(kinds))
+        index << 32 | record
+        for index, kinds in enumerate(splits)
+        for record in range(len(kinds))
     }
     kept = {doc_id for doc_id, decision in decisions.items() if decision == "kept"}
     report = make_report(found)
@@ -99,7 +109,9 @@ def test_every_document_has_exactly_one_decision(
         ShardIndex.from_bytes(path.read_bytes(), path.name)
         for path in Path(found.dataset).glob("*.idx")
     ]
-    assert sorted(int(doc_id) for index in indexes for doc_id in index.doc_ids) == sorted(kept)
+    assert sorted(int(doc_id) for index in indexes for doc_id in index.doc_ids) == sorted(
+        kept
+    )
 
 
 def test_traces_agree_with_the_decisions(mixed: RunFolder) -> None:
@@ -108,7 +120,11 @@ def test_traces_agree_with_the_decisions(mixed: RunFolder) -> None:
         url = f"https://example.org/{'fs'[doc_id >> 32]}/{doc_id & 0xFF}"
         (by_id,) = explain(mixed, str(doc_id))
         assert explain(mixed, url) == [by_id]
-        assert (by_id.doc_id, by_id.decision, by_id.columns["url"]) == (doc_id, decision, url)
+        assert (by_id.doc_id, by_id.decision, by_id.columns["url"]) == (
+            doc_id,
+            decision,
+            url,
+        )
         text = "\n".join(format_trace(by_id))
         place = find_in_shards(mixed, doc_id)
         if decision == "kept":
@@ -144,7 +160,8 @@ def test_trace_looks_for_copies_in_the_group_of_the_document(small: Small) -> No
         for name in ("first", "second")
     ]
     twice = wet_record(
-        "https://example.org/twice", "Title\nthe same of the museum.\nthe same of the museum."
+        "https://example.org/twice",
+        "Title\nthe same of the museum.\nthe same of the museum.",
     )
     files[1].write_bytes(files[1].read_bytes() + twice)
     found, _ = small.run(
@@ -153,7 +170,9 @@ def test_trace_looks_for_copies_in_the_group_of_the_document(small: Small) -> No
     )
     text = "\n".join(format_trace(explain(found, str(1 << 32 | 1))[0]))
     assert f"also in document {1 << 32}: https://example.org/s/0 (kept)" in text
-    assert "twice in this document" in "\n".join(format_trace(explain(found, str(1 << 32 | 2))[0]))
+    assert "twice in this document" in "\n".join(
+        format_trace(explain(found, str(1 << 32 | 2))[0])
+    )
 
 
 def test_trace_shows_every_score_and_every_rule(small: Small, lid_file: Path) -> None:
@@ -176,7 +195,9 @@ def test_trace_shows_every_score_and_every_rule(small: Small, lid_file: Path) ->
     assert f"breaks quality.words_too_few (value {num_words}, limit 100)" in lines
     assert any(line.startswith("passes quality.words_too_long (value ") for line in lines)
     assert {line.split()[0] for line in lines} >= set(DEFINITIONS)
-    assert not any("min_stop_words" in line or "stop_words_too_few" in line for line in lines)
+    assert not any(
+        "min_stop_words" in line or "stop_words_too_few" in line for line in lines
+    )
     (decided,) = [line for line in lines if "dropped:" in line]
     assert decided == "select           dropped: language.not_wanted (fr)"
 

@@ -38,7 +38,10 @@ WITH_SIGNALS: dict[str, Any] = {
 def signals(small: Small, lid_file: Path) -> Small:
     """A config whose run stores languages and quality signals for pages of every kind."""
     kinds = [*PAGES, "good", "copy", "half", "french", "french"]
-    files = [write_pages(small.folder / f"{name}.warc.wet", kinds) for name in ("first", "second")]
+    files = [
+        write_pages(small.folder / f"{name}.warc.wet", kinds)
+        for name in ("first", "second")
+    ]
     annotate = WITH_SIGNALS["annotate"] | {"language": {"model": str(lid_file)}}
     tree = {
         **small.tree,
@@ -123,18 +126,23 @@ def test_unknown_tokens_are_estimated(signals: Small) -> None:
     )
     more = preview(before, ["select.language.keep=null"])
     share = more.before.num_tokens / more.before.num_chars
-    assert more.newly_kept.num_tokens == pytest.approx(more.newly_kept.num_chars * share, abs=1)
+    assert more.newly_kept.num_tokens == pytest.approx(
+        more.newly_kept.num_chars * share, abs=1
+    )
 
 
 def test_examples_name_the_deciding_rule(signals: Small) -> None:
     """Newly kept examples name the rule that dropped them, newly dropped ones the rule that drops them."""
     before, _ = signals.run()
     found_preview = preview(before, ["select.language={min_score: 0.0, keep: [fr]}"])
-    assert {example.reason for example in found_preview.examples_kept} == {"language.not_wanted"}
+    assert {example.reason for example in found_preview.examples_kept} == {
+        "language.not_wanted"
+    }
     assert {example.detail for example in found_preview.examples_kept} == {"fr"}
     assert {example.detail for example in found_preview.examples_dropped} == {"en"}
     assert all(
-        example.text for example in (*found_preview.examples_kept, *found_preview.examples_dropped)
+        example.text
+        for example in (*found_preview.examples_kept, *found_preview.examples_dropped)
     )
     assert len({example.doc_id for example in found_preview.examples_dropped}) == min(
         10, found_preview.newly_dropped.num_docs
@@ -142,7 +150,8 @@ def test_examples_name_the_deciding_rule(signals: Small) -> None:
     limited = preview(before, ["select.quality={max_words: 14, min_words: 0}"])
     assert {example.limit for example in limited.examples_dropped} == {14.0}
     assert all(
-        example.value is not None and example.value > 14 for example in limited.examples_dropped
+        example.value is not None and example.value > 14
+        for example in limited.examples_dropped
     )
 
 
@@ -151,7 +160,10 @@ def test_examples_are_a_reproducible_sample(small: Small) -> None:
     files = [write_pages(small.folder / f"{name}.warc.wet", ["good"] * 30) for name in "ab"]
     found, _ = small.run(input={"files": [str(path) for path in files]})
     found_preview = preview(found, ["select.language={keep: [fr]}"])
-    assert (found_preview.newly_dropped.num_docs, len(found_preview.examples_dropped)) == (60, 10)
+    assert (found_preview.newly_dropped.num_docs, len(found_preview.examples_dropped)) == (
+        60,
+        10,
+    )
     assert {example.doc_id >> 32 for example in found_preview.examples_dropped} == {0, 1}
     assert preview(found, ["select.language={keep: [fr]}"]) == found_preview
 
@@ -176,7 +188,8 @@ def test_changes_outside_of_select_are_refused(signals: Small) -> None:
         fault.partition(" would have to run again")[0] for fault in raised.value.faults
     }
     assert found_preview == {
-        f"--set {override.partition('=')[0]}: {phase}" for override, phase in PHASE_OF.items()
+        f"--set {override.partition('=')[0]}: {phase}"
+        for override, phase in PHASE_OF.items()
     }
 
 
@@ -201,18 +214,23 @@ def test_rule_without_stored_scores_is_refused(small: Small) -> None:
     """The message names the missing column."""
     found, _ = small.run()
     with pytest.raises(
-        ConfigError, match=r"stage quality needs rps_doc_word_count .* was not stored by this run"
+        ConfigError,
+        match=r"stage quality needs rps_doc_word_count .* was not stored by this run",
     ):
         preview(found, ["select.quality={}"])
 
 
-def test_preview_reads_only_the_run_and_writes_nothing(signals: Small, tmp_path: Path) -> None:
+def test_preview_reads_only_the_run_and_writes_nothing(
+    signals: Small, tmp_path: Path
+) -> None:
     """The files of the run do not change, and a moved run without input gives the same result."""
     found, _ = signals.run()
 
     def listing() -> dict[str, tuple[int, int]]:
         paths = sorted(Path(found.run_dir).rglob("*"))
-        return {str(path): (path.lstat().st_mtime_ns, path.lstat().st_size) for path in paths}
+        return {
+            str(path): (path.lstat().st_mtime_ns, path.lstat().st_size) for path in paths
+        }
 
     before = listing()
     found_preview = preview(found, ["select.language.keep=null"])
@@ -222,7 +240,10 @@ def test_preview_reads_only_the_run_and_writes_nothing(signals: Small, tmp_path:
     for path in tmp_path.glob("*.wet"):
         path.unlink()
     again = preview(RunFolder.open(moved), ["select.language.keep=null"])
-    assert (again.after, again.examples_kept) == (found_preview.after, found_preview.examples_kept)
+    assert (again.after, again.examples_kept) == (
+        found_preview.after,
+        found_preview.examples_kept,
+    )
 
 
 def test_run_without_select_is_an_error(signals: Small) -> None:
@@ -279,7 +300,9 @@ def test_run_without_tokenize_has_no_tokens(signals: Small) -> None:
     for event in run(signals.plan()):
         if isinstance(event, PhaseFinished) and event.phase == "select":
             break
-    found_preview = preview(RunFolder.open(signals.folder / "run"), ["select.language=null"])
+    found_preview = preview(
+        RunFolder.open(signals.folder / "run"), ["select.language=null"]
+    )
     assert not found_preview.is_tokenized
     assert found_preview.after.num_tokens == 0
     assert found_preview.after.num_docs > found_preview.before.num_docs > 0

@@ -33,12 +33,14 @@ def write_crawl(folder: Path) -> list[Path]:
     for path in paths:
         words = [f"{path.stem}{letter}" for letter in "abcdefghijklmnopqrst"]
         texts = [
-            f"Title\n{PAGES[i % 2]}, {word}\nsaid in every page" for i, word in enumerate(words)
+            f"Title\n{PAGES[i % 2]}, {word}\nsaid in every page"
+            for i, word in enumerate(words)
         ]
         texts += ["Title\nshort"] * 3
         path.write_bytes(
             b"".join(
-                wet_record(f"https://example.org/{path.stem}/{i}", t) for i, t in enumerate(texts)
+                wet_record(f"https://example.org/{path.stem}/{i}", t)
+                for i, t in enumerate(texts)
             )
         )
     paths[-1].write_bytes(paths[-1].read_bytes()[:-40])
@@ -66,7 +68,9 @@ def record_all(plan: RunPlan, events: Iterable[Event]) -> RunMetrics:
 def select_stored(metrics: RunMetrics) -> dict[tuple[str, str, str], float]:
     """Return the counters that come from done-records; they are equal for every driver of a run."""
     names = {metric.name for metric in METRICS if metric.counter}
-    return {series: number for series, number in metrics.counters.items() if series[0] in names}
+    return {
+        series: number for series, number in metrics.counters.items() if series[0] in names
+    }
 
 
 def test_resumed_run_continues_its_counters(plan: RunPlan) -> None:
@@ -80,7 +84,9 @@ def test_resumed_run_continues_its_counters(plan: RunPlan) -> None:
     )
     for folder in (Path(plan.folder(phase.name).root) for phase in plan.phases):
         (folder / "phase.json").unlink()
-        next((folder / "done").iterdir(), folder / "fuzzy_dedup is off").unlink(missing_ok=True)
+        next((folder / "done").iterdir(), folder / "fuzzy_dedup is off").unlink(
+            missing_ok=True
+        )
     resumed = record_all(plan, run_inline(plan))
     assert (select_stored(resumed), select_task_gauges(resumed)) == (
         select_stored(whole),
@@ -121,7 +127,9 @@ def test_labels_are_bounded(plan: RunPlan) -> None:
     metrics.record(engine.PhaseStarted("select", 1, 0))
     metrics.add_counters("select", counters)
     series = {
-        s: n for s, n in metrics.counters.items() if s[0] == "corpusmill_language_documents_total"
+        s: n
+        for s, n in metrics.counters.items()
+        if s[0] == "corpusmill_language_documents_total"
     }
     assert len(series) == MAX_LABEL_VALUES + 1
     assert sum(series.values()) == 2000
@@ -134,7 +142,8 @@ def test_used_port_is_an_error(small: Small) -> None:
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(
-            RunAborted, match=rf"engine.metrics_port is {port}, which cannot be opened: .*in use"
+            RunAborted,
+            match=rf"engine.metrics_port is {port}, which cannot be opened: .*in use",
         ):
             list(engine.run(small.plan(engine={"kind": "ray", "metrics_port": port})))
 
@@ -142,7 +151,8 @@ def test_used_port_is_an_error(small: Small) -> None:
 def test_inline_engine_refuses_a_metrics_port(small: Small) -> None:
     """A port without Ray is a fault of the config."""
     with pytest.raises(
-        ConfigError, match=r"metrics_port is 9464, but engine.kind is inline: the metrics are Ray's"
+        ConfigError,
+        match=r"metrics_port is 9464, but engine.kind is inline: the metrics are Ray's",
     ):
         small.config(engine={"kind": "inline", "metrics_port": 9464})
 
@@ -160,15 +170,23 @@ def test_every_panel_shows_data_of_a_real_run(small: Small) -> None:
     command = [sys.executable, "-m", "pipeline", "run", str(small.path)]
     with asking(port, small.folder / "prometheus", every_s=2) as prometheus:
         done = subprocess.run(
-            command, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=250
+            command,
+            cwd=REPOSITORY,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=250,
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        (run,) = prometheus.ask("label/run/values", **{"match[]": "ray_corpusmill_tasks_planned"})
+        (run,) = prometheus.ask(
+            "label/run/values", **{"match[]": "ray_corpusmill_tasks_planned"}
+        )
         seen = Watched(prometheus, run, start, time.time())
         assert run.startswith("run-")
         assert not seen.empty("pipeline")
         shown = {
-            panel["title"]: seen.last(panel["targets"][0]["expr"]) for panel in panels("pipeline")
+            panel["title"]: seen.last(panel["targets"][0]["expr"])
+            for panel in panels("pipeline")
         }
         prometheus.assert_healthy(firing={"CorpusmillQuarantine"})  # one of 93 records
 
@@ -176,21 +194,24 @@ def test_every_panel_shows_data_of_a_real_run(small: Small) -> None:
     assert {reason: n for (_, reason), n in shown["Dropped, by reason"].items()} == report[
         "reasons"
     ]
-    assert {lang: n for (lang,), n in shown["Documents kept, by language"].items()} == report[
-        "languages"
-    ]
+    assert {
+        lang: n for (lang,), n in shown["Documents kept, by language"].items()
+    } == report["languages"]
     assert {lang: n for (lang,), n in shown["Tokens, by language"].items()} == report[
         "language_tokens"
     ]
     assert shown["Tokens"] == dict.fromkeys(
         [("tokenize",), ("write_shards",)], report["num_tokens"]
     )
-    assert {cause: n for (cause,), n in shown["Quarantined records, by cause"].items()} == report[
-        "quarantine"
-    ]
+    assert {
+        cause: n for (cause,), n in shown["Quarantined records, by cause"].items()
+    } == report["quarantine"]
     assert set(shown["Tasks done"].values()) == {1.0}
     seconds = {
-        ": ".join(dict.fromkeys(step)): n for step, n in shown["Worker seconds, by stage"].items()
+        ": ".join(dict.fromkeys(step)): n
+        for step, n in shown["Worker seconds, by stage"].items()
     }
     # 10 ms, because once one of sixteen counters had lost 5 ms on its way through Ray, for a reason not found.
-    assert seconds == pytest.approx({step: report["seconds"][step] for step in seconds}, abs=0.01)
+    assert seconds == pytest.approx(
+        {step: report["seconds"][step] for step in seconds}, abs=0.01
+    )

@@ -45,7 +45,9 @@ def mixed(small: Small) -> RunFolder:
 
 
 def rows(found: RunFolder, phase: str, kind: str) -> list[dict[str, Any]]:
-    paths = [found.folder(phase).path(f"{split.key}.{kind}.parquet") for split in found.splits]
+    paths = [
+        found.folder(phase).path(f"{split.key}.{kind}.parquet") for split in found.splits
+    ]
     return [row for path in paths for row in pq.read_table(path).to_pylist()]
 
 
@@ -53,11 +55,16 @@ def test_numbers_agree_with_the_stored_files(mixed: RunFolder) -> None:
     """The numbers equal those of the decisions, the texts, the quarantine and the manifest."""
     report = make_report(mixed)
     decisions = read_decisions(mixed)
-    documents, early = rows(mixed, "extract", "documents"), rows(mixed, "extract", "decisions")
+    documents, early = (
+        rows(mixed, "extract", "documents"),
+        rows(mixed, "extract", "decisions"),
+    )
     kept = [row for row in rows(mixed, "select", "decisions") if row["decision"] == "kept"]
     manifest = json.loads((Path(mixed.dataset) / "manifest.json").read_text())
     assert report.steps[0].num_docs == len(documents) + len(early) == 16
-    num_chars = sum(len(row["text"]) for row in documents) + sum(row["num_chars"] for row in early)
+    num_chars = sum(len(row["text"]) for row in documents) + sum(
+        row["num_chars"] for row in early
+    )
     assert report.steps[0].num_chars == num_chars
     assert report.steps[-1].num_docs == len(kept) == manifest["totals"]["num_docs"]
     texts = {row["doc_id"]: row["text"] for row in rows(mixed, "annotate", "documents")}
@@ -121,7 +128,8 @@ def test_seconds_are_those_of_the_event_log(mixed: RunFolder) -> None:
         "write_shards",
     } <= seconds.keys()
     logged = [
-        json.loads(line) for line in (Path(mixed.run_dir) / "log.jsonl").read_text().splitlines()
+        json.loads(line)
+        for line in (Path(mixed.run_dir) / "log.jsonl").read_text().splitlines()
     ]
     assert sum(seconds.values()) == pytest.approx(
         sum(s for e in logged for s in e.get("seconds", {}).values())
@@ -156,7 +164,9 @@ def test_lost_documents_are_an_error(
     tamper(
         mixed,
         phase,
-        lambda counts: counts.update({counter: counts[counter] + 1}) if counter else counts.clear(),
+        lambda counts: (
+            counts.update({counter: counts[counter] + 1}) if counter else counts.clear()
+        ),
     )
     with pytest.raises(
         DocumentCountError,
@@ -277,5 +287,9 @@ def test_report_of_a_new_run_is_empty(small: Small) -> None:
     plan = small.plan()
     next(run(plan))
     report = make_report(RunFolder.open(plan.run_dir))
-    assert (report.steps[0].num_docs, report.num_tokens, report.quarantined_share) == (0, 0, 0)
+    assert (report.steps[0].num_docs, report.num_tokens, report.quarantined_share) == (
+        0,
+        0,
+        0,
+    )
     assert "0 tokens in 0 shards, from 0 documents" in to_html(report)

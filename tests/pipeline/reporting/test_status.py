@@ -56,7 +56,8 @@ def running(plan: RunPlan, num_tasks: int, phase: str) -> Iterator[None]:
     """Run until num_tasks tasks of the phase are done. When the block ends, the driver is stopped."""
     with contextlib.closing(run(plan)) as events:  # pyright: ignore[reportArgumentType] - it is a generator
         is_task = (
-            isinstance(event, TaskFinished) and event.phase == phase for event in _iterate(events)
+            isinstance(event, TaskFinished) and event.phase == phase
+            for event in _iterate(events)
         )
         while num_tasks:
             num_tasks -= next(is_task)
@@ -97,7 +98,10 @@ def test_run_without_recent_events_is_silent(plan: RunPlan) -> None:
         found = get_status(plan, after_s=SILENT_AFTER_S + 3600)
         assert found.state == "silent"
         assert found.silent_s > SILENT_AFTER_S
-        assert (get_phase(found, "annotate").rate_per_s, get_phase(found, "annotate").left_s) == (
+        assert (
+            get_phase(found, "annotate").rate_per_s,
+            get_phase(found, "annotate").left_s,
+        ) == (
             0,
             None,
         )
@@ -166,9 +170,9 @@ def test_terminal_and_json_show_the_status(plan: RunPlan) -> None:
     (line,) = (line for line in shown.splitlines() if line.startswith("annotate"))
     assert "2 of 3" in line
     assert "per minute" in line
-    assert {phase["name"]: phase["num_done"] for phase in json.loads(to_json(found))["phases"]}[
-        "annotate"
-    ] == 2
+    assert {
+        phase["name"]: phase["num_done"] for phase in json.loads(to_json(found))["phases"]
+    }["annotate"] == 2
 
 
 def test_command_does_not_import_ray(plan: RunPlan) -> None:

@@ -44,7 +44,9 @@ def test_the_log_in_a_bucket_can_be_read_while_its_driver_lives(
                 add_event({"event": f"{driver}-{number}"})
                 time.sleep(0.02)
             num_expected = 20 * (driver + 1)
-            wait_for(lambda expected=num_expected: len(read_names(bucket_store)) == expected)
+            wait_for(
+                lambda expected=num_expected: len(read_names(bucket_store)) == expected
+            )
         time.sleep(1.0)  # drivers are ordered by the second in which they start
     names = [f"{driver}-{number}" for driver in range(2) for number in range(20)]
     assert read_names(bucket_store) == names

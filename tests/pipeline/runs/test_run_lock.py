@@ -33,9 +33,15 @@ def test_the_lock_of_a_killed_driver_is_free_on_its_machine(
     place: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """While the driver lives, others are refused at once; after kill -9 nobody waits."""
-    folder = request.getfixturevalue("bucket_store") if place == "bucket" else open_store(tmp_path)
+    folder = (
+        request.getfixturevalue("bucket_store")
+        if place == "bucket"
+        else open_store(tmp_path)
+    )
     command = [sys.executable, "-c", HOLD_AND_SLEEP, str(folder)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as driver:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY
+    ) as driver:
         assert driver.stdout is not None
         assert driver.stdout.readline() == "holding\n"
         with (

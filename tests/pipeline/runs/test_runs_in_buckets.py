@@ -42,7 +42,10 @@ def tree(
     """A config with all phases on, for 200 pages in four files."""
     crawl = make_crawl(tmp_path_factory.mktemp("crawl"), 200, documents_per_file=50)
     return {
-        "input": {"files": [str(path) for path in crawl.files], "max_quarantined_share": 1.0},
+        "input": {
+            "files": [str(path) for path in crawl.files],
+            "max_quarantined_share": 1.0,
+        },
         "paragraph_dedup": {"keep": "keep_first"},
         "annotate": {
             "language": {"model": str(lid_file)},
@@ -152,7 +155,10 @@ def test_a_run_with_cut_connections_has_the_same_bytes(
 
 
 def test_a_run_that_was_killed_is_resumed_with_the_same_bytes(
-    bucket_store: ObjectStore, config: Callable[..., RunConfig], on_disk: RunFolder, tmp_path: Path
+    bucket_store: ObjectStore,
+    config: Callable[..., RunConfig],
+    on_disk: RunFolder,
+    tmp_path: Path,
 ) -> None:
     """Kill -9 in annotate. The next driver on this machine need not wait, and runs the other tasks."""
     path = tmp_path / "killed.yaml"
@@ -165,7 +171,9 @@ def test_a_run_that_was_killed_is_resumed_with_the_same_bytes(
         "        print('annotating', flush=True); time.sleep(60)\n"
     )
     command = [sys.executable, "-c", code, str(path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as killed:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY
+    ) as killed:
         assert killed.stdout is not None
         assert killed.stdout.readline() == "annotating\n"
         with pytest.raises(
@@ -181,7 +189,9 @@ def test_a_run_that_was_killed_is_resumed_with_the_same_bytes(
         if isinstance(event, TaskFinished) and event.phase == "annotate"
     ]
     complete = [
-        event.phase for event in happened if isinstance(event, PhaseFinished) and event.was_complete
+        event.phase
+        for event in happened
+        if isinstance(event, PhaseFinished) and event.was_complete
     ]
     phases = registry.list_phase_names()
     assert (complete, len(done)) == (phases[: phases.index("annotate")], 3)
@@ -191,7 +201,9 @@ def test_a_run_that_was_killed_is_resumed_with_the_same_bytes(
 @pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # webdataset leaves shards open
-@pytest.mark.parametrize("verb", ["report", "status", "explain", "preview", "verify", "export"])
+@pytest.mark.parametrize(
+    "verb", ["report", "status", "explain", "preview", "verify", "export"]
+)
 def test_every_command_reads_a_run_in_a_bucket(
     in_bucket: RunFolder, on_disk: RunFolder, tmp_path: Path, verb: str
 ) -> None:
@@ -212,13 +224,16 @@ def test_every_command_reads_a_run_in_a_bucket(
         if verb == "export":
             (tmp_path / "out").rename(tmp_path / f"out-{len(said)}")
     gc.collect()
-    assert said[0].split() == said[1].split() or verb in ("status", "report"), "times differ there"
+    assert said[0].split() == said[1].split() or verb in ("status", "report"), (
+        "times differ there"
+    )
     if verb == "report":
         accounts = [{**json.loads(each), "seconds": {}} for each in said]
         assert accounts[0] == accounts[1]
     if verb == "export":
         files = [
-            {p.name: p.read_bytes() for p in (tmp_path / f"out-{n}").iterdir()} for n in (1, 2)
+            {p.name: p.read_bytes() for p in (tmp_path / f"out-{n}").iterdir()}
+            for n in (1, 2)
         ]
         assert files[0] == files[1] != {}
 
@@ -310,6 +325,8 @@ def test_unusable_storage_is_reported_in_one_line_before_the_run_starts(
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(config("x").model_dump(mode="json")))
     command = [sys.executable, "-m", "pipeline", "run", str(path), "--run-dir", address]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=REPOSITORY)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=REPOSITORY
+    )
     assert (done.returncode, len(done.stderr.splitlines())) == (FAILED, 1), done.stderr
     assert re.search(fault, done.stderr)

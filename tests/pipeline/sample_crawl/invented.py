@@ -19,7 +19,8 @@ class InventedLibrary:
         assert part == "pages"
         sentences = _sentences(language, 1_600)
         return [
-            (f"Title {i} <{language}>", " ".join(sentences[4 * i : 4 * i + 4])) for i in range(400)
+            (f"Title {i} <{language}>", " ".join(sentences[4 * i : 4 * i + 4]))
+            for i in range(400)
         ]
 
     def sentences(self, language: str) -> Sequence[str]:

@@ -66,11 +66,15 @@ def iter_pages(crawl: SampleCrawl) -> Iterator[tuple[Row, bytes]]:
     """Yield each row of the truth table with the decompressed member of its record."""
     rows = read_truth(crawl)
     for path in crawl.files:
-        mine = [row for row in rows if row["file"] == path.relative_to(crawl.folder).as_posix()]
+        mine = [
+            row for row in rows if row["file"] == path.relative_to(crawl.folder).as_posix()
+        ]
         pages: list[bytes] = []
         for member in iter_members(path):
             is_info = b"warcinfo" in member[:40]
-            is_page = b"WARC-Type: request" not in member and b"WARC-Type: metadata" not in member
+            is_page = (
+                b"WARC-Type: request" not in member and b"WARC-Type: metadata" not in member
+            )
             if is_page and not is_info:
                 pages.append(member)
         yield from zip(mine, pages, strict=True)
@@ -99,7 +103,9 @@ def digest_folder(folder: Path) -> str:
 def test_equal_arguments_give_equal_bytes(tmp_path: Path, crawl_format: Format) -> None:
     """Equal seeds give equal bytes in any folder; another seed gives another crawl."""
     first, again, other = (
-        digest_folder(make_crawl(tmp_path / name, 120, format=crawl_format, seed=seed).folder)
+        digest_folder(
+            make_crawl(tmp_path / name, 120, format=crawl_format, seed=seed).folder
+        )
         for name, seed in (("a", 1), ("b", 1), ("c", 2))
     )
     assert first == again
@@ -113,9 +119,13 @@ def test_fastwarc_reads_every_intact_record(crawl: SampleCrawl) -> None:
         for record in _read_to_fault(path):
             block = record.reader.read()
             digest = (
-                "sha1:" + b32encode(hashlib.sha1(block, usedforsecurity=False).digest()).decode()
+                "sha1:"
+                + b32encode(hashlib.sha1(block, usedforsecurity=False).digest()).decode()
             )
-            is_page = record.record_type in (WarcRecordType.conversion, WarcRecordType.response)
+            is_page = record.record_type in (
+                WarcRecordType.conversion,
+                WarcRecordType.response,
+            )
             if (
                 is_page
                 and record.headers["WARC-Block-Digest"] == digest
@@ -216,7 +226,9 @@ def test_damaged_pages_have_their_faults(crawls: dict[str, SampleCrawl]) -> None
     with pytest.raises(UnicodeDecodeError):
         members["damaged_utf8"].decode()
     assert not members["damaged_header"].startswith(b"WARC/")
-    promised = int(members["damaged_length"].split(b"Content-Length: ")[1].split(b"\r\n")[0])
+    promised = int(
+        members["damaged_length"].split(b"Content-Length: ")[1].split(b"\r\n")[0]
+    )
     assert promised > len(members["damaged_length"])
     assert read_truth(crawls["wet"])[-1]["kind"] == "truncated"
     with gzip.open(crawls["wet"].files[-1]) as file, pytest.raises(EOFError):
@@ -240,7 +252,9 @@ def test_truth_counts_lines_as_ccnet_does(crawls: dict[str, SampleCrawl]) -> Non
                 "kind"
             ].startswith("damaged")
             continue
-        num_pages = [len(pages_with[h]) for h in {hash_paragraph(line) for line in bodies[url]}]
+        num_pages = [
+            len(pages_with[h]) for h in {hash_paragraph(line) for line in bodies[url]}
+        ]
         counted = (num_pages.count(1), len(num_pages) - num_pages.count(1))
         assert (row["num_unique_lines"], row["num_repeated_lines"]) == counted, row
         assert (row["num_unique_lines"] == 0) == (row["expected_decision"] == "emptied")
@@ -310,8 +324,13 @@ def test_memory_does_not_grow_with_the_crawl(
         return peak
 
     monkeypatch.setattr(truth_table, "ROWS_PER_GROUP", 500)
-    make_crawl(tmp_path / "unmeasured", 1_000)  # all sentences invented, all modules imported
-    fewer, more = peak_bytes(1_000), peak_bytes(2_000)  # from 1,000 on all languages are there
+    make_crawl(
+        tmp_path / "unmeasured", 1_000
+    )  # all sentences invented, all modules imported
+    fewer, more = (
+        peak_bytes(1_000),
+        peak_bytes(2_000),
+    )  # from 1,000 on all languages are there
     assert abs(more - fewer) < 500_000
 
 
@@ -337,14 +356,18 @@ def test_number_of_sites_grows_with_the_square_root() -> None:
 @pytest.mark.parametrize("crawl_format", FORMATS)
 def test_common_crawl_layout(tmp_path: Path, crawl_format: Format) -> None:
     """Files are in a snapshot's folders, and its list names them in order, relative to the root."""
-    crawl = make_crawl(tmp_path / "bucket", 100, 40, format=crawl_format, layout="common-crawl")
+    crawl = make_crawl(
+        tmp_path / "bucket", 100, 40, format=crawl_format, layout="common-crawl"
+    )
     paths_list = tmp_path / f"bucket/crawl-data/CC-MAIN-SAMPLE/{crawl_format}.paths.gz"
     assert crawl.paths_list == paths_list
     names = gzip.decompress(paths_list.read_bytes()).decode().split()
     assert [crawl.folder / name for name in names] == list(crawl.files)
     assert {row["file"] for row in read_truth(crawl)} == set(names)
     end = ".warc.wet.gz" if crawl_format == "wet" else ".warc.gz"
-    assert names[0].endswith(f"/{crawl_format}/CC-MAIN-20261101000000-20261101010000-00000{end}")
+    assert names[0].endswith(
+        f"/{crawl_format}/CC-MAIN-20261101000000-20261101010000-00000{end}"
+    )
 
 
 @pytest.mark.parametrize("documents_per_file", [1, 7, 100, 1_000])
@@ -356,7 +379,9 @@ def test_any_number_of_files(tmp_path: Path, documents_per_file: int) -> None:
     assert len(crawl.files) == -(-100 // documents_per_file)
     last_record = {row["file"]: row["record"] for row in rows}
     assert all(
-        row["record"] == last_record[row["file"]] for row in rows if row["kind"] in TAIL_KINDS
+        row["record"] == last_record[row["file"]]
+        for row in rows
+        if row["kind"] in TAIL_KINDS
     )
 
 
@@ -419,7 +444,8 @@ def test_permutations_are_bijections(n: int, key: int) -> None:
 
 @given(
     st.lists(
-        st.builds(str.__mul__, st.sampled_from(["ab", "b", "ba"]), st.integers(20, 30)), max_size=20
+        st.builds(str.__mul__, st.sampled_from(["ab", "b", "ba"]), st.integers(20, 30)),
+        max_size=20,
     )
 )
 def test_kept_sentences_are_prefix_free(sentences: list[str]) -> None:
@@ -440,5 +466,7 @@ def test_real_texts_make_a_crawl(tmp_path: Path) -> None:
     rows = read_truth(crawl)
     assert {row["language"] for row in rows if row["kind"] == "good"} == {"en", "fr", "es"}
     bodies = read_bodies(crawl)
-    lines = [line for row in rows if row["kind"] == "good" for line in bodies[row["url"]][7:-3]]
+    lines = [
+        line for row in rows if row["kind"] == "good" for line in bodies[row["url"]][7:-3]
+    ]
     assert len({hash_paragraph(line) for line in lines}) == len(lines)

@@ -46,7 +46,10 @@ def page() -> str:
 def test_the_page_shows_the_bytes_of_the_index(page: str, index: bytes) -> None:
     """The worked example of docs/data-format.md is the index that the writer makes."""
     (dump,) = re.findall(r"```hex\n(.*?)```", page, flags=re.DOTALL)
-    assert bytes.fromhex("".join(line[6:].partition("|")[0] for line in dump.splitlines())) == index
+    assert (
+        bytes.fromhex("".join(line[6:].partition("|")[0] for line in dump.splitlines()))
+        == index
+    )
 
 
 @pytest.mark.parametrize(
@@ -171,4 +174,6 @@ def test_the_format_package_imports_only_numpy() -> None:
             elif isinstance(node, ast.Import):
                 names.update(alias.name for alias in node.names)
     foreign = {name for name in names if not name.startswith("shardwriter.format.")}
-    assert {name.partition(".")[0] for name in foreign} - {*sys.stdlib_module_names} == {"numpy"}
+    assert {name.partition(".")[0] for name in foreign} - {*sys.stdlib_module_names} == {
+        "numpy"
+    }

@@ -49,7 +49,9 @@ json_values = st.recursive(
     | st.integers()
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
@@ -83,7 +85,10 @@ def manifests(draw: st.DrawFn) -> Manifest:
     )
     run = draw(st.dictionaries(st.text(), json_values, max_size=3))
     return build_manifest(
-        draw(st.permutations(entries)), tokenizer=tokenizer, fingerprint=draw(st.text()), run=run
+        draw(st.permutations(entries)),
+        tokenizer=tokenizer,
+        fingerprint=draw(st.text()),
+        run=run,
     )
 
 
@@ -120,11 +125,19 @@ def change(value: dict[str, Any], path: str, new: object) -> dict[str, Any]:
             "mosaic",
             r"m: format: found 'mosaic', wanted 'corpusmill-shards'; give the manifest of a dataset",
         ),
-        ("version", 2, r"m: version: found 2, wanted 1; read it with the release that wrote it"),
+        (
+            "version",
+            2,
+            r"m: version: found 2, wanted 1; read it with the release that wrote it",
+        ),
         ("version", True, r"m\.version: found True, wanted a number"),
         ("totals", ..., r"m: found keys missing \['totals'\] and unknown \[\]"),
         ("surprise", 1, r"unknown \['surprise'\]"),
-        ("token_dtype", "uint32", r"m: token_dtype: found 'uint32', wanted 'uint16' for 50 ids"),
+        (
+            "token_dtype",
+            "uint32",
+            r"m: token_dtype: found 'uint32', wanted 'uint16' for 50 ids",
+        ),
         ("shards/1/num_docs", ..., r"m: shards\[1\]: found keys missing \['num_docs'\]"),
         (
             "shards/1/num_docs",
@@ -163,7 +176,9 @@ def test_each_fault_of_a_manifest_has_an_error(
     dataset: Path, path: str, new: object, message: str
 ) -> None:
     """The error names the key, what was found and what was wanted."""
-    value = change(Manifest.loads((dataset / "manifest.json").read_bytes()).to_json(), path, new)
+    value = change(
+        Manifest.loads((dataset / "manifest.json").read_bytes()).to_json(), path, new
+    )
     with pytest.raises(FormatError, match=message):
         Manifest.from_json(value, "m")
 
@@ -180,7 +195,9 @@ def test_other_files_are_not_manifests(data: bytes) -> None:
 def test_an_edited_manifest_is_refused(dataset: Path) -> None:
     """The digest finds a change even if nothing contradicts it."""
     data = (dataset / "manifest.json").read_bytes()
-    with pytest.raises(FormatError, match=r"digest of the file: found .* restore manifest\.json"):
+    with pytest.raises(
+        FormatError, match=r"digest of the file: found .* restore manifest\.json"
+    ):
         Manifest.loads(data.replace(b"f00d", b"beef"))
 
 
@@ -191,6 +208,8 @@ def test_each_contradiction_of_a_manifest_is_reported(dataset: Path) -> None:
     change(value, "shards/0/languages/en", {"num_docs": 3, "num_tokens": 9})
     messages = [str(fault) for fault in Manifest.from_json(value, "m").find_faults("m")]
     assert len(messages) == 3
-    assert "m: shards[0].languages, documents and tokens added up: found [6, " in messages[0]
+    assert (
+        "m: shards[0].languages, documents and tokens added up: found [6, " in messages[0]
+    )
     assert "m: totals.num_docs: found 11, wanted 10" in messages[1]
     assert "m: totals.languages" in messages[2]

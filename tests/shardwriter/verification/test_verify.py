@@ -49,7 +49,9 @@ def write_matching_manifest(dataset: Path, index: ShardIndex | None = None) -> N
     if index is not None:
         (dataset / "shard-000000.idx").write_bytes(index.to_bytes())
     manifest = load_manifest(dataset)
-    tar, idx = ((dataset / name).read_bytes() for name in ("shard-000000.tar", "shard-000000.idx"))
+    tar, idx = (
+        (dataset / name).read_bytes() for name in ("shard-000000.tar", "shard-000000.idx")
+    )
     entry = replace(
         manifest.shards[0],
         shard_bytes=len(tar),
@@ -65,7 +67,9 @@ def write_matching_manifest(dataset: Path, index: ShardIndex | None = None) -> N
 
 def load_index(dataset: Path) -> ShardIndex:
     """Return the index of shard 0."""
-    return ShardIndex.from_bytes((dataset / "shard-000000.idx").read_bytes(), "shard-000000.idx")
+    return ShardIndex.from_bytes(
+        (dataset / "shard-000000.idx").read_bytes(), "shard-000000.idx"
+    )
 
 
 def test_a_correct_dataset_has_no_findings(dataset: Path) -> None:
@@ -78,7 +82,9 @@ def test_a_shard_without_documents_has_no_findings(
     tmp_path: Path, write: Write, tokenizer: TokenizerEntry
 ) -> None:
     """A shard may be empty."""
-    nothing = Documents(np.zeros(0, np.uint16), np.zeros(0, np.int64), np.zeros(0, np.uint64))
+    nothing = Documents(
+        np.zeros(0, np.uint16), np.zeros(0, np.int64), np.zeros(0, np.uint64)
+    )
     tar, index, entry = write(nothing, tokenizer)
     (tmp_path / entry.file).write_bytes(tar)
     (tmp_path / entry.index_file).write_bytes(index)
@@ -93,7 +99,10 @@ def test_a_missing_file_is_found(dataset: Path, name: str) -> None:
     """The finding names the file."""
     (dataset / name).unlink()
     (finding,) = verify(dataset)
-    assert (finding.where, finding.found) == (name, "no readable file (No such file or directory)")
+    assert (finding.where, finding.found) == (
+        name,
+        "no readable file (No such file or directory)",
+    )
 
 
 def test_a_truncated_tar_is_found(dataset: Path) -> None:
@@ -107,7 +116,8 @@ def test_a_truncated_tar_is_found(dataset: Path) -> None:
         in lines[2]
     )
     assert (
-        "shard-000000.tar: num_samples: found 1 in the tar, wanted 3 as in the manifest" in lines[3]
+        "shard-000000.tar: num_samples: found 1 in the tar, wanted 3 as in the manifest"
+        in lines[3]
     )
     assert "num_docs: found 2 in the tar, wanted 5" in lines[4]
     assert "num_tokens: found 14 in the tar, wanted 55" in lines[5]
@@ -121,7 +131,9 @@ def test_a_tar_without_its_end_is_found(dataset: Path) -> None:
 
 def test_zeros_in_the_middle_of_a_tar_are_found(dataset: Path) -> None:
     """Many readers take them for the end of the archive."""
-    rewrite(dataset, "shard-000000.tar", lambda data: data[:3072] + bytes(2048) + data[5120:])
+    rewrite(
+        dataset, "shard-000000.tar", lambda data: data[:3072] + bytes(2048) + data[5120:]
+    )
     lines = list_findings(dataset)
     assert any("byte 3072: found the end of the archive, but " in line for line in lines)
     assert any("num_samples: found 1 in the tar, wanted 3" in line for line in lines)
@@ -137,7 +149,10 @@ def test_a_flipped_bit_in_tokens_is_found(dataset: Path) -> None:
     )
     sha256, crc = list_findings(dataset)
     assert "shard-000000.tar: found sha256 " in sha256
-    assert f"shard-000000.tar, sample 000000-00001, byte {offset}: found tokens with crc32 " in crc
+    assert (
+        f"shard-000000.tar, sample 000000-00001, byte {offset}: found tokens with crc32 "
+        in crc
+    )
     assert crc.endswith(
         "copy the file again from where it was written, or delete the shard and run the pipeline again"
     )
@@ -150,11 +165,13 @@ def test_swapped_indexes_are_found(dataset: Path) -> None:
     first.write_bytes(second_bytes)
     second.write_bytes(first_bytes)
     lines = list_findings(dataset)
-    assert "shard-000000.idx: found the index of shard 1, wanted that of shard 0" in "\n".join(
-        lines
+    assert (
+        "shard-000000.idx: found the index of shard 1, wanted that of shard 0"
+        in "\n".join(lines)
     )
-    assert "shard-000001.idx: found the index of shard 0, wanted that of shard 1" in "\n".join(
-        lines
+    assert (
+        "shard-000001.idx: found the index of shard 0, wanted that of shard 1"
+        in "\n".join(lines)
     )
     assert len(lines) == 4
 
@@ -177,9 +194,13 @@ def test_edited_counts_are_found(dataset: Path) -> None:
     assert "manifest.json: totals.num_samples: found 6, wanted 7" in text
     assert "manifest.json: digest of the file" in text
     assert (
-        "shard-000000.idx: num_samples: found 3 in the index, wanted 4 as in the manifest" in text
+        "shard-000000.idx: num_samples: found 3 in the index, wanted 4 as in the manifest"
+        in text
     )
-    assert "shard-000000.tar: num_samples: found 3 in the tar, wanted 4 as in the manifest" in text
+    assert (
+        "shard-000000.tar: num_samples: found 3 in the tar, wanted 4 as in the manifest"
+        in text
+    )
 
 
 def test_a_tar_is_checked_without_its_index(dataset: Path) -> None:
@@ -226,7 +247,9 @@ def test_a_document_without_its_end_is_found(dataset: Path) -> None:
     """It is found although all checksums match."""
     index = load_index(dataset)
     last = int(index.sample_offsets[0]) + 2 * 13
-    rewrite(dataset, "shard-000000.tar", lambda data: data[:last] + b"\x09" + data[last + 1 :])
+    rewrite(
+        dataset, "shard-000000.tar", lambda data: data[:last] + b"\x09" + data[last + 1 :]
+    )
     write_matching_manifest(dataset)
     assert any(
         "token 13: found 9, wanted end_of_document = 0, the last of document 1" in f
@@ -238,7 +261,9 @@ def test_a_token_outside_the_vocabulary_is_found(dataset: Path) -> None:
     """It is found although all checksums match."""
     first = int(load_index(dataset).sample_offsets[0])
     rewrite(
-        dataset, "shard-000000.tar", lambda data: data[:first] + b"\xff\x00" + data[first + 2 :]
+        dataset,
+        "shard-000000.tar",
+        lambda data: data[:first] + b"\xff\x00" + data[first + 2 :],
     )
     write_matching_manifest(dataset)
     assert any(
@@ -261,10 +286,16 @@ def test_a_token_outside_the_vocabulary_is_found(dataset: Path) -> None:
             b"000000-00000.jsox",
             "found no tar header (bad checksum), wanted a member or the end",
         ),
-        (b"'descr': '<u4'", b"'descr': '<i4'", 'found 136 bytes that begin with b"\\x93NUMPY'),
+        (
+            b"'descr': '<u4'",
+            b"'descr': '<i4'",
+            'found 136 bytes that begin with b"\\x93NUMPY',
+        ),
     ],
 )
-def test_damaged_members_are_found(dataset: Path, old: bytes, new: bytes, message: str) -> None:
+def test_damaged_members_are_found(
+    dataset: Path, old: bytes, new: bytes, message: str
+) -> None:
     """Invalid JSON, tar headers and arrays are reported with their byte."""
     rewrite(dataset, "shard-000000.tar", lambda data: data.replace(old, new, 1))
     assert any(message in line for line in list_findings(dataset))
@@ -277,7 +308,9 @@ def test_metadata_must_have_one_object_per_document(
     tokenizer: TokenizerEntry,
 ) -> None:
     """Another list is reported."""
-    documents = replace(random_documents([5, 9, 30, 4, 7]), metadata=[b"{},{}", *[b"{}"] * 4])
+    documents = replace(
+        random_documents([5, 9, 30, 4, 7]), metadata=[b"{},{}", *[b"{}"] * 4]
+    )
     tar, index, _ = write(documents, tokenizer, sample_tokens=16)
     (dataset / "shard-000000.tar").write_bytes(tar)
     (dataset / "shard-000000.idx").write_bytes(index)
@@ -290,7 +323,9 @@ def test_document_starts_outside_of_the_sample_are_found(dataset: Path) -> None:
     """They are found although all checksums match."""
     starts = 512 + 128
     rewrite(
-        dataset, "shard-000000.tar", lambda data: data[: starts + 4] + b"\x0e" + data[starts + 5 :]
+        dataset,
+        "shard-000000.tar",
+        lambda data: data[: starts + 4] + b"\x0e" + data[starts + 5 :],
     )
     write_matching_manifest(dataset)
     lines = list_findings(dataset)
@@ -311,12 +346,16 @@ def test_an_index_of_another_tar_is_found(dataset: Path) -> None:
     write_matching_manifest(
         dataset,
         replace(
-            index, sample_starts=starts, sample_offsets=offsets, sample_crcs=index.sample_crcs[:2]
+            index,
+            sample_starts=starts,
+            sample_offsets=offsets,
+            sample_crcs=index.sample_crcs[:2],
         ),
     )
     text = "\n".join(list_findings(dataset))
     assert (
-        "shard-000000.idx: num_samples: found 2 in the index, wanted 3 as in the manifest" in text
+        "shard-000000.idx: num_samples: found 2 in the index, wanted 3 as in the manifest"
+        in text
     )
     assert "found sample 2, wanted 2 samples as in the index" in text
     assert "found 30 tokens, wanted 41 as in the index" in text
@@ -343,7 +382,9 @@ def test_members_with_other_names_or_order_are_found(
     dataset: Path, names: list[str], found: str
 ) -> None:
     """A valid tar with other members is not a shard."""
-    with tarfile.open(dataset / "shard-000000.tar", "w", format=tarfile.USTAR_FORMAT) as archive:
+    with tarfile.open(
+        dataset / "shard-000000.tar", "w", format=tarfile.USTAR_FORMAT
+    ) as archive:
         for name in names:
             archive.addfile(tarfile.TarInfo(name))
     write_matching_manifest(dataset)

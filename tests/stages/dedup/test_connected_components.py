@@ -104,7 +104,8 @@ def test_similar_pairs_join_whom_a_chain_of_similar_signatures_joins(
 
 
 @given(
-    st.lists(st.sets(st.integers(0, 5)), min_size=2, max_size=12), st.sampled_from([0.2, 0.5, 0.8])
+    st.lists(st.sets(st.integers(0, 5)), min_size=2, max_size=12),
+    st.sampled_from([0.2, 0.5, 0.8]),
 )
 def test_similar_pairs_join_whom_a_chain_of_similar_sets_joins(
     sets: list[set[int]], least: float
@@ -122,8 +123,13 @@ def test_similar_pairs_join_whom_a_chain_of_similar_sets_joins(
     assert components_of([(int(a), int(b)) for a, b in pairs]) == components_of(expected)
 
 
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9)), max_size=30), st.integers(0, 10))
-def test_groups_before_a_document_are_left_out(rows: list[tuple[int, int]], first: int) -> None:
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9)), max_size=30),
+    st.integers(0, 10),
+)
+def test_groups_before_a_document_are_left_out(
+    rows: list[tuple[int, int]], first: int
+) -> None:
     """What is left are the groups with a document from there on, whole and in order."""
     rows = sorted(rows, key=lambda row: row[1])
     hashes, documents = (
@@ -133,7 +139,9 @@ def test_groups_before_a_document_are_left_out(rows: list[tuple[int, int]], firs
     groups = group_equal_hashes(hashes, documents)
     some, starts = select_groups_reaching(*groups, first)
     every = (
-        [part.tolist() for part in np.split(groups[0], groups[1][1:-1])] if len(groups[0]) else []
+        [part.tolist() for part in np.split(groups[0], groups[1][1:-1])]
+        if len(groups[0])
+        else []
     )
     expected = [group for group in every if group[-1] >= first]
     assert [some[a:b].tolist() for a, b in itertools.pairwise(starts)] == expected
@@ -153,10 +161,14 @@ def test_who_stays(
     best = np.zeros(NUM_NODES)
     unite(parents, array(pairs))
     labels = components_of(pairs)
-    members = {label: [n for n in range(NUM_NODES) if labels[n] == label] for label in set(labels)}
+    members = {
+        label: [n for n in range(NUM_NODES) if labels[n] == label] for label in set(labels)
+    }
     told = [node for pair in pairs for node in pair if pair[0] != pair[1]]
     rng.shuffle(told)
     for places in (np.array(told[part::num_parts], np.int64) for part in range(num_parts)):
         choose_best(parents, chosen, best, places, np.array(scores, np.float64)[places])
-    expected = {max(nodes, key=lambda n: scores[n]) for nodes in members.values() if len(nodes) > 1}
+    expected = {
+        max(nodes, key=lambda n: scores[n]) for nodes in members.values() if len(nodes) > 1
+    }
     assert {int(c) - 1 for c in chosen if c} == expected

@@ -25,14 +25,17 @@ from stages.dedup.minhash import (
 )
 
 TEXT = st.text(
-    st.sampled_from("aB .,\n\x1c\u00a0é漢かกİΣσȺ😀'-") | st.characters(exclude_categories=["Cs"]),
+    st.sampled_from("aB .,\n\x1c\u00a0é漢かกİΣσȺ😀'-")
+    | st.characters(exclude_categories=["Cs"]),
     max_size=60,
 )
 
 
 def judged(text: str, settings: MinHashSettings) -> datasketch.MinHash:
     sketch = datasketch.MinHash(num_perm=settings.num_permutations, seed=SEED)
-    sketch.update_batch([gram.encode() for gram in split_ngrams(text, settings.ngram_words)])
+    sketch.update_batch(
+        [gram.encode() for gram in split_ngrams(text, settings.ngram_words)]
+    )
     return sketch
 
 
@@ -71,7 +74,9 @@ def test_ngram_sets_are_those_of_the_rule(texts: list[str], ngram_words: int) ->
         }
         for text in texts
     ]
-    assert found == [sorted(int.from_bytes(digest, "little") for digest in one) for one in digests]
+    assert found == [
+        sorted(int.from_bytes(digest, "little") for digest in one) for one in digests
+    ]
 
 
 def test_a_signature_stays_what_it_is() -> None:
@@ -120,7 +125,10 @@ def test_bands_decide_as_datasketchs_index() -> None:
         index.insert(i, sketch)
     rows = [
         set(row)
-        for row in MinHash(settings).apply(batch_of(*texts)).kept.column("minhash").to_pylist()
+        for row in MinHash(settings)
+        .apply(batch_of(*texts))
+        .kept.column("minhash")
+        .to_pylist()
     ]
     found = [{j for j, other in enumerate(rows) if other & row} for row in rows]
     assert found == [set(index.query(sketch)) for sketch in sketches]
@@ -132,7 +140,9 @@ def test_bands_decide_as_datasketchs_index() -> None:
 @given(st.lists(TEXT, min_size=1, max_size=8), st.integers(0, 8))
 def test_batches_change_nothing(texts: list[str], cut: int) -> None:
     """Any cut of the rows gives the same columns."""
-    stage = MinHash(MinHashSettings(num_permutations=16, threshold=0.5, verify="signatures"))
+    stage = MinHash(
+        MinHashSettings(num_permutations=16, threshold=0.5, verify="signatures")
+    )
     stage.open()
     batch = batch_of(*texts)
     parts = [stage.apply(part).kept for part in (batch.slice(0, cut), batch.slice(cut))]
@@ -143,7 +153,11 @@ def test_documents_without_words_have_no_hashes_and_signatures_only_to_verify() 
     """Null and blank texts compare with nothing; the signature is added where the settings ask for it."""
     batch = batch_of("some words", None, " ... ")
     kept = MinHash(MinHashSettings()).apply(batch).kept
-    assert [row and len(row) for row in kept.column("minhash").to_pylist()] == [9, None, None]
+    assert [row and len(row) for row in kept.column("minhash").to_pylist()] == [
+        9,
+        None,
+        None,
+    ]
     assert kept.column("minhash_signature").null_count == 3
     kept = MinHash(MinHashSettings(verify="signatures")).apply(batch).kept
     assert [row and len(row) for row in kept.column("minhash_signature").to_pylist()] == [

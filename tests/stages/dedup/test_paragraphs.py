@@ -101,11 +101,15 @@ def test_texts_hash_as_their_lines_do(texts: list[str | None], kind: pa.DataType
 
 @given(TEXTS, st.data())
 @settings(deadline=None)
-def test_chunks_and_slices_do_not_matter(texts: list[str | None], data: st.DataObject) -> None:
+def test_chunks_and_slices_do_not_matter(
+    texts: list[str | None], data: st.DataObject
+) -> None:
     """The same texts give the same hashes when they lie in several chunks, or within a longer array."""
     cut = data.draw(st.integers(0, len(texts)))
     whole = pa.array(["before", *texts, "after"], pa.large_string())
-    chunked = pa.chunked_array([whole.slice(1, cut), whole.slice(1 + cut, len(texts) - cut)])
+    chunked = pa.chunked_array(
+        [whole.slice(1, cut), whole.slice(1 + cut, len(texts) - cut)]
+    )
     assert hashes_per_text(chunked) == hashes_line_by_line(texts)
     assert hashes_per_text(whole.slice(1, len(texts))) == hashes_line_by_line(texts)
 
@@ -139,7 +143,9 @@ def test_every_length_around_the_blocks_of_sha1() -> None:
     """Messages of 0 to 300 bytes, which fill one to five blocks in every way, hash as hashlib has it."""
     lines = ["y" * n for n in range(300)]
     assert hashes_of_lines(lines) == [
-        int.from_bytes(hashlib.sha1(line.encode(), usedforsecurity=False).digest()[:8], "little")
+        int.from_bytes(
+            hashlib.sha1(line.encode(), usedforsecurity=False).digest()[:8], "little"
+        )
         for line in lines
     ]
 
@@ -182,7 +188,9 @@ def must_go_by_reading(corpus: list[list[int]], keep: Keep) -> list[bool]:
     for index, document in enumerate(corpus):
         for line, h in enumerate(document):
             others = (
-                corpus[:index] if keep == "keep_first" else corpus[:index] + corpus[index + 1 :]
+                corpus[:index]
+                if keep == "keep_first"
+                else corpus[:index] + corpus[index + 1 :]
             )
             is_elsewhere = any(h in other for other in others)
             must_go.append(h == 0 or h in document[:line] or is_elsewhere)
@@ -206,7 +214,11 @@ def test_the_copies_that_go_are_those_that_the_rule_names(
     """Both rules equal their reading by brute force, whichever bits of the hashes differ."""
     documents = 7 * np.repeat(np.arange(len(corpus)), [len(d) for d in corpus])
     hashes = np.array([h for document in corpus for h in document], np.uint64)
-    sized = documents.astype(np.uint64) << np.uint64(32) if is_wide else documents.astype(np.uint32)
+    sized = (
+        documents.astype(np.uint64) << np.uint64(32)
+        if is_wide
+        else documents.astype(np.uint32)
+    )
     assert find_duplicates(hashes, sized, keep).tolist() == must_go_by_reading(corpus, keep)
 
 
@@ -214,18 +226,21 @@ def test_the_copies_that_go_are_those_that_the_rule_names(
 def test_many_hashes_of_one_hash_range(keep: Keep) -> None:
     """Over many partitions, one of them swollen by a single frequent hash, and with the top 16 bits all equal."""
     rng = np.random.default_rng(1)
-    hashes = rng.integers(1, 100_000, 200_000, dtype=np.uint64) * np.uint64(2**31 - 1) | np.uint64(
-        0xABCD << 48
-    )
+    hashes = rng.integers(1, 100_000, 200_000, dtype=np.uint64) * np.uint64(
+        2**31 - 1
+    ) | np.uint64(0xABCD << 48)
     hashes[rng.random(len(hashes)) < 0.4] = 7
     documents = np.sort(rng.integers(0, 20_000, len(hashes))).astype(np.uint32)
     num_documents_of = {
-        h: len(set(group)) for h, group in grouped(hashes.tolist(), documents.tolist()).items()
+        h: len(set(group))
+        for h, group in grouped(hashes.tolist(), documents.tolist()).items()
     }
     seen: set[int] = set()
     expected = []
     for h in hashes.tolist():
-        expected.append(h in seen or (keep == "drop_all_copies" and num_documents_of[h] > 1))
+        expected.append(
+            h in seen or (keep == "drop_all_copies" and num_documents_of[h] > 1)
+        )
         seen.add(h)
     assert find_duplicates(hashes, documents, keep).tolist() == expected
 
@@ -281,7 +296,9 @@ def documents_table(
 def apply_in_two(stage: Stage[Any], batch: pa.Table, cut: int) -> tuple[pa.Table, pa.Table]:
     """Kept and dropped when the batch comes as two."""
     halves = [apply(stage, batch.slice(0, cut)), apply(stage, batch.slice(cut))]
-    return pa.concat_tables([h.kept for h in halves]), pa.concat_tables([h.dropped for h in halves])
+    return pa.concat_tables([h.kept for h in halves]), pa.concat_tables(
+        [h.dropped for h in halves]
+    )
 
 
 @given(TEXTS, st.integers(0, 8))
@@ -309,7 +326,9 @@ def removals(draw: st.DrawFn) -> tuple[list[str | None], list[list[int] | None]]
     removed: list[list[int] | None] = []
     for text in texts:
         last = -1 if text is None else text.count("\n")
-        indices = st.lists(st.integers(0, max(last, 0)), unique=True, max_size=last + 1).map(sorted)
+        indices = st.lists(
+            st.integers(0, max(last, 0)), unique=True, max_size=last + 1
+        ).map(sorted)
         removed.append(draw(st.one_of(st.none(), indices)))
     return texts, removed
 
@@ -328,7 +347,12 @@ def test_removal_leaves_the_very_lines(
         lines = [] if text is None else text.split("\n")
         kept_lines = [i for i in range(len(lines)) if i not in (gone or [])]
         left = "\n".join(lines[i] for i in kept_lines)
-        row = {"doc_id": doc_id, "text": left, "num_chars": len(left), "num_lines": len(kept_lines)}
+        row = {
+            "doc_id": doc_id,
+            "text": left,
+            "num_chars": len(left),
+            "num_lines": len(kept_lines),
+        }
         if left.strip():
             expected.append(row | {"kept_lines": kept_lines})
         else:
@@ -362,7 +386,8 @@ def test_lines_that_the_text_does_not_have_are_refused(wrong: list[int]) -> None
     """Indices beyond the text, repeated or not rising mean that the verdicts belong to another text."""
     batch = documents_table(["a\nb", "c\nd"], [[0], wrong])
     with pytest.raises(
-        ValueError, match=r"document 1: duplicate_lines is .* indices into the 2 lines of its text"
+        ValueError,
+        match=r"document 1: duplicate_lines is .* indices into the 2 lines of its text",
     ):
         REMOVAL.apply(batch)
 

@@ -46,7 +46,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def opened(files: dict[str, Path], **models: dict[str, Any]) -> Classifiers:
     """Return the stage, pickled and opened."""
     chosen = ClassifiersSettings.model_validate(models)
-    needed = {reference: files[reference] for reference in Classifiers.required_files(chosen)}
+    needed = {
+        reference: files[reference] for reference in Classifiers.required_files(chosen)
+    }
     stage = pickle.loads(pickle.dumps(Classifiers(chosen, needed)))
     stage.open()
     return stage
@@ -73,7 +75,8 @@ def scores_of(
 @settings(max_examples=50, deadline=None)
 @given(
     texts=st.lists(
-        st.none() | st.text(max_size=30) | st.sampled_from([CITED, "buy\ncheap shoes"]), max_size=6
+        st.none() | st.text(max_size=30) | st.sampled_from([CITED, "buy\ncheap shoes"]),
+        max_size=6,
     )
 )
 def test_equals_predict_one_by_one(files: dict[str, Path], texts: list[str | None]) -> None:
@@ -110,7 +113,12 @@ def test_each_language_has_a_model_of_its_own(files: dict[str, Path]) -> None:
     """Text like the references scores high, text like the crawl low, in the document's language."""
     stage = opened(files, wikipedia_reference=WIKIPEDIA_REFERENCE)
     assert stage.required_files(stage.settings) == ("reference", "reference-fr")
-    rows = [("en", CITED), ("en", "buy cheap shoes"), ("fr", "le traité fut signé"), ("sco", CITED)]
+    rows = [
+        ("en", CITED),
+        ("en", "buy cheap shoes"),
+        ("fr", "le traité fut signé"),
+        ("sco", CITED),
+    ]
     scores = [row["classifier_wikipedia_reference"] for row in scores_of(stage, rows)]
     cited, crawled, french, scots = scores
     assert cited is not None
@@ -121,7 +129,9 @@ def test_each_language_has_a_model_of_its_own(files: dict[str, Path]) -> None:
     assert scots == cited
 
 
-def test_a_language_without_a_model_and_a_blank_text_have_no_score(files: dict[str, Path]) -> None:
+def test_a_language_without_a_model_and_a_blank_text_have_no_score(
+    files: dict[str, Path],
+) -> None:
     """The score is null for other languages, for no language and for blank texts."""
     stage = opened(files, wikipedia_reference=WIKIPEDIA_REFERENCE)
     rows = [("de", CITED), (None, CITED), ("en", ""), ("en", None), ("en", " \n ")]
@@ -191,7 +201,12 @@ def test_languages_and_max_chars_narrow_what_is_read(files: dict[str, Path]) -> 
     """Other languages have no score; only the start of a text is read."""
     stage = opened(
         files,
-        hq={"model": "reference", "label": LABEL, "languages": ["en"], "max_chars": len(CITED)},
+        hq={
+            "model": "reference",
+            "label": LABEL,
+            "languages": ["en"],
+            "max_chars": len(CITED),
+        },
     )
     rows = [
         ("en", CITED),
@@ -233,8 +248,18 @@ def test_limits_are_inclusive_and_the_first_broken_by_name_is_the_reason() -> No
     outcome = ClassifiersFilter(limits).apply(batch)
     outcome.check(batch, "classifiers")
     assert outcome.kept["doc_id"].to_pylist() == [0, 3]
-    low = {"reason": "classifiers.score_too_low", "value": 0.1, "limit": 0.2, "detail": "hq"}
-    high = {"reason": "classifiers.score_too_high", "value": 0.7, "limit": 0.6, "detail": "toxic"}
+    low = {
+        "reason": "classifiers.score_too_low",
+        "value": 0.1,
+        "limit": 0.2,
+        "detail": "hq",
+    }
+    high = {
+        "reason": "classifiers.score_too_high",
+        "value": 0.7,
+        "limit": 0.6,
+        "detail": "toxic",
+    }
     assert outcome.dropped.to_pylist() == [
         {"doc_id": 1} | low,
         {"doc_id": 2} | low,

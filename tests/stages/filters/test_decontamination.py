@@ -31,12 +31,16 @@ few_words = st.lists(
 ).map(" ".join)
 
 
-def opened(folder: Path, sets: Mapping[str, Sequence[str]], **others: Any) -> Decontamination:
+def opened(
+    folder: Path, sets: Mapping[str, Sequence[str]], **others: Any
+) -> Decontamination:
     """A stage with these examples, a text file for each set."""
     files: dict[str, Path] = {}
     for name, examples in sets.items():
         files[name] = folder / f"{name}.txt"
-        files[name].write_text("".join(f"{example}\n" for example in examples), encoding="utf-8")
+        files[name].write_text(
+            "".join(f"{example}\n" for example in examples), encoding="utf-8"
+        )
     stage = Decontamination(
         DecontaminationSettings(sets={name: name for name in sets}, **others), files
     )
@@ -100,12 +104,15 @@ def test_counts_are_those_of_a_set_of_runs(
     stage = opened(folder, sets, ngram_words=longest, min_example_words=shortest)
     for text, shared in zip(texts, found(stage, *texts), strict=True):
         wanted = {
-            name: plainly(text, examples, longest, shortest) for name, examples in sets.items()
+            name: plainly(text, examples, longest, shortest)
+            for name, examples in sets.items()
         }
         assert {name: count for name, (count, _) in shared.items()} == {
             n: c for n, c in wanted.items() if c
         }
-        assert all(share == round(count / len(words(text)), 4) for count, share in shared.values())
+        assert all(
+            share == round(count / len(words(text)), 4) for count, share in shared.values()
+        )
 
 
 @given(st.text(max_size=60))
@@ -159,7 +166,10 @@ def test_shares_are_told_per_set(tmp_path: Path) -> None:
     question = " ".join(f"w{i}" for i in range(20))
     stage = opened(
         tmp_path,
-        {"long": [question], "short": ["one two three four five six seven eight", "too short"]},
+        {
+            "long": [question],
+            "short": ["one two three four five six seven eight", "too short"],
+        },
     )
     part = " ".join(f"W{i}," for i in range(3, 16))
     assert found(
@@ -196,7 +206,17 @@ def test_sets_are_read_as_they_come(tmp_path: Path) -> None:
         {"mixed": folder},
     )
     stage.open()
-    texts = ["a b c", "d e f", "g h i", "c d e", "j k l", "m n o", "p q r", "o p q", "s t u"]
+    texts = [
+        "a b c",
+        "d e f",
+        "g h i",
+        "c d e",
+        "j k l",
+        "m n o",
+        "p q r",
+        "o p q",
+        "s t u",
+    ]
     assert [bool(one) for one in found(stage, *texts)] == [
         True,
         True,
@@ -222,7 +242,9 @@ def test_sets_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
         "bad.txt": r"bad\.txt, line 2: not UTF-8",
         "none": "no file in this folder ends with one of .jsonl",
     }.items():
-        stage = Decontamination(DecontaminationSettings(sets={"x": name}), {name: tmp_path / name})
+        stage = Decontamination(
+            DecontaminationSettings(sets={"x": name}), {name: tmp_path / name}
+        )
         with pytest.raises(ValueError, match=message):
             stage.open()
     with pytest.raises(ValueError, match="min_example_words is 9, above ngram_words 5"):
@@ -233,7 +255,9 @@ def test_sets_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
 
 def test_sixty_four_sets_have_a_bit_each(tmp_path: Path) -> None:
     """As many as there may be."""
-    sets = {f"s{i:02}": [f"x{i} y{i}", "shared by all"] for i in range(ngram_overlap.MAX_SETS)}
+    sets = {
+        f"s{i:02}": [f"x{i} y{i}", "shared by all"] for i in range(ngram_overlap.MAX_SETS)
+    }
     stage = opened(tmp_path, sets, ngram_words=2, min_example_words=2)
     shared = found(stage, "x63 y63", "x0 y0", "shared by")
     assert [set(one) for one in shared] == [{"s63"}, {"s00"}, set(sets)]
@@ -273,8 +297,20 @@ def decided(column: list[Any], **limits: Any) -> list[tuple[Any, ...] | None]:
 def test_any_overlap_is_too_much_unless_a_limit_is_given() -> None:
     """One limit for all sets; equal to it is kept; the set that passes it by most is told."""
     column = [{"a": 0.1}, {}, None, {"a": 0.2, "b": 0.3}, {"a": 1.0}]
-    assert decided(column) == [(0.1, 0.0, "a"), None, None, (0.3, 0.0, "b"), (1.0, 0.0, "a")]
-    assert decided(column, max_share=0.2) == [None, None, None, (0.3, 0.2, "b"), (1.0, 0.2, "a")]
+    assert decided(column) == [
+        (0.1, 0.0, "a"),
+        None,
+        None,
+        (0.3, 0.0, "b"),
+        (1.0, 0.0, "a"),
+    ]
+    assert decided(column, max_share=0.2) == [
+        None,
+        None,
+        None,
+        (0.3, 0.2, "b"),
+        (1.0, 0.2, "a"),
+    ]
     assert decided(column, max_share=1) == [None] * 5
     assert decided([{}, None]) == [None, None]
 
@@ -283,19 +319,28 @@ def test_each_set_may_have_its_limit() -> None:
     """A set that is not named sets none."""
     column = [{"a": 0.1, "b": 0.9}, {"a": 0.3, "b": 1.0}, {"b": 1.0}, {"a": 0.6, "c": 0.3}]
     limits = {"a": 0.2, "c": 0.1}
-    assert decided(column, max_share=limits) == [None, (0.3, 0.2, "a"), None, (0.6, 0.2, "a")]
+    assert decided(column, max_share=limits) == [
+        None,
+        (0.3, 0.2, "a"),
+        None,
+        (0.6, 0.2, "a"),
+    ]
 
 
 @given(
     st.lists(st.dictionaries(st.sampled_from("abc"), st.integers(0, 4)), max_size=6),
     st.integers(0, 4),
 )
-def test_a_row_is_dropped_if_one_set_is_above(rows: list[dict[str, int]], limit: int) -> None:
+def test_a_row_is_dropped_if_one_set_is_above(
+    rows: list[dict[str, int]], limit: int
+) -> None:
     """And by the worst of them."""
     column = [{name: share / 4 for name, share in row.items()} for row in rows]
     for row, decision in zip(column, decided(column, max_share=limit / 4), strict=True):
         worst = max(row.values(), default=0)
-        assert (decision and decision[:2]) == ((worst, limit / 4) if worst > limit / 4 else None)
+        assert (decision and decision[:2]) == (
+            (worst, limit / 4) if worst > limit / 4 else None
+        )
         assert decision is None or row[decision[2]] == worst
 
 

@@ -24,6 +24,7 @@ from stages.filters.language import (
     LanguageSettings,
 )
 
+# Texts that trip line readers: empty, blank, NUL, odd line breaks, the model's own markers.
 HOSTILE = [
     "",
     "\n\n",
@@ -37,7 +38,6 @@ HOSTILE = [
     "</s> oui",
     "__label__xx",
 ]
-"""Texts that trip line readers: empty, blank, NUL, odd line breaks, the model's own markers."""
 
 
 def batch_of(texts: Sequence[str | None]) -> pa.Table:
@@ -63,7 +63,9 @@ def scored(stage: Language, texts: Sequence[str | None]) -> list[tuple[str | Non
     outcome = stage.apply(batch)
     outcome.check(batch, stage.name)
     assert outcome.kept.schema.field("language").equals(Language.adds.field("language"))
-    assert outcome.kept.schema.field("language_score").equals(Language.adds.field("language_score"))
+    assert outcome.kept.schema.field("language_score").equals(
+        Language.adds.field("language_score")
+    )
     return list(
         zip(
             outcome.kept["language"].to_pylist(),
@@ -106,13 +108,17 @@ def tiny_stage(tiny_model: Path) -> Language:
 
 def test_reads_the_whole_text_as_one_line(tiny_stage: Language):
     """Newlines are removed, not replaced by spaces, as CCNet removes them."""
-    split, joined, spaced = scored(tiny_stage, ["le\nchat the", "lechat the", "le chat the"])
+    split, joined, spaced = scored(
+        tiny_stage, ["le\nchat the", "lechat the", "le chat the"]
+    )
     assert split == joined != spaced
 
 
 def test_score_has_two_decimals_and_stays_within_one(tiny_stage: Language):
     """The stored score is rounded to two decimals and never above 1, though fastText's may be."""
-    for _, score in scored(tiny_stage, ["the cat and the dog", "le chat et le chien", "cat chien"]):
+    for _, score in scored(
+        tiny_stage, ["the cat and the dog", "le chat et le chien", "cat chien"]
+    ):
         assert score == round(score, 2)
         assert 0.0 < score <= 1.0
 
@@ -124,7 +130,9 @@ def test_empty_text_has_no_language(tiny_stage: Language):
 
 @settings(deadline=None)
 @given(texts=st.lists(st.text(max_size=30) | st.sampled_from(HOSTILE), max_size=6))
-def test_equals_predict_one_by_one(tiny_model: Path, tiny_stage: Language, texts: list[str]):
+def test_equals_predict_one_by_one(
+    tiny_model: Path, tiny_stage: Language, texts: list[str]
+):
     """On any texts in any batch the answers are those of fastText's predict on each text alone."""
     model = fasttext.load_model(str(tiny_model))
     wanted: list[tuple[str | None, float]] = []
@@ -132,7 +140,9 @@ def test_equals_predict_one_by_one(tiny_model: Path, tiny_stage: Language, texts
         labels, scores = map(list, model.predict([text.replace("\n", "")]))
         label, score = labels[0][0], scores[0][0]
         wanted.append(
-            (label.removeprefix("__label__"), round(float(score), 2)) if text else (None, 0.0)
+            (label.removeprefix("__label__"), round(float(score), 2))
+            if text
+            else (None, 0.0)
         )
     assert scored(tiny_stage, texts) == wanted
     assert [row for text in texts for row in scored(tiny_stage, [text])] == wanted
@@ -160,7 +170,8 @@ def test_any_fasttext_model_tells_the_language_under_names_that_others_know(tmp_
     texts = ["the dog", "собака здесь", ""]
     as_it_is = scored(opened(tmp_path / "glot.bin"), texts)
     renaming = Language(
-        LanguageSettings(model="glot", labels={"eng_Latn": "en"}), {"glot": tmp_path / "glot.bin"}
+        LanguageSettings(model="glot", labels={"eng_Latn": "en"}),
+        {"glot": tmp_path / "glot.bin"},
     )
     renaming.open()
     renamed = scored(renaming, texts)
@@ -235,7 +246,9 @@ def filtered(
     )
     outcome = LanguageFilter(settings).apply(batch)
     outcome.check(batch, "language")
-    assert {row["reason"] for row in outcome.dropped.to_pylist()} <= LanguageFilter.reasons.keys()
+    assert {
+        row["reason"] for row in outcome.dropped.to_pylist()
+    } <= LanguageFilter.reasons.keys()
     return outcome.kept["doc_id"].to_pylist(), outcome.dropped.to_pylist()
 
 
@@ -286,14 +299,19 @@ def test_filter_keeps_every_language_by_default():
 
 @settings(deadline=None)
 @given(
-    st.lists(st.tuples(st.none() | st.sampled_from(["en", "fr"]), st.integers(0, 100)), max_size=8)
+    st.lists(
+        st.tuples(st.none() | st.sampled_from(["en", "fr"]), st.integers(0, 100)),
+        max_size=8,
+    )
 )
 def test_filter_accounts_balance(rows: list[tuple[str | None, int]]):
     """Any batch, the empty one included, splits into kept and dropped as the rule says."""
     settings = LanguageFilterSettings(keep=("en",))
     kept, _ = filtered(settings, [(language, score / 100) for language, score in rows])
     assert kept == [
-        row for row, (language, score) in enumerate(rows) if score >= 50 and language == "en"
+        row
+        for row, (language, score) in enumerate(rows)
+        if score >= 50 and language == "en"
     ]
 
 

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from stages.filters.lines import Lines, LinesSettings
 from stages.settings.filters import POLICY_PHRASES
 
+# Every rule turned off.
 NOTHING = LinesSettings(
     max_word_chars=None,
     remove_citations=False,
@@ -26,7 +27,6 @@ NOTHING = LinesSettings(
     policy_phrases=(),
     min_sentences=0,
 )
-"""Every rule turned off."""
 
 GOOD = "The treaty was signed in Ghent."
 
@@ -44,7 +44,9 @@ def batch_of(
         {
             "doc_id": pa.array(range(len(texts)), pa.uint64()),
             "text": pa.array(texts, pa.large_string()),
-            "kept_lines": pa.array(kept_lines or [None] * len(texts), pa.list_(pa.uint32())),
+            "kept_lines": pa.array(
+                kept_lines or [None] * len(texts), pa.list_(pa.uint32())
+            ),
         }
     )
 
@@ -93,7 +95,9 @@ def test_each_rule_takes_its_lines(rule: dict[str, Any], text: str, left: str) -
         ({"min_words_per_line": 3}, "one two\nthree", "lines.none_left"),
     ],
 )
-def test_each_rule_drops_its_documents(rule: dict[str, Any], text: str, reason: str) -> None:
+def test_each_rule_drops_its_documents(
+    rule: dict[str, Any], text: str, reason: str
+) -> None:
     """A rule alone drops what it names; without it the text stays."""
     assert decisions(only(**rule), [text, f"{GOOD} {GOOD} {GOOD}"]) == [
         reason,
@@ -106,9 +110,9 @@ def test_brackets_in_lines_that_go_anyway_do_no_harm() -> None:
     """As in C4's code: "{" counts after javascript was taken out, "lorem ipsum" before, both after short lines."""
     text = f"{GOOD}\nvar javascript = {{ a few more words }}.\nlorem ipsum"
     assert decisions(Lines(LinesSettings(min_sentences=1)), [text]) == [GOOD]
-    assert decisions(Lines(LinesSettings()), [f"{GOOD}\nlorem ipsum javascript a b c."]) == [
-        "lines.lorem_ipsum"
-    ]
+    assert decisions(
+        Lines(LinesSettings()), [f"{GOOD}\nlorem ipsum javascript a b c."]
+    ) == ["lines.lorem_ipsum"]
 
 
 @pytest.mark.parametrize(
@@ -172,7 +176,11 @@ def c4(text: str) -> str | None:
         if any(len(word) > 1000 for word in line.split()):
             continue
         line = re.sub(r"\[[0-9]*\]|\[edit\]|\[citation needed\]", "", line)
-        if not line.endswith((".", "?", "!", '"')) or line.endswith("...") or len(line.split()) < 5:
+        if (
+            not line.endswith((".", "?", "!", '"'))
+            or line.endswith("...")
+            or len(line.split()) < 5
+        ):
             continue
         if "lorem ipsum" in line.lower():
             return None
@@ -213,7 +221,9 @@ PIECES += [
     "é",
     "\x1f",
 ]
-texts_of_pieces = st.lists(st.sampled_from(PIECES), max_size=24).map("".join) | st.text(max_size=20)
+texts_of_pieces = st.lists(st.sampled_from(PIECES), max_size=24).map("".join) | st.text(
+    max_size=20
+)
 
 
 @settings(deadline=None)
@@ -223,11 +233,12 @@ def test_equals_c4_line_by_line(texts: list[str | None]) -> None:
     stage = Lines(LinesSettings(min_sentences=0))
     wanted = [c4(text or "") for text in texts]
     assert [
-        None if decision.startswith("lines.") else decision for decision in decisions(stage, texts)
+        None if decision.startswith("lines.") else decision
+        for decision in decisions(stage, texts)
     ] == wanted
-    assert [decision for text in texts for decision in decisions(stage, [text])] == decisions(
-        stage, texts
-    )
+    assert [
+        decision for text in texts for decision in decisions(stage, [text])
+    ] == decisions(stage, texts)
 
 
 @settings(deadline=None)

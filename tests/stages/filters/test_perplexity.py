@@ -62,7 +62,9 @@ def test_every_code_point_is_normalized_as_in_steps():
 @settings(deadline=None)
 @given(
     st.text()
-    | st.text(alphabet=st.characters(categories=["Mn", "Mc", "Me", "Lu", "Nd", "Pi", "Cc", "Zs"]))
+    | st.text(
+        alphabet=st.characters(categories=["Mn", "Mc", "Me", "Lu", "Nd", "Pi", "Cc", "Zs"])
+    )
 )
 def test_every_string_is_normalized_as_in_steps(text: str):
     """Context (combining marks in any order, final sigma, white space at the ends) makes no difference."""
@@ -142,14 +144,22 @@ def pieces_of(sentences: list[str], model_type: str, rule: str) -> bytes:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with models of words (en), of unigram pieces (sco), and of pieces with spaces (ang)."""
     folder = tmp_path_factory.mktemp("lm")
-    sentences = ["the cat sat", "the dog sat", "a cat and the dog sat 0", "the cat", "the dog"] * 40
+    sentences = [
+        "the cat sat",
+        "the dog sat",
+        "a cat and the dog sat 0",
+        "the cat",
+        "the dog",
+    ] * 40
     kinds = {
         "en": ("word", "nmt_nfkc"),
         "sco": ("unigram", "nmt_nfkc"),
         "ang": ("unigram", "identity"),
     }
     for language, (model_type, rule) in kinds.items():
-        (folder / f"{language}.sp.model").write_bytes(pieces_of(sentences, model_type, rule))
+        (folder / f"{language}.sp.model").write_bytes(
+            pieces_of(sentences, model_type, rule)
+        )
         (folder / f"{language}.arpa.bin").write_text(ARPA, encoding="utf-8")
     return folder
 
@@ -177,7 +187,9 @@ def perplexities(
     )
     outcome = stage.apply(batch)
     outcome.check(batch, stage.name)
-    assert outcome.kept.schema.field("perplexity").equals(Perplexity.adds.field("perplexity"))
+    assert outcome.kept.schema.field("perplexity").equals(
+        Perplexity.adds.field("perplexity")
+    )
     return outcome.kept["perplexity"].to_pylist()
 
 
@@ -217,7 +229,13 @@ def test_perplexity_is_the_formula_over_tokens(
 
 def test_no_model_or_no_text_means_no_perplexity(stage: Perplexity):
     """The perplexity is null for other languages, no language, and texts that are normalised to nothing."""
-    rows = [("fr", "the cat"), (None, "the cat"), ("en", ""), ("en", None), ("en", "\n\0 \u0301")]
+    rows = [
+        ("fr", "the cat"),
+        (None, "the cat"),
+        ("en", ""),
+        ("en", None),
+        ("en", "\n\0 \u0301"),
+    ]
     assert perplexities(stage, rows) == [None] * 5
 
 
@@ -225,7 +243,8 @@ def test_no_model_or_no_text_means_no_perplexity(stage: Perplexity):
 @given(
     rows=st.lists(
         st.tuples(
-            st.sampled_from(["en", "sco", "ang", "fr", None]), st.none() | st.text(max_size=20)
+            st.sampled_from(["en", "sco", "ang", "fr", None]),
+            st.none() | st.text(max_size=20),
         ),
         max_size=6,
     )
@@ -269,7 +288,9 @@ def test_unopened_stage_pickles_and_names_its_files(folder: Path):
     """A stage can be pickled before it is opened; a folder that is used twice is listed once."""
     settings = PerplexitySettings(models={"sco": "b", "en": "b", "de": "a"})
     assert Perplexity.required_files(settings) == ("a", "b")
-    pickled = pickle.dumps(Perplexity(PerplexitySettings(models={"en": "b"}), {"b": folder}))
+    pickled = pickle.dumps(
+        Perplexity(PerplexitySettings(models={"en": "b"}), {"b": folder})
+    )
     stage = pickle.loads(pickled)
     stage.open()
     assert perplexities(stage, [("en", "the cat sat")]) == [round(10 ** (0.8 / 4), 1)]
@@ -282,7 +303,9 @@ PERPLEXITIES = st.floats(1.0, MAX_PERPLEXITY, allow_nan=False)
 
 @settings(deadline=None)
 @given(st.lists(PERPLEXITIES, min_size=1, max_size=50), st.integers(0, 100))
-def test_percentile_is_at_most_one_bin_above_the_exact_one(values: list[float], percent: int):
+def test_percentile_is_at_most_one_bin_above_the_exact_one(
+    values: list[float], percent: int
+):
     """The percentile out of bins lies strictly above the exact order statistic and less than one bin above it."""
     rank = max(1, -(-percent * len(values) // 100))
     exact = sorted(values)[rank - 1]
@@ -296,7 +319,9 @@ def test_percentile_agrees_with_numpy(percent: int):
     """On a sample like a crawl's perplexities the percentile is numpy's, to one bin."""
     values = np.random.default_rng(0).lognormal(6, 0.8, 4001).clip(1)
     exact = float(np.percentile(values, percent, method="inverted_cdf"))
-    assert exact < percentile(Counter(to_bins(values).tolist()), percent) <= exact * BIN_WIDTH
+    assert (
+        exact < percentile(Counter(to_bins(values).tolist()), percent) <= exact * BIN_WIDTH
+    )
 
 
 @settings(deadline=None)
@@ -304,7 +329,9 @@ def test_percentile_agrees_with_numpy(percent: int):
 def test_histograms_merge_by_addition(some: list[float], others: list[float]):
     """The percentile of two parts' added counts is that of the whole."""
     added = Counter(to_bins(some).tolist()) + Counter(to_bins(others).tolist())
-    assert percentile(added, 30) == percentile(Counter(to_bins([*others, *some]).tolist()), 30)
+    assert percentile(added, 30) == percentile(
+        Counter(to_bins([*others, *some]).tolist()), 30
+    )
 
 
 def test_bins_are_pinned():
@@ -321,7 +348,8 @@ def test_bins_are_pinned():
 
 
 @pytest.mark.parametrize(
-    ("histogram", "percent"), [({}, 30), ({5: 1}, 101), ({5: 1}, -1), ({5: 1}, float("nan"))]
+    ("histogram", "percent"),
+    [({}, 30), ({5: 1}, 101), ({5: 1}, -1), ({5: 1}, float("nan"))],
 )
 def test_percentile_of_nothing_is_refused(histogram: dict[int, int], percent: float):
     """An empty histogram or a percent outside 0..100 is an error, not a number."""
@@ -332,7 +360,9 @@ def test_percentile_of_nothing_is_refused(histogram: dict[int, int], percent: fl
 def test_reads_the_cutoffs_of_ccnet(tmp_path: Path):
     """A table of percentiles by language gives the two cutoffs of each language."""
     path = tmp_path / "cutoff.csv"
-    path.write_text(",de,en\n0,0,10\n30,370,340\n60,590,520\n99,9000,8000\n", encoding="utf-8")
+    path.write_text(
+        ",de,en\n0,0,10\n30,370,340\n60,590,520\n99,9000,8000\n", encoding="utf-8"
+    )
     assert read_cutoffs_csv(path) == {"de": (370.0, 590.0), "en": (340.0, 520.0)}
     assert read_cutoffs_csv(path, (0, 99)) == {"de": (0.0, 9000.0), "en": (10.0, 8000.0)}
 
@@ -374,7 +404,9 @@ def filtered(
     outcome = PerplexityFilter(settings).apply(batch)
     outcome.check(batch, "perplexity")
     assert outcome.kept.schema.field("bucket").equals(PerplexityFilter.adds.field("bucket"))
-    assert {row["reason"] for row in outcome.dropped.to_pylist()} <= PerplexityFilter.reasons.keys()
+    assert {
+        row["reason"] for row in outcome.dropped.to_pylist()
+    } <= PerplexityFilter.reasons.keys()
     return outcome
 
 
@@ -392,8 +424,18 @@ ROWS = [
 def test_buckets_end_strictly_below_their_cutoffs():
     """A perplexity at a cutoff is in the next bucket; no cutoffs or no perplexity is bucket all."""
     kept = filtered(PerplexityFilterSettings(cutoffs=CUTOFFS), ROWS).kept
-    assert kept["bucket"].to_pylist() == ["head", "middle", "middle", "tail", "all", "all", "all"]
-    assert set(filtered(PerplexityFilterSettings(), ROWS).kept["bucket"].to_pylist()) == {"all"}
+    assert kept["bucket"].to_pylist() == [
+        "head",
+        "middle",
+        "middle",
+        "tail",
+        "all",
+        "all",
+        "all",
+    ]
+    assert set(filtered(PerplexityFilterSettings(), ROWS).kept["bucket"].to_pylist()) == {
+        "all"
+    }
 
 
 @pytest.mark.parametrize(
@@ -402,12 +444,20 @@ def test_buckets_end_strictly_below_their_cutoffs():
         (("head", "middle", "all"), [(3, 520.0, 520.0, "tail")]),
         (
             ("head", "all"),
-            [(1, 340.0, 340.0, "middle"), (2, 519.9, 340.0, "middle"), (3, 520.0, 340.0, "tail")],
+            [
+                (1, 340.0, 340.0, "middle"),
+                (2, 519.9, 340.0, "middle"),
+                (3, 520.0, 340.0, "tail"),
+            ],
         ),
         (("middle", "all"), [(0, 339.9, None, "head"), (3, 520.0, 520.0, "tail")]),
         (
             ("tail", "all"),
-            [(0, 339.9, None, "head"), (1, 340.0, None, "middle"), (2, 519.9, None, "middle")],
+            [
+                (0, 339.9, None, "head"),
+                (1, 340.0, None, "middle"),
+                (2, 519.9, None, "middle"),
+            ],
         ),
         (
             ("head", "middle", "tail"),
@@ -415,20 +465,24 @@ def test_buckets_end_strictly_below_their_cutoffs():
         ),
     ],
 )
-def test_drops_tell_bucket_and_missed_cutoff(keep: tuple[str, ...], drops: list[tuple[Any, ...]]):
+def test_drops_tell_bucket_and_missed_cutoff(
+    keep: tuple[str, ...], drops: list[tuple[Any, ...]]
+):
     """The limit of a drop is the cutoff under which it would have been kept, null where there is none."""
     dropped = filtered(
         PerplexityFilterSettings.model_validate({"cutoffs": CUTOFFS, "keep": keep}), ROWS
     ).dropped
     assert [
-        (row["doc_id"], row["value"], row["limit"], row["detail"]) for row in dropped.to_pylist()
+        (row["doc_id"], row["value"], row["limit"], row["detail"])
+        for row in dropped.to_pylist()
     ] == drops
 
 
 @settings(deadline=None)
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["en", "fr", None]), st.none() | st.floats(1, 1000)), max_size=8
+        st.tuples(st.sampled_from(["en", "fr", None]), st.none() | st.floats(1, 1000)),
+        max_size=8,
     )
 )
 def test_filter_accounts_balance(rows: Sequence[tuple[str | None, float | None]]):

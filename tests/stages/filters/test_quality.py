@@ -28,7 +28,9 @@ from stages.filters.quality import (
 )
 
 OFF: dict[str, Any] = {
-    name: None for name in QualityFilterSettings.model_fields if name.startswith(("min", "max"))
+    name: None
+    for name in QualityFilterSettings.model_fields
+    if name.startswith(("min", "max"))
 }
 
 
@@ -103,7 +105,8 @@ def defined_word_signals(text: str) -> dict[str, float]:
     words = [
         w
         for w in (
-            lower(raw.translate({ord(c): None for c in string.punctuation})) for raw in raw_words
+            lower(raw.translate({ord(c): None for c in string.punctuation}))
+            for raw in raw_words
         )
         if w
     ]
@@ -116,7 +119,9 @@ def defined_word_signals(text: str) -> dict[str, float]:
         "frac_words_without_letter": share(
             sum(not any(map(str.isalpha, w)) for w in raw_words), len(raw_words)
         ),
-        "rps_doc_lorem_ipsum": share(" ".join(words).count("lorem ipsum"), len(" ".join(words))),
+        "rps_doc_lorem_ipsum": share(
+            " ".join(words).count("lorem ipsum"), len(" ".join(words))
+        ),
         "rps_doc_frac_unique_words": share(len(counts), len(words)),
         "rps_doc_unigram_entropy": -sum(
             n / len(words) * math.log(n / len(words)) for n in counts.values()
@@ -125,7 +130,9 @@ def defined_word_signals(text: str) -> dict[str, float]:
             {"the", "be", "to", "of", "and", "that", "have", "with"} & set(words)
         ),
         **{f"rps_doc_frac_chars_top_{n}gram": top_ngram(words, n) for n in range(2, 5)},
-        **{f"rps_doc_frac_chars_dupe_{n}grams": dupe_ngrams(words, n) for n in range(5, 11)},
+        **{
+            f"rps_doc_frac_chars_dupe_{n}grams": dupe_ngrams(words, n) for n in range(5, 11)
+        },
     }
 
 
@@ -152,7 +159,9 @@ def defined_piece_signals(text: str) -> dict[str, float]:
 
 def normal(text: str) -> str:
     """Words in normal form, one blank between them."""
-    return " ".join(lower(text.translate({ord(c): None for c in string.punctuation})).split())
+    return " ".join(
+        lower(text.translate({ord(c): None for c in string.punctuation})).split()
+    )
 
 
 def mean(values: Sequence[float]) -> float:
@@ -193,7 +202,9 @@ def defined_line_signals(text: str) -> dict[str, float]:
         "rps_lines_numerical_chars_fraction_mean": mean(
             [share(sum(map(str.isnumeric, normal(x))), len(normal(x))) for x in lines]
         ),
-        "rps_lines_start_with_bulletpoint_mean": mean([x[0] in "–•‣▶◀◦■□▪▫" for x in lines]),
+        "rps_lines_start_with_bulletpoint_mean": mean(
+            [x[0] in "–•‣▶◀◦■□▪▫" for x in lines]
+        ),
         "rps_lines_uppercase_letter_fraction_mean": mean(
             [share(sum(map(str.isupper, x)), len(x)) for x in lines]
         ),
@@ -208,7 +219,9 @@ def assert_as_defined(texts: Sequence[str]) -> None:
     """All signals agree exactly, but for the entropy, whose logarithm is rounded."""
     for text, signals in zip(texts, measured(texts), strict=True):
         expected = (
-            defined_word_signals(text) | defined_piece_signals(text) | defined_line_signals(text)
+            defined_word_signals(text)
+            | defined_piece_signals(text)
+            | defined_line_signals(text)
         )
         entropy = expected.pop("rps_doc_unigram_entropy")
         assert signals.pop("rps_doc_unigram_entropy") == pytest.approx(entropy, abs=1.1e-8)
@@ -248,11 +261,21 @@ RARE = [
     "3.14",
     "_",
 ]
-BREAKS = ["\n", "\n\n", " \n\t\n", "\u00a0", "\u2028", "\x1c", "\u3000", "\U000e0041", "\U0010ffff"]
+BREAKS = [
+    "\n",
+    "\n\n",
+    " \n\t\n",
+    "\u00a0",
+    "\u2028",
+    "\x1c",
+    "\u3000",
+    "\U000e0041",
+    "\U0010ffff",
+]
 phrases = st.sampled_from([*PHRASES, *SCRIPTS, *RARE, *BREAKS])
-pages = st.lists(st.one_of(phrases, phrases, phrases, st.text(max_size=4)), max_size=60).map(
-    "".join
-)
+pages = st.lists(
+    st.one_of(phrases, phrases, phrases, st.text(max_size=4)), max_size=60
+).map("".join)
 refrains = st.lists(
     st.sampled_from(["a ", "bb ", "ccc ", "a bb ", "bb a ccc\n", "a\n\n"]), max_size=60
 ).map("".join)
@@ -282,7 +305,9 @@ def test_definitions_name_every_signal():
 
 def test_empty_and_null_texts_have_nothing():
     """A document without text has 0 for every signal."""
-    assert all(value == 0 for signals in measured(["", None, " \n"]) for value in signals.values())
+    assert all(
+        value == 0 for signals in measured(["", None, " \n"]) for value in signals.values()
+    )
     assert measured([]) == []
 
 
@@ -321,15 +346,17 @@ def listed(
         for language, entries in of_languages.items():
             path = files[f"{kind}-{language}.txt"] = tmp_path / f"{kind}-{language}.txt"
             path.write_text("\n".join(entries), encoding="utf-8")
-    settings = {kind: {lang: f"{kind}-{lang}.txt" for lang in of} for kind, of in lists.items()}
+    settings = {
+        kind: {lang: f"{kind}-{lang}.txt" for lang in of} for kind, of in lists.items()
+    }
     stage = Quality(QualitySettings(**settings), files)
     assert set(Quality.required_files(stage.settings)) == set(files)
     stage.open()
     batch = batch_of(texts).set_column(2, "language", pa.array(languages, pa.string()))
     kept = stage.apply(batch).kept
-    assert kept.select(Quality.added_columns(stage.settings).names).schema == Quality.added_columns(
-        stage.settings
-    )
+    assert kept.select(
+        Quality.added_columns(stage.settings).names
+    ).schema == Quality.added_columns(stage.settings)
     return kept
 
 
@@ -337,7 +364,9 @@ ENTRIES = ["the", "a", "bb", "a bb", "bb a ccc", "漢字", "be", "cat the"]
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     texts=st.lists(st.one_of(pages, refrains), min_size=1, max_size=4),
@@ -358,7 +387,9 @@ def test_listed_words_are_counted_as_redpajama_does(
     for text, row in zip(texts, kept.to_pylist(), strict=True):
         words, pieces = normal(text).split(), pieces_of(text)
         runs = (
-            words[i:j] for i in range(len(words)) for j in range(i + 1, min(i + 4, len(words) + 1))
+            words[i:j]
+            for i in range(len(words))
+            for j in range(i + 1, min(i + 4, len(words) + 1))
         )
         assert row["rps_doc_ldnoobw_words"] == sum(" ".join(run) in entries for run in runs)
         assert row["rps_doc_stop_word_fraction"] == share(
@@ -368,14 +399,21 @@ def test_listed_words_are_counted_as_redpajama_does(
 
 def test_each_language_has_its_own_list(tmp_path: Path):
     """A document is held against its language's list; where there is none, the signal is null, and no rule breaks."""
-    texts, languages = ["mist", "mist mist", "mist", None, "mist"], ["en", "de", "fr", "de", None]
-    kept = listed(tmp_path, texts, languages, bad_words={"de": ["", "Mist", "mist"], "en": ["rot"]})
+    texts, languages = (
+        ["mist", "mist mist", "mist", None, "mist"],
+        ["en", "de", "fr", "de", None],
+    )
+    kept = listed(
+        tmp_path, texts, languages, bad_words={"de": ["", "Mist", "mist"], "en": ["rot"]}
+    )
     assert kept["rps_doc_ldnoobw_words"].to_pylist() == [0, 2, None, 0, None]
     judge = QualityFilter(
         QualityFilterSettings.model_validate(OFF | {"languages": None, "max_bad_words": 0})
     )
     dropped = judge.apply(kept).dropped.to_pylist()
-    assert dropped == [{"doc_id": 1, "reason": BAD_WORDS, "value": 2, "limit": 0, "detail": None}]
+    assert dropped == [
+        {"doc_id": 1, "reason": BAD_WORDS, "value": 2, "limit": 0, "detail": None}
+    ]
 
 
 def test_a_list_without_words_is_refused(tmp_path: Path):
@@ -385,7 +423,9 @@ def test_a_list_without_words_is_refused(tmp_path: Path):
     ):
         listed(tmp_path, ["a"], ["en"], bad_words={"en": [" ", ""]})
     (tmp_path / "latin").write_bytes(b"\xe9t\xe9")
-    stage = Quality(QualitySettings(stop_words={"fr": "latin"}), {"latin": tmp_path / "latin"})
+    stage = Quality(
+        QualitySettings(stop_words={"fr": "latin"}), {"latin": tmp_path / "latin"}
+    )
     with pytest.raises(ValueError, match=r"latin: a list of words must be UTF-8"):
         stage.open()
 
@@ -444,7 +484,14 @@ NEAR_AND_PAST: list[tuple[str, float, str, str, str, float]] = [
         3 / 7,
     ),
     ("max_top_2gram_char_share", 0.8, "a b a b c", "a b a b", "top_2gram_too_frequent", 1),
-    ("max_top_3gram_char_share", 0.9, "a b c a b d", "a b c a b c", "top_3gram_too_frequent", 1),
+    (
+        "max_top_3gram_char_share",
+        0.9,
+        "a b c a b d",
+        "a b c a b c",
+        "top_3gram_too_frequent",
+        1,
+    ),
     (
         "max_top_4gram_char_share",
         0.9,
@@ -465,7 +512,14 @@ NEAR_AND_PAST: list[tuple[str, float, str, str, str, float]] = [
         for n in range(5, 11)
     ),
     ("min_terminal_line_share", 0.5, "a.\nb", "a\nb", "terminal_lines_too_few", 0),
-    ("max_short_line_share", 0.5, "a" * 30 + "\n" + "b" * 31, "a" * 30, "short_lines_too_many", 1),
+    (
+        "max_short_line_share",
+        0.5,
+        "a" * 30 + "\n" + "b" * 31,
+        "a" * 30,
+        "short_lines_too_many",
+        1,
+    ),
     ("max_newlines_per_word", 0.5, "a\nb", "a\n\nb", "newlines_too_many", 1),
     ("min_sentences", 2, "Oh? Well", "Oh well...", "sentences_too_few", 1),
     (
@@ -480,7 +534,9 @@ NEAR_AND_PAST: list[tuple[str, float, str, str, str, float]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "limit", "near", "past", "reason", "value"), NEAR_AND_PAST)
+@pytest.mark.parametrize(
+    ("name", "limit", "near", "past", "reason", "value"), NEAR_AND_PAST
+)
 def test_a_rule_keeps_its_limit_and_drops_what_is_past(
     name: str, limit: float, near: str, past: str, reason: str, value: float
 ):
@@ -499,9 +555,9 @@ def test_a_rule_keeps_its_limit_and_drops_what_is_past(
 
 def test_every_reason_is_reached():
     """The cases above break every rule there is, and each reason is a sentence that names its setting."""
-    assert {f"quality.{case[4]}" for case in NEAR_AND_PAST} == set(QualityFilter.reasons) - {
-        BAD_WORDS
-    }
+    assert {f"quality.{case[4]}" for case in NEAR_AND_PAST} == set(
+        QualityFilter.reasons
+    ) - {BAD_WORDS}
     for name, _, _, _, reason, _ in NEAR_AND_PAST:
         sentence = QualityFilter.reasons[f"quality.{reason}"]
         assert name in sentence
@@ -510,7 +566,9 @@ def test_every_reason_is_reached():
 
 def test_the_first_broken_rule_is_the_reason():
     """A text that breaks several rules is dropped once, for the first in the order of the settings."""
-    outcome = filtered(["# #", "# # a"], min_words=1, max_symbol_share=0.1, min_stop_words=1)
+    outcome = filtered(
+        ["# #", "# # a"], min_words=1, max_symbol_share=0.1, min_stop_words=1
+    )
     assert outcome.dropped["reason"].to_pylist() == [
         "quality.words_too_few",
         "quality.hashes_too_many",
@@ -520,9 +578,14 @@ def test_the_first_broken_rule_is_the_reason():
 def test_other_languages_pass_unjudged():
     """Documents outside `languages` pass; null judges every document."""
     assert filtered(["zu kurz"], language="de", min_words=50).kept.num_rows == 1
-    assert filtered(["zu kurz"], language="de", min_words=50, languages=None).kept.num_rows == 0
     assert (
-        filtered(["zu kurz"], language="de", min_words=50, languages=("fr", "de")).kept.num_rows
+        filtered(["zu kurz"], language="de", min_words=50, languages=None).kept.num_rows
+        == 0
+    )
+    assert (
+        filtered(
+            ["zu kurz"], language="de", min_words=50, languages=("fr", "de")
+        ).kept.num_rows
         == 0
     )
 
@@ -539,7 +602,11 @@ def test_defaults_are_gophers():
         0.11,
         0.10,
     ]
-    assert (limits["min_words"], limits["max_words"], limits["min_stop_words"]) == (50, 100_000, 2)
+    assert (limits["min_words"], limits["max_words"], limits["min_stop_words"]) == (
+        50,
+        100_000,
+        2,
+    )
     assert [name for name, limit in limits.items() if limit is None] == [
         "min_terminal_line_share",
         "max_short_line_share",

@@ -20,10 +20,14 @@ from stages.kernels import url_keys
 
 label = st.from_regex(r"[a-z0-9]([a-z0-9\-]{0,6}[a-z0-9])?", fullmatch=True)
 host = (
-    st.lists(label, min_size=1, max_size=4).map(".".join).filter(lambda h: not h.startswith("www"))
+    st.lists(label, min_size=1, max_size=4)
+    .map(".".join)
+    .filter(lambda h: not h.startswith("www"))
 )
 segment = st.from_regex(r"[a-z0-9._~\-]{1,5}", fullmatch=True)
-path = st.lists(segment, max_size=4).map(lambda parts: "".join(f"/{part}" for part in parts))
+path = st.lists(segment, max_size=4).map(
+    lambda parts: "".join(f"/{part}" for part in parts)
+)
 
 
 def normal(url: str | None) -> str:
@@ -39,12 +43,17 @@ def opened(files: dict[str, Path] | None = None, **settings: Any) -> Url:
 def decisions(stage: Url, *urls: str | None) -> list[Any]:
     """For each URL None, or (reason, value, limit, detail)."""
     batch = pa.table(
-        {"doc_id": pa.array(range(len(urls)), pa.uint64()), "url": pa.array(urls, pa.string())}
+        {
+            "doc_id": pa.array(range(len(urls)), pa.uint64()),
+            "url": pa.array(urls, pa.string()),
+        }
     )
     outcome = stage.apply(batch)
     outcome.check(batch, stage.name)
     assert outcome.kept.schema.equals(batch.schema)
-    dropped = {row.pop("doc_id"): tuple(row.values()) for row in outcome.dropped.to_pylist()}
+    dropped = {
+        row.pop("doc_id"): tuple(row.values()) for row in outcome.dropped.to_pylist()
+    }
     return [dropped.get(i) for i in range(len(urls))]
 
 
@@ -109,25 +118,33 @@ def test_spelling_makes_no_difference(
 ) -> None:
     """Scheme, user, www, port, case, escapes, a last slash and the fragment leave the normal form as it is."""
     www = www if "." in host else ""
-    spelled = "".join(f"%{ord(c):02x}" if c.isalpha() else c for c in path) if escaped else path
+    spelled = (
+        "".join(f"%{ord(c):02x}" if c.isalpha() else c for c in path) if escaped else path
+    )
     url = scheme + user + www + host + port + (spelled.upper() if upper else spelled) + end
     assert normal(url) == host + path
 
 
 @given(
-    st.lists(st.text(max_size=30) | st.builds(str.__add__, host, st.text(max_size=9)), max_size=8)
+    st.lists(
+        st.text(max_size=30) | st.builds(str.__add__, host, st.text(max_size=9)), max_size=8
+    )
 )
 def test_a_row_is_normalised_for_itself(urls: list[str]) -> None:
     """Whatever lies beside it, and whatever it is."""
-    assert normalize_urls(pa.chunked_array([urls[:3], urls[3:]], pa.string())).to_pylist() == [
-        normal(u) for u in urls
-    ]
+    assert normalize_urls(
+        pa.chunked_array([urls[:3], urls[3:]], pa.string())
+    ).to_pylist() == [normal(u) for u in urls]
 
 
 # --- Block lists ---
 
 
-@given(entries=st.sets(host | st.builds(str.__add__, host, path), max_size=8), host=host, path=path)
+@given(
+    entries=st.sets(host | st.builds(str.__add__, host, path), max_size=8),
+    host=host,
+    path=path,
+)
 def test_hits_are_those_of_a_set(entries: set[str], host: str, path: str) -> None:
     """Every domain that the host lies in and every prefix of the path, and nothing else, is found."""
     labels, parts = host.split("."), path.split("/")[1:]
@@ -141,7 +158,9 @@ def test_hits_are_those_of_a_set(entries: set[str], host: str, path: str) -> Non
     ]
     some = entries | set(candidates[::2])
     listed = BlockList.build([("", pa.array(sorted(some), pa.large_string()))])
-    hits = listed.find(url_keys.list_parent_keys, pa.array([host + path], pa.large_string()))
+    hits = listed.find(
+        url_keys.list_parent_keys, pa.array([host + path], pa.large_string())
+    )
     assert hits.get_parts(np.ones(len(hits.keys), bool)) == [
         one for one in candidates if one in some
     ]
@@ -150,10 +169,16 @@ def test_hits_are_those_of_a_set(entries: set[str], host: str, path: str) -> Non
 @given(st.text(alphabet="ab1./?-\u00fc", max_size=30))
 def test_words_are_runs_of_letters_and_digits(text: str) -> None:
     """The words of a URL, whatever stands between them."""
-    words = [word for word in "".join(c if c.isalnum() else " " for c in text).split(" ") if word]
+    words = [
+        word for word in "".join(c if c.isalnum() else " " for c in text).split(" ") if word
+    ]
     utf8 = np.frombuffer(text.encode() + b"ab", np.uint8)
-    _, _, starts, ends = url_keys.list_word_keys(utf8, np.array([0, len(utf8) - 2], np.int64))
-    assert [utf8[s:e].tobytes().decode() for s, e in zip(starts, ends, strict=True)] == words
+    _, _, starts, ends = url_keys.list_word_keys(
+        utf8, np.array([0, len(utf8) - 2], np.int64)
+    )
+    assert [
+        utf8[s:e].tobytes().decode() for s, e in zip(starts, ends, strict=True)
+    ] == words
 
 
 def test_a_domain_stands_for_what_lies_in_it(tmp_path: Path) -> None:
@@ -230,7 +255,9 @@ def test_a_line_may_lie_across_two_readings(
     whole = BlockList.read([blocked_file(tmp_path)])
     for num_bytes in (1, 7, 100):
         monkeypatch.setattr("stages.filters.block_list._CHUNK_BYTES", num_bytes)
-        assert np.array_equal(BlockList.read([tmp_path / "list.txt"]).entries, whole.entries)
+        assert np.array_equal(
+            BlockList.read([tmp_path / "list.txt"]).entries, whole.entries
+        )
     assert len(whole.entries) == 50
 
 
@@ -274,7 +301,8 @@ def test_a_million_entries_take_eight_megabytes(tmp_path: Path) -> None:
 def test_too_many_categories_and_empty_folders_are_refused(tmp_path: Path) -> None:
     """A list that could not say where an entry is from, or a folder that holds none, is a fault of the config."""
     chunks = [
-        (f"c{i}", pa.array([f"{i}.com"], pa.large_string())) for i in range(MAX_CATEGORIES + 1)
+        (f"c{i}", pa.array([f"{i}.com"], pa.large_string()))
+        for i in range(MAX_CATEGORIES + 1)
     ]
     assert len(BlockList.build(chunks[:-1]).entries) == MAX_CATEGORIES
     with pytest.raises(
@@ -291,7 +319,9 @@ def test_too_many_categories_and_empty_folders_are_refused(tmp_path: Path) -> No
 
 def test_words_are_whole_and_subwords_are_not() -> None:
     """RefinedWeb's three kinds: anywhere once punctuation is gone, as a word, and two of a kind."""
-    stage = opened(subwords=("subword",), hard_words=("Hard",), soft_words=("one", "two", "three"))
+    stage = opened(
+        subwords=("subword",), hard_words=("Hard",), soft_words=("one", "two", "three")
+    )
     assert decisions(
         stage,
         "http://foobann.edsub-wo.rdbar.com/any/bar",
@@ -378,7 +408,9 @@ def test_patterns_and_sources(tmp_path: Path) -> None:
         ({"soft_words": ("",)}, "'' is not a single word"),
     ],
 )
-def test_settings_that_could_not_work_are_refused(settings: dict[str, Any], message: str) -> None:
+def test_settings_that_could_not_work_are_refused(
+    settings: dict[str, Any], message: str
+) -> None:
     """When the config is read, not hours later."""
     with pytest.raises(ValueError, match=message):
         UrlSettings(**settings)

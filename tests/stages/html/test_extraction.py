@@ -47,7 +47,9 @@ def test_settings_choose_what_is_kept() -> None:
     assert extract_text(PAGE.encode(), settings=HtmlSettings(main_content=True)).startswith(
         "Head|One two three"
     )
-    with_all = extract_text(PAGE.encode(), settings=HtmlSettings(list_bullets=True, alt_texts=True))
+    with_all = extract_text(
+        PAGE.encode(), settings=HtmlSettings(list_bullets=True, alt_texts=True)
+    )
     assert "• a" in with_all
     assert with_all.endswith("ALT")
 
@@ -89,7 +91,9 @@ def test_charset_is_detected(body: bytes, content_type: str, charset: str) -> No
     ("text", "label", "codec"),
     [("①", "shift_jis", "cp932"), ("镕", "gb2312", "gb18030"), ("똠", "euc-kr", "cp949")],
 )
-def test_charset_names_follow_the_encoding_standard(text: str, label: str, codec: str) -> None:
+def test_charset_names_follow_the_encoding_standard(
+    text: str, label: str, codec: str
+) -> None:
     """East Asian charset names select their wider relatives."""
     page = extract(text.encode(codec), f"text/html; charset={label}", HtmlSettings())
     assert isinstance(page, Page)
@@ -138,7 +142,17 @@ def test_unusable_page_has_a_cause(body: bytes, cause: str, detail: str) -> None
 
 
 @pytest.mark.parametrize(
-    "tag", ["div", "b", "ul><li", "table><tr><td", "a><b><div", "select><option", "svg", "font><p"]
+    "tag",
+    [
+        "div",
+        "b",
+        "ul><li",
+        "table><tr><td",
+        "a><b><div",
+        "select><option",
+        "svg",
+        "font><p",
+    ],
 )
 def test_deep_nesting_is_parsed_in_time(tag: str) -> None:
     """12,000 open elements neither crash nor hang the parser."""
@@ -167,16 +181,21 @@ def test_tag_with_too_many_attributes_is_refused(form: str, charset: str) -> Non
             HtmlSettings(),
         )
         assert isinstance(page, Page) == is_read, page
-        assert is_read or (isinstance(page, Unusable) and page.cause == "html.too_many_attributes")
+        assert is_read or (
+            isinstance(page, Unusable) and page.cause == "html.too_many_attributes"
+        )
 
 
 @pytest.mark.parametrize(
-    "scrap", ["<a x='", '<a b="', "<a<", "<a =", "<a b=\"<c d='", "< ", "<" + "a" * 13_000 + " "]
+    "scrap",
+    ["<a x='", '<a b="', "<a<", "<a =", "<a b=\"<c d='", "< ", "<" + "a" * 13_000 + " "],
 )
 def test_attribute_check_takes_linear_time(scrap: str) -> None:
     """Eight million characters that make a careless pattern backtrack."""
     text = scrap * (8_000_000 // len(scrap))
-    _FEW_ATTRIBUTES.fullmatch(text)  # quadratic, it would not end within the time that a test has
+    _FEW_ATTRIBUTES.fullmatch(
+        text
+    )  # quadratic, it would not end within the time that a test has
 
 
 @pytest.mark.parametrize(
@@ -217,7 +236,9 @@ SCRAPS = st.lists(
     st.binary(max_size=200) | SCRAPS.map(lambda text: text.encode("utf-8", "replace")),
     st.text(max_size=30),
 )
-def test_extract_never_raises(settings: HtmlSettings, body: bytes, content_type: str) -> None:
+def test_extract_never_raises(
+    settings: HtmlSettings, body: bytes, content_type: str
+) -> None:
     """Any bytes under any content type give a page in UTF-8 or a cause."""
     page = extract(body, content_type, settings)
     if isinstance(page, Page):

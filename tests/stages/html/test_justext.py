@@ -34,13 +34,18 @@ def test_content_is_kept_and_menus_removed() -> None:
     page = extract(PAGE.encode(), "text/html", WITH_JUSTEXT)
     assert isinstance(page, Page)
     assert page.title == "Bread"
-    assert page.text.split("\n\n") == ["On bread", (SENTENCE * 3).strip(), (SENTENCE * 2).strip()]
+    assert page.text.split("\n\n") == [
+        "On bread",
+        (SENTENCE * 3).strip(),
+        (SENTENCE * 2).strip(),
+    ]
 
 
 def test_line_feeds_of_the_source_become_blanks() -> None:
     """Line feeds in a paragraph become blanks, except in preformatted text."""
     text = extract_main_text(
-        f"<p>{SENTENCE * 3}\nand\n more<pre>{SENTENCE * 3}\nand\n more</pre>", JustextSettings()
+        f"<p>{SENTENCE * 3}\nand\n more<pre>{SENTENCE * 3}\nand\n more</pre>",
+        JustextSettings(),
     )
     assert [paragraph[len(SENTENCE * 3) - 1 :] for paragraph in text.split("\n\n")] == [
         " and more",
@@ -91,7 +96,9 @@ def test_paragraphs_equal_justext(html: str) -> None:
         found = justext.justext(html, justext.get_stoplist("English"))
     except Exception:  # noqa: BLE001 - theirs raises on a page without any element; ours is empty
         found = []
-    expected = "\n\n".join(" ".join(each.text.split()) for each in found if not each.is_boilerplate)
+    expected = "\n\n".join(
+        " ".join(each.text.split()) for each in found if not each.is_boilerplate
+    )
     assert extract_main_text(html, JustextSettings()) == expected
 
 
@@ -140,7 +147,8 @@ def test_hostile_pages_take_linear_time(body: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", ["", " ", "<!-- x -->", "<?xml version='1.0' encoding='latin-1'?>", "\0", "&#xD800;"]
+    "body",
+    ["", " ", "<!-- x -->", "<?xml version='1.0' encoding='latin-1'?>", "\0", "&#xD800;"],
 )
 def test_page_without_elements_is_empty(body: str) -> None:
     """The result is empty, and no error is raised."""

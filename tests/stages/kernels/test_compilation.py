@@ -32,7 +32,9 @@ def test_cache_index_older_than_a_kernel_source_is_deleted(
     index = tmp_path / "__pycache__" / "kernel.double-1.py311.nbi"
     index.parent.mkdir()
     index.touch()
-    newest_s = max(path.stat().st_mtime for path in Path(compilation.__file__).parent.rglob("*.py"))
+    newest_s = max(
+        path.stat().st_mtime for path in Path(compilation.__file__).parent.rglob("*.py")
+    )
     os.utime(index, (time.time(), newest_s - age_s))
 
     compiled(namespace["double"])

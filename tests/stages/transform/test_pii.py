@@ -85,7 +85,9 @@ LEFT = [
 ]
 
 
-def applied(texts: Sequence[str | None], stage: Pii | None = None) -> list[dict[str, object]]:
+def applied(
+    texts: Sequence[str | None], stage: Pii | None = None
+) -> list[dict[str, object]]:
     """What becomes of every text, after the accounts were checked."""
     stage = stage or Pii(PiiSettings())
     batch = pa.table(
@@ -102,7 +104,9 @@ def applied(texts: Sequence[str | None], stage: Pii | None = None) -> list[dict[
 @pytest.mark.parametrize(
     ("kind", "text"), [(kind, text) for kind, texts in REPLACED.items() for text in texts]
 )
-@pytest.mark.parametrize("around", ["{}", "Write to {}.", "({}), or", "条约{}，夏天", '"{}"\n'])
+@pytest.mark.parametrize(
+    "around", ["{}", "Write to {}.", "({}), or", "条约{}，夏天", '"{}"\n']
+)
 def test_each_kind_is_replaced_and_counted(kind: str, text: str, around: str) -> None:
     """Alone, at the end of a sentence, in brackets and quotes, and between letters that put no blanks."""
     (row,) = applied([around.format(text)])
@@ -185,5 +189,7 @@ HOSTILE = {
 def test_hostile_texts_take_linear_time(name: str) -> None:
     """0.4 MB that a careless pattern would chew for hours is done at once, with every kind looked for."""
     began = time.process_time()
-    replace(HOSTILE[name] + " ann@example.org 8.8.8.8 415-555-2671 4111111111111111", DEFAULTS)
+    replace(
+        HOSTILE[name] + " ann@example.org 8.8.8.8 415-555-2671 4111111111111111", DEFAULTS
+    )
     assert time.process_time() - began < 3

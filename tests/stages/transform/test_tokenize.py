@@ -52,7 +52,8 @@ LITERALS = [
 
 crawled = st.lists(
     st.one_of(
-        st.text(), st.sampled_from([*LITERALS, " ", "  ", "\n", "\r\n", "1234", "the", "'ve", "ÄÖ"])
+        st.text(),
+        st.sampled_from([*LITERALS, " ", "  ", "\n", "\r\n", "1234", "the", "'ve", "ÄÖ"]),
     ),
     max_size=12,
 ).map("".join)
@@ -125,7 +126,10 @@ def unigram_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = tokenizers.Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     trainer = trainers.UnigramTrainer(
-        vocab_size=300, special_tokens=["<unk>", "</s>"], unk_token="<unk>", show_progress=False
+        vocab_size=300,
+        special_tokens=["<unk>", "</s>"],
+        unk_token="<unk>",
+        show_progress=False,
     )
     tokenizer.train_from_iterator(SENTENCES, trainer)
     path = tmp_path_factory.mktemp("unigram") / "tokenizer.json"
@@ -218,7 +222,9 @@ def stages(
     """Kind -> the stage with each encoder that can do it; the reference library first."""
     cl100k: dict[str, Any] = {"tiktoken_pattern": "cl100k"}
     return {
-        "json": tuple(opened(json_file, encoder=e) for e in ("tokenizers", "gigatoken", "auto")),
+        "json": tuple(
+            opened(json_file, encoder=e) for e in ("tokenizers", "gigatoken", "auto")
+        ),
         "gpt2": tuple(opened(gpt2_folder, encoder=e) for e in ("tokenizers", "gigatoken")),
         "tiktoken": tuple(
             opened(tiktoken_file, encoder=e, **cl100k) for e in ("tokenizers", "gigatoken")
@@ -238,7 +244,9 @@ KINDS = ["json", "gpt2", "tiktoken", "sentencepiece", "unigram"]
 
 @pytest.mark.parametrize("kind", KINDS)
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(texts=st.lists(crawled, max_size=5))
 def test_every_encoder_gives_the_same_ids(
@@ -252,7 +260,9 @@ def test_every_encoder_gives_the_same_ids(
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(text=st.text())
 def test_json_kind_equals_the_library_called_bare(
@@ -264,11 +274,15 @@ def test_json_kind_equals_the_library_called_bare(
     bare.no_padding()
     end = bare.token_to_id("<|endoftext|>")
     for stage in stages["json"]:
-        assert ids_of(stage, [text]) == [[*bare.encode(text, add_special_tokens=False).ids, end]]
+        assert ids_of(stage, [text]) == [
+            [*bare.encode(text, add_special_tokens=False).ids, end]
+        ]
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(text=crawled)
 def test_sentencepiece_kind_equals_the_library_called_bare(
@@ -328,7 +342,9 @@ def test_tiktoken_kind_gives_the_ids_of_tiktoken(
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(words=st.lists(st.text(alphabet="ahei tnég", min_size=1, max_size=12), max_size=4))
 def test_tiktoken_kind_merges_by_rank(
@@ -339,8 +355,12 @@ def test_tiktoken_kind_merges_by_rank(
     definition = read_definition(tiktoken_file, "cl100k")
     assert definition.spec is not None
     split = definition.spec["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"]
-    pieces = pre_tokenizers.Split(tokenizers.Regex(split), "isolated").pre_tokenize_str(text)
-    expected = [token_id for piece, _ in pieces for token_id in merge_by_rank(piece.encode())]
+    pieces = pre_tokenizers.Split(tokenizers.Regex(split), "isolated").pre_tokenize_str(
+        text
+    )
+    expected = [
+        token_id for piece, _ in pieces for token_id in merge_by_rank(piece.encode())
+    ]
     assert ids_of(stages["tiktoken"][1], [text]) == [[*expected, 268]]
 
 
@@ -358,7 +378,9 @@ def merge_by_rank(word: bytes) -> list[int]:
 
 @pytest.mark.parametrize("kind", ["json", "gpt2", "tiktoken"])
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(text=crawled)
 def test_byte_level_decoding_undoes_encoding(
@@ -371,7 +393,9 @@ def test_byte_level_decoding_undoes_encoding(
 
 @pytest.mark.parametrize("kind", KINDS)
 @settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(texts=st.lists(crawled, max_size=6), cut=st.integers(0, 6))
 def test_batch_size_changes_nothing(
@@ -400,7 +424,9 @@ def test_batches_longer_than_a_slice_are_one_list(stages: dict[str, tuple[Tokeni
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_empty_and_null_texts_are_just_the_end(stages: dict[str, tuple[Tokenize, ...]], kind: str):
+def test_empty_and_null_texts_are_just_the_end(
+    stages: dict[str, tuple[Tokenize, ...]], kind: str
+):
     """A document without text has one token, the end-of-document id; num_tokens counts it; no documents, no tokens."""
     for stage in stages[kind]:
         end = stage.describe().end_of_document
@@ -413,14 +439,18 @@ def test_empty_and_null_texts_are_just_the_end(stages: dict[str, tuple[Tokenize,
 # --- Special tokens ---
 
 
-def test_spelled_special_tokens_stay_text(stages: dict[str, tuple[Tokenize, ...]], json_file: Path):
+def test_spelled_special_tokens_stay_text(
+    stages: dict[str, tuple[Tokenize, ...]], json_file: Path
+):
     """`<|endoftext|>` in a page is not the end id; an ordinary added token behind it keeps its own id."""
     bare = tokenizers.Tokenizer.from_file(str(json_file))
     for stage in stages["json"]:
         (ids,) = ids_of(stage, ["x<|endoftext|><|pad|> <tool>"])
         assert ids[-1] == bare.token_to_id("<|endoftext|>")
         assert ids[-2] == bare.token_to_id("<tool>")
-        assert not {bare.token_to_id("<|endoftext|>"), bare.token_to_id("<|pad|>")} & set(ids[:-1])
+        assert not {bare.token_to_id("<|endoftext|>"), bare.token_to_id("<|pad|>")} & set(
+            ids[:-1]
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -429,8 +459,12 @@ def test_reserved_ids_come_from_no_text(stages: dict[str, tuple[Tokenize, ...]],
     for stage in stages[kind]:
         info = stage.describe()
         names = list(info.special_ids)
-        reserved = {token_id for name, token_id in info.special_ids.items() if name != "<unk>"}
-        for ids in ids_of(stage, [f"a{name}b {name} {name}{name}\n{name}" for name in names]):
+        reserved = {
+            token_id for name, token_id in info.special_ids.items() if name != "<unk>"
+        }
+        for ids in ids_of(
+            stage, [f"a{name}b {name} {name}{name}\n{name}" for name in names]
+        ):
             assert ids[-1] == info.end_of_document
             assert not reserved & set(ids[:-1])
 
@@ -442,7 +476,11 @@ def test_a_forged_special_is_dropped_with_its_id(stages: dict[str, tuple[Tokeniz
     outcome = applied(stage, ["fine", f"x \uffff{end}", "fine too"])
     assert outcome.kept["doc_id"].to_pylist() == [0, 2]
     (drop,) = outcome.dropped.select(["doc_id", "reason", "value"]).to_pylist()
-    assert drop == {"doc_id": 1, "reason": "tokenize.error_reserved_id", "value": float(end or 0)}
+    assert drop == {
+        "doc_id": 1,
+        "reason": "tokenize.error_reserved_id",
+        "value": float(end or 0),
+    }
 
 
 # --- Which encoder, and what the manifest is told ---
@@ -491,7 +529,10 @@ def test_what_gigatoken_reads_otherwise_goes_to_the_reference(symbols_file: Path
     stage = opened(symbols_file)
     bare = sentencepiece.SentencePieceProcessor(model_file=str(symbols_file))
     assert stage.describe().encoder.startswith("sentencepiece ")
-    assert stage.describe().encoder_reason == "gigatoken normalises text otherwise in rare cases"
+    assert (
+        stage.describe().encoder_reason
+        == "gigatoken normalises text otherwise in rare cases"
+    )
     texts = [
         "<sep>",
         "a<sep>",
@@ -499,7 +540,8 @@ def test_what_gigatoken_reads_otherwise_goes_to_the_reference(symbols_file: Path
     ]  # a symbol that begins a text; a combining mark that is reordered
     assert ids_of(stage, texts) == [[*bare.encode(text), bare.eos_id()] for text in texts]
     with pytest.raises(
-        ValueError, match=r"bpe\.model: encoder gigatoken was requested, but .* set encoder to auto"
+        ValueError,
+        match=r"bpe\.model: encoder gigatoken was requested, but .* set encoder to auto",
     ):
         opened(symbols_file, encoder="gigatoken")
 
@@ -507,7 +549,8 @@ def test_what_gigatoken_reads_otherwise_goes_to_the_reference(symbols_file: Path
 def test_an_encoder_for_another_kind_is_refused(sentencepiece_file: Path):
     """HuggingFace tokenizers cannot stand in for SentencePiece, and the message lists what can."""
     with pytest.raises(
-        ValueError, match=r"'tokenizers' does not read this kind.*auto, gigatoken or sentencepiece"
+        ValueError,
+        match=r"'tokenizers' does not read this kind.*auto, gigatoken or sentencepiece",
     ):
         opened(sentencepiece_file, encoder="tokenizers")
 
@@ -543,7 +586,9 @@ def _growth_by_new_words(tokenizer_file: Path) -> int:
         words = rng.integers(ord("a"), ord("z") + 1, size=(50_000, 11), dtype=np.uint8)
         words[:, -1] = ord(" ")
         encoder.encode(pa.array([words.tobytes().decode()], pa.large_string()))
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf(
+            "SC_PAGE_SIZE"
+        )
 
     warm = max(encode_new_words() for _ in range(10))
     return max(encode_new_words() for _ in range(40)) - warm
@@ -651,7 +696,9 @@ def test_a_tokenizer_without_an_end_must_be_told(tmp_path: Path):
         ),
     ],
 )
-def test_a_bad_file_is_named_with_its_remedy(tmp_path: Path, files: dict[str, bytes], message: str):
+def test_a_bad_file_is_named_with_its_remedy(
+    tmp_path: Path, files: dict[str, bytes], message: str
+):
     """open() raises a ValueError that tells the file, the fault and what to do."""
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)

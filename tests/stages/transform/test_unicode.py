@@ -59,7 +59,9 @@ PIECES += [
     "\xa0",
 ]
 PIECES += ["ﬁ", "ＡＢ", "“", "e\u0301"]
-texts_of_pieces = st.lists(st.sampled_from(PIECES), max_size=8).map("".join) | st.text(max_size=12)
+texts_of_pieces = st.lists(st.sampled_from(PIECES), max_size=8).map("".join) | st.text(
+    max_size=12
+)
 SETTINGS = [
     {},
     {"unescape_html": False},
@@ -104,8 +106,17 @@ def test_what_software_broke_is_mended() -> None:
         None,
         "",
     ]
-    assert repaired(opened(), broken) == ["schön <3", "l’été", "caf… red", "“ﬁne” ＡＢ。", None, ""]
-    assert repaired(opened(uncurl_quotes=True, fix_latin_ligatures=True), ["“ﬁne”"]) == ['"fine"']
+    assert repaired(opened(), broken) == [
+        "schön <3",
+        "l’été",
+        "caf… red",
+        "“ﬁne” ＡＢ。",
+        None,
+        "",
+    ]
+    assert repaired(opened(uncurl_quotes=True, fix_latin_ligatures=True), ["“ﬁne”"]) == [
+        '"fine"'
+    ]
 
 
 @pytest.mark.parametrize("values", SETTINGS, ids=str)

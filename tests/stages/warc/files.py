@@ -110,7 +110,11 @@ class Reading:
     """The tables and the report of one file."""
 
     def __init__(
-        self, folder: Path, data: bytes, settings: WarcSettings = DEFAULT, batch_bytes: int = MIB
+        self,
+        folder: Path,
+        data: bytes,
+        settings: WarcSettings = DEFAULT,
+        batch_bytes: int = MIB,
     ) -> None:
         self.path = folder / f"{next(_COUNT)}.warc"
         self.path.write_bytes(data)
@@ -144,8 +148,8 @@ ARC_SHORT = arc_record(make_page("X"), length=100)
 ARC_LONG = arc_record(make_page("X"), length=1500)
 ARC_HUGE = arc_record(make_page("X"), length=10**12)
 
+# A gzip member with a wrong checksum.
 BAD_CRC = bytearray(member(B))
-"""A gzip member with a wrong checksum."""
 BAD_CRC[-6] ^= 1
 
 

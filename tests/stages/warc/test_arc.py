@@ -33,14 +33,17 @@ from tests.stages.warc.files import (
         pytest.param(lambda parts: member(b"".join(parts)), id="one-member"),
         pytest.param(lambda parts: b"".join(parts[1:]), id="no-description"),
         pytest.param(
-            lambda parts: b"".join(part.removesuffix(b"\n") for part in parts), id="no-newlines"
+            lambda parts: b"".join(part.removesuffix(b"\n") for part in parts),
+            id="no-newlines",
         ),
         pytest.param(
             lambda parts: b"\r\n".join([parts[0].replace(b"\n", b"\r\n"), *parts[1:]]),
             id="more-newlines",
         ),
         pytest.param(
-            lambda parts: b"".join(member(b"".join(parts)[i : i + 7]) for i in range(0, 9000, 7)),
+            lambda parts: b"".join(
+                member(b"".join(parts)[i : i + 7]) for i in range(0, 9000, 7)
+            ),
             id="members-cut-by-size",
         ),
     ],
@@ -63,7 +66,10 @@ def test_arc_document_equals_warc_response(
 @pytest.mark.parametrize(
     ("data", "decision"),
     [
-        (arc_record(b"20260102030405\nexample.org. 192.0.2.1", url="dns:example.org"), "not_http"),
+        (
+            arc_record(b"20260102030405\nexample.org. 192.0.2.1", url="dns:example.org"),
+            "not_http",
+        ),
         (arc_record(page(b"x", status="404 Not Found")), "http_status"),
         (arc_record(page(b"x", content_type="image/png")), "media_type"),
         (arc_record(b"this is not HTTP"), "warc.http_header_broken"),
@@ -75,7 +81,9 @@ def test_arc_document_equals_warc_response(
         (arc_record(page(bytes(range(32)) * 9)), "html.not_text"),
     ],
 )
-def test_arc_responses_follow_the_same_rules(folder: Path, data: bytes, decision: str) -> None:
+def test_arc_responses_follow_the_same_rules(
+    folder: Path, data: bytes, decision: str
+) -> None:
     """Reasons and causes are those of WARC, and the next record is read."""
     reading = Reading(
         folder,
@@ -83,7 +91,10 @@ def test_arc_responses_follow_the_same_rules(folder: Path, data: bytes, decision
         WarcSettings(advanced=WarcAdvanced(max_record_bytes=2 * MIB)),
     )
     assert reading.names == "A"
-    assert [*reading.report.skipped, *(entry.cause for entry in reading.report.quarantine)] == [
+    assert [
+        *reading.report.skipped,
+        *(entry.cause for entry in reading.report.quarantine),
+    ] == [
         "type_warcinfo",
         decision,
     ]
@@ -92,7 +103,9 @@ def test_arc_responses_follow_the_same_rules(folder: Path, data: bytes, decision
 def test_arc_header_fields_are_used(folder: Path) -> None:
     """A URL may have spaces and any charset, and a date that does not exist is corrected."""
     untyped = b"HTTP/1.0 200 OK\r\nServer: x\r\n\r\n<p>Hello"
-    late = arc_record(untyped, url="http://b.org/a 1.2 b").replace(b" 20260102", b" 20261301")
+    late = arc_record(untyped, url="http://b.org/a 1.2 b").replace(
+        b" 20260102", b" 20261301"
+    )
     latin = late.replace(b"/a 1", b"/\xe9 1")
     rows = Reading(folder, ARC_START + late + latin).rows
     assert [(row["url"], row["date"], row["text"]) for row in rows] == [

@@ -54,7 +54,11 @@ BROKEN = {
     "gzip-cut-in-header": (member(A) + member(B)[:8], "A", ["truncated"]),
     "gzip-cut-in-checksum": (member(A) + member(B)[:-3], "A", ["truncated"]),
     "gzip-flipped": (member(A) + bytes(FLIPPED) + member(C), "AC", ["compression_corrupt"]),
-    "gzip-bad-checksum": (member(A) + bytes(BAD_CRC) + member(C), "AC", ["compression_corrupt"]),
+    "gzip-bad-checksum": (
+        member(A) + bytes(BAD_CRC) + member(C),
+        "AC",
+        ["compression_corrupt"],
+    ),
     "gzip-two-broken": (
         bytes(FLIPPED) + bytes(BAD_CRC) + member(C),
         "C",
@@ -82,8 +86,16 @@ BROKEN = {
         "AC",
         ["content_length_wrong"],
     ),
-    "gzip-length-too-long": (member(A) + member(LONG) + member(C), "AC", ["content_length_wrong"]),
-    "gzip-length-huge": (member(A) + member(HUGE) + member(C), "AC", ["content_length_wrong"]),
+    "gzip-length-too-long": (
+        member(A) + member(LONG) + member(C),
+        "AC",
+        ["content_length_wrong"],
+    ),
+    "gzip-length-huge": (
+        member(A) + member(HUGE) + member(C),
+        "AC",
+        ["content_length_wrong"],
+    ),
     "gzip-length-huge-at-end": (member(A) + member(HUGE), "A", ["content_length_wrong"]),
     "gzip-swallowing-the-next": (
         member(A) + member(SWALLOWING) + member(C),
@@ -112,9 +124,21 @@ BROKEN = {
     ),
     "arc-cut": (ARC_START + ARC_A + ARC_B[:-50], "A", ["truncated"]),
     "arc-cut-in-header": (ARC_START + ARC_A + ARC_B[:40], "A", ["garbage"]),
-    "arc-length-too-short": (ARC_START + ARC_A + ARC_SHORT + ARC_C, "AC", ["content_length_wrong"]),
-    "arc-length-too-long": (ARC_START + ARC_A + ARC_LONG + ARC_C, "AC", ["content_length_wrong"]),
-    "arc-length-huge": (ARC_START + ARC_A + ARC_HUGE + ARC_C, "AC", ["content_length_wrong"]),
+    "arc-length-too-short": (
+        ARC_START + ARC_A + ARC_SHORT + ARC_C,
+        "AC",
+        ["content_length_wrong"],
+    ),
+    "arc-length-too-long": (
+        ARC_START + ARC_A + ARC_LONG + ARC_C,
+        "AC",
+        ["content_length_wrong"],
+    ),
+    "arc-length-huge": (
+        ARC_START + ARC_A + ARC_HUGE + ARC_C,
+        "AC",
+        ["content_length_wrong"],
+    ),
     "arc-gzip-length-huge": (
         member(ARC_START + ARC_A) + member(ARC_HUGE) + member(ARC_C),
         "AC",
@@ -125,7 +149,11 @@ BROKEN = {
         "C",
         ["compression_corrupt"],
     ),
-    "arc-gzip-cut": (member(ARC_START) + member(ARC_A) + member(ARC_B)[:90], "A", ["truncated"]),
+    "arc-gzip-cut": (
+        member(ARC_START) + member(ARC_A) + member(ARC_B)[:90],
+        "A",
+        ["truncated"],
+    ),
     "lonely-versions": (A + b"WARC/1.0\r\n\r\n" * 3 + C, "AC", ["header_missing"]),
 }
 

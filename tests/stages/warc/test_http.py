@@ -29,7 +29,10 @@ from tests.stages.warc.files import (
         ),
         (("Content-Encoding: gzip",), gzip.compress(b"<title>T</title><p>Hello", mtime=0)),
         (("Content-Encoding: deflate",), zlib.compress(b"<title>T</title><p>Hello")),
-        (("Content-Encoding: deflate",), zlib.compress(b"<title>T</title><p>Hello", wbits=-15)),
+        (
+            ("Content-Encoding: deflate",),
+            zlib.compress(b"<title>T</title><p>Hello", wbits=-15),
+        ),
         (("Content-Encoding: br",), brotli.compress(b"<title>T</title><p>Hello")),
         (
             ("content-encoding: gzip", "x-folded: a", " b"),
@@ -78,7 +81,10 @@ def test_cut_pages_are_kept_and_counted(folder: Path) -> None:
     [
         (b"this is not HTTP", "warc.http_header_broken"),
         (b"HTTP/1.1 200 OK\r\nContent-Type: text/html", "warc.http_header_broken"),
-        (page(gzip.compress(bytes(3 * MIB)), "Content-Encoding: gzip"), "warc.record_too_large"),
+        (
+            page(gzip.compress(bytes(3 * MIB)), "Content-Encoding: gzip"),
+            "warc.record_too_large",
+        ),
         (page(bytes(range(32)) * 9), "html.not_text"),
         (page(b"<" * 50_001), "html.too_many_tags"),
     ],

@@ -27,14 +27,19 @@ from tests.stages.warc.files import (
 
 
 @pytest.mark.parametrize("pack", [member, bytes], ids=["gzip", "uncompressed"])
-def test_decompression_bomb_is_not_held(folder: Path, pack: Callable[[bytes], bytes]) -> None:
+def test_decompression_bomb_is_not_held(
+    folder: Path, pack: Callable[[bytes], bytes]
+) -> None:
     """A record of 200 MB (20 MB uncompressed) needs a few MiB, and the next record is read."""
     num_bytes = 200_000_000 if pack is member else 20_000_000
     path = folder / "bomb"
     path.write_bytes(pack(A) + pack(record(bytes(num_bytes))) + pack(C))
     tracemalloc.start()
     reader = WarcReader(
-        path, WarcSettings(advanced=WarcAdvanced(max_record_bytes=MIB)), split=0, batch_bytes=MIB
+        path,
+        WarcSettings(advanced=WarcAdvanced(max_record_bytes=MIB)),
+        split=0,
+        batch_bytes=MIB,
     )
     num_docs = sum(table.num_rows for table in reader)
     _, peak_bytes = tracemalloc.get_traced_memory()
@@ -60,7 +65,9 @@ def test_reading_stops_after_max_faults(folder: Path) -> None:
     )
     assert reading.causes == ["header_missing"] * 21 + ["too_many_faults"]
     members = Reading(
-        folder, bytes(BAD_CRC) * 100 + member(A), WarcSettings(advanced=WarcAdvanced(max_faults=20))
+        folder,
+        bytes(BAD_CRC) * 100 + member(A),
+        WarcSettings(advanced=WarcAdvanced(max_faults=20)),
     )
     assert members.causes[-1] == "too_many_faults"
     assert len(members.causes) <= 22
@@ -84,7 +91,10 @@ def test_large_arc_record_and_long_line_are_not_held(folder: Path) -> None:
     del huge, line
     tracemalloc.start()
     reader = WarcReader(
-        path, WarcSettings(advanced=WarcAdvanced(max_record_bytes=MIB)), split=0, batch_bytes=MIB
+        path,
+        WarcSettings(advanced=WarcAdvanced(max_record_bytes=MIB)),
+        split=0,
+        batch_bytes=MIB,
     )
     num_docs = sum(table.num_rows for table in reader)
     _, peak_bytes = tracemalloc.get_traced_memory()

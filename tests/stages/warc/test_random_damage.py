@@ -59,7 +59,9 @@ def test_damage_never_raises_and_keeps_earlier_records(
 
 
 @given(
-    flips=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), max_size=6)
+    flips=st.lists(
+        st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), max_size=6
+    )
 )
 @pytest.mark.parametrize("packing", [*PACKED, "one-member"])
 def test_flipped_bits_never_raise(

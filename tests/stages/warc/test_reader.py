@@ -39,7 +39,11 @@ def test_wet_record_becomes_a_row(folder: Path) -> None:
     info = member(record(b"x", kind="warcinfo"))
     path.write_bytes(
         info
-        + member(record(b"Title\nfirst \n\tsecond\n\n", WARC_Target_URI="<https://u@B.org:81/?q>"))
+        + member(
+            record(
+                b"Title\nfirst \n\tsecond\n\n", WARC_Target_URI="<https://u@B.org:81/?q>"
+            )
+        )
     )
     (table,) = WarcReader(path, WarcSettings(), split=7, first_record=100, batch_bytes=MIB)
     assert table.schema == DOCUMENT
@@ -61,7 +65,9 @@ def test_wet_record_becomes_a_row(folder: Path) -> None:
 @pytest.mark.parametrize(
     "pack",
     [
-        pytest.param(lambda records: b"".join(member(r) for r in records), id="member-per-record"),
+        pytest.param(
+            lambda records: b"".join(member(r) for r in records), id="member-per-record"
+        ),
         pytest.param(lambda records: member(b"".join(records)), id="one-member"),
         pytest.param(
             lambda records: member(b"".join(records[:2])) + member(records[2]),
@@ -70,7 +76,8 @@ def test_wet_record_becomes_a_row(folder: Path) -> None:
         pytest.param(b"".join, id="uncompressed"),
         pytest.param(b"\r\n\r\n".join, id="more-newlines"),
         pytest.param(
-            lambda records: b"".join(r.removesuffix(b"\r\n\r\n") for r in records), id="no-newlines"
+            lambda records: b"".join(r.removesuffix(b"\r\n\r\n") for r in records),
+            id="no-newlines",
         ),
         pytest.param(
             lambda records: b"".join(
@@ -80,7 +87,10 @@ def test_wet_record_becomes_a_row(folder: Path) -> None:
         ),
         pytest.param(
             lambda records: (
-                member(b"") + member(records[0]) + member(b"") + member(b"".join(records[1:]))
+                member(b"")
+                + member(records[0])
+                + member(b"")
+                + member(b"".join(records[1:]))
             ),
             id="empty-members",
         ),
@@ -128,7 +138,11 @@ def test_offset_locates_the_record_on_disk(folder: Path) -> None:
             assert content.startswith(b"WARC/1.0")
             assert f"Title {name}\n".encode() in content[:400]
     shared = Reading(folder, member(A) + member(B + C))
-    assert [row["warc_offset"] for row in shared.rows] == [0, len(member(A)), len(member(A))]
+    assert [row["warc_offset"] for row in shared.rows] == [
+        0,
+        len(member(A)),
+        len(member(A)),
+    ]
 
 
 @pytest.mark.parametrize("batch_bytes", [1, 1000, 3000, MIB])
@@ -136,7 +150,10 @@ def test_rows_do_not_depend_on_batch_bytes(folder: Path, batch_bytes: int) -> No
     """Any batch size gives the same rows in the same order and the same report."""
     data = (
         b"".join(
-            map(member, [A, record(b"\xff", WARC_Target_URI="x:"), B, response(page(b"<p>D")), C])
+            map(
+                member,
+                [A, record(b"\xff", WARC_Target_URI="x:"), B, response(page(b"<p>D")), C],
+            )
         )
         + b"end"
     )
@@ -147,7 +164,10 @@ def test_rows_do_not_depend_on_batch_bytes(folder: Path, batch_bytes: int) -> No
     assert [{**row, "warc_file": ""} for row in whole.rows] == [
         {**row, "warc_file": ""} for row in cut.rows
     ]
-    assert [entry.cause for entry in cut.report.quarantine] == ["warc.not_utf8", "warc.garbage"]
+    assert [entry.cause for entry in cut.report.quarantine] == [
+        "warc.not_utf8",
+        "warc.garbage",
+    ]
     assert whole.report.counters() == cut.report.counters()
     assert all(table.num_rows for table in cut.tables)
 
@@ -172,14 +192,18 @@ CONTENTS = st.text(
 @given(st.lists(CONTENTS, min_size=1, max_size=8))
 def test_texts_are_cleaned_as_in_ccnet(folder: Path, list_conversions: list[str]) -> None:
     """Lines are stripped, the first is the title, and blank lines at the end are removed."""
-    reading = Reading(folder, b"".join(record(content.encode()) for content in list_conversions))
+    reading = Reading(
+        folder, b"".join(record(content.encode()) for content in list_conversions)
+    )
     assert [(row["title"], row["text"]) for row in reading.rows] == [
         clean_in_python(content) for content in list_conversions
     ]
     assert reading.report.nul_bytes_replaced == sum(
         content.count("\0") for content in list_conversions
     )
-    assert reading.report.text_bytes == sum(len(str(row["text"]).encode()) for row in reading.rows)
+    assert reading.report.text_bytes == sum(
+        len(str(row["text"]).encode()) for row in reading.rows
+    )
 
 
 def test_first_line_stays_in_the_text_without_title(folder: Path) -> None:
@@ -193,7 +217,9 @@ def test_undecodable_text_is_quarantined_above_the_limit(folder: Path) -> None:
     data = record(b"title\n" + b"x" * 90 + b"\xff\xfe" + "\ufffd".encode()) + A
     strict, lenient = (
         Reading(folder, data),
-        Reading(folder, data, WarcSettings(advanced=WarcAdvanced(max_undecodable_share=0.05))),
+        Reading(
+            folder, data, WarcSettings(advanced=WarcAdvanced(max_undecodable_share=0.05))
+        ),
     )
     assert (strict.names, strict.causes) == ("A", ["not_utf8"])
     assert "2 of 99 characters" in strict.report.quarantine[0].detail
@@ -220,7 +246,8 @@ def test_source_domain_is_the_host(url: str, host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["warcinfo", "request", "metadata", "revisit", "resource", "continuation", "novel"]
+    "kind",
+    ["warcinfo", "request", "metadata", "revisit", "resource", "continuation", "novel"],
 )
 def test_other_record_types_are_skipped_and_counted(folder: Path, kind: str) -> None:
     """Records without documents are counted by type; a type outside the standard is unknown."""
@@ -240,9 +267,13 @@ def test_other_record_types_are_skipped_and_counted(folder: Path, kind: str) -> 
         (record(b"tiny"), "content_too_short"),
     ],
 )
-def test_intact_records_are_skipped_for_each_reason(folder: Path, data: bytes, reason: str) -> None:
+def test_intact_records_are_skipped_for_each_reason(
+    folder: Path, data: bytes, reason: str
+) -> None:
     """Each reason of SKIPPED is reached."""
-    reading = Reading(folder, data + A, WarcSettings(advanced=WarcAdvanced(min_content_bytes=5)))
+    reading = Reading(
+        folder, data + A, WarcSettings(advanced=WarcAdvanced(min_content_bytes=5))
+    )
     assert reading.names == "A"
     assert reading.report.skipped == {reason: 1}
     assert reason in SKIPPED
@@ -265,7 +296,11 @@ def test_report_raises_if_counts_differ() -> None:
 
 def test_counters_hold_every_count(folder: Path) -> None:
     """Records, types, skips and causes are counters, so files can be added."""
-    counters = Reading(folder, record(b"x", kind="warcinfo") + A + b"garbage").report.counters()
+    counters = Reading(
+        folder, record(b"x", kind="warcinfo") + A + b"garbage"
+    ).report.counters()
     assert counters.counts["num_documents"] == counters.counts["skipped.type_warcinfo"] == 1
-    assert counters.counts["quarantined.warc.garbage"] == counters.counts["type.broken"] == 1
+    assert (
+        counters.counts["quarantined.warc.garbage"] == counters.counts["type.broken"] == 1
+    )
     assert (counters + counters).counts["num_records"] == 6

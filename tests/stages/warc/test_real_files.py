@@ -72,7 +72,9 @@ def test_real_files_equal_warcio_and_fastwarc(shared_data: Path, name: str) -> N
     records = read_with_warcio(path)
     assert len(rows) == GOOD[name]
     assert reader.report.quarantine == []
-    assert sorted(reader.report.record_types.elements()) == sorted(kind for kind, _, _ in records)
+    assert sorted(reader.report.record_types.elements()) == sorted(
+        kind for kind, _, _ in records
+    )
     converted = [
         (row["url"], row["title"] + row["text"])
         for row in rows
@@ -88,11 +90,17 @@ ARC_FILES = {
     "hostile/webrecorder+warcio/example.arc": (1, {}),
     "hostile/webrecorder+warcio/example.arc.gz": (1, {}),
     "hostile/netarchivesuite+jwat/small_BNF.arc": (3, {}),  # of 5: two are images
-    "hostile/netarchivesuite+jwat/invalid-arcfile-record-then-garbage.arc": (1, {"garbage": 1}),
+    "hostile/netarchivesuite+jwat/invalid-arcfile-record-then-garbage.arc": (
+        1,
+        {"garbage": 1},
+    ),
     # warcio returns records from these files although they are damaged: cut by the end of the
     # file, ending inside a line, without a header or without a length.
     "hostile/webrecorder+warcio/example-space-in-url.arc": (0, {"truncated": 1}),
-    "hostile/netarchivesuite+jwat/test-arc-1.0-dashed-fields.arc": (0, {"content_length_wrong": 1}),
+    "hostile/netarchivesuite+jwat/test-arc-1.0-dashed-fields.arc": (
+        0,
+        {"content_length_wrong": 1},
+    ),
     "hostile/netarchivesuite+jwat/test-arc-1.0-invalid-fields.arc": (
         0,
         {"content_length_wrong": 1},
@@ -108,7 +116,9 @@ def read_arc_with_warcio(path: Path) -> list[tuple[str, str, int]]:
         items = Warcio(file, no_record_parse=True, arc2warc=True)
         for item in items:
             get = item.rec_headers.get_header
-            found.append((get("WARC-Target-URI", ""), get("WARC-Date"), items.get_record_offset()))
+            found.append(
+                (get("WARC-Target-URI", ""), get("WARC-Date"), items.get_record_offset())
+            )
     return found
 
 
@@ -123,7 +133,8 @@ def test_real_arc_files_equal_warcio(shared_data: Path, name: str) -> None:
     found = read_arc_with_warcio(path)
     assert len(rows) == num_docs
     assert (
-        Counter(entry.cause.removeprefix("warc.") for entry in reader.report.quarantine) == causes
+        Counter(entry.cause.removeprefix("warc.") for entry in reader.report.quarantine)
+        == causes
     )
     assert {(row["url"], row["date"], row["warc_offset"]) for row in rows} <= set(found)
     assert reader.report.num_records == len(found) + (name.endswith("then-garbage.arc"))
@@ -140,7 +151,9 @@ def test_every_real_file_is_read(shared_data: Path, part: str) -> None:
         num_rows = sum(table.num_rows for table in reader)
         report = reader.report
         assert (
-            report.num_records == num_rows + report.skipped.total() + len(report.quarantine) > 0
+            report.num_records
+            == num_rows + report.skipped.total() + len(report.quarantine)
+            > 0
         ), path
         assert set(report.skipped) <= SKIPPED.keys()
         assert {entry.cause for entry in report.quarantine} <= CAUSES.keys()

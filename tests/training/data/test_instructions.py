@@ -56,7 +56,9 @@ COUNTED = "Hello!<|im_end|>\nBye.<|im_end|>"
 
 def write_lines(path: Path, records: Iterable[Any]) -> Path:
     """Write a JSON-lines file; strings are written unchanged."""
-    lines = [record if isinstance(record, str) else json.dumps(record) for record in records]
+    lines = [
+        record if isinstance(record, str) else json.dumps(record) for record in records
+    ]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8", errors="surrogatepass")
     return path
 
@@ -69,7 +71,10 @@ def answers(num: int) -> list[Any]:
         if number % 3:
             found.append({"instruction": ask, "output": answer})
         else:
-            turns = [{"role": "user", "content": ask}, {"role": "assistant", "content": answer}]
+            turns = [
+                {"role": "user", "content": ask},
+                {"role": "assistant", "content": answer},
+            ]
             found.append({"messages": turns})
     return found
 
@@ -157,7 +162,9 @@ def test_only_answers_and_their_end_tokens_count(
     """Inputs follow the template, and the counted labels decode to the answers with their end tokens."""
     batch = next(
         open_rows(
-            write_lines(tmp_path / "lines.jsonl", [record]), tokenizer, documents=["document_ids"]
+            write_lines(tmp_path / "lines.jsonl", [record]),
+            tokenizer,
+            documents=["document_ids"],
         )
     )
     inputs, labels, documents = (
@@ -165,7 +172,9 @@ def test_only_answers_and_their_end_tokens_count(
     )
     num = documents.count(0)
     assert f"{decoded(tokenizer, inputs[:num])}<|im_end|>" == text
-    assert decoded(tokenizer, [label for label in labels if label != IGNORED_LABEL]) == counted
+    assert (
+        decoded(tokenizer, [label for label in labels if label != IGNORED_LABEL]) == counted
+    )
     # each label is the next input, but for the last one, which is the end of all
     assert all(
         label in (IGNORED_LABEL, following)
@@ -175,7 +184,9 @@ def test_only_answers_and_their_end_tokens_count(
     assert set(documents[num:]) == {1}
 
 
-@pytest.mark.parametrize("special", [SPECIAL, SPECIAL[1:]], ids=["start-token", "start-as-text"])
+@pytest.mark.parametrize(
+    "special", [SPECIAL, SPECIAL[1:]], ids=["start-token", "start-as-text"]
+)
 @pytest.mark.parametrize("starts_with", [None, "<s>"])
 def test_transformers_makes_the_same_tokens_of_a_chat(
     tmp_path: Path, special: tuple[str, ...], starts_with: str | None
@@ -184,7 +195,9 @@ def test_transformers_makes_the_same_tokens_of_a_chat(
     llama_of_transformers()
     from transformers import AutoTokenizer
 
-    tokenizer = write_tokenizer(tmp_path / "tokenizer.json", special, starts_with=starts_with)
+    tokenizer = write_tokenizer(
+        tmp_path / "tokenizer.json", special, starts_with=starts_with
+    )
     chat = [*CHAT[:4], {"role": "assistant", "content": "Bye."}]
     path = write_lines(tmp_path / "lines.jsonl", [{"messages": chat}])
     config = make_config(
@@ -199,14 +212,18 @@ def test_transformers_makes_the_same_tokens_of_a_chat(
     ids = theirs.apply_chat_template(chat, return_dict=False)
     ours = read_conversations(path, ChatTokenizer(tokenizer), seq_len=128).tokens.tolist()
     assert [*ours, *theirs.encode("\n", add_special_tokens=False)] == ids
-    prompt = theirs.apply_chat_template(chat[:-1], add_generation_prompt=True, return_dict=False)
+    prompt = theirs.apply_chat_template(
+        chat[:-1], add_generation_prompt=True, return_dict=False
+    )
     assert ours[: len(prompt)] == prompt
     written = json.loads((tmp_path / "out/config.json").read_text())
     assert written["eos_token_id"] == theirs.eos_token_id
     assert written["bos_token_id"] == theirs.bos_token_id
 
 
-def test_special_tokens_in_texts_are_encoded_as_text(tmp_path: Path, tokenizer: Path) -> None:
+def test_special_tokens_in_texts_are_encoded_as_text(
+    tmp_path: Path, tokenizer: Path
+) -> None:
     """A user cannot end a turn by writing its end token."""
     record = {
         "messages": [
@@ -268,7 +285,9 @@ def test_broken_lines_are_skipped_and_reported(
     path = write_lines(tmp_path / "lines.jsonl", ["", *broken, "  ", *answers(3)])
     rows = open_rows(path, tokenizer)
     assert len(rows.faults) == len(broken)
-    for number, (said, fault) in enumerate(zip(broken.values(), rows.faults, strict=True), start=2):
+    for number, (said, fault) in enumerate(
+        zip(broken.values(), rows.faults, strict=True), start=2
+    ):
         assert fault.startswith(f"{path}:{number}: found ")
         assert said in fault
     stats = rows.stats()
@@ -296,7 +315,10 @@ def test_a_conversation_longer_than_a_row_is_cut_and_counted(
     rows = open_rows(write_lines(tmp_path / "lines.jsonl", records), tokenizer, seq_len=64)
     assert rows.stats()["cut_conversations"] == 1
     labels = torch.cat([next(rows)["labels"] for _ in range(2)])
-    text = {decoded(tokenizer, [i for i in row if i != IGNORED_LABEL]) for row in labels.tolist()}
+    text = {
+        decoded(tokenizer, [i for i in row if i != IGNORED_LABEL])
+        for row in labels.tolist()
+    }
     assert len(text) == 2
     assert any(len(t) > 30 and set(t) == {"b"} for t in text)
 
@@ -305,7 +327,9 @@ def test_files_without_valid_lines_are_refused(tmp_path: Path, tokenizer: Path) 
     """The error names the file and what was expected in it."""
 
     def fault(instructions: Path, tokenizer: Path) -> str:
-        data = DataConfig(instructions=str(instructions), tokenizer=str(tokenizer), seq_len=64)
+        data = DataConfig(
+            instructions=str(instructions), tokenizer=str(tokenizer), seq_len=64
+        )
         with pytest.raises(IncompatibleConfig) as raised:
             open_instructions(data, alone(), ())
         return str(raised.value)
@@ -341,15 +365,20 @@ def test_conversations_go_into_the_first_open_row_with_room(
 
 
 @given(
-    st.lists(st.integers(1, 60), min_size=1, max_size=100), st.integers(0, 2**40), st.integers(0, 5)
+    st.lists(st.integers(1, 60), min_size=1, max_size=100),
+    st.integers(0, 2**40),
+    st.integers(0, 5),
 )
-def test_an_epoch_has_each_conversation_once(num_slots: list[int], seed: int, epoch: int) -> None:
+def test_an_epoch_has_each_conversation_once(
+    num_slots: list[int], seed: int, epoch: int
+) -> None:
     """No row is empty or longer than seq_len, and equal arguments give equal rows."""
     slots = np.array(num_slots)
     packed = pack_epoch(slots, seq_len=60, seed=seed, epoch=epoch)
     assert sorted(packed.conversations.tolist()) == list(range(len(num_slots)))
     used = [
-        int(slots[packed.conversations[a:b]].sum()) for a, b in itertools.pairwise(packed.starts)
+        int(slots[packed.conversations[a:b]].sum())
+        for a, b in itertools.pairwise(packed.starts)
     ]
     assert sum(used) == sum(num_slots)
     assert all(0 < places <= 60 for places in used)
@@ -372,7 +401,11 @@ def test_the_order_is_pinned() -> None:
     )
 
 
-@given(st.lists(st.integers(2, 33), min_size=1, max_size=40), st.integers(1, 3), st.integers(0, 99))
+@given(
+    st.lists(st.integers(2, 33), min_size=1, max_size=40),
+    st.integers(1, 3),
+    st.integers(0, 99),
+)
 def test_packing_conserves_every_token(
     tokenizer: Path, lengths: list[int], rows_per_rank: int, seed: int
 ) -> None:
@@ -387,12 +420,15 @@ def test_packing_conserves_every_token(
     is_last = np.isin(np.arange(len(ids)), starts[1:] - 1)
     is_first = np.isin(np.arange(len(ids)), starts[:-1])
     num_rows = sum(
-        pack_epoch(np.diff(starts) - 1, seq_len=32, seed=seed, epoch=e).num_rows for e in (0, 1)
+        pack_epoch(np.diff(starts) - 1, seq_len=32, seed=seed, epoch=e).num_rows
+        for e in (0, 1)
     )
     batches = [next(rows) for _ in range(-(-num_rows // rows_per_rank))]
     inputs = torch.cat([batch["input_ids"] for batch in batches])[:num_rows]
     labels = torch.cat([batch["labels"] for batch in batches])[:num_rows]
-    assert Counter(inputs[inputs >= 1000].tolist()) == dict.fromkeys(ids[~is_last].tolist(), 2)
+    assert Counter(inputs[inputs >= 1000].tolist()) == dict.fromkeys(
+        ids[~is_last].tolist(), 2
+    )
     assert Counter(labels[labels != IGNORED_LABEL].tolist()) == dict.fromkeys(
         ids[counts & ~is_first].tolist(), 2
     )
@@ -411,11 +447,14 @@ def test_rows_tell_of_their_documents(lines: Path, tokenizer: Path) -> None:
     assert cu_seqlens[1:-1] == (torch.nonzero(documents.diff()).flatten() + 1).tolist()
     assert batch["max_seqlen"] == int(np.diff(cu_seqlens).max())
     for start, stop in itertools.pairwise(cu_seqlens):
-        assert batch["position_ids"].flatten()[start:stop].tolist() == list(range(stop - start))
+        assert batch["position_ids"].flatten()[start:stop].tolist() == list(
+            range(stop - start)
+        )
         if start % 256:
             assert stop // 256 == start // 256 or stop % 256 == 0
     counted = [
-        set(batch["labels"].flatten()[a:b].tolist()) for a, b in itertools.pairwise(cu_seqlens)
+        set(batch["labels"].flatten()[a:b].tolist())
+        for a, b in itertools.pairwise(cu_seqlens)
     ]
     left_over = [place for place, found in enumerate(counted) if found == {IGNORED_LABEL}]
     assert all(cu_seqlens[place + 1] % 256 == 0 for place in left_over)
@@ -449,7 +488,11 @@ def test_other_numbers_of_ranks_read_each_row_once(lines: Path, tokenizer: Path)
     for world_size, rows_per_rank, steps in ((2, 2, 3), (1, 3, 2), (3, 1, 4), (2, 1, 5)):
         ranks = [
             open_rows(
-                lines, tokenizer, rank=rank, world_size=world_size, rows_per_rank=rows_per_rank
+                lines,
+                tokenizer,
+                rank=rank,
+                world_size=world_size,
+                rows_per_rank=rows_per_rank,
             )
             for rank in range(world_size)
         ]
@@ -479,7 +522,9 @@ def test_epochs_and_seeds_have_different_orders(lines: Path, tokenizer: Path) ->
     assert len({tuple(order) for order in orders.values()}) == 4
 
 
-def test_a_state_of_other_rows_is_refused(tmp_path: Path, lines: Path, tokenizer: Path) -> None:
+def test_a_state_of_other_rows_is_refused(
+    tmp_path: Path, lines: Path, tokenizer: Path
+) -> None:
     """The error shows both values of what differs."""
     state = open_rows(lines, tokenizer).state_dict()
     other_lines = write_lines(tmp_path / "other.jsonl", answers(29))
@@ -494,13 +539,16 @@ def test_a_state_of_other_rows_is_refused(tmp_path: Path, lines: Path, tokenizer
             rows.load_state_dict(state)
         assert raised.value.differences.keys() == names
     with pytest.raises(
-        InstructionsMismatch, match=r"seed is 3 in the state, 4 in this run.*another run_dir"
+        InstructionsMismatch,
+        match=r"seed is 3 in the state, 4 in this run.*another run_dir",
     ):
         open_rows(lines, tokenizer, seed=4).load_state_dict(state)
     with pytest.raises(
         InstructionsMismatch, match="kind is None in the state, 'instructions' in this run"
     ):
-        open_rows(lines, tokenizer).load_state_dict({"version": 1, "position": 7, "seed": 3})
+        open_rows(lines, tokenizer).load_state_dict(
+            {"version": 1, "position": 7, "seed": 3}
+        )
 
 
 # ------------------------------------------------------------------------------------------------------------- training
@@ -514,7 +562,9 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def fine_tuning(run_dir: Path, base: Path, lines: Path, tokenizer: Path, **changes: Any) -> Any:
+def fine_tuning(
+    run_dir: Path, base: Path, lines: Path, tokenizer: Path, **changes: Any
+) -> Any:
     """Return the config of twelve steps on an imported model."""
     data = {
         "instructions": str(lines),
@@ -528,7 +578,10 @@ def fine_tuning(run_dir: Path, base: Path, lines: Path, tokenizer: Path, **chang
         "checkpoint": {"every_steps": 6},
         "optimizer": optimizer,
     }
-    defaults |= {"model": read_model_settings(base), "data": {**data, "micro_batch_rows": 2}}
+    defaults |= {
+        "model": read_model_settings(base),
+        "data": {**data, "micro_batch_rows": 2},
+    }
     return make_config(run_dir, None, **{**defaults, **changes})
 
 
@@ -558,7 +611,8 @@ def test_adapters_train_while_the_weights_stay_frozen(
     model = read_checkpoint(newest)
     after, before = dict(model.named_parameters()), read_weights(base)
     assert all(
-        torch.equal(after[name.removeprefix("model.")], weight) for name, weight in before.items()
+        torch.equal(after[name.removeprefix("model.")], weight)
+        for name, weight in before.items()
     )
     assert read_progress(newest)["rows"]["end_token"] == "<|im_end|>"
     export_checkpoint(tmp_path / "run", tmp_path / "out", dtype="fp32")

@@ -68,13 +68,17 @@ class HeldOut:
     documents: list[tuple[NDArray[np.int64], str, str]]
 
 
-def write_held_out(folder: Path, *, sha256: str = "ab" * 32, with_metadata: bool = True) -> HeldOut:
+def write_held_out(
+    folder: Path, *, sha256: str = "ab" * 32, with_metadata: bool = True
+) -> HeldOut:
     """Write two shards and an empty one, with documents of 1 to 90 tokens in samples of about 100."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(3)
     tokenizer = TokenizerEntry("tiny", sha256, vocab_size=VOCAB_SIZE, end_of_document=0)
     entries, written = [], []
-    for shard, lengths in enumerate(([1, 90, 17, 2, 33, 60, 16, 5], [], [40, 7, 1, 18, 64, 49])):
+    for shard, lengths in enumerate(
+        ([1, 90, 17, 2, 33, 60, 16, 5], [], [40, 7, 1, 18, 64, 49])
+    ):
         tokens = rng.integers(1, VOCAB_SIZE, sum(lengths))
         about = []
         for doc, stop in enumerate(np.cumsum(lengths).tolist()):
@@ -87,11 +91,18 @@ def write_held_out(folder: Path, *, sha256: str = "ab" * 32, with_metadata: bool
                 }
             )
             written.append(
-                (tokens[stop - lengths[doc] : stop], about[-1]["language"], about[-1]["bucket"])
+                (
+                    tokens[stop - lengths[doc] : stop],
+                    about[-1]["language"],
+                    about[-1]["bucket"],
+                )
             )
         ids = np.arange(len(lengths), dtype=np.uint64) + np.uint64(shard << 32)
         documents = Documents(
-            tokens, np.array(lengths, np.int64), ids, metadata=about if with_metadata else None
+            tokens,
+            np.array(lengths, np.int64),
+            ids,
+            metadata=about if with_metadata else None,
         )
         with (
             (folder / shard_file(shard)).open("wb") as tar,
@@ -154,7 +165,9 @@ def plain_losses(model: Decoder, held_out: HeldOut) -> list[tuple[float, int]]:
 
 def mean(losses_and_counts: Sequence[tuple[float, int]]) -> float:
     """Return the mean loss per token."""
-    return sum(loss for loss, _ in losses_and_counts) / sum(count for _, count in losses_and_counts)
+    return sum(loss for loss, _ in losses_and_counts) / sum(
+        count for _, count in losses_and_counts
+    )
 
 
 def test_losses_equal_those_of_each_document_alone(
@@ -167,7 +180,9 @@ def test_losses_equal_those_of_each_document_alone(
     figures, model = validate(config)
     plain = plain_losses(model, held_out)
     assert figures["validation/loss"] == pytest.approx(mean(plain), rel=1e-6)
-    assert figures["validation/perplexity"] == pytest.approx(math.exp(mean(plain)), rel=1e-5)
+    assert figures["validation/perplexity"] == pytest.approx(
+        math.exp(mean(plain)), rel=1e-5
+    )
     assert figures["validation/tokens"] == sum(count for _, count in plain)
     about = [(f"/{language}", f"/{bucket}") for _, language, bucket in held_out.documents]
     for group in ("/en", "/fr", "/head", "/tail", "/en/head", "/fr/tail"):
@@ -176,15 +191,23 @@ def test_losses_equal_those_of_each_document_alone(
             for found, (of, at) in zip(plain, about, strict=True)
             if group in (of, at, of + at)
         ]
-        assert figures[f"validation/loss{group}"] == pytest.approx(mean(members), rel=1e-6), group
+        assert figures[f"validation/loss{group}"] == pytest.approx(
+            mean(members), rel=1e-6
+        ), group
         if group.count("/") == 1:
-            assert figures[f"validation/tokens{group}"] == sum(count for _, count in members)
+            assert figures[f"validation/tokens{group}"] == sum(
+                count for _, count in members
+            )
 
 
-def test_groups_add_up_to_the_total(language: Path, held_out: HeldOut, tmp_path: Path) -> None:
+def test_groups_add_up_to_the_total(
+    language: Path, held_out: HeldOut, tmp_path: Path
+) -> None:
     """Tokens and losses of all languages, and of all buckets, sum to the total."""
     figures, _ = validate(
-        make_config(tmp_path, language, data=DATA, validation={"manifest": str(held_out.folder)})
+        make_config(
+            tmp_path, language, data=DATA, validation={"manifest": str(held_out.folder)}
+        )
     )
     for groups in (("/en", "/fr"), ("/head", "/tail")):
         tokens = [figures[f"validation/tokens{group}"] for group in groups]
@@ -193,7 +216,9 @@ def test_groups_add_up_to_the_total(language: Path, held_out: HeldOut, tmp_path:
             for group, count in zip(groups, tokens, strict=True)
         ]
         assert sum(tokens) == figures["validation/tokens"]
-        assert sum(sums) == pytest.approx(figures["validation/loss"] * sum(tokens), rel=1e-12)
+        assert sum(sums) == pytest.approx(
+            figures["validation/loss"] * sum(tokens), rel=1e-12
+        )
 
 
 def test_a_dataset_without_metadata_has_totals_only(
@@ -202,10 +227,14 @@ def test_a_dataset_without_metadata_has_totals_only(
     """The totals equal those of the same dataset with metadata."""
     bare = write_held_out(tmp_path / "bare", with_metadata=False)
     found, _ = validate(
-        make_config(tmp_path, language, data=DATA, validation={"manifest": str(bare.folder)})
+        make_config(
+            tmp_path, language, data=DATA, validation={"manifest": str(bare.folder)}
+        )
     )
     wanted, _ = validate(
-        make_config(tmp_path, language, data=DATA, validation={"manifest": str(held_out.folder)})
+        make_config(
+            tmp_path, language, data=DATA, validation={"manifest": str(held_out.folder)}
+        )
     )
     names = {"validation/loss", "validation/perplexity", "validation/tokens"}
     assert found == {name: wanted[name] for name in names}
@@ -217,7 +246,9 @@ def test_validation_uses_the_first_documents(
     """validation.documents counts documents over shards; null uses all."""
     for num in (3, 10, None):
         section = {"manifest": str(held_out.folder), "documents": num}
-        figures, model = validate(make_config(tmp_path, language, data=DATA, validation=section))
+        figures, model = validate(
+            make_config(tmp_path, language, data=DATA, validation=section)
+        )
         assert figures["validation/loss"] == pytest.approx(
             mean(plain_losses(model, held_out)[:num]), rel=1e-6
         )
@@ -247,7 +278,9 @@ def run_ranks(
     finally:
         for process in processes:
             process.kill()
-    assert [process.returncode for process in processes] == [0] * num_ranks, ended[0][1][-4000:]
+    assert [process.returncode for process in processes] == [0] * num_ranks, ended[0][1][
+        -4000:
+    ]
     return [json.loads(out) for out, _ in ended]
 
 
@@ -280,7 +313,10 @@ def test_validation_does_not_change_training(
     language: Path, held_out: HeldOut, tmp_path: Path
 ) -> None:
     """A run that validates after each step has bit-identical training losses."""
-    sections = {"without": None, "with": {"manifest": str(held_out.folder), "every_steps": 1}}
+    sections = {
+        "without": None,
+        "with": {"manifest": str(held_out.folder), "every_steps": 1},
+    }
     settings = [
         make_settings(tmp_path / name, language, validation=section)
         for name, section in sections.items()
@@ -303,10 +339,14 @@ def test_another_tokenizer_is_refused(language: Path, tmp_path: Path) -> None:
         Validation(config, joined(config))
 
 
-def test_nothing_to_predict_is_refused(language: Path, held_out: HeldOut, tmp_path: Path) -> None:
+def test_nothing_to_predict_is_refused(
+    language: Path, held_out: HeldOut, tmp_path: Path
+) -> None:
     """A single document of one token has no label."""
     config = make_config(
         tmp_path, language, validation={"manifest": str(held_out.folder), "documents": 1}
     )
-    with pytest.raises(IncompatibleConfig, match=r"none of the first 1 documents has two tokens"):
+    with pytest.raises(
+        IncompatibleConfig, match=r"none of the first 1 documents has two tokens"
+    ):
         Validation(config, joined(config))

@@ -50,7 +50,11 @@ def llama_of_transformers() -> tuple[Any, Any]:
 
 
 def write_llama(
-    folder: Path, *, dtype: torch.dtype = torch.float32, max_shard_size: str = "1GB", **changes: Any
+    folder: Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    max_shard_size: str = "1GB",
+    **changes: Any,
 ) -> Any:
     """Save a model with random weights by transformers."""
     llama_config, llama_for_causal_lm = llama_of_transformers()
@@ -66,7 +70,9 @@ def change_config(folder: Path, **changes: Any) -> None:
     """Change values of a config.json; None removes a key."""
     path = folder / "config.json"
     config = json.loads(path.read_text()) | changes
-    path.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+    path.write_text(
+        json.dumps({key: value for key, value in config.items() if value is not None})
+    )
 
 
 def write_tokenizer(
@@ -122,7 +128,9 @@ def read_folder(folder: Path, adapters: LoraConfig | None = None) -> Decoder:
 def read_checkpoint(path: Path) -> Decoder:
     """Return our model of a checkpoint, with its adapters."""
     progress = checkpoint.read_progress(path)
-    model = Decoder(ModelConfig.model_validate(progress["model"]), progress["model"]["vocab_size"])
+    model = Decoder(
+        ModelConfig.model_validate(progress["model"]), progress["model"]["vocab_size"]
+    )
     if progress["lora"]:
         lora.add_adapters(model, LoraConfig.model_validate(progress["lora"]))
     checkpoint.load_weights(path, dict(model.named_parameters()))
@@ -131,7 +139,9 @@ def read_checkpoint(path: Path) -> Decoder:
 
 def tokens(num_rows: int = 3, seq_len: int = 48) -> Tensor:
     """Return random ids."""
-    return torch.randint(0, 250, (num_rows, seq_len), generator=torch.Generator().manual_seed(1))
+    return torch.randint(
+        0, 250, (num_rows, seq_len), generator=torch.Generator().manual_seed(1)
+    )
 
 
 def logits(model: Decoder, ids: Tensor) -> Tensor:

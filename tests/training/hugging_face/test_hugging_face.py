@@ -36,11 +36,11 @@ from training.hugging_face.weights import load_weights_into
 from training.model.decoder import Decoder
 from training.trainer import train
 
+# fp32, logits of about 1: both sum products of 64 and 128 numbers, in their own order.
 CLOSE: dict[str, float] = {"rtol": 1e-4, "atol": 1e-5}
-"""fp32, logits of about 1: both sum products of 64 and 128 numbers, in their own order."""
 
+# Too little to change any weight that is not 0.
 NO_CHANGE = {"learning_rate": 1e-30}
-"""Too little to change any weight that is not 0."""
 
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 500_000.0, **SCALING}
 
@@ -84,7 +84,9 @@ def test_configs_of_transformers_4_are_read_too(tmp_path: Path) -> None:
     write_llama(tmp_path, rope_parameters=LLAMA3)
     new = read_model_settings(tmp_path)
     scaling = {"rope_type": "llama3", **SCALING}
-    change_config(tmp_path, rope_parameters=None, rope_theta=500_000.0, rope_scaling=scaling)
+    change_config(
+        tmp_path, rope_parameters=None, rope_theta=500_000.0, rope_scaling=scaling
+    )
     assert read_model_settings(tmp_path) == new
     assert new["rope_scaling"]["original_seq_len"] == 32
     assert new["rope_theta"] == 500_000.0
@@ -118,7 +120,9 @@ def test_import_prints_a_section_that_fits(tmp_path: Path) -> None:
         "initial_weights": str(tmp_path),
     }  # fmt: skip
     alone()
-    load_weights_into(tmp_path, Decoder(ModelConfig.model_validate(section), section["vocab_size"]))
+    load_weights_into(
+        tmp_path, Decoder(ModelConfig.model_validate(section), section["vocab_size"])
+    )
 
 
 # ----------------------------------------------------------------------------------------------------------- the faults
@@ -145,7 +149,12 @@ def test_all_differences_are_reported_together(tmp_path: Path) -> None:
     """The error has both values of each key, and the command that prints the right ones."""
     write_llama(tmp_path)
     said = collect_faults(
-        tmp_path, num_layers=3, num_kv_heads=4, rope_theta=5e5, norm_eps=1e-6, rope_scaling={}
+        tmp_path,
+        num_layers=3,
+        num_kv_heads=4,
+        rope_theta=5e5,
+        norm_eps=1e-6,
+        rope_scaling={},
     )
     for part in (
         "model.num_layers is 3 in the config, 2 in the folder",
@@ -176,12 +185,18 @@ def test_a_padded_vocabulary_is_refused_with_both_shapes(tmp_path: Path) -> None
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu', expected 'silu'"),
         ({"attention_bias": True}, "attention_bias is true, expected false"),
         ({"mlp_bias": True}, "mlp_bias is true, expected false"),
-        ({"head_dim": 32}, "head_dim is 32, expected hidden_size / num_attention_heads = 16"),
+        (
+            {"head_dim": 32},
+            "head_dim is 32, expected hidden_size / num_attention_heads = 16",
+        ),
         (
             {"rope_parameters": {"rope_type": "yarn"}},
             "rope_type is 'yarn', expected 'default' or 'llama3'",
         ),
-        ({"quantization_config": {"bits": 4}}, "use the weights from before the quantization"),
+        (
+            {"quantization_config": {"bits": 4}},
+            "use the weights from before the quantization",
+        ),
         ({"hidden_size": None}, "hidden_size is missing"),
         (
             {"num_attention_heads": 3, "head_dim": None},
@@ -189,7 +204,9 @@ def test_a_padded_vocabulary_is_refused_with_both_shapes(tmp_path: Path) -> None
         ),
     ],
 )
-def test_unsupported_models_are_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+def test_unsupported_models_are_refused(
+    tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
     """Loading and `import` refuse settings that the decoder does not implement."""
     write_llama(tmp_path)
     change_config(tmp_path, **changes)
@@ -225,7 +242,9 @@ def test_tensors_that_differ_from_the_config_are_reported(tmp_path: Path) -> Non
     """Missing, unknown and differently shaped tensors are refused."""
     write_llama(tmp_path / "small", num_hidden_layers=1)
     change_config(tmp_path / "small", num_hidden_layers=2)
-    assert "model.layers.1.self_attn.q_proj.weight is missing" in collect_faults(tmp_path / "small")
+    assert "model.layers.1.self_attn.q_proj.weight is missing" in collect_faults(
+        tmp_path / "small"
+    )
     write_llama(tmp_path / "large", num_hidden_layers=3)
     change_config(tmp_path / "large", num_hidden_layers=2)
     assert "model.layers.2.input_layernorm.weight is unknown; " in collect_faults(
@@ -271,10 +290,14 @@ def test_exports_give_the_same_logits_in_transformers(
     ours = logits(read_checkpoint(newest), tokens())
     assert export_checkpoint(tmp_path / "run", tmp_path / "one", dtype="fp32") == newest
     export_checkpoint(newest, tmp_path / "many", dtype="fp32", shard_bytes=60_000)
-    assert [path.name for path in (tmp_path / "one").glob("*.safetensors")] == ["model.safetensors"]
+    assert [path.name for path in (tmp_path / "one").glob("*.safetensors")] == [
+        "model.safetensors"
+    ]
     files = list((tmp_path / "many").glob("*.safetensors"))
     assert len(files) > 3
-    assert all(path.stat().st_size < 70_000 or len(list_tensor_names(path)) == 1 for path in files)
+    assert all(
+        path.stat().st_size < 70_000 or len(list_tensor_names(path)) == 1 for path in files
+    )
     for folder in ("one", "many"):
         torch.testing.assert_close(their_logits(tmp_path / folder, tokens()), ours, **CLOSE)
     read_back = logits(read_folder(tmp_path / "many"), tokens())
@@ -288,12 +311,16 @@ def list_tensor_names(path: Path) -> list[str]:
     return list(load_file(path))
 
 
-def test_the_export_command_writes_bf16_and_a_tokenizer(tmp_path: Path, language: Path) -> None:
+def test_the_export_command_writes_bf16_and_a_tokenizer(
+    tmp_path: Path, language: Path
+) -> None:
     """AutoTokenizer opens the exported tokenizer, and its end token matches config.json."""
     llama_of_transformers()
     from transformers import AutoConfig, AutoTokenizer
 
-    config = make_config(tmp_path / "run", language, steps=1, model={"vocab_size": VOCAB_SIZE})
+    config = make_config(
+        tmp_path / "run", language, steps=1, model={"vocab_size": VOCAB_SIZE}
+    )
     train(config, alone())
     tokenizer = write_tokenizer(tmp_path / "tokenizer.json")
     arguments = [
@@ -305,7 +332,9 @@ def test_the_export_command_writes_bf16_and_a_tokenizer(tmp_path: Path, language
     ]
     said = CliRunner().invoke(app, arguments)
     assert said.exit_code == 0, said.output
-    assert said.output == f"{tmp_path / 'out'}: {tmp_path / 'run/checkpoints/step-00000001'}\n"
+    assert (
+        said.output == f"{tmp_path / 'out'}: {tmp_path / 'run/checkpoints/step-00000001'}\n"
+    )
     assert {w.dtype for w in read_weights(tmp_path / "out").values()} == {torch.bfloat16}
     found = AutoTokenizer.from_pretrained(tmp_path / "out")
     about = AutoConfig.from_pretrained(tmp_path / "out")
@@ -324,20 +353,29 @@ def test_impossible_exports_are_refused(tmp_path: Path, language: Path) -> None:
         export_checkpoint(tmp_path / "nowhere", tmp_path / "out")
     run_dir = tmp_path / "run"
     train(
-        make_config(run_dir, language, steps=1, data={"tokenizer": str(tmp_path / "gone.json")}),
+        make_config(
+            run_dir, language, steps=1, data={"tokenizer": str(tmp_path / "gone.json")}
+        ),
         alone(),
     )
-    with pytest.raises(IncompatibleConfig, match=r"gone\.json cannot be read .* give --tokenizer"):
+    with pytest.raises(
+        IncompatibleConfig, match=r"gone\.json cannot be read .* give --tokenizer"
+    ):
         export_checkpoint(run_dir, tmp_path / "out")
     large = write_tokenizer(tmp_path / "tokenizer.json")
     with pytest.raises(
-        IncompatibleConfig, match=r"has ids up to 2\d\d, but the vocabulary of the model is 256"
+        IncompatibleConfig,
+        match=r"has ids up to 2\d\d, but the vocabulary of the model is 256",
     ):
         export_checkpoint(run_dir, tmp_path / "out", tokenizer=large)
     (tmp_path / "out").mkdir()
     with pytest.raises(IncompatibleConfig, match="exists already"):
         export_checkpoint(run_dir, tmp_path / "out")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "run", "tokenizer.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "out",
+        "run",
+        "tokenizer.json",
+    ]
 
 
 # ------------------------------------------------------------------------------------------------------- there and back
@@ -384,7 +422,12 @@ def test_two_ranks_read_the_same_weights(tmp_path: Path, language: Path) -> None
     section = read_model_settings(tmp_path / "folder")
     runs = [
         make_settings(
-            tmp_path / mode, language, steps=1, model=section, optimizer=NO_CHANGE, **changes
+            tmp_path / mode,
+            language,
+            steps=1,
+            model=section,
+            optimizer=NO_CHANGE,
+            **changes,
         )
         for mode, changes in modes.items()
     ]

@@ -16,7 +16,9 @@ from training.model.attention import AttentionMask
 from training.model.decoder import Decoder
 from training.model.initialization import init_parameters
 
-CONFIG = ModelConfig(dim=64, num_layers=2, num_heads=4, num_kv_heads=2, ffn_dim=128, init_std=0.1)
+CONFIG = ModelConfig(
+    dim=64, num_layers=2, num_heads=4, num_kv_heads=2, ffn_dim=128, init_std=0.1
+)
 ADAPTERS = LoraConfig(rank=4, alpha=6.0, targets=("q_proj", "v_proj", "down_proj"))
 
 
@@ -36,7 +38,9 @@ def adapted(*, b_too: bool = False) -> Decoder:
             if lora.is_adapter(name):
                 lora.init_adapter(name, parameter, 0)
                 if b_too and name.endswith(lora.B):
-                    parameter.normal_(std=0.1, generator=torch.Generator().manual_seed(len(name)))
+                    parameter.normal_(
+                        std=0.1, generator=torch.Generator().manual_seed(len(name))
+                    )
     return model
 
 
@@ -45,7 +49,8 @@ def test_an_untrained_adapter_changes_nothing() -> None:
     before, after = plain(), adapted()
     weights = dict(after.named_parameters())
     assert all(
-        torch.equal(parameter, weights[name]) for name, parameter in before.named_parameters()
+        torch.equal(parameter, weights[name])
+        for name, parameter in before.named_parameters()
     )
     assert torch.equal(logits(before, tokens()), logits(after, tokens()))
 
@@ -55,8 +60,12 @@ def test_only_adapters_are_trained() -> None:
     model = adapted()
     loss, _ = model(tokens(), tokens(), AttentionMask())
     loss.backward()
-    with_gradient = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    assert set(with_gradient) == {name for name, p in model.named_parameters() if p.requires_grad}
+    with_gradient = {
+        name: p.grad for name, p in model.named_parameters() if p.grad is not None
+    }
+    assert set(with_gradient) == {
+        name for name, p in model.named_parameters() if p.requires_grad
+    }
     assert set(with_gradient) == {
         f"layers.{layer}.{target}.{matrix}"
         for layer in range(2)
@@ -64,7 +73,8 @@ def test_only_adapters_are_trained() -> None:
         for matrix in (lora.A, lora.B)
     }
     assert all(
-        bool(gradient.any()) == name.endswith(lora.B) for name, gradient in with_gradient.items()
+        bool(gradient.any()) == name.endswith(lora.B)
+        for name, gradient in with_gradient.items()
     )
 
 
@@ -84,7 +94,9 @@ def test_merged_weights_give_the_logits_of_the_adapters() -> None:
 
 def test_merging_leaves_other_weights_unchanged() -> None:
     """Weights without an adapter keep dtype and bits; merged ones are fp32."""
-    weights = {name: p.detach().bfloat16() for name, p in adapted(b_too=True).named_parameters()}
+    weights = {
+        name: p.detach().bfloat16() for name, p in adapted(b_too=True).named_parameters()
+    }
     merged = lora.merge_adapters(weights, ADAPTERS)
     assert set(merged) == {name for name in weights if not lora.is_adapter(name)}
     assert torch.equal(merged["lm_head.weight"], weights["lm_head.weight"])
@@ -102,7 +114,9 @@ def test_initial_adapters_depend_on_name_and_seed() -> None:
         assert torch.equal(first, second)
         drawn[name, seed] = first
     assert not drawn["a.lora_b", 0].any()
-    assert float(drawn["a.lora_a", 0].std()) == pytest.approx(1 / math.sqrt(3 * 300), rel=0.05)
+    assert float(drawn["a.lora_a", 0].std()) == pytest.approx(
+        1 / math.sqrt(3 * 300), rel=0.05
+    )
     assert not torch.equal(drawn["a.lora_a", 0], drawn["a.lora_a", 1])
     assert not torch.equal(drawn["a.lora_a", 0], drawn["b.lora_a", 0])
 

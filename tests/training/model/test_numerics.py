@@ -36,8 +36,12 @@ def test_the_chunked_loss_equals_torch_cross_entropy(
 ) -> None:
     """Losses per token, their sum and both gradients are equal for every chunk size."""
     random = torch.Generator().manual_seed(seed)
-    hidden = torch.randn(num_tokens, 5, generator=random, dtype=torch.float32).requires_grad_()
-    weight = torch.randn(vocab_size, 5, generator=random, dtype=torch.float32).requires_grad_()
+    hidden = torch.randn(
+        num_tokens, 5, generator=random, dtype=torch.float32
+    ).requires_grad_()
+    weight = torch.randn(
+        vocab_size, 5, generator=random, dtype=torch.float32
+    ).requires_grad_()
     labels = torch.randint(0, vocab_size, (num_tokens,), generator=random)
     labels[torch.rand(num_tokens, generator=random) < ignored_share] = IGNORED_LABEL
     total, losses = chunked_cross_entropy(hidden, weight, labels, chunk_tokens=chunk_tokens)
@@ -46,14 +50,19 @@ def test_the_chunked_loss_equals_torch_cross_entropy(
     torch.testing.assert_close(losses, expected.detach(), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(total, expected.sum(), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(
-        found, torch.autograd.grad(3 * expected.sum(), (hidden, weight)), rtol=1e-4, atol=1e-5
+        found,
+        torch.autograd.grad(3 * expected.sum(), (hidden, weight)),
+        rtol=1e-4,
+        atol=1e-5,
     )
 
 
 def test_large_logits_do_not_overflow() -> None:
     """Logits of 10,000 give finite losses."""
     hidden, weight = torch.full((2, 1), 1e4), torch.tensor([[1.0], [-1.0], [0.5]])
-    total, losses = chunked_cross_entropy(hidden, weight, torch.tensor([0, 1]), chunk_tokens=1)
+    total, losses = chunked_cross_entropy(
+        hidden, weight, torch.tensor([0, 1]), chunk_tokens=1
+    )
     assert losses.tolist() == [0.0, 2e4]
     assert total.item() == 2e4
 
@@ -61,13 +70,17 @@ def test_large_logits_do_not_overflow() -> None:
 def test_frozen_weights_get_no_gradient() -> None:
     """A frozen weight has no gradient, the hidden states have one."""
     hidden, weight = torch.randn(4, 3, requires_grad=True), torch.randn(7, 3)
-    total, _ = chunked_cross_entropy(hidden, weight, torch.tensor([1, 2, 3, 4]), chunk_tokens=2)
+    total, _ = chunked_cross_entropy(
+        hidden, weight, torch.tensor([1, 2, 3, 4]), chunk_tokens=2
+    )
     total.backward()
     assert hidden.grad is not None
     assert weight.grad is None
 
 
-@given(cuts=st.sets(st.integers(1, 15), max_size=5), num_kv_heads=st.sampled_from([1, 2, 4]))
+@given(
+    cuts=st.sets(st.integers(1, 15), max_size=5), num_kv_heads=st.sampled_from([1, 2, 4])
+)
 @settings(max_examples=30)
 def test_documents_in_a_row_see_only_themselves(cuts: set[int], num_kv_heads: int) -> None:
     """A document in a packed row has the output of the document alone."""
@@ -102,7 +115,9 @@ def test_offloaded_activations_give_the_same_bits(num_forwards: int) -> None:
 
     def gradients(offload: ActivationOffload | None) -> list[Tensor]:
         torch.manual_seed(0)
-        blocks = [nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8)) for _ in range(3)]
+        blocks = [
+            nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8)) for _ in range(3)
+        ]
         computes = [
             offload.wrap(block, is_last=block is blocks[-1]) if offload else block
             for block in blocks
@@ -115,12 +130,16 @@ def test_offloaded_activations_give_the_same_bits(num_forwards: int) -> None:
             outs.append(out)
         for out in outs:
             out.square().sum().backward()
-        return [p.grad for block in blocks for p in block.parameters() if p.grad is not None]
+        return [
+            p.grad for block in blocks for p in block.parameters() if p.grad is not None
+        ]
 
     plain = gradients(None)
     offloaded = gradients(ActivationOffload(torch.device("cpu"), min_bytes=1))
     assert len(plain) == 12
-    assert all(torch.equal(first, second) for first, second in zip(plain, offloaded, strict=True))
+    assert all(
+        torch.equal(first, second) for first, second in zip(plain, offloaded, strict=True)
+    )
 
 
 def test_offloaded_activations_are_copies() -> None:

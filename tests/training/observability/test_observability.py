@@ -43,17 +43,30 @@ def test_figures_are_written_to_the_log_tensorboard_and_terminal(
     request.addfinalizer(logger.handlers.clear)
     configure_logging(is_first_rank=True)
     config = make_config(
-        tmp_path / "run", language, steps=3, observability={"every_steps": 1, "tensorboard": True}
+        tmp_path / "run",
+        language,
+        steps=3,
+        observability={"every_steps": 1, "tensorboard": True},
     )
-    train(config, distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=tmp_path))
+    train(
+        config,
+        distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=tmp_path),
+    )
     lines = read_log(tmp_path / "run")
     board = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     board.Reload()
-    assert {"loss", "grad_norm", "learning_rate", "tokens_per_s", "stall_share", "position"} <= {
-        *board.Tags()["scalars"]
-    }
+    assert {
+        "loss",
+        "grad_norm",
+        "learning_rate",
+        "tokens_per_s",
+        "stall_share",
+        "position",
+    } <= {*board.Tags()["scalars"]}
     found = [(event.step, event.value) for event in board.Scalars("loss")]
-    assert found == [(line["step"], pytest.approx(line["loss"], rel=1e-6)) for line in lines]
+    assert found == [
+        (line["step"], pytest.approx(line["loss"], rel=1e-6)) for line in lines
+    ]
     assert "step       3/3  loss" in capsys.readouterr().err
 
 
@@ -79,7 +92,10 @@ def test_weights_and_biases_gets_the_figures_without_a_network(
     monkeypatch.setenv("WANDB_SILENT", "true")
     watching = {"every_steps": 1, "tensorboard": False, "wandb": {"project": "corpus"}}
     config = make_config(tmp_path / "run", language, steps=2, observability=watching)
-    train(config, distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=tmp_path))
+    train(
+        config,
+        distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=tmp_path),
+    )
     (written,) = (tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")
     content = written.read_bytes()
     assert b"grad_norm" in content
@@ -90,7 +106,10 @@ def test_a_trace_holds_the_steps_asked_for(language: Path, tmp_path: Path) -> No
     """The Chrome trace of a rank has exactly the configured steps."""
     watching = {"every_steps": 1, "tensorboard": False, "profile_steps": [2, 3]}
     config = make_config(tmp_path / "run", language, steps=5, observability=watching)
-    train(config, distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=tmp_path))
+    train(
+        config,
+        distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=tmp_path),
+    )
     trace = json.loads(
         gzip.decompress((tmp_path / "run" / "profile" / "rank-00000.json.gz").read_bytes())
     )
@@ -187,7 +206,8 @@ def test_every_panel_of_training_shows_a_real_run(
     start = time.time()
     with asking(port, tmp_path / "prometheus", every_s=0.2) as prometheus:
         train(
-            config, distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=tmp_path)
+            config,
+            distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=tmp_path),
         )
         seen = Watched(prometheus, "tiny", start, time.time())
         assert {title for title, _ in seen.empty("training")} <= {
@@ -213,5 +233,7 @@ def test_a_taken_port_is_refused(language: Path, tmp_path: Path) -> None:
         ):
             train(
                 config,
-                distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=tmp_path),
+                distributed.init_distributed(
+                    config.parallel, timeout_s=60, dump_dir=tmp_path
+                ),
             )

@@ -19,14 +19,18 @@ from training.trainer import train
 MODES: dict[int, dict[str, dict[str, Any]]] = {
     2: {
         "ddp": {"parallel": {"strategy": "ddp"}},
-        "ddp-offloaded-optimizer": {"parallel": {"strategy": "ddp", "offload": "optimizer"}},
+        "ddp-offloaded-optimizer": {
+            "parallel": {"strategy": "ddp", "offload": "optimizer"}
+        },
         "zero1": {"parallel": {"strategy": "zero1"}},
         "zero2": {"parallel": {"strategy": "zero2"}},
         "zero3": {"parallel": {"strategy": "zero3"}},
         "copies": {"parallel": {"strategy": "zero2", "shard_degree": 1}},
         "tensor": {"parallel": {"tensor": 2}},
         "offloaded-optimizer": {"parallel": {"offload": "optimizer"}},
-        "offloaded-parameters": {"parallel": {"offload": "parameters", "strategy": "zero3"}},
+        "offloaded-parameters": {
+            "parallel": {"offload": "parameters", "strategy": "zero3"}
+        },
         "full-checkpointing": {"parallel": {"activation_checkpointing": "full"}},
         "selective-checkpointing": {
             "parallel": {"activation_checkpointing": "selective", "strategy": "zero3"}
@@ -65,7 +69,10 @@ def reference(language: Path, tmp_path_factory: pytest.TempPathFactory) -> list[
     config = make_config(
         run_dir, language, parallel={"strategy": "ddp"}, data={"micro_batch_rows": 12}
     )
-    train(config, distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=run_dir))
+    train(
+        config,
+        distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=run_dir),
+    )
     found = losses(run_dir)
     assert found[-1] < found[0] - 0.3, (
         "four steps must teach something, or nothing is compared here"
@@ -101,7 +108,9 @@ def test_every_mode_has_the_losses_of_one_process(
         assert [line["bad_steps"] for line in read_log(folder / mode)] == [0] * 4
 
 
-def test_bf16_losses_are_close_to_fp32(worlds: tuple[int, Path], reference: list[float]) -> None:
+def test_bf16_losses_are_close_to_fp32(
+    worlds: tuple[int, Path], reference: list[float]
+) -> None:
     """The first loss is within 0.1 %, later ones within 3 %: bf16 has 8 bits of precision."""
     num_ranks, folder = worlds
     for mode in ROUGH if num_ranks == 2 else ():
@@ -141,7 +150,10 @@ def test_compiled_blocks_learn_the_same_and_are_compiled_once(
             model=model,
             data=data,
         )
-        train(config, distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=run_dir))
+        train(
+            config,
+            distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=run_dir),
+        )
         found.append(losses(run_dir))
     assert found[1] == pytest.approx(found[0], rel=1e-5)
     assert counter.frame_count == 1
@@ -162,7 +174,8 @@ def test_mesh_shapes(
 ) -> None:
     """The mesh is replicate x shard x tensor."""
     assert (
-        distributed.compute_mesh_shape(ParallelConfig.model_validate(settings), world_size) == shape
+        distributed.compute_mesh_shape(ParallelConfig.model_validate(settings), world_size)
+        == shape
     )
 
 
@@ -173,5 +186,7 @@ def test_degrees_that_do_not_divide_the_ranks_are_refused() -> None:
         match=r"shard_degree is 4, .* 6 data-parallel .* use one of 1, 2, 3, 6",
     ):
         distributed.compute_mesh_shape(ParallelConfig(shard_degree=4), 6)
-    with pytest.raises(IncompatibleConfig, match=r"tensor is 4, which does not divide 6 ranks"):
+    with pytest.raises(
+        IncompatibleConfig, match=r"tensor is 4, which does not divide 6 ranks"
+    ):
         distributed.compute_mesh_shape(ParallelConfig(tensor=4), 6)

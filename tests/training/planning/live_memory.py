@@ -54,7 +54,9 @@ class LiveMemory(TorchDispatchMode):
 
 def _storages(tree: Any) -> list[torch.UntypedStorage]:
     return [
-        _local(leaf).untyped_storage() for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)
+        _local(leaf).untyped_storage()
+        for leaf in tree_leaves(tree)
+        if isinstance(leaf, Tensor)
     ]
 
 

@@ -37,7 +37,12 @@ SETTINGS: dict[str, Any] = {
         "ffn_dim": 176,
         "vocab_size": VOCAB_SIZE,
     },
-    "data": {"manifest": "unused", "seq_len": 96, "micro_batch_rows": 2, "document_masks": False},
+    "data": {
+        "manifest": "unused",
+        "seq_len": 96,
+        "micro_batch_rows": 2,
+        "document_masks": False,
+    },
     "precision": {"loss_chunk_tokens": 64},
 }
 
@@ -49,7 +54,9 @@ MODES: dict[int, dict[str, dict[str, Any]]] = {
         "zero3": {"parallel": {"strategy": "zero3"}},
         "uneven": {"parallel": {"strategy": "zero3"}, "model": {"ffn_dim": 177}},
         "tensor": {"parallel": {"tensor": 2}},
-        "offloaded-parameters": {"parallel": {"strategy": "zero3", "offload": "parameters"}},
+        "offloaded-parameters": {
+            "parallel": {"strategy": "zero3", "offload": "parameters"}
+        },
         "offloaded-optimizer": {"parallel": {"strategy": "ddp", "offload": "optimizer"}},
         "adapters": {
             "parallel": {"strategy": "zero3"},
@@ -76,7 +83,9 @@ class Step:
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self.config = TrainConfig.model_validate(settings)
-        here = distributed.init_distributed(self.config.parallel, timeout_s=60, dump_dir=Path())
+        here = distributed.init_distributed(
+            self.config.parallel, timeout_s=60, dump_dir=Path()
+        )
         with torch.device("meta"):
             self.decoder = Decoder(self.config.model, VOCAB_SIZE)
             if self.config.lora is not None:
@@ -89,7 +98,9 @@ class Step:
             context=here,
         )
         parameters = dict(self.decoder.named_parameters())
-        self.optimizer = Optimizer(parameters, self.config.optimizer, self.config.parallel, here)
+        self.optimizer = Optimizer(
+            parameters, self.config.optimizer, self.config.parallel, here
+        )
 
     def _fill(self, name: str, parameter: torch.Tensor) -> None:
         if lora.is_adapter(name):
@@ -126,7 +137,9 @@ def measure_sizes(settings: Mapping[str, Any]) -> dict[str, int]:
     step.run(2)
     return {
         "parameters": local_bytes(list(step.decoder.parameters())),
-        "gradients": local_bytes([parameter.grad for parameter in step.decoder.parameters()]),
+        "gradients": local_bytes(
+            [parameter.grad for parameter in step.decoder.parameters()]
+        ),
         "optimizer": local_bytes(list(step.optimizer.state_tensors().values())),
     }
 
@@ -143,7 +156,10 @@ def test_planned_state_bytes_are_exact(num_ranks: int, tmp_path: Path) -> None:
     """Parameters, gradients and optimizer state of the fullest rank are exact for every layout."""
     settings = {name: make_settings(mode) for name, mode in MODES[num_ranks].items()}
     run_world(num_ranks, count_each, list(settings.values()), tmp_path, folder=tmp_path)
-    found = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(num_ranks)]
+    found = [
+        json.loads((tmp_path / f"rank-{rank}.json").read_text())
+        for rank in range(num_ranks)
+    ]
     for place, (name, given) in enumerate(settings.items()):
         planned = estimate_footprint(
             TrainConfig.model_validate(given), VOCAB_SIZE, num_ranks, device_type="cpu"
@@ -169,12 +185,17 @@ def kept_bytes(settings: Mapping[str, Any]) -> int:
         {"parallel": {"strategy": "ddp"}, "precision": {"compute": "fp32"}},
         {"parallel": {"strategy": "ddp"}},
         {"parallel": {"strategy": "zero2"}},
-        {"parallel": {"strategy": "zero2"}, "lora": {"rank": 4, "targets": ["q_proj", "up_proj"]}},
+        {
+            "parallel": {"strategy": "zero2"},
+            "lora": {"rank": 4, "targets": ["q_proj", "up_proj"]},
+        },
         {"parallel": {"strategy": "ddp"}, "lora": {"rank": 4}},
     ],
     ids=["fp32", "autocast", "fully_shard", "two adapters", "all adapters"],
 )
-def test_planned_activation_bytes_are_exact(changes: dict[str, Any], checkpointing: str) -> None:
+def test_planned_activation_bytes_are_exact(
+    changes: dict[str, Any], checkpointing: str
+) -> None:
     """Two more blocks keep exactly the planned bytes of activations and gathered weights."""
     changes = {
         **changes,
@@ -226,7 +247,11 @@ def test_planned_activation_bytes_are_exact(changes: dict[str, Any], checkpointi
 def test_the_planned_peak_is_within_ten_percent(changes: dict[str, Any]) -> None:
     """The peak decides whether a config fits."""
     settings = make_settings({"data": {"global_batch_rows": 2}, **changes})
-    settings["data"] = {**SETTINGS["data"], "global_batch_rows": 2, **changes.get("data", {})}
+    settings["data"] = {
+        **SETTINGS["data"],
+        "global_batch_rows": 2,
+        **changes.get("data", {}),
+    }
     planned = estimate_footprint(
         TrainConfig.model_validate(settings), VOCAB_SIZE, 1, device_type="cpu"
     )
@@ -261,14 +286,20 @@ def test_zero_stages_shard_as_documented() -> None:
     data = {"global_batch_rows": 8, "micro_batch_rows": 1, "seq_len": 1024}
     found = {}
     for strategy in ("ddp", "zero1", "zero2", "zero3"):
-        settings = make_settings({"model": model, "data": data, "parallel": {"strategy": strategy}})
-        found[strategy] = estimate_footprint(TrainConfig.model_validate(settings), 128256, 8)
+        settings = make_settings(
+            {"model": model, "data": data, "parallel": {"strategy": strategy}}
+        )
+        found[strategy] = estimate_footprint(
+            TrainConfig.model_validate(settings), 128256, 8
+        )
     whole = 4 * 8.03e9
     assert found["ddp"].parameters == pytest.approx(whole, rel=1e-3)
     assert found["ddp"].optimizer == pytest.approx(2 * whole, rel=1e-3)
     assert found["zero1"].optimizer == pytest.approx(2 * whole / 8, rel=0.05)
     assert (
-        found["zero2"].gradients == found["zero3"].parameters == pytest.approx(whole / 8, rel=1e-3)
+        found["zero2"].gradients
+        == found["zero3"].parameters
+        == pytest.approx(whole / 8, rel=1e-3)
     )
     assert found["zero2"].moments["loss"].gathered == pytest.approx(whole / 2, rel=1e-3)
     assert found["zero3"].moments["loss"].gathered < 2 * GIB
@@ -280,7 +311,9 @@ def test_accumulated_gradients_are_whole() -> None:
     once = TrainConfig.model_validate(
         make_settings({"data": {**data, "micro_batch_rows": 2, "global_batch_rows": 8}})
     )
-    twice = TrainConfig.model_validate(make_settings({"data": {**data, "global_batch_rows": 16}}))
+    twice = TrainConfig.model_validate(
+        make_settings({"data": {**data, "global_batch_rows": 16}})
+    )
     whole = 4 * count_parameters(once.model, VOCAB_SIZE)
     assert estimate_footprint(once, VOCAB_SIZE, 4).moments["loss"].gradients == 0
     assert estimate_footprint(twice, VOCAB_SIZE, 4).moments["loss"].gradients == whole
@@ -294,7 +327,11 @@ def test_accumulated_gradients_are_whole() -> None:
             4,
             r"parallel.tensor is 4, which does not divide model.num_kv_heads 2",
         ),
-        ({"parallel": {"tensor": 2}}, 3, r"parallel.tensor is 2, which does not divide 3 ranks"),
+        (
+            {"parallel": {"tensor": 2}},
+            3,
+            r"parallel.tensor is 2, which does not divide 3 ranks",
+        ),
         (
             {"data": {"global_batch_rows": 4}},
             4,
@@ -307,4 +344,6 @@ def test_impossible_layouts_are_refused(
 ) -> None:
     """The planner refuses what the trainer refuses."""
     with pytest.raises(IncompatibleConfig, match=message):
-        estimate_footprint(TrainConfig.model_validate(make_settings(changes)), VOCAB_SIZE, num_gpus)
+        estimate_footprint(
+            TrainConfig.model_validate(make_settings(changes)), VOCAB_SIZE, num_gpus
+        )

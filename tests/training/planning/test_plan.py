@@ -19,13 +19,13 @@ from training.planning.plan import Plan, find_vocab_size, make_plan
 from training.planning.plan_picture import draw_picture
 
 VOCAB_SIZE = 50304
+# Llama 3's 8 B, but for its vocabulary.
 LARGE = (
     "model.dim=4096",
     "model.num_layers=32",
     "model.ffn_dim=14336",
     "parallel.shard_degree=null",
 )
-"""Llama 3's 8 B, but for its vocabulary."""
 
 
 def make_config(*changes: str) -> TrainConfig:
@@ -56,7 +56,8 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("gpu", "code", "verdict"), [("h100-80gb", 0, "fits: "), ("l40s-48gb", 1, "does not fit: ")]
+    ("gpu", "code", "verdict"),
+    [("h100-80gb", 0, "fits: "), ("l40s-48gb", 1, "does not fit: ")],
 )
 def test_the_exit_code_shows_whether_the_config_fits(
     monkeypatch: pytest.MonkeyPatch,
@@ -113,7 +114,15 @@ def test_impossible_plans_are_wrong_usage(
 ) -> None:
     """Exit code 2, with the value found and the range expected."""
     assert (
-        run(monkeypatch, "--gpus", "16", "--set", f"model.vocab_size={VOCAB_SIZE}", *arguments) == 2
+        run(
+            monkeypatch,
+            "--gpus",
+            "16",
+            "--set",
+            f"model.vocab_size={VOCAB_SIZE}",
+            *arguments,
+        )
+        == 2
     )
     assert message in capsys.readouterr().err
 
@@ -131,7 +140,8 @@ def test_known_gpus_have_a_peak_and_less_memory_than_their_name() -> None:
     for name, gpu in GPUS.items():
         named_gb = float(name.rsplit("-", 1)[1].removesuffix("gb"))
         assert (
-            0.95 * named_gb * GIB < gpu.memory_bytes < 1.01 * named_gb * GIB or name == "l40s-48gb"
+            0.95 * named_gb * GIB < gpu.memory_bytes < 1.01 * named_gb * GIB
+            or name == "l40s-48gb"
         )
         assert gpu.peak_flops in PEAK_FLOPS.values()
     assert find_gpu("H100-80GB") is GPUS["h100-80gb"]
@@ -140,9 +150,13 @@ def test_known_gpus_have_a_peak_and_less_memory_than_their_name() -> None:
 def test_a_plan_of_one_billion_parameters_has_known_sizes() -> None:
     """Ddp takes 16 bytes per parameter plus bf16 casts; every strategy after it takes less."""
     plan = make_test_plan()
-    rows = {option.name: option.footprint for option in (plan.configured, *plan.alternatives)}
+    rows = {
+        option.name: option.footprint for option in (plan.configured, *plan.alternatives)
+    }
     strategies = [
-        found for name in ("ddp", "zero1", "zero2", "zero3") if (found := rows[name]) is not None
+        found
+        for name in ("ddp", "zero1", "zero2", "zero3")
+        if (found := rows[name]) is not None
     ]
     ddp, *cut = strategies
     assert plan.num_parameters == pytest.approx(1.18e9, rel=0.01)
@@ -197,7 +211,9 @@ def test_impossible_alternatives_are_listed_with_the_reason() -> None:
     """On four GPUs tensor 8 is listed as an error and has no bar."""
     plan = make_test_plan(num_gpus=4)
     refused = {
-        option.name: option.error for option in plan.alternatives if option.footprint is None
+        option.name: option.error
+        for option in plan.alternatives
+        if option.footprint is None
     }
     assert set(refused) == {"hsdp: zero3, shard_degree 8", "tensor 8"}
     assert "parallel.tensor is 8, which does not divide 4 ranks" in refused["tensor 8"]
@@ -207,7 +223,9 @@ def test_impossible_alternatives_are_listed_with_the_reason() -> None:
 @pytest.mark.parametrize(
     ("num_gpus", "changes"), [(16, ()), (8, LARGE)], ids=["fits", "is cut off"]
 )
-def test_the_picture_has_a_bar_for_each_layout(num_gpus: int, changes: tuple[str, ...]) -> None:
+def test_the_picture_has_a_bar_for_each_layout(
+    num_gpus: int, changes: tuple[str, ...]
+) -> None:
     """The SVG is well-formed, and no bar is wider than the picture."""
     plan = make_test_plan(*changes, num_gpus=num_gpus)
     root = ET.fromstring(draw_picture(plan))  # noqa: S314 - our own
@@ -218,12 +236,16 @@ def test_the_picture_has_a_bar_for_each_layout(num_gpus: int, changes: tuple[str
         for option in (plan.configured, *plan.alternatives)
         if (found := option.footprint)
     ]
-    parts = [rect for rect in root.iter(f"{name}rect") if rect.find(f"{name}title") is not None]
+    parts = [
+        rect for rect in root.iter(f"{name}rect") if rect.find(f"{name}title") is not None
+    ]
     for bar, found in options:
         assert bar in texts
-        assert any(text and text.startswith(f"{found.peak.total / GIB:,.1f}") for text in texts)
+        assert any(
+            text and text.startswith(f"{found.peak.total / GIB:,.1f}") for text in texts
+        )
     rows = {rect.get("y") for rect in parts}
     assert len(rows) == len(options)
-    assert max(float(rect.get("x", 0)) + float(rect.get("width", 0)) for rect in parts) <= float(
-        root.get("width", 0)
-    )
+    assert max(
+        float(rect.get("x", 0)) + float(rect.get("width", 0)) for rect in parts
+    ) <= float(root.get("width", 0))

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.phases import hash_partitions as buckets
-from pipeline.phases.hash_partitions import (
+from pipeline.runs import hash_partitions
+from pipeline.runs.hash_partitions import (
     MAX_BUCKETS,
     MAX_PARTITIONS,
     Partition,
@@ -67,7 +67,7 @@ def test_every_row_is_in_one_piece_with_its_equals(
     """However files and space are cut, chunks rise, and rows of a file keep their order in each."""
     folder = tmp_path_factory.mktemp("files")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(buckets, "ROWS_PER_BUCKET", rows_per_bucket)
+        patch.setattr(hash_partitions, "ROWS_PER_BUCKET", rows_per_bucket)
         files = _files(folder, sizes, seed)
     found: list[list[pa.RecordBatch]] = [[] for _ in files]
     last = -1
@@ -98,12 +98,14 @@ def test_rows_near_a_hash_hold_all_of_it(tmp_path: Path) -> None:
     (file,) = _files(tmp_path, [2_000], seed=1)
     for number in {0, 2**64 - 1, *map(int, file["hash"].to_numpy()[:50])}:
         near = read_around(_open(tmp_path / "0"), number)["hash"].to_numpy()
-        assert (near == number).sum() == (file["hash"].to_numpy() == np.uint64(number)).sum()
+        assert (near == number).sum() == (
+            file["hash"].to_numpy() == np.uint64(number)
+        ).sum()
         assert len(near) < 400
 
 
 def test_finer_cuts_for_more_rows() -> None:
-    """Small files have 256 buckets, buckets of larger ones about as many rows each; partitions fit into half a task."""
+    """Small files have 256 hash_partitions, buckets of larger ones about as many rows each; partitions fit into half a task."""
     assert [count_buckets(n) for n in (0, 1, 2**20, 2**20 + 1, 30_600_000, 2**40)] == [
         256,
         256,
@@ -112,7 +114,9 @@ def test_finer_cuts_for_more_rows() -> None:
         8192,
         65536,
     ]
-    assert {count_buckets(n) & (count_buckets(n) - 1) for n in range(0, 2**24, 99_991)} == {0}
+    assert {count_buckets(n) & (count_buckets(n) - 1) for n in range(0, 2**24, 99_991)} == {
+        0
+    }
     for num_rows, memory_mb in [(10**6, 100), (10**9, 1000), (6 * 10**10, 1000)]:
         in_each = num_rows / count_partitions(num_rows, 32, memory_mb)
         assert in_each * 32 <= memory_mb * 2**19
@@ -122,8 +126,10 @@ def test_finer_cuts_for_more_rows() -> None:
 @pytest.mark.parametrize("num_partitions", [1, 3, MAX_PARTITIONS])
 def test_partitions_cover_hash_space_once(num_partitions: int) -> None:
     """Each begins where the one before ends, and has room for its chunks."""
-    bounds = [buckets._parse_range(name) for name in name_partitions(num_partitions)]
+    bounds = [
+        hash_partitions._parse_range(name) for name in name_partitions(num_partitions)
+    ]
     assert bounds[0][0] == 0
     assert bounds[-1][1] == MAX_BUCKETS
     assert all(a[1] == b[0] for a, b in pairwise(bounds))
-    assert min(end - first for first, end in bounds) >= buckets.MIN_CHUNKS
+    assert min(end - first for first, end in bounds) >= hash_partitions.MIN_CHUNKS

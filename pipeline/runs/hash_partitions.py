@@ -31,17 +31,19 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+# Of a file; always a power of two, because a bucket is a range of the top bits.
 MIN_BUCKETS, MAX_BUCKETS = 2**8, 2**16
-"""Of a file; always a power of two, because a bucket is a range of the top bits."""
 
+# On average, above MIN_BUCKETS: 64 kB of paragraph hashes. The header of a record batch is
+# half a percent of it.
 ROWS_PER_BUCKET = 2**12
-"""On average, above MIN_BUCKETS: 64 kB of paragraph hashes. The header of a record batch is half a percent of it."""
 
+# Each task opens the files of all splits. With more partitions, a phase opens more than it
+# reads.
 MAX_PARTITIONS = 2**12
-"""Each task opens the files of all splits. With more partitions, a phase opens more than it reads."""
 
+# Of a partition. The memory for one chunk is small beside the rows of the partition.
 MIN_CHUNKS = MAX_BUCKETS // MAX_PARTITIONS
-"""Of a partition. The memory for one chunk is small beside the rows of the partition."""
 
 
 def count_partitions(num_rows: int, bytes_per_row: int, memory_mb: int) -> int:
@@ -69,13 +71,17 @@ def name_partitions(num_partitions: int) -> list[str]:
 
     A name contains the number of partitions, so that a done-record never stands for another range.
     """
-    return [f"p{partition:03d}of{num_partitions:03d}" for partition in range(num_partitions)]
+    return [
+        f"p{partition:03d}of{num_partitions:03d}" for partition in range(num_partitions)
+    ]
 
 
 def write_buckets(path: Path, rows: pa.RecordBatch) -> None:
     """Write one record batch per bucket, by the top bits of the first column (uint64)."""
     num_buckets = count_buckets(rows.num_rows)
-    order, bounds = _group(_take_top_bits(rows) // (MAX_BUCKETS // num_buckets), num_buckets)
+    order, bounds = _group(
+        _take_top_bits(rows) // (MAX_BUCKETS // num_buckets), num_buckets
+    )
     with pa.ipc.new_file(path, rows.schema) as file:
         for start, end in pairwise(bounds):
             # One bucket at a time, so that there is no second copy of all rows.
@@ -119,16 +125,23 @@ class Partition:
         edges = np.concatenate([[first], inner, [end]])
         cut = [_cut(each, edges) for each in slices]
         self.files = [rows for rows, _ in cut]
-        self._bounds = np.array([bounds for _, bounds in cut]).reshape(len(slices), len(edges))
+        self._bounds = np.array([bounds for _, bounds in cut]).reshape(
+            len(slices), len(edges)
+        )
         self._hashes = [rows["hash"].to_numpy() for rows in self.files]
         self._records = [rows["record"].to_numpy() for rows in self.files]
 
     def chunks(self) -> Iterator[list[slice]]:
         """Yield the rows of each file that belong to a chunk. Equal hashes are in the same chunk."""
         for index in range(self._bounds.shape[1] - 1):
-            yield [slice(start, end) for start, end in self._bounds[:, index : index + 2].tolist()]
+            yield [
+                slice(start, end)
+                for start, end in self._bounds[:, index : index + 2].tolist()
+            ]
 
-    def gather(self, chunk: Sequence[slice]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    def gather(
+        self, chunk: Sequence[slice]
+    ) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
         """Return the columns `hash` and `record` of a chunk, file after file.
 
         Returns:
@@ -143,7 +156,9 @@ class Partition:
 
 def take_rows(columns: Sequence[NDArray[Any]], chunk: Sequence[slice]) -> NDArray[Any]:
     """Return the rows of a chunk of one column per file, file after file."""
-    return np.concatenate([column[rows] for column, rows in zip(columns, chunk, strict=True)])
+    return np.concatenate(
+        [column[rows] for column, rows in zip(columns, chunk, strict=True)]
+    )
 
 
 def read_slice(source: pa.NativeFile, partition: str) -> FileSlice:
@@ -159,7 +174,9 @@ def read_around(source: pa.NativeFile, number: int) -> pa.RecordBatch:
 def _parse_range(partition: str) -> tuple[int, int]:
     """Return first and end of a partition, as the top 16 bits of its hashes."""
     index, num_partitions = map(int, partition.removeprefix("p").split("of"))
-    return MAX_BUCKETS * index // num_partitions, MAX_BUCKETS * (index + 1) // num_partitions
+    return MAX_BUCKETS * index // num_partitions, MAX_BUCKETS * (
+        index + 1
+    ) // num_partitions
 
 
 def _read(source: pa.NativeFile, first: int, end: int) -> FileSlice:
@@ -178,7 +195,9 @@ def _read(source: pa.NativeFile, first: int, end: int) -> FileSlice:
         return FileSlice(pa.concat_batches(batches), bounds, width)
 
 
-def _cut(part: FileSlice, edges: NDArray[np.int64]) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
+def _cut(
+    part: FileSlice, edges: NDArray[np.int64]
+) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
     """Return a file's rows chunk by chunk, and the start of each chunk's rows; chunks are between edges."""
     if len(edges) == len(part.bounds):  # each bucket is a chunk
         return part.rows, part.bounds
@@ -191,7 +210,9 @@ def _take_top_bits(rows: pa.RecordBatch) -> NDArray[np.uint16]:
     return (rows.column(0).to_numpy() >> np.uint64(48)).astype(np.uint16)
 
 
-def _group(keys: NDArray[Any], num_keys: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _group(
+    keys: NDArray[Any], num_keys: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the order that groups equal keys and keeps their order, and the start of each key's rows."""
     bounds = np.append(0, np.cumsum(np.bincount(keys, minlength=num_keys)))
     # 16-bit integers: numpy sorts them by radix.
