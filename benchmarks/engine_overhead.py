@@ -283,9 +283,8 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
-    parser.add_argument(
-        "--entrant", choices=ENTRANTS, help=argparse.SUPPRESS
-    )  # the program that is measured
+    # the program that is measured
+    parser.add_argument("--entrant", choices=ENTRANTS, help=argparse.SUPPRESS)
     parser.add_argument("--run-dir", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.entrant is not None:
@@ -293,9 +292,8 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         for megabytes in (args.megabytes * SMALL_SHARE, args.megabytes):
-            load_demo_config(
-                megabytes, Path(folder)
-            )  # creates the crawls before the first round
+            # creates the crawls before the first round
+            load_demo_config(megabytes, Path(folder))
     figures = compare(args.megabytes, args.rounds)
     print_summary(figures)
     if args.save:

@@ -259,9 +259,8 @@ def measure(
     seconds, errors = dict.fromkeys(names, 0.0), Counter[str]()
     texts: dict[str, list[str]] = {name: [] for name in names}
     for extractor in extractors.values():
-        _timed(
-            extractor, pages[0], ""
-        )  # loads stop words, models and patterns before the measurement
+        # loads stop words, models and patterns before the measurement
+        _timed(extractor, pages[0], "")
     for number, page in enumerate(pages):
         decoded = page.html.decode("utf-8", "replace")
         for name in names[number % len(names) :] + names[: number % len(names)]:

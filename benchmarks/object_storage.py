@@ -83,9 +83,8 @@ def main() -> None:
             server.wait()
             os.environ |= {"AWS_ENDPOINT_URL": server.endpoint}
             os.environ |= {f"AWS_{name.upper()}": value for name, value in KEYS.items()}
-            measure(
-                args.megabytes, Path(folder) / "warm"
-            )  # compiles and loads before the first run
+            # compiles and loads before the first run
+            measure(args.megabytes, Path(folder) / "warm")
             on_disk, in_bucket = list[Phases](), list[Phases]()
             for number in range(args.runs):
                 on_disk.append(measure(args.megabytes, Path(folder) / f"run-{number}"))

@@ -369,9 +369,8 @@ def _tokenize_rows(
     yield Row("tokenize.read", "Parquet of all documents", size, task.repeat("read"), bare)
     stage = StageSpec(Tokenize, plan.config.tokenize).opened()
     assert isinstance(stage, Tokenize)
-    backend: Any = vars(vars(stage)["_encoder"])[
-        "_backend"
-    ]  # the library's object that the stage uses
+    # the library's object that the stage uses
+    backend: Any = vars(vars(stage)["_encoder"])["_backend"]
     bare = lambda: backend.encode_batch(awkward.from_arrow(texts), parallel=False)  # noqa: E731
     yield Row(
         "tokenize.tokenize", "gigatoken encode_batch", size, task.repeat("tokenize"), bare

@@ -234,9 +234,8 @@ def _format_place(where: str, location: KeyPath, lines: Mapping[KeyPath, str]) -
 def _find_model(model: type[BaseModel], location: Sequence[str]) -> type[BaseModel]:
     """Return the settings class of the section at a location of the tree."""
     for part in location:
-        each = getattr(
-            model, "each", None
-        )  # the section's keys are names that the user chose
+        # the section's keys are names that the user chose
+        each = getattr(model, "each", None)
         annotation = (
             model.model_fields[part].annotation if part in model.model_fields else each
         )

@@ -92,9 +92,8 @@ def make_program() -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     program.callback()(_read_root_options)
-    program.add_typer(
-        app, name=""
-    )  # without a name, its commands are commands of the program
+    # without a name, its commands are commands of the program
+    program.add_typer(app, name="")
     return program
 
 

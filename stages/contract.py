@@ -41,9 +41,8 @@ DOCUMENT = pa.schema(
         pa.field("url", pa.string()),
         pa.field("source_domain", pa.string()),
         pa.field("date", pa.string()),  # WARC-Date, unchanged
-        pa.field(
-            "digest", pa.string()
-        ),  # block or payload digest of the record, "sha1:..."
+        # block or payload digest of the record, "sha1:..."
+        pa.field("digest", pa.string()),
         pa.field("warc_file", pa.string()),
         pa.field("warc_offset", pa.int64()),  # offset of the record in the compressed file
         pa.field("title", pa.string()),
@@ -58,9 +57,8 @@ DROPPED = pa.schema(
         pa.field("reason", pa.string(), nullable=False),
         pa.field("value", pa.float64()),  # the measured quantity that broke the rule
         pa.field("limit", pa.float64()),  # the limit that it broke
-        pa.field(
-            "detail", pa.string()
-        ),  # where it is not a number: a language, an error message
+        # where it is not a number: a language, an error message
+        pa.field("detail", pa.string()),
     ]
 )
 

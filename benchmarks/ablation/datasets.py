@@ -245,9 +245,8 @@ def _ngrams(text: str) -> NDArray[np.uint64]:
     words = "".join(c if c.isalnum() else " " for c in text.casefold()).split()
     if len(words) < NGRAM_WORDS:
         return np.empty(0, np.uint64)
-    hashes = np.array([hash(word) for word in words], np.int64).astype(
-        np.uint64
-    )  # (num_words,)
+    # one hash per word, shape (num_words,)
+    hashes = np.array([hash(word) for word in words], np.int64).astype(np.uint64)
     return (np.lib.stride_tricks.sliding_window_view(hashes, NGRAM_WORDS) * _POWERS).sum(
         1, dtype=np.uint64
     )

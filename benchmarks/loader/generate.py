@@ -20,9 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parents[2])
-)  # the script runs in an environment without this project
+# the script runs in an environment without this project
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from shardwriter import Documents, build_manifest, write_shard
 from shardwriter.format import MANIFEST_FILE, TokenizerEntry, index_file, shard_file

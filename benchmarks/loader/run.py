@@ -239,14 +239,12 @@ def main() -> None:
     rows = compare(args, args.only.split(",") if args.only else list(ENTRANTS))
     args.state.unlink(missing_ok=True)
     if args.save:
-        from benchmarks.result_file import (
-            save,
-        )  # imported here: only this needs the repository on the path
+        # imported here: only this needs the repository on the path
+        from benchmarks.result_file import save
 
         figures = {"rounds": args.rounds, "seconds": args.seconds, "rows": rows}
-        print(
-            save("loader_part" if args.only else "loader", figures, libraries=LIBRARIES)
-        )  # a partial run must not replace the full table
+        # a partial run must not replace the full table
+        print(save("loader_part" if args.only else "loader", figures, libraries=LIBRARIES))
 
 
 if __name__ == "__main__":

@@ -66,9 +66,8 @@ class Ours:
         figures = log.steps[1:]
         seconds = [f["step_s"] for f in figures]
         peaks = {
-            f"{kind}_peak_gib": max(
-                f[f"memory_{kind}_peak_gib"] for f in log.steps
-            )  # set back at each step
+            # set back at each step
+            f"{kind}_peak_gib": max(f[f"memory_{kind}_peak_gib"] for f in log.steps)
             for kind in ("active", "reserved")
             if f"memory_{kind}_peak_gib" in log.steps[0]
         }

@@ -293,9 +293,8 @@ def _fits(
     if not torch.cuda.is_available():
         return True
     total_gib = torch.cuda.get_device_properties(0).total_memory / 2**30
-    resident_gib = sum(
-        entrants[name].get("resident_gib", 0.0) + 1 for name in there
-    )  # 1: of CUDA itself
+    # 1: of CUDA itself
+    resident_gib = sum(entrants[name].get("resident_gib", 0.0) + 1 for name in there)
     return resident_gib + peak_gib * ROOM + 1 < total_gib
 
 

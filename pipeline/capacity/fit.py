@@ -181,9 +181,8 @@ def _count_open_seconds(phase: type[Phase], num_splits: int) -> float:
 
 def _fit_cpu(phase: type[Phase], samples: Sequence[_TaskSample]) -> dict[str, Line]:
     later = [sample for sample in samples if not sample.is_first] or samples
-    steps = {
-        step: None for sample in samples for step in sample.cpu_s
-    }  # in order, each once
+    # in order, each once
+    steps = {step: None for sample in samples for step in sample.cpu_s}
     cpu_s: dict[str, Line] = {}
     for step in steps:
         amount_name = phase.cost.step_amount(step)

@@ -218,9 +218,8 @@ def _write_initial_weights(
     with vectors_file.open("w", encoding="utf-8", newline="\n") as out:
         out.write(f"{len(words)} {dimension}\n")
         for word in words:
-            weights = rng.uniform(
-                -1 / dimension, 1 / dimension, dimension
-            )  # (dimension,) float64
+            # (dimension,) float64
+            weights = rng.uniform(-1 / dimension, 1 / dimension, dimension)
             out.write(
                 f"{word} {' '.join(f'{weight:.4g}' for weight in weights.tolist())}\n"
             )

@@ -217,10 +217,10 @@ def _unpack(archive: Path, path: str, target: IO[bytes]) -> None:
 CHUNK_BYTES = 1 << 20
 PROGRESS_INTERVAL_S = 10.0
 
-# Client errors that another attempt cannot mend (RFC 9110 section 15.5).
+# Client errors that another attempt cannot fix (RFC 9110 section 15.5).
 FINAL_STATUS = frozenset(range(400, 500)) - {408, 416, 425, 429}
 
-# Errors of this machine's disk, which another attempt does not mend.
+# Errors of this machine's disk, which another attempt does not fix.
 LOCAL_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ENOENT)
 
 # Gives up an address that does not answer after five attempts and 8 to 15 s of waiting.

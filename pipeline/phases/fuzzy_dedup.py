@@ -87,9 +87,8 @@ class FuzzyDedup(PartitionPhase):
     parents = (Annotate,)
 
     forest = Artifact("forest.arrow", FOREST)
-    near_duplicates = MergedArtifact(
-        "near_duplicates.arrow", NEAR_DUPLICATES
-    )  # a batch per split
+    # a batch per split
+    near_duplicates = MergedArtifact("near_duplicates.arrow", NEAR_DUPLICATES)
 
     reads = (Annotate.bands,)
     cost = TaskCost(

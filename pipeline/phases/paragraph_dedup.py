@@ -55,9 +55,8 @@ class ParagraphDedup(PartitionPhase):
     version = 1
     parents = (Extract, ExactDedup)
 
-    duplicate_lines = Artifact(
-        "duplicate_lines.arrow", DUPLICATE_LINES
-    )  # one batch per split
+    # one batch per split
+    duplicate_lines = Artifact("duplicate_lines.arrow", DUPLICATE_LINES)
 
     reads = (Extract.hashes,)
     cost = TaskCost(

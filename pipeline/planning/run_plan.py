@@ -24,9 +24,8 @@ class PhasePlan:
     parents: tuple[str, ...]
     stages: tuple[StageSpec, ...]
     fingerprint: str | None  # None: a model of this phase or of a parent is not made yet
-    model_digests: Mapping[str, str] = field(
-        default_factory=dict[str, str]
-    )  # those that are made
+    # those that are made
+    model_digests: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True)

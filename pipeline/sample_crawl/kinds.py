@@ -67,9 +67,8 @@ KINDS = (
     # Faults of the framing. Each is at the end of a file, so there are no more of them than files.
     Kind("damaged_length", 1, "quarantined"),  # Content-Length beyond the end of the record
     Kind("damaged_header", 1, "quarantined"),  # noise in place of WARC/1.0
-    Kind(
-        "truncated", 0, "quarantined"
-    ),  # always the last page of the crawl: its member is cut
+    # always the last page of the crawl: its member is cut
+    Kind("truncated", 0, "quarantined"),
 )
 
 EXPECTED_DECISIONS: dict[str, ExpectedDecision] = {

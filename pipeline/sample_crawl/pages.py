@@ -100,7 +100,7 @@ class Pages:
 
         self.languages = languages
         others = _exclude(ISO_639_3, languages)
-        # At least four foreign pages in each language, so two for each of its sites.
+        # Each foreign language needs four pages: two for each of its two sites.
         self.foreign = others[: max(1, counts["foreign"] // 4)]
         every_language = (*languages, *self.foreign)
         # English text is mostly ASCII, which survives a wrong decoding.
@@ -189,7 +189,7 @@ class Pages:
         return PageSpec(role, kind, offset, language, site, url)
 
     def _find_source(self, kind: str, offset: int) -> PageSpec | None:
-        """Return the page that a copy copies, None for other kinds."""
+        """Return the source page of a copy; None for other kinds."""
         if kind not in SOURCE_KINDS:
             return None
         sources = self.roles[SOURCE_KINDS[kind]]
@@ -218,9 +218,8 @@ class Pages:
             case "mirror_source":
                 return own, len(own)
             case "partial_source":
-                return own, len(
-                    own
-                ) // 2  # one copy each, since both kinds have the same share
+                # one copy each, since both kinds have the same share
+                return own, len(own) // 2
             case "word_salad":
                 return _shuffle_words(own, KeyedRandom(self.seed, "salad", spec.role)), 0
             case _:

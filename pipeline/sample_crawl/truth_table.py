@@ -14,14 +14,14 @@ from pipeline.sample_crawl.pages import Page
 # One row per page, in the order of the files.
 #
 # The two counts are of the WET's lines in CCNet's normal form, without the first line (the title).
-# They are null for pages that are too short or damaged; no other page has a paragraph of these. With
-# `format="warc"` they count the lines written into the HTML: an extractor may join or cut some.
+# They are null for pages that are too short or damaged, because no other page shares a paragraph
+# with these. With `format="warc"` they count the lines written into the HTML, some of which an
+# extractor may join or cut.
 TRUTH = pa.schema(
     [
         pa.field("url", pa.string(), nullable=False),  # unique in the crawl
-        pa.field(
-            "file", pa.string(), nullable=False
-        ),  # relative to the crawl's folder, with "/"
+        # relative to the crawl's folder, with "/"
+        pa.field("file", pa.string(), nullable=False),
         # Number of the page in its file, from 0; damaged pages count.
         pa.field("record", pa.int32(), nullable=False),
         # WARC-Record-ID of the conversion or response record.
@@ -29,9 +29,8 @@ TRUTH = pa.schema(
         pa.field("kind", pa.string(), nullable=False),  # a name in KINDS
         pa.field("language", pa.string(), nullable=False),  # ISO 639-1, of the text
         pa.field("site", pa.string(), nullable=False),  # host of the URL
-        pa.field(
-            "source_url", pa.string()
-        ),  # the page whose paragraphs it copies; null: none
+        # the page whose paragraphs it copies; null: none
+        pa.field("source_url", pa.string()),
         pa.field("expected_decision", pa.string(), nullable=False),  # an ExpectedDecision
         pa.field("num_unique_lines", pa.int32()),  # lines that no other page has
         # Lines that another page of 300 characters or more has.

@@ -36,9 +36,8 @@ def find_repeated_doc_ids(index_files: list[tuple[File, int]]) -> list[Finding]:
     repeated: dict[tuple[str, str], _Repeated] = {}
     for remainder in range(num_passes):
         ids, owners = _gather_ids(index_files, num_passes, remainder)
-        by_id = np.argsort(
-            ids, kind="stable"
-        )  # stable: equal ids stay in the order of the shards
+        # stable: equal ids stay in the order of the shards
+        by_id = np.argsort(ids, kind="stable")
         ids, owners = ids[by_id], owners[by_id]
         # Sorted: equal ids are neighbours. An id in three shards gives two pairs.
         for i in np.flatnonzero(ids[1:] == ids[:-1]).tolist():

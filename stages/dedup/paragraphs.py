@@ -90,9 +90,8 @@ class ParagraphRemoval(Stage[ParagraphRemovalSettings]):
         [
             pa.field("num_chars", pa.int64()),  # code points
             pa.field("num_lines", pa.int64()),
-            pa.field(
-                "kept_lines", pa.list_(pa.uint32())
-            ),  # indices into the lines before removal
+            # indices into the lines before removal
+            pa.field("kept_lines", pa.list_(pa.uint32())),
         ]
     )
     reasons: ClassVar[Mapping[str, str]] = MappingProxyType(

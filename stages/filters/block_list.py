@@ -97,9 +97,8 @@ class BlockList:
         """
         files: list[tuple[str, Path]] = []
         for path in paths:
-            files += _list_files(
-                path
-            )  # all folders first: a wrong path is found before any reading
+            # all folders first: a wrong path is found before any reading
+            files += _list_files(path)
         return cls.build(_read_chunks(files))
 
     @classmethod

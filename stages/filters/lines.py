@@ -95,9 +95,8 @@ class Lines(Stage[LinesSettings]):
         lists = pc.split_pattern(texts, "\n")
         num_lines = pc.list_value_length(lists).to_numpy()
         found = self._apply_line_rules(lists.flatten())
-        rows = np.repeat(
-            np.arange(len(num_lines)), num_lines
-        )  # (num_lines,) the row of each line
+        # (num_lines,) the row of each line
+        rows = np.repeat(np.arange(len(num_lines)), num_lines)
 
         def sum_per_row(of_lines: _Ints | _Bools) -> _Ints:
             return np.bincount(rows, of_lines, len(num_lines)).astype(np.int64)

@@ -166,9 +166,8 @@ class Url(Stage[UrlSettings]):
 
     def _drop_by_soft_words(self, batch: pa.Table, soft: BlockList) -> Outcome:
         hits = soft.find(url_keys.list_word_keys, batch.column(_NORMAL))
-        order = np.lexsort(
-            (hits.keys, hits.texts)
-        )  # (hits,) by URL, equal words side by side
+        # (hits,) by URL, equal words side by side
+        order = np.lexsort((hits.keys, hits.texts))
         texts, keys = hits.texts[order], hits.keys[order]
         # A word that occurs twice in a URL counts once.
         is_new = (np.diff(texts, prepend=-1) > 0) | (keys != np.roll(keys, 1))

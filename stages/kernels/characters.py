@@ -48,9 +48,8 @@ class CharacterTable(NamedTuple):
 
     pages: NDArray[np.uint16]  # (NUM_PAGES,) row of `actions` for each page
     actions: NDArray[np.uint32]  # (num_distinct_pages, PAGE)
-    ascii: NDArray[
-        np.uint8
-    ]  # (PAGE,) the byte to write for each ASCII byte, 0 if it is deleted
+    # (PAGE,) the byte to write for each ASCII byte, 0 if it is deleted
+    ascii: NDArray[np.uint8]
 
 
 def build_character_table(

@@ -45,9 +45,8 @@ def _discard_stale_index(function: Callable[..., object]) -> None:
         return
     pattern = f"{source.stem}.{function.__qualname__}-*.nbi"
     for index in (source.parent / "__pycache__").glob(pattern):
-        with contextlib.suppress(
-            OSError
-        ):  # deleted by another process, or a read-only folder
+        # deleted by another process, or a read-only folder
+        with contextlib.suppress(OSError):
             if index.stat().st_mtime_ns < _newest_kernel_source_ns():
                 index.unlink()
 

@@ -39,9 +39,8 @@ class _Buffers(NamedTuple):
     """Scratch memory for one text, large enough for the longest of the batch."""
 
     letters: NDArray[np.uint8]  # the words of the text, a blank after each
-    starts: NDArray[
-        np.int64
-    ]  # where each word starts in `letters`, and where the next would
+    # where each word starts in `letters`, and where the next would
+    starts: NDArray[np.int64]
     message: NDArray[np.uint8]  # one n-gram, with space for SHA-1's padding
     schedule: NDArray[np.uint32]  # SHA-1's message schedule
 
@@ -108,9 +107,8 @@ def hash_ngrams(
     """
     num_texts = len(offsets) - 1
     buffers = _allocate_buffers(offsets)
-    hashes = np.empty(
-        offsets[-1] - offsets[0], np.uint64
-    )  # a text has no more n-grams than bytes
+    # a text has no more n-grams than bytes
+    hashes = np.empty(offsets[-1] - offsets[0], np.uint64)
     starts, num_hashes = np.zeros(num_texts + 1, np.int64), 0
     for t in range(num_texts):
         num_words = _split_words(
@@ -144,9 +142,8 @@ def _allocate_buffers(offsets: NDArray[np.int64]) -> _Buffers:
 def _hash_ngram(buffers: _Buffers, first: int, span: int) -> np.uint64:
     """Return the SHA-1 prefix of `span` words from `first` on, with a blank between two words."""
     start = buffers.starts[first]
-    num_bytes = (
-        buffers.starts[first + span] - 1 - start
-    )  # without the blank after the last word
+    # without the blank after the last word
+    num_bytes = buffers.starts[first + span] - 1 - start
     for i in range(num_bytes):
         buffers.message[i] = buffers.letters[start + i]
     return sha1_prefix(buffers.message, num_bytes, buffers.schedule)

@@ -37,9 +37,8 @@ MAX_SETS = 64
 _Keys: TypeAlias = NDArray[np.uint64]
 
 _START = np.uint64(0xCBF29CE484222325)  # FNV-1a's offset basis
-_GOLDEN = np.uint64(
-    0x9E3779B97F4A7C15
-)  # 2^64 / golden ratio: separates neighbouring bytes widely
+# 2^64 / golden ratio: separates neighbouring bytes widely
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _ONE = np.uint64(1)
 
 

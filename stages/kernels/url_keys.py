@@ -33,9 +33,8 @@ CATEGORY_BITS = 8
 
 _DOT, _SLASH, _QUESTION = 0x2E, 0x2F, 0x3F
 _START = np.uint64(0xCBF29CE484222325)  # FNV-1a's offset basis
-_GOLDEN = np.uint64(
-    0x9E3779B97F4A7C15
-)  # 2^64 / golden ratio: separates neighbouring bytes widely
+# 2^64 / golden ratio: separates neighbouring bytes widely
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 @compiled

@@ -61,15 +61,14 @@ class Fault(NamedTuple):
     lost_bytes: int  # bytes on disk that were never decompressed
 
     def cuts_member(self, offset: int | None) -> bool:
-        """Return whether the fault is in the member at `offset`, after some of its bytes."""
+        """Return whether the member at `offset` breaks after it has returned some bytes."""
         return not self.is_verified and self.offset == offset
 
 
 class _Chunk(NamedTuple):
     data: bytes
-    offset: (
-        int | None
-    )  # on disk: of the data themselves, or of the gzip member they come from
+    # on disk: of the data themselves, or of the gzip member they come from
+    offset: int | None
     is_start: bool  # the first chunk of a member
     is_end: bool  # the last chunk of a member, and the checksum is right
 

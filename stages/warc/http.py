@@ -19,9 +19,8 @@ from fastwarc.stream_io import BrotliReader, ZstdReader
 _STATUS_LINE = re.compile(rb"HTTP/\d+(?:\.\d+)?[ \t]+(\d{3})\b[^\n]*\n", re.IGNORECASE)
 _HEADER_END = re.compile(rb"(?:(?<=\n)|\r?\n)\r?\n")
 _FOLD = re.compile(rb"\r?\n[ \t]+")
-_CHUNK_HEAD = re.compile(
-    rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?\r?\n"
-)  # RFC 9112, section 7.1
+# RFC 9112, section 7.1
+_CHUNK_HEAD = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?\r?\n")
 
 _MAX_CODINGS = 4  # servers send one or two; each may expand the body up to the limit
 

@@ -88,15 +88,13 @@ class Broken(NamedTuple):
 class _Framing(NamedTuple):
     """How the records of a format are recognized."""
 
-    start: re.Pattern[
-        bytes
-    ]  # at the first byte of a record; a header ends with group 1, twice
+    # at the first byte of a record; a header ends with group 1, twice
+    start: re.Pattern[bytes]
     search: re.Pattern[bytes]  # finds the first byte of a record
     start_bytes: int  # neither pattern matches more bytes
     separator: bytes  # after every record
-    parse_fields: Callable[
-        [bytes], dict[bytes, bytes]
-    ]  # returns the fields of a WARC header
+    # returns the fields of a WARC header
+    parse_fields: Callable[[bytes], dict[bytes, bytes]]
 
 
 _WARC = _Framing(_VERSION, _HEADER_START, _START_BYTES, b"\r\n\r\n", parse_fields)

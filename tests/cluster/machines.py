@@ -288,9 +288,8 @@ def cluster(folder: Path, wheels: Path, own_cache: Path) -> Iterator[Cluster]:
         made = Cluster(*machines, shared, working_dir)
         for machine in machines:
             machine.start()
-            made.wait(
-                machines.index(machine) + 1
-            )  # the head first: a worker that finds none ends
+            # the head first: a worker that finds none ends
+            made.wait(machines.index(machine) + 1)
         yield made
     finally:
         for machine in machines:

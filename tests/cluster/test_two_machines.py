@@ -134,9 +134,8 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
         for asset in (cache_folder() / "assets").glob(pattern):
             shutil.copytree(asset, own_cache / "assets" / asset.name)
     with cluster(folder, wheels, own_cache) as started:
-        shutil.copy(
-            config, started.working_dir / "configs"
-        )  # found by its name, by driver and workers
+        # found by its name, by driver and workers
+        shutil.copy(config, started.working_dir / "configs")
         yield Machines(started, digests(folder / "reference"))
 
 

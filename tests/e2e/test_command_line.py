@@ -70,9 +70,8 @@ def test_a_run_ends_with_its_summary_and_next_commands(
     assert report["steps"][0]["num_docs"] >= report["steps"][-1]["num_docs"] > 0
 
 
-@pytest.mark.filterwarnings(
-    "ignore::ResourceWarning"
-)  # webdataset leaves its files to the garbage collector
+# webdataset leaves its files to the garbage collector
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.models
 def test_the_shards_of_a_run_read_back_by_webdataset(reference_run: Path) -> None:
     """Plain webdataset reads the samples and tokens of the manifest."""

@@ -122,9 +122,10 @@ def test_a_cluster_with_two_workers_writes_the_same_bytes(
     assert digests(run_dir) == digests(reference_run)
 
 
+# which is off in this chain
 @pytest.mark.parametrize(
     "phase", [name for name in registry.list_phase_names() if name != "exact_dedup"]
-)  # which is off in this chain
+)
 def test_a_run_killed_in_any_phase_goes_on_to_the_same_bytes(
     chain: Chain, reference_run: Path, phase: str
 ) -> None:

@@ -83,9 +83,8 @@ class FaultProxy:
         self.refuse = self.flip = False
         self.rate: float | None = None
         self.deaf_after: int | None = None
-        self._tasks: set[asyncio.Task[Any] | None] = (
-            set()
-        )  # asyncio keeps only weak references
+        # asyncio keeps only weak references
+        self._tasks: set[asyncio.Task[Any] | None] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()

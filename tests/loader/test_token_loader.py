@@ -242,9 +242,8 @@ def test_document_entries_belong_to_the_rows(dataset: Dataset) -> None:
         documents=["position_ids", "document_ids", "cu_seqlens"],
     )
     for batch in loader:
-        ends = (
-            batch["input_ids"] == 0
-        )  # in these datasets, only documents' last tokens are 0
+        # in these datasets, only documents' last tokens are 0
+        ends = batch["input_ids"] == 0
         documents = torch.cumsum(ends, dim=1) - ends.to(torch.int64)
         assert torch.equal(batch["document_ids"].to(torch.int64), documents)
         starts = batch["cu_seqlens"].tolist()
@@ -305,9 +304,8 @@ def test_a_mixture_keeps_shares_and_resumes(dataset: Dataset, larger: Dataset) -
     assert sum(row in large for row in found[:396]) == pytest.approx(0.75 * 396, abs=40)
     first = [mixed(rank, 2) for rank in range(2)]
     assert read_global_batches(first, 10) == batches[:10]
-    second = [
-        mixed(rank, 3, late=0.9) for rank in range(3)
-    ]  # what is still to come may change
+    # what is still to come may change
+    second = [mixed(rank, 3, late=0.9) for rank in range(3)]
     for loader in second:
         loader.load_state_dict(first[0].state_dict())
     assert read_global_batches(second, 20) == batches[10:30]

@@ -180,9 +180,8 @@ def test_the_tar_command_lists_a_shard_without_warnings(
 
 
 @given(shards())
-@settings(
-    max_examples=15, deadline=None
-)  # importing webdataset takes most of the first example
+# importing webdataset takes most of the first example
+@settings(max_examples=15, deadline=None)
 def test_webdataset_reads_a_shard(
     write: Write,
     tmp_path_factory: pytest.TempPathFactory,

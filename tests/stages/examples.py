@@ -81,9 +81,8 @@ class Example:
     stage: type[Stage[Any]]
     settings: Settings
     ordinary: Row
-    dropped: Mapping[
-        str, Row
-    ]  # reason without its prefix -> what differs from the ordinary row
+    # reason without its prefix -> what differs from the ordinary row
+    dropped: Mapping[str, Row]
 
     @property
     def label(self) -> str:

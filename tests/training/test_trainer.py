@@ -89,9 +89,8 @@ def test_a_killed_run_resumes_with_identical_bits(
 ) -> None:
     """After kill -9 of both ranks, losses and weights equal those of an uninterrupted run."""
     run = make_settings(tmp_path / "run", language, **settings(strategy))
-    with start(
-        2, train_each, [run], folder=tmp_path
-    ):  # leaving it kills them, with SIGKILL
+    # leaving it kills them, with SIGKILL
+    with start(2, train_each, [run], folder=tmp_path):
         until = time.monotonic() + 120
         while (
             not list_complete_checkpoints(tmp_path / "run" / "checkpoints")

@@ -70,9 +70,8 @@ def _read_document(
     rows = rows.append_column(
         REPRESENTATIVE, pa.array([representative], REPRESENTATIVE.type)
     )
-    return rows.append_column(
-        COPY_BY, pa.nulls(1, COPY_BY.type)
-    )  # exact copies are not stored
+    # exact copies are not stored
+    return rows.append_column(COPY_BY, pa.nulls(1, COPY_BY.type))
 
 
 def _read_check(result: RuleResult) -> RuleCheck:

@@ -11,9 +11,8 @@ from numba import njit
 
 from stages.kernels.quality.alphabet import Ints
 
-_MULTIPLIER = np.uint64(
-    0x9E3779B97F4A7C15
-)  # 2^64 / golden ratio (Knuth, TAOCP vol. 3, section 6.4)
+# 2^64 / golden ratio (Knuth, TAOCP vol. 3, section 6.4)
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _EMPTY = -1
 
 

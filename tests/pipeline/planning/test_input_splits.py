@@ -156,9 +156,8 @@ def test_a_digest_is_remembered_while_size_and_time_stay(
     (before,) = splits_of_runs(path)
     assert before.files[0].digest == hashlib.sha256(b"a.wet.gz").hexdigest()
     path.write_bytes(b"A.WET.GZ")
-    os.utime(
-        path, (1_000_000, 1_000_000)
-    )  # nothing tells of the change: what is remembered is believed
+    # nothing tells of the change: what is remembered is believed
+    os.utime(path, (1_000_000, 1_000_000))
     assert splits_of_runs(path) == (before,)
     os.utime(path, (2_000_000, 2_000_000))
     (after,) = splits_of_runs(path)
@@ -233,12 +232,12 @@ class Server:
     folder: Path
     port: int = 0
     missing: set[str] = field(default_factory=set[str])  # names that are answered with 404
-    cut_after: dict[str, int] = field(
-        default_factory=dict[str, int]
-    )  # name -> bytes of its next answer
+    # name -> bytes of its next answer
+    cut_after: dict[str, int] = field(default_factory=dict[str, int])
+    # name, Range
     requests: list[tuple[str, str | None]] = field(
         default_factory=list[tuple[str, str | None]]
-    )  # name, Range
+    )
 
     @property
     def url(self) -> str:

@@ -25,9 +25,8 @@ PAGES = {
     "empty": "",
 }
 
-LETTERS = str.maketrans(
-    "0123456789", "abcdefghij"
-)  # paragraph hashes do not tell digits apart
+# paragraph hashes do not tell digits apart
+LETTERS = str.maketrans("0123456789", "abcdefghij")
 
 
 def write_pages(path: Path, kinds: Sequence[str], broken: int = 0) -> Path:

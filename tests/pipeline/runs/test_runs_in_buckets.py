@@ -107,9 +107,8 @@ def test_a_run_in_a_bucket_has_the_bytes_of_one_on_a_disk(
     sent = requests.copy() - before
     assert outputs(RunFolder.open(str(bucket_store))) == outputs(on_disk)
     assert len(outputs(on_disk)) > 60
-    assert (
-        sent["head"] <= 2 * len(registry.PHASES) + 4
-    )  # whether a phase is complete, and its parent
+    # whether a phase is complete, and its parent
+    assert sent["head"] <= 2 * len(registry.PHASES) + 4
     again = requests.copy()
     assert all(
         event.was_complete
@@ -198,9 +197,8 @@ def test_a_run_that_was_killed_is_resumed_with_the_same_bytes(
     assert outputs(RunFolder.open(str(bucket_store))) == outputs(on_disk)
 
 
-@pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnraisableExceptionWarning"
-)  # webdataset leaves shards open
+# webdataset leaves shards open
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(
     "verb", ["report", "status", "explain", "preview", "verify", "export"]
 )

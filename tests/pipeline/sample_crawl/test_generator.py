@@ -324,9 +324,8 @@ def test_memory_does_not_grow_with_the_crawl(
         return peak
 
     monkeypatch.setattr(truth_table, "ROWS_PER_GROUP", 500)
-    make_crawl(
-        tmp_path / "unmeasured", 1_000
-    )  # all sentences invented, all modules imported
+    # all sentences invented, all modules imported
+    make_crawl(tmp_path / "unmeasured", 1_000)
     fewer, more = (
         peak_bytes(1_000),
         peak_bytes(2_000),

@@ -404,9 +404,8 @@ def test_repeated_doc_ids_are_found(
 ) -> None:
     """A document in two shards is found in one pass and in several passes."""
     monkeypatch.setattr(doc_ids, "DOC_IDS_IN_MEMORY", doc_ids_in_memory)
-    documents = random_documents(
-        [5, 9, 30, 4, 7], first_doc_id=103
-    )  # 103 and 104 are in shard 1 already
+    # 103 and 104 are in shard 1 already
+    documents = random_documents([5, 9, 30, 4, 7], first_doc_id=103)
     with (
         (dataset / "shard-000000.tar").open("wb") as tar,
         (dataset / "shard-000000.idx").open("wb") as index,
@@ -453,9 +452,8 @@ def insert(data: bytes, at: int, noise: bytes) -> bytes:
     share=st.floats(0, 1, exclude_max=True),
     noise=st.binary(min_size=1, max_size=40) | st.just(bytes(512)) | st.just(b"\xff" * 8),
 )
-@settings(
-    max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)  # restored after each example
+# restored after each example
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_damage_is_found_and_does_not_raise(
     dataset: Path,
     name: str,

@@ -132,9 +132,8 @@ def test_bands_decide_as_datasketchs_index() -> None:
     ]
     found = [{j for j, other in enumerate(rows) if other & row} for row in rows]
     assert found == [set(index.query(sketch)) for sketch in sketches]
-    assert (
-        1 < np.mean([len(group) for group in found]) < 5
-    )  # some edited copies are candidates, and some are not
+    # some edited copies are candidates, and some are not
+    assert 1 < np.mean([len(group) for group in found]) < 5
 
 
 @given(st.lists(TEXT, min_size=1, max_size=8), st.integers(0, 8))

@@ -276,9 +276,8 @@ def test_a_million_entries_take_eight_megabytes(tmp_path: Path) -> None:
         "".join(f"host-{i * 7919}.example{i % 97}.com\n" for i in range(num_entries)),
         encoding="ascii",
     )
-    BlockList.build(
-        [("", pa.array(["warm.up"], pa.large_string()))]
-    )  # compiled before it is measured
+    # compiled before it is measured
+    BlockList.build([("", pa.array(["warm.up"], pa.large_string()))])
     gc.collect()
     arrow_before = pa.total_allocated_bytes()
     tracemalloc.start()

@@ -193,9 +193,8 @@ def test_tag_with_too_many_attributes_is_refused(form: str, charset: str) -> Non
 def test_attribute_check_takes_linear_time(scrap: str) -> None:
     """Eight million characters that make a careless pattern backtrack."""
     text = scrap * (8_000_000 // len(scrap))
-    _FEW_ATTRIBUTES.fullmatch(
-        text
-    )  # quadratic, it would not end within the time that a test has
+    # quadratic, it would not end within the time that a test has
+    _FEW_ATTRIBUTES.fullmatch(text)
 
 
 @pytest.mark.parametrize(

@@ -599,9 +599,8 @@ def _growth_by_new_words(tokenizer_file: Path) -> int:
 )
 def test_memory_of_gigatoken_is_bounded(json_file: Path):
     """Ever new words grow a process only as long as the cache lives (seen: 4 to 26 MB; without an end, 175 MB)."""
-    with ProcessPoolExecutor(
-        1, mp_context=multiprocessing.get_context("spawn")
-    ) as alone:  # nothing else grows there
+    # nothing else grows there
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as alone:
         assert alone.submit(_growth_by_new_words, json_file).result() < 48 << 20
 
 

@@ -87,9 +87,8 @@ def worlds(
     """Train every mode of a number of ranks."""
     num_ranks, folder = request.param, tmp_path_factory.mktemp("modes")
     modes = {**MODES[num_ranks], **(ROUGH if num_ranks == 2 else {})}
-    data = {
-        "micro_batch_rows": 3
-    }  # of 12 in a step: two micro-batches where two ranks see different rows
+    # of 12 in a step: two micro-batches where two ranks see different rows
+    data = {"micro_batch_rows": 3}
     runs = [
         make_settings(folder / name, language, **{"data": data, **mode})
         for name, mode in modes.items()
