@@ -104,7 +104,7 @@ class SampleReader:
         tokens: Tokens = np.frombuffer(data, shard.index.token_dtype)
         damaged = _find_damaged_samples(tokens, shard, first, last)
         if damaged:
-            # The cause may be the network or the cache on disk. Only damage at the source remains.
+            # The network or the disk cache may have damaged the bytes: fetch them from the source again.
             data = self._files.refetch(name, start, stop)
             tokens = np.frombuffer(data, shard.index.token_dtype)
             damaged = _find_damaged_samples(tokens, shard, first, last)

@@ -90,7 +90,7 @@ class Weight:
         return self.columns > 1
 
     def count_local(self, shard: int) -> int:
-        """Return the numbers on the fullest of `shard` ranks.
+        """Return how many elements a rank holds at most, if `shard` ranks share the matrix.
 
         fully_shard cuts along rows and pads the last shard.
         """
