@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +17,10 @@ from tests.seaweed import BUCKET, KEYS, Seaweed, program
 from tests.shared_ray import SharedRay
 
 REPOSITORY = Path(__file__).parent.parent
+
+# Ray reads mode and token once per process, when it is first used: all tests use the same.
+os.environ.setdefault("RAY_AUTH_MODE", "token")
+os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 
 # Numba compiles, and Arrow imports, inside whichever example comes first: no single example has a deadline.

@@ -27,11 +27,8 @@ class SharedRay:
     """
 
     def __init__(self, repository: str, seaweed: Seaweed) -> None:
-        # The token is that of ~/.ray, as for a local Ray: a process reads it once and keeps it.
-        token = {"RAY_AUTH_MODE": "token"}
         started_with = {
             **os.environ,
-            **token,
             **{f"AWS_{name.upper()}": value for name, value in KEYS.items()},
             "AWS_ENDPOINT_URL": seaweed.endpoint,
             "PYTHONPATH": repository,
@@ -48,7 +45,7 @@ class SharedRay:
         assert self._process.stdout is not None
         address = self._process.stdout.readline().strip()
         assert address, "Ray did not start; see the output above"
-        self.environment: Mapping[str, str] = {**token, "RAY_ADDRESS": address}
+        self.environment: Mapping[str, str] = {"RAY_ADDRESS": address}
 
     def stop(self) -> None:
         """Shut Ray down."""

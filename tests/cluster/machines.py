@@ -23,7 +23,15 @@ from tests.conftest import REPOSITORY
 
 TOKEN = "a" * 64
 BIN = Path(sys.executable).parent
-PACKAGES = ("pipeline", "stages", "shardwriter", "loader", "configs", "training")
+PACKAGES = (
+    "pipeline",
+    "stages",
+    "shardwriter",
+    "loader",
+    "config_files",
+    "storage",
+    "training",
+)
 
 
 def why_not() -> str | None:
@@ -277,7 +285,7 @@ def cluster(folder: Path, wheels: Path, own_cache: Path) -> Iterator[Cluster]:
             )
         )
     working_dir = folder / "working-dir"
-    for package in PACKAGES:
+    for package in (*PACKAGES, "configs"):
         shutil.copytree(
             REPOSITORY / package,
             working_dir / package,

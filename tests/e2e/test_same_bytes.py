@@ -14,7 +14,9 @@ import pytest
 
 from pipeline.execution import engine
 from pipeline.execution.engine import PhaseFinished, PhaseStarted, TaskFinished
+from pipeline.execution.inline import InlineEngine
 from pipeline.phases import fuzzy_dedup, paragraph_dedup, registry
+from pipeline.phases.phase import Phase
 from pipeline.planning.plan import make_plan
 from tests.e2e.conftest import Chain, digests
 
@@ -32,15 +34,13 @@ def test_batches_of_any_size_give_the_same_bytes(chain: Chain, reference_run: Pa
 def test_the_order_in_which_work_is_done_does_not_matter(
     chain: Chain, reference_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Units, partitions and shards from last to first."""
-    in_order = engine._Inline.results
+    """Input splits, partitions and shards from last to first."""
+    in_order = InlineEngine.run_tasks
 
-    def backwards(
-        self: engine._Inline, phase: engine.Phase, task_ids: Sequence[str]
-    ) -> object:
+    def backwards(self: InlineEngine, phase: Phase, task_ids: Sequence[str]) -> object:
         return in_order(self, phase, list(reversed(task_ids)))
 
-    monkeypatch.setattr(engine._Inline, "results", backwards)
+    monkeypatch.setattr(InlineEngine, "run_tasks", backwards)
     run_dir, events = chain.run("backwards")
     task_ids = [
         event.task_id

@@ -50,4 +50,5 @@ def test_the_log_in_a_bucket_can_be_read_while_its_driver_lives(
         time.sleep(1.0)  # drivers are ordered by the second in which they start
     names = [f"{driver}-{number}" for driver in range(2) for number in range(20)]
     assert read_names(bucket_store) == names
-    assert len(bucket_store.child(LOG_PARTS).list_names()) > 4
+    # Each driver has written more than one part: events are visible before it ends.
+    assert len(bucket_store.child(LOG_PARTS).list_names()) > 2
