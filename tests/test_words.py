@@ -123,8 +123,8 @@ CLEAN = (
     "tests/stages/warc/",
     "tests/storage/",
     "tests/test_architecture.py",
-    "tests/test_benchmarks.py",
-    "tests/test_extraction_benchmark.py",
+    "tests/benchmarks/test_benchmarks.py",
+    "tests/benchmarks/test_extraction_f1.py",
     "tests/test_packaging.py",
 )
 
