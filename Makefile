@@ -12,7 +12,7 @@ PROMETHEUS ?= 127.0.0.1:9490
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help demo watch test quick check bench clean
+.PHONY: help demo watch test quick check bench test-faults clean
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -44,6 +44,9 @@ check: $(VENV)/test.stamp ## Lint, types, import rules, links, retired words: wh
 
 bench: $(VENV)/test.stamp ## Run all benchmarks of docs/benchmarks.md and keep the results (half an hour)
 	$(BIN)/python -m benchmarks.all --save
+
+test-faults: $(VENV)/test.stamp ## Attack the software and print one table (up to an hour); SMALL=1: under a minute
+	$(BIN)/python -m tests.faults $(if $(SMALL),--small) --json runs/faults.json
 
 clean: ## Remove the environment and the demo's runs (the cache of models stays)
 	rm -rf $(VENV) runs
