@@ -1,4 +1,4 @@
-"""A whole run that needs no network: three pages, or whatever a test puts there, through the chain with tiny models."""
+"""A small whole run that needs no network: a few pages through all phases, with tiny models."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Small:
         return self.folder / "small.yaml"
 
     def config(self, run_name: str = "run", **sections: Any) -> RunConfig:
-        """The config with keys of its sections, or other values, replaced; `run_name` names the run's folder."""
+        """Return the config with these keys of its sections, or these values, replaced."""
         changed = {
             name: {**self.tree.get(name, {}), **keys} if isinstance(keys, Mapping) else keys
             for name, keys in sections.items()
@@ -42,11 +42,11 @@ class Small:
         return load(str(self.path))
 
     def plan(self, run_name: str = "run", **sections: Any) -> RunPlan:
-        """The plan of that config."""
+        """Return the plan of that config."""
         return make_plan(self.config(run_name, **sections))
 
     def run(self, run_name: str = "run", **sections: Any) -> tuple[RunFolder, list[Event]]:
-        """Run it; the run folder as the ledger reads it, and what happened."""
+        """Run that config and return the run folder and the events."""
         events = list(run(self.plan(run_name, **sections)))
         return RunFolder.open(self.folder / run_name), events
 
@@ -65,7 +65,7 @@ def small(
     wet_file: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Small:
-    """The smallest run: every phase, tiny models, all languages, a cache of its own."""
+    """The smallest run: every phase, tiny models, all languages and an empty cache."""
     monkeypatch.setenv("CORPUSMILL_CACHE", str(tmp_path / "cache"))
     return Small(
         tmp_path,

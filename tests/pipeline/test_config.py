@@ -53,7 +53,7 @@ def list_faults(path: str, *overrides: str) -> list[str]:
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_shipped_config_loads(name: str) -> None:
-    """The configs in configs/ are valid as they stand, by name."""
+    """The configs in configs/ are valid, and load by name."""
     assert load(name).run_dir == f"runs/{name.removesuffix('.yaml')}"
 
 
@@ -113,7 +113,7 @@ def test_the_default_config_is_short() -> None:
 
 
 def test_a_minimal_config_has_ccnets_defaults(tmp_path: Path) -> None:
-    """Only input and tokenizer must be given; the rest is CCNet's."""
+    """Only input and tokenizer are required; all other values are CCNet's."""
     config = load(write(tmp_path, MINIMAL))
     assert config.paragraph_dedup.keep == "drop_all_copies"
     assert config.extract.length is not None
@@ -154,13 +154,13 @@ def test_missing_models_and_files_are_reported_at_once(tmp_path: Path) -> None:
 
 
 def test_a_key_given_twice_is_a_fault(tmp_path: Path) -> None:
-    """YAML would silently take the last."""
+    """YAML would use the last value without a message."""
     (fault,) = list_faults(write(tmp_path, MINIMAL + "tokenize:\n  tokenizer: other\n"))
     assert "'tokenize' is given twice" in fault
 
 
 def test_overrides_reach_any_key_and_their_faults_name_them(tmp_path: Path) -> None:
-    """--set goes through the same checks, and a fault in it points to it rather than to a line."""
+    """--set is checked as the file is, and a fault names the option instead of a line."""
     path = write(tmp_path, MINIMAL)
     config = load(
         path,
@@ -223,8 +223,8 @@ def test_candidate_pairs_are_verified_by_signatures_or_exactly(tmp_path: Path) -
         assert "annotate.minhash.verify" in fault
 
 
-def test_limits_are_for_sets_that_are_looked_for(tmp_path: Path) -> None:
-    """A rule without scores, or for an unknown set, is a fault; so is a set or a list that is not there."""
+def test_limits_of_unknown_evaluation_sets_are_faults(tmp_path: Path) -> None:
+    """A rule without scores and a set whose file is missing are faults too."""
     path = write(tmp_path, MINIMAL)
     (fault,) = list_faults(path, "select.decontamination={}")
     assert "annotate.decontamination is null" in fault

@@ -1,4 +1,4 @@
-"""A stage that raises, or kills its process, on documents that say so; and the command line with it in the chain."""
+"""A stage that raises or kills its process on certain documents."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ LOG = "DEADLY_LOG"
 
 
 class Deadly(Length):
-    """`Length`, but for documents whose text holds a fault's name."""
+    """`Length`, except on documents whose text contains the name of a fault."""
 
     def apply(self, batch: pa.Table) -> Outcome:
-        """Do what the texts say, or what `Length` does."""
+        """Raise or kill the process if a text asks for it; otherwise apply `Length`."""
         for text in batch.column("text").to_pylist():
             if "kill" in text:
                 with Path(os.environ[LOG]).open("ab") as log:
@@ -41,7 +41,7 @@ DEADLY_STAGES = tuple(Deadly if stage is Length else stage for stage in Extract.
 
 
 def main() -> None:
-    """The command line, with `Deadly` in the place of `Length` before deduplication."""
+    """Run the command line with `Deadly` in place of `Length`."""
     from pipeline import cli
 
     Extract.stages = DEADLY_STAGES

@@ -44,7 +44,7 @@ def test_a_small_run_stays_in_this_process(small: Small) -> None:
 
 
 def test_a_large_run_goes_to_ray(small: Small) -> None:
-    """Unless there is only one worker, which saves nothing."""
+    """With one worker it stays in this process, because Ray would save nothing."""
     assert choose_kind(plan_files(small, 75, 100, workers=8))[0] == "ray"
     assert choose_kind(plan_files(small, 75, 100, workers=1))[0] == "inline"
 
@@ -67,7 +67,7 @@ def test_requests_of_phases_do_not_keep_a_run_from_this_process(small: Small) ->
 def test_a_cluster_and_a_metrics_port_mean_ray(
     small: Small, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However small the run is."""
+    """Even a run of one small file uses Ray."""
     port = small.plan(engine={"kind": "auto", "metrics_port": 9464})
     assert choose_kind(port) == ("ray", "engine.metrics_port needs Ray")
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
@@ -77,7 +77,7 @@ def test_a_cluster_and_a_metrics_port_mean_ray(
 def test_the_choice_is_logged_in_one_line(
     small: Small, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With both estimates; a config that names its engine logs nothing."""
+    """The line has both estimates. A config that names its engine logs nothing."""
     with caplog.at_level(logging.INFO, "pipeline"):
         assert isinstance(make_engine(small.plan(engine={"kind": "auto"})), InlineEngine)
     (record,) = caplog.records

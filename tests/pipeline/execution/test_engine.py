@@ -1,4 +1,4 @@
-"""Faults while a plan is carried out: what fails is named, the rest is committed, and only that is done again."""
+"""Tasks that fail are named, the others are committed, and the next run repeats only those that failed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TEXTS = (
 
 
 def write_wet(path: Path, texts: Sequence[str]) -> Path:
-    """A WET file of those pages."""
+    """Write a WET file with these pages and return its path."""
     url = f"https://example.org/{path.stem}"
     records = [
         wet_record(f"{url}/{i}", f"Title\n{path.stem}: {text}")
@@ -51,7 +51,7 @@ def write_wet(path: Path, texts: Sequence[str]) -> Path:
 
 @pytest.fixture
 def files(tmp_path: Path) -> list[Path]:
-    """Three files, the first of which holds documents on which a stage raises."""
+    """Three files. On some documents of the first file, a stage raises an error."""
     return [
         write_wet(tmp_path / f"{name}.warc.wet", texts)
         for name, texts in (
@@ -64,23 +64,23 @@ def files(tmp_path: Path) -> list[Path]:
 
 @pytest.fixture
 def deadly_chain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The chain with the stage that raises."""
+    """Let extract use the stage that raises."""
     monkeypatch.setattr(Extract, "stages", DEADLY_STAGES)
 
 
-def decisions(folder: PhaseFolder, task_id: str) -> list[dict[str, Any]]:
+def read_decisions(folder: PhaseFolder, task_id: str) -> list[dict[str, Any]]:
     return pq.read_table(folder.path(f"{task_id}.decisions.parquet")).to_pylist()
 
 
-def failures(error: pytest.ExceptionInfo[RunAborted]) -> list[str]:
-    """The lines of the message between the first, which counts, and the last, which says how to go on."""
+def failure_lines(error: pytest.ExceptionInfo[RunAborted]) -> list[str]:
+    """Return the lines of the message without the first (the count) and the last (the remedy)."""
     first, *lines, last = str(error.value).splitlines()
     assert "tasks failed; the others are done" in first
     assert last.startswith("fix the cause and run the same command again")
     return lines
 
 
-def worked_on(events: Sequence[object], phase: str = "extract") -> list[str]:
+def list_tasks(events: Sequence[object], phase: str = "extract") -> list[str]:
     return [
         e.task_id
         for e in events
@@ -94,12 +94,12 @@ def worked_on(events: Sequence[object], phase: str = "extract") -> list[str]:
 def test_documents_on_which_a_stage_raises_are_dropped(
     small: Small, files: list[Path], deadly_chain: None
 ) -> None:
-    """Each costs itself alone, with a reason of its kind and the exception's words in the ledger."""
+    """The decision of such a document has the kind and the message of the error; the others are kept."""
     found, _ = small.run(
         input={"files": [str(path) for path in files]},
         engine={"advanced": {"max_error_share": 1}},
     )
-    dropped = decisions(found.folder("extract"), found.splits[0].key)
+    dropped = read_decisions(found.folder("extract"), found.splits[0].key)
     assert [
         (row["doc_id"] & 0xFFFFFFFF, row["decision"], row["detail"]) for row in dropped
     ] == [
@@ -110,34 +110,34 @@ def test_documents_on_which_a_stage_raises_are_dropped(
     assert found.folder("extract").summary()["counters"]["counts"]["documents_kept"] == 5
 
 
-def test_too_many_of_them_fail_the_unit(
+def test_a_task_with_too_many_of_these_documents_fails(
     small: Small, files: list[Path], deadly_chain: None
 ) -> None:
-    """Above `max_error_share` nothing of the unit is committed, and the message counts them."""
+    """Above `max_error_share` no output of the task is committed, and the message counts the documents."""
     with pytest.raises(RunAborted) as caught:
         small.run(
             input={"files": [str(path) for path in files]},
             engine={"advanced": {"max_error_share": 0.5}},
         )
-    (line,) = failures(caught)
+    (line,) = failure_lines(caught)
     assert line.startswith("  000000-")
     assert "3 of 5 documents made a stage raise an error" in line
 
 
-# ---- units ----
+# ---- tasks ----
 
 
-def test_what_fails_is_named_and_only_that_is_done_again(
+def test_failed_tasks_are_named_and_only_they_are_repeated(
     small: Small, files: list[Path]
 ) -> None:
-    """Files that cannot be read fail their units; the rest is committed; once mended, nothing else is done."""
+    """A file that cannot be read fails its task. After it is restored, the next run does this task only."""
     plan = small.plan(input={"files": [str(path) for path in files]})
     for path in (files[0], files[2]):
         path.rename(path.with_suffix(".away"))
     with pytest.raises(RunAborted) as caught:
         list(run(plan))
     assert str(caught.value).startswith("phase extract: 2 of 3 tasks failed")
-    lines = failures(caught)
+    lines = failure_lines(caught)
     failed = [line.split(":")[0].strip() for line in lines]
     assert failed == [plan.splits[0].key, plan.splits[2].key]
     assert all(
@@ -147,7 +147,7 @@ def test_what_fails_is_named_and_only_that_is_done_again(
     for path in (files[0], files[2]):
         path.with_suffix(".away").rename(path)
     events = list(run(plan))
-    assert worked_on(events) == [plan.splits[0].key, plan.splits[2].key]
+    assert list_tasks(events) == [plan.splits[0].key, plan.splits[2].key]
     assert isinstance(events[-1], PhaseFinished)
     log = [
         json.loads(line)
@@ -158,8 +158,10 @@ def test_what_fails_is_named_and_only_that_is_done_again(
     ] == failed
 
 
-def test_many_failures_are_summed_up(small: Small, tmp_path: Path) -> None:
-    """Ten are shown, the others counted."""
+def test_a_message_shows_ten_failures_and_counts_the_others(
+    small: Small, tmp_path: Path
+) -> None:
+    """Of twelve failures, the message shows ten and says that there are two more."""
     paths = [
         write_wet(tmp_path / f"{i:02d}.warc.wet", ["a page of text"]) for i in range(12)
     ]
@@ -168,12 +170,12 @@ def test_many_failures_are_summed_up(small: Small, tmp_path: Path) -> None:
         path.unlink()
     with pytest.raises(RunAborted) as caught:
         list(run(plan))
-    assert len(failures(caught)) == 11
-    assert failures(caught)[-1] == "  ... and 2 more"
+    assert len(failure_lines(caught)) == 11
+    assert failure_lines(caught)[-1] == "  ... and 2 more"
 
 
 def test_a_partition_that_fails_is_named(small: Small) -> None:
-    """What a phase across units cannot read is told as a unit's fault is."""
+    """A missing file of hashes fails the partition that reads it, with the cause."""
     plan = small.plan()
     with contextlib.closing(run(plan)) as events:  # pyright: ignore[reportArgumentType] - it is a generator
         next(e for e in events if isinstance(e, PhaseFinished) and e.phase == "extract")
@@ -183,8 +185,8 @@ def test_a_partition_that_fails_is_named(small: Small) -> None:
         list(run(plan))
 
 
-def test_a_partition_whose_processes_die_is_given_up(small: Small) -> None:
-    """After `max_attempts` tries it is not tried again."""
+def test_a_partition_whose_processes_died_too_often_fails(small: Small) -> None:
+    """After `max_attempts` attempts, the task is not tried again."""
     plan = small.plan()
     list(run(plan))
     phase = registry.find_phase("paragraph_dedup")(plan)
@@ -201,8 +203,10 @@ def test_a_partition_whose_processes_die_is_given_up(small: Small) -> None:
         ("{}/cutoff.csv", "no row for percentile 60, found 30"),
     ],
 )
-def test_a_phase_that_cannot_begin_is_told(small: Small, cutoffs: str, why: str) -> None:
-    """What its steps are built of is missing: the phase, the cause and the key, as a failure like others."""
+def test_a_phase_that_cannot_start_is_a_failure(
+    small: Small, cutoffs: str, why: str
+) -> None:
+    """The message has the phase and the cause, here cutoffs that the model or the table lacks."""
     (small.folder / "lm").mkdir()
     (small.folder / "cutoff.csv").write_text(",en\n30,340\n")
     models = {"perplexity": {"models": {"en": str(tiny_lm(small.folder / "lm"))}}}
@@ -211,8 +215,8 @@ def test_a_phase_that_cannot_begin_is_told(small: Small, cutoffs: str, why: str)
         small.run(annotate=models, select=select)
 
 
-def test_work_that_comes_to_nothing_is_a_failure(small: Small) -> None:
-    """An engine that loses a piece of work does not make a complete phase."""
+def test_a_task_without_a_result_is_a_failure(small: Small) -> None:
+    """A phase is not complete when the engine returns nothing for one of its tasks."""
     plan = small.plan()
     inline = InlineEngine(plan.config.engine)
 
@@ -225,8 +229,8 @@ def test_work_that_comes_to_nothing_is_a_failure(small: Small) -> None:
     assert not plan.folder("extract").complete()
 
 
-def test_a_run_tells_its_phases_in_order(small: Small) -> None:
-    """Started, work, finished, for each phase; a second run finds all complete."""
+def test_phases_start_in_order_and_complete_phases_are_skipped(small: Small) -> None:
+    """A first run starts each phase once; a second run finds all of them complete."""
     plan = small.plan()
     started = [event.phase for event in run(plan) if isinstance(event, PhaseStarted)]
     assert started == registry.list_phase_names()
@@ -237,16 +241,18 @@ def test_a_run_tells_its_phases_in_order(small: Small) -> None:
     assert len(again) == len(registry.PHASES)
 
 
-def test_more_input_is_done_in_the_same_folder(small: Small, files: list[Path]) -> None:
-    """A file more: it is extracted, the others are not; a file less: nothing is; and the accounts are of the run."""
+def test_a_run_with_more_or_fewer_files_reuses_extract(
+    small: Small, files: list[Path]
+) -> None:
+    """Only an added file is extracted; the summary counts the documents of the files of this run."""
     two = {"files": [str(path) for path in files[1:]]}
     small.run(input=two)
     found, events = small.run(input={"files": [*two["files"], str(files[0])]})
-    assert worked_on(events) == [found.splits[2].key]
+    assert list_tasks(events) == [found.splits[2].key]
     counts = found.folder("extract").summary()["counters"]["counts"]
     assert counts["documents"] == 8
     found, events = small.run(input=two)
-    assert worked_on(events) == []
+    assert list_tasks(events) == []
     assert found.folder("extract").summary()["counters"]["counts"]["documents"] == 3
 
 
@@ -254,15 +260,15 @@ def test_more_input_is_done_in_the_same_folder(small: Small, files: list[Path]) 
 
 
 def is_printed_by_ray(line: str) -> bool:
-    """Whether Ray reports a dead worker in this line; it has no public switch for these reports."""
+    """Return whether Ray reports a dead worker in this line. Ray has no switch for these reports."""
     return "(raylet" in line or "worker died" in line.lower() or "OOM" in line
 
 
 @pytest.mark.ray
-def test_a_process_that_dies_costs_its_unit_alone_on_ray(
+def test_a_process_that_dies_fails_only_its_task_on_ray(
     small: Small, files: list[Path], tmp_path: Path
 ) -> None:
-    """Kill -9 on a document: so many tries as allowed, then the unit is named; others are committed, as in one process.
+    """A stage kills its process twice: the task fails by name, and the other tasks are committed.
 
     Apart from the report of Ray on the dead workers, the terminal shows our lines only.
     """
@@ -303,11 +309,11 @@ def test_a_process_that_dies_costs_its_unit_alone_on_ray(
         f"  {why}",
         "fix the cause and run the same command again: it runs the failed tasks and those after them",
     ]
-    on_ray = decisions(found.folder("extract"), found.splits[0].key)
+    on_ray = read_decisions(found.folder("extract"), found.splits[0].key)
     assert [row["decision"] for row in on_ray] == [
         "length.error_value",
         "length.error_memory",
         "length.error_other",
     ]
     found, events = small.run(**sections)
-    assert worked_on(events) == [found.splits[1].key]
+    assert list_tasks(events) == [found.splits[1].key]

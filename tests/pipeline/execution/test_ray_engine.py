@@ -23,21 +23,21 @@ UMASK = 0o027
 
 @pytest.fixture
 def umask() -> Iterator[int]:
-    """A umask that only this test has."""
+    """A umask for one test."""
     before = os.umask(UMASK)
     yield UMASK
     os.umask(before)
 
 
 def read_umask() -> int:
-    """The umask of this process."""
+    """Return the umask of this process."""
     found = os.umask(0)
     os.umask(found)
     return found
 
 
 def read_modes(folder: Path) -> dict[str, int]:
-    """Permissions of every file and folder of a run."""
+    """Return the permissions of every file and folder of a run."""
     modes: dict[str, int] = {}
     for path in sorted(folder.rglob("*")):
         if not path.is_symlink() and path.name != "log.jsonl":
@@ -46,7 +46,7 @@ def read_modes(folder: Path) -> dict[str, int]:
 
 
 def test_operators_are_named_after_the_phase_and_its_stages(small: Small) -> None:
-    """As Ray's plan, metrics and dashboard show them."""
+    """Ray's plan, metrics and dashboard show these names."""
     plan = small.plan()
     assert name_operator(Annotate(plan)) == "annotate[paragraphs > length > language]"
     assert name_operator(ParagraphDedup(plan)) == "paragraph_dedup"
@@ -55,7 +55,10 @@ def test_operators_are_named_after_the_phase_and_its_stages(small: Small) -> Non
 def test_a_ray_that_does_not_start_is_tried_twice_and_reported(
     small: Small, monkeypatch: pytest.MonkeyPatch, umask: int
 ) -> None:
-    """One sentence with the cause, the log and the way without Ray; umask and SIGTERM handler are as before."""
+    """The error has the cause, the log and the alternative.
+
+    Umask and SIGTERM handler are restored.
+    """
     import ray
 
     started: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""What tasks ask for: read from the config, refused before work begins where no machine has it."""
+"""Resources of tasks: read from the config, and refused if no machine has them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def engine(**sections: object) -> EngineConfig:
     return EngineConfig.model_validate(sections)
 
 
-def test_a_phase_requests_the_engines_defaults_where_it_sets_nothing() -> None:
-    """Its own section replaces them key by key."""
+def test_a_phase_requests_the_defaults_of_the_engine() -> None:
+    """Keys in the phase's own section replace them one by one."""
     config = engine(
         memory_mb=3_000,
         phases={
@@ -38,8 +38,8 @@ def test_a_phase_requests_the_engines_defaults_where_it_sets_nothing() -> None:
     assert make_request(config, "select").remote_args()["num_gpus"] == 0.5
 
 
-def test_what_one_machine_must_have_no_two_have_together() -> None:
-    """The fault names who asks, for what, and what the nearest machine has of what it lacks."""
+def test_a_request_must_fit_on_one_machine() -> None:
+    """The error has the phase, its request and the resources of the nearest machine."""
     config = engine(
         phases={"annotate": {"num_cpus": 3, "memory_mb": 4096}, "extract": {"num_gpus": 1}}
     )
@@ -59,7 +59,7 @@ def test_what_one_machine_must_have_no_two_have_together() -> None:
 
 
 def test_phases_that_are_off_request_nothing() -> None:
-    """A config may keep their resources."""
+    """Their resources may stay in the config."""
     resources = "engine.phases={fuzzy_dedup: {num_gpus: 1}, annotate: {num_cpus: 2}}"
     config = load("ccnet.yaml", [resources, "fuzzy_dedup=null"])
     requests = {request.phase: request for request in list_requests(config)}
@@ -84,15 +84,15 @@ def test_phases_that_are_off_request_nothing() -> None:
         ),
     ],
 )
-def test_names_that_are_none_are_refused_with_the_nearest(phases: str, fault: str) -> None:
-    """Before anything is made ready."""
+def test_unknown_phases_and_resources_are_refused(phases: str, fault: str) -> None:
+    """The error suggests the nearest name, before models are prepared."""
     with pytest.raises(ConfigError) as caught:
         load("ccnet.yaml", [f"engine.phases={phases}"])
     assert fault in str(caught.value)
 
 
-def test_resources_leave_fingerprints_alone(tmp_path: Path) -> None:
-    """A run goes on in the same folders when its tasks are given more."""
+def test_resources_do_not_change_fingerprints(tmp_path: Path) -> None:
+    """A run can continue in the same folders with other resources."""
     given = ["input={files: [" + str(Path(__file__)) + "]}", f"run_dir={tmp_path}"]
     plain = make_plan(load("ccnet.yaml", given))
     other = make_plan(
@@ -107,10 +107,10 @@ def test_resources_leave_fingerprints_alone(tmp_path: Path) -> None:
 # ---- on a cluster ----
 
 
-def test_a_clusters_run_lies_where_all_machines_find_it(
+def test_a_run_on_a_cluster_needs_an_absolute_folder(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A relative folder would be another one on each machine; it is refused before anything is made ready."""
+    """A relative folder would differ between machines."""
     relative, absolute = (
         load("ccnet.yaml", [f"run_dir={run_dir}"])
         for run_dir in ("runs/x", "/shared/runs/x")

@@ -41,14 +41,14 @@ TASK = "000000-00ff00ff"
 
 
 class Pipe(io.RawIOBase):
-    """A stream that cannot be sought in, on which FastWARC panics."""
+    """A stream that cannot seek. FastWARC panics on it."""
 
     def readable(self) -> bool:
         return True
 
 
 def fault(kind: str) -> None:
-    """Raise what a text asks for."""
+    """Raise the error that a text asks for."""
     if kind == "unicode":
         b"\xff".decode()
     elif kind == "memory":
@@ -66,11 +66,11 @@ def fault(kind: str) -> None:
 
 
 class NoSettings(Settings):
-    """Nothing to set."""
+    """No settings."""
 
 
 class Touchy(Stage[NoSettings]):
-    """Counts characters, drops `unwanted`, and raises whenever a batch holds a text that begins with `raise`."""
+    """Count characters, drop `unwanted`, and raise if a text begins with `raise`."""
 
     name = "touchy"
     version = 1
@@ -97,7 +97,7 @@ class Touchy(Stage[NoSettings]):
 
 
 class Later(Stage[NoSettings]):
-    """Drops what is left of `unwanted` and `late`, and takes a little time."""
+    """Drop the remaining `unwanted` and `late` texts, and use a little time."""
 
     name = "later"
     version = 1
@@ -120,7 +120,7 @@ class Later(Stage[NoSettings]):
 
 
 class Losing(Stage[NoSettings]):
-    """Loses the first document of every batch."""
+    """Lose the first document of every batch."""
 
     name = "losing"
     version = 1
@@ -131,7 +131,7 @@ class Losing(Stage[NoSettings]):
 
 
 class Closed(Losing):
-    """Cannot be opened."""
+    """A stage that cannot be opened."""
 
     name = "closed"
 
@@ -140,7 +140,7 @@ class Closed(Losing):
 
 
 def documents(texts: Sequence[str], first: int = 0) -> pa.Table:
-    """A batch as a reader yields it."""
+    """Return a batch as a reader yields it."""
     n = len(texts)
     columns: dict[str, Any] = {field.name: pa.nulls(n, field.type) for field in DOCUMENT}
     columns |= {
@@ -152,7 +152,7 @@ def documents(texts: Sequence[str], first: int = 0) -> pa.Table:
 
 
 class Recorder(SplitWriter):
-    """Keeps what it is given, and fails where the test asks for it."""
+    """A writer that keeps all batches in memory and can fail."""
 
     def __init__(self, output: PendingOutput, task_id: str, phase: RecordedPhase) -> None:
         super().__init__(output, task_id)
@@ -174,7 +174,7 @@ class Recorder(SplitWriter):
 
 
 class RecordedPhase(SplitPhase):
-    """Batches of a test through stages of a test, with the outputs in a real phase folder."""
+    """A phase with the batches and stages of a test, and a real phase folder."""
 
     name = "extract"
     schema = DOCUMENT
@@ -230,7 +230,7 @@ class RecordedPhase(SplitPhase):
 
 
 def engine(max_error_share: float = 1.0) -> EngineConfig:
-    """Settings of a task."""
+    """Return the settings of a task."""
     return EngineConfig.model_validate({"advanced": {"max_error_share": max_error_share}})
 
 
@@ -242,7 +242,7 @@ def folder(tmp_path: Path) -> PhaseFolder:
 
 
 def is_untouched(folder: PhaseFolder) -> bool:
-    """Nothing done, nothing in place, nothing left aside."""
+    """Return whether no output, record or temporary file exists."""
     return not [
         path
         for path in Path(folder.root).rglob("*")
@@ -285,7 +285,7 @@ def test_a_document_on_which_a_stage_raises_is_dropped(
 
 
 def test_every_failing_document_of_a_batch_is_found(folder: PhaseFolder) -> None:
-    """Several in one batch, at its ends too, and a batch in which all fail."""
+    """One, several or all documents of a batch fail, also the first and the last."""
     texts = ["raise value", "a", "raise memory", "raise other", "b", "raise value"]
     batches = [documents(texts), documents(["raise value"] * 3, first=6)]
     phase = RecordedPhase(folder, batches)
@@ -296,7 +296,7 @@ def test_every_failing_document_of_a_batch_is_found(folder: PhaseFolder) -> None
 
 
 def test_an_interrupt_is_not_the_fault_of_a_document(folder: PhaseFolder) -> None:
-    """Ctrl-C goes through, and nothing is committed."""
+    """Ctrl-C is raised, and nothing is committed."""
     with pytest.raises(KeyboardInterrupt):
         RecordedPhase(folder, [documents(["a", "raise interrupt"])]).run()
     assert is_untouched(folder)
@@ -359,7 +359,7 @@ def test_counters_of_stages_are_summed_over_the_batches(folder: PhaseFolder) -> 
 
 
 def test_a_result_survives_its_json(folder: PhaseFolder) -> None:
-    """As it returns from a Ray worker."""
+    """A result equals its copy that was sent as JSON from a Ray worker."""
     result = RecordedPhase(folder, [documents(["a"])]).run()
     assert TaskResult.from_json(result.to_json()) == result
 
@@ -480,7 +480,7 @@ def test_batch_sizes_make_no_difference(
 
 
 def test_a_file_that_is_edited_is_opened_again(tmp_path: Path) -> None:
-    """Within one process too: a block list gains a line between two runs, and the second run knows it."""
+    """A second run in the same process reads the changed block list."""
     from stages.filters.url import Url, UrlSettings
 
     (tmp_path / "list").write_text("a.example\n")
@@ -498,10 +498,10 @@ def test_a_file_that_is_edited_is_opened_again(tmp_path: Path) -> None:
     assert spec.opened().apply(batch).kept.num_rows == 0
 
 
-def test_a_model_that_is_not_what_the_run_was_planned_with_is_refused(
+def test_a_model_with_another_digest_than_planned_is_refused(
     tmp_path: Path,
 ) -> None:
-    """On another machine under the same path: its unit fails, with both digests; the planned one is taken."""
+    """The error has both digests; the planned model opens."""
     from stages.filters.url import Url, UrlSettings
 
     (tmp_path / "list").write_text("a.example\n")

@@ -1,4 +1,4 @@
-"""What a piece of work takes of its machine is what it took."""
+"""The statistics of a task: wall time, CPU time and peak memory of its steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from pipeline.execution.task_stats import StepTimer, peak_mb, reset_peak_memory
 
 
-def test_waiting_takes_time_and_no_cpu() -> None:
+def test_a_step_that_waits_has_wall_time_and_no_cpu_time() -> None:
     """A step sums the wall time and the CPU time of all its blocks."""
     timer = StepTimer()
     for _ in range(2):
@@ -22,7 +22,7 @@ def test_waiting_takes_time_and_no_cpu() -> None:
     assert timer.cpu_seconds["wait"] < 0.1
 
 
-def test_iterating_counts_the_source_and_not_the_consumer() -> None:
+def test_iterating_measures_the_source_and_not_the_consumer() -> None:
     """Of a generator, only the time that it takes to yield is measured."""
 
     def slow() -> Iterator[int]:
@@ -58,8 +58,8 @@ def test_start_and_end_of_a_context_manager_are_one_step() -> None:
     assert seen == [True]
 
 
-def test_the_peak_outlives_what_made_it_until_it_is_forgotten() -> None:
-    """200 MB that were held for a moment are the peak of what went on meanwhile, not of what comes after."""
+def test_peak_memory_includes_freed_memory_until_it_is_reset() -> None:
+    """200 MB that were allocated and freed count until the reset, and not after it."""
     reset_peak_memory()
     before = peak_mb()
     assert before is not None

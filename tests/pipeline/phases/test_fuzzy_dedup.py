@@ -1,4 +1,4 @@
-"""fuzzy_dedup over whole crawls: who goes, who stays, and that nothing but signatures and the rule decides."""
+"""fuzzy_dedup over whole crawls: which documents are dropped, and which represent them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ THRESHOLD = 0.6
 
 @pytest.fixture(scope="module")
 def pages() -> list[tuple[str, str]]:
-    """URL and text of families of pages, each edited from the one before: by little or by more, shuffled over files."""
+    """URL and text of families of pages.
+
+    Each page is an edited copy of the page before it, and the pages are shuffled.
+    """
     rng = random.Random(7)
     pages: list[tuple[str, str]] = []
     for family in range(NUM_FAMILIES):
@@ -46,7 +49,7 @@ def pages() -> list[tuple[str, str]]:
 
 @pytest.fixture
 def config(tmp_path: Path, tiny_tokenizer: Path, pages: list[tuple[str, str]]) -> str:
-    """A config of three files of these pages."""
+    """A config with three files of these pages."""
     for i, part in enumerate((pages[:9], pages[9:10], pages[10:])):
         records = [
             wet_record(url, f"Title\n{text}", number=n)
@@ -62,8 +65,8 @@ def config(tmp_path: Path, tiny_tokenizer: Path, pages: list[tuple[str, str]]) -
     return str(path)
 
 
-def verdicts(config: str, *overrides: str) -> dict[str, str | None]:
-    """URL -> URL of the document that stays in its place, or None, after a run."""
+def find_representatives(config: str, *overrides: str) -> dict[str, str | None]:
+    """Run, and return URL -> URL of the representative, or None for a kept document."""
     plan = make_plan(load(config, overrides))
     list(run(plan))
     select = Path(RunFolder.open(plan.run_dir).folder("select").root)
@@ -80,10 +83,10 @@ def verdicts(config: str, *overrides: str) -> dict[str, str | None]:
     return {row["url"]: urls[row["representative"]] for row in rows}
 
 
-def expected(
+def compare_all_pairs(
     pages: list[tuple[str, str]], settings: MinHashSettings, keep: str
 ) -> dict[str, str | None]:
-    """The same by comparing every page with every other, and labels passed on until nothing changes."""
+    """Return the same by comparing every page with every other one."""
     texts = pa.array([text for _, text in pages], pa.large_string())
     ids = pa.array(range(len(pages)), pa.uint64())
     rows = (
@@ -108,39 +111,41 @@ def expected(
     labels = list(range(len(pages)))
     for _, (a, b) in itertools.product(pages, pairs):
         labels[a] = labels[b] = min(labels[a], labels[b])
-    verdict: dict[str, str | None] = {}
+    representatives: dict[str, str | None] = {}
     for i, (url, _) in enumerate(pages):
         members = [j for j in range(len(pages)) if labels[j] == labels[i]]
-        stays = (
+        representative = (
             max(members, key=lambda j: len(pages[j][1]))
             if keep == "longest"
             else members[0]
         )
-        verdict[url] = None if stays == i else pages[stays][0]
-    return verdict
+        representatives[url] = None if representative == i else pages[representative][0]
+    return representatives
 
 
 @pytest.mark.parametrize("verify", [None, "signatures", "exact"])
 @pytest.mark.parametrize("keep", ["first", "longest", "best"])
-def test_groups_are_those_of_comparing_all_with_all(
+def test_clusters_are_those_of_comparing_all_pairs(
     config: str, pages: list[tuple[str, str]], keep: str, verify: Any
 ) -> None:
-    """Across files: who goes and who stays, by each rule, verified or not (without perplexities, best is first)."""
+    """For each rule and each verification. Without perplexities, "best" is "first"."""
     settings = MinHashSettings(threshold=THRESHOLD, ngram_words=2, verify=verify)
     overrides = [f"fuzzy_dedup.keep={keep}", f"annotate.minhash.verify={verify or 'null'}"]
-    found = verdicts(config, *overrides)
-    assert found == expected(pages, settings, keep)
+    found = find_representatives(config, *overrides)
+    assert found == compare_all_pairs(pages, settings, keep)
     assert (
-        5 < sum(stays is not None for stays in found.values()) < len(pages) - NUM_FAMILIES
+        5
+        < sum(representative is not None for representative in found.values())
+        < len(pages) - NUM_FAMILIES
     )
 
 
-def test_verifying_takes_away_pairs_and_pieces_change_nothing(
+def test_verification_drops_fewer_documents_for_any_block_size(
     config: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fewer documents go than without; comparing a few signatures at a time gives the same."""
-    without = verdicts(config)
-    verified = verdicts(
+    """Comparing a few signatures at a time has the same result."""
+    without = find_representatives(config)
+    verified = find_representatives(
         config,
         "annotate.minhash.verify=signatures",
         "run_dir=" + str(Path(config).parent / "verified"),
@@ -148,23 +153,28 @@ def test_verifying_takes_away_pairs_and_pieces_change_nothing(
     assert sum(map(bool, verified.values())) < sum(map(bool, without.values()))
     monkeypatch.setattr(fuzzy_dedup, "MAX_VALUES_HELD", 3 * 128)
     pieces = "run_dir=" + str(Path(config).parent / "pieces")
-    assert verdicts(config, "annotate.minhash.verify=signatures", pieces) == verified
+    assert (
+        find_representatives(config, "annotate.minhash.verify=signatures", pieces)
+        == verified
+    )
 
 
 @pytest.mark.parametrize("num_partitions", [2, 5, 300])
 def test_the_number_of_partitions_changes_nothing(
     config: str, monkeypatch: pytest.MonkeyPatch, num_partitions: int
 ) -> None:
-    """Forests of more ranges merge to the same groups."""
-    one = verdicts(config)
+    """Edges of several partitions merge to the same clusters."""
+    one = find_representatives(config)
     monkeypatch.setattr(fuzzy_dedup, "count_partitions", lambda *_: num_partitions)
-    assert verdicts(config, "run_dir=" + str(Path(config).parent / "more")) == one
+    assert (
+        find_representatives(config, "run_dir=" + str(Path(config).parent / "more")) == one
+    )
 
 
-def test_switched_off_it_has_no_work_and_select_does_not_hang_on_it(
+def test_select_does_not_depend_on_fuzzy_dedup_when_it_is_off(
     config: str, tmp_path: Path
 ) -> None:
-    """Everyone stays, and turning it off and on renews itself, select and what follows, nothing else."""
+    """No near-duplicate is dropped. Switching it changes four fingerprints."""
     on, off = make_plan(load(config)), make_plan(load(config, ["fuzzy_dedup=null"]))
     changed = {
         a.name
@@ -173,12 +183,12 @@ def test_switched_off_it_has_no_work_and_select_does_not_hang_on_it(
     }
     assert changed == {"fuzzy_dedup", "select", "tokenize", "write_shards"}
     assert off.phase("select").parents == ("annotate",)
-    assert set(verdicts(config, "fuzzy_dedup=null").values()) == {None}
+    assert set(find_representatives(config, "fuzzy_dedup=null").values()) == {None}
     assert not list(Path(off.folder("fuzzy_dedup").root).glob("done/*"))
 
 
-def test_near_deduplication_without_signatures_is_refused(config: str) -> None:
-    """At once, with both ways out."""
+def test_fuzzy_dedup_without_signatures_is_refused(config: str) -> None:
+    """The error of the config has both remedies."""
     with pytest.raises(
         ConfigError, match=r"annotate.minhash is null.*set annotate.minhash to \{\}"
     ):

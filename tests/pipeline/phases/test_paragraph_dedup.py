@@ -1,4 +1,4 @@
-"""Repeated paragraphs, by the rule that the config names."""
+"""Duplicate paragraphs are removed by the rule of the config."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tests.pipeline.reporting.pages import RULES, read_decisions, write_pages
 @pytest.mark.parametrize(
     ("keep", "num_kept"), [("drop_all_copies", 1), ("keep_first", 2), ("keep_all", 3)]
 )
-def test_which_copies_stay(
+def test_keep_decides_how_many_copies_of_a_page_are_kept(
     small: Small, keep: Literal["drop_all_copies", "keep_first", "keep_all"], num_kept: int
 ) -> None:
-    """Of two equal pages both go, one stays, or both do; the books balance, and stories are told, all the same."""
+    """None, one or both of two equal pages are kept. Report and trace agree with this."""
     path = write_pages(small.folder / "first.warc.wet", ["good", "copy", "copy"])
     config: dict[str, Any] = RULES | {"paragraph_dedup": {"keep": keep}}
     found, _ = small.run(input={"files": [str(path)]}, **config)

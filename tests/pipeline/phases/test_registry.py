@@ -42,7 +42,7 @@ from tests.pipeline.conftest import Small
 
 
 class ShoutSettings(Settings):
-    """How loud."""
+    """Settings of `Shout`."""
 
     mark: str = "!"
 
@@ -121,7 +121,7 @@ class _TitleWriter(SplitWriter):
 
 
 class ShoutTitlesConfig(Settings):
-    """Titles in capitals."""
+    """The section of `shout_titles`."""
 
     shout: ShoutSettings = Field(default=ShoutSettings(), description="How.")
 
@@ -134,7 +134,7 @@ class ConfigWithShout(RunConfig):
 
 @pytest.fixture
 def shouting(small: Small, monkeypatch: pytest.MonkeyPatch) -> Small:
-    """The small run with the phase in the registry, as one more line would put it there."""
+    """The small run with the new phase in the registry."""
     before_tokenize = registry.list_phase_names().index("tokenize")
     phases = list(registry.PHASES)
     phases.insert(before_tokenize, ShoutTitles)
@@ -144,20 +144,20 @@ def shouting(small: Small, monkeypatch: pytest.MonkeyPatch) -> Small:
 
 
 def make_config(shouting: Small, **changes: Any) -> ConfigWithShout:
-    """The config of the run, with other values of its sections."""
+    """Return the config of the run with these values of its sections."""
     tree = {**shouting.tree, **changes, "run_dir": str(shouting.folder / "run")}
     shouting.path.write_text(yaml.safe_dump(tree))
     return read(ConfigWithShout, str(shouting.path))
 
 
 def changed_phases(before: RunPlan, after: RunPlan) -> list[str]:
-    """The phases whose fingerprints differ."""
+    """Return the phases whose fingerprints differ."""
     pairs = zip(before.phases, after.phases, strict=True)
     return [one.name for one, other in pairs if one.fingerprint != other.fingerprint]
 
 
 def test_a_new_phase_runs_in_its_place_and_stores_its_artifacts(shouting: Small) -> None:
-    """It is planned, run between its parents and the next phase, and resumed as the others."""
+    """It runs after its parents and before the next phase, and resumes as the others do."""
     plan = make_plan(make_config(shouting))
     finished = [event.phase for event in run(plan) if isinstance(event, PhaseFinished)]
     assert finished == registry.list_phase_names()
@@ -174,7 +174,7 @@ def test_a_new_phase_runs_in_its_place_and_stores_its_artifacts(shouting: Small)
 def test_fingerprints_of_a_new_phase_follow_its_own_config_and_its_parents(
     shouting: Small,
 ) -> None:
-    """Its settings and version rerun it alone, because no phase reads it; a threshold of select reruns it too."""
+    """Its settings rerun only this phase; a threshold of select reruns it too."""
     before = make_plan(make_config(shouting))
     louder = make_plan(make_config(shouting, shout_titles={"shout": {"mark": "!!"}}))
     assert changed_phases(before, louder) == ["shout_titles"]
@@ -185,7 +185,7 @@ def test_fingerprints_of_a_new_phase_follow_its_own_config_and_its_parents(
 
 
 def test_plan_report_and_status_show_a_new_phase(shouting: Small) -> None:
-    """The plan's table, the status and the seconds of the report have a row of it."""
+    """The table of the plan, the status and the report have a row for it."""
     plan = make_plan(make_config(shouting))
     console = Console(width=200, record=True)
     print_plan(plan, console)
@@ -207,7 +207,7 @@ def test_plan_report_and_status_show_a_new_phase(shouting: Small) -> None:
 
 
 def test_a_phase_that_is_off_has_no_tasks(shouting: Small) -> None:
-    """It is skipped by the run, and the status says so."""
+    """The run skips it, and the status shows it as off."""
     plan = make_plan(make_config(shouting, shout_titles=None))
     list(run(plan))
     assert plan.folder("shout_titles").done() == frozenset()
@@ -215,8 +215,8 @@ def test_a_phase_that_is_off_has_no_tasks(shouting: Small) -> None:
     assert {phase.name: phase.state for phase in status.phases}["shout_titles"] == "off"
 
 
-def test_the_cost_estimate_knows_a_new_phase(shouting: Small) -> None:
-    """Unmeasured, it is named as such; measured by a run, its bytes and seconds are estimated."""
+def test_the_cost_estimate_covers_a_new_phase(shouting: Small) -> None:
+    """It warns without measured rates. With them it estimates bytes and seconds."""
     config, cluster = make_config(shouting), Cluster(1, 4, 16)
     shipped = estimate(config, read_calibration(), cluster, num_files=4)
     assert any("shout_titles.shout" in warning for warning in shipped.warnings)
@@ -234,8 +234,11 @@ def test_the_cost_estimate_knows_a_new_phase(shouting: Small) -> None:
     assert json.dumps(cost.to_json())
 
 
-def test_every_phase_declares_itself_in_full() -> None:
-    """Names are unique; what a phase reads is written by a parent; amounts of costs are counted by some phase."""
+def test_every_phase_is_declared_completely() -> None:
+    """Names are unique.
+
+    A phase reads outputs of its parents. Amounts of costs are counted.
+    """
     names = registry.list_phase_names()
     assert len(set(names)) == len(names)
     amounts = {amount for phase in registry.PHASES for amount in phase.amounts}

@@ -1,4 +1,4 @@
-"""The input's files as units: patterns, digests that are remembered, and slices of a snapshot from a real server."""
+"""Input splits of local files, and of a snapshot on a local server."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SNAPSHOT = "CC-MAIN-SAMPLE"
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache that holds nothing yet."""
+    """An empty cache."""
     monkeypatch.setenv("CORPUSMILL_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -79,7 +79,7 @@ def splits_of_runs(*patterns: str | Path, **keys: Any) -> tuple[InputSplit, ...]
 
 
 def test_patterns_give_files_in_order(crawl_files: Path) -> None:
-    """Sorted within a pattern, patterns in the order given; folders are no files."""
+    """Files are sorted within a pattern, and patterns keep their order."""
     assert names(splits_of_runs(crawl_files / "*.wet.gz")) == [["a.wet.gz"], ["b.wet.gz"]]
     assert names(splits_of_runs(crawl_files / "**" / "*.wet.gz")) == [
         [f"{x}.wet.gz"] for x in "abcd"
@@ -94,19 +94,19 @@ def test_patterns_give_files_in_order(crawl_files: Path) -> None:
 
 
 def test_home_is_expanded(crawl_files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """~ stands for the user's folder."""
+    """`~` is replaced by the folder of the user."""
     monkeypatch.setenv("HOME", str(crawl_files))
     assert names(splits_of_runs("~/a.wet.gz")) == [["a.wet.gz"]]
 
 
-def test_a_file_is_meant_itself_whatever_its_name(crawl_files: Path) -> None:
-    """A name with brackets is no pattern where there is such a file."""
+def test_a_file_name_with_brackets_is_not_a_pattern(crawl_files: Path) -> None:
+    """An existing file is used under its exact name."""
     (crawl_files / "page[1].wet").write_bytes(b"")
     assert names(splits_of_runs(crawl_files / "page[1].wet")) == [["page[1].wet"]]
 
 
-def test_all_faults_of_patterns_are_told_at_once(crawl_files: Path) -> None:
-    """What matches nothing and what is matched twice, also by another name, each in a line with the path."""
+def test_all_faults_of_patterns_are_reported_at_once(crawl_files: Path) -> None:
+    """One line per pattern without a file, and per file that is matched twice."""
     (crawl_files / "link.wet.gz").symlink_to(crawl_files / "b.wet.gz")
     patterns = [
         "no*.warc",
@@ -128,10 +128,10 @@ def test_all_faults_of_patterns_are_told_at_once(crawl_files: Path) -> None:
 
 
 @given(num_files=st.integers(1, 12), files_per_split=st.integers(1, 13))
-def test_units_hold_each_file_once_in_order(
+def test_splits_hold_each_file_once_in_order(
     tmp_path_factory: pytest.TempPathFactory, num_files: int, files_per_split: int
 ) -> None:
-    """So many files to a unit, the last one with the rest; keys begin with the index."""
+    """Each split has `files_per_split` files, the last one the rest."""
     folder = tmp_path_factory.mktemp("files")
     for i in range(num_files):
         (folder / f"{i:02d}.wet").write_bytes(bytes([i]) * i)
@@ -151,7 +151,7 @@ def test_units_hold_each_file_once_in_order(
 def test_a_digest_is_remembered_while_size_and_time_stay(
     crawl_files: Path, cache: Path
 ) -> None:
-    """A file is not read again until its time of change says so; then its content decides."""
+    """A file is read again only after its modification time has changed."""
     path = crawl_files / "a.wet.gz"
     (before,) = splits_of_runs(path)
     assert before.files[0].digest == hashlib.sha256(b"a.wet.gz").hexdigest()
@@ -165,8 +165,8 @@ def test_a_digest_is_remembered_while_size_and_time_stay(
     assert after.key != before.key
 
 
-def test_touching_a_file_changes_no_unit(crawl_files: Path) -> None:
-    """It is read again, and found to be the same."""
+def test_touching_a_file_does_not_change_its_split(crawl_files: Path) -> None:
+    """The file is read again and has the same digest."""
     path = crawl_files / "a.wet.gz"
     before = splits_of_runs(path)
     os.utime(path, (3_000_000, 3_000_000))
@@ -174,7 +174,7 @@ def test_touching_a_file_changes_no_unit(crawl_files: Path) -> None:
 
 
 def test_a_file_that_has_just_changed_is_read_each_time(crawl_files: Path) -> None:
-    """Two changes within one step of the file system's clock look like one: a fresh digest is not remembered."""
+    """Two changes within one tick of the file system's clock look like one."""
     path = crawl_files / "a.wet.gz"
     path.touch()
     stat = path.stat()
@@ -185,8 +185,8 @@ def test_a_file_that_has_just_changed_is_read_each_time(crawl_files: Path) -> No
     assert SETTLED_S >= 2
 
 
-def test_a_broken_memory_of_digests_is_forgotten(crawl_files: Path, cache: Path) -> None:
-    """It is a memory, no more: files are read again."""
+def test_a_damaged_file_of_digests_is_ignored(crawl_files: Path, cache: Path) -> None:
+    """The files are read again."""
     before = splits_of_runs(crawl_files / "*.gz")
     memory = cache / "input-digests.json"
     assert len(json.loads(memory.read_text())) == 2
@@ -194,8 +194,8 @@ def test_a_broken_memory_of_digests_is_forgotten(crawl_files: Path, cache: Path)
     assert splits_of_runs(crawl_files / "*.gz") == before
 
 
-def test_a_local_file_is_its_own_copy(crawl_files: Path) -> None:
-    """Nothing is copied, nothing removed."""
+def test_a_local_file_is_read_in_place(crawl_files: Path) -> None:
+    """Nothing is copied or removed."""
     path = crawl_files / "a.wet.gz"
     with local_copy(
         InputFile(str(path), 8, hashlib.sha256(path.read_bytes()).hexdigest())
@@ -204,8 +204,8 @@ def test_a_local_file_is_its_own_copy(crawl_files: Path) -> None:
     assert path.exists()
 
 
-def test_a_local_file_is_what_it_was_when_the_run_was_planned(crawl_files: Path) -> None:
-    """Another machine may have none under that path, or another one."""
+def test_a_local_file_that_changed_since_planning_is_refused(crawl_files: Path) -> None:
+    """Another machine may have no file, or another file, under this path."""
     path = crawl_files / "a.wet.gz"
     planned = InputFile(str(path), 8, hashlib.sha256(path.read_bytes()).hexdigest())
     path.write_bytes(b"another")
@@ -227,7 +227,7 @@ def test_a_local_file_is_what_it_was_when_the_run_was_planned(crawl_files: Path)
 
 @dataclass
 class Server:
-    """A snapshot behind http, as its publisher serves it; it can be told to break."""
+    """A snapshot behind HTTP, with faults that a test can set."""
 
     folder: Path
     port: int = 0
@@ -243,13 +243,13 @@ class Server:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}/"
 
-    def asked(self, name: str) -> list[str | None]:
-        """The Range headers of the requests for a file."""
+    def list_ranges(self, name: str) -> list[str | None]:
+        """Return the Range headers of the requests for a file."""
         return [wanted for path, wanted in self.requests if path.endswith(name)]
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Files with Range and If-Range, as RFC 9110 has them."""
+    """Serve files with Range and If-Range (RFC 9110)."""
 
     server_state: Server
 
@@ -272,12 +272,12 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body[start : start + state.cut_after.pop(name, len(body))])
 
     def log_message(self, format: str, *args: object) -> None:
-        """Keep the terminal quiet."""
+        """Print nothing."""
 
 
 @pytest.fixture(scope="module")
 def snapshot(tmp_path_factory: pytest.TempPathFactory) -> SampleCrawl:
-    """120 pages in three files, laid out as a snapshot of Common Crawl."""
+    """120 pages in three files, in the layout of a Common Crawl snapshot."""
     return make_crawl(
         tmp_path_factory.mktemp("snapshot") / "crawl",
         120,
@@ -301,20 +301,20 @@ def server(snapshot: SampleCrawl) -> Iterator[Server]:
         thread.join()
 
 
-def from_server(server: Server, **keys: Any) -> Mapping[str, Any]:
-    """The input section that reads the server's snapshot."""
+def make_server_input(server: Server, **keys: Any) -> Mapping[str, Any]:
+    """Return the input section that reads the server's snapshot."""
     return {
         "files": None,
         "common_crawl": {"crawl": SNAPSHOT, "base_url": server.url, **keys},
     }
 
 
-def listed(server: Server, **keys: Any) -> tuple[InputSplit, ...]:
-    return list_input_splits(InputConfig.model_validate(from_server(server, **keys)))
+def list_server_splits(server: Server, **keys: Any) -> tuple[InputSplit, ...]:
+    return list_input_splits(InputConfig.model_validate(make_server_input(server, **keys)))
 
 
-def shards(run: RunFolder) -> dict[str, str]:
-    """Name -> digest of every shard and index."""
+def read_shard_digests(run: RunFolder) -> dict[str, str]:
+    """Return name -> digest of every shard and index."""
     return {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(Path(run.dataset).glob("shard-*"))
@@ -324,10 +324,10 @@ def shards(run: RunFolder) -> dict[str, str]:
 def test_a_snapshot_gives_the_same_shards_as_its_files_on_disk(
     small: Small, server: Server, snapshot: SampleCrawl
 ) -> None:
-    """The whole chain over http, and over the files themselves; the list is fetched once, each file once."""
-    fetched, _ = small.run(input=from_server(server))
+    """The list is requested once, and each file once."""
+    fetched, _ = small.run(input=make_server_input(server))
     assert [split.key for split in fetched.splits] == [
-        split.key for split in listed(server)
+        split.key for split in list_server_splits(server)
     ]
     assert [path.rsplit("/", 1)[-1] for path, _ in server.requests] == [
         "wet.paths.gz",
@@ -336,16 +336,14 @@ def test_a_snapshot_gives_the_same_shards_as_its_files_on_disk(
     on_disk, _ = small.run(
         "on-disk", input={"files": [str(path) for path in snapshot.files]}
     )
-    assert shards(fetched) == shards(on_disk)
-    assert len(shards(fetched)) == 2
+    assert read_shard_digests(fetched) == read_shard_digests(on_disk)
+    assert len(read_shard_digests(fetched)) == 2
 
 
-def test_planning_reads_the_list_and_nothing_else(
-    server: Server, snapshot: SampleCrawl
-) -> None:
-    """Names, order and identity come from the list alone; it is not asked for again."""
-    splits = listed(server)
-    assert listed(server) == splits
+def test_planning_requests_only_the_list(server: Server, snapshot: SampleCrawl) -> None:
+    """Names, order and keys come from the list, which is requested once."""
+    splits = list_server_splits(server)
+    assert list_server_splits(server) == splits
     assert len(server.requests) == 1
     assert names(splits) == [[path.name] for path in snapshot.files]
     assert {file.num_bytes for split in splits for file in split.files} == {None}
@@ -356,11 +354,11 @@ def test_planning_reads_the_list_and_nothing_else(
 
 
 def test_a_slice_is_part_of_the_list(server: Server, snapshot: SampleCrawl) -> None:
-    """From `first`, `count` files, or all that follow."""
+    """It has `count` files from `first`, or all that follow."""
     files = [path.name for path in snapshot.files]
-    assert names(listed(server, first=1, count=1)) == [files[1:2]]
-    assert names(listed(server, first=1)) == [[name] for name in files[1:]]
-    assert names(listed(server, first=0, count=3)) == [[name] for name in files]
+    assert names(list_server_splits(server, first=1, count=1)) == [files[1:2]]
+    assert names(list_server_splits(server, first=1)) == [[name] for name in files[1:]]
+    assert names(list_server_splits(server, first=0, count=3)) == [[name] for name in files]
 
 
 @pytest.mark.parametrize(
@@ -374,22 +372,22 @@ def test_a_slice_is_part_of_the_list(server: Server, snapshot: SampleCrawl) -> N
 def test_a_slice_beyond_the_list_is_refused(
     server: Server, keys: dict[str, int], asked: str
 ) -> None:
-    """What is asked for, and how many there are."""
+    """The error has the requested range and the number of files."""
     with pytest.raises(ConfigError) as caught:
-        listed(server, **keys)
+        list_server_splits(server, **keys)
     wanted = (
         f"input.common_crawl: files {asked} are requested; {SNAPSHOT} lists 3 files, from 0"
     )
     assert caught.value.faults == (wanted,)
 
 
-def test_an_unknown_snapshot_is_told(server: Server) -> None:
-    """The key, the name, the address and the server's answer."""
+def test_an_unknown_snapshot_is_reported(server: Server) -> None:
+    """The error has the key, the name, the address and the server's answer."""
     with pytest.raises(
         ConfigError,
         match=r"common_crawl\.crawl: the list of CC-MAIN-1999-01 .*/wet\.paths\.gz.*404",
     ):
-        listed(server, crawl="CC-MAIN-1999-01")
+        list_server_splits(server, crawl="CC-MAIN-1999-01")
 
 
 @pytest.mark.parametrize(
@@ -397,40 +395,40 @@ def test_an_unknown_snapshot_is_told(server: Server) -> None:
     [b"<html>try later</html>", gzip.compress(b"a/b.gz\n" * 99)[:-9], b""],
     ids=["page", "cut", "empty"],
 )
-def test_a_list_that_is_none_is_thrown_away(
+def test_a_damaged_list_is_refused_and_requested_again(
     server: Server, tmp_path: Path, snapshot: SampleCrawl, content: bytes
 ) -> None:
-    """A page in its place, or half of it, is refused; and the next try asks the server again."""
+    """An HTML page, a truncated list and an empty file are not stored."""
     server.folder = tmp_path / "mirror"
     path = server.folder / "crawl-data" / SNAPSHOT / "wet.paths.gz"
     path.parent.mkdir(parents=True)
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=r"wet\.paths\.gz is not a gzip list of files"):
-        listed(server)
+        list_server_splits(server)
     assert snapshot.paths_list is not None
     shutil.copy(snapshot.paths_list, path)
-    assert len(listed(server)) == 3
+    assert len(list_server_splits(server)) == 3
 
 
 def test_a_transfer_that_is_cut_is_resumed(
     small: Small, server: Server, snapshot: SampleCrawl
 ) -> None:
-    """The second request asks for what is missing, and the dataset is whole."""
+    """The second request asks for the missing bytes, and the dataset is complete."""
     cut = snapshot.files[1]
     server.cut_after[cut.name] = 1_000
-    run, _ = small.run(input=from_server(server))
-    assert server.asked(cut.name) == [None, "bytes=1000-"]
+    run, _ = small.run(input=make_server_input(server))
+    assert server.list_ranges(cut.name) == [None, "bytes=1000-"]
     record = run.folder("extract").record(run.splits[1].key)
     assert record["counters"]["counts"]["documents"] > 20
 
 
-def test_a_file_that_is_missing_fails_its_unit_alone(
+def test_a_missing_file_fails_only_its_task(
     small: Small, server: Server, snapshot: SampleCrawl
 ) -> None:
-    """The others are done; the command ends with code 1 and names unit and file; then only that one is done."""
+    """The command ends with code 1 and names the file. The next run does only this task."""
     missing = snapshot.files[1].name
     server.missing.add(missing)
-    config = small.config(input=from_server(server))
+    config = small.config(input=make_server_input(server))
     done = subprocess.run(
         [sys.executable, "-m", "pipeline", "run", str(small.path)],
         cwd=REPOSITORY,
@@ -445,9 +443,9 @@ def test_a_file_that_is_missing_fails_its_unit_alone(
     assert "Traceback" not in done.stderr
     assert len(RunFolder.open(config.run_dir).folder("extract").done()) == 2
     with pytest.raises(RunAborted, match=f"000001-.*{missing}: the server says 404"):
-        small.run(input=from_server(server))
+        small.run(input=make_server_input(server))
     server.missing.clear()
-    _, events = small.run(input=from_server(server))
+    _, events = small.run(input=make_server_input(server))
     extracted = [
         event.task_id
         for event in events
@@ -459,8 +457,8 @@ def test_a_file_that_is_missing_fails_its_unit_alone(
 def test_a_fetched_copy_is_removed_after_use(
     server: Server, snapshot: SampleCrawl, tmp_path: Path
 ) -> None:
-    """The file is in the scratch directory while it is read, under its name, and not afterwards."""
-    (split,) = listed(server, count=1)
+    """The file is in the scratch directory under its own name only while it is read."""
+    (split,) = list_server_splits(server, count=1)
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     with local_copy(split.files[0], StorageSettings(scratch_dir=str(scratch))) as copy:
@@ -474,17 +472,17 @@ def test_a_fetched_copy_is_removed_after_use(
     ("num_files", "size", "num_splits"),
     [(1, 1, 1), (10_000, 1, 10_000), (90_000, 9, 10_000)],
 )
-def test_auto_keeps_the_number_of_units_bounded(
+def test_auto_makes_at_most_ten_thousand_splits(
     num_files: int, size: int, num_splits: int
 ) -> None:
-    """One file a unit up to 10,000 files; of more, as many as make no more units than that."""
+    """There is one file per split up to 10,000 files."""
     config = InputConfig(files=("*.gz",))
     assert get_files_per_split(config, num_files) == size
     assert -(-num_files // size) == num_splits
 
 
-def test_auto_has_the_fingerprints_of_the_number_it_stands_for(small: Small) -> None:
-    """What was made with one file a unit is found again under `auto`."""
+def test_auto_has_the_fingerprints_of_its_number(small: Small) -> None:
+    """Outputs made with one file per split are reused under `auto`."""
     files = small.tree["input"]
     plans = [
         small.plan(input={**files, "files_per_split": size}) for size in ("auto", 1, 2)

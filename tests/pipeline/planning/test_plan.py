@@ -1,4 +1,4 @@
-"""Plans: fingerprints decide what is done again, and are the same everywhere."""
+"""Plans: fingerprints decide which phases run again, and are equal on every machine."""
 
 from __future__ import annotations
 
@@ -67,17 +67,17 @@ def changed(before: dict[str, str | None], after: dict[str, str | None]) -> set[
         ("input.max_quarantined_share=0.5", set()),
     ],
 )
-def test_a_change_renews_what_hangs_on_it_and_nothing_else(
+def test_a_changed_key_reruns_its_phase_and_dependent_phases(
     config: str, override: str, renewed: set[str]
 ) -> None:
-    """Each setting belongs to one phase; it and its descendants get new folders, all others keep theirs."""
+    """All other phases keep their folders."""
     assert changed(fingerprints(config), fingerprints(config, override)) == renewed
 
 
-def test_other_input_renews_the_phases_across_units_but_no_other_units_extract(
+def test_more_input_reruns_global_phases_and_keeps_extracted_splits(
     config: str, wet_file: Path
 ) -> None:
-    """A file more changes what is duplicate; the first unit keeps its name, so that it is not extracted again."""
+    """A second file changes the duplicates; the first split keeps its key."""
     before = make_plan(load(config))
     copy = wet_file.with_name("z-second.warc.wet")
     copy.write_bytes(wet_file.read_bytes() + b"\r\n")
@@ -90,10 +90,10 @@ def test_other_input_renews_the_phases_across_units_but_no_other_units_extract(
     )
 
 
-def test_a_changed_file_is_another_unit_and_a_moved_one_is_not(
+def test_a_changed_file_has_another_key_and_a_moved_file_has_not(
     config: str, wet_file: Path, tmp_path: Path
 ) -> None:
-    """Units are known by name and content, not by folder or time of change."""
+    """Keys depend on name and content, not on the folder or the modification time."""
     (before,) = make_plan(load(config)).splits
     moved = tmp_path / "moved" / wet_file.name
     moved.parent.mkdir()
@@ -108,7 +108,7 @@ def test_a_changed_file_is_another_unit_and_a_moved_one_is_not(
 
 
 def test_fingerprints_do_not_depend_on_the_process(config: str) -> None:
-    """Another process with another hash seed plans the same."""
+    """Another process with another hash seed has the same plan."""
     code = (
         "from pipeline.config import load; from pipeline.planning.plan import make_plan\n"
         f"print(' '.join(p.fingerprint or '-' for p in make_plan(load({config!r})).phases))"
@@ -128,7 +128,7 @@ def test_fingerprints_do_not_depend_on_the_process(config: str) -> None:
 
 
 def test_parents_come_before_their_children() -> None:
-    """The order in which phases run is an order of the graph."""
+    """The phases are in an order of their graph."""
     order = list(registry.PHASES)
     for phase in order:
         assert all(order.index(parent) < order.index(phase) for parent in phase.parents)
@@ -136,22 +136,25 @@ def test_parents_come_before_their_children() -> None:
 
 @given(JSON)
 def test_equal_values_have_equal_fingerprints(value: object) -> None:
-    """A fingerprint is a function of the value alone."""
+    """A fingerprint depends only on the value."""
     assert fingerprint(value) == fingerprint(value)
     assert fingerprint([value, 1]) != fingerprint([value, 2])
 
 
 @pytest.mark.parametrize("value", [{1, 2}, {1: 2}, float("nan"), object(), b"bytes"])
-def test_what_cannot_be_hashed_the_same_way_twice_is_refused(value: object) -> None:
-    """Sets, objects and the like raise, and the message says where."""
+def test_values_without_a_stable_hash_are_refused(value: object) -> None:
+    """Sets, objects and NaN raise an error with the place of the value."""
     with pytest.raises(TypeError, match=r"value\.inner"):
         fingerprint({"inner": value})
 
 
-def test_a_model_that_is_not_made_yet_leaves_fingerprints_open(
+def test_a_missing_model_leaves_fingerprints_open(
     config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Phases before it are known; it and what follows are not, and asking for their folder says what to do."""
+    """Phases before it have fingerprints.
+
+    The error of the others names the command to run.
+    """
     monkeypatch.setenv("CORPUSMILL_CACHE", str(tmp_path / "empty"))
     plan = make_plan(load(config, ["annotate.perplexity.models.en=demo-lm-en"]))
     assert plan.phase("paragraph_dedup").fingerprint is not None

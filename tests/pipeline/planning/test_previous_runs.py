@@ -1,4 +1,4 @@
-"""Runs against earlier runs: month after month they decide as one run over all months does."""
+"""Runs against previous runs: month after month they decide as one run over all months."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.conftest import wet_record
 from tests.pipeline.conftest import Small
 
 LONG = " ".join(f"word{letter}" for letter in "abcdefghijklmnopqrstuvwxyz")
-# What pages are made of: short lines, and long ones that are near-duplicates of each other.
+# Pages are made of short lines, and of long lines that are near-duplicates of each other.
 LINES = (
     *(
         "The treaty was signed in the museum.",
@@ -51,14 +51,14 @@ MONTHS = st.lists(st.lists(PAGE, min_size=1, max_size=5), min_size=3, max_size=3
 
 @dataclass(frozen=True)
 class Crawl:
-    """A file of pages a month, and runs over some of them, up to fuzzy_dedup."""
+    """One file of pages per month, and runs over some months up to fuzzy_dedup."""
 
     folder: Path
     months: Sequence[Sequence[Sequence[int]]]
     tree: Mapping[str, Any]
 
     def write(self) -> None:
-        """The files; a URL says month and page."""
+        """Write the files. A URL has month and page."""
         for month, pages in enumerate(self.months):
             texts = ["\n".join(["Title", *(LINES[i] for i in page)]) for page in pages]
             records = [
@@ -70,7 +70,7 @@ class Crawl:
     def run(
         self, name: str, months: Sequence[int], previous: Sequence[str] = ()
     ) -> RunFolder:
-        """A run over these months, against earlier ones."""
+        """Run over these months, against previous runs."""
         files = [str(self.folder / f"{month}.warc.wet") for month in months]
         places = {
             "run_dir": str(self.folder / name),
@@ -85,47 +85,47 @@ class Crawl:
         return RunFolder.open(plan.run_dir)
 
 
-def texts_of(found: RunFolder) -> dict[str, str]:
-    """URL -> what deduplication left of the documents that have text."""
+def read_texts(found: RunFolder) -> dict[str, str]:
+    """Return URL -> text of the documents that annotate kept."""
     rows = [
         row
         for split in found.splits
-        for row in rows_of(found, "annotate", f"{split.key}.documents.parquet")
+        for row in read_rows(found, "annotate", f"{split.key}.documents.parquet")
     ]
     return {row["url"]: row["text"] for row in rows}
 
 
-def rows_of(found: RunFolder, phase: str, name: str) -> list[dict[str, Any]]:
+def read_rows(found: RunFolder, phase: str, name: str) -> list[dict[str, Any]]:
     return pq.read_table(found.folder(phase).open(name)).to_pylist()
 
 
-def exact_copies_of(found: RunFolder) -> dict[str, str]:
-    """URL -> URL of the document of which it is a copy."""
+def find_exact_copies(found: RunFolder) -> dict[str, str]:
+    """Return URL -> URL of the document whose copy it is."""
     rows = [
         row
         for split in found.splits
-        for row in rows_of(found, "annotate", f"{split.key}.decisions.parquet")
+        for row in read_rows(found, "annotate", f"{split.key}.decisions.parquet")
     ]
     return {
-        row["url"]: url_of(found, row["representative"])
+        row["url"]: find_url(found, row["representative"])
         for row in rows
         if row["decision"].startswith("exact_dedup.")
     }
 
 
-def near_duplicates_of(found: RunFolder) -> dict[str, str]:
-    """URL -> URL of the document that stays in its place."""
-    verdicts: dict[str, str] = {}
+def find_near_duplicates(found: RunFolder) -> dict[str, str]:
+    """Return URL -> URL of its representative."""
+    representatives: dict[str, str] = {}
     for index in range(len(found.splits)):
         with found.folder("fuzzy_dedup").open("near_duplicates.arrow") as file:
             for row in pa.ipc.open_file(file).get_batch(index).to_pylist():
-                verdicts[url_of(found, index << 32 | row["record"])] = url_of(
+                representatives[find_url(found, index << 32 | row["record"])] = find_url(
                     found, row["representative"]
                 )
-    return verdicts
+    return representatives
 
 
-def url_of(found: RunFolder, doc_id: int) -> str:
+def find_url(found: RunFolder, doc_id: int) -> str:
     home, doc_id = find_owner(doc_id, len(found.splits), found.previous) or (found, doc_id)
     name = f"{home.splits[doc_id >> 32].key}.documents.parquet"
     with home.folder("extract").open(name) as file:
@@ -133,10 +133,10 @@ def url_of(found: RunFolder, doc_id: int) -> str:
     return next(row["url"] for row in rows if row["doc_id"] == doc_id)
 
 
-def of_month(verdicts: Mapping[str, str], month: int) -> dict[str, str]:
+def select_month(by_url: Mapping[str, str], month: int) -> dict[str, str]:
     return {
         url: value
-        for url, value in verdicts.items()
+        for url, value in by_url.items()
         if url.startswith(f"https://example.org/{month}/")
     }
 
@@ -157,10 +157,10 @@ def test_month_after_month_decides_as_one_run(
     copies: dict[str, str] | None,
     verify: str | None,
 ) -> None:
-    """Of the last month every copy, paragraph and near-duplicate goes that one run over all months would take.
+    """The last of three runs removes what one run over all three months removes.
 
-    The months before may keep more than they would in one run: a paragraph that a later month repeats (keep: none),
-    and two documents that only a later one joins.
+    The runs before it may keep more: a paragraph that a later month repeats (with
+    drop_all_copies), and two documents that only a later one joins.
     """
     crawl = Crawl(
         tmp_path_factory.mktemp("months"),
@@ -188,45 +188,46 @@ def test_month_after_month_decides_as_one_run(
     first = crawl.run("first", (0,))
     second = crawl.run("second", (1,), ["first"])
     third = crawl.run("third", (2,), ["first", "second"])
-    assert of_month(texts_of(whole), 2) == texts_of(third)
-    assert of_month(exact_copies_of(whole), 2) == exact_copies_of(third)
+    assert select_month(read_texts(whole), 2) == read_texts(third)
+    assert select_month(find_exact_copies(whole), 2) == find_exact_copies(third)
     for month, found in enumerate((first, second)):
-        assert of_month(exact_copies_of(whole), month) == exact_copies_of(found)
+        assert select_month(find_exact_copies(whole), month) == find_exact_copies(found)
         if keep != "drop_all_copies":
-            assert of_month(texts_of(whole), month) == texts_of(found)
+            assert select_month(read_texts(whole), month) == read_texts(found)
     if keep == "drop_all_copies":
-        return  # the first months' texts are others, and so are their bands
-    decided = near_duplicates_of(whole)
+        return  # the texts of the first months differ, and so do their band hashes
+    decided = find_near_duplicates(whole)
     found = {
-        **near_duplicates_of(first),
-        **near_duplicates_of(second),
-        **near_duplicates_of(third),
+        **find_near_duplicates(first),
+        **find_near_duplicates(second),
+        **find_near_duplicates(third),
     }
-    assert of_month(decided, 2).keys() == near_duplicates_of(third).keys()
+    assert select_month(decided, 2).keys() == find_near_duplicates(third).keys()
     assert found.keys() <= decided.keys()
-    for (
-        url,
-        stays,
-    ) in found.items():  # of one group in the one run, where the first of all stays
-        assert decided.get(stays, stays) == decided[url]
-        assert stays not in near_duplicates_of(first)
+    # The one run keeps the first document of a cluster.
+    for url, representative in found.items():
+        assert decided.get(representative, representative) == decided[url]
+        assert representative not in find_near_duplicates(first)
 
 
 @pytest.fixture
 def months(small: Small, lid_file: Path) -> Small:
-    """Two files: the second has a copy, a repeated paragraph and a near-duplicate of the first, and news."""
+    """Two files.
+
+    The second has a copy, a shared line and a near-duplicate of the first, and a new page.
+    """
     rng = random.Random(3)
-    trace = [f"w{rng.randrange(10**6)}" for _ in range(60)]
-    edited = [*trace[:30], "the", *trace[31:]]
+    words = [f"w{rng.randrange(10**6)}" for _ in range(60)]
+    edited_words = [*words[:30], "the", *words[31:]]
     pages = {
         "first": {
             "copied": "The same page of the museum.\nAnd its end.",
-            "story": " ".join(trace),
+            "original": " ".join(words),
             "line": "Shared line.\nOld.",
         },
         "second": {
             "copy": "The same page of the museum.\nAnd its end.",
-            "retold": " ".join(edited),
+            "edited": " ".join(edited_words),
             "quoting": "Shared line.\nNew.",
             "news": "Nobody has said this of the treaty.",
         },
@@ -247,38 +248,43 @@ def months(small: Small, lid_file: Path) -> Small:
     return Small(small.folder, tree)
 
 
-def month(small: Small, name: str) -> dict[str, Any]:
+def make_input(small: Small, name: str) -> dict[str, Any]:
     return {"input": {"files": [str(small.folder / f"{name}.warc.wet")]}}
 
 
-def test_an_increment_keeps_what_is_new_and_says_where_the_rest_lies(months: Small) -> None:
-    """Copy, near-duplicate and paragraph name run and URL; the earlier run is as it was; recut still answers."""
-    first, _ = months.run("2026-10", **month(months, "first"))
+def test_an_increment_keeps_new_documents_and_traces_name_the_previous_run(
+    months: Small,
+) -> None:
+    """The previous run does not change, and previews work."""
+    first, _ = months.run("2026-10", **make_input(months, "first"))
     before = contents(Path(first.run_dir))
     found, _ = months.run(
-        "2026-11", **month(months, "second"), previous_runs=[str(first.run_dir)]
+        "2026-11", **make_input(months, "second"), previous_runs=[str(first.run_dir)]
     )
     assert contents(Path(first.run_dir)) == before
     traces = {
         name: explain(found, f"https://example.org/{name}")[0]
-        for name in ("copy", "retold", "quoting", "news")
+        for name in ("copy", "edited", "quoting", "news")
     }
     assert {name: trace.decision for name, trace in traces.items()} == {
         "copy": "exact_dedup.same_text",
-        "retold": "minhash.near_duplicate",
+        "edited": "minhash.near_duplicate",
         "quoting": "kept",
         "news": "kept",
     }
-    for name, told in (
+    for name, shown in (
         ("copy", "copy of document 0 of {}: https://example.org/copied (kept)"),
-        ("retold", "near-duplicate of document 1 of {}: https://example.org/story (kept)"),
+        (
+            "edited",
+            "near-duplicate of document 1 of {}: https://example.org/original (kept)",
+        ),
         ("quoting", "also in document 2 of {}: https://example.org/line (kept)"),
     ):
         lines = format_trace(traces[name])
-        assert any(told.format(first.run_dir) in line for line in lines), lines
+        assert any(shown.format(first.run_dir) in line for line in lines), lines
     assert preview(found, ["select.language={min_score: 1.0}"]).before.num_docs == 2
     shutil.rmtree(Path(first.run_dir))
-    (trace,) = explain(found, "https://example.org/retold")
+    (trace,) = explain(found, "https://example.org/edited")
     assert (
         f"                 near-duplicate of document 1 of {first.run_dir}"
         in format_trace(trace)
@@ -293,20 +299,22 @@ def contents(folder: Path) -> dict[str, str]:
     }
 
 
-def test_fingerprints_hang_on_what_is_read_of_an_earlier_run(months: Small) -> None:
-    """Not on where it lies, nor on its thresholds; extract hangs on none of it."""
-    first, _ = months.run("2026-10", **month(months, "first"))
+def test_fingerprints_depend_only_on_what_is_read_of_a_previous_run(months: Small) -> None:
+    """They do not depend on its folder and its thresholds."""
+    first, _ = months.run("2026-10", **make_input(months, "first"))
 
     def fingerprints(*previous: str, **sections: Any) -> dict[str, str | None]:
         plan = months.plan(
-            "2026-11", **month(months, "second"), previous_runs=previous, **sections
+            "2026-11", **make_input(months, "second"), previous_runs=previous, **sections
         )
         return {phase.name: phase.fingerprint for phase in plan.phases}
 
     alone, against = fingerprints(), fingerprints(str(first.run_dir))
     assert {name for name in alone if alone[name] == against[name]} == {"extract"}
     shutil.move(Path(first.run_dir), months.folder / "moved")
-    months.run("moved", **month(months, "first"), select={"language": {"min_score": 0.9}})
+    months.run(
+        "moved", **make_input(months, "first"), select={"language": {"min_score": 0.9}}
+    )
     assert fingerprints(str(months.folder / "moved")) == against
     off = {
         "exact_dedup": None,
@@ -316,9 +324,9 @@ def test_fingerprints_hang_on_what_is_read_of_an_earlier_run(months: Small) -> N
     assert fingerprints(str(months.folder / "moved"), **off) == fingerprints(**off)
 
 
-def test_a_run_that_cannot_be_compared_with_is_refused(months: Small) -> None:
-    """Before anything runs, with both values."""
-    first, _ = months.run("2026-10", **month(months, "first"))
+def test_previous_runs_with_other_settings_are_refused(months: Small) -> None:
+    """The error of the plan has both values."""
+    first, _ = months.run("2026-10", **make_input(months, "first"))
     described = json.loads((Path(first.run_dir) / "run.json").read_text())
     minhash = described["config"]["annotate"]["minhash"]
     for annotate, message in (
@@ -341,22 +349,24 @@ def test_a_run_that_cannot_be_compared_with_is_refused(months: Small) -> None:
         )
         with pytest.raises(ConfigError, match=message):
             months.plan(
-                "2026-11", **month(months, "second"), previous_runs=[str(first.run_dir)]
+                "2026-11",
+                **make_input(months, "second"),
+                previous_runs=[str(first.run_dir)],
             )
     (Path(first.run_dir) / "run.json").write_text(json.dumps(described))
     exact = {"minhash": {**months.tree["annotate"]["minhash"], "verify": "exact"}}
     with pytest.raises(ConfigError, match="verify is null, ours exact"):
         months.plan(
             "2026-11",
-            **month(months, "second"),
+            **make_input(months, "second"),
             previous_runs=[str(first.run_dir)],
             annotate=exact,
         )
 
 
-def test_what_is_no_finished_earlier_run_is_refused(months: Small) -> None:
-    """No run, the run itself, one named twice, one that was stopped, one whose stages are others: all told at once."""
-    first, _ = months.run("2026-10", **month(months, "first"))
+def test_unusable_previous_runs_are_reported_at_once(months: Small) -> None:
+    """Missing, unfinished, repeated or older runs, and the run itself, are faults."""
+    first, _ = months.run("2026-10", **make_input(months, "first"))
     shutil.copytree(Path(first.run_dir), months.folder / "stopped")
     (months.folder / "stopped" / first.folders["fuzzy_dedup"] / "phase.json").unlink()
     described = (Path(first.run_dir) / "run.json").read_text()
@@ -367,8 +377,8 @@ def test_what_is_no_finished_earlier_run_is_refused(months: Small) -> None:
     names = ["2026-10", "2026-10", "2026-11", "nowhere", "stopped", "old"]
     previous = [str(months.folder / name) for name in names]
     with pytest.raises(ConfigError) as error:
-        months.plan("2026-11", **month(months, "second"), previous_runs=previous)
-    told = "\n".join(error.value.faults)
+        months.plan("2026-11", **make_input(months, "second"), previous_runs=previous)
+    faults = "\n".join(error.value.faults)
     for fault in (
         "2026-10 is named twice",
         "2026-11 is the run itself",
@@ -376,5 +386,5 @@ def test_what_is_no_finished_earlier_run_is_refused(months: Small) -> None:
         "stopped: its fuzzy_dedup is not finished",
         "old: its stage minhash is version 0, ours is 1",
     ):
-        assert fault in told
+        assert fault in faults
     assert len(error.value.faults) == 5

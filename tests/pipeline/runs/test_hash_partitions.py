@@ -1,4 +1,4 @@
-"""Files of hashes, cut by range: every row is in one chunk, and what is equal comes together."""
+"""Files of hashes, read by range: equal hashes are in the same chunk."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ ROWS = pa.schema([pa.field("hash", pa.uint64()), pa.field("record", pa.uint32())
 NUM_ROWS = st.lists(st.sampled_from([0, 1, 7, 300, 2_000]), min_size=1, max_size=3)
 
 
-def _files(folder: Path, sizes: list[int], seed: int) -> list[pa.RecordBatch]:
-    """Files whose hashes lie anywhere, many of them in several files, records in order."""
+def write_files(folder: Path, sizes: list[int], seed: int) -> list[pa.RecordBatch]:
+    """Write files of random hashes. Many hashes are in several files."""
     rng = np.random.default_rng(seed)
     common = rng.integers(0, 2**64, 500, dtype=np.uint64)
     common[:3] = 0, 2**64 - 1, 2**63
@@ -57,18 +57,18 @@ def _open(path: Path) -> pa.NativeFile:
     num_partitions=st.sampled_from([1, 3, 7, 300]),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_every_row_is_in_one_piece_with_its_equals(
+def test_every_row_is_in_one_chunk_with_all_equal_hashes(
     tmp_path_factory: pytest.TempPathFactory,
     sizes: list[int],
     rows_per_bucket: int,
     num_partitions: int,
     seed: int,
 ) -> None:
-    """However files and space are cut, chunks rise, and rows of a file keep their order in each."""
+    """For any number of partitions and buckets, the rows of a file keep their order."""
     folder = tmp_path_factory.mktemp("files")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hash_partitions, "ROWS_PER_BUCKET", rows_per_bucket)
-        files = _files(folder, sizes, seed)
+        files = write_files(folder, sizes, seed)
     found: list[list[pa.RecordBatch]] = [[] for _ in files]
     last = -1
     for name in name_partitions(num_partitions):
@@ -85,7 +85,7 @@ def test_every_row_is_in_one_piece_with_its_equals(
             held -= len(hashes)
             for mine, rows, where in zip(found, partition.files, chunk, strict=True):
                 mine.append(rows.slice(where.start, where.stop - where.start))
-        assert held == 0  # nothing is read that lies in another partition
+        assert held == 0  # no row of another partition was read
     for file, mine in zip(files, found, strict=True):
         rows = pa.Table.from_batches(mine)
         order = np.argsort(file["hash"].to_numpy(), kind="stable")
@@ -93,9 +93,9 @@ def test_every_row_is_in_one_piece_with_its_equals(
         assert rows.take(again).equals(pa.Table.from_batches([file.take(order)]))
 
 
-def test_rows_near_a_hash_hold_all_of_it(tmp_path: Path) -> None:
-    """And few others."""
-    (file,) = _files(tmp_path, [2_000], seed=1)
+def test_rows_around_a_hash_include_all_rows_with_it(tmp_path: Path) -> None:
+    """Few other rows are read."""
+    (file,) = write_files(tmp_path, [2_000], seed=1)
     for number in {0, 2**64 - 1, *map(int, file["hash"].to_numpy()[:50])}:
         near = read_around(_open(tmp_path / "0"), number)["hash"].to_numpy()
         assert (near == number).sum() == (
@@ -104,8 +104,8 @@ def test_rows_near_a_hash_hold_all_of_it(tmp_path: Path) -> None:
         assert len(near) < 400
 
 
-def test_finer_cuts_for_more_rows() -> None:
-    """Small files have 256 hash_partitions, buckets of larger ones about as many rows each; partitions fit into half a task."""
+def test_more_rows_have_more_buckets_and_partitions() -> None:
+    """Small files have 256 buckets; a partition fits into half the memory of a task."""
     assert [count_buckets(n) for n in (0, 1, 2**20, 2**20 + 1, 30_600_000, 2**40)] == [
         256,
         256,
@@ -125,7 +125,7 @@ def test_finer_cuts_for_more_rows() -> None:
 
 @pytest.mark.parametrize("num_partitions", [1, 3, MAX_PARTITIONS])
 def test_partitions_cover_hash_space_once(num_partitions: int) -> None:
-    """Each begins where the one before ends, and has room for its chunks."""
+    """Each partition starts where the one before ends, and has room for its chunks."""
     bounds = [
         hash_partitions._parse_range(name) for name in name_partitions(num_partitions)
     ]

@@ -253,12 +253,12 @@ def test_the_loader_follows_the_link_to_the_dataset(
     in_bucket: RunFolder, on_disk: RunFolder, bucket_store: ObjectStore
 ) -> None:
     """RUN/dataset is the address of the latest complete dataset."""
-    catalogues = [
+    columns = [
         read_manifest_columns(f"{found.run_dir}/dataset", ReadSettings())
         for found in (on_disk, in_bucket)
     ]
-    assert catalogues[0].digest == catalogues[1].digest
-    assert catalogues[1].address == str(in_bucket.dataset)
+    assert columns[0].digest == columns[1].digest
+    assert columns[1].address == str(in_bucket.dataset)
     bucket_store.put("elsewhere", b"../../another bucket")
     for name in ("elsewhere", "nowhere"):
         with pytest.raises(ReadFailed, match=rf"{name}/manifest\.json"):
