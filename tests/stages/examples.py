@@ -1,5 +1,6 @@
-"""One example per stage of the chain: settings, and rows that reach each of its reasons. All that the contract suite
-knows of single stages stands here; whoever adds a stage to the chain adds it to EXAMPLES.
+"""One example per stage: settings, and rows that reach each of its reasons.
+
+A new stage needs an entry in EXAMPLES.
 """
 
 from __future__ import annotations
@@ -76,7 +77,10 @@ CRAWL_LABEL = "__label__crawl"
 
 @dataclass(frozen=True)
 class Example:
-    """A stage at work: `ordinary` is a row that stays, `dropped` names for every reason what drops it."""
+    """Settings and rows of a stage.
+
+    `ordinary` is kept; `dropped` has a row for every reason.
+    """
 
     stage: type[Stage[Any]]
     settings: Settings
@@ -86,18 +90,21 @@ class Example:
 
     @property
     def label(self) -> str:
-        """Of a test."""
+        """The name of the example in test ids."""
         return self.stage.__name__
 
     def rows(self) -> list[Row]:
-        """The ordinary row, once before and once after each of the others."""
+        """Return the ordinary row, before and after each of the others."""
         rows = [self.ordinary]
         for difference in self.dropped.values():
             rows += [{**self.ordinary, **difference}, self.ordinary]
         return rows
 
     def batch(self, rows: Sequence[Row] | None = None) -> pa.Table:
-        """Rows as a batch of the columns that the stage needs, and no others; what a row does not say is null."""
+        """Return rows as a batch of the columns that the stage needs.
+
+        Missing values are null.
+        """
         rows = self.rows() if rows is None else rows
         fields = [
             DOC_ID,
@@ -112,7 +119,7 @@ class Example:
         return pa.table([ids, *columns], schema=pa.schema(fields))
 
     def made(self, files: Mapping[str, Path]) -> Stage[Any]:
-        """The stage, not opened yet."""
+        """Return the stage before it is opened."""
         wanted = self.stage.required_files(self.settings)
         return self.stage(
             self.settings, {reference: files[reference] for reference in wanted}
@@ -340,7 +347,7 @@ HOSTILE: Mapping[str, str | None] = {
 
 
 def tiny_lid(path: Path) -> Path:
-    """A fastText model that tells English from French, after a fashion."""
+    """Train a fastText model that separates English from French."""
     return _trained(
         path,
         {
@@ -400,7 +407,7 @@ ngram 2=2
 
 
 def tiny_lm(folder: Path) -> Path:
-    """A folder with SentencePiece pieces and a KenLM model of a few words of English."""
+    """Return a folder with a SentencePiece model and a KenLM model of a few words."""
     pieces = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(
@@ -423,13 +430,13 @@ def tiny_lm(folder: Path) -> Path:
 
 
 def tiny_lines(path: Path, *lines: str) -> Path:
-    """A text file."""
+    """Write a text file and return its path."""
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return path
 
 
 def tiny_unigram(path: Path) -> Path:
-    """A Unigram tokenizer.json of single letters, with </s> as token 1."""
+    """Write a Unigram tokenizer.json of single letters, with </s> as token 1."""
     letters = [(letter, -3.0) for letter in "▁abcdefghijklmnopqrstuvwxyzTA.,1984"]
     tokenizer = tokenizers.Tokenizer(
         models.Unigram([("<unk>", 0.0), ("</s>", 0.0), *letters], unk_id=0)

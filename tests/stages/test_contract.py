@@ -1,4 +1,4 @@
-"""Every stage of the chain keeps the contract; what is known of single stages stands in examples.py alone."""
+"""Every stage keeps the contract. tests/stages/examples.py has one example per stage."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.stages.examples import (
     tiny_unigram,
 )
 
-Fates = dict[int, dict[str, Any]]
+Decisions = dict[int, dict[str, Any]]
 
 # Where stages work; one may work in two phases.
 PLACES = [(phase.name, stage) for phase in registry.PHASES for stage in phase.stages]
@@ -43,7 +43,7 @@ example_of_each = pytest.mark.parametrize(
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
-    """The references of the examples' settings -> tiny models."""
+    """Model references in the settings of the examples -> tiny models."""
     folder = tmp_path_factory.mktemp("models")
     for name in ("lm", "reference"):
         (folder / name).mkdir()
@@ -62,20 +62,20 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
 
 @pytest.fixture(scope="module")
 def opened(files: Mapping[str, Path]) -> Mapping[str, Stage[Any]]:
-    """The examples' stages, ready to work, by label."""
+    """The opened stages of the examples, by label."""
     stages = {example.label: example.made(files) for example in EXAMPLES}
     for stage in stages.values():
         stage.open()
     return stages
 
 
-def judged(stage: Stage[Any], batch: pa.Table) -> Fates:
-    """Return the row of every document, kept or dropped, after a check of the contract."""
-    return applied(stage, batch)[0]
+def apply_one(stage: Stage[Any], batch: pa.Table) -> Decisions:
+    """Check the contract and return the row of every document, kept or dropped."""
+    return apply_counted(stage, batch)[0]
 
 
-def applied(stage: Stage[Any], batch: pa.Table) -> tuple[Fates, Counters]:
-    """Return the row of every document and the counters, after a check of the contract."""
+def apply_counted(stage: Stage[Any], batch: pa.Table) -> tuple[Decisions, Counters]:
+    """Check the contract and return the row of every document, and the counters."""
     outcome = stage.apply(batch)
     check(stage, batch, outcome)
     decisions = {row["doc_id"]: row for row in outcome.kept.to_pylist()}
@@ -84,7 +84,7 @@ def applied(stage: Stage[Any], batch: pa.Table) -> tuple[Fates, Counters]:
 
 
 def check(stage: Stage[Any], batch: pa.Table, outcome: Outcome) -> None:
-    """Raise unless the accounts balance, the columns are as declared, and every drop has a declared reason."""
+    """Raise unless rows balance, columns are as declared and reasons are declared."""
     outcome.check(batch, stage.name)
     assert outcome.dropped.schema.equals(DROPPED)
     assert set(outcome.dropped.column("reason").to_pylist()) <= stage.reasons.keys()
@@ -101,7 +101,7 @@ def check(stage: Stage[Any], batch: pa.Table, outcome: Outcome) -> None:
 
 
 def test_every_stage_of_the_chain_has_an_example() -> None:
-    """A stage that is added to a phase is held to this contract as soon as it has an entry in examples.py."""
+    """A stage of a phase without an entry in examples.py fails this test."""
     missing = {stage.__name__ for _, stage in PLACES} - {
         example.label for example in EXAMPLES
     }
@@ -113,10 +113,10 @@ def test_every_stage_of_the_chain_has_an_example() -> None:
     PLACES,
     ids=lambda value: value if isinstance(value, str) else value.name,
 )
-def test_a_stage_is_called_as_its_module_and_its_section(
+def test_a_stage_has_the_name_of_its_module_and_its_section(
     phase: str, stage: type[Stage[Any]]
 ) -> None:
-    """One name for file, section of the config (unless there is nothing to set) and prefix of the reasons."""
+    """The file, the section of the config and the prefix of the reasons have one name."""
     assert stage.__module__.startswith("stages.")
     assert stage.__module__.endswith(f".{stage.name}")
     section = RunConfig.model_fields[phase].annotation
@@ -127,7 +127,7 @@ def test_a_stage_is_called_as_its_module_and_its_section(
 
 @example_of_each
 def test_reasons_are_sentences_under_the_stages_name(example: Example) -> None:
-    """`<stage>.<fault>`, lower case, and one sentence that says what is wrong."""
+    """A reason is `<stage>.<fault>` in lower case, with one sentence."""
     for reason, sentence in example.stage.reasons.items():
         stage, _, fault = reason.partition(".")
         assert stage == example.stage.name
@@ -141,7 +141,7 @@ def test_reasons_are_sentences_under_the_stages_name(example: Example) -> None:
 
 @example_of_each
 def test_the_plan_refuses_a_stage_whose_columns_are_missing(example: Example) -> None:
-    """Each needed column is asked for by name and by type."""
+    """The error has the name and the type of each missing column."""
     spec = StageSpec(example.stage, example.settings)
     whole = example.batch().schema
     for needed in example.stage.needs:
@@ -170,7 +170,7 @@ REASONS = [(example, fault) for example in EXAMPLES for fault in example.dropped
 def test_every_reason_is_reached(
     opened: Mapping[str, Stage[Any]], example: Example, fault: str
 ) -> None:
-    """The row that an example gives for a reason is dropped for it, and the ordinary row stays."""
+    """The row of an example is dropped for its reason, and the ordinary row is kept."""
     stage = opened[example.label]
     batch = example.batch(
         [example.ordinary, {**example.ordinary, **example.dropped[fault]}]
@@ -183,7 +183,7 @@ def test_every_reason_is_reached(
 
 @example_of_each
 def test_every_declared_reason_has_a_row(example: Example) -> None:
-    """No reason is declared that no example reaches."""
+    """Each reason is reached by a row of the example."""
     assert {f"{example.stage.name}.{fault}" for fault in example.dropped} == set(
         example.stage.reasons
     )
@@ -191,18 +191,18 @@ def test_every_declared_reason_has_a_row(example: Example) -> None:
 
 @example_of_each
 def test_an_empty_batch_passes(opened: Mapping[str, Stage[Any]], example: Example) -> None:
-    """Nothing comes out of nothing, with all the columns that are declared."""
-    assert judged(opened[example.label], example.batch([])) == {}
+    """The result is empty and has all declared columns."""
+    assert apply_one(opened[example.label], example.batch([])) == {}
 
 
 @example_of_each
-def test_an_unopened_stage_travels_to_another_process(
+def test_a_stage_can_be_pickled_and_opened_in_another_process(
     opened: Mapping[str, Stage[Any]], files: Mapping[str, Path], example: Example
 ) -> None:
-    """Pickled, opened there, it judges as the one that stayed."""
+    """Both stages have the same decisions."""
     arrived = pickle.loads(pickle.dumps(example.made(files)))
     arrived.open()
-    assert judged(arrived, example.batch()) == judged(
+    assert apply_one(arrived, example.batch()) == apply_one(
         opened[example.label], example.batch()
     )
 
@@ -210,22 +210,22 @@ def test_an_unopened_stage_travels_to_another_process(
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.label)
 @settings(max_examples=25)
 @given(data=st.data())
-def test_cuts_make_no_difference(
+def test_batches_and_chunks_make_no_difference(
     opened: Mapping[str, Stage[Any]], example: Example, data: st.DataObject
 ) -> None:
-    """Rows and summed counters are the same for one batch, one batch of several chunks and several batches."""
+    """One or several batches or chunks have equal rows and counters."""
     stage, batch = opened[example.label], many(example)
     cuts = sorted(data.draw(st.lists(st.integers(0, batch.num_rows), max_size=5)))
     ends = [*cuts, batch.num_rows]
     parts = [
         batch.slice(start, end - start) for start, end in zip([0, *cuts], ends, strict=True)
     ]
-    whole = applied(stage, batch)
-    assert applied(stage, pa.concat_tables(parts)) == whole
-    decisions: Fates = {}
+    whole = apply_counted(stage, batch)
+    assert apply_counted(stage, pa.concat_tables(parts)) == whole
+    decisions: Decisions = {}
     counters = Counters()
     for part in parts:
-        decisions_of_part, counters_of_part = applied(stage, part)
+        decisions_of_part, counters_of_part = apply_counted(stage, part)
         decisions |= decisions_of_part
         counters += counters_of_part
     assert (decisions, counters) == whole
@@ -237,21 +237,21 @@ def test_cuts_make_no_difference(
 def test_order_makes_no_difference(
     opened: Mapping[str, Stage[Any]], example: Example, data: st.DataObject
 ) -> None:
-    """Rows in another order have the same outcomes, and the counters are the same."""
+    """Rows in another order have the same outcomes and counters."""
     stage, batch = opened[example.label], many(example)
     order = data.draw(st.permutations(range(batch.num_rows)))
-    assert applied(stage, batch.take(pa.array(order))) == applied(stage, batch)
+    assert apply_counted(stage, batch.take(pa.array(order))) == apply_counted(stage, batch)
 
 
 def many(example: Example) -> pa.Table:
-    """The example's rows, and the smaller hostile texts among them where the stage reads texts."""
+    """Return the rows of the example, and small hostile texts if the stage reads texts."""
     reads = "text" in example.stage.needs.names
     small = [text for text in HOSTILE.values() if reads and len(text or "") < 100]
     return example.batch([*example.rows(), *(hostile_row(example, text) for text in small)])
 
 
 def hostile_row(example: Example, text: str | None) -> dict[str, Any]:
-    """The ordinary row with that text; no lines of it are to go."""
+    """Return the ordinary row with that text and without duplicate lines."""
     of_another_text = ("duplicate_lines", "kept_lines")
     return {
         name: value
@@ -268,11 +268,11 @@ READERS = [example for example in EXAMPLES if "text" in example.stage.needs.name
 def test_hostile_documents_survive(
     opened: Mapping[str, Stage[Any]], example: Example, hostile: str
 ) -> None:
-    """A text that no one would write is judged like any other, and changes nothing for its neighbours."""
+    """A hostile text is one kept or dropped row, and does not change other rows."""
     stage = opened[example.label]
     rows = [example.ordinary, hostile_row(example, HOSTILE[hostile]), example.ordinary]
-    decisions = judged(stage, example.batch(rows))
-    alone = judged(stage, example.batch([example.ordinary]))
+    decisions = apply_one(stage, example.batch(rows))
+    alone = apply_one(stage, example.batch([example.ordinary]))
     first, _, last = sorted(decisions)
     assert [decisions[first]] == [decisions[last] | {"doc_id": first}] == [*alone.values()]
 
@@ -281,7 +281,7 @@ def test_hostile_documents_survive(
 def test_documents_without_url_or_title_survive(
     opened: Mapping[str, Stage[Any]], example: Example
 ) -> None:
-    """The columns that a stage does not need pass through it untouched, whatever is in them."""
+    """Columns that a stage does not need pass through unchanged."""
     batch = example.batch()
     others = [field for field in DOCUMENT if field.name not in batch.column_names]
     whole = pa.table(
@@ -292,16 +292,16 @@ def test_documents_without_url_or_title_survive(
     assert all(kept.column(field.name).null_count == kept.num_rows for field in others)
     bare = {
         doc_id: decision.get("reason")
-        for doc_id, decision in judged(opened[example.label], batch).items()
+        for doc_id, decision in apply_one(opened[example.label], batch).items()
     }
     assert {
         doc_id: decision.get("reason")
-        for doc_id, decision in judged(opened[example.label], whole).items()
+        for doc_id, decision in apply_one(opened[example.label], whole).items()
     } == bare
 
 
 class Careless(Stage[LengthSettings]):
-    """Breaks the contract in the way it is told to."""
+    """A stage that breaks the contract as a test asks."""
 
     name, version, needs = Length.name, Length.version, Length.needs
     adds: ClassVar[pa.Schema] = pa.schema([pa.field("num_letters", pa.int64())])
@@ -327,15 +327,15 @@ class Careless(Stage[LengthSettings]):
 
 @pytest.mark.parametrize("fault", ["type", "column", "reason", "loss", "counter"])
 def test_a_broken_contract_is_found(fault: str) -> None:
-    """Each check fails for its fault: a wrong type, a missing column, a lost row, an undeclared name."""
+    """A wrong type, a missing column, a lost row and an undeclared name are errors."""
     stage = Careless(LengthSettings())
     batch = next(one for one in EXAMPLES if one.stage is Length).batch(
         [{"text": "a"}, {"text": "b"}]
     )
-    assert len(judged(stage, batch)) == 2
+    assert len(apply_one(stage, batch)) == 2
     stage.fault = fault
     with pytest.raises((AssertionError, KeyError)):
-        judged(stage, batch)
+        apply_one(stage, batch)
 
 
 @pytest.mark.models
@@ -352,10 +352,10 @@ def test_the_published_language_model_keeps_the_contract_too() -> None:
     batch = example.batch(
         [example.ordinary, *(hostile_row(example, text) for text in HOSTILE.values())]
     )
-    decisions = judged(stage, batch)
+    decisions = apply_one(stage, batch)
     assert {
         k: v
         for i in range(batch.num_rows)
-        for k, v in judged(stage, batch.slice(i, 1)).items()
+        for k, v in apply_one(stage, batch.slice(i, 1)).items()
     } == decisions
     assert decisions[min(decisions)]["language"] == "en"

@@ -27,7 +27,7 @@ OBSERVATIONS = st.one_of(
 )
 
 
-def counted(observations: list[tuple[str, int | list[int]]]) -> Counters:
+def count(observations: list[tuple[str, int | list[int]]]) -> Counters:
     """Return the counters of some observations: a number is added, a list is observed."""
     counters = Counters()
     for name, value in observations:
@@ -44,8 +44,8 @@ def test_merging_is_independent_of_batch_size_and_order(
 ) -> None:
     """The sum over batches in any order equals the counters of one batch with all observations."""
     shuffled = data.draw(st.permutations(batches))
-    whole = counted([observation for batch in batches for observation in batch])
-    assert Counters.sum(counted(batch) for batch in shuffled) == whole
+    whole = count([observation for batch in batches for observation in batch])
+    assert Counters.sum(count(batch) for batch in shuffled) == whole
     assert Counters.from_json(whole.to_json()) == whole
 
 
@@ -54,25 +54,25 @@ def test_addition_changes_neither_operand(
     first: list[tuple[str, int | list[int]]], second: list[tuple[str, int | list[int]]]
 ) -> None:
     """`+` returns a new object; the two that were added keep their values."""
-    left, right = counted(first), counted(second)
+    left, right = count(first), count(second)
     total = left + right
     total.add("a", 7)
     total.observe("b", [1])
-    assert (left, right) == (counted(first), counted(second))
+    assert (left, right) == (count(first), count(second))
 
 
 def test_outcomes_carry_counters() -> None:
     """`keep_all`, `drop_where` and `chain` pass counters on, also while all rules are evaluated."""
     batch = pa.table({"doc_id": pa.array([0, 1], pa.uint64())})
-    kept = keep_all(batch, counters=counted([("a", 1)]))
+    kept = keep_all(batch, counters=count([("a", 1)]))
     is_dropped = pa.array([True, False])
     dropped = drop_where(
-        batch, is_dropped, "length.too_few_chars", counters=counted([("b", 2)])
+        batch, is_dropped, "length.too_few_chars", counters=count([("b", 2)])
     )
-    assert chain(kept, dropped).counters == counted([("a", 1), ("b", 2)])
+    assert chain(kept, dropped).counters == count([("a", 1), ("b", 2)])
     with evaluate_all_rules():
-        outcome = drop_where(batch, is_dropped, "x.y", counters=counted([("b", 2)]))
-    assert outcome.counters == counted([("b", 2)])
+        outcome = drop_where(batch, is_dropped, "x.y", counters=count([("b", 2)]))
+    assert outcome.counters == count([("b", 2)])
     assert keep_all(batch).counters == Counters()
 
 

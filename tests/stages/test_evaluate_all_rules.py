@@ -1,4 +1,4 @@
-"""Rules that are only asked for their verdicts."""
+"""Rules can be evaluated without dropping rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stages.filters.length import Length, LengthSettings
 
 
 def test_every_rule_sees_every_row_and_drops_none() -> None:
-    """A row that breaks the first rule is shown to the second; values and limits are those of the drops."""
+    """A row that breaks one rule is checked by the next, with values and limits."""
     batch = pa.table(
         {
             "doc_id": pa.array([0, 1], pa.uint64()),
@@ -36,7 +36,7 @@ def test_every_rule_sees_every_row_and_drops_none() -> None:
 
 
 def test_rules_drop_again_afterwards() -> None:
-    """Also where what was done in between raised."""
+    """Also after an error in between."""
     batch = pa.table(
         {"doc_id": pa.array([0], pa.uint64()), "text": pa.array(["x"], pa.large_string())}
     )

@@ -36,7 +36,7 @@ class CountedOpeningSettings(Settings):
 
 
 class CountedOpening(Stage[CountedOpeningSettings]):
-    """Counts how often it is opened."""
+    """A stage that counts how often it is opened."""
 
     name = "length"
     version = 1
@@ -127,7 +127,7 @@ def test_a_missing_column_and_a_missing_file_are_named(tmp_path: Path) -> None:
 
 
 def test_the_package_exports_five_names() -> None:
-    """More than five names would be a second way to everything."""
+    """These are the public interface of `stages`."""
     assert len(stages.__all__) <= 5
     assert all(hasattr(stages, name) for name in stages.__all__)
 

@@ -1,4 +1,4 @@
-"""Groups, forests and components, held against brute force."""
+"""Spanning forests and connected components of pairs, compared with brute force."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ PAIRS = st.lists(
 )
 
 
-def components_of(pairs: list[tuple[int, int]]) -> list[int]:
-    """The lowest member of each node's component, by passing labels on until nothing changes."""
+def label_components(pairs: list[tuple[int, int]]) -> list[int]:
+    """Return the lowest member of each node's component, by brute force."""
     labels = list(range(NUM_NODES))
     changed = True
     while changed:
@@ -47,29 +47,29 @@ def array(pairs: list[tuple[int, int]]) -> np.ndarray:
 def test_forests_merge_to_the_components_of_all_pairs(
     pairs: list[tuple[int, int]], num_parts: int, random: np.random.Generator
 ) -> None:
-    """However the pairs are cut into forests, and in whatever order these are merged."""
+    """For any distribution of the pairs over forests, and any order of merging."""
     parts = [spanning_forest(array(pairs[i::num_parts])) for i in range(num_parts)]
     random.shuffle(parts)
     parents = np.zeros(NUM_NODES, np.uint64)
     for part in parts:
         unite(parents, part)
-    assert find_roots(parents, np.arange(NUM_NODES)).tolist() == components_of(pairs)
+    assert find_roots(parents, np.arange(NUM_NODES)).tolist() == label_components(pairs)
 
 
 @given(PAIRS)
 def test_a_forest_has_one_pair_less_than_each_component_has_documents(
     pairs: list[tuple[int, int]],
 ) -> None:
-    """It joins what all the pairs join, and has no circle."""
+    """It connects the same documents as all pairs, without a cycle."""
     forest = spanning_forest(array(pairs))
-    labels = components_of(pairs)
+    labels = label_components(pairs)
     assert len(forest) == NUM_NODES - len(set(labels))
-    assert components_of([(int(a), int(b)) for a, b in forest]) == labels
+    assert label_components([(int(a), int(b)) for a, b in forest]) == labels
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9)), max_size=30))
 def test_stars_join_all_that_share_a_hash(rows: list[tuple[int, int]]) -> None:
-    """Documents with an equal hash are in one component, the others are not."""
+    """Only documents with an equal hash are in one component."""
     rows = sorted(rows, key=lambda row: row[1])
     hashes, documents = (
         np.array([r[0] for r in rows], np.uint64),
@@ -77,17 +77,19 @@ def test_stars_join_all_that_share_a_hash(rows: list[tuple[int, int]]) -> None:
     )
     pairs = pair_with_first(*group_equal_hashes(hashes, documents))
     expected = [(a[1], b[1]) for a, b in itertools.combinations(rows, 2) if a[0] == b[0]]
-    assert components_of([(int(a), int(b)) for a, b in pairs]) == components_of(expected)
+    assert label_components([(int(a), int(b)) for a, b in pairs]) == label_components(
+        expected
+    )
 
 
 @given(
     st.lists(st.lists(st.integers(0, 2), min_size=4, max_size=4), min_size=2, max_size=12),
     st.integers(1, 11),
 )
-def test_similar_pairs_join_whom_a_chain_of_similar_signatures_joins(
+def test_similar_pairs_connect_chains_of_similar_signatures(
     rows: list[list[int]], cut: int
 ) -> None:
-    """Within each of two groups, as comparing all with all would."""
+    """Within each group, the components are those of comparing all pairs."""
     cut = min(cut, len(rows))
     signatures, documents = np.array(rows, np.uint32), np.arange(len(rows), dtype=np.uint64)
     offsets = 4 * np.arange(len(rows) + 1)
@@ -99,7 +101,9 @@ def test_similar_pairs_join_whom_a_chain_of_similar_signatures_joins(
         for a, b in itertools.combinations(range(len(rows)), 2)
         if (a < cut) == (b < cut) and (signatures[a] == signatures[b]).sum() >= 3
     ]
-    assert components_of([(int(a), int(b)) for a, b in pairs]) == components_of(expected)
+    assert label_components([(int(a), int(b)) for a, b in pairs]) == label_components(
+        expected
+    )
     assert len(spanning_forest(pairs)) == len(pairs)
 
 
@@ -107,10 +111,10 @@ def test_similar_pairs_join_whom_a_chain_of_similar_signatures_joins(
     st.lists(st.sets(st.integers(0, 5)), min_size=2, max_size=12),
     st.sampled_from([0.2, 0.5, 0.8]),
 )
-def test_similar_pairs_join_whom_a_chain_of_similar_sets_joins(
+def test_similar_pairs_connect_chains_of_similar_sets(
     sets: list[set[int]], least: float
 ) -> None:
-    """By Jaccard's similarity, sets of any size, empty ones too (which are alike)."""
+    """Jaccard similarity of sets of any size. Two empty sets are similar."""
     values = np.array([value for one in sets for value in sorted(one)], np.uint64)
     offsets = np.append(0, np.cumsum([len(one) for one in sets])).astype(np.int64)
     documents = np.arange(len(sets), dtype=np.uint64)
@@ -120,7 +124,9 @@ def test_similar_pairs_join_whom_a_chain_of_similar_sets_joins(
         for a, b in itertools.combinations(range(len(sets)), 2)
         if len(sets[a] & sets[b]) >= least * len(sets[a] | sets[b])
     ]
-    assert components_of([(int(a), int(b)) for a, b in pairs]) == components_of(expected)
+    assert label_components([(int(a), int(b)) for a, b in pairs]) == label_components(
+        expected
+    )
 
 
 @given(
@@ -130,7 +136,7 @@ def test_similar_pairs_join_whom_a_chain_of_similar_sets_joins(
 def test_groups_before_a_document_are_left_out(
     rows: list[tuple[int, int]], first: int
 ) -> None:
-    """What is left are the groups with a document from there on, whole and in order."""
+    """The groups with a document from there on are complete and in order."""
     rows = sorted(rows, key=lambda row: row[1])
     hashes, documents = (
         np.array([r[0] for r in rows], np.uint64),
@@ -153,20 +159,22 @@ def test_groups_before_a_document_are_left_out(
     st.integers(1, 5),
     st.randoms(),
 )
-def test_who_stays(
+def test_the_representative_has_the_highest_score(
     pairs: list[tuple[int, int]], scores: list[int], num_parts: int, rng: random.Random
 ) -> None:
-    """Of each component of two or more the first of those with the highest score, in whatever order they are told."""
+    """Of equal scores the first is taken, in any order of the input."""
     parents, chosen = np.zeros(NUM_NODES, np.uint64), np.zeros(NUM_NODES, np.uint64)
     best = np.zeros(NUM_NODES)
     unite(parents, array(pairs))
-    labels = components_of(pairs)
+    labels = label_components(pairs)
     members = {
         label: [n for n in range(NUM_NODES) if labels[n] == label] for label in set(labels)
     }
-    told = [node for pair in pairs for node in pair if pair[0] != pair[1]]
-    rng.shuffle(told)
-    for places in (np.array(told[part::num_parts], np.int64) for part in range(num_parts)):
+    visited = [node for pair in pairs for node in pair if pair[0] != pair[1]]
+    rng.shuffle(visited)
+    for places in (
+        np.array(visited[part::num_parts], np.int64) for part in range(num_parts)
+    ):
         choose_best(parents, chosen, best, places, np.array(scores, np.float64)[places])
     expected = {
         max(nodes, key=lambda n: scores[n]) for nodes in members.values() if len(nodes) > 1

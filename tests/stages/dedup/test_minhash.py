@@ -1,4 +1,4 @@
-"""Signatures, bands and n-grams: datasketch is the judge."""
+"""Signatures, bands and n-grams, compared with datasketch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def judged(text: str, settings: MinHashSettings) -> datasketch.MinHash:
     return sketch
 
 
-def batch_of(*texts: str | None) -> pa.Table:
+def make_batch(*texts: str | None) -> pa.Table:
     return pa.table(
         {
             "doc_id": pa.array(range(len(texts)), pa.uint64()),
@@ -49,10 +49,13 @@ def batch_of(*texts: str | None) -> pa.Table:
 
 
 @given(st.lists(TEXT, max_size=6), st.integers(1, 6), st.sampled_from([16, 64, 128]))
-def test_signatures_are_datasketchs(
+def test_signatures_equal_those_of_datasketch(
     texts: list[str], ngram_words: int, num_permutations: int
 ) -> None:
-    """Value for value, for any text, n-gram length and signature length; a text without words has none."""
+    """For any text, n-gram length and number of permutations.
+
+    A text without words has none.
+    """
     settings = MinHashSettings(
         num_permutations=num_permutations, ngram_words=ngram_words, threshold=0.5
     )
@@ -63,7 +66,7 @@ def test_signatures_are_datasketchs(
 
 @given(st.lists(TEXT, max_size=6), st.integers(1, 6))
 def test_ngram_sets_are_those_of_the_rule(texts: list[str], ngram_words: int) -> None:
-    """Of each text the n-grams of `split_ngrams`, each once, by the first 8 bytes of their SHA-1, sorted."""
+    """A set has the first 8 bytes of the SHA-1 of each n-gram, once and sorted."""
     found = ngram_sets(
         pa.array(texts, pa.large_string()), MinHashSettings(ngram_words=ngram_words)
     ).to_pylist()
@@ -79,8 +82,8 @@ def test_ngram_sets_are_those_of_the_rule(texts: list[str], ngram_words: int) ->
     ]
 
 
-def test_a_signature_stays_what_it_is() -> None:
-    """Golden values: a datasketch that hashes otherwise must be a new version of the stage."""
+def test_a_signature_equals_its_recorded_value() -> None:
+    """A datasketch with other hashes needs a new version of the stage."""
     (found,), _ = signatures(
         pa.array(["The quick brown fox jumps over the lazy dog"]), MinHashSettings()
     )
@@ -101,13 +104,13 @@ def test_a_signature_stays_what_it_is() -> None:
         ("ΣΟΦΟΣ İ", ["σοφοσ İ"]),
     ],
 )
-def test_what_an_ngram_is(text: str, expected: list[str]) -> None:
-    """Words in lower case without ASCII punctuation, single characters in scripts without blanks, n in a row."""
+def test_ngrams_are_consecutive_words(text: str, expected: list[str]) -> None:
+    """Words are in lower case, without ASCII punctuation; some scripts count characters."""
     assert split_ngrams(text, 3) == expected
 
 
-def test_bands_decide_as_datasketchs_index() -> None:
-    """On edited copies two documents share a band hash exactly where MinHashLSH finds the one by the other."""
+def test_bands_find_the_pairs_of_datasketchs_index() -> None:
+    """Two edited copies share a band hash if and only if MinHashLSH finds them."""
     settings = MinHashSettings(num_permutations=64, ngram_words=2, threshold=0.6)
     rng = np.random.default_rng(3)
     texts = []
@@ -126,7 +129,7 @@ def test_bands_decide_as_datasketchs_index() -> None:
     rows = [
         set(row)
         for row in MinHash(settings)
-        .apply(batch_of(*texts))
+        .apply(make_batch(*texts))
         .kept.column("minhash")
         .to_pylist()
     ]
@@ -138,19 +141,19 @@ def test_bands_decide_as_datasketchs_index() -> None:
 
 @given(st.lists(TEXT, min_size=1, max_size=8), st.integers(0, 8))
 def test_batches_change_nothing(texts: list[str], cut: int) -> None:
-    """Any cut of the rows gives the same columns."""
+    """The columns do not depend on how the rows are split."""
     stage = MinHash(
         MinHashSettings(num_permutations=16, threshold=0.5, verify="signatures")
     )
     stage.open()
-    batch = batch_of(*texts)
+    batch = make_batch(*texts)
     parts = [stage.apply(part).kept for part in (batch.slice(0, cut), batch.slice(cut))]
     assert pa.concat_tables(parts).equals(stage.apply(batch).kept)
 
 
 def test_documents_without_words_have_no_hashes_and_signatures_only_to_verify() -> None:
-    """Null and blank texts compare with nothing; the signature is added where the settings ask for it."""
-    batch = batch_of("some words", None, " ... ")
+    """Null and blank texts. The signature column exists if the settings verify pairs."""
+    batch = make_batch("some words", None, " ... ")
     kept = MinHash(MinHashSettings()).apply(batch).kept
     assert [row and len(row) for row in kept.column("minhash").to_pylist()] == [
         9,
@@ -166,8 +169,8 @@ def test_documents_without_words_have_no_hashes_and_signatures_only_to_verify() 
     ]
 
 
-def test_a_threshold_without_bands_is_refused_with_a_way_out() -> None:
-    """So high that datasketch would make a single band."""
+def test_a_threshold_that_leaves_one_band_is_refused() -> None:
+    """The error names a setting to change."""
     with pytest.raises(
         ValidationError,
         match=r"threshold is 0.97, too high for 64 permutations .* raise num_permutations",
@@ -175,8 +178,8 @@ def test_a_threshold_without_bands_is_refused_with_a_way_out() -> None:
         MinHashSettings(threshold=0.97, num_permutations=64)
 
 
-def test_the_filter_drops_whoever_has_a_representative() -> None:
-    """The others pass; the column stays for the ledger."""
+def test_the_filter_drops_documents_with_a_representative() -> None:
+    """The others pass. The drops keep the column for the decisions."""
     batch = pa.table(
         {
             "doc_id": pa.array([1, 2, 3], pa.uint64()),

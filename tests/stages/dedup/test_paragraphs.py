@@ -1,4 +1,4 @@
-"""Paragraph hashes equal CCNet's rule on any text; the right copies go; the lines that stay are the very lines."""
+"""Paragraph hashes equal those of CCNet, and removal keeps the other lines unchanged."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ TEXTS = st.lists(
 
 
 def hashes_line_by_line(texts: list[str | None]) -> list[list[int]]:
-    """The plain rule on each line of each text."""
+    """Return the hashes by the plain rule, for each line of each text."""
     return [
         [] if text is None else [hash_paragraph(line) for line in text.split("\n")]
         for text in texts
@@ -75,36 +75,39 @@ def hashes_line_by_line(texts: list[str | None]) -> list[list[int]]:
 
 
 def hashes_per_text(texts: pa.Array | pa.ChunkedArray) -> list[list[int]]:
-    """The compiled rule, one list per text."""
+    """Return the hashes by the compiled rule, one list per text."""
     offsets, hashes = hash_paragraphs(texts)
     return [hashes[start:end].tolist() for start, end in pairwise(offsets)]
 
 
-def hashes_of_lines(lines: list[str]) -> list[int]:
-    """The compiled rule on one text that is made of these lines."""
+def hash_lines(lines: list[str]) -> list[int]:
+    """Return the hashes by the compiled rule of one text that consists of these lines."""
     return hash_paragraphs(pa.array(["\n".join(lines)], pa.large_string()))[1].tolist()
 
 
 @pytest.mark.parametrize(("line", "golden"), GOLDEN)
-def test_hash_is_the_one_that_ccnet_computes(line: str, golden: int) -> None:
-    """The plain rule and the compiled one give the hashes of CCNet's own code, in a dozen scripts."""
+def test_hashes_equal_those_of_ccnets_code(line: str, golden: int) -> None:
+    """Both rules give CCNet's hashes, in a dozen scripts."""
     assert hash_paragraph(line) == golden
-    assert hashes_of_lines([line]) == [golden]
+    assert hash_lines([line]) == [golden]
 
 
 @given(TEXTS, st.sampled_from([pa.string(), pa.large_string()]))
 @settings(deadline=None)
 def test_texts_hash_as_their_lines_do(texts: list[str | None], kind: pa.DataType) -> None:
-    """On any strings, the compiled rule equals the plain one, line by line; null has no lines, the empty text one."""
+    """The compiled rule equals the plain one on any strings.
+
+    Null has no lines, an empty text has one.
+    """
     assert hashes_per_text(pa.array(texts, kind)) == hashes_line_by_line(texts)
 
 
 @given(TEXTS, st.data())
 @settings(deadline=None)
-def test_chunks_and_slices_do_not_matter(
+def test_chunks_and_slices_do_not_change_hashes(
     texts: list[str | None], data: st.DataObject
 ) -> None:
-    """The same texts give the same hashes when they lie in several chunks, or within a longer array."""
+    """Texts may be in several chunks, or in a slice of a longer array."""
     cut = data.draw(st.integers(0, len(texts)))
     whole = pa.array(["before", *texts, "after"], pa.large_string())
     chunked = pa.chunked_array(
@@ -115,34 +118,34 @@ def test_chunks_and_slices_do_not_matter(
 
 
 def test_no_texts_have_no_hashes() -> None:
-    """Arrays and chunked arrays without elements are answered, not refused."""
+    """Empty arrays and chunked arrays are valid input."""
     for texts in (pa.array([], pa.large_string()), pa.chunked_array([], pa.string())):
         offsets, hashes = hash_paragraphs(texts)
         assert (offsets.tolist(), hashes.tolist()) == ([0], [])
 
 
 def test_every_code_point_within_a_line() -> None:
-    """Each of the 1,112,064 code points, between two letters, becomes what it becomes in plain Python."""
+    """Each code point between two letters is hashed as in plain Python."""
     code_points = np.r_[0:0xD800, 0xE000:0x110000]
     lines = [
         "".join(f"a{chr(c)}" for c in part if chr(c) != "\n") + "a"
         for part in np.array_split(code_points, 8192)
     ]
-    assert hashes_of_lines(lines) == [hash_paragraph(line) for line in lines]
+    assert hash_lines(lines) == [hash_paragraph(line) for line in lines]
 
 
 @pytest.mark.parametrize("context", ["{}", "a{}", "{}a", " {}"])
 def test_code_points_at_the_ends_of_a_line(context: str) -> None:
-    """Alone, last, first and after a blank: each code point of the first two planes, and one in 97 of the others."""
+    """Alone, last, first and after a blank, for two planes and one in 97 of the others."""
     code_points = [*range(0xD800), *range(0xE000, 0x20000), *range(0x20000, 0x110000, 97)]
     lines = [context.format(chr(c)) for c in code_points if c != 10]
-    assert hashes_of_lines(lines) == [hash_paragraph(line) for line in lines]
+    assert hash_lines(lines) == [hash_paragraph(line) for line in lines]
 
 
 def test_every_length_around_the_blocks_of_sha1() -> None:
-    """Messages of 0 to 300 bytes, which fill one to five blocks in every way, hash as hashlib has it."""
+    """Messages of 0 to 300 bytes have the hashes of hashlib."""
     lines = ["y" * n for n in range(300)]
-    assert hashes_of_lines(lines) == [
+    assert hash_lines(lines) == [
         int.from_bytes(
             hashlib.sha1(line.encode(), usedforsecurity=False).digest()[:8], "little"
         )
@@ -151,9 +154,9 @@ def test_every_length_around_the_blocks_of_sha1() -> None:
 
 
 def test_lines_may_grow_when_lower_cased() -> None:
-    """A long line of letters whose lower case takes more bytes fits."""
+    """The lower case of a long line may need more bytes."""
     line = "Ⱥ" * 100_000 + "İ" * 100_000
-    assert hashes_of_lines([line]) == [hash_paragraph(line)]
+    assert hash_lines([line]) == [hash_paragraph(line)]
 
 
 @given(
@@ -166,7 +169,7 @@ def test_lines_may_grow_when_lower_cased() -> None:
 )
 @settings(deadline=None)
 def test_bytes_that_are_not_utf8_are_refused(pieces: list[bytes]) -> None:
-    """Whatever the bytes, either they are UTF-8 and are hashed, or they are refused; nothing is misread."""
+    """Any bytes are either valid UTF-8 and hashed, or refused."""
     raw = b"".join(pieces)
     array = pa.LargeStringArray.from_buffers(
         1, pa.py_buffer(np.array([0, len(raw)])), pa.py_buffer(raw)
@@ -182,8 +185,8 @@ def test_bytes_that_are_not_utf8_are_refused(pieces: list[bytes]) -> None:
         assert hashes_per_text(array) == expected
 
 
-def must_go_by_reading(corpus: list[list[int]], keep: Keep) -> list[bool]:
-    """The two rules as one would explain them."""
+def find_duplicates_by_rule(corpus: list[list[int]], keep: Keep) -> list[bool]:
+    """Return which hashes are removed, by the two rules in plain Python."""
     must_go: list[bool] = []
     for index, document in enumerate(corpus):
         for line, h in enumerate(document):
@@ -208,10 +211,10 @@ HASHES = st.one_of(
     st.booleans(),
 )
 @settings(deadline=None)
-def test_the_copies_that_go_are_those_that_the_rule_names(
+def test_removed_copies_are_those_of_the_rule(
     corpus: list[list[int]], keep: Keep, is_wide: bool
 ) -> None:
-    """Both rules equal their reading by brute force, whichever bits of the hashes differ."""
+    """Both rules equal brute force, for hashes that differ in any bits."""
     documents = 7 * np.repeat(np.arange(len(corpus)), [len(d) for d in corpus])
     hashes = np.array([h for document in corpus for h in document], np.uint64)
     sized = (
@@ -219,12 +222,14 @@ def test_the_copies_that_go_are_those_that_the_rule_names(
         if is_wide
         else documents.astype(np.uint32)
     )
-    assert find_duplicates(hashes, sized, keep).tolist() == must_go_by_reading(corpus, keep)
+    assert find_duplicates(hashes, sized, keep).tolist() == find_duplicates_by_rule(
+        corpus, keep
+    )
 
 
 @pytest.mark.parametrize("keep", ["drop_all_copies", "keep_first"])
 def test_many_hashes_of_one_hash_range(keep: Keep) -> None:
-    """Over many partitions, one of them swollen by a single frequent hash, and with the top 16 bits all equal."""
+    """A frequent hash makes a large partition. The top 16 bits are equal."""
     rng = np.random.default_rng(1)
     hashes = rng.integers(1, 100_000, 200_000, dtype=np.uint64) * np.uint64(
         2**31 - 1
@@ -233,7 +238,7 @@ def test_many_hashes_of_one_hash_range(keep: Keep) -> None:
     documents = np.sort(rng.integers(0, 20_000, len(hashes))).astype(np.uint32)
     num_documents_of = {
         h: len(set(group))
-        for h, group in grouped(hashes.tolist(), documents.tolist()).items()
+        for h, group in group_by_key(hashes.tolist(), documents.tolist()).items()
     }
     seen: set[int] = set()
     expected = []
@@ -245,16 +250,16 @@ def test_many_hashes_of_one_hash_range(keep: Keep) -> None:
     assert find_duplicates(hashes, documents, keep).tolist() == expected
 
 
-def grouped(keys: list[int], values: list[int]) -> dict[int, list[int]]:
-    """The values of each key."""
+def group_by_key(keys: list[int], values: list[int]) -> dict[int, list[int]]:
+    """Return the values of each key."""
     groups: dict[int, list[int]] = {}
     for key, value in zip(keys, values, strict=True):
         groups.setdefault(key, []).append(value)
     return groups
 
 
-def test_duplicated_says_what_is_wrong_with_its_input() -> None:
-    """Lengths that differ, documents out of order and an unknown rule are refused with what was found."""
+def test_invalid_input_of_duplicated_is_refused() -> None:
+    """Different lengths, unsorted documents, an unknown rule."""
     hashes = np.array([1, 2, 3], np.uint64)
     with pytest.raises(ValueError, match="3 hashes for 2 documents"):
         find_duplicates(hashes, np.array([0, 1], np.uint64), "drop_all_copies")
@@ -264,10 +269,10 @@ def test_duplicated_says_what_is_wrong_with_its_input() -> None:
         find_duplicates(hashes, np.array([0, 1, 1], np.uint64), "last")  # pyright: ignore[reportArgumentType]
 
 
-def apply(stage: Stage[Any], batch: pa.Table) -> Outcome:
-    """Run a stage as the engine does, and hold it to its contract."""
+def apply_stage(stage: Stage[Any], batch: pa.Table) -> Outcome:
+    """Apply a stage, check its contract and return the outcome."""
     stage.open()
-    outcome = stage.apply(batch)
+    outcome = stage.apply_stage(batch)
     outcome.check(batch, stage.name)
     for field in stage.adds:
         assert outcome.kept.schema.field(field.name).type == field.type
@@ -281,7 +286,7 @@ REMOVAL = ParagraphRemoval(ParagraphRemovalSettings())
 def documents_table(
     texts: list[str | None], removed: list[list[int] | None] | None = None
 ) -> pa.Table:
-    """A batch of documents, with `duplicate_lines` where they are given."""
+    """Return a batch of documents, with `duplicate_lines` if they are given."""
     table = pa.table(
         {
             "doc_id": pa.array(range(len(texts)), pa.uint64()),
@@ -293,9 +298,11 @@ def documents_table(
     return table.append_column("duplicate_lines", pa.array(removed, pa.list_(pa.uint32())))
 
 
-def apply_in_two(stage: Stage[Any], batch: pa.Table, cut: int) -> tuple[pa.Table, pa.Table]:
-    """Kept and dropped when the batch comes as two."""
-    halves = [apply(stage, batch.slice(0, cut)), apply(stage, batch.slice(cut))]
+def apply_in_two_batches(
+    stage: Stage[Any], batch: pa.Table, cut: int
+) -> tuple[pa.Table, pa.Table]:
+    """Return the kept and dropped rows of two batches."""
+    halves = [apply_stage(stage, batch.slice(0, cut)), apply_stage(stage, batch.slice(cut))]
     return pa.concat_tables([h.kept for h in halves]), pa.concat_tables(
         [h.dropped for h in halves]
     )
@@ -304,9 +311,9 @@ def apply_in_two(stage: Stage[Any], batch: pa.Table, cut: int) -> tuple[pa.Table
 @given(TEXTS, st.integers(0, 8))
 @settings(deadline=None)
 def test_hashing_adds_hashes_and_lengths(texts: list[str | None], cut: int) -> None:
-    """Every document gets its code points, lines and hashes, whichever batch it comes in, and none is dropped."""
+    """Every document is kept, with its characters, lines and hashes."""
     batch = documents_table(texts)
-    outcome = apply(HASHING, batch)
+    outcome = apply_stage(HASHING, batch)
     assert outcome.kept.column("paragraph_hashes").to_pylist() == hashes_line_by_line(texts)
     assert outcome.kept.column("original_num_chars").to_pylist() == [
         len(text or "") for text in texts
@@ -314,14 +321,14 @@ def test_hashing_adds_hashes_and_lengths(texts: list[str | None], cut: int) -> N
     assert outcome.kept.column("original_num_lines").to_pylist() == [
         0 if text is None else text.count("\n") + 1 for text in texts
     ]
-    kept, dropped = apply_in_two(HASHING, batch, min(cut, len(texts)))
+    kept, dropped = apply_in_two_batches(HASHING, batch, min(cut, len(texts)))
     assert kept.equals(outcome.kept)
     assert (outcome.dropped.num_rows, dropped.num_rows) == (0, 0)
 
 
 @st.composite
 def removals(draw: st.DrawFn) -> tuple[list[str | None], list[list[int] | None]]:
-    """Texts, and for each some lines that it has, or null."""
+    """Texts, and for each text some of its lines, or null."""
     texts = draw(TEXTS)
     removed: list[list[int] | None] = []
     for text in texts:
@@ -335,13 +342,13 @@ def removals(draw: st.DrawFn) -> tuple[list[str | None], list[list[int] | None]]
 
 @given(removals(), st.integers(0, 8))
 @settings(deadline=None)
-def test_removal_leaves_the_very_lines(
+def test_removal_keeps_the_other_lines_unchanged(
     documents: tuple[list[str | None], list[list[int] | None]], cut: int
 ) -> None:
-    """The lines not named stay as they are, with their indices; what has no text is dropped, in any batch."""
+    """Documents without text after the removal are dropped."""
     texts, removed = documents
     batch = documents_table(texts, removed)
-    outcome = apply(REMOVAL, batch)
+    outcome = apply_stage(REMOVAL, batch)
     expected, empty = [], []
     for doc_id, (text, gone) in enumerate(zip(texts, removed, strict=True)):
         lines = [] if text is None else text.split("\n")
@@ -359,15 +366,15 @@ def test_removal_leaves_the_very_lines(
             empty.append((doc_id, "paragraphs.none_left", float(len(lines)), 0.0, None))
     assert outcome.kept.to_pylist() == expected
     assert [tuple(row.values()) for row in outcome.dropped.to_pylist()] == empty
-    kept, dropped = apply_in_two(REMOVAL, batch, min(cut, len(texts)))
+    kept, dropped = apply_in_two_batches(REMOVAL, batch, min(cut, len(texts)))
     assert kept.equals(outcome.kept)
     assert dropped.equals(outcome.dropped)
 
 
 def test_the_three_steps_together() -> None:
-    """Hash, judge, remove: what stands on two pages goes from both, what one page repeats stays once."""
+    """Lines on two pages are removed; a line that one page repeats is kept once."""
     batch = documents_table(["Bread\nCookies?", "COOKIES?\nWine\n \nWine\n", "cookies?…"])
-    hashed = apply(HASHING, batch).kept.column("paragraph_hashes").combine_chunks()
+    hashed = apply_stage(HASHING, batch).kept.column("paragraph_hashes").combine_chunks()
     documents = np.repeat(np.arange(3, dtype=np.uint32), np.diff(hashed.offsets.to_numpy()))
     gone = find_duplicates(hashed.values.to_numpy(), documents, keep="drop_all_copies")
     removed = [
@@ -375,7 +382,9 @@ def test_the_three_steps_together() -> None:
         for start, end in pairwise(hashed.offsets.to_pylist())
     ]
     assert removed == [[1], [0, 3, 4], [0]]
-    outcome = apply(REMOVAL, documents_table(batch.column("text").to_pylist(), removed))
+    outcome = apply_stage(
+        REMOVAL, documents_table(batch.column("text").to_pylist(), removed)
+    )
     assert outcome.kept.column("text").to_pylist() == ["Bread", "Wine\n "]
     assert outcome.kept.column("num_lines").to_pylist() == [1, 2]
     assert outcome.dropped.column("doc_id").to_pylist() == [2]
@@ -383,18 +392,18 @@ def test_the_three_steps_together() -> None:
 
 @pytest.mark.parametrize("wrong", [[2], [1, 0], [0, 0], [0, 1, 2]])
 def test_lines_that_the_text_does_not_have_are_refused(wrong: list[int]) -> None:
-    """Indices beyond the text, repeated or not rising mean that the verdicts belong to another text."""
+    """Indices beyond the text, repeated or unsorted belong to another text."""
     batch = documents_table(["a\nb", "c\nd"], [[0], wrong])
     with pytest.raises(
         ValueError,
         match=r"document 1: duplicate_lines is .* indices into the 2 lines of its text",
     ):
-        REMOVAL.apply(batch)
+        REMOVAL.apply_stage(batch)
 
 
 @pytest.mark.shared_data
 def test_real_pages_hash_line_by_line(shared_data: Path) -> None:
-    """Crawled pages, and Wikipedia in four more languages, hash as their lines do."""
+    """Crawled pages and Wikipedia in four more languages."""
     pages = gzip.decompress(
         (shared_data / "common-crawl" / "cc-main-2026-17.safe.warc.wet.gz").read_bytes()
     )

@@ -54,10 +54,10 @@ def opened(files: dict[str, Path], **models: dict[str, Any]) -> Classifiers:
     return stage
 
 
-def scores_of(
+def compute_scores(
     stage: Classifiers, rows: Sequence[tuple[str | None, str | None]]
 ) -> list[dict[str, float | None]]:
-    """Return the scores of each (language, text), after a check of the outcome and its columns."""
+    """Check the outcome of the stage and return the scores of each (language, text)."""
     batch = pa.table(
         {
             "doc_id": pa.array(range(len(rows)), pa.uint64()),
@@ -99,7 +99,7 @@ def test_equals_predict_one_by_one(files: dict[str, Path], texts: list[str | Non
             row[f"classifier_{name}"] = (
                 min(1.0, float(found[label])) if to_line(text or "") else None
             )
-    assert scores_of(stage, [(None, text) for text in texts]) == wanted
+    assert compute_scores(stage, [(None, text) for text in texts]) == wanted
 
 
 WIKIPEDIA_REFERENCE: dict[str, Any] = {
@@ -109,8 +109,8 @@ WIKIPEDIA_REFERENCE: dict[str, Any] = {
 }
 
 
-def test_each_language_has_a_model_of_its_own(files: dict[str, Path]) -> None:
-    """Text like the references scores high, text like the crawl low, in the document's language."""
+def test_each_language_has_its_own_model(files: dict[str, Path]) -> None:
+    """Text like the references scores high, text like the crawl low."""
     stage = opened(files, wikipedia_reference=WIKIPEDIA_REFERENCE)
     assert stage.required_files(stage.settings) == ("reference", "reference-fr")
     rows = [
@@ -119,7 +119,7 @@ def test_each_language_has_a_model_of_its_own(files: dict[str, Path]) -> None:
         ("fr", "le traité fut signé"),
         ("sco", CITED),
     ]
-    scores = [row["classifier_wikipedia_reference"] for row in scores_of(stage, rows)]
+    scores = [row["classifier_wikipedia_reference"] for row in compute_scores(stage, rows)]
     cited, crawled, french, scots = scores
     assert cited is not None
     assert crawled is not None
@@ -135,7 +135,7 @@ def test_a_language_without_a_model_and_a_blank_text_have_no_score(
     """The score is null for other languages, for no language and for blank texts."""
     stage = opened(files, wikipedia_reference=WIKIPEDIA_REFERENCE)
     rows = [("de", CITED), (None, CITED), ("en", ""), ("en", None), ("en", " \n ")]
-    assert scores_of(stage, rows) == [{"classifier_wikipedia_reference": None}] * 5
+    assert compute_scores(stage, rows) == [{"classifier_wikipedia_reference": None}] * 5
 
 
 @settings(max_examples=50, deadline=None)
@@ -164,8 +164,8 @@ def test_scores_are_rounded_to_decimals(
             labels, scores = models[language].predict([to_line(text)], k=2)
             score = round(min(1.0, float(scores[0][labels[0].index(LABEL)])), 4)
         wanted.append({"classifier_wikipedia_reference": score})
-    assert scores_of(stage, rows) == wanted
-    assert [score for row in rows for score in scores_of(stage, [row])] == wanted
+    assert compute_scores(stage, rows) == wanted
+    assert [score for row in rows for score in compute_scores(stage, [row])] == wanted
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_languages_and_max_chars_narrow_what_is_read(files: dict[str, Path]) -> 
         (None, CITED),
         ("en", " \n"),
     ]
-    first, *others = (row["classifier_hq"] for row in scores_of(stage, rows))
+    first, *others = (row["classifier_hq"] for row in compute_scores(stage, rows))
     assert first is not None
     assert others == [first, None, None, None]
 

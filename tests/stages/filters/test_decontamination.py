@@ -1,4 +1,4 @@
-"""What a document shares with a set is what a plain Python set of runs of words says, and nothing else."""
+"""Overlap with an evaluation set equals that of a plain Python set of word n-grams."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ few_words = st.lists(
 def opened(
     folder: Path, sets: Mapping[str, Sequence[str]], **others: Any
 ) -> Decontamination:
-    """A stage with these examples, a text file for each set."""
+    """Return a stage with these examples, one text file per set."""
     files: dict[str, Path] = {}
     for name, examples in sets.items():
         files[name] = folder / f"{name}.txt"
@@ -48,8 +48,10 @@ def opened(
     return stage
 
 
-def found(stage: Decontamination, *texts: str | None) -> list[dict[str, tuple[int, float]]]:
-    """For each text: set -> (words, share)."""
+def find_overlaps(
+    stage: Decontamination, *texts: str | None
+) -> list[dict[str, tuple[int, float]]]:
+    """Return, for each text, set -> (words, share)."""
     batch = pa.table(
         {
             "doc_id": pa.array(range(len(texts)), pa.uint64()),
@@ -65,8 +67,10 @@ def found(stage: Decontamination, *texts: str | None) -> list[dict[str, tuple[in
     ]
 
 
-def plainly(text: str, examples: Sequence[str], longest: int, shortest: int) -> int:
-    """How many words of the text lie in shared runs, by the definition."""
+def count_shared_words(
+    text: str, examples: Sequence[str], longest: int, shortest: int
+) -> int:
+    """Return the number of words of the text in shared n-grams, by the definition."""
     runs: set[tuple[str, ...]] = set()
     for example in map(words, examples):
         span = min(longest, len(example))
@@ -89,7 +93,7 @@ def plainly(text: str, examples: Sequence[str], longest: int, shortest: int) -> 
     longest=st.integers(1, 4),
     data=st.data(),
 )
-def test_counts_are_those_of_a_set_of_runs(
+def test_counts_equal_those_of_a_plain_set_of_ngrams(
     tmp_path_factory: pytest.TempPathFactory,
     texts: list[str],
     ones: list[str],
@@ -97,14 +101,14 @@ def test_counts_are_those_of_a_set_of_runs(
     longest: int,
     data: st.DataObject,
 ) -> None:
-    """For any texts and sets: the words in runs of ngram_words, and in whole examples that are shorter."""
+    """For any texts and sets, also for examples shorter than an n-gram."""
     shortest = data.draw(st.integers(1, longest))
     sets = {"b": [*ones, "a B c d-e"], "a": [*others, "c c c c"]}
     folder = tmp_path_factory.mktemp("sets")
     stage = opened(folder, sets, ngram_words=longest, min_example_words=shortest)
-    for text, shared in zip(texts, found(stage, *texts), strict=True):
+    for text, shared in zip(texts, find_overlaps(stage, *texts), strict=True):
         wanted = {
-            name: plainly(text, examples, longest, shortest)
+            name: count_shared_words(text, examples, longest, shortest)
             for name, examples in sets.items()
         }
         assert {name: count for name, (count, _) in shared.items()} == {
@@ -117,7 +121,7 @@ def test_counts_are_those_of_a_set_of_runs(
 
 @given(st.text(max_size=60))
 def test_the_kernel_finds_the_words_of_the_rule(text: str) -> None:
-    """In any text: as many hashes as words, equal ones for equal words."""
+    """A text has one hash per word, and equal words have equal hashes."""
     mine = words(text)
     hashes, firsts = _hash_words(pa.array(["x", text], pa.large_string()))
     assert firsts.tolist() == [0, 1, 1 + len(mine)]
@@ -130,14 +134,14 @@ def test_the_kernel_finds_the_words_of_the_rule(text: str) -> None:
 
 @pytest.mark.parametrize("hostile", HOSTILE)
 def test_hostile_texts_have_the_words_of_the_rule(hostile: str) -> None:
-    """Texts that no one would write, too."""
+    """The kernel and the rule agree on hostile texts."""
     text = HOSTILE[hostile] or ""
     _, firsts = _hash_words(pa.array([text], pa.large_string()))
     assert firsts.tolist() == [0, len(words(text))]
 
 
-def test_words_are_told_by_letters_alone() -> None:
-    """Punctuation and white space only separate; format characters vanish; some scripts go by character."""
+def test_words_consist_of_letters_only() -> None:
+    """Punctuation separates words. Format characters vanish."""
     assert (
         words("\u201cDon\u2019t stop\u2014now!\u201d")
         == words("don't stop, NOW")
@@ -161,8 +165,8 @@ def test_words_are_told_by_letters_alone() -> None:
     ]
 
 
-def test_shares_are_told_per_set(tmp_path: Path) -> None:
-    """Thirteen words in common are found wherever they lie; twelve are not; an example of eight is found whole."""
+def test_shares_are_computed_per_set(tmp_path: Path) -> None:
+    """Thirteen common words are found, twelve are not, and a whole example of eight is."""
     question = " ".join(f"w{i}" for i in range(20))
     stage = opened(
         tmp_path,
@@ -172,7 +176,7 @@ def test_shares_are_told_per_set(tmp_path: Path) -> None:
         },
     )
     part = " ".join(f"W{i}," for i in range(3, 16))
-    assert found(
+    assert find_overlaps(
         stage,
         f"before it {part} after it",
         " ".join(f"w{i}" for i in range(3, 15)),
@@ -188,8 +192,8 @@ def test_shares_are_told_per_set(tmp_path: Path) -> None:
     ]
 
 
-def test_sets_are_read_as_they_come(tmp_path: Path) -> None:
-    """Every string in a line of .jsonl at any depth, each by itself; folders; packed files; spelled surrogates."""
+def test_sets_are_read_from_text_json_lines_and_folders(tmp_path: Path) -> None:
+    """Every string of a .jsonl line is an example; compressed files are read too."""
     folder = tmp_path / "mixed"
     folder.mkdir()
     lines = [
@@ -217,7 +221,7 @@ def test_sets_are_read_as_they_come(tmp_path: Path) -> None:
         "o p q",
         "s t u",
     ]
-    assert [bool(one) for one in found(stage, *texts)] == [
+    assert [bool(one) for one in find_overlaps(stage, *texts)] == [
         True,
         True,
         True,
@@ -231,7 +235,7 @@ def test_sets_are_read_as_they_come(tmp_path: Path) -> None:
 
 
 def test_sets_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
-    """With the place of the fault."""
+    """The error has the file and the line."""
     with pytest.raises(ValueError, match=r"sets\.x: no example in .* has 8 words or more"):
         opened(tmp_path, {"x": ["a b c"]})
     (tmp_path / "bad.jsonl").write_text('{"a": "b"}\n{"a": \n')
@@ -254,20 +258,20 @@ def test_sets_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
 
 
 def test_sixty_four_sets_have_a_bit_each(tmp_path: Path) -> None:
-    """As many as there may be."""
+    """64 is the maximum."""
     sets = {
         f"s{i:02}": [f"x{i} y{i}", "shared by all"] for i in range(ngram_overlap.MAX_SETS)
     }
     stage = opened(tmp_path, sets, ngram_words=2, min_example_words=2)
-    shared = found(stage, "x63 y63", "x0 y0", "shared by")
+    shared = find_overlaps(stage, "x63 y63", "x0 y0", "shared by")
     assert [set(one) for one in shared] == [{"s63"}, {"s00"}, set(sets)]
 
 
 # --- Decisions ---
 
 
-def decided(column: list[Any], **limits: Any) -> list[tuple[Any, ...] | None]:
-    """For each row None, or (value, limit, set)."""
+def list_drops(column: list[Any], **limits: Any) -> list[tuple[Any, ...] | None]:
+    """Return for each row None, or (value, limit, set)."""
     batch = pa.table(
         {
             "doc_id": pa.array(range(len(column)), pa.uint64()),
@@ -295,31 +299,31 @@ def decided(column: list[Any], **limits: Any) -> list[tuple[Any, ...] | None]:
 
 
 def test_any_overlap_is_too_much_unless_a_limit_is_given() -> None:
-    """One limit for all sets; equal to it is kept; the set that passes it by most is told."""
+    """A share equal to the limit is kept. The drop names the set that exceeds it most."""
     column = [{"a": 0.1}, {}, None, {"a": 0.2, "b": 0.3}, {"a": 1.0}]
-    assert decided(column) == [
+    assert list_drops(column) == [
         (0.1, 0.0, "a"),
         None,
         None,
         (0.3, 0.0, "b"),
         (1.0, 0.0, "a"),
     ]
-    assert decided(column, max_share=0.2) == [
+    assert list_drops(column, max_share=0.2) == [
         None,
         None,
         None,
         (0.3, 0.2, "b"),
         (1.0, 0.2, "a"),
     ]
-    assert decided(column, max_share=1) == [None] * 5
-    assert decided([{}, None]) == [None, None]
+    assert list_drops(column, max_share=1) == [None] * 5
+    assert list_drops([{}, None]) == [None, None]
 
 
 def test_each_set_may_have_its_limit() -> None:
-    """A set that is not named sets none."""
+    """A set without a limit drops nothing."""
     column = [{"a": 0.1, "b": 0.9}, {"a": 0.3, "b": 1.0}, {"b": 1.0}, {"a": 0.6, "c": 0.3}]
     limits = {"a": 0.2, "c": 0.1}
-    assert decided(column, max_share=limits) == [
+    assert list_drops(column, max_share=limits) == [
         None,
         (0.3, 0.2, "a"),
         None,
@@ -331,12 +335,12 @@ def test_each_set_may_have_its_limit() -> None:
     st.lists(st.dictionaries(st.sampled_from("abc"), st.integers(0, 4)), max_size=6),
     st.integers(0, 4),
 )
-def test_a_row_is_dropped_if_one_set_is_above(
+def test_a_row_is_dropped_if_one_set_is_above_its_limit(
     rows: list[dict[str, int]], limit: int
 ) -> None:
-    """And by the worst of them."""
+    """The drop names the set that exceeds its limit most."""
     column = [{name: share / 4 for name, share in row.items()} for row in rows]
-    for row, decision in zip(column, decided(column, max_share=limit / 4), strict=True):
+    for row, decision in zip(column, list_drops(column, max_share=limit / 4), strict=True):
         worst = max(row.values(), default=0)
         assert (decision and decision[:2]) == (
             (worst, limit / 4) if worst > limit / 4 else None
@@ -345,7 +349,7 @@ def test_a_row_is_dropped_if_one_set_is_above(
 
 
 def test_every_key_is_in_the_sieve() -> None:
-    """Whatever the number of keys: each has its bit, and few others have."""
+    """For any number of keys, each key has its bit, and few other keys have one."""
     for num_texts in (1, 2, 3, 1000):
         hashes, firsts = _hash_words(
             pa.array([f"t{i}" for i in range(num_texts)], pa.large_string())

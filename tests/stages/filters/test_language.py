@@ -1,4 +1,4 @@
-"""Labels and scores equal fastText's own, one text at a time; the filter decides from the stored columns alone."""
+"""Labels and scores equal fastText's own, and the filter uses only the stored columns."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ HOSTILE = [
 ]
 
 
-def batch_of(texts: Sequence[str | None]) -> pa.Table:
-    """One row per text."""
+def make_batch(texts: Sequence[str | None]) -> pa.Table:
+    """Return a batch with one row per text."""
     return pa.table(
         {
             "doc_id": pa.array(range(len(texts)), pa.uint64()),
@@ -51,15 +51,17 @@ def batch_of(texts: Sequence[str | None]) -> pa.Table:
 
 
 def opened(path: Path, max_chars: int | None = None) -> Language:
-    """The stage with the model at `path` loaded."""
+    """Return the stage with the model at `path` loaded."""
     stage = Language(LanguageSettings(model="lid", max_chars=max_chars), {"lid": path})
     stage.open()
     return stage
 
 
-def scored(stage: Language, texts: Sequence[str | None]) -> list[tuple[str | None, float]]:
-    """(language, language_score) of every text."""
-    batch = batch_of(texts)
+def read_languages(
+    stage: Language, texts: Sequence[str | None]
+) -> list[tuple[str | None, float]]:
+    """Return (language, language_score) of every text."""
+    batch = make_batch(texts)
     outcome = stage.apply(batch)
     outcome.check(batch, stage.name)
     assert outcome.kept.schema.field("language").equals(Language.adds.field("language"))
@@ -108,15 +110,15 @@ def tiny_stage(tiny_model: Path) -> Language:
 
 def test_reads_the_whole_text_as_one_line(tiny_stage: Language):
     """Newlines are removed, not replaced by spaces, as CCNet removes them."""
-    split, joined, spaced = scored(
+    split, joined, spaced = read_languages(
         tiny_stage, ["le\nchat the", "lechat the", "le chat the"]
     )
     assert split == joined != spaced
 
 
 def test_score_has_two_decimals_and_stays_within_one(tiny_stage: Language):
-    """The stored score is rounded to two decimals and never above 1, though fastText's may be."""
-    for _, score in scored(
+    """The stored score is rounded and at most 1, even if fastText's is above 1."""
+    for _, score in read_languages(
         tiny_stage, ["the cat and the dog", "le chat et le chien", "cat chien"]
     ):
         assert score == round(score, 2)
@@ -125,7 +127,7 @@ def test_score_has_two_decimals_and_stays_within_one(tiny_stage: Language):
 
 def test_empty_text_has_no_language(tiny_stage: Language):
     """An empty or null text has language null and score 0."""
-    assert scored(tiny_stage, ["", None]) == [(None, 0.0), (None, 0.0)]
+    assert read_languages(tiny_stage, ["", None]) == [(None, 0.0), (None, 0.0)]
 
 
 @settings(deadline=None)
@@ -133,7 +135,7 @@ def test_empty_text_has_no_language(tiny_stage: Language):
 def test_equals_predict_one_by_one(
     tiny_model: Path, tiny_stage: Language, texts: list[str]
 ):
-    """On any texts in any batch the answers are those of fastText's predict on each text alone."""
+    """In any batch, labels and scores equal fastText's for each text."""
     model = fasttext.load_model(str(tiny_model))
     wanted: list[tuple[str | None, float]] = []
     for text in texts:
@@ -144,12 +146,12 @@ def test_equals_predict_one_by_one(
             if text
             else (None, 0.0)
         )
-    assert scored(tiny_stage, texts) == wanted
-    assert [row for text in texts for row in scored(tiny_stage, [text])] == wanted
+    assert read_languages(tiny_stage, texts) == wanted
+    assert [row for text in texts for row in read_languages(tiny_stage, [text])] == wanted
 
 
-def test_any_fasttext_model_tells_the_language_under_names_that_others_know(tmp_path: Path):
-    """Labels such as GlotLID's are renamed where `labels` has them, and stay where not; scores are the model's."""
+def test_labels_of_other_models_are_renamed(tmp_path: Path):
+    """Labels such as GlotLID's are renamed by `labels`."""
     words = [
         "__label__eng_Latn the cat and the dog are here",
         "__label__rus_Cyrl кошка и собака уже здесь",
@@ -168,44 +170,46 @@ def test_any_fasttext_model_tells_the_language_under_names_that_others_know(tmp_
     )
     model.save_model(str(tmp_path / "glot.bin"))
     texts = ["the dog", "собака здесь", ""]
-    as_it_is = scored(opened(tmp_path / "glot.bin"), texts)
+    as_it_is = read_languages(opened(tmp_path / "glot.bin"), texts)
     renaming = Language(
         LanguageSettings(model="glot", labels={"eng_Latn": "en"}),
         {"glot": tmp_path / "glot.bin"},
     )
     renaming.open()
-    renamed = scored(renaming, texts)
+    renamed = read_languages(renaming, texts)
     assert [label for label, _ in as_it_is] == ["eng_Latn", "rus_Cyrl", None]
     assert [label for label, _ in renamed] == ["en", "rus_Cyrl", None]
     assert [score for _, score in renamed] == [score for _, score in as_it_is]
 
 
 def test_max_chars_reads_only_the_start(tiny_model: Path):
-    """With max_chars the rest of the text makes no difference; code points are counted, not bytes."""
+    """The rest of the text has no effect. Code points are counted, not bytes."""
     stage = opened(tiny_model, max_chars=9)
-    short, long = scored(stage, ["él chat é", "él chat é the cat and the dog are here"])
+    short, long = read_languages(
+        stage, ["él chat é", "él chat é the cat and the dog are here"]
+    )
     assert short == long
-    assert scored(opened(tiny_model), ["él chat é"]) == [short]
+    assert read_languages(opened(tiny_model), ["él chat é"]) == [short]
 
 
-def test_terminal_stays_clean(tiny_model: Path, capfd: pytest.CaptureFixture[str]):
+def test_nothing_is_printed(tiny_model: Path, capfd: pytest.CaptureFixture[str]):
     """Opening and applying print nothing."""
-    scored(opened(tiny_model), ["the cat"])
+    read_languages(opened(tiny_model), ["the cat"])
     assert capfd.readouterr() == ("", "")
 
 
 def test_unopened_stage_pickles(tiny_model: Path):
-    """A stage travels to a worker process before it is opened, and names its one file."""
+    """A stage can be pickled before it is opened, and lists its file."""
     pickled = pickle.dumps(Language(LanguageSettings(model="lid"), {"lid": tiny_model}))
     stage = pickle.loads(pickled)
     stage.open()
     assert stage.required_files(stage.settings) == ("lid",)
-    assert scored(stage, ["the dog"])[0][0] == "en"
+    assert read_languages(stage, ["the dog"])[0][0] == "en"
 
 
 @pytest.mark.shared_data
 def test_labels_of_lid_176_hold_their_floor(shared_data: Path):
-    """On 200 labelled sentences of each of five languages lid.176.ftz stays at its measured accuracy or above."""
+    """Accuracy on 200 labelled sentences of each of five languages does not fall."""
     floors = {"en": 0.995, "fr": 0.99, "de": 0.995, "ru": 1.0, "zh": 0.97}
     wanted = re.compile("|".join(floors))
     with lzma.open(
@@ -217,26 +221,26 @@ def test_labels_of_lid_176_hold_their_floor(shared_data: Path):
         texts: Sequence[str | None] = list(
             islice((text for label, text in rows if label == language), 200)
         )
-        found = [label for label, _ in scored(stage, texts)]
+        found = [label for label, _ in read_languages(stage, texts)]
         assert found.count(language) / len(texts) >= floor, language
 
 
 @pytest.mark.shared_data
 def test_golden_scores_of_lid_176(shared_data: Path):
-    """The released model's label and score of fixed sentences are pinned."""
+    """Label and score of fixed sentences equal the recorded ones."""
     stage = opened(shared_data / "models" / "lid.176.ftz")
     texts: Sequence[str | None] = [
         "Where is the\nnearest station?",
         "Où est la gare la plus proche ?",
         "最寄りの駅はどこですか",
     ]
-    assert scored(stage, texts) == [("en", 0.99), ("fr", 0.97), ("ja", 0.97)]
+    assert read_languages(stage, texts) == [("en", 0.99), ("fr", 0.97), ("ja", 0.97)]
 
 
-def filtered(
+def apply_filter(
     settings: LanguageFilterSettings, rows: Sequence[tuple[str | None, float]]
 ) -> tuple[list[int], list[Any]]:
-    """The ids kept and the drops."""
+    """Return the kept ids and the drops."""
     batch = pa.table(
         {
             "doc_id": pa.array(range(len(rows)), pa.uint64()),
@@ -252,10 +256,12 @@ def filtered(
     return outcome.kept["doc_id"].to_pylist(), outcome.dropped.to_pylist()
 
 
-def test_filter_drops_unsure_then_unwanted():
-    """A low score is told before an unwanted language; a score at the limit is enough."""
+def test_filter_checks_the_score_before_the_language():
+    """A score equal to the limit is kept."""
     rows = [("en", 0.5), ("en", 0.49), ("fr", 0.9), ("fr", 0.1), (None, 0.0)]
-    kept, dropped = filtered(LanguageFilterSettings(min_score=0.5, keep=("en", "de")), rows)
+    kept, dropped = apply_filter(
+        LanguageFilterSettings(min_score=0.5, keep=("en", "de")), rows
+    )
     assert kept == [0]
     assert dropped == [
         {
@@ -292,9 +298,9 @@ def test_filter_drops_unsure_then_unwanted():
 def test_filter_keeps_every_language_by_default():
     """Without a list only the score decides, and with min_score 0 nothing is dropped."""
     rows = [("en", 0.7), ("qu", 0.8), (None, 0.0)]
-    assert filtered(LanguageFilterSettings(), rows)[0] == [0, 1]
-    assert filtered(LanguageFilterSettings(min_score=0.0), rows)[0] == [0, 1, 2]
-    assert filtered(LanguageFilterSettings(min_score=0.0, keep=("qu",)), rows)[0] == [1]
+    assert apply_filter(LanguageFilterSettings(), rows)[0] == [0, 1]
+    assert apply_filter(LanguageFilterSettings(min_score=0.0), rows)[0] == [0, 1, 2]
+    assert apply_filter(LanguageFilterSettings(min_score=0.0, keep=("qu",)), rows)[0] == [1]
 
 
 @settings(deadline=None)
@@ -305,9 +311,9 @@ def test_filter_keeps_every_language_by_default():
     )
 )
 def test_filter_accounts_balance(rows: list[tuple[str | None, int]]):
-    """Any batch, the empty one included, splits into kept and dropped as the rule says."""
+    """Each row of any batch is kept or dropped as the rule says."""
     settings = LanguageFilterSettings(keep=("en",))
-    kept, _ = filtered(settings, [(language, score / 100) for language, score in rows])
+    kept, _ = apply_filter(settings, [(language, score / 100) for language, score in rows])
     assert kept == [
         row
         for row, (language, score) in enumerate(rows)

@@ -1,4 +1,4 @@
-"""Lengths count code points, limits are inclusive, every drop carries its length and limit."""
+"""Lengths are counted in code points, and limits are inclusive."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from stages.filters.length import Length, LengthSettings
 
 
-def batch_of(texts: Sequence[str | None]) -> pa.Table:
-    """One row per text."""
+def make_batch(texts: Sequence[str | None]) -> pa.Table:
+    """Return a batch with one row per text."""
     return pa.table(
         {
             "doc_id": pa.array(range(len(texts)), pa.uint64()),
@@ -24,29 +24,29 @@ def batch_of(texts: Sequence[str | None]) -> pa.Table:
     )
 
 
-def kept_texts(stage: Length, texts: Sequence[str | None]) -> list[str | None]:
-    """The texts that come out, after the accounts were checked."""
-    batch = batch_of(texts)
+def list_kept_texts(stage: Length, texts: Sequence[str | None]) -> list[str | None]:
+    """Check the outcome and return the kept texts."""
+    batch = make_batch(texts)
     outcome = stage.apply(batch)
     outcome.check(batch, stage.name)
     return outcome.kept["text"].to_pylist()
 
 
 def test_counts_code_points_and_includes_both_limits():
-    """Three code points are three whether they take three bytes or twelve, and a text at a limit is kept."""
+    """Three code points count as three with three or twelve bytes."""
     stage = Length(LengthSettings(min_chars=3, max_chars=4))
-    assert kept_texts(stage, ["ab", "abc", "日本語", "😀😀😀😀", "a\nbcd"]) == [
+    assert list_kept_texts(stage, ["ab", "abc", "日本語", "😀😀😀😀", "a\nbcd"]) == [
         "abc",
         "日本語",
         "😀😀😀😀",
     ]
 
 
-def test_drops_tell_length_and_limit():
-    """A drop names the fault, the length seen and the limit it was held against."""
+def test_drops_have_length_and_limit():
+    """A drop has the reason, the length and the limit."""
     dropped = (
         Length(LengthSettings(min_chars=2, max_chars=3))
-        .apply(batch_of(["é", "ok", "long", None]))
+        .apply(make_batch(["é", "ok", "long", None]))
         .dropped
     )
     assert dropped.select(["doc_id", "reason", "value", "limit"]).to_pylist() == [
@@ -59,7 +59,7 @@ def test_drops_tell_length_and_limit():
 def test_default_is_that_of_ccnet():
     """By default 300 code points are kept, 299 are not, and no text is too long."""
     stage = Length(LengthSettings())
-    assert kept_texts(stage, ["x" * 299, "x" * 300, "x" * 1_000_000]) == [
+    assert list_kept_texts(stage, ["x" * 299, "x" * 300, "x" * 1_000_000]) == [
         "x" * 300,
         "x" * 1_000_000,
     ]
@@ -71,14 +71,14 @@ def test_default_is_that_of_ccnet():
     st.integers(0, 8),
     st.none() | st.integers(8, 12),
 )
-def test_keeps_exactly_what_len_says(
+def test_keeps_texts_whose_len_is_within_the_limits(
     texts: list[str | None], min_chars: int, max_chars: int | None
 ):
-    """For any text, batch and limits the kept rows are those whose len() lies between the limits, in order."""
+    """For any texts, batches and limits, in order."""
     stage = Length(LengthSettings(min_chars=min_chars, max_chars=max_chars))
     wanted = [text for text in texts if min_chars <= len(text or "") <= (max_chars or 99)]
-    assert kept_texts(stage, texts) == wanted
-    assert [text for one in texts for text in kept_texts(stage, [one])] == wanted
+    assert list_kept_texts(stage, texts) == wanted
+    assert [text for one in texts for text in list_kept_texts(stage, [one])] == wanted
 
 
 def test_refuses_limits_that_keep_nothing():
@@ -88,6 +88,6 @@ def test_refuses_limits_that_keep_nothing():
 
 
 def test_unopened_stage_pickles():
-    """A stage travels to a worker process before it is opened."""
+    """A stage can be pickled before it is opened."""
     stage = pickle.loads(pickle.dumps(Length(LengthSettings(min_chars=1), {})))
-    assert kept_texts(stage, ["", "a"]) == ["a"]
+    assert list_kept_texts(stage, ["", "a"]) == ["a"]

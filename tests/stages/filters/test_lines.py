@@ -1,4 +1,4 @@
-"""C4's line rules, held against C4's own loop in plain Python, and the record of what was taken out."""
+"""C4's line rules, compared with C4's own loop in plain Python."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ NOTHING = LinesSettings(
 GOOD = "The treaty was signed in Ghent."
 
 
-def only(**rule: Any) -> Lines:
-    """The stage with one rule and no other."""
+def make_stage(**rule: Any) -> Lines:
+    """Return the stage with one rule."""
     return Lines(LinesSettings(**{**NOTHING.model_dump(), **rule}))
 
 
-def batch_of(
+def make_batch(
     texts: Sequence[str | None], kept_lines: Sequence[Sequence[int] | None] | None = None
 ) -> pa.Table:
-    """One row per text."""
+    """Return a batch with one row per text."""
     return pa.table(
         {
             "doc_id": pa.array(range(len(texts)), pa.uint64()),
@@ -51,9 +51,9 @@ def batch_of(
     )
 
 
-def decisions(stage: Lines, texts: Sequence[str | None]) -> list[str]:
-    """Of each text what is left of it, or the reason why it went."""
-    batch = batch_of(texts)
+def list_decisions(stage: Lines, texts: Sequence[str | None]) -> list[str]:
+    """Return the text that is left of each document, or its drop reason."""
+    batch = make_batch(texts)
     outcome = stage.apply(batch)
     outcome.check(batch, stage.name)
     found = {row["doc_id"]: row["text"] for row in outcome.kept.to_pylist()}
@@ -80,10 +80,12 @@ def decisions(stage: Lines, texts: Sequence[str | None]) -> list[str]:
         ),
     ],
 )
-def test_each_rule_takes_its_lines(rule: dict[str, Any], text: str, left: str) -> None:
-    """A rule alone takes out the lines that it names and no others; all rules off leave them all."""
-    assert decisions(only(**rule), [text]) == [left]
-    assert decisions(Lines(NOTHING), ["to enter\n\nto exit"]) == ["to enter\n\nto exit"]
+def test_each_rule_removes_its_lines(rule: dict[str, Any], text: str, left: str) -> None:
+    """One rule removes only its own lines; without rules all lines are kept."""
+    assert list_decisions(make_stage(**rule), [text]) == [left]
+    assert list_decisions(Lines(NOTHING), ["to enter\n\nto exit"]) == [
+        "to enter\n\nto exit"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -98,19 +100,19 @@ def test_each_rule_takes_its_lines(rule: dict[str, Any], text: str, left: str) -
 def test_each_rule_drops_its_documents(
     rule: dict[str, Any], text: str, reason: str
 ) -> None:
-    """A rule alone drops what it names; without it the text stays."""
-    assert decisions(only(**rule), [text, f"{GOOD} {GOOD} {GOOD}"]) == [
+    """One rule drops only its own documents."""
+    assert list_decisions(make_stage(**rule), [text, f"{GOOD} {GOOD} {GOOD}"]) == [
         reason,
         f"{GOOD} {GOOD} {GOOD}",
     ]
-    assert decisions(Lines(NOTHING), [text]) == [text]
+    assert list_decisions(Lines(NOTHING), [text]) == [text]
 
 
-def test_brackets_in_lines_that_go_anyway_do_no_harm() -> None:
-    """As in C4's code: "{" counts after javascript was taken out, "lorem ipsum" before, both after short lines."""
+def test_document_rules_apply_after_line_rules() -> None:
+    """As in C4: "{" counts after javascript lines are removed, "lorem ipsum" before."""
     text = f"{GOOD}\nvar javascript = {{ a few more words }}.\nlorem ipsum"
-    assert decisions(Lines(LinesSettings(min_sentences=1)), [text]) == [GOOD]
-    assert decisions(
+    assert list_decisions(Lines(LinesSettings(min_sentences=1)), [text]) == [GOOD]
+    assert list_decisions(
         Lines(LinesSettings()), [f"{GOOD}\nlorem ipsum javascript a b c."]
     ) == ["lines.lorem_ipsum"]
 
@@ -127,19 +129,19 @@ def test_brackets_in_lines_that_go_anyway_do_no_harm() -> None:
         ("Well... no.", 2),
     ],
 )
-def test_sentences_are_ends_inside_and_one_more(line: str, sentences: int) -> None:
+def test_a_line_has_one_sentence_more_than_ends_inside(line: str, sentences: int) -> None:
     """A line of n sentences passes a minimum of n and not of n + 1."""
-    assert decisions(only(min_sentences=sentences), [line]) == [line]
-    dropped = only(min_sentences=sentences + 1).apply(batch_of([line])).dropped
+    assert list_decisions(make_stage(min_sentences=sentences), [line]) == [line]
+    dropped = make_stage(min_sentences=sentences + 1).apply(make_batch([line])).dropped
     assert dropped.select(["value", "limit"]).to_pylist() == [
         {"value": sentences, "limit": sentences + 1}
     ]
 
 
-def test_what_went_is_on_record() -> None:
-    """Indices point into the lines as they were read; lengths are those of what is left; the rest is counted."""
+def test_removed_lines_are_recorded() -> None:
+    """Indices refer to the lines before the removal, lengths to the text after it."""
     outcome = Lines(LinesSettings(min_sentences=1)).apply(
-        batch_of([f"Home\n {GOOD}\nHome", GOOD], [[2, 5, 6], [0]])
+        make_batch([f"Home\n {GOOD}\nHome", GOOD], [[2, 5, 6], [0]])
     )
     columns = ["num_chars", "num_lines", "kept_lines", "lines_removed", "chars_removed"]
     assert outcome.kept.select(columns).to_pylist() == [
@@ -161,15 +163,15 @@ def test_what_went_is_on_record() -> None:
 
 
 def test_indices_of_another_text_are_refused() -> None:
-    """An index for each line, or none at all."""
+    """The table has an index list for each line, or none at all."""
     with pytest.raises(
         ValueError, match=r"document 1: kept_lines has 2 indices, but the text has 1 lines"
     ):
-        Lines(LinesSettings()).apply(batch_of([GOOD, GOOD], [[0], [0, 1]]))
+        Lines(LinesSettings()).apply(make_batch([GOOD, GOOD], [[0], [0, 1]]))
 
 
 def c4(text: str) -> str | None:
-    """C4's `clean_page` as its text describes it, without bad words and before sentences are counted."""
+    """Return the text after C4's `clean_page`, without its word list and sentence count."""
     left: list[str] = []
     for raw in text.split("\n"):
         line = raw.strip()
@@ -229,24 +231,24 @@ texts_of_pieces = st.lists(st.sampled_from(PIECES), max_size=24).map("".join) | 
 @settings(deadline=None)
 @given(st.lists(st.none() | texts_of_pieces, max_size=6))
 def test_equals_c4_line_by_line(texts: list[str | None]) -> None:
-    """In any batch, one by one or together, what is left is what C4's loop leaves."""
+    """In any batch, the text that is left equals that of C4's loop."""
     stage = Lines(LinesSettings(min_sentences=0))
     wanted = [c4(text or "") for text in texts]
     assert [
         None if decision.startswith("lines.") else decision
-        for decision in decisions(stage, texts)
+        for decision in list_decisions(stage, texts)
     ] == wanted
     assert [
-        decision for text in texts for decision in decisions(stage, [text])
-    ] == decisions(stage, texts)
+        decision for text in texts for decision in list_decisions(stage, [text])
+    ] == list_decisions(stage, texts)
 
 
 @settings(deadline=None)
 @given(texts_of_pieces)
-def test_a_second_time_takes_nothing_more(text: str) -> None:
-    """What is left of a text stays as it is, but for what taking out a citation brings together."""
+def test_a_second_pass_removes_nothing_more(text: str) -> None:
+    """Except for text that the removal of a citation has joined."""
     stage = Lines(LinesSettings(min_sentences=1, remove_citations=False))
-    outcome = stage.apply(batch_of([text]))
+    outcome = stage.apply(make_batch([text]))
     again = stage.apply(outcome.kept)
     assert again.kept.select(["text", "kept_lines"]).equals(
         outcome.kept.select(["text", "kept_lines"])
@@ -255,6 +257,6 @@ def test_a_second_time_takes_nothing_more(text: str) -> None:
 
 
 def test_an_empty_phrase_is_refused() -> None:
-    """It would be in every line."""
+    """Every line contains it."""
     with pytest.raises(ValidationError, match="at least 1 character"):
         LinesSettings(policy_phrases=("",))

@@ -84,7 +84,7 @@ def test_every_string_is_normalized_as_in_steps(text: str):
     ],
 )
 def test_examples_of_normalization(text: str, line: str):
-    """Accents and controls go, digits are 0, wide punctuation is ASCII; superscripts and scripts stay."""
+    """Accents and controls are removed, digits become 0, wide punctuation becomes ASCII."""
     assert normalize_for_lm(text) == line
 
 
@@ -130,7 +130,7 @@ ngram 3=2
 """
 
 
-def pieces_of(sentences: list[str], model_type: str, rule: str) -> bytes:
+def train_pieces(sentences: list[str], model_type: str, rule: str) -> bytes:
     """Return a small SentencePiece model with a normalisation rule."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
@@ -158,7 +158,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     for language, (model_type, rule) in kinds.items():
         (folder / f"{language}.sp.model").write_bytes(
-            pieces_of(sentences, model_type, rule)
+            train_pieces(sentences, model_type, rule)
         )
         (folder / f"{language}.arpa.bin").write_text(ARPA, encoding="utf-8")
     return folder
@@ -278,7 +278,7 @@ def test_missing_file_is_named(tmp_path: Path):
         LanguageModel(tmp_path, "en")
 
 
-def test_terminal_stays_clean(folder: Path, capfd: pytest.CaptureFixture[str]):
+def test_nothing_is_printed(folder: Path, capfd: pytest.CaptureFixture[str]):
     """Loading and scoring print nothing."""
     LanguageModel(folder, "en").perplexity("the cat")
     assert capfd.readouterr() == ("", "")
@@ -306,7 +306,7 @@ PERPLEXITIES = st.floats(1.0, MAX_PERPLEXITY, allow_nan=False)
 def test_percentile_is_at_most_one_bin_above_the_exact_one(
     values: list[float], percent: int
 ):
-    """The percentile out of bins lies strictly above the exact order statistic and less than one bin above it."""
+    """It is above the exact order statistic, by less than one bin."""
     rank = max(1, -(-percent * len(values) // 100))
     exact = sorted(values)[rank - 1]
     cutoff = percentile(Counter(to_bins(values).tolist()), percent)
@@ -316,7 +316,7 @@ def test_percentile_is_at_most_one_bin_above_the_exact_one(
 
 @pytest.mark.parametrize("percent", [1, 30, 60, 99])
 def test_percentile_agrees_with_numpy(percent: int):
-    """On a sample like a crawl's perplexities the percentile is numpy's, to one bin."""
+    """On perplexities like those of a crawl, it is numpy's percentile to one bin."""
     values = np.random.default_rng(0).lognormal(6, 0.8, 4001).clip(1)
     exact = float(np.percentile(values, percent, method="inverted_cdf"))
     assert (
@@ -327,7 +327,7 @@ def test_percentile_agrees_with_numpy(percent: int):
 @settings(deadline=None)
 @given(st.lists(PERPLEXITIES, min_size=1), st.lists(PERPLEXITIES))
 def test_histograms_merge_by_addition(some: list[float], others: list[float]):
-    """The percentile of two parts' added counts is that of the whole."""
+    """The percentile of added counts is that of the whole."""
     added = Counter(to_bins(some).tolist()) + Counter(to_bins(others).tolist())
     assert percentile(added, 30) == percentile(
         Counter(to_bins([*others, *some]).tolist()), 30
@@ -335,7 +335,7 @@ def test_histograms_merge_by_addition(some: list[float], others: list[float]):
 
 
 def test_bins_are_pinned():
-    """Bins stored by one version are read by the next: the bin of a few values is fixed; empty input is fine."""
+    """Some bins are recorded, because later versions read stored bins."""
     assert to_bins([1.0, 1.004, 1.005, 340.0, 1e6, MAX_PERPLEXITY]).tolist() == [
         0,
         0,
@@ -377,7 +377,7 @@ def test_reads_the_cutoffs_of_ccnet(tmp_path: Path):
     ],
 )
 def test_broken_cutoffs_are_refused(tmp_path: Path, table: str, fault: str):
-    """A missing percentile, a short row and a word for a number are told with the file."""
+    """The error has the file and the missing percentile, short row or wrong number."""
     path = tmp_path / "cutoff.csv"
     path.write_text(table, encoding="utf-8")
     with pytest.raises(ValueError, match=fault) as caught:
@@ -390,10 +390,10 @@ def test_broken_cutoffs_are_refused(tmp_path: Path, table: str, fault: str):
 CUTOFFS = {"en": (340.0, 520.0)}
 
 
-def filtered(
+def apply_filter(
     settings: PerplexityFilterSettings, rows: Sequence[tuple[str | None, float | None]]
 ) -> Any:
-    """What the filter makes of (language, perplexity) rows."""
+    """Return the outcome of the filter for (language, perplexity) rows."""
     batch = pa.table(
         {
             "doc_id": pa.array(range(len(rows)), pa.uint64()),
@@ -422,8 +422,11 @@ ROWS = [
 
 
 def test_buckets_end_strictly_below_their_cutoffs():
-    """A perplexity at a cutoff is in the next bucket; no cutoffs or no perplexity is bucket all."""
-    kept = filtered(PerplexityFilterSettings(cutoffs=CUTOFFS), ROWS).kept
+    """A perplexity equal to a cutoff is in the next bucket.
+
+    Without cutoffs the bucket is "all".
+    """
+    kept = apply_filter(PerplexityFilterSettings(cutoffs=CUTOFFS), ROWS).kept
     assert kept["bucket"].to_pylist() == [
         "head",
         "middle",
@@ -433,9 +436,9 @@ def test_buckets_end_strictly_below_their_cutoffs():
         "all",
         "all",
     ]
-    assert set(filtered(PerplexityFilterSettings(), ROWS).kept["bucket"].to_pylist()) == {
-        "all"
-    }
+    assert set(
+        apply_filter(PerplexityFilterSettings(), ROWS).kept["bucket"].to_pylist()
+    ) == {"all"}
 
 
 @pytest.mark.parametrize(
@@ -465,11 +468,11 @@ def test_buckets_end_strictly_below_their_cutoffs():
         ),
     ],
 )
-def test_drops_tell_bucket_and_missed_cutoff(
+def test_drops_have_bucket_and_missed_cutoff(
     keep: tuple[str, ...], drops: list[tuple[Any, ...]]
 ):
-    """The limit of a drop is the cutoff under which it would have been kept, null where there is none."""
-    dropped = filtered(
+    """The limit is the cutoff below which the document would be kept."""
+    dropped = apply_filter(
         PerplexityFilterSettings.model_validate({"cutoffs": CUTOFFS, "keep": keep}), ROWS
     ).dropped
     assert [
@@ -486,8 +489,8 @@ def test_drops_tell_bucket_and_missed_cutoff(
     )
 )
 def test_filter_accounts_balance(rows: Sequence[tuple[str | None, float | None]]):
-    """Any batch, the empty one included, splits into kept and dropped as the rule says."""
-    outcome = filtered(PerplexityFilterSettings(cutoffs=CUTOFFS, keep=("head",)), rows)
+    """Each row of any batch is kept or dropped as the rule says."""
+    outcome = apply_filter(PerplexityFilterSettings(cutoffs=CUTOFFS, keep=("head",)), rows)
     assert outcome.kept["doc_id"].to_pylist() == [
         row
         for row, (language, score) in enumerate(rows)

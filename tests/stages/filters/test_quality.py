@@ -1,4 +1,4 @@
-"""Every signal equals its definition in plain Python, and every rule drops what is past its limit and nothing else."""
+"""Signals equal their definitions in plain Python; rules drop values past their limits."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ OFF: dict[str, Any] = {
 }
 
 
-def batch_of(texts: Sequence[str | None], language: str = "en") -> pa.Table:
-    """A batch of documents with these texts, numbered from 0."""
+def make_batch(texts: Sequence[str | None], language: str = "en") -> pa.Table:
+    """Return a batch of documents with these texts, numbered from 0."""
     return pa.table(
         {
             "doc_id": pa.array(range(len(texts)), pa.uint64()),
@@ -45,18 +45,18 @@ def batch_of(texts: Sequence[str | None], language: str = "en") -> pa.Table:
     )
 
 
-def measured(texts: Sequence[str | None]) -> list[dict[str, Any]]:
-    """The signals of each text."""
-    batch = batch_of(texts)
+def measure(texts: Sequence[str | None]) -> list[dict[str, Any]]:
+    """Return the signals of each text."""
+    batch = make_batch(texts)
     outcome = Quality(QualitySettings()).apply(batch)
     outcome.check(batch, "quality")
     assert outcome.kept.schema.field("num_stop_words").type == pa.int64()
     return outcome.kept.select(Quality.adds.names).to_pylist()
 
 
-def filtered(texts: Sequence[str], *, language: str = "en", **keys: Any) -> Outcome:
-    """What the filter does with texts; rules that are not named are off."""
-    scored = Quality(QualitySettings()).apply(batch_of(texts, language)).kept
+def apply_filter(texts: Sequence[str], *, language: str = "en", **keys: Any) -> Outcome:
+    """Return the outcome of the filter for texts; rules that are not named are off."""
+    scored = Quality(QualitySettings()).apply(make_batch(texts, language)).kept
     outcome = QualityFilter(QualityFilterSettings(**(OFF | keys))).apply(scored)
     outcome.check(scored, "quality")
     return outcome
@@ -66,17 +66,17 @@ def filtered(texts: Sequence[str], *, language: str = "en", **keys: Any) -> Outc
 
 
 def lower(text: str) -> str:
-    """Lower case, character by character, where that is one character."""
+    """Return the lower case, character by character, where it is one character."""
     return "".join(c.lower() if len(c.lower()) == 1 else c for c in text)
 
 
 def share(part: float, whole: float) -> float:
-    """A share of nothing is 0."""
+    """Return a share; a share of nothing is 0."""
     return part / whole if whole else 0.0
 
 
 def repeated(items: Sequence[Any], chars: Sequence[int]) -> tuple[float, float]:
-    """Shares of the items, and of their characters, that are in items seen before."""
+    """Return the shares of repeated items, and of their characters."""
     firsts = {item: i for i, item in reversed(list(enumerate(items)))}
     is_repeated = [firsts[item] < i for i, item in enumerate(items)]
     return share(sum(is_repeated), len(items)), share(
@@ -85,14 +85,14 @@ def repeated(items: Sequence[Any], chars: Sequence[int]) -> tuple[float, float]:
 
 
 def top_ngram(words: Sequence[str], n: int) -> float:
-    """RedPajama-V2's rps_doc_frac_chars_top_ngram."""
+    """Return RedPajama-V2's rps_doc_frac_chars_top_ngram."""
     grams = Counter(tuple(words[i : i + n]) for i in range(len(words) - n + 1))
     gram, count = grams.most_common(1)[0] if grams else ((), 0)
     return share(sum(map(len, gram)) * count * (count > 1), sum(map(len, words)))
 
 
 def dupe_ngrams(words: Sequence[str], n: int) -> float:
-    """RedPajama-V2's rps_doc_frac_chars_dupe_ngrams."""
+    """Return RedPajama-V2's rps_doc_frac_chars_dupe_ngrams."""
     grams = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
     counts = Counter(grams)
     covered = {i + k for i, gram in enumerate(grams) if counts[gram] > 1 for k in range(n)}
@@ -100,7 +100,7 @@ def dupe_ngrams(words: Sequence[str], n: int) -> float:
 
 
 def defined_word_signals(text: str) -> dict[str, float]:
-    """The signals that are made of words."""
+    """Return the signals of words, by their definitions."""
     raw_words = text.split()
     words = [
         w
@@ -136,14 +136,14 @@ def defined_word_signals(text: str) -> dict[str, float]:
     }
 
 
-def pieces_of(text: str) -> list[str]:
-    """RedPajama-V2's raw words: nltk's WordPunctTokenizer."""
+def split_pieces(text: str) -> list[str]:
+    """Return RedPajama-V2's raw words: nltk's WordPunctTokenizer."""
     return re.findall(r"\w+|[^\w\s]+", text)
 
 
 def defined_piece_signals(text: str) -> dict[str, float]:
-    """The signals that are made of pieces, sentences and single characters."""
-    pieces = pieces_of(text)
+    """Return the signals of pieces, sentences and characters, by their definitions."""
+    pieces = split_pieces(text)
     num_symbols = text.count("#") + text.count("...") + text.count("…")
     return {
         "rps_doc_num_sentences": len(re.findall(r"\b[^.!?]+[.!?]*", text)),
@@ -157,15 +157,15 @@ def defined_piece_signals(text: str) -> dict[str, float]:
     }
 
 
-def normal(text: str) -> str:
-    """Words in normal form, one blank between them."""
+def normalize(text: str) -> str:
+    """Return the words in normal form, joined by blanks."""
     return " ".join(
         lower(text.translate({ord(c): None for c in string.punctuation})).split()
     )
 
 
 def mean(values: Sequence[float]) -> float:
-    """Added in order, so that the last bit is the kernel's."""
+    """Return the mean, added in order so that the last bit equals the kernel's."""
     total = 0.0
     for value in values:
         total += value
@@ -173,7 +173,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def defined_line_signals(text: str) -> dict[str, float]:
-    """The signals that are made of lines."""
+    """Return the signals of lines, by their definitions."""
     stripped = [line.strip() for line in text.split("\n")]
     lines = [line for line in stripped if line]
     paragraphs = [tuple(run) for is_text, run in groupby(stripped, key=bool) if is_text]
@@ -196,11 +196,11 @@ def defined_line_signals(text: str) -> dict[str, float]:
             [x[-1] in ".!?”" for x in lines]
         ),
         "rps_lines_javascript_counts_mean": mean(
-            [normal(x).split().count("javascript") for x in lines]
+            [normalize(x).split().count("javascript") for x in lines]
         ),
-        "rps_lines_num_words_mean": mean([len(normal(x).split()) for x in lines]),
+        "rps_lines_num_words_mean": mean([len(normalize(x).split()) for x in lines]),
         "rps_lines_numerical_chars_fraction_mean": mean(
-            [share(sum(map(str.isnumeric, normal(x))), len(normal(x))) for x in lines]
+            [share(sum(map(str.isnumeric, normalize(x))), len(normalize(x))) for x in lines]
         ),
         "rps_lines_start_with_bulletpoint_mean": mean(
             [x[0] in "–•‣▶◀◦■□▪▫" for x in lines]
@@ -216,8 +216,8 @@ def defined_line_signals(text: str) -> dict[str, float]:
 
 
 def assert_as_defined(texts: Sequence[str]) -> None:
-    """All signals agree exactly, but for the entropy, whose logarithm is rounded."""
-    for text, signals in zip(texts, measured(texts), strict=True):
+    """Check that all signals are equal, and the entropy nearly equal."""
+    for text, signals in zip(texts, measure(texts), strict=True):
         expected = (
             defined_word_signals(text)
             | defined_piece_signals(text)
@@ -284,12 +284,12 @@ refrains = st.lists(
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.one_of(pages, refrains), max_size=4))
 def test_signals_are_as_defined(texts: list[str]):
-    """Whatever the text, the compiled signals are those of the definitions in plain Python."""
+    """On any text, the compiled signals equal the definitions in plain Python."""
     assert_as_defined(texts)
 
 
 def test_every_character_is_classified_as_python_does():
-    """White space, letters, lower case and punctuation are Python's, for every code point there is."""
+    """White space, letters, lower case and punctuation of every code point."""
     known = [chr(p) for p in range(0x34000) if not 0xD800 <= p < 0xE000]
     for between in (" ", "a"):
         assert_as_defined([between.join(known)])
@@ -299,30 +299,30 @@ def test_every_character_is_classified_as_python_does():
 
 
 def test_definitions_name_every_signal():
-    """Each column that is added has its definition, in the same order."""
+    """Each added column has its definition, in the same order."""
     assert list(DEFINITIONS) == Quality.adds.names
 
 
-def test_empty_and_null_texts_have_nothing():
-    """A document without text has 0 for every signal."""
+def test_empty_and_null_texts_have_zero_signals():
+    """All signals of a document without text are 0."""
     assert all(
-        value == 0 for signals in measured(["", None, " \n"]) for value in signals.values()
+        value == 0 for signals in measure(["", None, " \n"]) for value in signals.values()
     )
-    assert measured([]) == []
+    assert measure([]) == []
 
 
 @given(texts=st.lists(refrains, max_size=5), cut=st.integers(0, 5))
 @settings(max_examples=30, deadline=None)
 def test_batch_size_changes_nothing(texts: list[str], cut: int):
-    """A window into a batch is measured like a batch of its own."""
-    batch, stage = batch_of(texts), Quality(QualitySettings())
+    """A slice of a batch has the signals of a separate batch."""
+    batch, stage = make_batch(texts), Quality(QualitySettings())
     halves = [stage.apply(batch.slice(0, cut)).kept, stage.apply(batch.slice(cut)).kept]
     assert pa.concat_tables(halves) == stage.apply(batch).kept
 
 
 @pytest.mark.shared_data
 def test_signals_are_as_defined_on_wikipedia(shared_data: Path):
-    """Real text in seven files of six languages, alone and repeated, has the signals of the definitions."""
+    """Texts of six languages, alone and repeated."""
     for file in sorted((shared_data / "reference").glob("*.xz")):
         with lzma.open(file, "rt", encoding="utf-8") as lines:
             texts = [lines.read(1500) for _ in range(5)]
@@ -334,13 +334,13 @@ def test_signals_are_as_defined_on_wikipedia(shared_data: Path):
 BAD_WORDS = "quality.bad_words_too_many"
 
 
-def listed(
+def measure_with_lists(
     tmp_path: Path,
     texts: Sequence[str | None],
     languages: Sequence[str | None],
     **lists: Mapping[str, Sequence[str]],
 ) -> pa.Table:
-    """Texts measured with lists of words: setting -> language -> entries."""
+    """Return the signals of texts with lists of words: setting -> language -> entries."""
     files: dict[str, Path] = {}
     for kind, of_languages in lists.items():
         for language, entries in of_languages.items():
@@ -352,7 +352,7 @@ def listed(
     stage = Quality(QualitySettings(**settings), files)
     assert set(Quality.required_files(stage.settings)) == set(files)
     stage.open()
-    batch = batch_of(texts).set_column(2, "language", pa.array(languages, pa.string()))
+    batch = make_batch(texts).set_column(2, "language", pa.array(languages, pa.string()))
     kept = stage.apply(batch).kept
     assert kept.select(
         Quality.added_columns(stage.settings).names
@@ -375,9 +375,9 @@ ENTRIES = ["the", "a", "bb", "a bb", "bb a ccc", "漢字", "be", "cat the"]
 def test_listed_words_are_counted_as_redpajama_does(
     tmp_path: Path, texts: list[str], entries: set[str]
 ):
-    """Runs of words on a list are counted, overlaps too; stop words are the share of pieces that equal an entry."""
+    """Word n-grams on a list are counted with overlaps."""
     entries |= {"ccc"}
-    kept = listed(
+    kept = measure_with_lists(
         tmp_path,
         texts,
         ["en"] * len(texts),
@@ -385,7 +385,7 @@ def test_listed_words_are_counted_as_redpajama_does(
         stop_words={"en": [*entries]},
     )
     for text, row in zip(texts, kept.to_pylist(), strict=True):
-        words, pieces = normal(text).split(), pieces_of(text)
+        words, pieces = normalize(text).split(), split_pieces(text)
         runs = (
             words[i:j]
             for i in range(len(words))
@@ -398,12 +398,12 @@ def test_listed_words_are_counted_as_redpajama_does(
 
 
 def test_each_language_has_its_own_list(tmp_path: Path):
-    """A document is held against its language's list; where there is none, the signal is null, and no rule breaks."""
+    """Without a list for the language, the signal is null and breaks no rule."""
     texts, languages = (
         ["mist", "mist mist", "mist", None, "mist"],
         ["en", "de", "fr", "de", None],
     )
-    kept = listed(
+    kept = measure_with_lists(
         tmp_path, texts, languages, bad_words={"de": ["", "Mist", "mist"], "en": ["rot"]}
     )
     assert kept["rps_doc_ldnoobw_words"].to_pylist() == [0, 2, None, 0, None]
@@ -417,11 +417,11 @@ def test_each_language_has_its_own_list(tmp_path: Path):
 
 
 def test_a_list_without_words_is_refused(tmp_path: Path):
-    """An empty file, or one that is no text, stops the run before it starts, with its path."""
+    """An empty or binary file is an error with its path before the run."""
     with pytest.raises(
         ValueError, match=r"bad_words-en\.txt: no word in this list; write one per line"
     ):
-        listed(tmp_path, ["a"], ["en"], bad_words={"en": [" ", ""]})
+        measure_with_lists(tmp_path, ["a"], ["en"], bad_words={"en": [" ", ""]})
     (tmp_path / "latin").write_bytes(b"\xe9t\xe9")
     stage = Quality(
         QualitySettings(stop_words={"fr": "latin"}), {"latin": tmp_path / "latin"}
@@ -441,8 +441,8 @@ PROSE = (
 
 
 def test_prose_passes_gophers_rules():
-    """An ordinary paragraph of English keeps to every default."""
-    scored = Quality(QualitySettings()).apply(batch_of([PROSE])).kept
+    """An ordinary English paragraph breaks no default rule."""
+    scored = Quality(QualitySettings()).apply(make_batch([PROSE])).kept
     assert QualityFilter(QualityFilterSettings()).apply(scored).kept.num_rows == 1
 
 
@@ -537,11 +537,11 @@ NEAR_AND_PAST: list[tuple[str, float, str, str, str, float]] = [
 @pytest.mark.parametrize(
     ("name", "limit", "near", "past", "reason", "value"), NEAR_AND_PAST
 )
-def test_a_rule_keeps_its_limit_and_drops_what_is_past(
+def test_a_rule_keeps_its_limit_and_drops_values_past_it(
     name: str, limit: float, near: str, past: str, reason: str, value: float
 ):
-    """What equals a limit is kept; what is past it goes, with the reason, the value and the limit."""
-    outcome = filtered([near, past], language="en", **{name: limit})
+    """The drop has reason, value and limit."""
+    outcome = apply_filter([near, past], language="en", **{name: limit})
     assert outcome.kept["text"].to_pylist() == [near]
     (drop,) = outcome.dropped.to_pylist()
     assert drop == {
@@ -554,7 +554,7 @@ def test_a_rule_keeps_its_limit_and_drops_what_is_past(
 
 
 def test_every_reason_is_reached():
-    """The cases above break every rule there is, and each reason is a sentence that names its setting."""
+    """Each reason is a sentence that names its setting."""
     assert {f"quality.{case[4]}" for case in NEAR_AND_PAST} == set(
         QualityFilter.reasons
     ) - {BAD_WORDS}
@@ -565,8 +565,8 @@ def test_every_reason_is_reached():
 
 
 def test_the_first_broken_rule_is_the_reason():
-    """A text that breaks several rules is dropped once, for the first in the order of the settings."""
-    outcome = filtered(
+    """A text that breaks several rules is dropped once, by the order of the settings."""
+    outcome = apply_filter(
         ["# #", "# # a"], min_words=1, max_symbol_share=0.1, min_stop_words=1
     )
     assert outcome.dropped["reason"].to_pylist() == [
@@ -575,15 +575,15 @@ def test_the_first_broken_rule_is_the_reason():
     ]
 
 
-def test_other_languages_pass_unjudged():
-    """Documents outside `languages` pass; null judges every document."""
-    assert filtered(["zu kurz"], language="de", min_words=50).kept.num_rows == 1
+def test_other_languages_are_not_checked():
+    """Documents outside `languages` are kept; null checks every document."""
+    assert apply_filter(["zu kurz"], language="de", min_words=50).kept.num_rows == 1
     assert (
-        filtered(["zu kurz"], language="de", min_words=50, languages=None).kept.num_rows
+        apply_filter(["zu kurz"], language="de", min_words=50, languages=None).kept.num_rows
         == 0
     )
     assert (
-        filtered(
+        apply_filter(
             ["zu kurz"], language="de", min_words=50, languages=("fr", "de")
         ).kept.num_rows
         == 0
@@ -619,7 +619,7 @@ def test_defaults_are_gophers():
 
 
 def test_only_signals_with_a_limit_are_needed():
-    """A filter asks for the columns that its rules speak of, so that scores stored without the others can be judged."""
+    """A filter can run on stored scores that lack the other signals."""
     few = QualityFilterSettings.model_validate(OFF | {"min_words": 3, "max_bad_words": 0})
     assert QualityFilter.required_columns(few).names == [
         "doc_id",
@@ -630,7 +630,7 @@ def test_only_signals_with_a_limit_are_needed():
 
 
 def test_settings_that_keep_nothing_are_refused():
-    """A lower limit above its upper one is a mistake; the message shows both."""
+    """The error shows a lower limit that is above its upper limit."""
     with pytest.raises(
         ValidationError,
         match="min_words is 60, above max_words, which is 50: no document could be kept",

@@ -1,4 +1,4 @@
-"""A URL is judged by what it is: however it is spelled, by every domain that it lies in, by whole words."""
+"""URLs are compared in normal form, by domain, by path prefix and by whole words."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def opened(files: dict[str, Path] | None = None, **settings: Any) -> Url:
     return stage
 
 
-def decisions(stage: Url, *urls: str | None) -> list[Any]:
-    """For each URL None, or (reason, value, limit, detail)."""
+def list_drops(stage: Url, *urls: str | None) -> list[Any]:
+    """Return for each URL None, or (reason, value, limit, detail)."""
     batch = pa.table(
         {
             "doc_id": pa.array(range(len(urls)), pa.uint64()),
@@ -57,8 +57,8 @@ def decisions(stage: Url, *urls: str | None) -> list[Any]:
     return [dropped.get(i) for i in range(len(urls))]
 
 
-def blocked(tmp_path: Path, *entries: str) -> Url:
-    """A stage that blocks these entries."""
+def make_stage(tmp_path: Path, *entries: str) -> Url:
+    """Return a stage that blocks these entries."""
     file = tmp_path / "list.txt"
     file.write_text("\n".join(entries) + "\n", encoding="utf-8")
     return opened({"list": file}, domains=("list",))
@@ -90,7 +90,7 @@ def blocked(tmp_path: Path, *entries: str) -> Url:
     ],
 )
 def test_normal_forms(url: str | None, wanted: str) -> None:
-    """What each rule of the normal form makes of a URL."""
+    """Each rule of the normal form has an example."""
     assert normal(url) == wanted
 
 
@@ -116,7 +116,7 @@ def test_spelling_makes_no_difference(
     escaped: bool,
     upper: bool,
 ) -> None:
-    """Scheme, user, www, port, case, escapes, a last slash and the fragment leave the normal form as it is."""
+    """Scheme, user, www, port, case, escapes, last slash and fragment do not change it."""
     www = www if "." in host else ""
     spelled = (
         "".join(f"%{ord(c):02x}" if c.isalpha() else c for c in path) if escaped else path
@@ -130,8 +130,8 @@ def test_spelling_makes_no_difference(
         st.text(max_size=30) | st.builds(str.__add__, host, st.text(max_size=9)), max_size=8
     )
 )
-def test_a_row_is_normalised_for_itself(urls: list[str]) -> None:
-    """Whatever lies beside it, and whatever it is."""
+def test_a_normal_form_does_not_depend_on_other_rows(urls: list[str]) -> None:
+    """For any URLs in one batch."""
     assert normalize_urls(
         pa.chunked_array([urls[:3], urls[3:]], pa.string())
     ).to_pylist() == [normal(u) for u in urls]
@@ -146,7 +146,7 @@ def test_a_row_is_normalised_for_itself(urls: list[str]) -> None:
     path=path,
 )
 def test_hits_are_those_of_a_set(entries: set[str], host: str, path: str) -> None:
-    """Every domain that the host lies in and every prefix of the path, and nothing else, is found."""
+    """Every parent domain of the host and every prefix of the path is looked up."""
     labels, parts = host.split("."), path.split("/")[1:]
     domains = (
         [host]
@@ -167,8 +167,8 @@ def test_hits_are_those_of_a_set(entries: set[str], host: str, path: str) -> Non
 
 
 @given(st.text(alphabet="ab1./?-\u00fc", max_size=30))
-def test_words_are_runs_of_letters_and_digits(text: str) -> None:
-    """The words of a URL, whatever stands between them."""
+def test_words_consist_of_letters_and_digits(text: str) -> None:
+    """Any other character separates words."""
     words = [
         word for word in "".join(c if c.isalnum() else " " for c in text).split(" ") if word
     ]
@@ -181,11 +181,11 @@ def test_words_are_runs_of_letters_and_digits(text: str) -> None:
     ] == words
 
 
-def test_a_domain_stands_for_what_lies_in_it(tmp_path: Path) -> None:
-    """Subdomains are blocked by it; a name that merely ends the same, a parent, an address of like ending are not."""
-    stage = blocked(tmp_path, "example.com", "0.1", "10.0.0.1", "site.org/bad")
+def test_a_domain_blocks_its_subdomains(tmp_path: Path) -> None:
+    """It does not block its parent, or a domain with the same ending."""
+    stage = make_stage(tmp_path, "example.com", "0.1", "10.0.0.1", "site.org/bad")
     reason = "url.domain_blocked"
-    assert decisions(
+    assert list_drops(
         stage,
         "http://a.b.example.com/x",
         "http://badexample.com/",
@@ -213,8 +213,8 @@ def test_a_domain_stands_for_what_lies_in_it(tmp_path: Path) -> None:
     ]
 
 
-def test_lists_lie_as_ut1_unpacks_them(tmp_path: Path) -> None:
-    """`<category>/domains` and `urls`, plain lists, hosts files, comments, packed files, other bytes than UTF-8."""
+def test_lists_are_read_in_the_layout_of_ut1(tmp_path: Path) -> None:
+    """Also plain lists, hosts files and compressed files."""
     for name, text in {
         "adult/domains": b"bad.com\r\nworse.com\n",
         "adult/urls": b"site.com/bad\ncaf\xe9.com/x\n",
@@ -237,7 +237,7 @@ def test_lists_lie_as_ut1_unpacks_them(tmp_path: Path) -> None:
         "ads.com",
         "packed.com",
     ]
-    assert [decision and decision[-1] for decision in decisions(stage, *urls)] == [
+    assert [decision and decision[-1] for decision in list_drops(stage, *urls)] == [
         "adult: bad.com",
         "adult: worse.com",  # of two categories the first
         "adult: site.com/bad",
@@ -248,10 +248,10 @@ def test_lists_lie_as_ut1_unpacks_them(tmp_path: Path) -> None:
     ]
 
 
-def test_a_line_may_lie_across_two_readings(
+def test_a_line_may_cross_the_end_of_a_read_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a list is cut for reading makes no difference."""
+    """The size of the read blocks has no effect."""
     whole = BlockList.read([blocked_file(tmp_path)])
     for num_bytes in (1, 7, 100):
         monkeypatch.setattr("stages.filters.block_list._CHUNK_BYTES", num_bytes)
@@ -269,7 +269,7 @@ def blocked_file(folder: Path) -> Path:
 
 
 def test_a_million_entries_take_eight_megabytes(tmp_path: Path) -> None:
-    """What stays in memory is 8 bytes an entry; while reading, a small multiple of that."""
+    """An entry needs 8 bytes in memory, and a small multiple of that while reading."""
     num_entries = 1_000_000
     file = tmp_path / "domains"
     file.write_text(
@@ -298,7 +298,7 @@ def test_a_million_entries_take_eight_megabytes(tmp_path: Path) -> None:
 
 
 def test_too_many_categories_and_empty_folders_are_refused(tmp_path: Path) -> None:
-    """A list that could not say where an entry is from, or a folder that holds none, is a fault of the config."""
+    """Both are faults of the config."""
     chunks = [
         (f"c{i}", pa.array([f"{i}.com"], pa.large_string()))
         for i in range(MAX_CATEGORIES + 1)
@@ -317,11 +317,11 @@ def test_too_many_categories_and_empty_folders_are_refused(tmp_path: Path) -> No
 
 
 def test_words_are_whole_and_subwords_are_not() -> None:
-    """RefinedWeb's three kinds: anywhere once punctuation is gone, as a word, and two of a kind."""
+    """RefinedWeb's three kinds: anywhere in the URL, whole words, and two soft words."""
     stage = opened(
         subwords=("subword",), hard_words=("Hard",), soft_words=("one", "two", "three")
     )
-    assert decisions(
+    assert list_drops(
         stage,
         "http://foobann.edsub-wo.rdbar.com/any/bar",
         "http://example.com/a-HARD-page",
@@ -342,7 +342,7 @@ def test_words_are_whole_and_subwords_are_not() -> None:
 
 
 def test_lists_of_words_may_be_files(tmp_path: Path) -> None:
-    """One word a line, comments left out."""
+    """One word per line; comments are skipped."""
     (tmp_path / "hard.txt").write_text("# hard\nbad\nWorse\n", encoding="utf-8")
     (tmp_path / "curated.txt").write_text("wikipedia.org\n", encoding="utf-8")
     files = {name: tmp_path / name for name in ("hard.txt", "curated.txt")}
@@ -351,7 +351,7 @@ def test_lists_of_words_may_be_files(tmp_path: Path) -> None:
     stage = opened(files, hard_words="hard.txt", curated="curated.txt")
     assert [
         decision and decision[0]
-        for decision in decisions(stage, "x.com/worse", "en.wikipedia.org/wiki/X", "x.com")
+        for decision in list_drops(stage, "x.com/worse", "en.wikipedia.org/wiki/X", "x.com")
     ] == [
         "url.hard_word",
         "url.curated",
@@ -359,7 +359,7 @@ def test_lists_of_words_may_be_files(tmp_path: Path) -> None:
     ]
     (tmp_path / "hard.txt").write_text("two words\n", encoding="utf-8")
     stage = opened(files, hard_words="hard.txt")
-    assert decisions(stage, "x.com/words", "x.com/two") == [
+    assert list_drops(stage, "x.com/words", "x.com/two") == [
         ("url.hard_word", None, None, "words"),
         None,
     ]
@@ -372,13 +372,16 @@ def test_lists_of_words_may_be_files(tmp_path: Path) -> None:
 
 
 def test_patterns_and_sources(tmp_path: Path) -> None:
-    """The pattern that is found is told; curated sources go last, by domain or by path."""
+    """The drop names the pattern.
+
+    Curated sources are checked last, by domain or by path.
+    """
     stage = opened(
         patterns=(r"/wp-login\b", r"\.(xyz|top)(/|$)"), curated=("arxiv.org", "x.com/wiki")
     )
     assert [
         decision and (decision[0], decision[-1])
-        for decision in decisions(
+        for decision in list_drops(
             stage,
             "a.com/wp-login?x",
             "http://A.XYZ",
@@ -410,6 +413,6 @@ def test_patterns_and_sources(tmp_path: Path) -> None:
 def test_settings_that_could_not_work_are_refused(
     settings: dict[str, Any], message: str
 ) -> None:
-    """When the config is read, not hours later."""
+    """The error is raised when the config is read."""
     with pytest.raises(ValueError, match=message):
         UrlSettings(**settings)

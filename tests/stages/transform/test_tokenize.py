@@ -1,4 +1,4 @@
-"""Ids are the reference library's whatever encodes, special tokens never come out of text, faults name their remedy."""
+"""Token ids equal those of the reference library, and texts cannot make special tokens."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ crawled = st.lists(
 ).map("".join)
 
 
-def batch_of(texts: list[str | None]) -> pa.Table:
-    """A batch of documents with these texts, numbered from 0."""
+def make_batch(texts: list[str | None]) -> pa.Table:
+    """Return a batch of documents with these texts, numbered from 0."""
     return pa.table(
         {
             "doc_id": pa.array(range(len(texts)), pa.uint64()),
@@ -69,16 +69,16 @@ def batch_of(texts: list[str | None]) -> pa.Table:
     )
 
 
-def opened(path: Path, **keys: Any) -> Tokenize:
-    """The stage, ready, for the tokenizer that lies at a path."""
+def open_stage(path: Path, **keys: Any) -> Tokenize:
+    """Return the opened stage for the tokenizer at a path."""
     stage = Tokenize(TokenizeSettings(tokenizer="t", **keys), {"t": path})
     stage.open()
     return stage
 
 
-def applied(stage: Tokenize, texts: list[str | None]) -> Outcome:
-    """The stage's outcome on texts, its accounts and column types checked."""
-    batch = batch_of(texts)
+def apply_stage(stage: Tokenize, texts: list[str | None]) -> Outcome:
+    """Check rows and column types, and return the outcome of the stage."""
+    batch = make_batch(texts)
     outcome = stage.apply(batch)
     outcome.check(batch, stage.name)
     assert outcome.kept.schema.field("tokens").type == pa.large_list(pa.uint32())
@@ -86,16 +86,16 @@ def applied(stage: Tokenize, texts: list[str | None]) -> Outcome:
     return outcome
 
 
-def ids_of(stage: Tokenize, texts: list[str | None]) -> list[list[int]]:
-    """The ids of each text that is kept."""
-    return applied(stage, texts).kept["tokens"].to_pylist()
+def encode(stage: Tokenize, texts: list[str | None]) -> list[list[int]]:
+    """Return the ids of each kept text."""
+    return apply_stage(stage, texts).kept["tokens"].to_pylist()
 
 
 # --- Tokenizers of every kind, made here ---
 
 
 def train_byte_level() -> tokenizers.Tokenizer:
-    """A byte-level BPE of 600 tokens without special ones."""
+    """Train a byte-level BPE of 600 tokens without special tokens."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -109,7 +109,7 @@ def train_byte_level() -> tokenizers.Tokenizer:
 
 @pytest.fixture(scope="module")
 def json_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tokenizer.json with special tokens before an ordinary added one; it cuts and pads when called bare."""
+    """A tokenizer.json with special tokens, an added token, truncation and padding."""
     tokenizer = train_byte_level()
     tokenizer.add_special_tokens(["<|endoftext|>", "<|pad|>"])
     tokenizer.add_tokens(["<tool>"])
@@ -122,7 +122,10 @@ def json_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def unigram_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Unigram tokenizer.json, whose vocabulary would match the spelling of its special tokens."""
+    """A Unigram tokenizer.json.
+
+    Its vocabulary contains the spelling of its special tokens.
+    """
     tokenizer = tokenizers.Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     trainer = trainers.UnigramTrainer(
@@ -139,7 +142,7 @@ def unigram_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def gpt2_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small tokenizer in the two files that GPT-2 came in."""
+    """A small tokenizer in the two files of GPT-2."""
     model = json.loads(train_byte_level().to_str())["model"]
     folder = tmp_path_factory.mktemp("gpt2")
     vocab = {**model["vocab"], "<|endoftext|>": len(model["vocab"])}
@@ -204,7 +207,7 @@ def sentencepiece_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def symbols_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A SentencePiece BPE model with a symbol of its own, which a fast encoder may read otherwise."""
+    """A SentencePiece BPE model with a user-defined symbol."""
     path = tmp_path_factory.mktemp("symbols") / "bpe.model"
     return train_sentencepiece(
         path, model_type="bpe", byte_fallback=True, user_defined_symbols=["<sep>"]
@@ -219,20 +222,26 @@ def stages(
     sentencepiece_file: Path,
     unigram_file: Path,
 ) -> dict[str, tuple[Tokenize, ...]]:
-    """Kind -> the stage with each encoder that can do it; the reference library first."""
+    """Kind -> the stage with each possible encoder; the reference library is first."""
     cl100k: dict[str, Any] = {"tiktoken_pattern": "cl100k"}
     return {
         "json": tuple(
-            opened(json_file, encoder=e) for e in ("tokenizers", "gigatoken", "auto")
+            open_stage(json_file, encoder=e) for e in ("tokenizers", "gigatoken", "auto")
         ),
-        "gpt2": tuple(opened(gpt2_folder, encoder=e) for e in ("tokenizers", "gigatoken")),
+        "gpt2": tuple(
+            open_stage(gpt2_folder, encoder=e) for e in ("tokenizers", "gigatoken")
+        ),
         "tiktoken": tuple(
-            opened(tiktoken_file, encoder=e, **cl100k) for e in ("tokenizers", "gigatoken")
+            open_stage(tiktoken_file, encoder=e, **cl100k)
+            for e in ("tokenizers", "gigatoken")
         ),
         "sentencepiece": tuple(
-            opened(sentencepiece_file, encoder=e) for e in ("sentencepiece", "auto")
+            open_stage(sentencepiece_file, encoder=e) for e in ("sentencepiece", "auto")
         ),
-        "unigram": (opened(unigram_file, encoder="tokenizers"), opened(unigram_file)),
+        "unigram": (
+            open_stage(unigram_file, encoder="tokenizers"),
+            open_stage(unigram_file),
+        ),
     }
 
 
@@ -252,8 +261,8 @@ KINDS = ["json", "gpt2", "tiktoken", "sentencepiece", "unigram"]
 def test_every_encoder_gives_the_same_ids(
     stages: dict[str, tuple[Tokenize, ...]], kind: str, texts: list[str]
 ):
-    """Any text, spelled special tokens included, has one list of ids and one fate, whatever library encodes."""
-    first, *others = [applied(stage, [*texts]) for stage in stages[kind]]
+    """For any text, with spelled special tokens, ids and decisions are equal."""
+    first, *others = [apply_stage(stage, [*texts]) for stage in stages[kind]]
     for other in others:
         assert other.kept.equals(first.kept)
         assert other.dropped.equals(first.dropped)
@@ -265,16 +274,16 @@ def test_every_encoder_gives_the_same_ids(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(text=st.text())
-def test_json_kind_equals_the_library_called_bare(
+def test_json_ids_equal_those_of_tokenizers(
     stages: dict[str, tuple[Tokenize, ...]], json_file: Path, text: str
 ):
-    """The ids of a tokenizer.json are those of HuggingFace tokenizers, without its cutting and padding, and the end."""
+    """Without truncation and padding, and with the end-of-document id."""
     bare = tokenizers.Tokenizer.from_file(str(json_file))
     bare.no_truncation()
     bare.no_padding()
     end = bare.token_to_id("<|endoftext|>")
     for stage in stages["json"]:
-        assert ids_of(stage, [text]) == [
+        assert encode(stage, [text]) == [
             [*bare.encode(text, add_special_tokens=False).ids, end]
         ]
 
@@ -285,13 +294,13 @@ def test_json_kind_equals_the_library_called_bare(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(text=crawled)
-def test_sentencepiece_kind_equals_the_library_called_bare(
+def test_sentencepiece_ids_equal_those_of_sentencepiece(
     stages: dict[str, tuple[Tokenize, ...]], sentencepiece_file: Path, text: str
 ):
-    """The ids of a model file are those of SentencePiece, which reads `</s>` as text."""
+    """`</s>` in a text is text."""
     bare = sentencepiece.SentencePieceProcessor(model_file=str(sentencepiece_file))
     for stage in stages["sentencepiece"]:
-        assert ids_of(stage, [text]) == [[*bare.encode(text), bare.eos_id()]]
+        assert encode(stage, [text]) == [[*bare.encode(text), bare.eos_id()]]
 
 
 THE_THEMES = [116, 257, 258, 109, 101, 39, 115, 32]
@@ -330,15 +339,18 @@ TAIL = [
         ("o200k", [261, 52], [262, 84]),
     ],
 )
-def test_tiktoken_kind_gives_the_ids_of_tiktoken(
+def test_tiktoken_ids_equal_those_of_tiktoken(
     tiktoken_file: Path, pattern: str, digits: list[int], accent: list[int]
 ):
-    """The ids are those that tiktoken 0.14 gave for these ranks under each split; the end is the first free id."""
+    """Recorded from tiktoken 0.14 for these ranks and splits.
+
+    The end is the first free id.
+    """
     text = "the theme's 1234 aaaa caféTHEing  \n  a's<|endoftext|>"
     for encoder in ("tokenizers", "gigatoken"):
-        stage = opened(tiktoken_file, tiktoken_pattern=pattern, encoder=encoder)
+        stage = open_stage(tiktoken_file, tiktoken_pattern=pattern, encoder=encoder)
         expected = [*THE_THEMES, *digits, 32, 259, 259, *CAFE_TO_END, *accent, *TAIL, 268]
-        assert ids_of(stage, [text]) == [expected]
+        assert encode(stage, [text]) == [expected]
 
 
 @settings(
@@ -350,7 +362,7 @@ def test_tiktoken_kind_gives_the_ids_of_tiktoken(
 def test_tiktoken_kind_merges_by_rank(
     stages: dict[str, tuple[Tokenize, ...]], tiktoken_file: Path, words: list[str]
 ):
-    """Within a word, the pair that makes the lowest rank is merged first, as tiktoken's byte_pair_merge does."""
+    """The pair with the lowest rank is merged first, as in tiktoken's byte_pair_merge."""
     text = " ".join(words)
     definition = read_definition(tiktoken_file, "cl100k")
     assert definition.spec is not None
@@ -361,11 +373,11 @@ def test_tiktoken_kind_merges_by_rank(
     expected = [
         token_id for piece, _ in pieces for token_id in merge_by_rank(piece.encode())
     ]
-    assert ids_of(stages["tiktoken"][1], [text]) == [[*expected, 268]]
+    assert encode(stages["tiktoken"][1], [text]) == [[*expected, 268]]
 
 
 def merge_by_rank(word: bytes) -> list[int]:
-    """What tiktoken does with a word, written for clarity."""
+    """Return the ids of a word by tiktoken's rule, in plain Python."""
     parts = [word] if word in RANKS else [word[i : i + 1] for i in range(len(word))]
     while len(parts) > 1:
         ranks = [RANKS.get(a + b, MAX_VOCAB_SIZE) for a, b in pairwise(parts)]
@@ -386,9 +398,9 @@ def merge_by_rank(word: bytes) -> list[int]:
 def test_byte_level_decoding_undoes_encoding(
     stages: dict[str, tuple[Tokenize, ...]], kind: str, text: str
 ):
-    """Byte-level BPE loses nothing: the ids decode to the text and the end token's name."""
+    """The ids decode to the text and the name of the end token."""
     stage = stages[kind][-1]
-    assert stage.decode(ids_of(stage, [text])[0]) == text + "<|endoftext|>"
+    assert stage.decode(encode(stage, [text])[0]) == text + "<|endoftext|>"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -401,9 +413,9 @@ def test_byte_level_decoding_undoes_encoding(
 def test_batch_size_changes_nothing(
     stages: dict[str, tuple[Tokenize, ...]], kind: str, texts: list[str], cut: int
 ):
-    """Two batches give together what one gives, however the batch's columns are chunked."""
+    """The result does not depend on batches and chunks."""
     stage = stages[kind][-1]
-    batch = batch_of([*texts])
+    batch = make_batch([*texts])
     chunked = pa.concat_tables([batch.slice(0, cut), batch.slice(cut)])
     halves = [stage.apply(batch.slice(0, cut)), stage.apply(batch.slice(cut))]
     whole = stage.apply(batch)
@@ -413,27 +425,27 @@ def test_batch_size_changes_nothing(
 
 
 def test_batches_longer_than_a_slice_are_one_list(stages: dict[str, tuple[Tokenize, ...]]):
-    """What gigatoken takes in several calls comes back as if it were one."""
+    """The results of several calls of gigatoken are joined."""
     reference, fast = stages["tiktoken"]
     long = "a" * (SLICE_BYTES // 8 + 1)
     rows: list[str | None] = [long[:7], *[long] * 9, "", "the"]
-    tokens = applied(fast, rows).kept["tokens"]
-    assert tokens[0].as_py() == ids_of(reference, rows[:1])[0]
+    tokens = apply_stage(fast, rows).kept["tokens"]
+    assert tokens[0].as_py() == encode(reference, rows[:1])[0]
     assert tokens[9].as_py() == tokens[1].as_py()
-    assert tokens.to_pylist()[-2:] == ids_of(reference, ["", "the"])
+    assert tokens.to_pylist()[-2:] == encode(reference, ["", "the"])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_empty_and_null_texts_are_just_the_end(
     stages: dict[str, tuple[Tokenize, ...]], kind: str
 ):
-    """A document without text has one token, the end-of-document id; num_tokens counts it; no documents, no tokens."""
+    """A document without text has one token, the end-of-document id."""
     for stage in stages[kind]:
         end = stage.describe().end_of_document
-        kept = applied(stage, ["", None]).kept
+        kept = apply_stage(stage, ["", None]).kept
         assert kept["tokens"].to_pylist() == [[end], [end]]
         assert kept["num_tokens"].to_pylist() == [1, 1]
-        assert applied(stage, []).kept.num_rows == 0
+        assert apply_stage(stage, []).kept.num_rows == 0
 
 
 # --- Special tokens ---
@@ -442,10 +454,10 @@ def test_empty_and_null_texts_are_just_the_end(
 def test_spelled_special_tokens_stay_text(
     stages: dict[str, tuple[Tokenize, ...]], json_file: Path
 ):
-    """`<|endoftext|>` in a page is not the end id; an ordinary added token behind it keeps its own id."""
+    """`<|endoftext|>` in a page is not the end id; added tokens keep their ids."""
     bare = tokenizers.Tokenizer.from_file(str(json_file))
     for stage in stages["json"]:
-        (ids,) = ids_of(stage, ["x<|endoftext|><|pad|> <tool>"])
+        (ids,) = encode(stage, ["x<|endoftext|><|pad|> <tool>"])
         assert ids[-1] == bare.token_to_id("<|endoftext|>")
         assert ids[-2] == bare.token_to_id("<tool>")
         assert not {bare.token_to_id("<|endoftext|>"), bare.token_to_id("<|pad|>")} & set(
@@ -454,26 +466,26 @@ def test_spelled_special_tokens_stay_text(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_reserved_ids_come_from_no_text(stages: dict[str, tuple[Tokenize, ...]], kind: str):
-    """No spelling of a special token, alone or glued to others, gives a special id but the end that is put there."""
+def test_no_text_has_a_reserved_id(stages: dict[str, tuple[Tokenize, ...]], kind: str):
+    """The only special id in a document is the end that the stage adds."""
     for stage in stages[kind]:
         info = stage.describe()
         names = list(info.special_ids)
         reserved = {
             token_id for name, token_id in info.special_ids.items() if name != "<unk>"
         }
-        for ids in ids_of(
+        for ids in encode(
             stage, [f"a{name}b {name} {name}{name}\n{name}" for name in names]
         ):
             assert ids[-1] == info.end_of_document
             assert not reserved & set(ids[:-1])
 
 
-def test_a_forged_special_is_dropped_with_its_id(stages: dict[str, tuple[Tokenize, ...]]):
-    """Should a text reach a reserved id all the same, the document goes, with the reason and the id."""
+def test_a_text_with_a_reserved_id_is_dropped(stages: dict[str, tuple[Tokenize, ...]]):
+    """The drop has the reason and the id."""
     stage = stages["unigram"][0]
     end = stage.describe().end_of_document
-    outcome = applied(stage, ["fine", f"x \uffff{end}", "fine too"])
+    outcome = apply_stage(stage, ["fine", f"x \uffff{end}", "fine too"])
     assert outcome.kept["doc_id"].to_pylist() == [0, 2]
     (drop,) = outcome.dropped.select(["doc_id", "reason", "value"]).to_pylist()
     assert drop == {
@@ -483,13 +495,13 @@ def test_a_forged_special_is_dropped_with_its_id(stages: dict[str, tuple[Tokeniz
     }
 
 
-# --- Which encoder, and what the manifest is told ---
+# --- The choice of the encoder, and its description in the manifest ---
 
 
-def test_describe_tells_tokenizer_and_encoder(
+def test_describe_names_tokenizer_and_encoder(
     stages: dict[str, tuple[Tokenize, ...]], json_file: Path
 ):
-    """The manifest learns name, digest, size, end, special ids, the encoder and the reason for it."""
+    """Name, digest, size, end, special ids, and the encoder with its reason."""
     info = stages["json"][2].describe()
     bare = tokenizers.Tokenizer.from_file(str(json_file))
     assert info.name == "t"
@@ -504,7 +516,7 @@ def test_describe_tells_tokenizer_and_encoder(
 
 
 def test_two_files_have_one_digest(gpt2_folder: Path):
-    """Of several files, the digest is that of what `sha256sum` prints for them in order of name."""
+    """It is the digest of the output of `sha256sum`, in order of name."""
     lines = [
         f"{hashlib.sha256((gpt2_folder / name).read_bytes()).hexdigest()}  {name}\n"
         for name in ("encoder.json", "vocab.bpe")
@@ -515,18 +527,18 @@ def test_two_files_have_one_digest(gpt2_folder: Path):
     )
 
 
-def test_what_gigatoken_does_not_load_goes_to_the_reference(
+def test_tokenizers_that_gigatoken_cannot_load_use_the_reference(
     stages: dict[str, tuple[Tokenize, ...]],
 ):
-    """A Unigram tokenizer falls back to tokenizers, and the reason says that gigatoken refused it."""
+    """A Unigram tokenizer uses tokenizers, with the reason."""
     info = stages["unigram"][1].describe()
     assert info.encoder.startswith("tokenizers ")
     assert info.encoder_reason.startswith("gigatoken does not load it")
 
 
-def test_what_gigatoken_reads_otherwise_goes_to_the_reference(symbols_file: Path):
-    """A tokenizer that normalises is left to its own library: no battery of texts can prove a normaliser."""
-    stage = opened(symbols_file)
+def test_tokenizers_that_normalize_use_the_reference(symbols_file: Path):
+    """Probe texts cannot prove that two normalizers are equal."""
+    stage = open_stage(symbols_file)
     bare = sentencepiece.SentencePieceProcessor(model_file=str(symbols_file))
     assert stage.describe().encoder.startswith("sentencepiece ")
     assert (
@@ -538,47 +550,49 @@ def test_what_gigatoken_reads_otherwise_goes_to_the_reference(symbols_file: Path
         "a<sep>",
         "\u00a8\u2de0",
     ]  # a symbol that begins a text; a combining mark that is reordered
-    assert ids_of(stage, texts) == [[*bare.encode(text), bare.eos_id()] for text in texts]
+    assert encode(stage, texts) == [[*bare.encode(text), bare.eos_id()] for text in texts]
     with pytest.raises(
         ValueError,
         match=r"bpe\.model: encoder gigatoken was requested, but .* set encoder to auto",
     ):
-        opened(symbols_file, encoder="gigatoken")
+        open_stage(symbols_file, encoder="gigatoken")
 
 
 def test_an_encoder_for_another_kind_is_refused(sentencepiece_file: Path):
-    """HuggingFace tokenizers cannot stand in for SentencePiece, and the message lists what can."""
+    """The error lists the encoders for this kind of tokenizer."""
     with pytest.raises(
         ValueError,
         match=r"'tokenizers' does not read this kind.*auto, gigatoken or sentencepiece",
     ):
-        opened(sentencepiece_file, encoder="tokenizers")
+        open_stage(sentencepiece_file, encoder="tokenizers")
 
 
 def test_merges_may_be_written_as_text(
     json_file: Path, tmp_path: Path, stages: dict[str, tuple[Tokenize, ...]]
 ):
-    """Older tokenizer.json files write a merge as "left right"; the ids are the same."""
+    """Older tokenizer.json files write a merge as "left right"."""
     spec = json.loads(json_file.read_text())
     spec["model"]["merges"] = [" ".join(merge) for merge in spec["model"]["merges"]]
     (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
-    assert ids_of(opened(tmp_path), [*SENTENCES]) == ids_of(stages["json"][0], [*SENTENCES])
+    assert encode(open_stage(tmp_path), [*SENTENCES]) == encode(
+        stages["json"][0], [*SENTENCES]
+    )
 
 
 def test_dropout_does_not_apply(
     json_file: Path, tmp_path: Path, stages: dict[str, tuple[Tokenize, ...]]
 ):
-    """A tokenizer file with BPE dropout encodes like one without: the same text has the same ids, always."""
+    """A tokenizer with BPE dropout gives the same ids as one without."""
     spec = json.loads(json_file.read_text())
     spec["model"]["dropout"] = 0.5
     (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
-    assert ids_of(opened(tmp_path, encoder="tokenizers"), [*SENTENCES]) == ids_of(
+    assert encode(open_stage(tmp_path, encoder="tokenizers"), [*SENTENCES]) == encode(
         stages["json"][0], [*SENTENCES]
     )
 
 
 def _growth_by_new_words(tokenizer_file: Path) -> int:
-    """Bytes by which a process grows over 40 calls, each of 50,000 new words, after 10 such calls."""
+    """Return the growth of a process in bytes over 40 calls with 50,000 new words each."""
     encoder = Gigatoken(json.loads(tokenizer_file.read_text()), cache_life_bytes=1 << 20)
     rng = np.random.default_rng(0)
 
@@ -598,7 +612,10 @@ def _growth_by_new_words(tokenizer_file: Path) -> int:
     not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc"
 )
 def test_memory_of_gigatoken_is_bounded(json_file: Path):
-    """Ever new words grow a process only as long as the cache lives (seen: 4 to 26 MB; without an end, 175 MB)."""
+    """New words fill the cache until it is emptied (seen:
+
+    4 to 26 MB; unbounded: 175 MB).
+    """
     # nothing else grows there
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as alone:
         assert alone.submit(_growth_by_new_words, json_file).result() < 48 << 20
@@ -608,20 +625,20 @@ def test_memory_of_gigatoken_is_bounded(json_file: Path):
 
 
 def test_end_of_document_by_name_id_or_none(json_file: Path):
-    """The end is the token named, the id given, the tokenizer's own, or nothing at all."""
+    """The end is a named token, an id, the tokenizer's own, or none."""
     bare = tokenizers.Tokenizer.from_file(str(json_file))
     pad = bare.token_to_id("<|pad|>")
-    assert ids_of(opened(json_file, end_of_document="<|pad|>"), [""]) == [[pad]]
-    assert ids_of(opened(json_file, end_of_document=pad), [""]) == [[pad]]
-    assert ids_of(opened(json_file, end_of_document=None), ["", "the"])[0] == []
+    assert encode(open_stage(json_file, end_of_document="<|pad|>"), [""]) == [[pad]]
+    assert encode(open_stage(json_file, end_of_document=pad), [""]) == [[pad]]
+    assert encode(open_stage(json_file, end_of_document=None), ["", "the"])[0] == []
 
 
 def test_the_config_beside_a_tokenizer_names_its_end(json_file: Path, tmp_path: Path):
-    """The word auto takes eos_token of tokenizer_config.json, written as text or as an object, before common names."""
+    """`auto` reads eos_token of tokenizer_config.json before common names."""
     (tmp_path / "tokenizer.json").write_bytes(json_file.read_bytes())
     for token in ("<|pad|>", {"content": "<|pad|>"}):
         (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": token}))
-        stage = opened(tmp_path)
+        stage = open_stage(tmp_path)
         assert stage.describe().end_of_document == stage.describe().special_ids["<|pad|>"]
 
 
@@ -642,20 +659,20 @@ def test_the_config_beside_a_tokenizer_names_its_end(json_file: Path, tmp_path: 
         ),
     ],
 )
-def test_an_end_that_will_not_do_is_refused(json_file: Path, end: str | int, message: str):
-    """An end outside the vocabulary, or one that ordinary text contains, is refused with the remedy."""
+def test_an_unusable_end_is_refused(json_file: Path, end: str | int, message: str):
+    """An end outside the vocabulary, or one that ordinary text contains."""
     with pytest.raises(ValueError, match=message):
-        opened(json_file, end_of_document=end)
+        open_stage(json_file, end_of_document=end)
 
 
-def test_a_tokenizer_without_an_end_must_be_told(tmp_path: Path):
-    """The word auto does not guess where no special token is an end."""
+def test_a_tokenizer_without_an_end_needs_a_setting(tmp_path: Path):
+    """`auto` does not guess if no special token is an end."""
     train_byte_level().save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(
         ValueError,
         match="names no end-of-document token; set end_of_document to a token, an id or null",
     ):
-        opened(tmp_path)
+        open_stage(tmp_path)
 
 
 # --- Faults of the files ---
@@ -698,20 +715,20 @@ def test_a_tokenizer_without_an_end_must_be_told(tmp_path: Path):
 def test_a_bad_file_is_named_with_its_remedy(
     tmp_path: Path, files: dict[str, bytes], message: str
 ):
-    """open() raises a ValueError that tells the file, the fault and what to do."""
+    """The ValueError of open() has the file, the fault and the remedy."""
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
-        opened(tmp_path)
+        open_stage(tmp_path)
 
 
-def test_a_path_that_leads_nowhere_is_named(tmp_path: Path):
-    """A missing file, and one of no known kind, are told apart."""
+def test_missing_and_unknown_files_are_different_errors(tmp_path: Path):
+    """The error has the path."""
     with pytest.raises(ValueError, match=r"gone\.json: no such tokenizer file or folder"):
-        opened(tmp_path / "gone.json")
+        open_stage(tmp_path / "gone.json")
     (tmp_path / "a.txt").touch()
     with pytest.raises(ValueError, match=r"a\.txt: not a tokenizer file; wanted one of"):
-        opened(tmp_path / "a.txt")
+        open_stage(tmp_path / "a.txt")
 
 
 # --- The real thing ---
@@ -719,24 +736,24 @@ def test_a_path_that_leads_nowhere_is_named(tmp_path: Path):
 
 @pytest.mark.shared_data
 def test_gpt2_on_wikipedia(shared_data: Path):
-    """GPT-2's own files give the known ids of a known sentence, and both encoders agree on real pages."""
+    """GPT-2's files give known ids of a sentence, and both encoders agree on real pages."""
     folder = shared_data / "tokenizers" / "gpt2"
-    fast, reference = opened(folder), opened(folder, encoder="tokenizers")
+    fast, reference = open_stage(folder), open_stage(folder, encoder="tokenizers")
     assert fast.describe().encoder.startswith("gigatoken")
-    assert ids_of(fast, ["Hello world"]) == [[15496, 995, 50256]]
+    assert encode(fast, ["Hello world"]) == [[15496, 995, 50256]]
     for file in sorted((shared_data / "reference").glob("*.xz")):
         with lzma.open(file, "rt", encoding="utf-8") as lines:
             texts: list[str | None] = [lines.read(400) for _ in range(25)]
-        assert ids_of(fast, texts) == ids_of(reference, texts)
+        assert encode(fast, texts) == encode(reference, texts)
 
 
 def test_offsets_survive_a_sliced_column(stages: dict[str, tuple[Tokenize, ...]]):
-    """A batch that is a window into larger buffers is read from its own beginning."""
+    """A batch that is a slice of larger buffers is read from its own start."""
     texts: list[str | None] = ["before", "the theme", "", "after"]
     for kind in KINDS:
         for stage in stages[kind]:
-            window = stage.apply(batch_of(texts).slice(1, 2)).kept["tokens"]
-            assert window.to_pylist() == ids_of(stage, texts[1:3])
+            window = stage.apply(make_batch(texts).slice(1, 2)).kept["tokens"]
+            assert window.to_pylist() == encode(stage, texts[1:3])
             assert np.diff(window.combine_chunks().offsets.to_numpy()).sum() == sum(
                 map(len, window.to_pylist())
             )

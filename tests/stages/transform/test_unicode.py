@@ -1,4 +1,4 @@
-"""Texts become what ftfy makes of them, and those that need nothing never reach it."""
+"""Texts equal the output of ftfy, and correct texts are not passed to it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ SETTINGS = [
 
 
 def opened(**values: Any) -> Unicode:
-    """The stage, ready to work."""
+    """Return the opened stage."""
     stage = Unicode(UnicodeSettings(**values))
     stage.open()
     return stage
@@ -82,8 +82,8 @@ def opened(**values: Any) -> Unicode:
 SUSPICIOUS = opened()._suspicious
 
 
-def repaired(stage: Unicode, texts: Sequence[str | None]) -> list[str | None]:
-    """The texts that come out, after the accounts were checked."""
+def repair(stage: Unicode, texts: Sequence[str | None]) -> list[str | None]:
+    """Check the outcome and return the texts."""
     batch = pa.table(
         {
             "doc_id": pa.array(range(len(texts)), pa.uint64()),
@@ -96,8 +96,8 @@ def repaired(stage: Unicode, texts: Sequence[str | None]) -> list[str | None]:
     return outcome.kept["text"].to_pylist()
 
 
-def test_what_software_broke_is_mended() -> None:
-    """Mojibake, entities, Windows-1252 and control characters; and what people write stays as it is."""
+def test_encoding_faults_are_repaired() -> None:
+    """Mojibake, entities, Windows-1252 and control characters; other text is kept."""
     broken = [
         "schÃ¶n &lt;3",
         "lâ€™Ã©tÃ©",
@@ -106,7 +106,7 @@ def test_what_software_broke_is_mended() -> None:
         None,
         "",
     ]
-    assert repaired(opened(), broken) == [
+    assert repair(opened(), broken) == [
         "schön <3",
         "l’été",
         "caf… red",
@@ -114,7 +114,7 @@ def test_what_software_broke_is_mended() -> None:
         None,
         "",
     ]
-    assert repaired(opened(uncurl_quotes=True, fix_latin_ligatures=True), ["“ﬁne”"]) == [
+    assert repair(opened(uncurl_quotes=True, fix_latin_ligatures=True), ["“ﬁne”"]) == [
         '"fine"'
     ]
 
@@ -123,34 +123,34 @@ def test_what_software_broke_is_mended() -> None:
 @settings(max_examples=40, deadline=None)
 @given(texts=st.lists(st.none() | texts_of_pieces | st.sampled_from(GOOD), max_size=5))
 def test_equals_ftfy(values: dict[str, Any], texts: list[str | None]) -> None:
-    """In any batch and under any settings, each text is what `ftfy.fix_text` makes of it alone."""
+    """In any batch and with any settings, each text equals `ftfy.fix_text`."""
     config = ftfy.TextFixerConfig(explain=False, **UnicodeSettings(**values).model_dump())
     wanted = [None if text is None else ftfy.fix_text(text, config) for text in texts]
     stage = opened(**values)
-    assert repaired(stage, texts) == wanted
-    assert [one for text in texts for one in repaired(stage, [text])] == wanted
+    assert repair(stage, texts) == wanted
+    assert [one for text in texts for one in repair(stage, [text])] == wanted
 
 
 @settings(max_examples=300, deadline=None)
 @given(texts_of_pieces)
-def test_whatever_ftfy_finds_bad_is_suspicious(text: str) -> None:
-    """The pattern that spares sound texts the way through ftfy lets none pass that ftfy would look into."""
+def test_texts_that_ftfy_finds_bad_are_suspicious(text: str) -> None:
+    """The fast pattern passes every text to ftfy that ftfy would change."""
     if is_bad(text):
         assert pc.match_substring_regex(pa.array([text]), SUSPICIOUS).to_pylist() == [True]
 
 
-def test_sound_texts_never_reach_ftfy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Text of many scripts passes at the speed of one pattern."""
+def test_correct_texts_are_not_passed_to_ftfy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts of many scripts are checked by one pattern."""
     stage = opened()
     monkeypatch.setattr(ftfy, "fix_text", None)
-    assert repaired(stage, GOOD) == GOOD
+    assert repair(stage, GOOD) == GOOD
     with pytest.raises(TypeError):
-        repaired(stage, ["schÃ¶n"])
+        repair(stage, ["schÃ¶n"])
 
 
-def test_nested_entities_cost_no_more_than_their_length() -> None:
-    """A megabyte of "&amp;amp;amp;..." stays as it is; a few layers are taken off."""
+def test_nested_entities_take_linear_time() -> None:
+    """A megabyte of "&amp;amp;amp;..." is kept; a few levels are decoded."""
     hostile = "&" + "amp;" * 250_000
     began = time.process_time()
-    assert repaired(opened(), [hostile, "&amp;amp;lt;"]) == [hostile, "<"]
+    assert repair(opened(), [hostile, "&amp;amp;lt;"]) == [hostile, "<"]
     assert time.process_time() - began < 5
