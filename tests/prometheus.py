@@ -1,4 +1,4 @@
-"""A real Prometheus on a port of its own, which asks a port of a test's, and the panels that ask it."""
+"""A Prometheus that scrapes a port of a test, and the queries of the dashboards."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ needs_prometheus = pytest.mark.skipif(
 )
 
 
-def free_port() -> int:
-    """A port that nobody has now."""
+def find_free_port() -> int:
+    """Return a port that no process uses now."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return server.getsockname()[1]
 
 
 class Prometheus:
-    """Started when made, with the project's alerts; ended by `kill`."""
+    """A process with the alerts of the project; `kill` ends it."""
 
     def __init__(self, folder: Path, port: int, every_s: float) -> None:
-        """Begin: it will ask this port every so often, and wait as long for an answer."""
-        self.url = f"http://127.0.0.1:{free_port()}"
+        """Start it. It scrapes this port, with the interval as its timeout."""
+        self.url = f"http://127.0.0.1:{find_free_port()}"
         config = {
             "global": {
                 "scrape_interval": f"{int(every_s * 1000)}ms",
@@ -69,7 +69,7 @@ class Prometheus:
         self._log = folder / "log"
 
     def wait(self, timeout_s: float = 30) -> None:
-        """Until it answers."""
+        """Wait until it answers."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline and self._process.poll() is None:
             try:
@@ -81,7 +81,7 @@ class Prometheus:
         raise AssertionError(f"Prometheus does not answer: {self._log.read_text()[-2000:]}")
 
     def ask(self, what: str, **arguments: Any) -> Any:
-        """The data of an answer of its API."""
+        """Return the data of an answer of its API."""
         address = f"{self.url}/api/v1/{what}?{urllib.parse.urlencode(arguments)}"
         try:
             with urllib.request.urlopen(address, timeout=30) as answer:  # noqa: S310 - our own address
@@ -107,7 +107,7 @@ class Prometheus:
         self._process.wait()
 
     def assert_healthy(self, firing: set[str]) -> None:
-        """Every rule can be evaluated on what is there, and no other alert fires."""
+        """Check that every rule can be evaluated, and that only these alerts fire."""
         found = [rule for group in self.ask("rules")["groups"] for rule in group["rules"]]
         assert {rule["health"] for rule in found} <= {
             "ok",
@@ -117,8 +117,8 @@ class Prometheus:
 
 
 @contextmanager
-def asking(port: int, folder: Path, every_s: float) -> Generator[Prometheus]:
-    """One that asks this port every so often."""
+def run_prometheus(port: int, folder: Path, every_s: float) -> Generator[Prometheus]:
+    """Run a Prometheus that scrapes this port at this interval, in seconds."""
     folder.mkdir()
     server = Prometheus(folder, port, every_s)
     try:
@@ -130,7 +130,7 @@ def asking(port: int, folder: Path, every_s: float) -> Generator[Prometheus]:
 
 @dataclass(frozen=True)
 class Watched:
-    """What a Prometheus saw of a run between two times."""
+    """The metrics of a run between two times."""
 
     prometheus: Prometheus
     run: str
@@ -143,11 +143,11 @@ class Watched:
         return self.prometheus.series(expr, self.start, self.end)
 
     def last(self, expr: str) -> dict[tuple[str, ...], float]:
-        """The last of it."""
+        """Return the last value of each series."""
         return {labels: values[-1] for labels, values in self.series(expr).items()}
 
     def empty(self, name: str) -> set[tuple[str, str]]:
-        """Panels of a dashboard, with those of their queries that show nothing."""
+        """Return the panels of a dashboard with queries that have no data."""
         asked = [
             (panel["title"], target["expr"])
             for panel in panels(name)

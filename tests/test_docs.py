@@ -1,4 +1,4 @@
-"""Docs that name things name things that exist."""
+"""Files, links and generated references in the docs are correct."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ PATH = re.compile(
 @pytest.mark.parametrize(
     "page", PAGES, ids=lambda page: page.relative_to(REPOSITORY).as_posix()
 )
-def test_links_and_paths_lead_somewhere(page: Path) -> None:
-    """Every relative link and every file that a page names is there."""
+def test_links_and_paths_exist(page: Path) -> None:
+    """Every relative link and every file that a page names exists."""
     text = page.read_text(encoding="utf-8")
     links = [target for target, _ in LINK.findall(text) if "://" not in target]
     missing = [target for target in links if not (page.parent / target).exists()]
@@ -30,14 +30,14 @@ def test_links_and_paths_lead_somewhere(page: Path) -> None:
     assert not missing
 
 
-def test_the_config_reference_is_what_the_code_says() -> None:
+def test_the_config_reference_is_up_to_date() -> None:
     """docs/config.md is generated; run `python -m pipeline.reporting.config_docs > docs/config.md` when this fails."""
     assert (REPOSITORY / "docs" / "config.md").read_text(
         encoding="utf-8"
     ) == pipeline.reporting.config_docs.make_page()
 
 
-def test_the_reference_of_training_configs_is_what_the_code_says() -> None:
+def test_the_reference_of_training_configs_is_up_to_date() -> None:
     """docs/training-config.md is generated too; run `python -m training.config_docs > docs/training-config.md`."""
     assert (REPOSITORY / "docs" / "training-config.md").read_text(
         encoding="utf-8"
@@ -45,5 +45,5 @@ def test_the_reference_of_training_configs_is_what_the_code_says() -> None:
 
 
 def test_the_readme_fits_on_a_screen_and_a_half() -> None:
-    """One screen: what it is, the two commands, what came out, where to go."""
+    """The first screen has the purpose, two commands, their output and links."""
     assert len((REPOSITORY / "README.md").read_text(encoding="utf-8").splitlines()) <= 100

@@ -230,7 +230,7 @@ def collect_needs(names: list[str]) -> set[str]:
 
 
 def block_other_libraries(names: list[str]) -> str:
-    """Return code that hides every library but those that these distributions bring."""
+    """Return code that hides every library that these distributions do not bring."""
     allowed = collect_needs(names)
     blocked: list[str] = []
     for module, distributions in importlib.metadata.packages_distributions().items():
@@ -243,7 +243,7 @@ def block_other_libraries(names: list[str]) -> str:
 def run_light(
     code: str, folder: Path, libraries: list[str] = LIGHT
 ) -> subprocess.CompletedProcess[str]:
-    """Run code as where only these libraries are installed: by default, as in the light installation."""
+    """Run code with only these libraries; the default is the light installation."""
     return subprocess.run(
         [sys.executable, "-P", "-c", f"{block_other_libraries(libraries)}\n{code}"],
         cwd=folder,

@@ -120,7 +120,7 @@ def _make_row(phase: PhaseEstimate) -> tuple[str, ...]:
 
 
 def _format_bytes(number: float) -> str:
-    """Return bytes in decimal units: 4,900,000,000 is `4.9 GB`."""
+    """Return bytes in powers of 1000: 4,900,000,000 is `4.9 GB`."""
     for name in ("B", "kB", "MB"):
         if number < 1000:
             return f"{number:,.0f} {name}"

@@ -49,7 +49,7 @@ class _TaskSample:
 def fit(runs: Sequence[RunFolder], **origin: str) -> Calibration:
     """Return the calibration that fits finished runs of one config.
 
-    If the splits differ in size, the cost per task is told apart from the cost per amount. If all
+    If the splits differ in size, the cost per task is separated from the cost per amount. If all
     are alike, the whole cost counts as cost per amount.
 
     Args:

@@ -87,7 +87,7 @@ def estimate_seconds_left(plan: RunPlan, num_workers: int) -> float:
 
 
 def _ignore_resources(config: RunConfig) -> RunConfig:
-    """Return the config without requests of phases: one process runs every task, whatever it requests."""
+    """Return the config without requests of phases: one process runs every task."""
     engine = config.engine.model_copy(update={"phases": {}})
     return config.model_copy(update={"engine": engine})
 

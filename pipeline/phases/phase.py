@@ -174,7 +174,7 @@ class Phase(ABC):
         for stage in cls.stages:
             found_by = cls.filters.get(stage)
             is_off = found_by is not None and not found_by.is_enabled(config)
-            # A stage without a section of its own has nothing to set and is always on.
+            # A stage without its own section has no settings and is always on.
             if (
                 section is not None
                 and not is_off

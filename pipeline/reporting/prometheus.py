@@ -35,7 +35,7 @@ OTHER = "other"
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric with the labels `run` and `phase`, and possibly one of its own.
+    """A metric with the labels `run` and `phase`, and possibly a third one.
 
     The label `run` is the name of the run folder and the start of the dataset's fingerprint.
 
@@ -152,7 +152,7 @@ METRICS = (
     RETRIES,
 )
 
-# The name of a metric, the phase, and the value of its own label or "".
+# The name of a metric, the phase, and the value of the third label or "".
 Series = tuple[str, str, str]
 
 
@@ -266,7 +266,7 @@ class RunMetrics:
 
 
 def find_metrics(counters: Counters) -> Iterator[tuple[Metric, str, int]]:
-    """Yield each metric that these counters add to, the value of its own label, and the number."""
+    """Yield each metric that these counters add to, the value of its third label, and the number."""
     for name, number in counters.counts.items():
         family, dot, member = name.partition(".")
         metric = _METRIC_BY_COUNTER.get(family + dot)

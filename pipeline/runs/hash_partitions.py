@@ -95,7 +95,7 @@ class FileSlice:
     Attributes:
         rows: of all its buckets. Rows of the outer buckets that are outside of the partition are left out.
         bounds: (number of buckets + 1,) the start of each bucket's rows, and the end of the last.
-        width: of a bucket, in units of hash space / MAX_BUCKETS.
+        width: of a bucket, as a multiple of hash space / MAX_BUCKETS.
     """
 
     rows: pa.RecordBatch

@@ -1,4 +1,4 @@
-"""The trainer's benchmarks run in their small forms, and what they hand over can be read."""
+"""The benchmarks of the trainer run in their small forms, and their results can be read."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def _run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_gpu_suite_runs_on_a_processor_in_its_tiny_form(tmp_path: Path) -> None:
-    """Every entrant that can be imported gives figures; nothing is left out but what is not installed."""
+def test_the_gpu_suite_runs_on_a_cpu_in_its_tiny_form(tmp_path: Path) -> None:
+    """Every installed entrant has figures; the others are skipped with the reason."""
     done = _run("benchmarks.training.gpu_suite", "--tiny", "--save", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     (path,) = tmp_path.glob("*-training_gpu_tiny.json")
@@ -49,16 +49,16 @@ def test_the_gpu_suite_runs_on_a_processor_in_its_tiny_form(tmp_path: Path) -> N
     assert all(row["tokens_per_s"] > 0 for row in figures["entrants"].values())
 
 
-def test_an_entrant_that_there_is_no_time_for_is_named(tmp_path: Path) -> None:
-    """It is not started, and stands among the skipped with what time was left."""
+def test_entrants_without_enough_time_are_listed_as_skipped(tmp_path: Path) -> None:
+    """They are not started, and the time that was left is recorded."""
     suite = gpu_suite.Suite(gpu_suite.FULL, 10, tmp_path, None)
     suite.measure({"ours": suite.spec("ours", 2048)})
     assert suite.skipped == {"ours": "10 s left"}
     assert suite.entrants == {}
 
 
-def test_overlap_is_the_share_of_copying_that_steps_do_not_show(tmp_path: Path) -> None:
-    """1 GiB out and back at 1 GiB/s takes 2 s; the step shows 0.5 s of them, so three quarters are hidden."""
+def test_overlap_is_the_hidden_share_of_copy_time(tmp_path: Path) -> None:
+    """1 GiB each way at 1 GiB/s takes 2 s. A step is 0.5 s longer, so 75 % are hidden."""
     suite = gpu_suite.Suite(gpu_suite.TINY, 60, tmp_path, None)
     for name, step_s in (("with", 1.5), ("without", 1.0)):
         suite.entrants[name] = {
@@ -75,7 +75,7 @@ def test_overlap_is_the_share_of_copying_that_steps_do_not_show(tmp_path: Path) 
 
 
 def test_goals_are_met_or_missed_by_the_better_of_two_strategies() -> None:
-    """MFU of 51 % with ddp meets 50 %; what was not measured is said to be so."""
+    """An MFU of 51 % with ddp meets 50 %. Goals without measurements are marked."""
     rows = {
         "ours, 2048": {"mfu": 0.48, "tokens_per_s": 65e3},
         "ours, 2048, ddp": {"mfu": 0.51, "tokens_per_s": 69e3},
@@ -100,8 +100,8 @@ def test_the_ablation_runs_in_its_tiny_form(tmp_path: Path) -> None:
     ET.fromstring(path.with_suffix(".svg").read_text())  # noqa: S314 - our own
 
 
-def test_texts_that_share_a_run_of_words_are_found() -> None:
-    """Case and punctuation do not hide a run of 13 words; 12 are none."""
+def test_texts_that_share_a_word_ngram_are_found() -> None:
+    """13 common words are found in spite of case and punctuation; 12 are not."""
     words = [f"word{k}" for k in range(30)]
     known = NgramSet([" ".join(words)])
     assert known.shares(
@@ -112,7 +112,7 @@ def test_texts_that_share_a_run_of_words_are_found() -> None:
 
 
 def test_a_chart_is_xml_and_names_every_curve_once_with_its_last_mean() -> None:
-    """Labels carry the mean of the seeds at the end, and none covers another."""
+    """Labels have the mean of the seeds at the end, and do not overlap."""
     curves = {
         "raw": [[(100.0, 7.0), (2000.0, 6.0)], [(100.0, 7.2), (2000.0, 6.2)]],
         "a < b": [[(100.0, 7.0), (2000.0, 6.1)]],

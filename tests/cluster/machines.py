@@ -1,7 +1,7 @@
-"""Two machines on one: network namespaces with a cable between them, started by the systemd units of configs/systemd.
+"""Two machines as network namespaces, started with the commands of configs/systemd.
 
-Each has its own network, its own temporary folder, its own cache, and no sight of this repository's packages: what
-its workers import came with the job. Both see `shared`. Needs root, for `ip netns` and `mount`.
+Each has its own network, temporary folder and cache, and does not see the packages of
+this repository: a job brings them. Both see `shared`. Needs root (`ip netns`, `mount`).
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ PACKAGES = (
 )
 
 
-def why_not() -> str | None:
-    """Why machines cannot be made here, if they cannot."""
+def explain_absence() -> str | None:
+    """Return why machines cannot be made here, or None."""
     if os.geteuid() != 0:
         return "needs root: network namespaces"
     if shutil.which("ip") is None or shutil.which("unshare") is None:
@@ -50,24 +50,24 @@ def why_not() -> str | None:
     return None
 
 
-def exec_start(split: str) -> str:
-    """The command of a unit, in one line."""
-    text = (REPOSITORY / "configs" / "systemd" / split).read_text()
+def read_start_command(service: str) -> str:
+    """Return the start command of a systemd service in one line."""
+    text = (REPOSITORY / "configs" / "systemd" / service).read_text()
     (command,) = re.findall(r"^ExecStart=((?:.*\\\n)*.*)", text, re.MULTILINE)
     return command.replace("\\\n", " ")
 
 
 @dataclass
 class Machine:
-    """One machine, on or off."""
+    """A network namespace with its processes."""
 
     name: str
     address: str
-    folder: Path  # of its own
+    folder: Path
     environment: Mapping[str, str]
-    split: str
-    arguments: Mapping[str, str]  # of the unit
-    more: str  # arguments beside the unit's
+    service: str
+    arguments: Mapping[str, str]  # of the service
+    more: str  # further arguments
     _process: subprocess.Popen[bytes] | None = field(default=None)
 
     @property
@@ -76,8 +76,10 @@ class Machine:
         return self.folder / "cache"
 
     def start(self) -> None:
-        """Run the unit's command, again when it ends, in view of this machine's own folders only."""
-        command = exec_start(self.split).replace("/opt/corpusmill/.venv/bin", str(BIN))
+        """Run the command of the service, and repeat it when it ends."""
+        command = read_start_command(self.service).replace(
+            "/opt/corpusmill/.venv/bin", str(BIN)
+        )
         for name, value in self.arguments.items():
             command = command.replace(f"${{{name}}}", shlex.quote(value))
         hide = [f"mount -t tmpfs none {folder}" for folder in _sources()]
@@ -126,7 +128,7 @@ class Machine:
             self._process = None
 
     def pids(self, words: str) -> list[int]:
-        """Processes on it whose command line holds these words."""
+        """Return the processes of the machine whose command line has these words."""
         pids = subprocess.run(
             ["ip", "netns", "pids", self.name], capture_output=True, text=True, check=True
         )
@@ -144,7 +146,7 @@ class Machine:
         return found
 
     def run(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """A command as a user of this machine's network would type it; its output as one text."""
+        """Run a command as a user of this machine, and return its output."""
         return subprocess.run(
             ["ip", "netns", "exec", self.name, *command],
             env={**self.environment, **environment},
@@ -156,7 +158,7 @@ class Machine:
         )
 
     def listening(self) -> set[int]:
-        """The TCP ports on which something listens for other machines."""
+        """Return the TCP ports that other machines can reach."""
         out = self.run("ss", "-Hltn").stdout
         found = [line.split()[3].rsplit(":", 1) for line in out.splitlines()]
         return {
@@ -167,7 +169,7 @@ class Machine:
 
 
 def _sources() -> list[str]:
-    """Where this Python finds our packages when no job brings them."""
+    """Return the folders in which this Python finds our packages."""
     code = f"import importlib.util as u; print([s.origin for s in map(u.find_spec, {PACKAGES}) if s])"
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     found = subprocess.run(
@@ -185,7 +187,7 @@ def _sources() -> list[str]:
 
 @dataclass
 class Cluster:
-    """A head that works, too, with one CPU, and a larger worker."""
+    """A head with one CPU that also runs tasks, and a larger worker."""
 
     head: Machine
     worker: Machine
@@ -195,7 +197,7 @@ class Cluster:
     def submit(
         self, *command: str, wait: bool = True, **environment: str
     ) -> subprocess.CompletedProcess[str]:
-        """`ray job submit --working-dir .` from a folder like this repository."""
+        """Run `ray job submit --working-dir .` in a folder like this repository."""
         flags = [] if wait else ["--no-wait"]
         return self.head.run(
             str(BIN / "ray"), "job", "submit", f"--address=http://{self.head.address}:8265",
@@ -203,7 +205,7 @@ class Cluster:
         )  # fmt: skip
 
     def wait(self, num_nodes: int, timeout_s: float = 240) -> None:
-        """Until so many machines are alive, by the head's own account."""
+        """Wait until the head reports this number of machines."""
         deadline = time.monotonic() + timeout_s
         while (found := self.alive()) != num_nodes:
             if time.monotonic() > deadline:
@@ -218,7 +220,7 @@ class Cluster:
             time.sleep(1)
 
     def alive(self) -> int:
-        """How many machines are alive; 0 before the head answers."""
+        """Return the number of machines that are alive, or 0 before the head answers."""
         code = (
             "import json, sys, urllib.request as u; "
             f"url = 'http://{self.head.address}:8265/api/v0/nodes'; "
@@ -270,8 +272,8 @@ def cluster(folder: Path, wheels: Path, own_cache: Path) -> Iterator[Cluster]:
     roles = zip(
         names, addresses, ("head", "worker"), arguments, ("", "--num-gpus=1"), strict=True
     )
-    for name, address, split, given, more in roles:
-        own = folder / split
+    for name, address, role, given, more in roles:
+        own = folder / role
         shutil.copytree(own_cache, own / "cache")
         machines.append(
             Machine(
@@ -279,7 +281,7 @@ def cluster(folder: Path, wheels: Path, own_cache: Path) -> Iterator[Cluster]:
                 address,
                 own,
                 environment,
-                f"ray-{split}.service",
+                f"ray-{role}.service",
                 {**given, "NODE_IP": address},
                 more,
             )
@@ -306,7 +308,7 @@ def cluster(folder: Path, wheels: Path, own_cache: Path) -> Iterator[Cluster]:
 
 
 def _connect(names: Sequence[str], addresses: Sequence[str]) -> None:
-    """The namespaces, with a cable between them."""
+    """Create both namespaces and a cable between them."""
     one, two = names
     cables = [f"{name[:13]}v{i}"[:15] for i, name in enumerate(names)]
     commands = [f"ip netns add {name}" for name in names]

@@ -1,7 +1,7 @@
-"""A batch job on two machines of unequal size: the bytes of a local run, whatever dies on the way.
+"""A batch job on two machines of unequal size gives the bytes of a local run.
 
-One cluster serves all: a head with one CPU, a worker with two and what the head has not (a GPU by name only). Each has
-its own network and cache; nothing of this repository is on them but what a job brings.
+All tests share a cluster: a head with one CPU, and a worker with two and a GPU by name.
+Each has its own network and cache. Jobs bring the packages of this repository.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pipeline.planning.plan import make_plan
 from pipeline.planning.prepare import prepare
 from pipeline.runs.event_log import read_events
 from storage import open_store
-from tests.cluster.machines import BIN, REPOSITORY, Cluster, cluster, why_not
+from tests.cluster.machines import BIN, REPOSITORY, Cluster, cluster, explain_absence
 from tests.e2e.conftest import digests
 
 pytestmark = [pytest.mark.cluster, pytest.mark.models, pytest.mark.timeout(1200)]
@@ -40,24 +40,24 @@ FETCHED_BY_EACH = {
 }
 
 CONFIG = "two-machines.yaml"
-NUM_UNITS = 3
+NUM_SPLITS = 3
 
 
 @dataclass(frozen=True)
 class Machines:
-    """The cluster, and the run in this process that its runs are held against."""
+    """The cluster, and the run in this process with which its runs are compared."""
 
     cluster: Cluster
     reference: dict[str, str]
 
     def run_dir(self, name: str) -> Path:
-        """A folder that both machines see."""
+        """Return a folder that both machines see."""
         return self.cluster.shared / name
 
     def job(
         self, name: str, *more: str, wait: bool = True
     ) -> subprocess.CompletedProcess[str]:
-        """The batch job, as the README of a cluster has it."""
+        """Return the batch job of the README of a cluster."""
         command = [
             "python",
             "-m",
@@ -71,11 +71,11 @@ class Machines:
         return self.cluster.submit(*command, wait=wait)
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        """The run's own log."""
+        """Return the event log of the run."""
         return list(read_events(open_store(self.run_dir(name))))
 
-    def finished(self, name: str, phase: str) -> int:
-        """Pieces of work of a phase that the log tells of."""
+    def count_finished(self, name: str, phase: str) -> int:
+        """Return the number of finished tasks of a phase."""
         return sum(
             e["event"] == "TaskFinished" and e["phase"] == phase for e in self.events(name)
         )
@@ -83,8 +83,8 @@ class Machines:
 
 @pytest.fixture(scope="module")
 def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
-    """Both machines, on."""
-    if (reason := why_not()) is not None:
+    """Two running machines."""
+    if (reason := explain_absence()) is not None:
         pytest.skip(reason)
     folder = tmp_path_factory.mktemp("machines")
     wheels = folder / "wheels"
@@ -108,7 +108,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
     tree = yaml.safe_load((REPOSITORY / "configs" / "ccnet.yaml").read_text())
     tree["input"] |= {
         "sample_crawl": {
-            "documents": 60 * NUM_UNITS,
+            "documents": 60 * NUM_SPLITS,
             "documents_per_file": 60,
             "seed": 5,
             "format": "wet",
@@ -147,7 +147,10 @@ def until(condition: Callable[[], bool], what: str, timeout_s: float = 400) -> N
 
 
 def test_a_batch_job_gives_the_bytes_of_a_local_run(machines: Machines) -> None:
-    """With a phase that only one machine can run; packages come with the job, models are fetched once per machine."""
+    """One phase runs on one machine only.
+
+    The job brings the packages, and each machine fetches models once.
+    """
     done = machines.job("whole")
     assert done.returncode == 0, done.stdout
     assert digests(machines.run_dir("whole")) == machines.reference
@@ -172,7 +175,7 @@ def test_a_batch_job_gives_the_bytes_of_a_local_run(machines: Machines) -> None:
 
 
 def test_only_documented_ports_are_open(machines: Machines) -> None:
-    """What listens for other machines stands in the table of docs/cluster.md, so a firewall can be told of it."""
+    """Open ports are listed in docs/cluster.md, for the rules of a firewall."""
     text = (REPOSITORY / "docs" / "cluster.md").read_text()
     spans = re.findall(r"^\| (\d+)(?:–(\d+))? \| (?:head|every|worker)", text, re.MULTILINE)
     documented = {
@@ -185,7 +188,7 @@ def test_only_documented_ports_are_open(machines: Machines) -> None:
 
 @pytest.mark.parametrize("token", ["b" * 64, ""])
 def test_a_wrong_token_is_refused(machines: Machines, token: str) -> None:
-    """Nothing is taken from who has none, or another."""
+    """A client with a wrong token or none gets no answer."""
     done = machines.cluster.submit(
         "python", "-c", "print('done')", RAY_AUTH_TOKEN=token, RAY_AUTH_MODE="token"
     )
@@ -195,12 +198,12 @@ def test_a_wrong_token_is_refused(machines: Machines, token: str) -> None:
 
 
 @pytest.mark.heavy
-def test_a_run_outlives_its_drivers_and_a_machine(machines: Machines) -> None:
-    """Stopped, submitted again, killed -9, submitted again, and then a machine goes and comes back: the same bytes."""
+def test_a_run_survives_the_loss_of_drivers_and_a_machine(machines: Machines) -> None:
+    """Two drivers end, then a machine is killed and restarted: the same bytes."""
     cluster = machines.cluster
     submitted = machines.job("outlives", wait=False)
     (job,) = set(re.findall(r"raysubmit_\w+", submitted.stdout))
-    until(lambda: machines.finished("outlives", "extract") > 0, "a first unit")
+    until(lambda: machines.count_finished("outlives", "extract") > 0, "a first unit")
     ray = [str(BIN / "ray"), "job"]
     address = f"--address=http://{cluster.head.address}:8265"
     stopped = cluster.head.run(*ray, "stop", address, job)
@@ -212,7 +215,10 @@ def test_a_run_outlives_its_drivers_and_a_machine(machines: Machines) -> None:
     assert machines.events("outlives")[-1]["event"] == "RunEnded"
 
     machines.job("outlives", wait=False)
-    until(lambda: machines.finished("outlives", "annotate") > 0, "a first unit of annotate")
+    until(
+        lambda: machines.count_finished("outlives", "annotate") > 0,
+        "a first unit of annotate",
+    )
     drivers = cluster.head.pids(f"-m pipeline run {CONFIG}")
     assert drivers
     for pid in drivers:
@@ -227,8 +233,8 @@ def test_a_run_outlives_its_drivers_and_a_machine(machines: Machines) -> None:
     assert digests(machines.run_dir("outlives")) == machines.reference
 
 
-def test_a_job_asks_for_a_folder_that_all_machines_share(machines: Machines) -> None:
-    """A relative one would lie in the job's own folder, which Ray removes."""
+def test_a_job_needs_an_absolute_run_folder(machines: Machines) -> None:
+    """Ray removes the working folder of a job."""
     done = machines.cluster.submit("python", "-m", "pipeline", "run", CONFIG)
     assert done.returncode != 0
     assert (

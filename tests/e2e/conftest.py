@@ -1,4 +1,4 @@
-"""Whole runs: the config they share, and how two of them are compared."""
+"""Whole runs of ccnet.yaml on a small crawl, and their comparison."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Chain:
     folder: Path
 
     def config(self, name: str, *overrides: str) -> RunConfig:
-        """The config of a run of that name, with its models and its crawl at hand."""
+        """Return the config of a run, after preparing its models and its crawl."""
         tree = yaml.safe_load((REPOSITORY / "configs" / "ccnet.yaml").read_text())
         tree["input"] |= {
             "sample_crawl": {
@@ -53,12 +53,12 @@ class Chain:
         return config
 
     def run(self, name: str, *overrides: str) -> tuple[Path, list[Event]]:
-        """Run in this process' own engine choice; the run folder and what happened."""
+        """Run in this process and return the run folder and the events."""
         config = self.config(name, *overrides)
         return Path(config.run_dir), list(run(make_plan(config)))
 
     def command(self, name: str, *arguments: str) -> subprocess.Popen[str]:
-        """The same as a process of its own, by the command line."""
+        """Start the same run as a process, by the command line."""
         self.config(name)
         return subprocess.Popen(
             [
@@ -79,18 +79,18 @@ class Chain:
 
 @pytest.fixture(scope="session")
 def chain(tmp_path_factory: pytest.TempPathFactory) -> Chain:
-    """ccnet.yaml on a small crawl; models and crawl come from the user's cache, or are made once."""
+    """ccnet.yaml on a small crawl. Models and crawl are cached."""
     return Chain(tmp_path_factory.mktemp("chain"))
 
 
 @pytest.fixture(scope="session")
 def reference_run(chain: Chain) -> Path:
-    """An uninterrupted run in one process: what every other way of running is held against."""
+    """An uninterrupted run in one process, with which others are compared."""
     return chain.run("reference")[0]
 
 
 def digests(run_dir: Path) -> dict[str, str]:
-    """Every file that a run promises to make the same again: all but logs, locks and reports of time."""
+    """Return the digests of all reproducible files: all but logs, locks and reports."""
     folders = [run_dir / name for name in RunFolder.open(run_dir).folders.values()]
     paths = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
     kept = [path for path in paths if ".attempts" not in path.parts]

@@ -21,7 +21,7 @@ from tests.e2e.conftest import Chain
 
 
 def command(*arguments: str | Path, **environment: str) -> tuple[int, str]:
-    """Exit code and output of `python -m pipeline ...`."""
+    """Return exit code and output of `python -m pipeline ...`."""
     done = subprocess.run(
         [sys.executable, "-m", "pipeline", *map(str, arguments)],
         cwd=REPOSITORY,

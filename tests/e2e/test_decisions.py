@@ -1,4 +1,7 @@
-"""The chain's decisions against the truth of the sample crawl. Floors are lowered only with a word of why."""
+"""Decisions on the sample crawl, compared with its truth table.
+
+Floors may fall only with a reason.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ FLOORS = {
 
 
 def test_decisions_stay_above_their_floors(reference_run: Path) -> None:
-    """Exact duplicates, lengths, languages and low-quality text are found, and little else is taken for them."""
+    """Duplicates, lengths, languages and low-quality text are found with few errors."""
     measured = measure(RunFolder.open(reference_run))
     seen = {
         name: (round(m.recall, 3), round(m.precision, 3)) for name, m in measured.items()
@@ -38,10 +41,10 @@ def test_decisions_stay_above_their_floors(reference_run: Path) -> None:
     assert not below, f"below the floors {FLOORS}: {below}"
 
 
-def test_of_near_duplicates_the_one_with_the_lowest_perplexity_stays(
+def test_the_near_duplicate_with_the_lowest_perplexity_is_kept(
     reference_run: Path,
 ) -> None:
-    """So whoever is dropped as a near-duplicate has one in its place that scores no worse."""
+    """No dropped near-duplicate has a lower perplexity than its representative."""
     run = RunFolder.open(reference_run)
     perplexities: dict[int, float] = {}
     for path in Path(run.folder("annotate").root).glob("*.documents.parquet"):

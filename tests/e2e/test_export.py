@@ -1,4 +1,4 @@
-"""Kept documents in CCNet's own form."""
+"""Export of kept documents in CCNet's format."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CCNET_FIELDS = {
 def test_the_export_has_ccnets_files_and_fields(
     reference_run: Path, tmp_path: Path
 ) -> None:
-    """One file per language and bucket, every kept document once, lengths and line ids true of the text."""
+    """One file per language and bucket. Lengths and line ids agree with the texts."""
     run = RunFolder.open(reference_run)
     written = export_ccnet(run, tmp_path / "mined")
     documents = [
@@ -71,10 +71,10 @@ def test_the_export_has_ccnets_files_and_fields(
         )
 
 
-def test_the_export_repeats_and_overwrites_nothing(
+def test_exports_are_reproducible_and_overwrite_nothing(
     reference_run: Path, tmp_path: Path
 ) -> None:
-    """Two exports are the same bytes; into a folder that is there nothing is written."""
+    """Two exports have the same bytes; an existing folder is refused."""
     run = RunFolder.open(reference_run)
     for folder in ("one", "two"):
         export_ccnet(run, tmp_path / folder)
@@ -93,7 +93,7 @@ def test_the_export_repeats_and_overwrites_nothing(
 def test_a_run_without_select_has_nothing_to_export(
     reference_run: Path, tmp_path: Path
 ) -> None:
-    """The message says what to do first."""
+    """The message names the command to run first."""
     (tmp_path / "run.json").write_text((reference_run / "run.json").read_text())
     with pytest.raises(RunNotFound, match="run the config to its end"):
         export_ccnet(RunFolder.open(tmp_path), tmp_path / "mined")

@@ -1,6 +1,6 @@
 """The bytes of small datasets, and the order in which the loader reads them, are pinned by digest.
 
-A change of these digests is a change of format, order or decisions. It belongs in a commit of its own with a marked
+A change of these digests is a change of format, order or decisions. It belongs in a separate commit with a marked
 line in CHANGELOG.md. To record new digests: ``UPDATE_GOLDEN=1 python -m pytest tests/e2e/test_golden.py``.
 """
 
@@ -47,7 +47,7 @@ def _sha256(data: bytes) -> str:
 
 
 def _digests(dataset: Path) -> dict[str, str]:
-    """SHA-256 of each shard and index, of the manifest, and of the manifest without what the run's fingerprint changes."""
+    """Return the SHA-256 of each file, and of the manifest without its fingerprints."""
     files = sorted(path for path in dataset.iterdir() if path.suffix in (".tar", ".idx"))
     digests = {path.name: _sha256(path.read_bytes()) for path in files}
     text = (dataset / "manifest.json").read_bytes()
@@ -61,7 +61,7 @@ def _digests(dataset: Path) -> dict[str, str]:
 
 
 def _row_order(dataset: Path) -> str:
-    """SHA-256 of every token of one epoch in the loader's order, as one rank of two and then the other."""
+    """Return the SHA-256 of all tokens of an epoch, as rank 0 of 2 and then as rank 1."""
     digest = hashlib.sha256()
     for rank in range(2):
         loader = TokenLoader(
@@ -80,7 +80,7 @@ def _row_order(dataset: Path) -> str:
 
 
 @pytest.mark.parametrize("format_", ["wet", "warc"])
-def test_a_dataset_has_the_bytes_it_always_had(format_: str, tmp_path: Path) -> None:
+def test_a_dataset_has_the_recorded_bytes(format_: str, tmp_path: Path) -> None:
     """Shards, indexes, manifest and the loader's row order equal the recorded digests."""
     config = load(str(_golden_config(tmp_path, format_)))
     prepare(config)

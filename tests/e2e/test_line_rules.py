@@ -1,4 +1,4 @@
-"""C4's line rules in a whole run: what they take is counted, told, and in no shard."""
+"""C4's line rules in a whole run: removed lines are counted and are in no shard."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.e2e.conftest import Chain
 pytestmark = pytest.mark.models
 
 
-def scored_documents(run_dir: Path) -> pa.Table:
-    """What annotate stored, in input order."""
+def read_documents(run_dir: Path) -> pa.Table:
+    """Return the documents of annotate in input order."""
     run = RunFolder.open(run_dir)
     return pa.concat_tables(
         [
@@ -28,15 +28,15 @@ def scored_documents(run_dir: Path) -> pa.Table:
     )
 
 
-def test_line_rules_are_counted_and_told(chain: Chain, reference_run: Path) -> None:
-    """The funnel says how much text the rules took, explain says which lines, and the lengths are those of the text."""
+def test_removed_lines_are_counted_and_shown(chain: Chain, reference_run: Path) -> None:
+    """The report has the removed characters, and a trace the number of removed lines."""
     run_dir, _ = chain.run("line-rules", "annotate.lines={min_sentences: 1}")
     before = {step.name: step for step in make_report(RunFolder.open(reference_run)).steps}
     after = {step.name: step for step in make_report(RunFolder.open(run_dir)).steps}
     assert after["annotate: paragraphs"] == before["annotate: paragraphs"]
     assert after["annotate: lines"].num_chars < after["annotate: paragraphs"].num_chars
 
-    scored = scored_documents(run_dir)
+    scored = read_documents(run_dir)
     assert scored["num_chars"].to_pylist() == pc.utf8_length(scored["text"]).to_pylist()
     assert scored["num_lines"].to_pylist() == [
         text.count("\n") + 1 for text in scored["text"].to_pylist()

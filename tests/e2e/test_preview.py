@@ -26,7 +26,7 @@ pytestmark = pytest.mark.models
     ],
 )
 def test_preview_agrees_with_a_run(chain: Chain, overrides: list[str]) -> None:
-    """Every decision and every bucket is that of a real run."""
+    """Every decision and every bucket equals that of a real run."""
     run_dir, _ = chain.run("preview")
     before = RunFolder.open(run_dir)
     found = preview(before, overrides)

@@ -1,4 +1,4 @@
-"""Every recipe of configs/ from HTML pages to sound shards, by its own rules."""
+"""Every recipe in configs/ makes a valid dataset from HTML pages, by its own rules."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CRAWL = "{sample_crawl: {documents: 300, documents_per_file: 150, seed: 3, forma
 
 @dataclass(frozen=True)
 class Expected:
-    """What must, and what may, drop documents; the shares of the crawl's documents that may be kept."""
+    """Reasons that must and may occur, and the range of the kept share."""
 
     must: frozenset[str]
     may: frozenset[str]  # stages
@@ -88,7 +88,7 @@ RECIPES = {
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_runs_on_html_pages_by_its_own_rules(name: str, tmp_path: Path) -> None:
-    """Its reasons fire and no others, some documents are kept, and the shards verify."""
+    """Only its own reasons occur, some documents are kept, and the shards verify."""
     keep = ["select.perplexity.keep=[head, middle, all]"] if name == "ccnet" else []
     config = load(
         name, [f"input={CRAWL}", "engine.kind=inline", f"run_dir={tmp_path}/run", *keep]
@@ -112,7 +112,7 @@ def test_a_recipe_runs_on_html_pages_by_its_own_rules(name: str, tmp_path: Path)
 
 
 def test_every_recipe_has_its_table() -> None:
-    """docs/recipes.md has a section for each config that is a recipe, and a table in it."""
+    """docs/recipes.md has a section with a table for each recipe."""
     page = (REPOSITORY / "docs" / "recipes.md").read_text(encoding="utf-8")
     sections = {section.split("\n")[0]: section for section in page.split("\n## ")[1:]}
     others = {

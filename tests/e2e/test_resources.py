@@ -11,8 +11,8 @@ from tests.e2e.conftest import Chain
 pytestmark = [pytest.mark.models, pytest.mark.ray]
 
 
-def test_what_no_machine_has_is_told_before_any_work(chain: Chain) -> None:
-    """Of a late phase, too: Ray would wait for it without a word when all before it is done."""
+def test_a_request_that_no_machine_can_serve_stops_the_run_at_once(chain: Chain) -> None:
+    """Otherwise Ray would wait for a CPU without a message when a late phase starts."""
     with pytest.raises(RunAborted, match=r"nothing was started") as caught:
         chain.run(
             "too-much",

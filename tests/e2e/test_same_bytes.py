@@ -1,4 +1,4 @@
-"""The same input gives the same bytes: on any engine, in any order, with any batches, killed or not."""
+"""The same input gives the same bytes on any engine and after any interruption."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def test_batches_of_any_size_give_the_same_bytes(chain: Chain, reference_run: Pa
     assert digests(run_dir) == digests(reference_run)
 
 
-def test_the_order_in_which_work_is_done_does_not_matter(
+def test_the_order_of_tasks_does_not_matter(
     chain: Chain, reference_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Input splits, partitions and shards from last to first."""
+    """Input splits, partitions and shards are run from last to first."""
     in_order = InlineEngine.run_tasks
 
     def backwards(self: InlineEngine, phase: Phase, task_ids: Sequence[str]) -> object:
@@ -55,52 +55,52 @@ def test_the_order_in_which_work_is_done_does_not_matter(
 def test_partitions_change_nothing_in_the_dataset(
     chain: Chain, reference_run: Path, monkeypatch: pytest.MonkeyPatch, partitions_mb: int
 ) -> None:
-    """Deduplication by seven ranges of hashes finds what one range finds, of paragraphs and of documents."""
-    _cut_into(7, monkeypatch)
+    """Deduplication in seven partitions finds the duplicates of one partition."""
+    _set_num_partitions(7, monkeypatch)
     run_dir, events = chain.run("partitions", f"engine.memory_mb={partitions_mb}")
     assert [
         e.num_tasks
         for e in events
         if isinstance(e, PhaseStarted) and e.phase in PARTITIONED
     ] == [7, 7]
-    assert _answers(run_dir) == _answers(reference_run)
+    assert _partition_free_digests(run_dir) == _partition_free_digests(reference_run)
 
 
 @pytest.mark.parametrize("phase", ["paragraph_dedup", "fuzzy_dedup"])
-def test_a_piece_of_another_cut_is_not_taken_for_done(
+def test_tasks_of_other_partitions_do_not_count_as_done(
     chain: Chain, reference_run: Path, monkeypatch: pytest.MonkeyPatch, phase: str
 ) -> None:
-    """Stopped after one range of three, gone on with two, as when engine.memory_mb is changed in between."""
+    """A run stops after one of three partitions and continues with two."""
     name = f"recut-{phase}"
-    _cut_into(3, monkeypatch)
+    _set_num_partitions(3, monkeypatch)
     events = engine.run(make_plan(chain.config(name)))
     assert any(isinstance(event, TaskFinished) and event.phase == phase for event in events)
     events.close()
-    _cut_into(2, monkeypatch)
+    _set_num_partitions(2, monkeypatch)
     run_dir, events = chain.run(name)
     assert (phase, 0) in [
         (e.phase, e.num_done) for e in events if isinstance(e, PhaseStarted)
     ]
-    assert _answers(run_dir) == _answers(reference_run)
+    assert _partition_free_digests(run_dir) == _partition_free_digests(reference_run)
 
 
-def test_what_was_cut_and_done_is_read_as_it_was_cut(
+def test_a_complete_phase_keeps_its_partitions(
     chain: Chain, reference_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A phase that is complete stays so when engine.memory_mb changes, and the next reads its files."""
-    _cut_into(3, monkeypatch)
+    """Another engine.memory_mb does not rerun it, and the next phase reads its files."""
+    _set_num_partitions(3, monkeypatch)
     events = engine.run(make_plan(chain.config("cut-and-done")))
     assert any(
         isinstance(event, PhaseFinished) and event.phase == "paragraph_dedup"
         for event in events
     )
     events.close()
-    _cut_into(2, monkeypatch)
+    _set_num_partitions(2, monkeypatch)
     run_dir, events = chain.run("cut-and-done")
     assert "paragraph_dedup" in [
         e.phase for e in events if isinstance(e, PhaseFinished) and e.was_complete
     ]
-    assert _answers(run_dir) == _answers(reference_run)
+    assert _partition_free_digests(run_dir) == _partition_free_digests(reference_run)
 
 
 @pytest.mark.ray
@@ -126,10 +126,10 @@ def test_a_cluster_with_two_workers_writes_the_same_bytes(
 @pytest.mark.parametrize(
     "phase", [name for name in registry.list_phase_names() if name != "exact_dedup"]
 )
-def test_a_run_killed_in_any_phase_goes_on_to_the_same_bytes(
+def test_a_run_killed_in_any_phase_continues_to_the_same_bytes(
     chain: Chain, reference_run: Path, phase: str
 ) -> None:
-    """Kill -9 as soon as the phase has begun; the next run does only what is missing."""
+    """After kill -9 at the start of a phase, the next run does only the missing tasks."""
     name = f"killed-in-{phase}"
     _kill_when(chain, name, phase)
     run_dir, events = chain.run(name)
@@ -144,8 +144,8 @@ def test_a_run_killed_in_any_phase_goes_on_to_the_same_bytes(
     )
 
 
-def test_a_run_that_is_told_to_stop_says_how_to_go_on(chain: Chain) -> None:
-    """SIGTERM, as of `ray job stop` or a pod that is taken away: its log is closed, its exit code is a shell's."""
+def test_a_run_stopped_by_sigterm_prints_how_to_continue(chain: Chain) -> None:
+    """Its event log is closed, and its exit code is 128 + SIGTERM."""
     out, code = _stop_when(chain, "told-to-stop", "extract", signal.SIGTERM)
     assert code == 128 + signal.SIGTERM
     assert (
@@ -160,7 +160,7 @@ def test_a_run_that_is_told_to_stop_says_how_to_go_on(chain: Chain) -> None:
 def test_a_run_on_ray_killed_twice_continues_to_the_same_bytes(
     chain: Chain, reference_run: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Kill -9 of the driver and its local Ray while tasks run, twice; the third run is on a cluster."""
+    """Kill -9 of the driver and its local Ray, twice; the third run is on a cluster."""
     for phase in ("extract", "annotate"):
         _kill_when(chain, "ray-killed", phase, "--engine", "ray")
     request.getfixturevalue("shared_ray")
@@ -169,29 +169,29 @@ def test_a_run_on_ray_killed_twice_continues_to_the_same_bytes(
 
 
 def test_a_second_run_does_nothing(chain: Chain, reference_run: Path) -> None:
-    """All phases are complete; nothing is handed out."""
+    """All phases are complete, and no task is run."""
     before = digests(reference_run)
     _, events = chain.run("reference")
     assert [type(event) for event in events] == [PhaseFinished] * len(registry.PHASES)
     assert digests(reference_run) == before
 
 
-def test_a_changed_threshold_runs_select_and_what_follows(chain: Chain) -> None:
-    """The phases before it are found complete, under the same fingerprints."""
+def test_a_changed_threshold_reruns_select_and_dependent_phases(chain: Chain) -> None:
+    """The phases before it are complete, with the same fingerprints."""
     chain.run("threshold")
     _, events = chain.run("threshold", "select.language.min_score=0.9")
     started = [event.phase for event in events if isinstance(event, PhaseStarted)]
     assert started == ["select", "tokenize", "write_shards"]
 
 
-def _cut_into(num_partitions: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let both phases that work on ranges of hashes have so many."""
+def _set_num_partitions(num_partitions: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set the number of partitions of both phases with hash partitions."""
     for module in PARTITIONED.values():
         monkeypatch.setattr(module, "count_partitions", lambda *_: num_partitions)
 
 
-def _answers(run_dir: Path) -> dict[str, str]:
-    """Digests of all files but those that are cut into partitions."""
+def _partition_free_digests(run_dir: Path) -> dict[str, str]:
+    """Return the digests of all files that do not depend on the number of partitions."""
     return {
         name: digest
         for name, digest in digests(run_dir).items()
@@ -201,14 +201,14 @@ def _answers(run_dir: Path) -> dict[str, str]:
 
 
 def _kill_when(chain: Chain, name: str, phase: str, *arguments: str) -> None:
-    """Start a run and kill its whole process group when its log says that the phase has started."""
+    """Start a run, and kill its process group when the phase has started."""
     _stop_when(chain, name, phase, signal.SIGKILL, *arguments)
 
 
 def _stop_when(
     chain: Chain, name: str, phase: str, how: signal.Signals, *arguments: str
 ) -> tuple[str, int]:
-    """The same by any signal; what the run said, and its exit code."""
+    """Start a run, and send a signal when the phase has started."""
     log = chain.folder / name / "log.jsonl"
     seen = log.read_bytes().rfind(b"\n") + 1 if log.exists() else 0
     process = chain.command(name, *arguments)

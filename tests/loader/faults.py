@@ -119,13 +119,13 @@ class FaultProxy:
             answers, server = await asyncio.open_connection("127.0.0.1", self._target)
         except OSError:
             return _reset(client)
-        asking = asyncio.ensure_future(self._pass(reader, server))
+        run_prometheus = asyncio.ensure_future(self._pass(reader, server))
         try:
             await self._answer(answers, client)
         except ConnectionError:
             pass
         finally:
-            asking.cancel()
+            run_prometheus.cancel()
             server.transport.abort()
             client.transport.abort()
 

@@ -1,4 +1,4 @@
-"""Starts the ranks of tests as processes, forked from one that has imported torch already."""
+"""Start the ranks of a test as processes, forked from one that has imported torch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def start(
     folder.mkdir(parents=True, exist_ok=True)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    # the whole environment: the process that ranks are forked from has that of its own start
+    # the whole environment, because the forking process has the one of its start
     world = {
         **os.environ,
         "WORLD_SIZE": str(num_ranks),
@@ -40,7 +40,7 @@ def start(
     processes = [
         _CONTEXT.Process(
             target=_be_rank,
-            # the whole environment: the process that they are forked from has that of its own start
+            # the whole environment, because the forking process has the one of its start
             args=(
                 {**os.environ, **world, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                 folder / MESSAGES,

@@ -22,7 +22,13 @@ from pipeline.reporting.prometheus import MAX_LABEL_VALUES, METRICS, RunMetrics
 from stages.contract import Counters
 from tests.conftest import REPOSITORY, wet_record
 from tests.pipeline.conftest import Small
-from tests.prometheus import Watched, asking, free_port, needs_prometheus, panels
+from tests.prometheus import (
+    Watched,
+    find_free_port,
+    needs_prometheus,
+    panels,
+    run_prometheus,
+)
 
 PAGES = ["the treaty was signed in the museum", "le chat et la souris"]
 
@@ -161,14 +167,14 @@ def test_inline_engine_refuses_a_metrics_port(small: Small) -> None:
 @pytest.mark.ray
 def test_every_panel_shows_data_of_a_real_run(small: Small) -> None:
     """On Ray no panel is empty, the totals equal those of the report, and no other alert fires."""
-    files, port = [str(path) for path in write_crawl(small.folder)], free_port()
+    files, port = [str(path) for path in write_crawl(small.folder)], find_free_port()
     small.config(
         input={"files": files, "max_quarantined_share": 0.5},
         engine={"kind": "ray", "metrics_port": port, "workers": 2},
     )
     start = time.time()
     command = [sys.executable, "-m", "pipeline", "run", str(small.path)]
-    with asking(port, small.folder / "prometheus", every_s=2) as prometheus:
+    with run_prometheus(port, small.folder / "prometheus", every_s=2) as prometheus:
         done = subprocess.run(
             command,
             cwd=REPOSITORY,

@@ -437,7 +437,7 @@ def test_packing_conserves_every_token(
 
 
 def test_rows_tell_of_their_documents(lines: Path, tokenizer: Path) -> None:
-    """Document ids, position ids and lengths agree, and padding is a document of its own."""
+    """Document ids, position ids and lengths agree, and padding is a separate document."""
     names = "document_ids", "position_ids", "cu_seqlens"
     batch = next(open_rows(lines, tokenizer, rows_per_rank=4, documents=names))
     cu_seqlens = batch["cu_seqlens"].tolist()

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.prometheus import Watched, asking, free_port, needs_prometheus
+from tests.prometheus import Watched, find_free_port, needs_prometheus, run_prometheus
 from tests.training.conftest import make_config, read_log
 from training.config import ObservabilityConfig
 from training.errors import IncompatibleConfig
@@ -189,7 +189,7 @@ def test_every_panel_of_training_shows_a_real_run(
     """Only the GPU panel is empty on CPU, losses equal the log, and no alert fires."""
     request.addfinalizer(partial(torch.set_num_threads, torch.get_num_threads()))
     torch.set_num_threads(1)  # steps this small cost more to share than to do
-    port = free_port()
+    port = find_free_port()
     config = make_config(
         tmp_path / "tiny",
         language,
@@ -204,7 +204,7 @@ def test_every_panel_of_training_shows_a_real_run(
         validation={"manifest": str(language), "every_steps": 50, "documents": 5},
     )
     start = time.time()
-    with asking(port, tmp_path / "prometheus", every_s=0.2) as prometheus:
+    with run_prometheus(port, tmp_path / "prometheus", every_s=0.2) as prometheus:
         train(
             config,
             distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=tmp_path),
