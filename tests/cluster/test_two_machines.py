@@ -203,7 +203,7 @@ def test_a_run_survives_the_loss_of_drivers_and_a_machine(machines: Machines) ->
     cluster = machines.cluster
     submitted = machines.job("outlives", wait=False)
     (job,) = set(re.findall(r"raysubmit_\w+", submitted.stdout))
-    until(lambda: machines.count_finished("outlives", "extract") > 0, "a first unit")
+    until(lambda: machines.count_finished("outlives", "extract") > 0, "a first task")
     ray = [str(BIN / "ray"), "job"]
     address = f"--address=http://{cluster.head.address}:8265"
     stopped = cluster.head.run(*ray, "stop", address, job)

@@ -272,7 +272,7 @@ def test_invalid_input_of_duplicated_is_refused() -> None:
 def apply_stage(stage: Stage[Any], batch: pa.Table) -> Outcome:
     """Apply a stage, check its contract and return the outcome."""
     stage.open()
-    outcome = stage.apply_stage(batch)
+    outcome = stage.apply(batch)
     outcome.check(batch, stage.name)
     for field in stage.adds:
         assert outcome.kept.schema.field(field.name).type == field.type
@@ -398,7 +398,7 @@ def test_lines_that_the_text_does_not_have_are_refused(wrong: list[int]) -> None
         ValueError,
         match=r"document 1: duplicate_lines is .* indices into the 2 lines of its text",
     ):
-        REMOVAL.apply_stage(batch)
+        REMOVAL.apply(batch)
 
 
 @pytest.mark.shared_data
