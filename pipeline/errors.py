@@ -9,7 +9,8 @@
         ├── pipeline.runs.run_folder.RunNotFound        exit code 2: there is no run here, or it has not got that far
         ├── pipeline.models.registry.AssetError        exit code 1: a model can neither be fetched nor made
         ├── pipeline.models.kenlm_build.TrainingFailed exit code 1: a model could not be trained
-        └── storage.StorageError                       exit code 1: object storage cannot be reached
+        ├── shardwriter.format.FormatError             exit code 1: a dataset is damaged
+        └── storage.StorageError                       exit code 1: a file is damaged (DamagedFile) or cannot be read
 
 Exit code 3 is no error: the run finished, but more input was quarantined than `input.max_quarantined_share` allows.
 """

@@ -62,12 +62,14 @@ def _describe(error: Exception) -> tuple[str, int]:
     from pipeline.errors import RunAborted
     from pipeline.models.kenlm_build import TrainingFailed
     from pipeline.runs.run_folder import RunNotFound
+    from shardwriter.format import FormatError
+    from stages.contract import DocumentCountError
 
     if isinstance(error, ConfigError):
         return "\n".join(error.faults), WRONG_USAGE
     if isinstance(error, RunNotFound):
         return str(error), WRONG_USAGE
-    if isinstance(error, RunAborted | TrainingFailed):
+    if isinstance(error, RunAborted | TrainingFailed | FormatError | DocumentCountError):
         return str(error), FAILED
     if isinstance(error, OSError):
         # Our own subclasses (AssetError, StorageError) have messages that need no class name.

@@ -5,12 +5,15 @@
         ├── NotFound            there is no file or object of that name (also a FileNotFoundError)
         ├── AccessRefused       credentials or permissions are missing (also a PermissionError)
         ├── InvalidAddress      the address, the bucket or the settings cannot be used
+        ├── DamagedFile         the content is not what was written
         └── Unreachable         gave up after the retry limit; a later attempt may succeed
 
 A plain StorageError, of no subclass, is a fault of the local disk.
 """
 
 from __future__ import annotations
+
+from typing import Self
 
 
 class StorageError(OSError):
@@ -41,6 +44,22 @@ class AccessRefused(StorageError, PermissionError):
 
 class InvalidAddress(StorageError):
     """The address, the bucket or the settings cannot be used."""
+
+
+class DamagedFile(StorageError):
+    """The content of a file is not what was written.
+
+    Attributes:
+        found: what is there.
+        wanted: what should be there.
+    """
+
+    def __init__(self, where: str, found: str, wanted: str, remedy: str) -> None:
+        super().__init__(where, f"found {found}, wanted {wanted}", remedy)
+        self.found, self.wanted = found, wanted
+
+    def __reduce__(self) -> tuple[type[Self], tuple[str, str, str, str]]:
+        return type(self), (self.where, self.found, self.wanted, self.remedy)
 
 
 class Unreachable(StorageError):

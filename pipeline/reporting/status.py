@@ -17,7 +17,6 @@ from rich.console import Console
 
 from pipeline.phases import registry
 from pipeline.phases.extract import Extract
-from pipeline.phases.phase import sum_counters
 from pipeline.reporting.report.summary import take_family
 from pipeline.reporting.tables import make_table
 from pipeline.runs.run_folder import RunFolder
@@ -90,8 +89,10 @@ def read_status(run: RunFolder, *, now: float) -> Status:
     last: Event = events[-1] if events else {"time": now}
     silent_s = max(0.0, now - last["time"])
     state: RunState = "running" if silent_s < SILENT_AFTER_S else "silent"
+    why = ""
     if last.get("event") == "RunEnded":
-        state = "stopped" if last["why"] else "finished"
+        why = last["why"]
+        state = "stopped" if why else "finished"
     phases = [
         _read_phase(run, name, events, state, now) for name in registry.list_phase_names()
     ]
@@ -102,7 +103,7 @@ def read_status(run: RunFolder, *, now: float) -> Status:
         run_dir=str(run.run_dir),
         state=state,
         silent_s=silent_s,
-        why=last.get("why", ""),
+        why=why,
         phases=tuple(phases),
         failures=_list_failures(events),
         num_records=counts.get("num_records", 0),
@@ -128,7 +129,7 @@ def _take_latest_start(events: Iterable[Event]) -> list[Event]:
 def _list_failures(events: Iterable[Event]) -> dict[str, str]:
     failures: dict[str, str] = {}
     for event in events:
-        if event.get("failed"):
+        if event["event"] == "TaskFinished" and event["failed"]:
             failures[f"{event['phase']} {event['task_id']}"] = event["failed"]
     return failures
 
@@ -174,7 +175,8 @@ def _read_extract_counts(run: RunFolder) -> Mapping[str, int]:
     folder = run.folder(Extract.name)
     if folder.complete():
         return Counters.from_json(folder.summary()["counters"]).counts
-    return sum_counters(folder, folder.done()).counts
+    records = folder.intact_records(folder.done())
+    return Counters.sum(Counters.from_json(record["counters"]) for record in records).counts
 
 
 # ------------------------------------------------------------------------------------ terminal

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import threading
 import time
 import uuid
@@ -19,6 +20,20 @@ from pathlib import Path
 from typing import Any
 
 from storage import Store
+from storage.json_schema import (
+    BOOLEAN,
+    Integer,
+    Mismatch,
+    Nullable,
+    Number,
+    Object,
+    Schema,
+    Table,
+    Text,
+    load_json,
+)
+
+log = logging.getLogger(__name__)
 
 # The log on a disk.
 LOG = "log.jsonl"
@@ -34,6 +49,35 @@ PART_BYTES = 1 << 20
 
 # How far from its end a file is searched for the end of a line.
 MAX_LINE_BYTES = 1 << 20
+
+_SECONDS = Table(Number())
+
+# Kind of event -> its fields beside "time" and "event".
+_FIELDS: Mapping[str, Mapping[str, Schema]] = {
+    "RunStarted": {},
+    "RunEnded": {"why": Text()},
+    "PhaseStarted": {"phase": Text(), "num_tasks": Integer(), "num_done": Integer()},
+    "TaskFinished": {
+        "phase": Text(),
+        "task_id": Text(),
+        "seconds": _SECONDS,
+        "cpu_seconds": _SECONDS,
+        "failed": Nullable(Text()),
+        "peak_mb": Nullable(Number()),
+        "worker": Text(),
+    },
+    "PhaseFinished": {"phase": Text(), "was_complete": BOOLEAN},
+}
+
+_EVENT_FIELDS: Mapping[str, Schema] = {"time": Number(), "event": Text()}
+
+# Other versions may write other kinds of events, and further fields.
+_ANY_EVENT = Object(_EVENT_FIELDS, is_open=True)
+
+_SCHEMAS: Mapping[str, Schema] = {
+    kind: Object({**_EVENT_FIELDS, **fields}, is_open=True)
+    for kind, fields in _FIELDS.items()
+}
 
 AddEvent = Callable[[Mapping[str, Any]], None]
 
@@ -58,14 +102,42 @@ def open_log(run_folder: Store) -> Generator[AddEvent]:
 
 
 def read_events(run_folder: Store) -> Iterator[dict[str, Any]]:
-    """Yield the events so far; those of an earlier driver come first. No log: no events."""
+    """Yield the events so far; those of an earlier driver come first. No log: no events.
+
+    Damaged lines are left out, and a warning names the first one and their number. An
+    incomplete last line is left out without a warning: its driver may be writing it.
+    """
+    num_damaged, first = 0, ""
+    for place, line in _read_lines(run_folder):
+        try:
+            yield _parse_line(line)
+        except Mismatch as mismatch:
+            num_damaged += 1
+            first = first or f"{place}: {mismatch}"
+    if num_damaged:
+        log.warning("%s; lines of the event log that are left out: %d", first, num_damaged)
+
+
+def _parse_line(line: bytes) -> dict[str, Any]:
+    """Return the event in a line; raise Mismatch if it is damaged."""
+    event = load_json(line)
+    _ANY_EVENT.check(event)
+    _SCHEMAS.get(event["event"], _ANY_EVENT).check(event)
+    return event
+
+
+def _read_lines(run_folder: Store) -> Iterator[tuple[str, bytes]]:
+    """Yield the place and the content of each complete line of the log."""
     path = run_folder.get_local_path(LOG)
     if path is not None:
         yield from _read_log_file(path)
         return
     parts = run_folder.child(LOG_PARTS)
-    for content in parts.read_each(parts.list_names(), parts.read_bytes):
-        yield from map(json.loads, content.splitlines())
+    names = parts.list_names()
+    contents = parts.read_each(names, parts.read_bytes)
+    for name, content in zip(names, contents, strict=True):
+        for number, line in enumerate(content.splitlines(), start=1):
+            yield f"{parts.locate(name)}:{number}", line
 
 
 @contextlib.contextmanager
@@ -80,11 +152,11 @@ def _open_log_file(path: Path) -> Generator[AddEvent]:
         yield add_event
 
 
-def _read_log_file(path: Path) -> Iterator[dict[str, Any]]:
-    with contextlib.suppress(FileNotFoundError), path.open(encoding="utf-8") as file:
-        for line in file:
-            if line.endswith("\n"):  # the last line may be incomplete
-                yield json.loads(line)
+def _read_log_file(path: Path) -> Iterator[tuple[str, bytes]]:
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.endswith(b"\n"):  # the last line may be incomplete
+                yield f"{path}:{number}", line
 
 
 def _remove_partial_line(path: Path) -> None:

@@ -14,8 +14,10 @@ names. So resuming a run means to run the tasks that have no record.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
+import logging
 import os
 import socket
 import uuid
@@ -27,6 +29,19 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from storage import Store
+from storage.errors import DamagedFile
+from storage.json_schema import (
+    SHA256,
+    Anything,
+    Integer,
+    Object,
+    Table,
+    Text,
+    parse_json,
+    show_value,
+)
+
+log = logging.getLogger(__name__)
 
 # In a run folder: the config, the folders of the phases and the input splits of the run.
 RUN_FILE = "run.json"
@@ -34,6 +49,30 @@ RUN_FILE = "run.json"
 _DONE = "done"
 _COMPLETE = "phase.json"
 _ATTEMPTS = ".attempts"
+
+# In a phase folder: damaged files, which were set aside.
+DAMAGED = "damaged"
+
+# Bins of histograms are integers, also negative ones; keys of JSON objects are strings.
+_BIN = Text(r"-?[0-9]{1,18}", "an integer as a string")
+
+_COUNTERS = Object(
+    {"counts": Table(Integer()), "histograms": Table(Table(Integer(), keys=_BIN))}
+)
+
+# Of the done-record of a task that counts nothing.
+_NO_COUNTERS: Mapping[str, Any] = {"counters": {"counts": {}, "histograms": {}}}
+
+_DONE_RECORD = Object(
+    {
+        "task_id": Text(),
+        "outputs": Table(Object({"bytes": Integer(), "sha256": SHA256}, is_open=True)),
+        "counters": _COUNTERS,
+    },
+    optional={"entry": Anything()},
+)
+
+_SUMMARY = Object({"task_ids": Integer(), "of": Text(), "counters": _COUNTERS})
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -109,8 +148,15 @@ class PhaseFolder:
 
         Raises:
             FileNotFoundError: the task is not done.
+            DamagedFile: the record has been changed since it was written.
         """
-        return json.loads(self.root.read_bytes(f"{_DONE}/{task_id}.json"))
+        name = f"{_DONE}/{task_id}.json"
+        where, remedy = self.root.locate(name), "run the config again: it repeats this task"
+        record = parse_json(self.root.read_bytes(name), _DONE_RECORD, where, remedy)
+        if record["task_id"] != task_id:
+            found = show_value(record["task_id"])
+            raise DamagedFile(f"{where}: task_id", found, repr(task_id), remedy)
+        return record
 
     def records(self, task_ids: Iterable[str]) -> Iterator[dict[str, Any]]:
         """Yield the done-records of tasks, in order. There can be tens of thousands.
@@ -120,9 +166,61 @@ class PhaseFolder:
         """
         return self.root.read_each(task_ids, self.record)
 
+    def intact_records(self, task_ids: Iterable[str]) -> Iterator[dict[str, Any]]:
+        """Yield the done-records of tasks that are not damaged; name the others in a warning.
+
+        Raises:
+            FileNotFoundError: a task is not done.
+        """
+        for record in self.root.read_each(task_ids, self._try_record):
+            if isinstance(record, DamagedFile):
+                _warn_once(str(record))
+            else:
+                yield record
+
+    def set_aside_damaged_records(self) -> list[str]:
+        """Move damaged done-records into a subfolder. Then their tasks are not done.
+
+        Returns:
+            The ids of these tasks.
+        """
+        task_ids = sorted(self.done())
+        damaged: list[str] = []
+        for task_id, record in zip(
+            task_ids, self.root.read_each(task_ids, self._try_record), strict=True
+        ):
+            if isinstance(record, DamagedFile):
+                log.warning("%s", record)
+                self._set_aside(self.root.child(_DONE), f"{task_id}.json")
+                damaged.append(task_id)
+        return damaged
+
+    def _try_record(self, task_id: str) -> dict[str, Any] | DamagedFile:
+        """Return the done-record of a task, or its fault."""
+        try:
+            return self.record(task_id)
+        except DamagedFile as fault:
+            return fault
+
+    def _set_aside(self, folder: Store, name: str) -> None:
+        aside = self.root.child(DAMAGED)
+        aside.make_folder()
+        aside.put(name, folder.read_bytes(name))
+        folder.delete(name)
+
     def complete(self) -> bool:
-        """Whether the phase is finished: all tasks are done and `finish` was called."""
-        return self.root.exists(_COMPLETE)
+        """Whether the phase is finished: all tasks are done and `finish` was called.
+
+        A phase with a damaged summary is not complete. The next run writes the summary again.
+        """
+        try:
+            self.summary()
+        except FileNotFoundError:
+            return False
+        except DamagedFile as fault:
+            _warn_once(str(fault))
+            return False
+        return True
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Mark the phase as finished, with the sum of its records."""
@@ -133,13 +231,16 @@ class PhaseFolder:
 
         Raises:
             FileNotFoundError: the phase is not finished.
+            DamagedFile: the summary has been changed since it was written.
         """
-        return json.loads(self.root.read_bytes(_COMPLETE))
+        content, where = self.root.read_bytes(_COMPLETE), self.root.locate(_COMPLETE)
+        remedy = "run the config again: it adds up the done-records again"
+        return parse_json(content, _SUMMARY, where, remedy)
 
     # ---- running tasks ----
 
     def begin(self) -> None:
-        """Create the folder and delete what interrupted tasks left.
+        """Create the folder, delete what interrupted tasks left, and set aside damaged records.
 
         One process calls this before any task starts. Attempts are counted anew.
         """
@@ -149,6 +250,7 @@ class PhaseFolder:
         attempts.make_folder()
         self.root.delete_unfinished()
         done.delete_unfinished()
+        self.set_aside_damaged_records()
 
     def attempt(self, task_id: str) -> int:
         """Count an attempt at a task; return the number of attempts since `begin`, with this one.
@@ -190,8 +292,19 @@ class PhaseFolder:
             outputs = {file.name: _describe(file) for file in files}
             for file in files:
                 self.root.move_in(file, file.name)
-            record = {"task_id": task_id, "outputs": outputs, **output.record}
+            record = {
+                "task_id": task_id,
+                "outputs": outputs,
+                **_NO_COUNTERS,
+                **output.record,
+            }
             self.root.put(f"{_DONE}/{task_id}.json", to_json(record))
+
+
+@functools.lru_cache(maxsize=100)
+def _warn_once(message: str) -> None:
+    # A command may ask several times whether a phase is complete.
+    log.warning("%s", message)
 
 
 def to_json(value: Any) -> bytes:

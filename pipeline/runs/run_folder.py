@@ -8,7 +8,6 @@ run.folder("extract").done()
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,6 +23,35 @@ from pipeline.runs.phase_folder import (
     to_json,
 )
 from storage import Store, open_store
+from storage.errors import DamagedFile
+from storage.json_schema import (
+    Anything,
+    Array,
+    Integer,
+    Object,
+    Schema,
+    Table,
+    Text,
+    parse_json,
+    show_value,
+)
+
+# Names of phases and splits are parts of paths, so they hold no slash.
+_PHASE = Text(r"[a-z_]+", "the name of a phase")
+_SPLIT_KEY = Text(r"[0-9]{6,9}-[0-9a-f]{8}", "the key of an input split, 000007-0f3a5c21")
+
+_FIELDS: Mapping[str, Schema] = {
+    "config": Table(Anything()),
+    "folders": Table(Text(r"[a-z_]+-[0-9a-f]{16}", "the folder of a phase"), keys=_PHASE),
+    "splits": Array(_SPLIT_KEY),
+    "stages": Table(Table(Integer()), keys=_PHASE),
+}
+
+_PREVIOUS_RUN = Object({"run_dir": Text(), **_FIELDS})
+
+_RUN_FILE = Object({**_FIELDS, "previous_runs": Array(_PREVIOUS_RUN)})
+
+_REMEDY = "run the config again: it writes this file again"
 
 
 class RunNotFound(Exception):
@@ -66,29 +94,33 @@ class RunFolder:
 
         Raises:
             RunNotFound: the folder holds no run.
+            DamagedFile: run.json has been changed since it was written.
             StorageError: the bucket cannot be read.
         """
         run_dir = open_store(address)
         try:
-            described = json.loads(run_dir.read_bytes(RUN_FILE))
+            content = run_dir.read_bytes(RUN_FILE)
         except FileNotFoundError as error:
             raise RunNotFound(
                 f"{address}: no run here ({RUN_FILE} is missing); {_suggest(run_dir)}"
             ) from error
-        return cls._from_json(described, run_dir)
+        where = run_dir.locate(RUN_FILE)
+        described = parse_json(content, _RUN_FILE, where, _REMEDY)
+        return cls._from_json(described, run_dir, where)
 
     @classmethod
-    def _from_json(cls, described: Mapping[str, Any], run_dir: Store) -> Self:
+    def _from_json(cls, described: Mapping[str, Any], run_dir: Store, where: str) -> Self:
         previous = [
-            cls._from_json(run, open_store(run["run_dir"]))
+            cls._from_json(run, open_store(run["run_dir"]), where)
             for run in described.get("previous_runs", ())
         ]
+        _check_numbers(described["splits"], where)
         return cls(
             run_dir=run_dir,
             recorded_config=described["config"],
             folders=described["folders"],
             splits=number_splits(described["splits"]),
-            stage_versions=described.get("stages", {}),
+            stage_versions=described["stages"],
             previous=tuple(previous),
         )
 
@@ -122,8 +154,18 @@ class RunFolder:
         return config.model_copy(update={"run_dir": str(self.run_dir), "storage": storage})
 
     def folder(self, phase: str) -> PhaseFolder:
-        """Return the folder with the outputs of a phase."""
-        return PhaseFolder(self.run_dir.child(self.folders[phase]))
+        """Return the folder with the outputs of a phase.
+
+        Raises:
+            RunNotFound: run.json names no folder of the phase.
+        """
+        name = self.folders.get(phase)
+        if name is None:
+            raise RunNotFound(
+                f"{self.run_dir.locate(RUN_FILE)}: folders: found {sorted(self.folders)}, wanted "
+                f"{phase} too; {_REMEDY}"
+            )
+        return PhaseFolder(self.run_dir.child(name))
 
     def has_finished(self, phase: str) -> bool:
         """Return whether all tasks of a phase are done."""
@@ -132,7 +174,7 @@ class RunFolder:
     @property
     def dataset(self) -> Store:
         """The folder of shards, indexes and manifest.json."""
-        return self.run_dir.child(self.folders["write_shards"])
+        return self.folder("write_shards").root
 
     def read_events(self) -> Iterator[dict[str, Any]]:
         """Read the event log, oldest event first.
@@ -153,6 +195,14 @@ class RunFolder:
 def number_splits(keys: Sequence[str]) -> tuple[RunSplit, ...]:
     """Return the splits with these keys, which are in input order."""
     return tuple(RunSplit(index, key) for index, key in enumerate(keys))
+
+
+def _check_numbers(keys: Sequence[str], where: str) -> None:
+    """Raise DamagedFile if a split's key does not begin with its place in the list."""
+    for index, key in enumerate(keys):
+        if int(key.split("-")[0]) != index:
+            wanted = f"a key that begins with {index:06d}"
+            raise DamagedFile(f"{where}: splits[{index}]", show_value(key), wanted, _REMEDY)
 
 
 def _suggest(run_dir: Store) -> str:

@@ -10,7 +10,7 @@ bytes. The lock saves duplicate work.
 from __future__ import annotations
 
 import contextlib
-import json
+import logging
 import os
 import socket
 import threading
@@ -23,7 +23,11 @@ import filelock
 
 from pipeline.runs.phase_folder import to_json
 from storage import Store
+from storage.errors import DamagedFile
+from storage.json_schema import Integer, Object, Text, parse_json
 from storage.local import is_alive
+
+log = logging.getLogger(__name__)
 
 # How often the holder renews a lock in an object store.
 RENEW_S = 15.0
@@ -32,6 +36,17 @@ RENEW_S = 15.0
 EXPIRE_S = 60.0
 
 _LOCK = ".lock"
+
+# The content of a lock in an object store.
+_HOLDER = Object(
+    {
+        "machine": Text(),
+        "pid": Integer(1, 2**31 - 1),
+        "host": Text(),
+        "id": Text(),
+        "renewals": Integer(),
+    }
+)
 
 
 class HeldByAnother(Exception):
@@ -148,7 +163,7 @@ class _ObjectRunLock(RunLock):
                 f"another process is starting to work in {self._folder}; wait for it, or choose "
                 "another --run-dir"
             ) from None
-        holder: Mapping[str, Any] = json.loads(content)
+        holder = self._parse_holder(content)
         is_same_machine = holder["machine"] == self._owner["machine"]
         is_dead = is_same_machine and not is_alive(holder["pid"])
         if is_dead or age_s >= EXPIRE_S:
@@ -160,6 +175,15 @@ class _ObjectRunLock(RunLock):
             f"{holder['host']}, last renewal {age_s:.0f} s ago; wait for it, or choose another "
             f"--run-dir. If it is dead, its lock expires in {max(0.0, EXPIRE_S - age_s):.0f} s"
         )
+
+    def _parse_holder(self, content: bytes) -> Mapping[str, Any]:
+        """Return what a lock says about its holder. A damaged lock is held until it expires."""
+        remedy = "wait until it expires"
+        try:
+            return parse_json(content, _HOLDER, self._folder.locate(_LOCK), remedy)
+        except DamagedFile as error:
+            log.warning("%s", error)
+            return {"machine": "", "pid": "?", "host": "an unknown machine"}
 
     def _measure_age_s(self) -> float:
         """Return the seconds since the last renewal.

@@ -270,7 +270,9 @@ def _sum_seconds(run: RunFolder) -> dict[str, float]:
     """Return `phase: step` -> worker seconds, from the event log."""
     total: Counter[str] = Counter()
     for event in run.read_events():
-        for step, seconds in event.get("seconds", {}).items():
+        if event["event"] != "TaskFinished":
+            continue
+        for step, seconds in event["seconds"].items():
             name = step if step == event["phase"] else f"{event['phase']}: {step}"
             total[name] += seconds
     return dict(total)

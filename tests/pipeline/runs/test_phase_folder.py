@@ -19,6 +19,8 @@ from tests.conftest import REPOSITORY
 from tests.loader.faults import FaultProxy
 from tests.seaweed import Seaweed
 
+COUNTERS = {"counts": {"documents": 1}, "histograms": {"scores": {"-3": 2}}}
+
 
 @pytest.fixture(params=["disk", "bucket"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> PhaseFolder:
@@ -45,7 +47,7 @@ def test_a_commit_stores_outputs_and_then_the_record(folder: PhaseFolder) -> Non
     with folder.commit("u0") as output:
         output.path("u0.txt").write_bytes(b"text")
         output.path("u0.empty").touch()
-        output.record = {"counters": {"documents": 1}}
+        output.record = {"counters": COUNTERS}
         assert not folder.root.exists("u0.txt")
     with folder.open("u0.txt") as file:
         assert (file.read(), file.size()) == (b"text", 4)
@@ -58,7 +60,7 @@ def test_a_commit_stores_outputs_and_then_the_record(folder: PhaseFolder) -> Non
             "u0.empty": {"bytes": 0, "sha256": hashlib.sha256(b"").hexdigest()},
             "u0.txt": {"bytes": 4, "sha256": hashlib.sha256(b"text").hexdigest()},
         },
-        "counters": {"documents": 1},
+        "counters": COUNTERS,
     }
 
 
@@ -100,9 +102,10 @@ def test_a_finished_phase_has_a_summary(folder: PhaseFolder) -> None:
     assert not folder.complete()
     with pytest.raises(FileNotFoundError):
         folder.summary()
-    folder.finish({"task_ids": 1})
+    summary = {"task_ids": 1, "of": "0f3a", "counters": COUNTERS}
+    folder.finish(summary)
     folder.begin()
-    assert (folder.summary(), folder.complete()) == ({"task_ids": 1}, True)
+    assert (folder.summary(), folder.complete()) == (summary, True)
 
 
 def test_records_are_read_in_order(folder: PhaseFolder) -> None:
