@@ -123,6 +123,11 @@ def wet_file(tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def tiny_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A byte-level tokenizer.json without merges and with an end-of-document token."""
+    return write_tiny_tokenizer(tmp_path_factory.mktemp("tokenizer") / "tokenizer.json")
+
+
+def write_tiny_tokenizer(path: Path) -> Path:
+    """Write a byte-level tokenizer.json with an end-of-document token and no merges."""
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers
 
@@ -134,6 +139,5 @@ def tiny_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<|endoftext|>"])
-    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
     tokenizer.save(str(path))
     return path

@@ -16,6 +16,9 @@ from rich.table import Table
 from benchmarks.result_file import describe_machine, format_command, read_commit
 from tests.faults.runner import Row, run_attacks
 
+# Of each attack; the file of --json has all.
+MAX_BREAKS_SHOWN = 2
+
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
 
 
@@ -88,11 +91,14 @@ def make_table(rows: Sequence[Row]) -> Table:
 
 def _print_breaks(rows: Sequence[Row]) -> None:
     for row in rows:
-        for found in row.breaks:
+        for found in row.breaks[:MAX_BREAKS_SHOWN]:
             console.rule(f"{row.name}, seed {found.seed}", align="left")
             console.print(found.message, markup=False)
             command = f"python -m tests.faults --only {row.name!r} --seed {found.seed}"
             console.print(f"again: {command}", markup=False)
+        if len(row.breaks) > MAX_BREAKS_SHOWN:
+            others = [found.seed for found in row.breaks[MAX_BREAKS_SHOWN:]]
+            console.print(f"{row.name}: also broken: seeds {others}")
 
 
 def make_report(rows: Sequence[Row]) -> str:

@@ -1,0 +1,150 @@
+"""The crash matrix: each phase x each moment x driver, worker, raylet x local disk, object store."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from pipeline.execution.engine import run
+from pipeline.phases import registry
+from pipeline.planning.plan import make_plan
+from tests.faults.attack import Attack, find_nothing
+from tests.faults.runs.kill_points import (
+    PHASE_MOMENTS,
+    RUN_MOMENTS,
+    TASK_MOMENTS,
+    KillPoint,
+    set_kill_point,
+)
+from tests.faults.runs.small_run import (
+    check_outputs,
+    find_missing_seaweed,
+    get_ray,
+    get_reference_run,
+    make_config,
+    make_run_dir,
+    run_to_end,
+    start_driver,
+    wait_for,
+)
+
+PROMISE = "A killed run continues to the bytes of an undisturbed run."
+PHASES = tuple(registry.list_phase_names())
+DRIVER_POINTS = (
+    *itertools.product(PHASES, PHASE_MOMENTS),
+    *(("", moment) for moment in RUN_MOMENTS),
+)
+# Each phase once, with another moment each; a kill needs a Ray of its own.
+RAY_POINTS = tuple(zip(PHASES, itertools.cycle(TASK_MOMENTS), strict=False))
+
+KILLED = (-signal.SIGKILL, -signal.SIGXFSZ)
+
+
+def make_point(
+    folder: Path, phases: tuple[str, ...], moment: str, victim: str = "self"
+) -> KillPoint:
+    """Return a kill point whose markers are in a new folder."""
+    markers = folder / "markers"
+    markers.mkdir()
+    reference = get_reference_run()
+    half_bytes: dict[str, int] = {}
+    for phase in PHASES:
+        sizes = [
+            output["bytes"]
+            for record in _read_records(phase)
+            for output in record["outputs"].values()
+        ]
+        half_bytes[phase] = max(sizes) // 2
+    assert set(reference.folders) == set(PHASES)
+    return KillPoint(phases, moment, markers, half_bytes, victim)
+
+
+def _read_records(phase: str) -> list[dict]:
+    folder = get_reference_run().folder(phase)
+    return list(folder.records(sorted(folder.done())))
+
+
+def run_killed(run_dir: str, point: KillPoint, kind: str = "inline") -> None:
+    """Run until the point is reached. Runs in a driver process."""
+    plan = make_plan(make_config(run_dir, engine={"kind": kind}))
+    list(run(set_kill_point(plan, point)))
+
+
+def resume(run_dir: str, messages: Path) -> None:
+    """Run again without disturbance, and compare all files."""
+    plan = make_plan(make_config(run_dir))
+    code = wait_for(start_driver(run_to_end, plan, messages=messages))
+    assert code == 0, f"the second run ended with {code}: {messages.read_text()[-2000:]}"
+    check_outputs(run_dir)
+
+
+def kill_driver(storage: str, seed: int, folder: Path) -> None:
+    """Kill a driver without Ray at one point, and run again."""
+    phase, moment = DRIVER_POINTS[seed]
+    run_dir, messages = make_run_dir(storage, folder), folder / "messages"
+    point = make_point(folder, (phase,), moment)
+    code = wait_for(start_driver(run_killed, run_dir, point, messages=messages))
+    assert code in KILLED, f"not killed ({code}): {messages.read_text()[-2000:]}"
+    resume(run_dir, messages)
+
+
+def kill_workers(storage: str, seed: int, folder: Path) -> int:
+    """Kill a worker of Ray at one moment of every phase of a run, which must still succeed."""
+    run_dir, messages = make_run_dir(storage, folder), folder / "messages"
+    point = make_point(folder, PHASES, TASK_MOMENTS[seed])
+    driver = start_driver(
+        run_killed,
+        run_dir,
+        point,
+        "ray",
+        messages=messages,
+        environment=get_ray().environment,
+    )
+    code = wait_for(driver)
+    assert code == 0, f"the run ended with {code}: {messages.read_text()[-2000:]}"
+    killed = {path.name for path in point.markers.iterdir()}
+    assert killed == set(PHASES), f"not killed in {set(PHASES) - killed}"
+    check_outputs(run_dir)
+    return len(PHASES)
+
+
+def kill_with_ray(victim: str, storage: str, seed: int, folder: Path) -> None:
+    """Kill the driver or the raylet when a worker of a local Ray reaches a point; run again."""
+    phase, moment = RAY_POINTS[seed]
+    run_dir, messages = make_run_dir(storage, folder), folder / "messages"
+    point = make_point(folder, (phase,), moment, victim)
+    driver = start_driver(run_killed, run_dir, point, "ray", messages=messages)
+    code = wait_for(driver)
+    assert code != 0, "the run ended with 0, although its process was killed"
+    assert (point.markers / phase).exists(), messages.read_text()[-2000:]
+    resume(run_dir, messages)
+
+
+def _make_attacks(storage: str, find_obstacle: Callable[[], str | None]) -> list[Attack]:
+    def make(
+        victim: str,
+        num_tries: int,
+        num_small: int,
+        attempt: Callable[[int, Path], int | None],
+    ) -> Attack:
+        name = f"crash: {victim}, {storage}"
+        return Attack(
+            name, PROMISE, num_tries, num_small, attempt, find_obstacle, timeout_s=600.0
+        )
+
+    on_ray = len(RAY_POINTS)
+    return [
+        make("driver", len(DRIVER_POINTS), 2, partial(kill_driver, storage)),
+        make("worker of Ray", len(TASK_MOMENTS), 0, partial(kill_workers, storage)),
+        make("driver on Ray", on_ray, 0, partial(kill_with_ray, "driver", storage)),
+        make("raylet", on_ray, 0, partial(kill_with_ray, "raylet", storage)),
+    ]
+
+
+ATTACKS = (
+    *_make_attacks("local disk", find_nothing),
+    *_make_attacks("object store", find_missing_seaweed),
+)
