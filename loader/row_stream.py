@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from loader.order.mixture import Mixture, MixtureOrder
 from loader.order.permutation import Int64Array
+from loader.order.rank_batches import RankBatches
 from loader.order.row_order import (
     DEFAULT_WINDOW_ROWS,
     ORDER_VERSION,
@@ -122,6 +124,36 @@ class RowStream:
             weights=tuple(weights),
             order_version=ORDER_VERSION,
         )
+
+    def read_state(
+        self, value: Any, rank_batches: RankBatches, *, allow_mismatch: bool
+    ) -> LoaderState:
+        """Return the state that a dict holds, after checking that it fits this stream.
+
+        Args:
+            value: what `state_dict` returned.
+            rank_batches: of the loader that will continue.
+            allow_mismatch: accept the state of another stream.
+
+        Raises:
+            ResumeMismatch: the state belongs to another stream.
+            FormatError: it is not the state of a loader.
+            ValueError: the position is behind the end of this stream.
+        """
+        state = LoaderState.from_dict(value)
+        if not allow_mismatch:
+            # The state's position, because the weights of a mixture are compared up to there.
+            current = self.make_state(
+                state.position, global_batch_rows=rank_batches.global_batch_rows
+            )
+            state.check_same_stream(current)
+        end = rank_batches.end
+        if end is not None and state.position > end:
+            raise ValueError(
+                f"the state has position {state.position}, but this stream ends at {end}; "
+                f"set `epochs` to at least the value with which the state was saved"
+            )
+        return state
 
 
 def open_row_stream(

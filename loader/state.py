@@ -9,9 +9,13 @@ rows were skipped. It can be loaded on any number of ranks and with any global b
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
+
+from shardwriter.format import FormatError
 
 # Raise this when a state of the previous version would be read wrongly.
 STATE_VERSION = 2
@@ -29,6 +33,30 @@ _IDENTITY_FIELDS = (
 )
 
 OVERRIDE = "allow_mismatch=True"
+
+# The largest integer that every JSON reader represents exactly.
+_MAX_INTEGER = 2**53 - 1
+# A step leaves fewer rows than it has ranks. This is more ranks than any cluster has, and
+# limits the memory for the first step after a damaged state.
+_MAX_CARRIED_ROWS = 2**17 - 1
+
+# Field -> smallest and largest value.
+_RANGES = {
+    "seq_len": (1, _MAX_INTEGER),
+    "seed": (0, 2**63 - 1),
+    "window_rows": (1, 2**63 - 1),
+    "global_batch_rows": (1, _MAX_INTEGER),
+    "position": (0, _MAX_INTEGER),
+    "carried_rows": (0, _MAX_CARRIED_ROWS),
+    "skipped_rows": (0, _MAX_INTEGER),
+    "order_version": (1, _MAX_INTEGER),
+    "version": (1, _MAX_INTEGER),
+}
+
+_REMEDY = "load what `state_dict` of a loader returned"
+
+_SHA256 = re.compile("[0-9a-f]{64}")
+_MAX_SHOWN_CHARS = 80
 
 
 class ResumeMismatch(ValueError):
@@ -89,32 +117,36 @@ class LoaderState:
         return value
 
     @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> Self:
+    def from_dict(cls, value: Any) -> Self:
         """Return the state that `to_dict` returned `value` for.
 
         Raises:
             ResumeMismatch: the state has another version.
-            ValueError: the keys are not those of a state.
+            FormatError: a key is missing or unknown, or a value has another type or is out of range.
         """
+        if not isinstance(value, Mapping):
+            raise _make_error("value", value, "a mapping")
         version = value.get("version", STATE_VERSION)
         if version != STATE_VERSION:
             raise ResumeMismatch({"version": (version, STATE_VERSION)})
         names = {field.name for field in fields(cls)}
         # Refuse unknown keys too: a state of another program must not resume at a random position.
         if set(value) != names:
-            missing, unknown = sorted(names - value.keys()), sorted(value.keys() - names)
-            raise ValueError(
-                f"not the state of a loader: missing keys {missing}, unknown keys {unknown}"
-            )
-        weights: list[tuple[int, tuple[float, ...]]] = []
-        for first_position, segment_weights in value["weights"]:
-            weights.append((int(first_position), tuple(map(float, segment_weights))))
-        tuples: dict[str, Any] = {
-            "sources": tuple(value["sources"]),
-            "interleave_depths": tuple(value["interleave_depths"]),
-            "weights": tuple(weights),
-        }
-        return cls(**{**value, **tuples})
+            missing = sorted(names - value.keys())
+            unknown = sorted(value.keys() - names, key=repr)
+            found = f"missing keys {missing}, unknown keys {unknown}"
+            raise FormatError("loader state", found, f"the keys {sorted(names)}", _REMEDY)
+        read = {name: _read_integer(name, value[name], *_RANGES[name]) for name in _RANGES}
+        # A step leaves fewer rows than it has ranks, and has at least one row for each of them.
+        _read_integer(
+            "carried_rows", read["carried_rows"], 0, read["global_batch_rows"] - 1
+        )
+        return cls(
+            sources=_read_digests("sources", value["sources"]),
+            interleave_depths=_read_depths("interleave_depths", value["interleave_depths"]),
+            weights=_read_weights("weights", value["weights"]),
+            **read,
+        )
 
     def check_same_stream(self, current: LoaderState) -> None:
         """Raise ResumeMismatch if `current` is the state of another stream."""
@@ -125,3 +157,48 @@ class LoaderState:
                 differences[name] = (saved_value, current_value)
         if differences:
             raise ResumeMismatch(differences)
+
+
+def _read_integer(name: str, value: Any, least: int = 0, most: int = _MAX_INTEGER) -> int:
+    # `type(...) is`, because bool is a subclass of int.
+    if type(value) is not int or not least <= value <= most:
+        raise _make_error(name, value, f"an integer from {least} to {most}")
+    return value
+
+
+def _read_list(name: str, value: Any) -> list[Any] | tuple[Any, ...]:
+    if not isinstance(value, list | tuple):
+        raise _make_error(name, value, "a list")
+    return value
+
+
+def _read_digests(name: str, value: Any) -> tuple[str, ...]:
+    for k, digest in enumerate(_read_list(name, value)):
+        if not isinstance(digest, str) or not _SHA256.fullmatch(digest):
+            raise _make_error(f"{name}[{k}]", digest, "64 hexadecimal digits")
+    return tuple(value)
+
+
+def _read_depths(name: str, value: Any) -> tuple[int, ...]:
+    for k, depth in enumerate(_read_list(name, value)):
+        _read_integer(f"{name}[{k}]", depth, 1)
+    return tuple(value)
+
+
+def _read_weights(name: str, value: Any) -> tuple[tuple[int, tuple[float, ...]], ...]:
+    segments: list[tuple[int, tuple[float, ...]]] = []
+    for k, segment in enumerate(_read_list(name, value)):
+        place = f"{name}[{k}]"
+        if len(_read_list(place, segment)) != 2:
+            raise _make_error(place, segment, "a first position and a list of weights")
+        first_position = _read_integer(f"{place}[0]", segment[0])
+        for weight in _read_list(f"{place}[1]", segment[1]):
+            if type(weight) not in (int, float) or not 0 <= weight <= sys.float_info.max:
+                raise _make_error(f"{place}[1]", weight, "a finite number of at least 0")
+        segments.append((first_position, tuple(map(float, segment[1]))))
+    return tuple(segments)
+
+
+def _make_error(place: str, value: Any, wanted: str) -> FormatError:
+    found = repr(value)[:_MAX_SHOWN_CHARS]
+    return FormatError(f"loader state: {place}", found, wanted, _REMEDY)

@@ -29,7 +29,6 @@ from loader.order.row_order import DEFAULT_WINDOW_ROWS
 from loader.rank_discovery import Mesh, resolve_rank
 from loader.reading.row_reader import RowReader
 from loader.row_stream import RowStream, Source, open_row_stream
-from loader.state import LoaderState
 from loader.storage import ReadSettings
 
 if TYPE_CHECKING:
@@ -187,12 +186,9 @@ class PositionSampler:
         """Start at a state of a `TokenLoader` or of a sampler.
 
         Raises:
-            ResumeMismatch, ValueError: as `TokenLoader.load_state_dict`.
+            ResumeMismatch, FormatError, ValueError: as `TokenLoader.load_state_dict`.
         """
-        state = LoaderState.from_dict(state_dict)
-        if not self._allow_mismatch:
-            current = self._stream.make_state(
-                state.position, global_batch_rows=self._rank_batches.global_batch_rows
-            )
-            state.check_same_stream(current)
+        state = self._stream.read_state(
+            state_dict, self._rank_batches, allow_mismatch=self._allow_mismatch
+        )
         self._start = self._current = state.position, state.carried_rows

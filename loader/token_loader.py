@@ -177,15 +177,12 @@ class TokenLoader:
 
         Raises:
             ResumeMismatch: the state belongs to another stream, and `allow_mismatch` is false.
-            ValueError: it is not the state of a loader.
+            FormatError: it is not the state of a loader; a FormatError is a ValueError.
+            ValueError: its position is behind the end of this stream.
         """
-        state = LoaderState.from_dict(state_dict)
-        if not self._allow_mismatch:
-            # The state's position, because the weights of a mixture are compared up to there.
-            current = self._stream.make_state(
-                state.position, global_batch_rows=self._rank_batches.global_batch_rows
-            )
-            state.check_same_stream(current)
+        state = self._stream.read_state(
+            state_dict, self._rank_batches, allow_mismatch=self._allow_mismatch
+        )
         self._set_state(state)
 
     def _set_state(self, state: LoaderState) -> None:

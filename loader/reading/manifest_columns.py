@@ -1,7 +1,7 @@
 """Read the shard entries of a manifest as numpy columns.
 
-Four numbers per shard are kept: 32 bytes, where an entry as a Python object takes about 2,000. A
-manifest of 100,000 shards fits easily.
+Four numbers and a digest per shard are kept: 64 bytes, where an entry as a Python object takes about
+2,000. A manifest of 100,000 shards fits easily.
 
     manifest = read_manifest_columns("s3://bucket/dataset", ReadSettings())
     manifest.num_tokens.sum()
@@ -14,12 +14,13 @@ import gc
 import hashlib
 import json
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from loader.order.permutation import Int64Array
 from loader.order.row_order import count_rows
@@ -27,7 +28,10 @@ from loader.storage import ReadFailed, ReadSettings, open_dataset, read_whole
 from shardwriter.format import MANIFEST_FILE, FormatError, Manifest, TokenizerEntry
 
 _COLUMNS = ("shard_bytes", "num_samples", "num_docs", "num_tokens")
-_SHARD_ENTRY_KEYS = {"index_file", *_COLUMNS}
+_SHARD_ENTRY_KEYS = {"index_file", "shard", "index_sha256", *_COLUMNS}
+
+# Largest sum of a column. Every JSON reader represents it exactly, and no sum overflows int64.
+_MAX_SUM = 2**53 - 1
 _LINK_TARGET = re.compile(r"[\w.-]{1,255}")
 
 # Place of the digest in the file (docs/data-format.md, "Manifest").
@@ -38,14 +42,15 @@ _DIGEST_BYTES = slice(14, 78)
 class ManifestColumns:
     """The manifest of a dataset of S shards. The arrays are (S,) int64.
 
-    address:     path or address of the dataset's folder; "" for a manifest in memory
-    digest:      SHA-256 that identifies the dataset
-    tokenizer:   tokenizer that made the tokens
-    totals:      the "totals" object of the manifest
-    shard_bytes: bytes of each tar
-    num_samples: samples of each shard
-    num_docs:    documents of each shard
-    num_tokens:  tokens of each shard
+    address:      path or address of the dataset's folder; "" for a manifest in memory
+    digest:       SHA-256 that identifies the dataset
+    tokenizer:    tokenizer that made the tokens
+    totals:       the "totals" object of the manifest
+    shard_bytes:  bytes of each tar
+    num_samples:  samples of each shard
+    num_docs:     documents of each shard
+    num_tokens:   tokens of each shard
+    index_sha256: (S, 32) uint8, SHA-256 of each index
     """
 
     address: str
@@ -56,16 +61,14 @@ class ManifestColumns:
     num_samples: Int64Array
     num_docs: Int64Array
     num_tokens: Int64Array
+    index_sha256: NDArray[np.uint8]
 
     @classmethod
     def from_manifest(cls, manifest: Manifest) -> Self:
         """Convert a manifest in memory. The result has no address, so no shard can be read."""
-        columns: dict[str, Int64Array] = {}
-        for name in _COLUMNS:
-            values = [getattr(entry, name) for entry in manifest.shards]
-            columns[name] = np.array(values, np.int64)
-        totals = manifest.to_json()["totals"]
-        return cls("", manifest.digest, manifest.tokenizer, totals, **columns)
+        value = manifest.to_json()
+        columns = _make_columns(map(_shrink_shard_entry, value["shards"]), value["totals"])
+        return cls("", manifest.digest, manifest.tokenizer, value["totals"], **columns)
 
     @property
     def num_shards(self) -> int:
@@ -149,22 +152,19 @@ def _parse_manifest(data: bytes, where: str, address: str) -> ManifestColumns:
     digest = _check_digest(data, where)
     try:
         with _garbage_collector_paused():
-            # value["shards"] is a list of lists of four numbers, in the order of _COLUMNS.
+            # value["shards"] is a list of _ShardNumbers.
             value = json.loads(data, object_hook=_shrink_shard_entry)
-            head = {key: part for key, part in value.items() if key != "digest"}
-            tokenizer = Manifest.from_json({**head, "shards": []}, where).tokenizer
-            # (S, 4): one line of numbers per shard
-            numbers = np.array(value["shards"], np.int64).reshape(-1, len(_COLUMNS))
-            # Copied to make each column contiguous.
-            columns = dict(zip(_COLUMNS, numbers.T.copy(), strict=True))
+            head = {**value, "shards": []}
+            del head["digest"]
+            tokenizer = Manifest.from_json(head, where).tokenizer
+            columns = _make_columns(value["shards"], value["totals"])
             return ManifestColumns(address, digest, tokenizer, value["totals"], **columns)
-    except FormatError:
-        raise
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        # The full parser is slow, but its errors name the key.
+        Manifest.loads(data, where)
         found = f"a manifest with another layout ({error!r})"
-        raise FormatError(
-            where, found, "the keys of version 1", "restore manifest.json"
-        ) from error
+        remedy = "restore manifest.json"
+        raise FormatError(where, found, "the keys of version 1", remedy) from error
 
 
 def _check_digest(data: bytes, where: str) -> str:
@@ -195,8 +195,55 @@ def _garbage_collector_paused() -> Generator[None]:
             gc.enable()
 
 
+class _ShardNumbers(NamedTuple):
+    """The parts of a shard entry that readers need."""
+
+    shard: int
+    shard_bytes: int
+    num_samples: int
+    num_docs: int
+    num_tokens: int
+    index_sha256: str
+
+
 def _shrink_shard_entry(value: dict[str, Any]) -> Any:
-    """Replace a shard entry by its four numbers while the JSON is parsed, to save memory."""
+    """Replace a shard entry by the parts that are needed while JSON is parsed, to save memory."""
     if value.keys() >= _SHARD_ENTRY_KEYS:
-        return [value[name] for name in _COLUMNS]
+        return _ShardNumbers(*map(value.__getitem__, _ShardNumbers._fields))
     return value
+
+
+def _make_columns(
+    entries: Iterable[_ShardNumbers], totals: Mapping[str, Any]
+) -> dict[str, NDArray[Any]]:
+    """Return the columns of the shard entries, which may hold any JSON values.
+
+    Raises:
+        ValueError: a value has another type or is out of range, the shards are not numbered
+            0, 1, 2, ..., or the totals are not the sums of the entries.
+    """
+    numbers: list[tuple[int, ...]] = []
+    digests: list[bytes] = []
+    for k, entry in enumerate(entries):
+        *row, digest = entry
+        # `type(...) is`, because bool is a subclass of int, and numpy would round a float.
+        if any(type(number) is not int for number in row) or row[0] != k or min(row) < 0:
+            raise ValueError(f"the entry of shard {k} has the numbers {row}")
+        numbers.append(tuple(row))
+        digests.append(bytes.fromhex(digest))
+    if any(len(digest) != hashlib.sha256().digest_size for digest in digests):
+        raise ValueError("an index_sha256 has not 64 hexadecimal digits")
+    if totals["num_shards"] != len(numbers):
+        raise ValueError(f"{len(numbers)} shards, but totals.num_shards differs")
+    by_name = dict(zip(_ShardNumbers._fields, zip(*numbers, strict=True), strict=False))
+    columns: dict[str, NDArray[Any]] = {}
+    for name in _COLUMNS:
+        values = by_name.get(name, ())
+        # Added up as Python's integers, which do not overflow.
+        if not sum(values) == totals[name] <= _MAX_SUM:
+            raise ValueError(
+                f"totals.{name} is not the sum of the shards, up to {_MAX_SUM}"
+            )
+        columns[name] = np.array(values, np.int64)
+    columns["index_sha256"] = np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 32)
+    return columns

@@ -41,12 +41,15 @@ class OpenShard:
         self.damaged = np.zeros_like(self.checked)
         # Raw tokens start at multiples of 128 bytes, so the division is exact.
         self.token_offsets = self.index.sample_offsets // self.index.token_dtype.itemsize
-        self.sample_blocks = self.index.sample_offsets // self.block_bytes
-        num_blocks = int(self.sample_blocks.max(initial=-1)) + 1
-        # (blocks + 1,) first sample of each block. A sample belongs to the block in which it
-        # starts, so a block may be longer than block_bytes, or empty.
-        firsts = np.searchsorted(self.sample_blocks, np.arange(num_blocks + 1))
-        self._block_first_samples = firsts.tolist()
+        # A sample belongs to the block in which it starts, so a block may be longer than
+        # block_bytes. Blocks without a sample get no number.
+        _, firsts, self.sample_blocks = np.unique(
+            self.index.sample_offsets // self.block_bytes,
+            return_index=True,
+            return_inverse=True,
+        )
+        # (blocks + 1,) first sample of each block
+        self._block_first_samples = [*firsts.tolist(), self.index.num_samples]
 
     @property
     def number(self) -> int:

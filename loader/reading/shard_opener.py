@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,13 @@ from loader.reading.dataset_files import DatasetFiles
 from loader.reading.lru_cache import LruCache
 from loader.reading.manifest_columns import ManifestColumns
 from loader.reading.open_shard import OpenShard
-from loader.storage import Counters, ReadSettings
+from loader.storage import Buffer, Counters, ReadSettings
 from shardwriter.format import (
     REFETCH,
     FormatError,
     ShardCorrupt,
     ShardIndex,
+    check_layout,
     index_file,
     shard_file,
 )
@@ -124,13 +126,40 @@ class ShardOpener:
             )
 
     def _read_index(self, number: int) -> ShardIndex:
-        """Read an index and check that it belongs to this shard of this dataset."""
+        """Read the index that the manifest names, and check it."""
         name = index_file(number)
-        where = self._files.where(name)
-        if self._files.is_remote:
-            index = self._fetch_index(name, where)
-        else:
-            index = ShardIndex.from_bytes(self._files.map(name), where)
+        if not self._files.is_remote:
+            return self._parse_index(number, self._files.map(name))
+        num_bytes = self._files.size(name)
+        try:
+            return self._parse_index(number, self._files.fetch(name, 0, num_bytes))
+        except FormatError:
+            # The bytes may have been damaged on the way or in the cache: try once more.
+            return self._parse_index(number, self._files.refetch(name, 0, num_bytes))
+
+    def _parse_index(self, number: int, data: Buffer) -> ShardIndex:
+        """Return the index in a file's bytes.
+
+        Raises:
+            ShardCorrupt: the bytes are damaged, or have another digest than in the manifest.
+            FormatError: the index belongs to another shard or dataset, or its positions are
+                impossible.
+        """
+        where = self._files.where(index_file(number))
+        index = ShardIndex.from_bytes(data, where)
+        # Before the digest, because these errors say what is different.
+        self._compare_counts(index, number, where)
+        self._check_token_dtype(index, where)
+        found = hashlib.sha256(data).digest()
+        wanted = self._manifest.index_sha256[number].tobytes()
+        if found != wanted:
+            wanted_text = f"{wanted.hex()} as in the manifest"
+            raise ShardCorrupt(f"{where}: sha256", found.hex(), wanted_text, _OTHER_DATASET)
+        # A dataset that is forged as a whole has matching digests.
+        check_layout(index, where)
+        return index
+
+    def _compare_counts(self, index: ShardIndex, number: int, where: str) -> None:
         wanted_values: dict[str, Any] = {"shard": number}
         for column in ("shard_bytes", "num_samples", "num_docs", "num_tokens"):
             wanted_values[column] = int(getattr(self._manifest, column)[number])
@@ -143,8 +172,6 @@ class ShardOpener:
                     f"{wanted} as in the manifest",
                     _OTHER_DATASET,
                 )
-        self._check_token_dtype(index, where)
-        return index
 
     def _check_token_dtype(self, index: ShardIndex, where: str) -> None:
         tokenizer = self._manifest.tokenizer
@@ -156,11 +183,3 @@ class ShardOpener:
             raise FormatError(
                 f"{where}: tokens", index.token_dtype.name, wanted, _OTHER_DATASET
             )
-
-    def _fetch_index(self, name: str, where: str) -> ShardIndex:
-        num_bytes = self._files.size(name)
-        try:
-            return ShardIndex.from_bytes(self._files.fetch(name, 0, num_bytes), where)
-        except ShardCorrupt:
-            # The bytes may have been damaged on the way or in the cache: try once more.
-            return ShardIndex.from_bytes(self._files.refetch(name, 0, num_bytes), where)

@@ -16,8 +16,12 @@ Read the tokens of sample 12 of shard 3:
 """
 
 from shardwriter.format.entries import Count, ShardEntry, TokenizerEntry, Totals
-from shardwriter.format.errors import REFETCH, FormatError, ShardCorrupt
+from shardwriter.format.errors import REFETCH, REWRITE, FormatError, ShardCorrupt
 from shardwriter.format.index import INDEX_HEADER, INDEX_MAGIC, ShardIndex, read_index
+from shardwriter.format.index_layout import (
+    check_layout,
+    find_start_faults,
+)
 from shardwriter.format.manifest import Manifest
 from shardwriter.format.members import (
     DOCS_DTYPE,
@@ -49,6 +53,7 @@ __all__ = [
     "METADATA_MEMBER",
     "NPY_HEADER_BYTES",
     "REFETCH",
+    "REWRITE",
     "TAR_BLOCK_BYTES",
     "TOKENS_MEMBER",
     "Count",
@@ -59,6 +64,8 @@ __all__ = [
     "ShardIndex",
     "TokenizerEntry",
     "Totals",
+    "check_layout",
+    "find_start_faults",
     "index_file",
     "npy_header",
     "read_index",

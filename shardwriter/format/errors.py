@@ -9,6 +9,12 @@ from __future__ import annotations
 # The remedy for a damaged file.
 REFETCH = "copy the file again from where it was written, or delete the shard and run the pipeline again"
 
+# The remedy for a file with correct checksums and wrong content.
+REWRITE = (
+    "delete the shard and run the pipeline again; the file is complete, "
+    "but it does not follow the format"
+)
+
 # The remedy for a changed manifest.
 EDITED = "restore manifest.json as the pipeline wrote it; counts and names must not be edited by hand"
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwriter.format import ShardIndex
-from shardwriter.verification.findings import REWRITE, File, Finding
+from shardwriter.format import REWRITE, ShardIndex
+from shardwriter.verification.findings import File, Finding
 
 # Number of ids that are sorted at a time; this takes about 2 GiB. More ids take several
 # passes.

@@ -9,12 +9,6 @@ from typing import Any, Protocol
 
 from shardwriter.format import REFETCH, FormatError
 
-# The remedy for a file with correct checksums and wrong content.
-REWRITE = (
-    "delete the shard and run the pipeline again; the file is complete, "
-    "but it does not follow the format"
-)
-
 
 @dataclass(frozen=True)
 class Finding:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from shardwriter.format import REFETCH, FormatError, ShardEntry, ShardIndex, TokenizerEntry
-from shardwriter.verification.findings import REWRITE, File, Finding, check_file
+from shardwriter.format import (
+    REFETCH,
+    REWRITE,
+    FormatError,
+    ShardEntry,
+    ShardIndex,
+    TokenizerEntry,
+    find_start_faults,
+)
+from shardwriter.verification.findings import File, Finding, check_file
 
 
 def check_index(
@@ -31,7 +37,7 @@ def check_index(
     if index.token_dtype != tokenizer.token_dtype:
         found, wanted = f"tokens of {index.token_dtype}", f"{tokenizer.token_dtype}"
         findings.append(Finding(path.name, found, wanted, REWRITE))
-    _check_starts(path.name, index, findings)
+    findings += map(Finding.from_error, find_start_faults(index, path.name))
     return index
 
 
@@ -48,24 +54,3 @@ def _compare_counts(
                 REFETCH,
             )
             findings.append(finding)
-
-
-def _check_starts(where: str, index: ShardIndex, findings: list[Finding]) -> None:
-    """Check that starts rise strictly from 0, and that every sample starts with a document."""
-    for name, starts in (
-        ("sample_starts", index.sample_starts),
-        ("doc_starts", index.doc_starts),
-    ):
-        # (n,) With -1 in front, a first start of 0 counts as rising.
-        differences = np.diff(starts, prepend=-1)
-        is_rising = differences.min() >= 1
-        if starts[0] != 0 or not is_rising:
-            first_fault = 0 if is_rising else int(differences.argmin())
-            place, found = f"{where}: {name}[{first_fault}]", f"{starts[first_fault]}"
-            findings.append(Finding(place, found, "0 first, then rising numbers", REWRITE))
-    inside_document = np.flatnonzero(~np.isin(index.sample_starts, index.doc_starts))
-    if len(inside_document):
-        sample = inside_document[0]
-        found = f"token {index.sample_starts[sample]}, inside a document"
-        place = f"{where}: sample_starts[{sample}]"
-        findings.append(Finding(place, found, "the start of a document", REWRITE))

@@ -16,6 +16,7 @@ from shardwriter.format import (
     METADATA_MEMBER,
     NPY_HEADER_BYTES,
     REFETCH,
+    REWRITE,
     TOKENS_MEMBER,
     ShardCorrupt,
     ShardEntry,
@@ -24,7 +25,7 @@ from shardwriter.format import (
     npy_header,
     sample_key,
 )
-from shardwriter.verification.findings import REWRITE, File, Finding
+from shardwriter.verification.findings import File, Finding
 from shardwriter.verification.tar_reader import MAX_SAMPLE_MEMBERS, Member, read_samples
 
 MAX_SHOWN_STARTS = 8

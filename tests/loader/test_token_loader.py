@@ -19,7 +19,7 @@ from loader import LoaderState, Mixture, TokenLoader
 from loader.batches.batch_builder import IGNORED_LABEL
 from loader.state import ResumeMismatch
 from loader.storage import ReadSettings
-from shardwriter.format import read_index
+from shardwriter.format import FormatError, read_index
 from tests.conftest import REPOSITORY
 from tests.loader.conftest import Dataset, Make
 
@@ -206,9 +206,7 @@ def test_a_state_is_small_and_checked(dataset: Dataset) -> None:
     state = open_loader(dataset).state_dict()
     assert LoaderState.from_dict(json.loads(json.dumps(state))).to_dict() == state
     assert len(json.dumps(state)) < 400
-    with pytest.raises(
-        ValueError, match=r"not the state of a loader: missing keys .*'position'"
-    ):
+    with pytest.raises(FormatError, match=r"loader state: found missing keys .*'position'"):
         LoaderState.from_dict({"epoch": 3})
     with pytest.raises(ResumeMismatch, match="version is 99 in the state, 2 here"):
         LoaderState.from_dict({**state, "version": 99})
