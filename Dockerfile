@@ -14,6 +14,7 @@ COPY pipeline pipeline
 COPY shardwriter shardwriter
 COPY stages stages
 COPY storage storage
+COPY terminal_output terminal_output
 COPY training training
 RUN pip install --no-cache-dir --constraint constraints.txt ".[pipeline,s3]"
 

@@ -28,6 +28,7 @@ from loader.row_stream import open_row_stream
 from loader.storage import ReadFailed, ReadSettings
 from loader.token_loader import TokenLoader
 from shardwriter.format import FormatError
+from terminal_output import escape_output
 
 DONE, FAILED, WRONG_USAGE = 0, 1, 2
 
@@ -63,6 +64,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     Args:
         arguments: None for those of the process.
     """
+    escape_output()
     _configure_logging()
     # Typer shows the name of the script by default, which is __main__.py here.
     is_module = Path(sys.argv[0]).name == "__main__.py"

@@ -164,7 +164,6 @@ def _print_outcome(plan: RunPlan, what_was_done: str) -> None:
 
     Exits with a code if too many records were quarantined.
     """
-    from pipeline.execution.engine import DATASET_LINK
     from pipeline.reporting.report import make_report, print_report
     from pipeline.runs.run_folder import RunFolder
 
@@ -173,16 +172,11 @@ def _print_outcome(plan: RunPlan, what_was_done: str) -> None:
     _write_report(found, report)
     console.print()
     print_report(report, console)
-    # In a bucket, only our loader can follow the link.
-    dataset = found.dataset if plan.run_dir.is_remote else plan.run_dir.child(DATASET_LINK)
-    next_steps = (
-        f"\n{what_was_done}. The dataset: {dataset}/manifest.json\n"
-        f"Next:  python -m pipeline explain {plan.run_dir} URL   "
-        f"show why a page is in the dataset or not\n"
-        f"       python -m pipeline verify {plan.run_dir}        check every shard\n"
-        f"       {plan.run_dir}/report.html                      this summary as a page"
-    )
-    console.print(next_steps, markup=False)
+    if report.num_tokens:
+        outcome = _describe_dataset(plan, found)
+    else:
+        outcome = "The dataset is empty: no document was kept"
+    console.print(f"\n{what_was_done}. {outcome}")
     limit = plan.config.input.max_quarantined_share
     if report.quarantined_share > limit:
         message = (
@@ -191,6 +185,21 @@ def _print_outcome(plan: RunPlan, what_was_done: str) -> None:
             f"see {found.folder('extract').root}/*.quarantine.jsonl"
         )
         fail(message, TOO_MUCH_QUARANTINED)
+
+
+def _describe_dataset(plan: RunPlan, run: RunFolder) -> str:
+    """Return where the dataset is, and the commands to look at it."""
+    from pipeline.execution.engine import DATASET_LINK
+
+    # In a bucket, only our loader can follow the link.
+    dataset = run.dataset if plan.run_dir.is_remote else plan.run_dir.child(DATASET_LINK)
+    return (
+        f"The dataset: {dataset}/manifest.json\n"
+        f"Next:  python -m pipeline explain {plan.run_dir} URL   "
+        f"show why a page is in the dataset or not\n"
+        f"       python -m pipeline verify {plan.run_dir}        check every shard\n"
+        f"       {plan.run_dir}/report.html                      this summary as a page"
+    )
 
 
 def _write_report(run: RunFolder, report: Report) -> None:
@@ -317,7 +326,7 @@ def show_report(run: RunAddress, as_json: AsJson = False) -> None:
         return
     _write_report(found, report)
     print_report(report, console)
-    console.print(f"\nAs a page: {run}/report.html", markup=False)
+    console.print(f"\nAs a page: {run}/report.html")
 
 
 @app.command()
@@ -350,7 +359,7 @@ def explain(
 
     for trace in trace_document(RunFolder.open(run), document):
         for line in format_trace(trace):
-            console.print(line, markup=False)
+            console.print(line)
         console.print()
 
 
@@ -404,7 +413,7 @@ def verify(
         folder = RunFolder.open(dataset).dataset
     faults = verify_folder(folder)
     for fault in faults:
-        console.print(str(fault), markup=False)
+        console.print(str(fault))
     if faults:
         fail(f"{folder}: {len(faults)} faults; see the lines above", FAILED)
     manifest = Manifest.loads(
@@ -417,12 +426,9 @@ def verify(
             f"the manifest has {manifest.totals.num_samples:,}"
         )
         fail(message, FAILED)
+    console.print(f"{folder}: every shard, index and count is as the manifest says")
     console.print(
-        f"{folder}: every shard, index and count is as the manifest says", markup=False
-    )
-    console.print(
-        f"webdataset reads {num_samples:,} samples from {len(manifest.shards)} shards",
-        markup=False,
+        f"webdataset reads {num_samples:,} samples from {len(manifest.shards)} shards"
     )
 
 
@@ -452,7 +458,7 @@ def export(
 
     written = export_ccnet(RunFolder.open(run), out)
     for name, num_docs in sorted(written.items()):
-        console.print(f"{num_docs:>10,}  {out / name}", markup=False)
+        console.print(f"{num_docs:>10,}  {out / name}")
 
 
 @app.command(name="sample-crawl")
@@ -479,7 +485,7 @@ def sample_crawl(
         f"{documents:,} pages in {len(crawl.files)} files under {out}; "
         f"the expected decisions are in {crawl.truth}"
     )
-    console.print(message, markup=False)
+    console.print(message)
 
 
 def _load_config(

@@ -39,8 +39,7 @@ def list_models() -> None:
         )
     console.print(table)
     console.print(
-        f"\nThe cache is {registry.cache_folder()}; set $CORPUSMILL_CACHE to use another folder.",
-        markup=False,
+        f"\nThe cache is {registry.cache_folder()}; set $CORPUSMILL_CACHE to use another folder."
     )
 
 
@@ -56,7 +55,7 @@ def fetch_models(
 
     for name in names:
         path = registry.resolve(name)
-        console.print(f"{name}: {path}", markup=False)
+        console.print(f"{name}: {path}")
 
 
 @train_app.command("lm")
@@ -88,10 +87,8 @@ def train_lm(
     settings = lm_training.LmSettings(vocab_size=vocab_size)
     record = lm_training.train_lm(read_texts(text), lang, out, settings)
     head, middle = (record["cutoffs"][percent] for percent in ("30", "60"))
-    console.print(
-        f"{out}: on held-out texts head ends at {head}, middle at {middle}", markup=False
-    )
-    console.print(f"Next: set annotate.perplexity.models.{lang}: {out}", markup=False)
+    console.print(f"{out}: on held-out texts head ends at {head}, middle at {middle}")
+    console.print(f"Next: set annotate.perplexity.models.{lang}: {out}")
 
 
 @train_app.command("reference")
@@ -117,4 +114,4 @@ def train_reference(
     record = classifier_training.train_reference(*texts, out)
     names = ("precision", "recall", "roc_auc")
     figures = ", ".join(f"{name} {record[name]:.3f}" for name in names)
-    console.print(f"{out}: on held-out texts: {figures}", markup=False)
+    console.print(f"{out}: on held-out texts: {figures}")

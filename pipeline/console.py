@@ -18,6 +18,7 @@ from typing import NoReturn
 import typer
 
 from pipeline import cli
+from terminal_output import escape_output
 
 PROGRAM = "corpusmill"
 # Typer's completion scripts set this variable when they ask for the words that may follow.
@@ -43,12 +44,21 @@ EXTRA_OF_LIBRARY = {
 
 EXTRA_OF_GROUP = {"loader": "train", "training": "train"}
 OUR_PACKAGES = frozenset(
-    {"config_files", "storage", "stages", "shardwriter", "pipeline", *GROUPS},
+    {
+        "config_files",
+        "storage",
+        "terminal_output",
+        "stages",
+        "shardwriter",
+        "pipeline",
+        *GROUPS,
+    },
 )
 
 
 def main() -> NoReturn:
     """Run the command line. A library that is not installed becomes a message and exit code 2."""
+    escape_output()
     words = sys.argv[1:]
     group = words[0] if words and words[0] in GROUPS else None
     try:

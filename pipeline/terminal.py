@@ -8,8 +8,10 @@ import signal
 import sys
 from typing import Any, NoReturn
 
-from rich.console import Console
 from typer.core import TyperGroup
+
+from terminal_output import escape_output
+from terminal_output.console import SafeConsole
 
 DONE = 0
 FAILED = 1
@@ -23,10 +25,8 @@ OUR_PACKAGES = ("pipeline", "stages", "shardwriter", "storage", "config_files")
 RESUME_HINT = "finished tasks are kept, run the same command again to continue"
 
 # A pipe has no width; 140 columns hold every table.
-console = Console(
-    highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 140
-)
-errors = Console(stderr=True, highlight=False, soft_wrap=True)
+console = SafeConsole(width=None if sys.stdout.isatty() else 140)
+errors = SafeConsole(stderr=True)
 
 
 class CommandGroup(TyperGroup):
@@ -51,7 +51,7 @@ class CommandGroup(TyperGroup):
 
 def fail(message: str, code: int) -> NoReturn:
     """Print a message on stderr and end the process."""
-    errors.print(message, markup=False, style="red")
+    errors.print(message, style="red")
     raise SystemExit(code)
 
 
@@ -79,7 +79,8 @@ def _describe(error: Exception) -> tuple[str, int]:
 
 
 def set_up_process() -> None:
-    """Print the log lines of our packages, and end with a message on SIGTERM."""
+    """Escape what is printed, print our packages' log lines, and end with a message on SIGTERM."""
+    escape_output()
     handler = _TerminalHandler()
     for package in OUR_PACKAGES:
         logger = logging.getLogger(package)
@@ -98,9 +99,7 @@ class _TerminalHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         is_problem = record.levelno >= logging.WARNING
         target = errors if is_problem else console
-        target.print(
-            record.getMessage(), markup=False, style="yellow" if is_problem else None
-        )
+        target.print(record.getMessage(), style="yellow" if is_problem else None)
 
 
 def _end_on_sigterm(*_: object) -> NoReturn:

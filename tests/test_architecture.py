@@ -15,6 +15,7 @@ from tests.conftest import REPOSITORY
 PACKAGES = (
     "config_files",
     "storage",
+    "terminal_output",
     "pipeline",
     "stages",
     "shardwriter",
@@ -24,11 +25,19 @@ PACKAGES = (
 ALLOWED = {
     "config_files": {"config_files"},
     "storage": {"storage"},
-    "pipeline": {"pipeline", "stages", "shardwriter", "config_files", "storage"},
+    "terminal_output": {"terminal_output"},
+    "pipeline": {
+        "pipeline",
+        "stages",
+        "shardwriter",
+        "config_files",
+        "storage",
+        "terminal_output",
+    },
     "stages": {"stages"},
     "shardwriter": {"shardwriter"},
-    "loader": {"loader", "storage", "shardwriter.format"},
-    "training": {"training", "loader", "storage", "config_files"},
+    "loader": {"loader", "storage", "terminal_output", "shardwriter.format"},
+    "training": {"training", "loader", "storage", "config_files", "terminal_output"},
 }
 # The `corpusmill` command passes words on to the other command lines; it imports one only
 # when asked to.
@@ -140,3 +149,13 @@ def test_importing_a_package_is_light(package: str) -> None:
         cwd=REPOSITORY,
     )
     assert out.stdout.strip() == "[]"
+
+
+def test_only_terminal_output_makes_consoles() -> None:
+    """Other packages print through SafeConsole, which escapes control characters of the crawl."""
+    users = [
+        path.relative_to(REPOSITORY).parts[0]
+        for path in _modules()
+        if {"rich.console.Console", "rich.print", "rich.get_console"} & {*_imports(path)}
+    ]
+    assert set(users) == {"terminal_output"}

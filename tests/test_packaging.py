@@ -22,6 +22,7 @@ PYPROJECT: dict[str, Any] = tomllib.loads((REPOSITORY / "pyproject.toml").read_t
 TOP_PACKAGES = (
     "config_files",
     "storage",
+    "terminal_output",
     "shardwriter",
     "loader",
     "training",

@@ -10,6 +10,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from terminal_output import escape_output
+
 # torch takes seconds to import. Commands import it themselves, so that --help is fast.
 
 
@@ -159,8 +161,7 @@ def plan(
     Compares the config with other strategies. If it does not fit, the exit code is 1, and changes
     that make it fit are listed.
     """
-    from rich.console import Console
-
+    from terminal_output.console import SafeConsole
     from training.config import load_config
     from training.planning.gpus import find_gpu
     from training.planning.plan import find_vocab_size, make_plan
@@ -176,9 +177,8 @@ def plan(
         mfu=mfu,
         tokens=tokens,
     )
-    console = Console()
     # Piped output has no terminal width; rich would cut the table at 80 columns.
-    print_plan(result, console if console.is_terminal else Console(width=160))
+    print_plan(result, SafeConsole(width=None if sys.stdout.isatty() else 160))
     if picture is not None:
         picture.write_text(draw_picture(result), encoding="utf-8")
     sys.exit(ExitCode.DONE if result.configured.fits(result.gpu) else ExitCode.FAILED)
@@ -231,6 +231,7 @@ def export(
 
 def main() -> NoReturn:
     """Run the command line. Errors of the user become one line on stderr and exit code 2."""
+    escape_output()
     try:
         app(standalone_mode=True)
     except Exception as error:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
-from rich.console import Console
 from rich.table import Table
 
 from pipeline.capacity.model import OBJECT_STORE_MB, PhaseEstimate, RunEstimate
+from terminal_output.console import SafeConsole
 
 COLUMNS = (
     "phase",
@@ -24,14 +24,14 @@ COLUMNS = (
 NUM_STEPS_SHOWN = 6
 
 
-def print_estimate(found: RunEstimate, console: Console) -> None:
+def print_estimate(found: RunEstimate, console: SafeConsole) -> None:
     """Print one row per phase, the totals and the warnings."""
-    console.print(_describe_input(found), markup=False)
+    console.print(_describe_input(found))
     console.print(_make_table(found))
     for line in _describe_totals(found):
-        console.print(line, markup=False)
+        console.print(line)
     for warning in found.warnings:
-        console.print(f"! {warning}", markup=False, style="yellow")
+        console.print(f"! {warning}", style="yellow")
 
 
 def to_json(found: RunEstimate) -> str:

@@ -23,6 +23,7 @@ from pipeline.execution.inline import Engine
 from pipeline.execution.resources import Amounts, find_unmet, list_requests, make_request
 from pipeline.execution.task import TaskResult, run_task
 from pipeline.phases.phase import Phase, SplitPhase
+from terminal_output import escape_output
 
 log = logging.getLogger(__name__)
 
@@ -204,7 +205,8 @@ def _make_operator(phase: Phase, settings: EngineConfig) -> Callable[[dict[str, 
 
 
 def _log_to_stderr() -> None:
-    """Let a worker write our log lines, such as fetched models, to its log file."""
+    """Let a worker write our log lines, such as fetched models, to its log file, escaped."""
+    escape_output()
     ours = logging.getLogger("pipeline")
     if not ours.handlers:
         ours.addHandler(logging.StreamHandler())

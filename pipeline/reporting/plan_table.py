@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from rich.console import Console
-
 from pipeline.phases import registry
 from pipeline.phases.phase import Phase
 from pipeline.planning.run_plan import RunPlan
 from pipeline.reporting.tables import make_table
+from terminal_output.console import SafeConsole
 
 
-def print_plan(plan: RunPlan, console: Console) -> None:
+def print_plan(plan: RunPlan, console: SafeConsole) -> None:
     """Print the phases with their stages, fingerprints and tasks, and what is done already."""
     input_bytes = sum(split.num_bytes for split in plan.splits)
     num_files = sum(len(split.files) for split in plan.splits)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import Self
 
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -17,6 +16,7 @@ from rich.progress import (
 )
 
 from pipeline.execution.engine import Event, PhaseFinished, PhaseStarted, TaskFinished
+from terminal_output.console import SafeConsole
 
 # Without a terminal, print a line this often.
 PLAIN_LINE_S = 10.0
@@ -29,7 +29,7 @@ class RunProgress:
         num_tasks: tasks that this run has finished.
     """
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: SafeConsole) -> None:
         self.num_tasks = 0
         self._console = console
         self._bars = Progress(
@@ -42,6 +42,9 @@ class RunProgress:
             TimeRemainingColumn(compact=True),
             console=console,
             disable=not console.is_terminal,
+            # rich would interpret escape sequences in what other code prints.
+            redirect_stdout=False,
+            redirect_stderr=False,
         )
         self._bar: TaskID | None = None
         self._started_s = 0.0
@@ -82,7 +85,7 @@ class RunProgress:
     def _finish_task(self, event: TaskFinished) -> None:
         if event.failed is not None:
             message = f"{event.phase} {event.task_id} failed: {event.failed}"
-            self._bars.console.print(message, markup=False, style="red")
+            self._bars.console.print(message, style="red")
             return
         self.num_tasks += 1
         self._num_done += 1
@@ -102,11 +105,11 @@ class RunProgress:
 
     def _finish_phase(self, event: PhaseFinished) -> None:
         if event.was_complete:
-            self._console.print(f"{event.phase}: done before", markup=False)
+            self._console.print(f"{event.phase}: done before")
         elif self._num_planned:
             elapsed_s = time.monotonic() - self._started_s
             self._print_plain(f"{event.phase}: done in {elapsed_s:.1f} s")
 
     def _print_plain(self, line: str) -> None:
         if not self._console.is_terminal:
-            self._console.print(line, markup=False)
+            self._console.print(line)

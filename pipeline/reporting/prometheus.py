@@ -21,6 +21,7 @@ from pipeline.phases import registry
 from pipeline.phases.phase import Phase
 from pipeline.planning.run_plan import RunPlan
 from stages.counters import Counters
+from terminal_output import escape
 
 # Ray puts this before every name: dashboards and alerts ask for `ray_corpusmill_...`.
 PREFIX = "ray_"
@@ -259,7 +260,7 @@ class RunMetrics:
     def _make_labels(self, name: str, *values: str) -> dict[str, str]:
         # Ray refuses characters beyond ASCII; the name of a run folder or a language may have some.
         ascii_values = [
-            value.encode("ascii", "backslashreplace").decode()
+            escape(value).encode("ascii", "backslashreplace").decode()
             for value in (self._run, *values)
         ]
         return dict(zip(_METRIC_BY_NAME[name].labels, ascii_values, strict=False))

@@ -13,14 +13,13 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any, Literal
 
-from rich.console import Console
-
 from pipeline.phases import registry
 from pipeline.phases.extract import Extract
 from pipeline.reporting.report.summary import take_family
 from pipeline.reporting.tables import make_table
 from pipeline.runs.run_folder import RunFolder
 from stages.counters import Counters
+from terminal_output.console import SafeConsole
 
 # The rate is measured over this time. It must hold several tasks of minutes each, and still
 # show soon that workers have left.
@@ -182,14 +181,14 @@ def _read_extract_counts(run: RunFolder) -> Mapping[str, int]:
 # ------------------------------------------------------------------------------------ terminal
 
 
-def print_status(status: Status, console: Console) -> None:
+def print_status(status: Status, console: SafeConsole) -> None:
     """Print a table of the phases, the quarantine and the failures."""
-    console.print(_describe_state(status), markup=False)
+    console.print(_describe_state(status))
     rows = [_make_row(phase) for phase in status.phases]
     console.print(make_table("", ("phase", "state", "done", "rate", "left"), rows))
-    console.print(f"\n{_describe_quarantine(status)}", markup=False)
+    console.print(f"\n{_describe_quarantine(status)}")
     for task, cause in list(status.failures.items())[:NUM_FAILURES_SHOWN]:
-        console.print(f"failed: {task}: {cause}", markup=False, style="red")
+        console.print(f"failed: {task}: {cause}", style="red")
     num_more = len(status.failures) - NUM_FAILURES_SHOWN
     if num_more > 0:
         console.print(f"... and {num_more} more failures; the log has all of them")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 
+from terminal_output import escape_output
+
 LOGGERS = ("training", "loader", "storage")
 
 
@@ -16,11 +18,12 @@ class _ConsoleHandler(logging.Handler):
 
 
 def configure_logging(*, is_first_rank: bool) -> None:
-    """Print log messages of this project to stderr.
+    """Print log messages of this project to stderr, with control characters escaped.
 
     Rank 0 prints INFO and above, other ranks WARNING and above, so that the lines of a run do not
     appear once per rank. Calling it again replaces the handler.
     """
+    escape_output()
     handler = _ConsoleHandler()
     for name in LOGGERS:
         logger = logging.getLogger(name)

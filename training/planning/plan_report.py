@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import fields
 
-from rich.console import Console
 from rich.table import Table
 
+from terminal_output.console import SafeConsole
 from training.planning.alternatives import MAX_CHANGES, SPARE_SHARE, Option
 from training.planning.gpus import GIB
 from training.planning.memory import MemoryUse
@@ -39,17 +39,17 @@ within a node, and transfers to CPU memory. It does not include the additional n
 of zero3."""
 
 
-def print_plan(plan: Plan, console: Console) -> None:
+def print_plan(plan: Plan, console: SafeConsole) -> None:
     """Print whether the config fits, what would make it fit, and all alternatives."""
     for line in _summarize(plan):
-        console.print(line, highlight=False, soft_wrap=True)
+        console.print(line)
     console.print()
     console.print(_make_table(plan))
     for option in plan.alternatives:
         if option.footprint is None:
             line = f"{option.name}: not possible: {option.error}"
-            console.print(line, highlight=False, soft_wrap=True, style="dim")
-    console.print(f"\n{_NOTE}", highlight=False, soft_wrap=True, style="dim")
+            console.print(line, style="dim")
+    console.print(f"\n{_NOTE}", style="dim")
 
 
 def _summarize(plan: Plan) -> Iterator[str]:
@@ -62,7 +62,7 @@ def _summarize(plan: Plan) -> Iterator[str]:
         f"{plan.num_gpus} x {gpu.name}, {footprint.micro_batches} micro-batches per step"
     )
     yield (
-        f"[bold]{'fits' if fits else 'does not fit'}[/]: {footprint.peak.total / GIB:.1f} of "
+        f"{'fits' if fits else 'does not fit'}: {footprint.peak.total / GIB:.1f} of "
         f"{gpu.memory_bytes / GIB:.1f} GiB {_MOMENTS[footprint.peak_moment]}; "
         f"{footprint.host / GIB:.1f} GiB of CPU memory per GPU"
     )

@@ -5,7 +5,7 @@ the same stored scores. Nothing is written to the run.
 
     found = preview(RunFolder.open("runs/ccnet"), ["select.language.min_score=0.65"])
     found.before.num_docs, found.after.num_docs     # 10252, 9871
-    print_preview(found, Console())
+    print_preview(found, SafeConsole())
 """
 
 from pipeline.reporting.preview.comparison import Preview, to_json

@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 
-from rich.console import Console
-
 from pipeline.reporting.explain.text import format_values
 from pipeline.reporting.preview.comparison import Amount, Example, Preview
 from pipeline.reporting.tables import make_table
+from terminal_output.console import SafeConsole
 
 NUM_LANGUAGES = 12
 
 
-def print_preview(found: Preview, console: Console) -> None:
+def print_preview(found: Preview, console: SafeConsole) -> None:
     """Print the changes, the sums, and examples of newly kept and newly dropped documents."""
     for key, (before, after) in found.changes.items():
         line = f"{key}: {_format_as_yaml(before)} -> {_format_as_yaml(after)}"
-        console.print(line, markup=False)
+        console.print(line)
     for phase in found.outdated:
         console.print(
             f"Note: a run would run {phase} again, because a stage or a model has changed; "
@@ -41,7 +40,7 @@ def print_preview(found: Preview, console: Console) -> None:
     )
 
 
-def _print_tables(found: Preview, console: Console) -> None:
+def _print_tables(found: Preview, console: SafeConsole) -> None:
     columns = ("", "documents", "characters", "tokens")
     console.print(make_table("Kept documents", columns, _list_amount_rows(found)))
     if found.is_tokenized and found.newly_kept.num_docs:
@@ -98,7 +97,11 @@ def _format_change(before: int, after: int) -> tuple[str, str, str]:
 
 
 def _print_examples(
-    console: Console, title: str, amount: Amount, examples: Sequence[Example], verdict: str
+    console: SafeConsole,
+    title: str,
+    amount: Amount,
+    examples: Sequence[Example],
+    verdict: str,
 ) -> None:
     if not examples:
         return
@@ -112,7 +115,7 @@ def _print_examples(
         lines.append(f"    {verdict}: {example.reason}{format_values(vars(example))}")
         lines.append(f"    {example.text!r}")
     for line in lines:
-        console.print(line, markup=False)
+        console.print(line)
 
 
 def _format_as_yaml(value: object) -> str:

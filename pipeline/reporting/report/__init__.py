@@ -1,7 +1,7 @@
 """The report of a run, as a value, on the terminal, as an HTML page and as JSON.
 
 report = make_report(RunFolder.open("runs/ccnet"))
-print_report(report, Console())
+print_report(report, SafeConsole())
 Path("report.html").write_text(to_html(report))
 """
 

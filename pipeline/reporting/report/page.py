@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from pipeline.reporting.report.summary import (
     Report,
-    describe_reasons,
+    describe_reason,
     list_stage_counters,
     take_largest,
     take_slowest,
 )
 from stages.warc.causes import CAUSES
+from terminal_output import escape
 
 # Width of the longest bar of a section, in percent of the page.
 FULL_BAR_PERCENT = 60
@@ -52,19 +53,18 @@ class Bar(NamedTuple):
 
 
 def to_html(report: Report) -> str:
-    """Return the page. All names are escaped."""
+    """Return the page. All texts are escaped."""
     headline = (
         f"{report.num_tokens:,} tokens in {report.num_shards:,} shards, "
         f"from {report.num_docs_read:,} documents"
     )
     sections = "\n".join(_format_sections(report))
-    return PAGE.format(
-        title=html.escape(report.run_dir), headline=headline, sections=sections
-    )
+    return PAGE.format(title=_escape(report.run_dir), headline=headline, sections=sections)
 
 
 def _format_sections(report: Report) -> Iterator[str]:
-    reasons = _make_bars(report.reasons, describe_reasons())
+    reasons = _make_bars(report.reasons, describe_reason)
+    causes = _make_bars(report.quarantine, lambda cause: CAUSES.get(cause, ""))
     yield _format_section("What is left after each step", _make_step_bars(report))
     yield _format_section("Why documents were dropped", reasons)
     yield _format_section("Kept, by language", _make_bars(report.languages))
@@ -74,9 +74,7 @@ def _format_sections(report: Report) -> Iterator[str]:
             Bar(name, value, f"{value:,}") for name, value in take_largest(counters.rows)
         ]
         yield _format_section(f"Counted by {counters.phase}: {counters.stage}", bars)
-    yield _format_section(
-        "Quarantined records, by cause", _make_bars(report.quarantine, CAUSES)
-    )
+    yield _format_section("Quarantined records, by cause", causes)
     slowest = take_slowest(report.seconds)
     seconds = [Bar(step, value, f"{value:,.1f} s") for step, value in slowest]
     yield _format_section("Worker seconds, by step", seconds)
@@ -89,13 +87,12 @@ def _make_step_bars(report: Report) -> Iterator[Bar]:
 
 
 def _make_bars(
-    counts: Mapping[str, int], notes: Mapping[str, str] | None = None
+    counts: Mapping[str, int], describe: Callable[[str], str] = lambda _: ""
 ) -> Iterator[Bar]:
-    """Yield a bar per name, with its share of the total."""
+    """Yield a bar per name, with its share of the total and the sentence that describes it."""
     total = max(1, sum(counts.values()))
     for name, number in take_largest(counts):
-        note = notes.get(name, "") if notes else ""
-        yield Bar(name, number, f"{number:,} ({number / total:.1%})", note)
+        yield Bar(name, number, f"{number:,} ({number / total:.1%})", describe(name))
 
 
 def _format_section(title: str, bars: Iterable[Bar]) -> str:
@@ -105,14 +102,19 @@ def _format_section(title: str, bars: Iterable[Bar]) -> str:
         return ""
     longest = max(bar.value for bar in bars)
     rows = [_format_bar(bar, bar.value / longest if longest else 0.0) for bar in bars]
-    return "\n".join([f"<h2>{html.escape(title)}</h2>", *rows])
+    return "\n".join([f"<h2>{_escape(title)}</h2>", *rows])
+
+
+def _escape(text: str) -> str:
+    """Return the text without markup, and without invisible and reordering characters."""
+    return html.escape(escape(text))
 
 
 def _format_bar(bar: Bar, share: float) -> str:
-    note = f'<div class="note">{html.escape(bar.note)}</div>' if bar.note else ""
+    note = f'<div class="note">{_escape(bar.note)}</div>' if bar.note else ""
     return ROW.format(
-        name=html.escape(bar.name),
+        name=_escape(bar.name),
         note=note,
         width=FULL_BAR_PERCENT * share,
-        label=html.escape(bar.label),
+        label=_escape(bar.label),
     )

@@ -19,6 +19,7 @@ from pipeline.runs.run_folder import RunFolder
 from stages.contract import DocumentCountError, Stage
 from stages.dedup.paragraphs import ParagraphRemoval
 from stages.filters.lines import Lines
+from terminal_output import escape
 
 # Values of a list that are shown. The others are added up in one row.
 NUM_SHOWN = 12
@@ -123,8 +124,8 @@ def make_report(run: RunFolder) -> Report:
 
 
 def to_json(report: Report) -> str:
-    """Return the report as JSON text."""
-    return json.dumps(asdict(report), indent=1, ensure_ascii=False) + "\n"
+    """Return the report as JSON text that can be shown on a terminal."""
+    return escape(json.dumps(asdict(report), indent=1, ensure_ascii=False)) + "\n"
 
 
 def describe_reasons() -> dict[str, str]:
@@ -133,6 +134,13 @@ def describe_reasons() -> dict[str, str]:
     for stage in registry.list_stages():
         sentences.update(stage.reasons)
     return sentences
+
+
+def describe_reason(reason: str) -> str:
+    """Return what a row of the table of reasons means; "" for the sum of the smaller rows."""
+    if ".error_" in reason:
+        return "The stage raised an error; `explain` shows it."
+    return describe_reasons().get(reason, "")
 
 
 def list_stage_counters(report: Report) -> list[StageCounters]:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rich.console import Console
 from rich.table import Table
 
 from pipeline.reporting.report.summary import (
     Report,
-    describe_reasons,
+    describe_reason,
     list_stage_counters,
     sort_by_number,
     take_largest,
     take_slowest,
 )
 from pipeline.reporting.tables import make_table
+from terminal_output.console import SafeConsole
 
 
-def print_report(report: Report, console: Console) -> None:
+def print_report(report: Report, console: SafeConsole) -> None:
     """Print the summary of a run."""
     for table in _make_tables(report):
         console.print(table)
@@ -68,10 +68,8 @@ def _make_steps_table(report: Report) -> Table:
 
 
 def _list_reason_rows(report: Report) -> Iterator[tuple[str, str, str]]:
-    sentences = describe_reasons()
-    unknown = "A stage raised an error; `explain` shows it."
     for reason, number in take_largest(report.reasons):
-        yield reason, f"{number:,}", sentences.get(reason, unknown)
+        yield reason, f"{number:,}", describe_reason(reason)
 
 
 def _list_language_rows(report: Report) -> Iterator[tuple[str, str, str]]:

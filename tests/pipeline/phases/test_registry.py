@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from pydantic import Field
-from rich.console import Console
 
 from config_files.reader import read
 from pipeline.capacity.calibration import read_calibration
@@ -36,6 +35,7 @@ from pipeline.runs import run_folder
 from pipeline.runs.phase_folder import PendingOutput
 from pipeline.runs.run_folder import RunFolder
 from stages.contract import DOC_ID, Outcome, Settings, Stage, keep_all
+from terminal_output.console import SafeConsole
 from tests.pipeline.conftest import Small
 
 # ---- What a contributor writes: a stage with its settings ...
@@ -187,7 +187,7 @@ def test_fingerprints_of_a_new_phase_follow_its_own_config_and_its_parents(
 def test_plan_report_and_status_show_a_new_phase(shouting: Small) -> None:
     """The table of the plan, the status and the report have a row for it."""
     plan = make_plan(make_config(shouting))
-    console = Console(width=200, record=True)
+    console = SafeConsole(width=200, record=True)
     print_plan(plan, console)
     row = next(
         line for line in console.export_text().splitlines() if "shout_titles" in line

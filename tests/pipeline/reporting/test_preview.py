@@ -12,7 +12,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from rich.console import Console
 
 from config_files.reader import ConfigError
 from pipeline.config import load
@@ -24,6 +23,7 @@ from pipeline.reporting.preview.comparison import NUM_EXAMPLES
 from pipeline.reporting.preview.preview_run import select_again
 from pipeline.reporting.report import make_report
 from pipeline.runs.run_folder import RunFolder, RunNotFound
+from terminal_output.console import SafeConsole
 from tests.pipeline.conftest import Small
 from tests.pipeline.reporting.pages import PAGES, write_pages
 
@@ -271,7 +271,7 @@ def test_scores_of_another_version_are_named(
 
 def shown(found_preview: Preview) -> str:
     out = io.StringIO()
-    print_preview(found_preview, Console(file=out, width=140))
+    print_preview(found_preview, SafeConsole(file=out, width=140))
     return out.getvalue()
 
 

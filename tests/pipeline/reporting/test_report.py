@@ -14,7 +14,6 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from rich.console import Console
 
 from pipeline.execution.engine import PhaseFinished, run
 from pipeline.reporting.report import (
@@ -24,9 +23,10 @@ from pipeline.reporting.report import (
     to_html,
     to_json,
 )
-from pipeline.reporting.report.summary import describe_reasons
+from pipeline.reporting.report.summary import NUM_SHOWN, describe_reasons
 from pipeline.runs.run_folder import RunFolder
 from stages.contract import DocumentCountError
+from terminal_output.console import SafeConsole
 from tests.pipeline.conftest import Small
 from tests.pipeline.reporting.pages import PAGES, RULES, read_decisions, write_pages
 
@@ -252,7 +252,7 @@ def test_page_escapes_names(mixed: RunFolder) -> None:
 def test_terminal_shows_every_table(mixed: RunFolder) -> None:
     """Steps, reasons with their meaning, languages and quarantine are printed."""
     out = io.StringIO()
-    print_report(make_report(mixed), Console(width=160, file=out))
+    print_report(make_report(mixed), SafeConsole(width=160, file=out))
     for title in (
         "What is left after each step",
         "Why documents were dropped",
@@ -264,6 +264,20 @@ def test_terminal_shows_every_table(mixed: RunFolder) -> None:
         r"language\.not_wanted +2 +The most likely language is not in the list to keep",
         out.getvalue(),
     )
+
+
+def test_only_error_reasons_are_explained_as_errors(mixed: RunFolder) -> None:
+    """The row of the smaller reasons has no explanation, on the terminal and on the page."""
+    reasons = {f"length.rule_{i}": 100 - i for i in range(NUM_SHOWN - 1)}
+    reasons = {"length.error_value": 200, **reasons, "length.rare": 1, "length.rarer": 1}
+    report = replace(make_report(mixed), reasons=reasons)
+    out = io.StringIO()
+    print_report(report, SafeConsole(width=160, file=out))
+    error = "The stage raised an error; `explain` shows it."
+    for text in (out.getvalue(), parsed(report).text):
+        assert "2 more" in text
+        assert text.count(error) == 1
+        assert re.search(rf"length\.error_value\s*(200\s*)?{error}", text)
 
 
 def test_report_covers_the_complete_phases(small: Small) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from pipeline.errors import RunAborted
 from pipeline.execution.engine import Event, PhaseFinished, TaskFinished, run
@@ -26,6 +25,7 @@ from pipeline.reporting.status import (
     to_json,
 )
 from pipeline.runs.run_folder import RunFolder
+from terminal_output.console import SafeConsole
 from tests.conftest import REPOSITORY
 from tests.pipeline.conftest import Small
 from tests.pipeline.reporting.pages import PAGES, RULES, write_pages
@@ -162,7 +162,7 @@ def test_terminal_and_json_show_the_status(plan: RunPlan) -> None:
     """The table has a row per phase, and the JSON the same numbers."""
     with running(plan, 2, "annotate"):
         found = get_status(plan)
-        console = Console(file=io.StringIO(), width=160, soft_wrap=True)
+        console = SafeConsole(file=io.StringIO(), width=160, soft_wrap=True)
         print_status(found, console)
         shown = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue] - it is a StringIO
     assert f"{plan.run_dir}: running" in shown

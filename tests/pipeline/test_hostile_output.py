@@ -1,0 +1,133 @@
+"""Hostile strings of the crawl in the output of every command: they are shown, never obeyed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pipeline.runs.run_folder import RunFolder
+from tests.conftest import REPOSITORY, wet_record
+from tests.pipeline.conftest import Small
+
+# Clipboard, clear screen, C1, bidirectional override, zero width; brackets are markup for rich.
+HOSTILE = "\x1b]52;c;x\x1b\\\x1b[2J\x9b2J\u202e\u200b[/red]"
+
+FORBIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e]")
+
+# Runs each command in one process, because starting one takes a second.
+RUN_COMMANDS = """
+import json, runpy, sys
+for module, *words in json.loads(sys.argv[1]):
+    sys.argv = [f"python -m {module}", *words]
+    print("====", module, words[0], flush=True)
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        print("==== exit code", end.code, flush=True)
+"""
+
+
+def run_commands(*commands: list[str]) -> dict[str, str]:
+    """Run commands (module, verb, words); return "module verb" -> stdout and stderr."""
+    done = subprocess.run(
+        [sys.executable, "-c", RUN_COMMANDS, json.dumps(commands)],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=True,
+        env={**os.environ, "PYTHONIOENCODING": "utf-8"},
+    )
+    parts = done.stdout.decode().split("==== ")
+    shown: dict[str, str] = {}
+    for part, code in zip(parts[1::2], parts[2::2], strict=True):
+        name, _, output = part.partition("\n")
+        shown[name] = output + code
+    return shown
+
+
+@pytest.fixture
+def hostile(small: Small) -> Small:
+    """A config whose file name, URLs, titles, texts and languages are hostile."""
+    folder = small.folder / f"crawl{HOSTILE.replace('/', '')}"
+    folder.mkdir()
+    file = folder / f"a{HOSTILE.replace('/', '')}.warc.wet"
+    records: list[bytes] = []
+    for number in range(4):
+        url = f"https://example.org/{number}?{HOSTILE}"
+        same = f"the treaty {HOSTILE} was signed by all of them in the museum\n" * 2
+        own = f"the treaty {HOSTILE} of page {chr(97 + number) * 9}\n" * 3
+        records.append(wet_record(url, f"Title {HOSTILE}\n{same}{own}"))
+    broken = f"WARC/1.0\r\nWARC-Type: {HOSTILE}\r\nContent-Length: {HOSTILE}\r\n\r\n"
+    file.write_bytes(b"".join(records) + broken.encode())
+    labels = {"en": f"en{HOSTILE}", "fr": f"fr{HOSTILE}"}
+    small.config(
+        input={"files": [str(file)], "max_quarantined_share": 0.0},
+        annotate={"language": {**small.tree["annotate"]["language"], "labels": labels}},
+        select={"language": {"min_score": 0.0}},
+    )
+    return small
+
+
+def test_no_command_prints_a_control_character(hostile: Small) -> None:
+    """Every command that shows something of a run, a config or a dataset, errors included."""
+    config, run = str(hostile.path), str(hostile.folder / "run")
+    missing = str(hostile.folder / f"{HOSTILE}.yaml")
+    shown = run_commands(
+        ["pipeline", "plan", config],
+        ["pipeline", "run", config],
+        ["pipeline", "status", run],
+        ["pipeline", "report", run],
+        ["pipeline", "explain", run, "0"],
+        ["pipeline", "preview", run, "--set", "select.language.min_score=0.999"],
+        ["pipeline", "verify", run],
+        ["pipeline", "export", run, str(hostile.folder / f"out{HOSTILE}")],
+        ["pipeline", "models", "fetch", HOSTILE],
+        ["loader", "inspect", f"{run}/dataset/manifest.json"],
+        ["loader", "check", missing],
+        ["training", "run", missing],
+        ["training", "plan", f"{HOSTILE}"],
+    )
+    for command, output in shown.items():
+        assert FORBIDDEN.findall(output) == [], f"{command}: {output!r}"
+        assert "Traceback" not in output, output
+    for verb in ("report", "explain", "preview"):
+        assert "\\u001b[2J" in shown[f"pipeline {verb}"], shown[f"pipeline {verb}"]
+    assert "title 'Title \\x1b]52" in shown["pipeline explain"]
+    assert "https://example.org/0?\\u001b]52;c;x\\u001b\\" in shown["pipeline explain"]
+    assert "[/red]" in shown["loader inspect"]
+    page = (hostile.folder / "run/report.html").read_text()
+    assert FORBIDDEN.findall(page) == []
+    check_json(hostile, run)
+
+
+def check_json(hostile: Small, run: str) -> None:
+    """Check that `--json` prints no control character, and that a reader gets the crawl's strings."""
+    shown = run_commands(["pipeline", "report", run, "--json"])["pipeline report"]
+    text = shown.partition("exit code")[0]
+    assert FORBIDDEN.findall(text) == []
+    languages = json.loads(text)["languages"]
+    labels = yaml.safe_load(hostile.path.read_text())["annotate"]["language"]["labels"]
+    assert languages
+    assert set(languages) <= set(labels.values())
+    assert json.loads(Path(f"{run}/report.json").read_text())["languages"] == languages
+
+
+def test_a_run_whose_input_is_all_broken_names_no_dataset(small: Small) -> None:
+    """It says that the dataset is empty and that all is quarantined, and exits with 3."""
+    file = small.folder / "page.warc.gz"
+    file.write_bytes(b"<html>404 Not Found</html>" * 100)
+    small.config(input={"files": [str(file)]})
+    shown = run_commands(["pipeline", "run", str(small.path)])["pipeline run"]
+    assert "The dataset is empty: no document was kept" in shown
+    assert "100.00% of the records are quarantined" in shown
+    assert "exit code 3" in shown
+    assert "verify" not in shown
+    assert "manifest.json" not in shown
+    assert RunFolder.open(small.folder / "run").dataset.exists("manifest.json")
