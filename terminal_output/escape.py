@@ -33,5 +33,5 @@ def escape(text: str) -> str:
 
 
 def _format_escape(match: re.Match[str]) -> str:
-    units = match[0].encode("utf-16-be", "surrogatepass").hex()
-    return "".join(f"\\u{units[i : i + 4]}" for i in range(0, len(units), 4))
+    codes = match[0].encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{codes[i : i + 4]}" for i in range(0, len(codes), 4))

@@ -11,10 +11,10 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from rich.console import Console
 
 from pipeline.reporting.report import make_report, print_report
 from pipeline.runs.run_folder import RunFolder
+from terminal_output.console import SafeConsole
 from tests.conftest import wet_record
 
 
@@ -52,6 +52,6 @@ def read_sample_metadata(run: RunFolder) -> dict[str, dict[str, Any]]:
 
 def format_report(run: RunFolder) -> str:
     """Return the report as the terminal shows it."""
-    console = Console(width=120, record=True, file=StringIO())
+    console = SafeConsole(width=120, record=True, file=StringIO())
     print_report(make_report(run), console)
     return console.export_text()
