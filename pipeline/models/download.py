@@ -30,6 +30,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal, assert_never
 from urllib.parse import urlsplit
 
+from pipeline.models.partial_file import PartialFile, Version
 from storage import StorageError, StorageSettings, open_store
 from storage.errors import Unreachable
 from storage.object_file import REQUEST_BYTES
@@ -232,8 +233,8 @@ DOWNLOAD_RETRIES = RetryPolicy(
 CONNECTION_TIMEOUT_S = 30.0
 
 
-# (url, partial): append what is missing of the file.
-Attempt = Callable[[str, Path], None]
+# Appends what is missing of the file.
+Attempt = Callable[[PartialFile], None]
 
 
 class _ConnectionCut(Exception):
@@ -250,9 +251,10 @@ def download(
 ) -> None:
     """Write the file at an https or s3 address to `target`, completely or not at all.
 
-    The bytes of a broken attempt stay in `<target>.partial`. The next attempt, of this process or
-    a later one, continues there with a Range request and If-Range (s3: If-Match), so two versions
-    of a file are never mixed (RFC 9110 sections 13 and 14).
+    The bytes of a broken attempt stay in `<target>.<key>.partial`. The next attempt, of this
+    process or a later one, requests the rest (RFC 9110 section 14) and continues if the answer
+    has the same ETag (or the same Last-Modified) and the same size. Otherwise it starts again, so
+    two versions of a file are never mixed.
 
     Args:
         url: The address. Plain http is allowed only for this machine.
@@ -265,29 +267,26 @@ def download(
         AssetError: the address is not allowed, the server refuses it, or the retries are used up.
     """
     attempt = _choose_attempt(url, timeout_s, storage)
-    partial = target.with_name(f"{target.name}.partial")
-
-    _repeat(attempt, url, partial, retries)
-    _get_validator_file(partial).unlink(missing_ok=True)
-    partial.replace(target)
+    partial = PartialFile(url, target)
+    _repeat(attempt, partial, retries)
 
 
-def _repeat(attempt: Attempt, url: str, partial: Path, retries: RetryPolicy) -> None:
+def _repeat(attempt: Attempt, partial: PartialFile, retries: RetryPolicy) -> None:
     """Attempt a download until it succeeds; raise AssetError for any failure."""
+    url = partial.url
 
     def log_retry(error: BaseException, wait_s: float) -> None:
-        start = _get_num_bytes(partial)
-        log.info(
-            "%s: %s; trying again in %.1f s from byte %s", url, error, wait_s, f"{start:,}"
-        )
+        start = f"{partial.num_bytes:,}"
+        log.info("%s: %s; trying again in %.1f s from byte %s", url, error, wait_s, start)
 
     try:
         retries.call(
-            lambda: attempt(url, partial),
+            lambda: attempt(partial),
             is_temporary=_is_temporary,
-            progress=lambda: _get_num_bytes(partial),
+            progress=lambda: partial.num_bytes,
             on_retry=log_retry,
         )
+        partial.finish()
     except RetriesExhausted as error:
         raise AssetError(f"{url}: {error.limit}; last: {error.cause}") from error.cause
     except AssetError:
@@ -295,7 +294,7 @@ def _repeat(attempt: Attempt, url: str, partial: Path, retries: RetryPolicy) -> 
     except StorageError as error:
         raise AssetError(str(error)) from error
     except OSError as error:
-        raise AssetError(f"{url}: {partial} cannot be written: {error}") from error
+        raise AssetError(f"{url}: {partial.target} cannot be written: {error}") from error
 
 
 def _choose_attempt(url: str, timeout_s: float, storage: StorageSettings) -> Attempt:
@@ -317,39 +316,54 @@ def _is_temporary(error: BaseException) -> bool:
     )
 
 
-def _continue_over_http(timeout_s: float, url: str, partial: Path) -> None:
-    """Append what is missing of the file, or start again if the server wants it."""
-    num_present = _get_num_bytes(partial)
-    with _open_url(url, partial, num_present, timeout_s) as response:
-        start = num_present if _continues_at(response, num_present) else 0
-        _get_validator_file(partial).write_text(
-            _get_validator(response), encoding="latin-1"
-        )
-        length = response.headers.get("Content-Length")
-        total = None if length is None else start + int(length)
-        _log_start(url, start, total)
-        with partial.open("ab" if start else "wb") as file:
-            _copy_body(response, file, total)
-    num_received = _get_num_bytes(partial)
+def _continue_over_http(timeout_s: float, partial: PartialFile) -> None:
+    """Append what is missing of the file, or start again if it has changed."""
+    response, start = _request_rest(partial, timeout_s)
+    with response:
+        version = Version.from_headers(response.headers)
+        _log_start(partial.url, start, version.num_bytes)
+        with partial.open(version, start) as file:
+            _copy_body(response, file, version.num_bytes)
+    num_received, total = partial.num_bytes, version.num_bytes
     if total is not None and num_received != total:
         raise _ConnectionCut(f"the connection ended at byte {num_received:,} of {total:,}")
 
 
-def _open_url(url: str, partial: Path, num_present: int, timeout_s: float) -> Any:
-    """Request the file, or the rest of it; return the response."""
+def _request_rest(partial: PartialFile, timeout_s: float) -> tuple[Any, int]:
+    """Return a response and the byte of the file at which it starts.
+
+    It starts at 0 if the file has changed, or if the server sends no parts of it.
+    """
+    url, start = partial.url, partial.num_bytes if partial.is_resumable else 0
+    response = _open_url(url, start, timeout_s)
+    if start and _continues(response, partial):
+        return response, start
+    if start and response.status == http.HTTPStatus.PARTIAL_CONTENT:
+        response.close()
+        response = _open_url(url, 0, timeout_s)
+    if response.status == http.HTTPStatus.PARTIAL_CONTENT:
+        response.close()
+        raise AssetError(f"{url}: the server sent a part of the file, not all of it")
+    return response, 0
+
+
+def _open_url(url: str, start: int, timeout_s: float) -> Any:
+    """Request the file from byte `start`; return the response.
+
+    There is no If-Range header: some servers ignore it, so the answer must be checked in any case.
+    """
     headers = {"User-Agent": "corpusmill", "Accept-Encoding": "identity"}
-    validator = _read_validator(partial)
-    if num_present and validator:
-        headers |= {"Range": f"bytes={num_present}-", "If-Range": validator}
+    if start:
+        headers["Range"] = f"bytes={start}-"
     try:
         # `_refuse_unsafe` has checked the scheme.
         request = urllib.request.Request(url, headers=headers)  # noqa: S310
         return _OPENER.open(request, timeout=timeout_s)
     except urllib.error.HTTPError as error:
         error.close()
-        if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            # Longer than the server's file, so of another version: start again.
-            partial.unlink(missing_ok=True)
+        if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and start:
+            # At least as long as the server's file: it is complete, or of another version.
+            return _open_url(url, 0, timeout_s)
         if error.code in FINAL_STATUS:
             raise AssetError(
                 f"{url}: the server says {error.code} {error.reason}"
@@ -357,21 +371,14 @@ def _open_url(url: str, partial: Path, num_present: int, timeout_s: float) -> An
         raise
 
 
-def _continues_at(response: Any, offset: int) -> bool:
+def _continues(response: Any, partial: PartialFile) -> bool:
+    """Whether the answer is the rest of the version that was received so far."""
     content_range = str(response.headers.get("Content-Range", ""))
-    is_partial = response.status == http.HTTPStatus.PARTIAL_CONTENT
-    return is_partial and content_range.startswith(f"bytes {offset}-")
-
-
-def _get_validator(response: Any) -> str:
-    """Return what identifies this version of the file; "" if it cannot be resumed.
-
-    A weak ETag may stand for two different contents (RFC 9110 section 8.8.1).
-    """
-    etag = response.headers.get("ETag", "")
-    if etag and not etag.startswith("W/"):
-        return etag
-    return response.headers.get("Last-Modified", "")
+    return (
+        response.status == http.HTTPStatus.PARTIAL_CONTENT
+        and content_range.startswith(f"bytes {partial.num_bytes}-")
+        and partial.is_of(Version.from_headers(response.headers))
+    )
 
 
 def _copy_body(response: Any, file: IO[bytes], total: int | None) -> None:
@@ -383,22 +390,23 @@ def _copy_body(response: Any, file: IO[bytes], total: int | None) -> None:
             log.info("  %.1f of %s", file.tell() / 1e6, _format_total(total))
 
 
-def _continue_on_s3(storage: StorageSettings, url: str, partial: Path) -> None:
+def _continue_on_s3(storage: StorageSettings, partial: PartialFile) -> None:
     """Append what is missing of an object, by ranges of one version of it."""
+    url = partial.url
     address, _, name = url.rpartition("/")
     if not name or address in ("s3:", "s3:/"):
         raise AssetError(f"{url} names no object; use an address such as s3://bucket/key")
     folder = open_store(address, storage)
-    total, version = folder.get_size_and_version(name)
-    start = _get_num_bytes(partial)
-    if _read_validator(partial) != version or start > total:
+    total, etag = folder.get_size_and_version(name)
+    version = Version(etag, total)
+    start = partial.num_bytes
+    if not partial.is_of(version) or start > total:
         start = 0
-    _get_validator_file(partial).write_text(version, encoding="latin-1")
     _log_start(url, start, total)
-    with partial.open("ab" if start else "wb") as file:
+    with partial.open(version, start) as file:
         for begin in range(start, total, REQUEST_BYTES):
             end = min(begin + REQUEST_BYTES, total)
-            file.write(folder.read_range(name, begin, end, version))
+            file.write(folder.read_range(name, begin, end, etag))
             file.flush()
 
 
@@ -409,19 +417,6 @@ def _log_start(url: str, start: int, total: int | None) -> None:
 
 def _format_total(total: int | None) -> str:
     return "an unknown size" if total is None else f"{total / 1e6:.1f} MB"
-
-
-def _get_num_bytes(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
-
-
-def _get_validator_file(partial: Path) -> Path:
-    return partial.with_name(f"{partial.name}-of")
-
-
-def _read_validator(partial: Path) -> str:
-    file = _get_validator_file(partial)
-    return file.read_text(encoding="latin-1") if file.exists() else ""
 
 
 def _refuse_unsafe(url: str) -> None:

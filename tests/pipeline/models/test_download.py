@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pipeline.models.download import AssetError, LocalPath, PyPIFile, download, fetch
 from storage.retries import RetryPolicy
+from tests.conftest import REPOSITORY
 
 HASTY = RetryPolicy(max_attempts=3, first_wait_s=0.01, min_progress=1_000)
 
@@ -22,7 +27,14 @@ class Server:
     """The file of the server, its faults, and the requests it received."""
 
     body: bytes = b""
-    etag: str = '"1"'
+    # Headers that identify the version of the file.
+    headers: dict[str, str] = field(default_factory=lambda: {"ETag": '"1"'})
+    # The same of an answer with a part of the file, if they differ.
+    part_headers: dict[str, str] | None = None
+    # Added to the first byte that a part claims to have, and to the size it claims.
+    part_offset: int = 0
+    part_total: int = 0
+    ignores_range: bool = False
     # For each request, in turn: close the connection after that many bytes.
     cut_after: list[int] = field(default_factory=list[int])
     status: int | None = None  # answer everything with this
@@ -37,13 +49,14 @@ class Server:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Serves one file, with Range and If-Range as in RFC 9110."""
+    """Serves one file and parts of it, with the faults of `Server`."""
 
     server_state: Server
 
     def do_GET(self) -> None:
         state = self.server_state
-        state.ranges.append(self.headers["Range"])
+        asked = self.headers["Range"]
+        state.ranges.append(asked)
         if state.status:
             self.send_response(state.status)
             if state.location:
@@ -51,21 +64,30 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", "0")
             self.end_headers()
             return
-        asked = self.headers["Range"]
-        resumes = asked is not None and self.headers["If-Range"] == state.etag
-        start = (
-            int((asked or "").removeprefix("bytes=").removesuffix("-")) if resumes else 0
-        )
-        self.send_response(206 if resumes else 200)
-        if resumes:
-            self.send_header(
-                "Content-Range", f"bytes {start}-{len(state.body) - 1}/{len(state.body)}"
-            )
-        self.send_header("ETag", state.etag)
+        if asked and not state.ignores_range:
+            start = int(asked.removeprefix("bytes=").removesuffix("-"))
+            self._send_part(start)
+        else:
+            start = 0
+            self.send_response(200)
+            self._send_headers(state.headers)
         self.send_header("Content-Length", str(len(state.body) - start))
         self.end_headers()
         end = start + state.cut_after.pop(0) if state.cut_after else len(state.body)
         self.wfile.write(state.body[start:end])
+
+    def _send_part(self, start: int) -> None:
+        state = self.server_state
+        self.send_response(206)
+        total = len(state.body) + state.part_total
+        first = start + state.part_offset
+        self.send_header("Content-Range", f"bytes {first}-{total - 1}/{total}")
+        headers = state.headers if state.part_headers is None else state.part_headers
+        self._send_headers(headers)
+
+    def _send_headers(self, headers: dict[str, str]) -> None:
+        for name, value in headers.items():
+            self.send_header(name, value)
 
     def log_message(self, format: str, *args: object) -> None:
         """Keep the terminal quiet."""
@@ -117,9 +139,126 @@ def test_two_versions_of_a_file_are_never_mixed(server: Server, tmp_path: Path) 
     server.cut_after = [100, 100, 100]
     with pytest.raises(AssetError):
         download(server.url, tmp_path / "file.bin", retries=HASTY)
-    server.body, server.etag = b"new" * 1_000, '"2"'
+    server.body, server.headers = b"new" * 1_000, {"ETag": '"2"'}
     download(server.url, tmp_path / "file.bin", retries=HASTY)
     assert (tmp_path / "file.bin").read_bytes() == b"new" * 1_000
+
+
+OLD_DATE = {"Last-Modified": "Mon, 02 Nov 2020 10:00:00 GMT"}
+NEW_DATE = {"Last-Modified": "Tue, 03 Nov 2020 10:00:00 GMT"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({}, {"headers": {"ETag": '"2"'}}),
+        ({}, {"part_headers": {}}),
+        ({"headers": OLD_DATE}, {"headers": NEW_DATE}),
+        ({"headers": OLD_DATE}, {"part_headers": {}}),
+        ({"headers": {}}, {}),
+        ({"headers": {"ETag": 'W/"1"'}}, {}),
+        ({}, {"part_total": 5}),
+        ({}, {"part_offset": 1}),
+        ({}, {"ignores_range": True}),
+    ],
+    ids=[
+        "other ETag",
+        "part without ETag",
+        "other date",
+        "part without date",
+        "nothing to compare",
+        "weak ETag",
+        "other size",
+        "other offset",
+        "no ranges",
+    ],
+)
+def test_a_server_that_may_send_another_version_is_asked_for_all_of_it(
+    server: Server, tmp_path: Path, before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    """It answers 206, but the answer does not show that it is the same version."""
+    vars(server).update(before)
+    server.cut_after = [900] * 3
+    with pytest.raises(AssetError):
+        download(server.url, tmp_path / "file.bin", retries=HASTY)
+    server.body = bytes(reversed(server.body))
+    vars(server).update(after)
+    download(server.url, tmp_path / "file.bin", retries=HASTY)
+    assert (tmp_path / "file.bin").read_bytes() == server.body
+    assert [file.name for file in tmp_path.iterdir()] == ["file.bin"]
+
+
+def test_an_old_time_of_change_is_enough_to_resume(server: Server, tmp_path: Path) -> None:
+    """A server without ETags; a change of this minute is not enough."""
+    server.headers = OLD_DATE
+    server.cut_after = [1_000]
+    download(server.url, tmp_path / "file.bin", retries=HASTY)
+    assert server.ranges == [None, "bytes=1000-"]
+    server.headers = {"Last-Modified": formatdate(usegmt=True)}
+    server.cut_after = [1_000]
+    download(server.url, tmp_path / "again.bin", retries=HASTY)
+    assert (tmp_path / "again.bin").read_bytes() == server.body
+    assert server.ranges[2:] == [None, None]
+
+
+def test_a_complete_file_without_its_name_is_requested_again(
+    server: Server, tmp_path: Path
+) -> None:
+    """A process was killed before the rename; the server refuses the empty rest."""
+    server.cut_after = [900] * 3
+    with pytest.raises(AssetError):
+        download(server.url, tmp_path / "file.bin", retries=HASTY)
+    (partial,) = tmp_path.iterdir()
+    partial.write_bytes(server.body)
+    download(server.url, tmp_path / "file.bin", retries=HASTY)
+    assert (tmp_path / "file.bin").read_bytes() == server.body
+
+
+# Ends the process before the n-th time that it opens, renames or removes a file of the folder.
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from pipeline.models.download import download
+from storage.retries import RetryPolicy
+
+url, target, events_left = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+
+def kill_in_time(event, arguments):
+    global events_left
+    if event in ("open", "os.rename", "os.remove") and str(arguments[0]).startswith(str(target)):
+        events_left -= 1
+        if not events_left:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+sys.addaudithook(kill_in_time)
+download(url, target, retries=RetryPolicy(max_attempts=2, first_wait_s=0.01))
+"""
+
+
+def test_no_kill_mixes_two_versions(server: Server, tmp_path: Path) -> None:
+    """A process is killed before each step on a file. The file then changes on the server."""
+    old, new = server.body, bytes(reversed(server.body))
+    for step in range(1, 20):
+        target = tmp_path / str(step) / "file.bin"
+        target.parent.mkdir()
+        # One process leaves a part of the old version. The next one is killed.
+        server.body, server.headers = old, {"ETag": '"old"'}
+        server.cut_after = [5_000, 0, 0]
+        with pytest.raises(AssetError):
+            download(server.url, target, retries=HASTY)
+        server.body, server.headers = new, {"ETag": '"new"'}
+        server.cut_after = [0, 7_000]
+        command = [sys.executable, "-c", KILLED, server.url, str(target), str(step)]
+        was_killed = subprocess.run(command, cwd=REPOSITORY, check=False).returncode != 0
+        server.body, server.headers, server.cut_after = old, {"ETag": '"old"'}, []
+        if target.exists():
+            assert target.read_bytes() == new
+        download(server.url, target, retries=HASTY)
+        assert target.read_bytes() == old
+        assert [file.name for file in target.parent.iterdir()] == ["file.bin"]
+        if not was_killed:
+            break
+    assert step > 5, "the steps were not found"
 
 
 def test_progress_restarts_the_count_of_attempts(server: Server, tmp_path: Path) -> None:
