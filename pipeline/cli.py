@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from pipeline.cli_models import models_app
+from pipeline.supervisor import report_exit, supervise
 from pipeline.terminal import (
+    DONE,
     FAILED,
     TOO_MUCH_QUARANTINED,
     WRONG_USAGE,
@@ -77,7 +79,11 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def main() -> NoReturn:
     """Run the command line. Every expected error becomes a message and an exit code."""
     set_up_process()
-    make_program()()
+    try:
+        make_program()()
+    except SystemExit as end:
+        report_exit(end.code if isinstance(end.code, int) else DONE)
+        raise
     raise AssertionError("Typer ends the process")
 
 
@@ -132,6 +138,7 @@ def run(
 
     Tasks that are finished already are skipped.
     """
+    supervise()
     from pipeline.execution.engine import check
     from pipeline.execution.engine import run as run_plan
     from pipeline.planning.plan import make_plan

@@ -18,6 +18,8 @@ from typing import NoReturn
 import typer
 
 from pipeline import cli
+from pipeline.supervisor import report_exit
+from pipeline.terminal import errors
 from terminal_output import escape_output
 
 PROGRAM = "corpusmill"
@@ -67,7 +69,8 @@ def main() -> NoReturn:
         library = (error.name or "").partition(".")[0]
         if not library or library in OUR_PACKAGES:
             raise
-        print(_explain_missing(library, group), file=sys.stderr)
+        errors.print(_explain_missing(library, group))
+        report_exit(MISSING_LIBRARY)
         sys.exit(MISSING_LIBRARY)
     sys.exit(0)
 

@@ -3,6 +3,7 @@
     Exception
     ├── PipelineError              the message is all that a user needs; the command line prints no traceback
     │   ├── RunAborted             exit code 1: the run stopped; committed tasks stay done, the same command resumes
+    │   │   └── EngineLost         exit code 1: processes that run the tasks died
     │   └── TaskFailed             one task failed; the other tasks go on, then the run stops with RunAborted
     └── (defined elsewhere)
         ├── config_files.reader.ConfigError            exit code 2: wrong config or wrong use
@@ -24,6 +25,10 @@ class PipelineError(Exception):
 
 class RunAborted(PipelineError):
     """The run stopped. Everything that was committed stays and is not done again."""
+
+
+class EngineLost(RunAborted):
+    """The processes that run the tasks died. Nothing needs to be fixed before the run continues."""
 
 
 class TaskFailed(PipelineError):

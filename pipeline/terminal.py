@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import signal
 import sys
+from pathlib import Path
 from typing import Any, NoReturn
 
 from typer.core import TyperGroup
@@ -41,12 +43,27 @@ class CommandGroup(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            fail(f"interrupted: {RESUME_HINT}", INTERRUPTED)
+            fail(f"interrupted: {describe_resume()}", INTERRUPTED)
         except Exception as error:
             package = type(error).__module__.partition(".")[0]
             if package not in OUR_PACKAGES and not isinstance(error, OSError):
                 raise  # a usage error, which Typer prints, or a bug
             fail(*_describe(error))
+
+
+def describe_resume() -> str:
+    """Return what is kept when a run ends early, and the command that continues it."""
+    is_installed_command = Path(sys.argv[0]).stem == "corpusmill"
+    program = "corpusmill" if is_installed_command else "python -m pipeline"
+    return f"{RESUME_HINT}: {program} {shlex.join(sys.argv[1:])}"
+
+
+def print_to(stdout: int, stderr: int) -> None:
+    """Print on these file descriptors from now on, whatever sys.stdout and sys.stderr become."""
+    for target, descriptor in ((console, stdout), (errors, stderr)):
+        target.file = os.fdopen(
+            descriptor, "w", encoding=sys.stdout.encoding, errors="backslashreplace"
+        )
 
 
 def fail(message: str, code: int) -> NoReturn:
@@ -59,7 +76,7 @@ def _describe(error: Exception) -> tuple[str, int]:
     """Return the message and the exit code for an expected error, or raise it again."""
     # These modules are imported only now, because `--help` must not wait for them.
     from config_files.reader import ConfigError
-    from pipeline.errors import RunAborted
+    from pipeline.errors import EngineLost, RunAborted
     from pipeline.models.kenlm_build import TrainingFailed
     from pipeline.runs.run_folder import RunNotFound
     from shardwriter.format import FormatError
@@ -69,6 +86,8 @@ def _describe(error: Exception) -> tuple[str, int]:
         return "\n".join(error.faults), WRONG_USAGE
     if isinstance(error, RunNotFound):
         return str(error), WRONG_USAGE
+    if isinstance(error, EngineLost):
+        return f"{error}; {describe_resume()}", FAILED
     if isinstance(error, RunAborted | TrainingFailed | FormatError | DocumentCountError):
         return str(error), FAILED
     if isinstance(error, OSError):
@@ -108,5 +127,6 @@ def _end_on_sigterm(*_: object) -> NoReturn:
     `ray job stop`, a pod that is removed and `kill` send SIGTERM. The message bypasses Python's
     buffers, because the sender may kill the process before it has ended.
     """
-    os.write(2, f"stopped by SIGTERM: {RESUME_HINT}\n".encode())
+    message = f"stopped by SIGTERM: {describe_resume()}\n"
+    os.write(errors.file.fileno(), message.encode())
     raise SystemExit(TERMINATED)

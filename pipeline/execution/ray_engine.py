@@ -10,19 +10,25 @@ import logging
 import os
 import signal
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from pipeline.config import EngineConfig, RunConfig
-from pipeline.errors import RunAborted
+from pipeline.errors import EngineLost, RunAborted
 from pipeline.execution.inline import Engine
+from pipeline.execution.ray_failures import (
+    describe_failure,
+    find_log_folder,
+    iterate_in_thread,
+    list_ray_processes,
+    name_processes,
+)
 from pipeline.execution.resources import Amounts, find_unmet, list_requests, make_request
 from pipeline.execution.task import TaskResult, run_task
 from pipeline.phases.phase import Phase, SplitPhase
+from pipeline.processes import Process
 from terminal_output import escape_output
 
 log = logging.getLogger(__name__)
@@ -35,6 +41,12 @@ METRICS_STAY_S = 6.0
 # memory.
 OBJECT_STORE_BYTES = 200 * 2**20
 
+# While this is set to 0 when Ray is imported, a Ray that `ray.init` starts has the address
+# 127.0.0.1, and all its processes listen there only (ray._private.services,
+# get_node_ip_address). Otherwise they listen on every address of the machine.
+LOOPBACK_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+LOOPBACK = "127.0.0.1"
+
 # Of a local Ray. On a busy machine the first start may time out ("The current node timed
 # out during startup").
 START_ATTEMPTS = 2
@@ -45,6 +57,9 @@ class RayEngine(Engine):
 
     _is_started = False
     _is_checked = False
+    _is_lost = False
+    # The processes of a Ray that this process has started. All of them must live.
+    _processes: Sequence[Process] = ()
 
     @property
     def _is_local(self) -> bool:
@@ -63,8 +78,24 @@ class RayEngine(Engine):
         tasks = ray.data.from_items(rows, override_num_blocks=len(rows))
         request = make_request(self.config, phase.name)
         results = tasks.map(_make_operator(phase, self.config), **request.remote_args())
-        for row in results.iter_rows():
-            yield TaskResult.from_json(row["result"])
+        try:
+            for row in iterate_in_thread(results.iter_rows(), self._check_processes):
+                yield TaskResult.from_json(row["result"])
+        except Exception as error:
+            self._check_processes()
+            if (failure := describe_failure(error)) is None:
+                raise
+            self._is_lost = True
+            raise EngineLost(f"{failure} in phase {phase.name}") from error
+
+    def _check_processes(self) -> None:
+        """Raise EngineLost if a process of the local Ray has died. Ray itself would wait, or abort this process."""
+        dead = [process for process in self._processes if not process.is_running()]
+        if dead and not self._is_lost:
+            self._is_lost = True
+            raise EngineLost(
+                f"Ray's {name_processes(dead)} died, the logs are in {find_log_folder()}"
+            )
 
     def start(self) -> None:
         """Join the cluster, or start a local Ray.
@@ -101,6 +132,8 @@ class RayEngine(Engine):
         ray.init(logging_level=logging.ERROR, log_to_driver=False)
 
     def _start_local(self) -> None:
+        # Read when Ray is imported.
+        os.environ[LOOPBACK_SWITCH] = "0"
         import ray
 
         settings: dict[str, Any] = {
@@ -112,6 +145,8 @@ class RayEngine(Engine):
             **_make_metrics_settings(self.config.metrics_port),
         }
         _start_with_retry(lambda: ray.init(**settings))
+        self._processes = list_ray_processes()
+        _warn_if_reachable()
         # A default that is meant for larger machines must not keep a small one from working.
         memory_mb = int(ray.cluster_resources()["memory"] / 2**20)
         limits = {"memory_mb": min(self.config.memory_mb, memory_mb)}
@@ -147,6 +182,10 @@ class RayEngine(Engine):
     def __exit__(self, *exc: object) -> None:
         if not self._is_started:
             return
+        if self._is_lost:
+            for process in self._processes:
+                process.kill()
+            return  # `ray.shutdown` would wait for the dead
         import ray
 
         is_interrupted = exc[0] is not None and not isinstance(exc[1], Exception)
@@ -170,11 +209,13 @@ def _start_with_retry(start: Callable[[], object]) -> None:
                 start()
             except Exception as error:
                 ray.shutdown()
+                for process in list_ray_processes():  # Ray leaves them running
+                    process.kill()
                 if attempt == START_ATTEMPTS:
                     raise RunAborted(
                         f"Ray did not start on this machine in {attempt} attempts "
                         f"({type(error).__name__}: {error}); its logs are in "
-                        f"{_find_log_folder()}; `--engine inline` runs without Ray"
+                        f"{find_log_folder()}; `--engine inline` runs without Ray"
                     ) from error
                 log.warning("Ray did not start (%s); trying once more", error)
             else:
@@ -183,11 +224,17 @@ def _start_with_retry(start: Callable[[], object]) -> None:
         os.umask(umask)
 
 
-def _find_log_folder() -> Path:
-    return (
-        Path(os.environ.get("RAY_TMPDIR", tempfile.gettempdir()))
-        / "ray/session_latest/logs"
-    )
+def _warn_if_reachable() -> None:
+    """Warn if other machines can reach the local Ray, because it was imported before the switch was set."""
+    import ray
+
+    address = ray.util.get_node_ip_address()
+    if address != LOOPBACK:
+        log.warning(
+            "the local Ray listens on every address of this machine, because Ray was imported "
+            "before the run; set %s=0 in the environment first",
+            LOOPBACK_SWITCH,
+        )
 
 
 def _make_operator(phase: Phase, settings: EngineConfig) -> Callable[[dict[str, Any]], Any]:
@@ -230,7 +277,7 @@ def _make_metrics_settings(port: int | None) -> dict[str, Any]:
     if port is None:
         return {}
     try:
-        socket.create_server(("", port)).close()
+        socket.create_server((LOOPBACK, port)).close()
     except OSError as error:
         raise RunAborted(
             f"engine.metrics_port is {port}, which cannot be opened: {error}; "

@@ -142,7 +142,8 @@ def test_ctrl_c_ends_a_run_with_a_message_and_code_130(small: Small) -> None:
     os.killpg(process.pid, signal.SIGINT)
     _, stderr = process.communicate(timeout=60)
     assert stderr.strip() == (
-        "interrupted: finished tasks are kept, run the same command again to continue"
+        "interrupted: finished tasks are kept, run the same command again to continue: "
+        f"python -m pipeline run {small.path}"
     )
     assert process.returncode == 130
     status = run_command("status", str(run_dir))

@@ -1,0 +1,86 @@
+"""Noticing that Ray died: its processes, its errors, and the thread that may wait for it forever."""
+
+from __future__ import annotations
+
+import os
+import queue
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.processes import Process, list_descendants
+
+# How often the processes are checked while no task ends.
+CHECK_S = 0.5
+
+# The processes without which a local Ray cannot go on: the start of the program's name, as of
+# /proc/PID/stat, and how messages call it. A raylet whose agent dies ends itself.
+_PROCESSES = {
+    "gcs_server": "control store (GCS)",
+    "raylet": "raylet",
+    "ray::DashboardA": "dashboard agent",
+    "ray::RuntimeEnv": "runtime environment agent",
+}
+
+
+def list_ray_processes() -> list[Process]:
+    """Return the control store, raylet and agents of a Ray that this process has started."""
+    return [process for process in list_descendants() if process.name in _PROCESSES]
+
+
+def name_processes(processes: Sequence[Process]) -> str:
+    """Return `raylet (process 7) and dashboard agent (process 8)`."""
+    parts = [f"{_PROCESSES[process.name]} (process {process.pid})" for process in processes]
+    return " and ".join(parts)
+
+
+def find_log_folder() -> Path:
+    """Return the folder of the logs of the latest Ray that was started on this machine."""
+    root = Path(os.environ.get("RAY_TMPDIR", tempfile.gettempdir()))
+    return (root / "ray/session_latest/logs").resolve()
+
+
+def describe_failure(error: BaseException) -> str | None:
+    """Return what failed, in one line, if Ray itself failed; None if our code raised."""
+    from ray.exceptions import RayError, RayTaskError
+
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, RayError) and not isinstance(cause, RayTaskError):
+            lines = str(cause).strip().splitlines() or ["no message"]
+            return f"Ray failed with {type(cause).__name__}: {lines[0]}"
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
+def iterate_in_thread(rows: Iterable[Any], check: Callable[[], None]) -> Iterator[Any]:
+    """Yield rows that a thread reads, and call `check` while none comes.
+
+    When Ray dies, reading may wait forever. The thread then stays until Ray is shut down.
+    """
+    found: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+
+    def read() -> None:
+        try:
+            for row in rows:
+                found.put(("row", row))
+        except Exception as error:  # noqa: BLE001 - it is raised in the other thread
+            found.put(("error", error))
+        else:
+            found.put(("end", None))
+
+    threading.Thread(target=read, name="ray results", daemon=True).start()
+    while True:
+        try:
+            kind, value = found.get(timeout=CHECK_S)
+        except queue.Empty:
+            check()
+            continue
+        if kind == "row":
+            yield value
+        elif kind == "error":
+            raise value
+        else:
+            return
