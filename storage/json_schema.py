@@ -105,17 +105,17 @@ class Text(Schema):
     """A string that can be encoded as UTF-8.
 
     Attributes:
-        pattern: a regular expression that the whole string matches; None: any string.
+        pattern: matches the whole string; None: any string.
         wanted: the pattern in words.
     """
 
-    pattern: str | None = None
+    pattern: re.Pattern[str] | None = None
     wanted: str = "a string"
 
     def check(self, value: Any) -> None:
         """Raise Mismatch if the value does not fit."""
-        is_text = type(value) is str and _is_encodable(value)
-        if not is_text or (self.pattern and not re.fullmatch(self.pattern, value)):
+        is_text = type(value) is str and (value.isascii() or _is_encodable(value))
+        if not is_text or (self.pattern and not self.pattern.fullmatch(value)):
             raise Mismatch(show_value(value), self.wanted)
 
 
@@ -236,7 +236,7 @@ class Anything(Schema):
         """Accept the value."""
 
 
-SHA256 = Text(r"[0-9a-f]{64}", "64 hexadecimal digits")
+SHA256 = Text(re.compile(r"[0-9a-f]{64}"), "64 hexadecimal digits")
 BOOLEAN = Choice((True, False))
 
 

@@ -19,6 +19,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import socket
 import uuid
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -54,7 +55,7 @@ _ATTEMPTS = ".attempts"
 DAMAGED = "damaged"
 
 # Bins of histograms are integers, also negative ones; keys of JSON objects are strings.
-_BIN = Text(r"-?[0-9]{1,18}", "an integer as a string")
+_BIN = Text(re.compile(r"-?[0-9]{1,18}"), "an integer as a string")
 
 _COUNTERS = Object(
     {"counts": Table(Integer()), "histograms": Table(Table(Integer(), keys=_BIN))}

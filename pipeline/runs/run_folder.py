@@ -8,6 +8,7 @@ run.folder("extract").done()
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -37,12 +38,15 @@ from storage.json_schema import (
 )
 
 # Names of phases and splits are parts of paths, so they hold no slash.
-_PHASE = Text(r"[a-z_]+", "the name of a phase")
-_SPLIT_KEY = Text(r"[0-9]{6,9}-[0-9a-f]{8}", "the key of an input split, 000007-0f3a5c21")
+_PHASE = Text(re.compile(r"[a-z_]+"), "the name of a phase")
+_FOLDER = Text(re.compile(r"[a-z_]+-[0-9a-f]{16}"), "the folder of a phase")
+_SPLIT_KEY = Text(
+    re.compile(r"[0-9]{6,9}-[0-9a-f]{8}"), "the key of an input split, 000007-0f3a5c21"
+)
 
 _FIELDS: Mapping[str, Schema] = {
     "config": Table(Anything()),
-    "folders": Table(Text(r"[a-z_]+-[0-9a-f]{16}", "the folder of a phase"), keys=_PHASE),
+    "folders": Table(_FOLDER, keys=_PHASE),
     "splits": Array(_SPLIT_KEY),
     "stages": Table(Table(Integer()), keys=_PHASE),
 }

@@ -7,7 +7,7 @@ Where decompression fails, the bytes before the failure are returned, then a `Fa
 continues at the next gzip member. A window never contains bytes from both sides of a fault: it
 stops growing until the caller calls `skip_fault`.
 
-    window = StreamWindow.open(path)
+    window = StreamWindow.open(content)
     window.read_more()       # True: the buffer has grown
     window.buffer            # bytearray(b"WARC/1.0\r\n...")
     window.advance(8)        # window.position is 8 further; bytes before it may be dropped
@@ -22,11 +22,12 @@ import zlib
 from collections import deque
 from collections.abc import Generator, Iterator
 from itertools import takewhile
-from pathlib import Path
-from typing import BinaryIO, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from fastwarc.stream_io import Lz4Reader, ZstdReader
 from isal import igzip_lib
+
+from stages.warc.input_content import FileReader, InputContent
 
 _DISK_BYTES = 64 << 10  # per read from disk
 _CHUNK_BYTES = 256 << 10  # per decompression step
@@ -101,19 +102,19 @@ class StreamWindow:
         self._starts: deque[tuple[int, int | None]] = deque()
 
     @classmethod
-    def open(cls, path: Path, offset: int = 0, skip_bytes: int = 0) -> Self:
+    def open(cls, content: InputContent, offset: int = 0, skip_bytes: int = 0) -> Self:
         """Open a file at a member.
 
         Args:
-            path: the file.
+            content: the file.
             offset: of a gzip member, or of any byte of an uncompressed file.
             skip_bytes: decompressed bytes to skip from there.
 
         Raises:
-            OSError: the file cannot be opened or read.
+            OSError: the file cannot be read.
         """
-        magic = _detect_compression(path)
-        window = cls(_read_chunks(path, magic, offset), is_stored=not magic)
+        magic = _detect_compression(content)
+        window = cls(_read_chunks(content, magic, offset), is_stored=not magic)
         while skip_bytes > 0 and (window.read_more() or window.available):
             skip_bytes -= window.advance(min(skip_bytes, window.available))
         return window
@@ -208,14 +209,13 @@ class StreamWindow:
         return self.buffer
 
 
-def _detect_compression(path: Path) -> bytes:
+def _detect_compression(content: InputContent) -> bytes:
     """Return the magic number of the compression, b"" if there is none.
 
     The beginning of a gzip file may be damaged. Then a later member that contains a WARC record
     shows that the file is gzip.
     """
-    with path.open("rb") as file:
-        head = file.read(_HEAD_BYTES)
+    head = content.read_range(0, _HEAD_BYTES)
     for magic in (_GZIP, _ZSTD, _ZSTD_DICTIONARY, _LZ4):
         if head.startswith(magic):
             return magic
@@ -228,23 +228,24 @@ def _detect_compression(path: Path) -> bytes:
     return b""
 
 
-def _read_chunks(path: Path, magic: bytes, offset: int) -> Iterator[_Chunk | Fault]:
+def _read_chunks(
+    content: InputContent, magic: bytes, offset: int
+) -> Iterator[_Chunk | Fault]:
+    file = content.open(offset)
     if magic == _GZIP:
-        return _read_gzip(path, offset)
+        return _read_gzip(file)
     if magic in (_ZSTD, _ZSTD_DICTIONARY):
-        return _read_frames(ZstdReader(str(path)))
+        return _read_frames(ZstdReader(file))
     if magic == _LZ4:
-        return _read_frames(Lz4Reader(str(path)))
-    return _read_stored(path, offset)
+        return _read_frames(Lz4Reader(file))
+    return _read_stored(file)
 
 
-def _read_stored(path: Path, offset: int) -> Iterator[_Chunk]:
-    with path.open("rb") as file:
-        file.seek(offset)
-        is_start = True
-        while data := file.read(_CHUNK_BYTES):
-            yield _Chunk(data, offset, is_start, is_end=False)
-            is_start = False
+def _read_stored(file: FileReader) -> Iterator[_Chunk]:
+    offset, is_start = file.tell(), True
+    while data := file.read(_CHUNK_BYTES):
+        yield _Chunk(data, offset, is_start, is_end=False)
+        is_start = False
 
 
 def _read_frames(reader: ZstdReader | Lz4Reader) -> Iterator[_Chunk | Fault]:
@@ -261,30 +262,24 @@ def _read_frames(reader: ZstdReader | Lz4Reader) -> Iterator[_Chunk | Fault]:
         )
 
 
-def _read_gzip(path: Path, offset: int) -> Iterator[_Chunk | Fault]:
-    with path.open("rb") as file:
-        file.seek(offset)
-        rest = b""  # read from disk, not used yet
-        while rest := rest or file.read(_DISK_BYTES):
-            start = file.tell() - len(rest)
-            if len(rest) < len(_GZIP):
-                rest += file.read(_DISK_BYTES)
-            if rest.startswith(_GZIP):
-                rest = yield from _read_member(file, start, rest)
-                continue
-            file.seek(_find_next_member(file, start))
-            lost_bytes = file.tell() - start
-            detail = (
-                f"{lost_bytes} bytes between gzip members that are not gzip: {rest[:16]!r}"
-            )
-            yield Fault(
-                "warc.garbage", start, detail, is_verified=True, lost_bytes=lost_bytes
-            )
-            rest = b""
+def _read_gzip(file: FileReader) -> Iterator[_Chunk | Fault]:
+    rest = b""  # read from disk, not used yet
+    while rest := rest or file.read(_DISK_BYTES):
+        start = file.tell() - len(rest)
+        if len(rest) < len(_GZIP):
+            rest += file.read(_DISK_BYTES)
+        if rest.startswith(_GZIP):
+            rest = yield from _read_member(file, start, rest)
+            continue
+        file.seek(_find_next_member(file, start))
+        lost_bytes = file.tell() - start
+        detail = f"{lost_bytes} bytes between gzip members that are not gzip: {rest[:16]!r}"
+        yield Fault("warc.garbage", start, detail, is_verified=True, lost_bytes=lost_bytes)
+        rest = b""
 
 
 def _read_member(
-    file: BinaryIO, start: int, rest: bytes
+    file: FileReader, start: int, rest: bytes
 ) -> Generator[_Chunk | Fault, None, bytes]:
     """Read one gzip member.
 
@@ -319,7 +314,7 @@ def _read_member(
     return inflate.unused_data
 
 
-def _salvage(file: BinaryIO, start: int, skip_bytes: int) -> Generator[_Chunk, None, int]:
+def _salvage(file: FileReader, start: int, skip_bytes: int) -> Generator[_Chunk, None, int]:
     """Decompress a broken member again, up to its failure.
 
     A call of igzip that fails loses everything it decompressed. zlib, called in small steps, loses
@@ -347,7 +342,7 @@ def _salvage(file: BinaryIO, start: int, skip_bytes: int) -> Generator[_Chunk, N
     return max(0, num_bytes - skip_bytes)
 
 
-def _find_next_member(file: BinaryIO, offset: int) -> int:
+def _find_next_member(file: FileReader, offset: int) -> int:
     """Return the offset of the first gzip member at or after `offset`, or the size of the file."""
     file.seek(offset)
     window = b""

@@ -40,6 +40,8 @@ class ReadReport:
     skipped: Counter[str] = field(default_factory=Counter[str])
     quarantine: list[Quarantined] = field(default_factory=list[Quarantined])
     file_bytes: int = 0
+    # Of the bytes that were read from the file, which are all of it.
+    sha256: str = ""
     # Decompressed content of all intact records.
     content_bytes: int = 0
     text_bytes: int = 0

@@ -27,6 +27,7 @@ from stages.contract import DOCUMENT
 from stages.kernels.line_cleaning import clean_lines
 from stages.settings.warc import WarcSettings
 from stages.warc.documents import Row, Skipped, parse_document, parse_source_domain
+from stages.warc.input_content import InputContent
 from stages.warc.read_report import Quarantined, ReadReport
 from stages.warc.record_framing import Broken, Record, read_records
 
@@ -67,10 +68,18 @@ class WarcReader:
             OSError: the file cannot be opened or read (never because of its content).
         """
         self.report = ReadReport(self.path.name, file_bytes=self.path.stat().st_size)
+        with InputContent(self.path) as content:
+            yield from self._read_batches(content)
+            self.report.sha256 = content.compute_sha256()
+        # Texts that are not UTF-8 are found per batch, after later records were quarantined.
+        self.report.quarantine.sort(key=lambda entry: entry.record)
+        self.report.check()
+
+    def _read_batches(self, content: InputContent) -> Iterator[pa.Table]:
         limits = self.settings.advanced
         rows: list[Row] = []
         held_bytes = 0
-        for record in read_records(self.path, limits.max_record_bytes, limits.max_faults):
+        for record in read_records(content, limits.max_record_bytes, limits.max_faults):
             row = self._process(record)
             if row is None:
                 continue
@@ -80,9 +89,6 @@ class WarcReader:
                 yield from self._make_batch(rows)
                 rows, held_bytes = [], 0
         yield from self._make_batch(rows)
-        # Texts that are not UTF-8 are found per batch, after later records were quarantined.
-        self.report.quarantine.sort(key=lambda entry: entry.record)
-        self.report.check()
 
     def _process(self, record: Record | Broken) -> Row | None:
         """Return the row of a document. Count any other record in the report."""

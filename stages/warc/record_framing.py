@@ -36,12 +36,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 from stages.warc import arc
 from stages.warc.decompress import Fault, StreamWindow
 from stages.warc.http import parse_fields
+from stages.warc.input_content import InputContent
 
 _MAX_HEADER_BYTES = 64 << 10  # the standard sets no limit; FastWARC allows 32 KiB
 _MAX_NEWLINES = 64 << 10  # after a record: more newlines than this also prove its end
@@ -122,19 +122,19 @@ class _Search(NamedTuple):
 
 
 def read_records(
-    path: Path, max_record_bytes: int, max_faults: int
+    content: InputContent, max_record_bytes: int, max_faults: int
 ) -> Iterator[Record | Broken]:
     """Yield records and broken stretches in the order of the file.
 
     Args:
-        path: gzip, zstd, lz4 or uncompressed.
+        content: a file: gzip, zstd, lz4 or uncompressed.
         max_record_bytes: skip larger records without holding them ("warc.record_too_large").
         max_faults: stop after more broken stretches and faults ("warc.too_many_faults").
 
     Raises:
-        OSError: the file cannot be opened or read.
+        OSError: the file cannot be read.
     """
-    reader = _RecordReader(path, max_record_bytes, max_faults)
+    reader = _RecordReader(content, max_record_bytes, max_faults)
     num_items = 0
     while (item := reader.read_next()) is not None:
         yield item
@@ -150,12 +150,14 @@ def read_records(
 
 
 class _RecordReader:
-    def __init__(self, path: Path, max_record_bytes: int, max_faults: int) -> None:
-        self.window = StreamWindow.open(path)
+    def __init__(
+        self, content: InputContent, max_record_bytes: int, max_faults: int
+    ) -> None:
+        self.window = StreamWindow.open(content)
         self.num_faults = 0
         self.window.read_until(arc.START_BYTES)
         self._framing = _ARC if arc.is_arc(self.window.buffer) else _WARC
-        self._path = path
+        self._content = content
         self._max_record_bytes = max_record_bytes
         self._max_faults = max_faults
         self._num_rewinds = 0
@@ -380,7 +382,7 @@ class _RecordReader:
             )
         # The stated length skipped other records: go back and search from this header on.
         self._num_rewinds += 1
-        self.window = StreamWindow.open(self._path, header.offset, header.into_member)
+        self.window = StreamWindow.open(self._content, header.offset, header.into_member)
         self.window.read_until(self.window.position + header.num_bytes)
         return self._read_broken(header, cause, detail)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ from tests.json_mutations import ANY_JSON, damaged_json
 
 RECORD = Object(
     {
-        "task_id": Text(r"[a-z]+", "a word"),
+        "task_id": Text(re.compile("[a-z]+"), "a word"),
         "outputs": Table(Object({"bytes": Integer(), "sha256": SHA256})),
         "seconds": Array(Number()),
         "is_last": BOOLEAN,
