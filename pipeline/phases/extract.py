@@ -19,6 +19,7 @@ from pipeline.config import RunConfig
 from pipeline.phases.phase import Artifact, SplitPhase, TaskCost
 from pipeline.phases.split_output import DECISIONS, RowGroups, SplitWriter
 from pipeline.planning.input_splits import (
+    check_digest,
     get_files_per_split,
     local_copy,
     make_sample_crawl,
@@ -76,7 +77,11 @@ class Extract(SplitPhase):
         return {"files_per_split": get_files_per_split(config.input, num_files)}
 
     def read(self, task_id: str, writer: _ExtractWriter) -> Generator[pa.Table]:
-        """Yield the documents of the split's files, one file after another."""
+        """Yield the documents of the split's files, one file after another.
+
+        Raises:
+            OSError: a file cannot be read, or has changed since the run was planned.
+        """
         split = self.split(task_id)
         if crawl := self.config.input.sample_crawl:
             # On a cluster, each machine may have its own cache.
@@ -92,6 +97,7 @@ class Extract(SplitPhase):
                     batch_bytes=int(self.config.engine.advanced.batch_mb * 2**20),
                 )
                 yield from reader
+                check_digest(file, reader.report.sha256)
                 num_records += reader.report.num_records
                 writer.counters += reader.report.counters()
                 writer.quarantine += reader.report.quarantine

@@ -15,13 +15,11 @@ import glob
 import gzip
 import hashlib
 import importlib.util
-import json
 import logging
 import math
 import os
 import socket
 import tempfile
-import time
 import zlib
 from collections import Counter
 from collections.abc import Generator, Sequence
@@ -34,16 +32,11 @@ from pipeline.config import CommonCrawl, InputConfig, SampleCrawl
 from pipeline.models import registry as model_registry
 from pipeline.models.cache import locked
 from pipeline.models.download import download
+from pipeline.planning.input_digests import compute_digests, forget_digest
 from pipeline.runs.phase_folder import to_json
-from storage.local import put_file
 from storage.settings import DEFAULT_SETTINGS, StorageSettings
 
 log = logging.getLogger(__name__)
-
-# The digest of a file that changed less than this ago is not remembered: it may change
-# again with the same time, because some file systems store times in steps of two seconds.
-# Git calls such entries "racy".
-SETTLED_S = 2.0
 
 # Compressed size of a WET file of a recent snapshot, where it is unknown (CC-MAIN-2024 to
 # 2026: 65 to 80 MB).
@@ -61,6 +54,11 @@ class InputFile:
     location: str  # a path, or a URL
     num_bytes: int | None  # compressed; None: remote, not known yet
     digest: str  # SHA-256 of the content of a local file, or of the URL of a remote file
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the location is a URL."""
+        return "://" in self.location
 
     @property
     def name(self) -> str:
@@ -150,7 +148,7 @@ def _list_files(config: InputConfig, storage: StorageSettings) -> list[InputFile
         return _list_common_crawl(config.common_crawl, storage)
     if config.sample_crawl:
         folder = locate_sample_crawl(config.sample_crawl)
-        return _compute_digests(sorted(folder.glob("*.warc*.gz")))
+        return _identify(sorted(folder.glob("*.warc*.gz")))
     paths: list[Path] = []
     faults: list[str] = []
     for pattern in config.files or ():
@@ -158,13 +156,18 @@ def _list_files(config: InputConfig, storage: StorageSettings) -> list[InputFile
         if not matches:
             faults.append(f"input.files: {pattern!r} matches no file in {Path.cwd()}")
         paths += matches
+    faults += [
+        f"input.files: the name of {str(path)!r} is not UTF-8; rename the file"
+        for path in paths
+        if not _is_utf8(path)
+    ]
     # A file that is read twice makes all its paragraphs duplicates.
     times = Counter(os.path.realpath(path) for path in paths)
     repeated = sorted(path for path, number in times.items() if number > 1)
     faults += [f"input.files: {path!r} is matched more than once" for path in repeated]
     if faults:
         raise ConfigError(faults)
-    return _compute_digests(paths)
+    return _identify(paths)
 
 
 def _match(pattern: str) -> list[Path]:
@@ -175,33 +178,22 @@ def _match(pattern: str) -> list[Path]:
     return [Path(path) for path in found if os.path.isfile(path)]
 
 
-def _compute_digests(paths: Sequence[Path]) -> list[InputFile]:
-    """Return local files with the digests of their contents.
-
-    Digests are remembered by path, size and modification time, as in git's index.
-    """
-    memory = model_registry.cache_folder() / "input-digests.json"
-    known: dict[str, list[object]] = {}
-    with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
-        known = json.loads(memory.read_text(encoding="utf-8"))
-    files: list[InputFile] = []
-    num_known = len(known)
-    for path in paths:
-        status = path.stat()
-        stamp = f"{path.resolve()} {status.st_size} {status.st_mtime_ns}"
-        (digest,) = known.get(stamp) or [_sha256(path)]
-        if time.time() - status.st_mtime > SETTLED_S:
-            known[stamp] = [digest]
-        files.append(InputFile(str(path), status.st_size, str(digest)))
-    if len(known) > num_known:
-        memory.parent.mkdir(parents=True, exist_ok=True)
-        put_file(memory, to_json(known))
-    return files
+def _is_utf8(path: Path) -> bool:
+    """Return whether the path can be written into JSON files and messages."""
+    try:
+        str(path.resolve()).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _identify(paths: Sequence[Path]) -> list[InputFile]:
+    """Return local files with their sizes and the digests of their contents."""
+    digests = compute_digests(paths)
+    return [
+        InputFile(str(path), num_bytes, digest)
+        for path, (num_bytes, digest) in zip(paths, digests, strict=True)
+    ]
 
 
 def _list_common_crawl(config: CommonCrawl, storage: StorageSettings) -> list[InputFile]:
@@ -279,10 +271,12 @@ def local_copy(
         storage: access to object storage, and the folder for downloads.
 
     Raises:
-        OSError: the file cannot be read or downloaded, or has changed since the run was planned.
+        OSError: the file cannot be read or downloaded, or has another size than when the run was planned.
     """
-    if "://" not in file.location:
-        yield _check_unchanged(file)
+    if not file.is_remote:
+        path = Path(file.location)
+        _check_size(file, path)
+        yield path
         return
     with tempfile.TemporaryDirectory(
         dir=storage.scratch_dir, prefix="corpusmill-"
@@ -292,18 +286,39 @@ def local_copy(
         yield path
 
 
-def _check_unchanged(file: InputFile) -> Path:
-    """Return the path of a local file that has not changed since the run was planned."""
-    path = Path(file.location)
-    if not path.exists():
+def _check_size(file: InputFile, path: Path) -> None:
+    try:
+        num_bytes = path.stat().st_size
+    except FileNotFoundError as error:
         raise FileNotFoundError(
             f"No such file on {socket.gethostname()}: {path}; on a cluster, input must be on "
             f"storage that all machines share, or be given as URLs"
-        )
-    found = _sha256(path)
-    if found != file.digest:
-        raise OSError(
-            f"{path} on {socket.gethostname()} has changed since the run was planned: sha256 {found}, "
-            f"wanted {file.digest}; run the same command again to read the new content"
-        )
-    return path
+        ) from error
+    if num_bytes != file.num_bytes:
+        raise _make_changed(file, f"{num_bytes} bytes", f"{file.num_bytes}")
+
+
+def check_digest(file: InputFile, sha256: str) -> None:
+    """Compare the content that was read with the content that the run was planned with.
+
+    A remote file is not compared: it is identified by its URL.
+
+    Args:
+        file: the file.
+        sha256: of all bytes that were read from it.
+
+    Raises:
+        OSError: it has changed since the run was planned, or while it was read.
+    """
+    if file.is_remote or sha256 == file.digest:
+        return
+    # Without this, a file system with wrong times would let the next run plan the old content.
+    forget_digest(Path(file.location))
+    raise _make_changed(file, f"sha256 {sha256}", file.digest)
+
+
+def _make_changed(file: InputFile, found: str, wanted: str) -> OSError:
+    return OSError(
+        f"{file.location} on {socket.gethostname()} has changed since the run was planned: "
+        f"found {found}, wanted {wanted}; run the same command again to read the new content"
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import json
 import os
 import shutil
 import subprocess
@@ -25,7 +24,6 @@ from pipeline.config import InputConfig
 from pipeline.errors import RunAborted
 from pipeline.execution.engine import TaskFinished
 from pipeline.planning.input_splits import (
-    SETTLED_S,
     InputFile,
     InputSplit,
     get_files_per_split,
@@ -148,52 +146,6 @@ def test_splits_hold_each_file_once_in_order(
     assert sum(split.num_bytes for split in splits) == sum(range(num_files))
 
 
-def test_a_digest_is_remembered_while_size_and_time_stay(
-    crawl_files: Path, cache: Path
-) -> None:
-    """A file is read again only after its modification time has changed."""
-    path = crawl_files / "a.wet.gz"
-    (before,) = splits_of_runs(path)
-    assert before.files[0].digest == hashlib.sha256(b"a.wet.gz").hexdigest()
-    path.write_bytes(b"A.WET.GZ")
-    # nothing tells of the change: what is remembered is believed
-    os.utime(path, (1_000_000, 1_000_000))
-    assert splits_of_runs(path) == (before,)
-    os.utime(path, (2_000_000, 2_000_000))
-    (after,) = splits_of_runs(path)
-    assert after.files[0].digest == hashlib.sha256(b"A.WET.GZ").hexdigest()
-    assert after.key != before.key
-
-
-def test_touching_a_file_does_not_change_its_split(crawl_files: Path) -> None:
-    """The file is read again and has the same digest."""
-    path = crawl_files / "a.wet.gz"
-    before = splits_of_runs(path)
-    os.utime(path, (3_000_000, 3_000_000))
-    assert splits_of_runs(path) == before
-
-
-def test_a_file_that_has_just_changed_is_read_each_time(crawl_files: Path) -> None:
-    """Two changes within one tick of the file system's clock look like one."""
-    path = crawl_files / "a.wet.gz"
-    path.touch()
-    stat = path.stat()
-    before = splits_of_runs(path)
-    path.write_bytes(b"A.WET.GZ")
-    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    assert splits_of_runs(path) != before
-    assert SETTLED_S >= 2
-
-
-def test_a_damaged_file_of_digests_is_ignored(crawl_files: Path, cache: Path) -> None:
-    """The files are read again."""
-    before = splits_of_runs(crawl_files / "*.gz")
-    memory = cache / "input-digests.json"
-    assert len(json.loads(memory.read_text())) == 2
-    memory.write_text("{")
-    assert splits_of_runs(crawl_files / "*.gz") == before
-
-
 def test_a_local_file_is_read_in_place(crawl_files: Path) -> None:
     """Nothing is copied or removed."""
     path = crawl_files / "a.wet.gz"
@@ -204,15 +156,15 @@ def test_a_local_file_is_read_in_place(crawl_files: Path) -> None:
     assert path.exists()
 
 
-def test_a_local_file_that_changed_since_planning_is_refused(crawl_files: Path) -> None:
+def test_a_local_file_of_another_size_is_refused(crawl_files: Path) -> None:
     """Another machine may have no file, or another file, under this path."""
     path = crawl_files / "a.wet.gz"
     planned = InputFile(str(path), 8, hashlib.sha256(path.read_bytes()).hexdigest())
     path.write_bytes(b"another")
-    with (
-        pytest.raises(OSError, match="has changed since the run was planned"),
-        local_copy(planned),
-    ):
+    message = (
+        r"a\.wet\.gz on \S+ has changed since .*: found 7 bytes, wanted 8; run the same"
+    )
+    with pytest.raises(OSError, match=message), local_copy(planned):
         pass
     path.unlink()
     with (
@@ -220,6 +172,17 @@ def test_a_local_file_that_changed_since_planning_is_refused(crawl_files: Path) 
         local_copy(planned),
     ):
         pass
+
+
+def test_a_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    """It could be written neither into records nor into messages."""
+    path = tmp_path / os.fsdecode(b"caf\xe9.warc")
+    path.write_bytes(b"")
+    message = (
+        r"input\.files: the name of '.*caf\\udce9\.warc' is not UTF-8; rename the file"
+    )
+    with pytest.raises(ConfigError, match=message):
+        splits_of_runs(tmp_path / "*")
 
 
 # ---- Common Crawl ----
