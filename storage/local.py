@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import mmap
 import os
@@ -148,7 +149,7 @@ class LocalStore(Store):
         try:
             # O_EXCL: the operating system lets one of several writers create the file. The file
             # appears before its content, so a reader may find it empty for a moment.
-            with (self.path / name).open("xb") as file:
+            with name_full_disk(self.path / name), (self.path / name).open("xb") as file:
                 file.write(content)
         except FileExistsError:
             return None
@@ -236,7 +237,7 @@ def _write_aside(target: Path, content: bytes) -> Generator[Path]:
     """Write a file beside its target. It is on disk before the caller gives it its name."""
     aside = _name_aside(target)
     try:
-        with aside.open("wb") as file:
+        with name_full_disk(target), aside.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -247,6 +248,22 @@ def _write_aside(target: Path, content: bytes) -> Generator[Path]:
 
 def _name_aside(target: Path) -> Path:
     return target.with_name(f".{target.name}-{uuid.uuid4().hex}")
+
+
+@contextlib.contextmanager
+def name_full_disk(path: Path) -> Generator[None]:
+    """Name a path in the error of a full disk. Writes to open files do not name theirs.
+
+    Raises:
+        StorageError: the disk, or the quota of the user, is full.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        remedy = "free some space, then run the same command again"
+        raise StorageError(str(path), os.strerror(error.errno), remedy) from error
 
 
 @contextlib.contextmanager
@@ -306,9 +323,11 @@ def _new_folder(parent: Path, name: str) -> Generator[Path]:
     # The process id lets a later run recognize folders of killed processes; the uuid separates
     # threads.
     folder = parent / f"{name}-{os.getpid()}-{uuid.uuid4().hex}"
-    folder.mkdir(parents=True)
+    with name_full_disk(folder):
+        folder.mkdir(parents=True)
     try:
-        yield folder
+        with name_full_disk(folder):
+            yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

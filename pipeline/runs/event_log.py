@@ -10,12 +10,15 @@ two equal runs.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
+import os
 import threading
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,7 @@ from storage.json_schema import (
     Text,
     load_json,
 )
+from storage.local import name_full_disk
 
 log = logging.getLogger(__name__)
 
@@ -143,13 +147,22 @@ def _read_lines(run_folder: Store) -> Iterator[tuple[str, bytes]]:
 @contextlib.contextmanager
 def _open_log_file(path: Path) -> Generator[AddEvent]:
     _remove_partial_line(path)
-    with path.open("a", encoding="utf-8") as file:
+    # Unbuffered: closing the file then writes nothing, and cannot fail on a full disk.
+    with path.open("ab", buffering=0) as file:
 
         def add_event(event: Mapping[str, Any]) -> None:
-            file.write(_format_line(event))
-            file.flush()
+            with name_full_disk(path):
+                _append_line(file, _format_line(event).encode())
 
         yield add_event
+
+
+def _append_line(file: FileIO, line: bytes) -> None:
+    """Append a line, completely or not at all."""
+    start = file.seek(0, os.SEEK_END)
+    if file.write(line) != len(line):
+        file.truncate(start)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _read_log_file(path: Path) -> Iterator[tuple[str, bytes]]:

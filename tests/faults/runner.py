@@ -157,7 +157,9 @@ def run_attacks(
     plans = [(name, attack) for name, attack in plans if only in attack.name]
     deadline = time.monotonic() + budget_s
     worker: Worker | None = None
-    with tempfile.TemporaryDirectory(prefix="faults-") as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="faults-", ignore_cleanup_errors=True
+    ) as folder:
         previous_module = ""
         for index, (module, attack) in enumerate(plans):
             if module != previous_module or worker is None:

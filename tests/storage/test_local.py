@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.errors import AccessRefused
+from storage.errors import AccessRefused, StorageError
 from storage.local import LocalStore, make_scratch_folder, put_file
 
 
@@ -76,3 +76,22 @@ def test_folders_of_dead_processes_are_removed_and_other_files_stay(tmp_path: Pa
         assert not abandoned.exists()
         assert all(path.exists() for path in foreign)
     assert not folder.exists()
+
+
+# Every write to it fails as on a full disk (full(4)).
+FULL_DEVICE = Path("/dev/full")
+
+
+def write_to_full_disk(folder: Path) -> None:
+    """Write a file of a staging folder as a library does that does not name it in its errors."""
+    with LocalStore(folder).staging_folder("task"), FULL_DEVICE.open("wb") as file:
+        file.write(b"content")
+
+
+@pytest.mark.skipif(not FULL_DEVICE.exists(), reason="needs /dev/full")
+def test_a_full_disk_is_reported_with_its_folder(tmp_path: Path) -> None:
+    """The system's own error has no path, because the file was open already."""
+    with pytest.raises(StorageError, match="No space left on device; free") as caught:
+        write_to_full_disk(tmp_path)
+    assert str(tmp_path) in caught.value.where
+    assert "No space left" in str(caught.value.__cause__)

@@ -11,6 +11,7 @@ from pathlib import Path
 from pipeline.execution.engine import run
 from pipeline.phases import registry
 from pipeline.planning.plan import make_plan
+from pipeline.planning.run_plan import RunPlan
 from tests.faults.attack import Attack, find_nothing
 from tests.faults.runs.kill_points import (
     PHASE_MOMENTS,
@@ -37,19 +38,22 @@ DRIVER_POINTS = (
     *itertools.product(PHASES, PHASE_MOMENTS),
     *(("", moment) for moment in RUN_MOMENTS),
 )
-# Each phase once, with another moment each; a kill needs a Ray of its own.
+# Each phase once, with another moment each: a killed Ray must be started again.
 RAY_POINTS = tuple(zip(PHASES, itertools.cycle(TASK_MOMENTS), strict=False))
 
 KILLED = (-signal.SIGKILL, -signal.SIGXFSZ)
 
 
 def make_point(
-    folder: Path, phases: tuple[str, ...], moment: str, victim: str = "self"
+    folder: Path,
+    phases: tuple[str, ...],
+    moment: str,
+    victim: str = "self",
+    signal_number: int = signal.SIGKILL,
 ) -> KillPoint:
     """Return a kill point whose markers are in a new folder."""
     markers = folder / "markers"
     markers.mkdir()
-    reference = get_reference_run()
     half_bytes: dict[str, int] = {}
     for phase in PHASES:
         sizes = [
@@ -58,8 +62,9 @@ def make_point(
             for output in record["outputs"].values()
         ]
         half_bytes[phase] = max(sizes) // 2
-    assert set(reference.folders) == set(PHASES)
-    return KillPoint(phases, moment, markers, half_bytes, victim)
+    return KillPoint(
+        phases, moment, markers, half_bytes, victim, signal_number=signal_number
+    )
 
 
 def _read_records(phase: str) -> list[dict]:
@@ -67,9 +72,8 @@ def _read_records(phase: str) -> list[dict]:
     return list(folder.records(sorted(folder.done())))
 
 
-def run_killed(run_dir: str, point: KillPoint, kind: str = "inline") -> None:
+def run_killed(plan: RunPlan, point: KillPoint) -> None:
     """Run until the point is reached. Runs in a driver process."""
-    plan = make_plan(make_config(run_dir, engine={"kind": kind}))
     list(run(set_kill_point(plan, point)))
 
 
@@ -85,8 +89,8 @@ def kill_driver(storage: str, seed: int, folder: Path) -> None:
     """Kill a driver without Ray at one point, and run again."""
     phase, moment = DRIVER_POINTS[seed]
     run_dir, messages = make_run_dir(storage, folder), folder / "messages"
-    point = make_point(folder, (phase,), moment)
-    code = wait_for(start_driver(run_killed, run_dir, point, messages=messages))
+    point, plan = make_point(folder, (phase,), moment), make_plan(make_config(run_dir))
+    code = wait_for(start_driver(run_killed, plan, point, messages=messages))
     assert code in KILLED, f"not killed ({code}): {messages.read_text()[-2000:]}"
     resume(run_dir, messages)
 
@@ -116,7 +120,8 @@ def kill_with_ray(victim: str, storage: str, seed: int, folder: Path) -> None:
     phase, moment = RAY_POINTS[seed]
     run_dir, messages = make_run_dir(storage, folder), folder / "messages"
     point = make_point(folder, (phase,), moment, victim)
-    driver = start_driver(run_killed, run_dir, point, "ray", messages=messages)
+    plan = make_plan(make_config(run_dir, engine={"kind": "ray"}))
+    driver = start_driver(run_killed, plan, point, messages=messages)
     code = wait_for(driver)
     assert code != 0, "the run ended with 0, although its process was killed"
     assert (point.markers / phase).exists(), messages.read_text()[-2000:]

@@ -57,6 +57,7 @@ class KillPoint:
         victim: "self", the process that reaches the point; "driver"; or "raylet", the parent
             of a worker of Ray.
         driver_pid: The driver's process.
+        signal_number: What the victim gets; SIGSTOP pauses it.
     """
 
     phases: tuple[str, ...]
@@ -65,6 +66,7 @@ class KillPoint:
     half_bytes: dict[str, int]
     victim: str = "self"
     driver_pid: int = 0
+    signal_number: int = signal.SIGKILL
 
     def reach(self, folder: str, moment: str) -> None:
         """Kill if this is the point, and was not reached before."""
@@ -115,8 +117,9 @@ class KillPoint:
         return raylet
 
     def _kill(self) -> None:
-        os.kill(self._find_victim(), signal.SIGKILL)
-        time.sleep(VICTIM_TIMEOUT_S)
+        os.kill(self._find_victim(), self.signal_number)
+        if self.signal_number == signal.SIGKILL:
+            time.sleep(VICTIM_TIMEOUT_S)  # until the victim's end ends this process
 
     def _kill_victim_after_this_process(self) -> None:
         """Start a process that kills the victim as soon as this process is dead."""

@@ -18,12 +18,13 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from pipeline.config import RunConfig
 from pipeline.execution.engine import run
 from pipeline.planning.plan import make_plan
 from pipeline.planning.run_plan import RunPlan
 from pipeline.runs.run_folder import RunFolder
-from storage import Store
 from tests.conftest import REPOSITORY, write_tiny_tokenizer
 from tests.faults.attack import get_shared_folder
 from tests.pipeline.sample_crawl.invented import make_crawl
@@ -47,7 +48,7 @@ _CONTEXT.set_forkserver_preload(["tests.faults.runs._warm"])
 
 @functools.cache
 def get_tree() -> Mapping[str, Any]:
-    """Return the config that all runs of this process share."""
+    """Return the config that all runs of this process share; drivers are sent their plans."""
     folder = get_shared_folder()
     os.environ["CORPUSMILL_CACHE"] = str(folder / "cache")
     return make_tree(folder)
@@ -129,9 +130,23 @@ def check_outputs(run_dir: object) -> None:
 # ---- drivers in other processes ----
 
 
+def write_config(config: RunConfig, path: Path) -> Path:
+    """Write a config as a YAML file and return its path."""
+    path.write_text(yaml.safe_dump(config.model_dump(mode="json")), encoding="utf-8")
+    return path
+
+
 def run_to_end(plan: RunPlan) -> None:
     """Run a plan to its end. The usual work of a driver process."""
     list(run(plan))
+
+
+def run_command(*arguments: str) -> None:
+    """Be `python -m pipeline` with these arguments. The work of a driver process."""
+    from pipeline import cli
+
+    sys.argv = ["pipeline", *arguments]
+    cli.main()
 
 
 def start_driver(
@@ -213,8 +228,3 @@ def find_missing_seaweed() -> str | None:
     if shutil.which("setpriv") is None:
         return "setpriv is not installed (package util-linux)"
     return None
-
-
-def open_store_of(run_dir: str) -> Store:
-    """Return the store of a run folder."""
-    return RunFolder.open(run_dir).run_dir
