@@ -41,7 +41,7 @@ class Launcher(StrEnum):
 app = typer.Typer(
     name="training",
     help="Train a decoder with DDP or FSDP. Runs resume exactly, on any number of ranks.\n\n"
-    "Exit codes: 0 done; 1 failed (the newest checkpoint remains); 2 wrong config or usage; "
+    "Exit codes: 0 done; 1 failed (complete checkpoints remain); 2 wrong config or usage; "
     "4 stopped by SIGTERM after saving a checkpoint.",
     no_args_is_help=True,
     add_completion=False,
@@ -229,23 +229,81 @@ def export(
     print(f"{out}: {exported}")
 
 
+@app.command()
+def verify(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A run_dir, a checkpoint, or the address of checkpoint.upload."
+        ),
+    ],
+) -> None:
+    """Compare all files of checkpoints with their digests.
+
+    Prints a line for each checkpoint, and one for each damaged file. If there is one, the exit
+    code is 1.
+    """
+    from training.checkpoint.verification import find_checkpoints, verify_checkpoint
+
+    is_damaged = False
+    for store in find_checkpoints(source):
+        result = verify_checkpoint(store)
+        state = "damaged" if result.damage else "whole"
+        print(f"{result.name}: {state}, {result.num_bytes / 1e9:.3f} GB")
+        for damage in result.damage:
+            print(f"  {damage}")
+        is_damaged = is_damaged or bool(result.damage)
+    sys.exit(ExitCode.FAILED if is_damaged else ExitCode.DONE)
+
+
+@app.command("add-digests")
+def add_digests_(
+    path: Annotated[
+        Path, typer.Argument(help="A checkpoint, such as run/checkpoints/step-00000100.")
+    ],
+) -> None:
+    """Add digests to a checkpoint of an earlier version, which has none.
+
+    The digests are those of the present content, so add them only if you trust the files.
+    """
+    from training.checkpoint.verification import add_digests
+
+    add_digests(path)
+    print(f"{path}: digests added")
+
+
 def main() -> NoReturn:
-    """Run the command line. Errors of the user become one line on stderr and exit code 2."""
+    """Run the command line. Foreseen errors become one line on stderr and an exit code."""
     escape_output()
     try:
         app(standalone_mode=True)
     except Exception as error:
-        if not _is_user_error(error):
+        exit_code = _find_exit_code(error)
+        if exit_code is None:
             raise
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(ExitCode.WRONG_USAGE)
+        sys.exit(exit_code)
     sys.exit(ExitCode.DONE)
 
 
-def _is_user_error(error: Exception) -> bool:
-    """Return whether the message alone tells the user what to correct."""
+def _find_exit_code(error: Exception) -> ExitCode | None:
+    """Return the exit code of a foreseen error, whose message is enough; None for others."""
     from config_files.reader import ConfigError
-    from loader.state import ResumeMismatch
-    from training.errors import IncompatibleConfig
 
-    return isinstance(error, ConfigError | ResumeMismatch | IncompatibleConfig)
+    # An error of shardwriter.format, which this package does not import.
+    from loader.reading.shard_opener import FormatError
+    from loader.state import ResumeMismatch
+    from storage import StorageError
+    from training.errors import (
+        CheckpointDamaged,
+        CheckpointFailed,
+        IncompatibleConfig,
+        TrainingStopped,
+    )
+
+    if isinstance(error, ConfigError | ResumeMismatch | IncompatibleConfig):
+        return ExitCode.WRONG_USAGE
+    failures = (CheckpointDamaged, CheckpointFailed, TrainingStopped)
+    if isinstance(error, (*failures, FormatError, StorageError)):
+        return ExitCode.FAILED
+    return None

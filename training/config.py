@@ -327,6 +327,11 @@ class CheckpointConfig(Section):
         default=None,
         description="Address (s3://bucket/prefix) to which each checkpoint is copied.",
     )
+    on_damaged: Literal["stop", "previous"] = Field(
+        default="stop",
+        description="If the newest checkpoint is damaged: stop, or set it aside and resume from "
+        "the newest one without damage.",
+    )
 
 
 class ValidationConfig(Section):

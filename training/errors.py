@@ -6,7 +6,8 @@ The tree:
     └── IncompatibleConfig   the config does not suit ranks, dataset, model or machine; exit code 2
     RuntimeError
     ├── TrainingStopped      too many bad steps
-    └── CheckpointFailed     a checkpoint could not be written
+    ├── CheckpointFailed     a checkpoint could not be written
+    └── CheckpointDamaged    a file of a checkpoint is missing, or differs from its digest
 """
 
 from __future__ import annotations
@@ -25,3 +26,7 @@ class CheckpointFailed(RuntimeError):
 
     Training ends, because it would otherwise continue without any checkpoint.
     """
+
+
+class CheckpointDamaged(RuntimeError):
+    """A file of a checkpoint is missing, or differs from the digest that was saved with it."""

@@ -36,7 +36,7 @@ from ray.train.v2.api.exceptions import ControllerError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from training.config import TrainConfig
-from training.errors import IncompatibleConfig, TrainingStopped
+from training.errors import CheckpointDamaged, IncompatibleConfig, TrainingStopped
 
 if TYPE_CHECKING:
     from training.trainer import TrainResult
@@ -60,7 +60,8 @@ def launch(
         max_failures: how often all workers are restarted after a failure; -1 is unlimited.
 
     Raises:
-        IncompatibleConfig, ResumeMismatch, TrainingStopped: as `train`; these are not retried.
+        CheckpointDamaged, IncompatibleConfig, ResumeMismatch, TrainingStopped: as `train`; these
+            are not retried.
         ray.train.TrainingFailedError: the workers failed more than max_failures times.
     """
     # Plain values can be sent to any worker, which validates them again.
@@ -167,7 +168,12 @@ def run_worker(settings: Mapping[str, Any], stop_actor: Any) -> TrainResult:
             )
             polling.start()
         return train(config, context, stop_requested)
-    except (IncompatibleConfig, ResumeMismatch, TrainingStopped) as error:
+    except (
+        CheckpointDamaged,
+        IncompatibleConfig,
+        ResumeMismatch,
+        TrainingStopped,
+    ) as error:
         # Wrapped, because the callback on the driver must tell such errors from those worth a
         # restart.
         raise _FinalError(error) from None

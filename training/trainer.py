@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from training.anomaly_guard import AnomalyGuard
-from training.checkpoint import Checkpointer, TrainState
+from training.checkpoint.checkpointer import Checkpointer, TrainState
+from training.checkpoint.marker import format_step_name
 from training.config import (
     CheckpointConfig,
     ObservabilityConfig,
@@ -89,6 +90,7 @@ def train(
         IncompatibleConfig: config, ranks, dataset and machine do not fit together.
         TrainingStopped: too many bad steps.
         CheckpointFailed: a checkpoint could not be written.
+        CheckpointDamaged: the newest checkpoint differs from its digests.
         ReadFailed, FormatError, ShardCorrupt, ResumeMismatch: raised by the loader.
     """
     with ExitStack() as cleanup:
@@ -174,14 +176,15 @@ class Trainer:
             log.info("%d broken lines are skipped; %s", stats["broken_lines"], first_faults)
 
     def _resume(self, newest: Path) -> None:
-        progress = self.checkpointer.load(newest, self._make_state())
+        progress = self.checkpointer.restore(newest, self._make_state())
         # The checkpoint was loaded into the parameters; masters in CPU memory are copies.
         self.optimizer.sync_masters()
         self.step = progress["step"]
         self.batches.load_state_dict(progress["rows"])
         self.anomaly_guard.load_state_dict(progress["guard"])
+        path = self.checkpointer.folder / format_step_name(self.step)
         log.info(
-            "resuming from %s: step %d, row %d", newest, self.step, self.batches.position
+            "resuming from %s: step %d, row %d", path, self.step, self.batches.position
         )
 
     def _make_state(self) -> TrainState:

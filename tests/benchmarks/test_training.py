@@ -49,6 +49,14 @@ def test_the_gpu_suite_runs_on_a_cpu_in_its_tiny_form(tmp_path: Path) -> None:
     assert all(row["tokens_per_s"] > 0 for row in figures["entrants"].values())
 
 
+def test_the_cost_of_checkpoint_digests_is_measured() -> None:
+    """Both forms load what they saved, and four ratios are printed."""
+    module = "benchmarks.training.checkpoint_digests"
+    done = _run(module, "--gigabytes", "0.05", "--rounds", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("ratio, ") == 4
+
+
 def test_entrants_without_enough_time_are_listed_as_skipped(tmp_path: Path) -> None:
     """They are not started, and the time that was left is recorded."""
     suite = gpu_suite.Suite(gpu_suite.FULL, 10, tmp_path, None)

@@ -65,6 +65,14 @@ def write_language(folder: Path, *, seed: int = 0, num_shards: int = 3) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Compute on one thread, as the ranks of tests do: threads that wait for a core spin."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def language(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a dataset of about 28,000 tokens."""

@@ -30,7 +30,6 @@ def start(
     folder.mkdir(parents=True, exist_ok=True)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    # the whole environment, because the forking process has the one of its start
     world = {
         **os.environ,
         "WORLD_SIZE": str(num_ranks),
@@ -40,7 +39,7 @@ def start(
     processes = [
         _CONTEXT.Process(
             target=_be_rank,
-            # the whole environment, because the forking process has the one of its start
+            # The whole environment: the process that forks them keeps that of its start.
             args=(
                 {**os.environ, **world, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                 folder / MESSAGES,

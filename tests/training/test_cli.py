@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from tests.conftest import REPOSITORY
 from training.cli import ExitCode, app, main
 
-COMMANDS = ("run", "plan", "import", "export")
+COMMANDS = ("run", "plan", "import", "export", "verify", "add-digests")
 
 PRINT_HEAVY_MODULES = """
 import runpy, sys

@@ -17,7 +17,7 @@ import yaml
 
 from tests.conftest import REPOSITORY
 from tests.training.conftest import losses, make_settings, train_all
-from training.checkpoint import list_complete_checkpoints, parse_step
+from training.checkpoint.marker import list_complete_checkpoints, parse_step
 
 STEPS = 40
 CHANGES: dict[str, Any] = {

@@ -28,7 +28,8 @@ from tests.training.conftest import (
 )
 from tests.training.rank_processes import MESSAGES, start
 from training.anomaly_guard import AnomalyGuard
-from training.checkpoint import MARKER, list_complete_checkpoints, load_weights
+from training.checkpoint.checkpointer import load_weights
+from training.checkpoint.marker import MARKER, list_complete_checkpoints
 from training.config import AnomalyGuardConfig, OptimizerConfig, TrainConfig
 from training.errors import CheckpointFailed, IncompatibleConfig, TrainingStopped
 from training.model.decoder import Decoder

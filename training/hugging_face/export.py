@@ -17,7 +17,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from training import checkpoint
+from training.checkpoint.checkpointer import load_weights
+from training.checkpoint.marker import (
+    MARKER,
+    list_complete_checkpoints,
+    read_progress,
+)
 from training.config import LoraConfig, ModelConfig
 from training.errors import IncompatibleConfig
 from training.hugging_face.config_json import (
@@ -64,7 +69,7 @@ def export_checkpoint(
             belongs to another model.
     """
     path = _find_checkpoint(source)
-    progress = checkpoint.read_progress(path)
+    progress = read_progress(path)
     config = ModelConfig.model_validate(progress["model"])
     adapters = LoraConfig.model_validate(progress["lora"]) if progress["lora"] else None
     if out.exists():
@@ -114,12 +119,12 @@ def _write_configs(
 
 
 def _find_checkpoint(source: Path) -> Path:
-    if (source / checkpoint.MARKER).is_file():
+    if (source / MARKER).is_file():
         return source
-    complete = checkpoint.list_complete_checkpoints(source / "checkpoints")
+    complete = list_complete_checkpoints(source / "checkpoints")
     if not complete:
         raise IncompatibleConfig(
-            f"{source} is neither a checkpoint (it has no {checkpoint.MARKER}) nor a run_dir with "
+            f"{source} is neither a checkpoint (it has no {MARKER}) nor a run_dir with "
             f"a complete one in {source / 'checkpoints'}; give a run_dir, or a folder such as "
             f"{source / 'checkpoints/step-00000100'}"
         )
@@ -185,7 +190,7 @@ def _load_weights(
         if f"{layer}." in layers:
             adapter_names.append(name)
     weights = {name: torch.empty(shapes[name]) for name in (*names, *adapter_names)}
-    checkpoint.load_weights(path, weights)
+    load_weights(path, weights)
     return weights if adapters is None else merge_adapters(weights, adapters)
 
 

@@ -28,7 +28,7 @@ from tests.training.hugging_face.model_folders import (
     write_llama,
     write_tokenizer,
 )
-from training.checkpoint import read_progress
+from training.checkpoint.marker import read_progress
 from training.config import DataConfig
 from training.data.chat_format import ChatTokenizer
 from training.data.conversations import Conversations, read_conversations

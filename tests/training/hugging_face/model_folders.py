@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from training import checkpoint
+from training.checkpoint.checkpointer import load_weights
+from training.checkpoint.marker import read_progress
 from training.config import LoraConfig, ModelConfig, ParallelConfig
 from training.hugging_face.config_json import read_model_settings
 from training.hugging_face.weights import load_weights_into
@@ -127,13 +128,13 @@ def read_folder(folder: Path, adapters: LoraConfig | None = None) -> Decoder:
 
 def read_checkpoint(path: Path) -> Decoder:
     """Return our model of a checkpoint, with its adapters."""
-    progress = checkpoint.read_progress(path)
+    progress = read_progress(path)
     model = Decoder(
         ModelConfig.model_validate(progress["model"]), progress["model"]["vocab_size"]
     )
     if progress["lora"]:
         lora.add_adapters(model, LoraConfig.model_validate(progress["lora"]))
-    checkpoint.load_weights(path, dict(model.named_parameters()))
+    load_weights(path, dict(model.named_parameters()))
     return model
 
 

@@ -405,7 +405,7 @@ def test_a_round_trip_changes_no_byte(tmp_path: Path, language: Path) -> None:
             ]
             == 512
         )
-        shutil.rmtree(folder)  # a resumed run has its own weights
+        shutil.rmtree(folder)  # a resumed run does not read them
         assert train(config.model_copy(update={"steps": 2}), alone()).step == 2
 
 

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 from pathlib import Path
 
+import pytest
+import torch
+from typer.testing import CliRunner
+
 from tests.seaweed import BUCKET, Seaweed
+from tests.training.checkpoint.saved import (
+    make_checkpointer,
+    make_state,
+    make_tensors,
+    restore,
+)
 from tests.training.conftest import losses, make_config, make_settings, read_log, train_all
-from training.checkpoint import MARKER
+from training.checkpoint.marker import MARKER
+from training.cli import app
+from training.errors import CheckpointDamaged
 from training.parallel import distributed
 from training.trainer import train
 
@@ -63,3 +76,30 @@ def test_an_incomplete_upload_is_ignored(
         distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=tmp_path),
     )
     assert [line["step"] for line in read_log(tmp_path / "run")] == [2]
+
+
+def test_a_damaged_object_is_noticed(
+    tmp_path: Path, seaweed_in_environment: Seaweed
+) -> None:
+    """An empty disk downloads the newest checkpoint, then the one before it, and verifies both."""
+    upload = f"s3://{BUCKET}/damaged"
+    checkpointer = make_checkpointer(tmp_path / "run", upload=upload)
+    for step in (1, 2):
+        checkpointer.save(make_state(make_tensors(step), step))
+    checkpointer.close()
+    shutil.rmtree(tmp_path / "run")
+    store = seaweed_in_environment.store("damaged/step-00000002")
+    content = bytearray(store.get("__0_0.distcp").bytes())
+    content[1000] ^= 1
+    store.put("__0_0.distcp", io.BytesIO(content))
+    found = CliRunner().invoke(app, ["verify", upload])
+    assert f"{upload}/step-00000001: whole" in found.output
+    assert f"{upload}/step-00000002: damaged" in found.output
+    with pytest.raises(
+        CheckpointDamaged,
+        match=r"__0_0.distcp: bytes 0 to .*newest whole checkpoint is .*step-00000001",
+    ):
+        restore(tmp_path / "run", upload=upload)
+    step, tensors = restore(tmp_path / "run", upload=upload, on_damaged="previous")
+    assert step == 1
+    assert torch.equal(tensors["w7"], make_tensors(1)["w7"])

@@ -1,0 +1,247 @@
+"""Damaged and hostile checkpoints are refused by name, and never run code."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.state_dict_loader import load
+from typer.testing import CliRunner
+
+from tests.training.checkpoint.saved import make_tensors, restore, save_steps
+from training.checkpoint.block_digests import copy_with_digests
+from training.checkpoint.checkpointer import load_weights
+from training.checkpoint.marker import (
+    MARKER,
+    Marker,
+    list_complete_checkpoints,
+    read_marker,
+    write_marker,
+)
+from training.cli import app
+from training.errors import CheckpointDamaged, IncompatibleConfig
+
+SHARD = "__0_0.distcp"
+INDEX = ".metadata"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Save the steps 1 to 3."""
+    folder = tmp_path_factory.mktemp("saved")
+    save_steps(folder, range(1, 4))
+    return folder
+
+
+@pytest.fixture
+def run_dir(saved: Path, tmp_path: Path) -> Path:
+    """Return a copy, which a test may damage."""
+    return Path(shutil.copytree(saved, tmp_path / "run"))
+
+
+def newest(run_dir: Path) -> Path:
+    """Return the newest complete checkpoint."""
+    return list_complete_checkpoints(run_dir / "checkpoints")[-1]
+
+
+def flip(file: Path, position: int) -> None:
+    """Flip a bit of a byte; a negative position counts from the end."""
+    content = bytearray(file.read_bytes())
+    content[position] ^= 4
+    file.write_bytes(content)
+
+
+def zero_block(file: Path, position: int) -> None:
+    """Overwrite 64 bytes with zeros, as a disk does with a lost sector."""
+    with file.open("r+b") as opened:
+        opened.seek(position)
+        opened.write(bytes(64))
+
+
+def swap(file: Path) -> None:
+    """Take the file of the previous checkpoint, which has the same size."""
+    previous = file.parent.with_name("step-00000002") / file.name
+    assert previous.stat().st_size == file.stat().st_size
+    shutil.copyfile(previous, file)
+
+
+def move_position(file: Path) -> None:
+    """Change the loader's state, and leave valid JSON."""
+    text = file.read_text()
+    assert '"position": 36' in text
+    file.write_text(text.replace('"position": 36', '"position": 37'))
+
+
+DAMAGES: list[tuple[str, str, Callable[[Path], None], str]] = [
+    ("flipped bit", SHARD, lambda file: flip(file, 500_000), "bytes 0 to 1048575 differ"),
+    ("flip in the digests", SHARD, lambda file: flip(file, -1), "digests at its end"),
+    ("zeroed sector", SHARD, lambda file: zero_block(file, 700_000), "differ"),
+    ("cut", SHARD, lambda file: os.truncate(file, 700_000), "has 700000 bytes"),
+    ("empty", SHARD, lambda file: os.truncate(file, 0), "has 0 bytes"),
+    ("deleted", SHARD, Path.unlink, "is missing"),
+    ("swapped", SHARD, swap, "differ"),
+    ("flipped bit", INDEX, lambda file: flip(file, 600), "differ"),
+    ("cut", INDEX, lambda file: os.truncate(file, 60), "has 60 bytes"),
+    ("deleted", INDEX, Path.unlink, "is missing"),
+    ("other number", MARKER, move_position, "differs from the digest in it"),
+    ("cut", MARKER, lambda file: os.truncate(file, 60), "is no JSON"),
+    ("empty", MARKER, lambda file: os.truncate(file, 0), "is no JSON"),
+    ("other value", MARKER, lambda file: file.write_text("[]"), "expected an object"),
+]
+
+
+@pytest.mark.parametrize(
+    ("file_name", "damage", "message"),
+    [pytest.param(*row[1:], id=f"{row[1]}: {row[0]}") for row in DAMAGES],
+)
+def test_damage_is_named_and_the_previous_checkpoint_is_offered(
+    run_dir: Path, file_name: str, damage: Callable[[Path], None], message: str
+) -> None:
+    """The error has the file, the kind of damage, the newest whole checkpoint and the setting."""
+    file = newest(run_dir) / file_name
+    damage(file)
+    with pytest.raises(
+        CheckpointDamaged,
+        match=rf"{file}\b.*{message}.*newest whole checkpoint is .*step-00000002\. .*"
+        "checkpoint.on_damaged=previous",
+    ):
+        restore(run_dir)
+    assert newest(run_dir).name == "step-00000003"
+
+
+def test_the_previous_checkpoint_is_loaded_if_configured(run_dir: Path) -> None:
+    """Step 3 and 2 are damaged and set aside; step 1 is loaded with its values."""
+    flip(newest(run_dir) / SHARD, 500_000)
+    (run_dir / "checkpoints/step-00000002" / SHARD).unlink()
+    step, tensors = restore(run_dir, on_damaged="previous")
+    assert step == 1
+    expected = make_tensors(1)
+    assert all(torch.equal(tensors[name], expected[name]) for name in expected)
+    names = sorted(path.name for path in (run_dir / "checkpoints").iterdir())
+    assert names == ["damaged-step-00000002", "damaged-step-00000003", "step-00000001"]
+
+
+def test_without_a_whole_checkpoint_nothing_is_loaded(run_dir: Path) -> None:
+    """A run never starts anew by itself, whatever the setting is."""
+    for path in list_complete_checkpoints(run_dir / "checkpoints"):
+        (path / SHARD).unlink()
+    with pytest.raises(CheckpointDamaged, match=r"No older checkpoint is whole.*run_dir"):
+        restore(run_dir, on_damaged="previous")
+    assert len(list_complete_checkpoints(run_dir / "checkpoints")) == 3
+
+
+def test_other_programs_can_read_the_files(run_dir: Path) -> None:
+    """torch.distributed.checkpoint itself ignores the digests at the end of files."""
+    tensors: dict[str, Any] = {"model.w3": torch.zeros(200, 200)}
+    with pytest.warns(UserWarning, match="single process"):
+        load(tensors, checkpoint_id=newest(run_dir), no_dist=True)
+    assert torch.equal(tensors["model.w3"], make_tensors(3)["w3"])
+
+
+class Malicious:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch {self._file}",)
+
+
+def replace_index(path: Path, content: bytes) -> None:
+    """Replace the index and make all digests fit, as an attacker would."""
+    (path / "pickle").write_bytes(content)
+    with (path / "pickle").open("rb") as source:
+        digest = copy_with_digests(source, path / INDEX)
+    marker = read_marker(path)
+    write_marker(path, Marker(marker.progress, {**marker.files, INDEX: digest}))
+
+
+def test_code_in_the_index_is_not_run(run_dir: Path, tmp_path: Path) -> None:
+    """Also if all digests fit, the index is refused before anything is executed."""
+    replace_index(newest(run_dir), pickle.dumps(Malicious(tmp_path / "ran")))
+    with pytest.raises(CheckpointDamaged, match=r"posix.system does not belong"):
+        load_weights(newest(run_dir), make_tensors(0))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_an_index_cannot_lead_out_of_its_folder(run_dir: Path) -> None:
+    """A file that complete.json does not list is not opened."""
+    index = (newest(run_dir) / INDEX).read_bytes()
+    # The same length, because a pickle stores it before the text.
+    replace_index(newest(run_dir), index.replace(SHARD.encode(), b"../../__0.dp"))
+    with pytest.raises(CheckpointDamaged, match=r"names '.*__0.dp', which is not among"):
+        load_weights(newest(run_dir), make_tensors(0))
+
+
+@pytest.mark.parametrize("content", [b"", b"text", pickle.dumps({"a": 1})])
+def test_an_index_of_something_else_is_refused(run_dir: Path, content: bytes) -> None:
+    """The message has the path and no traceback of pickle."""
+    replace_index(newest(run_dir), content)
+    with pytest.raises(
+        CheckpointDamaged, match=r"\.metadata (is not an index|holds 'dict')"
+    ):
+        load_weights(newest(run_dir), make_tensors(0))
+
+
+def test_verify_lists_damaged_files(run_dir: Path) -> None:
+    """One line per checkpoint, one per damaged file, and exit code 1."""
+    whole = CliRunner().invoke(app, ["verify", str(run_dir)])
+    assert whole.exit_code == 0
+    assert whole.output.count(": whole, 0.001 GB") == 3
+    flip(newest(run_dir) / SHARD, 500_000)
+    flip(newest(run_dir) / INDEX, 60)
+    found = CliRunner().invoke(app, ["verify", str(run_dir)])
+    assert found.exit_code == 1
+    assert found.output.count(": whole") == 2
+    assert found.output.count(" differ from their digest\n") == 2
+    one = CliRunner().invoke(app, ["verify", str(newest(run_dir))])
+    assert one.output.splitlines()[0].endswith("step-00000003: damaged, 0.001 GB")
+
+
+def make_version_1(path: Path) -> None:
+    """Rewrite a checkpoint as the previous version did: without digests."""
+    marker = read_marker(path)
+    for name, digest in marker.files.items():
+        os.truncate(path / name, digest.num_bytes)
+    (path / MARKER).write_text(json.dumps({"version": 1, **marker.progress}))
+
+
+def test_digests_can_be_added_to_an_old_checkpoint(run_dir: Path) -> None:
+    """The old one is refused with the command to run; afterwards it loads with equal values."""
+    path = newest(run_dir)
+    make_version_1(path)
+    with pytest.raises(IncompatibleConfig, match=rf"training add-digests {path}"):
+        restore(run_dir)
+    done = CliRunner().invoke(app, ["add-digests", str(path)])
+    assert done.output == f"{path}: digests added\n"
+    step, tensors = restore(run_dir)
+    assert step == 3
+    assert all(torch.equal(tensors[name], w) for name, w in make_tensors(3).items())
+    with pytest.raises(IncompatibleConfig, match="version is 2, expected 1"):
+        CliRunner().invoke(app, ["add-digests", str(path)], catch_exceptions=False)
+
+
+def test_digests_are_not_added_to_a_hostile_checkpoint(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    """Its index is read without running code here too."""
+    make_version_1(newest(run_dir))
+    (newest(run_dir) / INDEX).write_bytes(pickle.dumps(Malicious(tmp_path / "ran")))
+    with pytest.raises(CheckpointDamaged, match="does not belong"):
+        CliRunner().invoke(
+            app, ["add-digests", str(newest(run_dir))], catch_exceptions=False
+        )
+    assert not (tmp_path / "ran").exists()
+    (newest(run_dir) / INDEX).unlink()
+    with pytest.raises(CheckpointDamaged, match=r"\.metadata is missing"):
+        CliRunner().invoke(
+            app, ["add-digests", str(newest(run_dir))], catch_exceptions=False
+        )

@@ -1,0 +1,151 @@
+"""Names of checkpoints, and `complete.json`, which is written last."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from storage import Store, open_store
+from storage.errors import NotFound
+from training.checkpoint.block_digests import FileDigest, compute_digest
+from training.errors import CheckpointDamaged, IncompatibleConfig
+
+# Written last. A checkpoint without it is ignored.
+MARKER = "complete.json"
+
+# Version 1 had no digests.
+CHECKPOINT_VERSION = 2
+
+_NAME = re.compile(r"step-(\d{8})")
+
+
+@dataclass(frozen=True)
+class Marker:
+    """The content of complete.json.
+
+    Attributes:
+        progress: step, world_size, the loader's state, counters.
+        files: digests of all other files, by name.
+    """
+
+    progress: Mapping[str, Any]
+    files: Mapping[str, FileDigest]
+
+
+def format_step_name(step: int) -> str:
+    """Return the folder name of a checkpoint."""
+    return f"step-{step:08d}"
+
+
+def is_step_name(name: str) -> bool:
+    """Return whether this is the folder name of a checkpoint."""
+    return _NAME.fullmatch(name) is not None
+
+
+def parse_step(path: Path) -> int:
+    """Return the number of finished steps in the folder name of a checkpoint."""
+    matched = _NAME.fullmatch(path.name)
+    assert matched is not None
+    return int(matched[1])
+
+
+def list_complete_checkpoints(folder: Path) -> list[Path]:
+    """Return the checkpoints with a marker, ordered by step. They may be damaged."""
+    marked = [marker.parent for marker in folder.glob(f"step-*/{MARKER}")]
+    return sorted((path for path in marked if is_step_name(path.name)), key=parse_step)
+
+
+def write_marker(path: Path, marker: Marker) -> None:
+    """Write complete.json atomically. From then on the checkpoint is complete."""
+    files = {name: asdict(digest) for name, digest in sorted(marker.files.items())}
+    content = {"version": CHECKPOINT_VERSION, **marker.progress, "files": files}
+    # As it will be read: keys are strings, tuples are lists.
+    content = json.loads(json.dumps(content))
+    content["digest"] = _compute_own_digest(content)
+    text = json.dumps(content, indent=1) + "\n"
+    open_store(path).put(MARKER, text.encode())
+
+
+def read_marker(path: Path | Store) -> Marker:
+    """Read and verify complete.json of a checkpoint on a disk or in an object store.
+
+    Raises:
+        IncompatibleConfig: it is missing, or of another version.
+        CheckpointDamaged: it was changed since it was written.
+    """
+    store = open_store(path)
+    where = store.locate(MARKER)
+    content = _read_json(store)
+    digest = content.pop("digest", None)
+    is_intact = digest == _compute_own_digest(content)
+    version = content.pop("version", None)
+    if version == 1 and digest is None:
+        raise IncompatibleConfig(
+            f"{where}: an earlier version of the trainer wrote this checkpoint, without digests "
+            f"of its files. If you trust them, add digests with `python -m training add-digests "
+            f"{path}`"
+        )
+    if not is_intact:
+        raise CheckpointDamaged(f"{where} differs from the digest in it")
+    if version != CHECKPOINT_VERSION:
+        raise IncompatibleConfig(
+            f"{where}: version is {version!r}, expected {CHECKPOINT_VERSION}"
+        )
+    files: dict[str, FileDigest] = {}
+    for name, file_digest in content.pop("files").items():
+        files[name] = FileDigest(**file_digest)
+    return Marker(content, files)
+
+
+def read_progress(path: Path) -> dict[str, Any]:
+    """Return step, world_size, loader state and counters of a checkpoint.
+
+    Raises:
+        IncompatibleConfig, CheckpointDamaged: as `read_marker`.
+    """
+    return dict(read_marker(path).progress)
+
+
+def read_unverified_progress(path: Path) -> dict[str, Any]:
+    """Return the progress of a checkpoint of version 1, which has no digests.
+
+    Raises:
+        IncompatibleConfig: complete.json is missing, or of another version.
+        CheckpointDamaged: complete.json is no JSON object.
+    """
+    store = open_store(path)
+    content = _read_json(store)
+    version = content.pop("version", None)
+    if version != 1:
+        raise IncompatibleConfig(
+            f"{store.locate(MARKER)}: version is {version!r}, expected 1; digests can be added "
+            f"only to a checkpoint that has none"
+        )
+    return content
+
+
+def _read_json(store: Store) -> dict[str, Any]:
+    """Return the JSON object in complete.json."""
+    where = store.locate(MARKER)
+    try:
+        content = json.loads(store.read_bytes(MARKER))
+    except NotFound as error:
+        raise IncompatibleConfig(
+            f"{store} has no {MARKER}, so it is not a complete checkpoint; use another one"
+        ) from error
+    except ValueError as error:
+        raise CheckpointDamaged(f"{where} is no JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise CheckpointDamaged(
+            f"{where} holds {type(content).__name__}, expected an object"
+        )
+    return {**content}
+
+
+def _compute_own_digest(content: Mapping[str, Any]) -> str:
+    """Return the digest of complete.json, of which its own digest is left out."""
+    return compute_digest(json.dumps(content, sort_keys=True).encode()).hex()
