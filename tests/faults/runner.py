@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import shutil
@@ -115,6 +116,9 @@ def _answer(module: str, folder: Path, connection: Connection) -> None:
     # The parent removes the folder, and with it what a killed process leaves.
     os.environ["TMPDIR"] = str(folder)
     tempfile.tempdir = str(folder)
+    logging.basicConfig(
+        handlers=[logging.NullHandler()]
+    )  # attacks cause thousands of warnings
     attacks = {attack.name: attack for attack in load_attacks(module)}
     connection.send("ready")
     while True:

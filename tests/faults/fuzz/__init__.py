@@ -1,0 +1,1 @@
+"""Fuzzing: mutated inputs, made by Hypothesis from real and generated files."""
