@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import logging
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -14,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.result_file import describe_machine, format_command, read_commit
-from tests.faults.runner import Row, run_attacks
+from tests.faults.runner import Row, plan_attacks, run_attacks
 
 # Of each attack; the file of --json has all.
 MAX_BREAKS_SHOWN = 2
@@ -25,15 +26,10 @@ console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
 def main() -> None:
     """Run the attacks; the exit code is 1 if a promise was broken."""
     arguments = _parse_arguments()
-    rows: list[Row] = []
-    for row in run_attacks(
-        arguments.only,
-        is_small=arguments.small,
-        seeds=arguments.seed,
-        budget_s=arguments.budget_s,
-    ):
-        rows.append(row)
-        console.print(_format_progress(row))
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    planned = plan_attacks(arguments.only, is_small=arguments.small, seeds=arguments.seed)
+    run_attacks(planned, arguments.budget_s)
+    rows = [run.row for run in planned]
     console.print(make_table(rows))
     _print_breaks(rows)
     if arguments.json:
@@ -54,12 +50,6 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--budget-s", type=float, default=float("inf"), help="time for all")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the table")
     return parser.parse_args()
-
-
-def _format_progress(row: Row) -> str:
-    if row.obstacle is not None:
-        return f"{row.name}: skipped, {row.obstacle}"
-    return f"{row.name}: {row.num_held} of {row.num_tries} held, {row.seconds:.0f} s"
 
 
 def make_table(rows: Sequence[Row]) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import multiprocessing
 import os
@@ -9,13 +10,16 @@ import shutil
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from tests.faults.attack import Attack, find_modules, load_attacks
+
+log = logging.getLogger(__name__)
 
 _CONTEXT = multiprocessing.get_context("spawn")
 
@@ -56,6 +60,13 @@ class Row:
     def num_held(self) -> int:
         """Tries in which the promise held."""
         return self.num_tries - len(self.breaks)
+
+    def describe(self) -> str:
+        """Return the row as one line."""
+        if self.obstacle is not None:
+            return f"{self.name}: skipped, {self.obstacle}"
+        rest = ", more later" if self.is_cut else ""
+        return f"{self.name}: {self.num_held} of {self.num_tries} held{rest}, {self.seconds:.0f} s"
 
 
 class Worker:
@@ -141,54 +152,74 @@ def attempt_here(attack: Attack, seed: int) -> tuple[int, str | None]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def run_attacks(
-    only: str = "",
-    *,
-    is_small: bool = False,
-    seeds: Sequence[int] = (),
-    budget_s: float = float("inf"),
-) -> Iterator[Row]:
-    """Run attacks and yield a row for each.
+@dataclass
+class AttackRun:
+    """An attack whose tries may be spread over several rounds."""
+
+    attack: Attack
+    module: str
+    row: Row
+    seeds: deque[int]
+
+    def run(self, worker: Worker, limit_s: float) -> None:
+        """Run tries until there is none left or the time is over, but at least one."""
+        start = time.monotonic()
+        while self.seeds:
+            seed = self.seeds.popleft()
+            num_inputs, message = worker.attempt(self.attack, seed)
+            self.row.num_tries += num_inputs
+            if message is not None:
+                self.row.breaks.append(Break(seed, message))
+            if time.monotonic() - start > limit_s:
+                break
+        self.row.is_cut = bool(self.seeds)
+        self.row.seconds += time.monotonic() - start
+
+
+def plan_attacks(
+    only: str = "", *, is_small: bool = False, seeds: Sequence[int] = ()
+) -> list[AttackRun]:
+    """Return the attacks with a text in their name, and their tries.
 
     Args:
-        only: Run the attacks with this text in their name.
-        is_small: Run the small form.
-        seeds: Run these seeds instead of those of the form.
-        budget_s: Time for all attacks. Each attack gets an equal share of what is left.
+        only: The text.
+        is_small: Plan the small form.
+        seeds: Try these seeds instead of those of the form.
     """
-    modules = find_modules()
-    plans = [(name, attack) for name in modules for attack in load_attacks(name)]
-    plans = [(name, attack) for name, attack in plans if only in attack.name]
+    planned: list[AttackRun] = []
+    for module in find_modules():
+        for attack in load_attacks(module):
+            if only in attack.name:
+                num_tries = attack.num_small_tries if is_small else attack.num_tries
+                row = Row(attack.name, attack.promise, obstacle=attack.find_obstacle())
+                tries = () if row.obstacle else seeds or range(num_tries)
+                planned.append(AttackRun(attack, module, row, deque(tries)))
+    return planned
+
+
+def run_attacks(planned: Sequence[AttackRun], budget_s: float = float("inf")) -> None:
+    """Run attacks within a time for all of them.
+
+    Each attack gets an equal share of the time, and at least one try. What fast attacks leave is
+    shared by the others in further rounds.
+    """
     deadline = time.monotonic() + budget_s
-    worker: Worker | None = None
     with tempfile.TemporaryDirectory(
         prefix="faults-", ignore_cleanup_errors=True
     ) as folder:
-        previous_module = ""
-        for index, (module, attack) in enumerate(plans):
-            if module != previous_module or worker is None:
-                if worker is not None:
-                    worker.stop()
-                worker, previous_module = Worker(module, Path(folder)), module
-            share_s = (deadline - time.monotonic()) / (len(plans) - index)
-            num_tries = attack.num_small_tries if is_small else attack.num_tries
-            yield run_attack(worker, attack, seeds or range(num_tries), share_s)
-        if worker is not None:
+        while waiting := [run for run in planned if run.seeds]:
+            _run_round(waiting, deadline, Path(folder))
+            if time.monotonic() > deadline:
+                return
+
+
+def _run_round(waiting: Sequence[AttackRun], deadline: float, folder: Path) -> None:
+    for module, runs in itertools.groupby(waiting, key=lambda run: run.module):
+        worker = Worker(module, folder)
+        try:
+            for run in runs:
+                num_left = len(waiting) - waiting.index(run)
+                run.run(worker, (deadline - time.monotonic()) / num_left)
+                log.info("%s", run.row.describe())
+        finally:
             worker.stop()
-
-
-def run_attack(worker: Worker, attack: Attack, seeds: Sequence[int], limit_s: float) -> Row:
-    row = Row(attack.name, attack.promise, obstacle=attack.find_obstacle())
-    if row.obstacle is not None:
-        return row
-    start = time.monotonic()
-    for seed in seeds:
-        if time.monotonic() - start > limit_s:
-            row.is_cut = True
-            break
-        num_inputs, message = worker.attempt(attack, seed)
-        row.num_tries += num_inputs
-        if message is not None:
-            row.breaks.append(Break(seed, message))
-    row.seconds = time.monotonic() - start
-    return row

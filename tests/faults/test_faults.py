@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import time
+from collections import deque
 from pathlib import Path
 
 import pytest
 
+from tests.faults import _misbehaving
 from tests.faults.attack import Attack, find_modules, load_attacks
-from tests.faults.runner import Worker, run_attack
+from tests.faults.runner import AttackRun, Row, run_attacks
 
 ALL_ATTACKS = [attack for name in find_modules() for attack in load_attacks(name)]
 SMALL_TRIES = [
@@ -35,30 +34,27 @@ def test_attacks_have_different_names() -> None:
     assert sorted(set(names)) == sorted(names)
 
 
-def _misbehave(seed: int, folder: Path) -> int:
-    """Hold, break, die, hang and try many, by the seed."""
-    if seed == 1:
-        raise AssertionError("the promise is broken")
-    if seed == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-    if seed == 3:
-        time.sleep(60)
-    (folder / "file").touch(exist_ok=False)
-    return 1 + 10 * (seed == 4)
+def plan_misbehaving() -> AttackRun:
+    """Return the five tries of the attack that tests the runner."""
+    (attack,) = _misbehaving.ATTACKS
+    row = Row(attack.name, attack.promise)
+    return AttackRun(attack, _misbehaving.__name__, row, deque(range(attack.num_tries)))
 
 
-ATTACKS = (Attack("runner: itself", "None.", 5, 0, _misbehave, timeout_s=1.0),)
-
-
-def test_broken_promises_deaths_and_hangs_are_counted(tmp_path: Path) -> None:
+def test_broken_promises_deaths_and_hangs_are_counted() -> None:
     """The runner survives each, and gives every try an empty folder."""
-    worker = Worker(__name__, tmp_path)
-    try:
-        row = run_attack(worker, ATTACKS[0], range(5), 100.0)
-    finally:
-        worker.stop()
+    planned = plan_misbehaving()
+    run_attacks([planned])
+    row = planned.row
     messages = {found.seed: found.message.splitlines()[-1] for found in row.breaks}
     assert (row.num_tries, row.num_held) == (15, 12)
     assert messages[1] == "AssertionError: the promise is broken"
     assert messages[2] == "the process of the attack ended with exit code -9"
     assert messages[3].startswith("no end after")
+
+
+def test_without_time_each_attack_is_tried_once() -> None:
+    """The table then shows that tries are missing."""
+    planned = [plan_misbehaving(), plan_misbehaving()]
+    run_attacks(planned, budget_s=0.0)
+    assert [(run.row.num_tries, run.row.is_cut) for run in planned] == [(1, True)] * 2
