@@ -33,7 +33,7 @@ class Panel:
     curves: Mapping[str, Sequence[Curve]]
 
 
-def draw(title: str, panels: Sequence[Panel]) -> str:
+def draw(title: str, panels: Sequence[Panel], x_label: str = "tokens trained on") -> str:
     """Return the chart as SVG."""
     width = WIDTH * len(panels)
     parts = [
@@ -42,7 +42,11 @@ def draw(title: str, panels: Sequence[Panel]) -> str:
         f'<text x="{LEFT}" y="20" font-size="14" font-weight="600">{escape(title)}</text>',
     ]
     for number, panel in enumerate(panels):
-        parts += [f'<g transform="translate({number * WIDTH} 0)">', *_panel(panel), "</g>"]
+        parts += [
+            f'<g transform="translate({number * WIDTH} 0)">',
+            *_panel(panel, x_label),
+            "</g>",
+        ]
     return "\n".join([*parts, "</svg>", ""])
 
 
@@ -55,7 +59,7 @@ def mean(curves: Sequence[Curve]) -> list[tuple[float, float]]:
     return result
 
 
-def _panel(panel: Panel) -> list[str]:
+def _panel(panel: Panel, x_label: str) -> list[str]:
     points = [
         point for curves in panel.curves.values() for curve in curves for point in curve
     ]
@@ -88,7 +92,7 @@ def _panel(panel: Panel) -> list[str]:
     ]
     middle = (LEFT + WIDTH - RIGHT) / 2
     parts.append(
-        f'<text x="{middle}" y="{HEIGHT - 8}" text-anchor="middle" fill="#666">tokens trained on</text>'
+        f'<text x="{middle}" y="{HEIGHT - 8}" text-anchor="middle" fill="#666">{escape(x_label)}</text>'
     )
     colours = dict(zip(panel.curves, COLOURS, strict=False))
     for name, curves in panel.curves.items():
