@@ -59,7 +59,7 @@ def describe_resume() -> str:
 
 
 def print_to(stdout: int, stderr: int) -> None:
-    """Print on these file descriptors from now on, whatever sys.stdout and sys.stderr become."""
+    """Print on these file descriptors from now on. Later changes of sys.stdout have no effect."""
     for target, descriptor in ((console, stdout), (errors, stderr)):
         target.file = os.fdopen(
             descriptor, "w", encoding=sys.stdout.encoding, errors="backslashreplace"

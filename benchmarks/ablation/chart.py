@@ -142,7 +142,7 @@ def _ticks(low: float, high: float) -> list[float]:
     ]
 
 
-def _short(tokens: float) -> str:
-    return (
-        f"{tokens / 1e6:g} M" if tokens >= 1e6 else f"{tokens / 1e3:g} k" if tokens else "0"
-    )
+def _short(number: float) -> str:
+    if number >= 1e6:
+        return f"{number / 1e6:g} M"
+    return f"{number / 1e3:g} k" if number >= 1e3 else f"{number:g}"

@@ -1,0 +1,87 @@
+"""The soak: slopes, results and the chart; a short one runs with `-m heavy`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.soak.__main__ import PANELS, count_results, draw_chart
+from benchmarks.soak.samples import summarize, take_sample
+from tests.conftest import REPOSITORY
+
+
+def test_growth_is_the_slope_after_the_warm_up() -> None:
+    """A jump at the start is no growth; 2 MB a minute are 120 MB an hour."""
+    samples = [
+        {"seconds": 60.0 * i, "flat": 5.0 if i < 20 else 50.0, "growing": 100 + 2.0 * i}
+        for i in range(100)
+    ]
+    found = summarize(samples, ["flat", "growing"])
+    assert found["flat"]["growth_per_hour"] == pytest.approx(0, abs=1e-6)
+    assert found["growing"]["growth_per_hour"] == pytest.approx(120)
+    assert found["growing"]["growth_share"] == pytest.approx(120 / (100 + 2 * 59.5))
+
+
+def test_a_sample_counts_memory_open_files_and_children(tmp_path: Path) -> None:
+    """Of this process, while it has a child and a temporary file."""
+    (tmp_path / "left").touch()
+    before = take_sample({"this": os.getpid()}, tmp_path)
+    child = subprocess.Popen(["sleep", "60"], stdin=subprocess.PIPE)
+    try:
+        after = take_sample({"this": os.getpid()}, tmp_path)
+    finally:
+        child.kill()
+        child.communicate()
+    assert before["temp_files"] == 1
+    assert after["this_pss_mb"] > 1
+    assert after["this_rss_mb"] >= after["this_pss_mb"]
+    assert after["this_open_files"] == before["this_open_files"] + 1
+    assert after["children"] == before["children"] + 1
+
+
+def test_a_run_with_other_bytes_is_counted_as_not_held(tmp_path: Path) -> None:
+    """Tries, runs with the same bytes, and exit codes, by attack."""
+    lines = [
+        {"attack": "SIGKILL", "is_equal": True, "exit_code": -9},
+        {"attack": "SIGKILL", "is_equal": False, "exit_code": -9},
+        {"attack": "none", "is_equal": True},
+    ]
+    path = tmp_path / "results.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert count_results(path) == {
+        "tries": {"SIGKILL": 2, "none": 1},
+        "held": {"SIGKILL": 1, "none": 1},
+        "endings": {"SIGKILL: exit code -9": 2},
+    }
+
+
+def test_the_chart_is_svg_with_a_curve_per_program() -> None:
+    """Two panels over minutes."""
+    names = [name for curves in PANELS.values() for name in curves.values()]
+    samples = [{"seconds": 60.0 * i, **dict.fromkeys(names, 7.0 + i)} for i in range(5)]
+    svg = draw_chart(samples)
+    assert svg.count(">minutes</text>") == 2
+    assert svg.count(">chain 11.00</text>") == 2
+    assert svg.count("<polyline") == len(names)
+    assert svg.endswith("</svg>\n")
+
+
+@pytest.mark.heavy
+@pytest.mark.models
+def test_a_short_soak_holds() -> None:
+    """Every run has the same bytes, every epoch the same rows; the exit code says so."""
+    command = ["-m", "benchmarks.soak", "--minutes", "0.5", "--no-ray"]
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "chain_pss_mb" in done.stdout
