@@ -39,7 +39,7 @@ HELP = """
 Turn Common Crawl files into tokenized WebDataset shards: the CCNet chain on Ray Data.
 
 Exit codes: 0 done; 1 failed, finished tasks are kept; 2 wrong config or usage; 3 done, but more
-input was quarantined than input.max_quarantined_share allows.
+input could not be read than input.max_quarantined_share or input.max_lost_files_share allows.
 """
 
 # The commands. `main` and the `corpusmill` program (console.py) add the options before
@@ -169,9 +169,9 @@ def run(
 def _print_outcome(plan: RunPlan, what_was_done: str) -> None:
     """Write and print the report of a finished run, and the next commands.
 
-    Exits with a code if too many records were quarantined.
+    Exits with a code if too much input could not be read.
     """
-    from pipeline.reporting.report import make_report, print_report
+    from pipeline.reporting.report import list_exceeded_limits, make_report, print_report
     from pipeline.runs.run_folder import RunFolder
 
     found = RunFolder.open(plan.run_dir)
@@ -184,14 +184,10 @@ def _print_outcome(plan: RunPlan, what_was_done: str) -> None:
     else:
         outcome = "The dataset is empty: no document was kept"
     console.print(f"\n{what_was_done}. {outcome}")
-    limit = plan.config.input.max_quarantined_share
-    if report.quarantined_share > limit:
-        message = (
-            f"{report.quarantined_share:.2%} of the records are quarantined, "
-            f"input.max_quarantined_share allows {limit:.2%}; "
-            f"see {found.folder('extract').root}/*.quarantine.jsonl"
-        )
-        fail(message, TOO_MUCH_QUARANTINED)
+    faults = list_exceeded_limits(report, plan.config.input)
+    if faults:
+        faults.append(f"causes: {found.folder('extract').root}/*.quarantine.jsonl")
+        fail("\n".join(faults), TOO_MUCH_QUARANTINED)
 
 
 def _describe_dataset(plan: RunPlan, run: RunFolder) -> str:

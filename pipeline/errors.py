@@ -13,7 +13,8 @@
         ├── shardwriter.format.FormatError             exit code 1: a dataset is damaged
         └── storage.StorageError                       exit code 1: a file is damaged (DamagedFile) or cannot be read
 
-Exit code 3 is no error: the run finished, but more input was quarantined than `input.max_quarantined_share` allows.
+Exit code 3 is no error: the run finished, but more input could not be read than the config allows
+(`input.max_quarantined_share`, `input.max_lost_files_share`).
 """
 
 from __future__ import annotations

@@ -72,6 +72,12 @@ class InputConfig(Settings):
         description="Largest share of broken records; above it the run ends with exit code 3.",
     )
 
+    max_lost_files_share: Share = Field(
+        default=0.0,
+        description="Largest share of input files that give no record at all, such as an error "
+        "page in place of a WARC file; above it the run ends with exit code 3.",
+    )
+
     @model_validator(mode="after")
     def _has_one_source(self) -> Self:
         sources = ("sample_crawl", "files", "common_crawl")

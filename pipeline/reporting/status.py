@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pipeline.phases import registry
 from pipeline.phases.extract import Extract
-from pipeline.reporting.report.summary import take_family
+from pipeline.reporting.report.summary import take_family, take_largest
 from pipeline.reporting.tables import make_table
 from pipeline.runs.run_folder import RunFolder
 from stages.counters import Counters
@@ -64,6 +64,7 @@ class Status:
         failures: "phase task_id" -> cause, since the latest start.
         num_records: records read so far, including broken ones.
         quarantine: cause -> broken records so far.
+        lost_files: name of an input file that gave no record -> number of files of that name.
     """
 
     run_dir: str
@@ -74,6 +75,7 @@ class Status:
     failures: Mapping[str, str]
     num_records: int
     quarantine: Mapping[str, int]
+    lost_files: Mapping[str, int]
 
 
 def read_status(run: RunFolder, *, now: float) -> Status:
@@ -107,6 +109,7 @@ def read_status(run: RunFolder, *, now: float) -> Status:
         failures=_list_failures(events),
         num_records=counts.get("num_records", 0),
         quarantine=take_family(counts, "quarantined."),
+        lost_files=take_family(counts, "lost_file."),
     )
 
 
@@ -187,6 +190,9 @@ def print_status(status: Status, console: SafeConsole) -> None:
     rows = [_make_row(phase) for phase in status.phases]
     console.print(make_table("", ("phase", "state", "done", "rate", "left"), rows))
     console.print(f"\n{_describe_quarantine(status)}")
+    if status.lost_files:
+        names = [name for name, _ in take_largest(status.lost_files)]
+        console.print(f"files without a readable record: {', '.join(names)}")
     for task, cause in list(status.failures.items())[:NUM_FAILURES_SHOWN]:
         console.print(f"failed: {task}: {cause}", style="red")
     num_more = len(status.failures) - NUM_FAILURES_SHOWN

@@ -54,6 +54,11 @@ class ReadReport:
     # Pages stored without the content coding that their HTTP header names.
     num_stored_decoded: int = 0
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the file gave nothing: each record is quarantined, or there is none."""
+        return not self.num_documents and not self.skipped
+
     def check(self) -> None:
         """Raise `DocumentCountError` unless each record is counted exactly once."""
         num_counted = self.num_documents + self.skipped.total() + len(self.quarantine)
@@ -69,6 +74,9 @@ class ReadReport:
         counters = Counters()
         for name in _COUNTED:
             counters.add(name, getattr(self, name))
+        counters.add("num_files")
+        if self.is_lost:
+            counters.add(f"lost_file.{self.file}")
         for record_type, number in self.record_types.items():
             counters.add(f"type.{record_type}", number)
         for reason, number in self.skipped.items():

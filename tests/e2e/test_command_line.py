@@ -177,6 +177,23 @@ def test_too_much_quarantine_ends_with_code_3_and_a_whole_dataset(
     )
 
 
+def test_a_lost_input_file_ends_with_code_3_and_a_whole_dataset(
+    small: Path, wet_file: Path, tmp_path: Path
+) -> None:
+    """The pages of the other file are in the shards, and the lost file is named."""
+    lost = wet_file.with_name("b-lost.warc.wet")
+    lost.write_bytes(b"<html>503 Slow Down</html>" * 9)
+    files = f"input.files=['{wet_file}', '{lost}']"
+    limits = ("--set", "input.max_quarantined_share=0.5")
+    code, out = command("run", small, "--set", files, *limits)
+    assert code == 3, out
+    assert "input.max_lost_files_share allows 0.00%: b-lost.warc.wet" in out
+    manifest = json.loads((tmp_path / "run" / "dataset" / "manifest.json").read_text())
+    assert manifest["totals"]["num_docs"] == 3
+    code, out = command("run", small, "--set", files, *limits)
+    assert (code, "nothing was left to do" in out) == (3, True)
+
+
 @pytest.mark.parametrize("run_dir", ["/proc/run", "{file}/run"])
 def test_unwritable_run_folder_is_an_error_before_the_run(
     small: Path, tmp_path: Path, run_dir: str

@@ -6,7 +6,19 @@ Path("report.html").write_text(to_html(report))
 """
 
 from pipeline.reporting.report.page import to_html
-from pipeline.reporting.report.summary import Report, make_report, to_json
+from pipeline.reporting.report.summary import (
+    Report,
+    list_exceeded_limits,
+    make_report,
+    to_json,
+)
 from pipeline.reporting.report.terminal import print_report
 
-__all__ = ["Report", "make_report", "print_report", "to_html", "to_json"]
+__all__ = [
+    "Report",
+    "list_exceeded_limits",
+    "make_report",
+    "print_report",
+    "to_html",
+    "to_json",
+]

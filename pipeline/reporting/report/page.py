@@ -74,6 +74,8 @@ def _format_sections(report: Report) -> Iterator[str]:
             Bar(name, value, f"{value:,}") for name, value in take_largest(counters.rows)
         ]
         yield _format_section(f"Counted by {counters.phase}: {counters.stage}", bars)
+    lost_files = _make_bars(report.lost_files)
+    yield _format_section("Input files without a readable record", lost_files)
     yield _format_section("Quarantined records, by cause", causes)
     slowest = take_slowest(report.seconds)
     seconds = [Bar(step, value, f"{value:,.1f} s") for step, value in slowest]

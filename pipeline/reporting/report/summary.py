@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pipeline.config import InputConfig
 from pipeline.phases import registry
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.extract import Extract
@@ -43,6 +44,8 @@ class Report:
         steps: from the documents read to those kept.
         reasons: drop reason -> documents, largest first.
         quarantine: cause -> broken records.
+        lost_files: name of an input file that gave no record -> number of files of that name.
+        num_files: input files read.
         num_records: records read, including broken ones.
         languages: language -> kept documents, largest first.
         buckets: perplexity bucket -> kept documents.
@@ -56,6 +59,8 @@ class Report:
     steps: tuple[Step, ...]
     reasons: Mapping[str, int]
     quarantine: Mapping[str, int]
+    lost_files: Mapping[str, int]
+    num_files: int
     num_records: int
     languages: Mapping[str, int]
     buckets: Mapping[str, int]
@@ -69,6 +74,11 @@ class Report:
     def quarantined_share(self) -> float:
         """Share of broken records among all records, 0..1."""
         return sum(self.quarantine.values()) / max(1, self.num_records)
+
+    @property
+    def lost_files_share(self) -> float:
+        """Share of the input files that gave no record, 0..1."""
+        return sum(self.lost_files.values()) / max(1, self.num_files)
 
     @property
     def num_docs_read(self) -> int:
@@ -112,6 +122,8 @@ def make_report(run: RunFolder) -> Report:
         steps=tuple(_list_steps(run, counts)),
         reasons=dict(reasons.most_common()),
         quarantine=take_family(extract, "quarantined."),
+        lost_files=take_family(extract, "lost_file."),
+        num_files=extract["num_files"],
         num_records=extract["num_records"],
         languages=sort_by_number(take_family(select, "language.")),
         buckets=take_family(select, "bucket."),
@@ -121,6 +133,24 @@ def make_report(run: RunFolder) -> Report:
         seconds=_sum_seconds(run),
         counters=_add_declared(run, counts),
     )
+
+
+def list_exceeded_limits(report: Report, config: InputConfig) -> list[str]:
+    """Return a message for each limit on unreadable input that a run exceeds."""
+    faults: list[str] = []
+    if report.lost_files_share > config.max_lost_files_share:
+        names = [name for name, _ in take_largest(report.lost_files)]
+        faults.append(
+            f"{report.lost_files_share:.2%} of the {report.num_files:,} input files gave no "
+            f"record, input.max_lost_files_share allows {config.max_lost_files_share:.2%}: "
+            f"{', '.join(names)}"
+        )
+    if report.quarantined_share > config.max_quarantined_share:
+        faults.append(
+            f"{report.quarantined_share:.2%} of the records are quarantined, "
+            f"input.max_quarantined_share allows {config.max_quarantined_share:.2%}"
+        )
+    return faults
 
 
 def to_json(report: Report) -> str:

@@ -39,6 +39,13 @@ def _make_tables(report: Report) -> Iterator[Table]:
         rows = [(name, f"{number:,}") for name, number in take_largest(counters.rows)]
         title = f"Counted by {counters.phase}: {counters.stage}"
         yield make_table(title, ("counter", "number"), rows)
+    if report.lost_files:
+        rows = [(name, f"{number:,}") for name, number in take_largest(report.lost_files)]
+        title = (
+            f"Files without a readable record: {report.lost_files_share:.2%} of "
+            f"{report.num_files:,}"
+        )
+        yield make_table(title, ("file", "number"), rows)
     if report.quarantine:
         causes = sort_by_number(report.quarantine)
         rows = [(cause, f"{number:,}") for cause, number in causes.items()]
