@@ -215,7 +215,7 @@ class ParagraphDedup(PartitionPhase):
 
         def read(partition: str) -> NDArray[np.uint64]:
             name = self.duplicate_lines.file_name(_name_task(group, partition))
-            with self.folder.map(name) as source:
+            with self.folder.open(name) as source:
                 batch = pa.ipc.open_file(source).get_batch(index)
                 records = batch["record"].to_numpy().astype(np.uint64)
                 return records << np.uint64(32) | batch["line"].to_numpy()

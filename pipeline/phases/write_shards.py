@@ -130,7 +130,7 @@ class WriteShards(PartitionPhase):
     ) -> tuple[pa.Table, NDArray[Any]]:
         """Return the index rows and the tokens of one split with keys from `first` to before `end`."""
         folder = self.plan.folder(TokenizeDocuments.name)
-        with folder.map(TokenizeDocuments.documents.file_name(split.key)) as source:
+        with folder.open(TokenizeDocuments.documents.file_name(split.key)) as source:
             index = pa.ipc.open_file(source).read_all()
             keys = index.column("order_key").to_numpy()
             low = int(np.searchsorted(keys, np.uint64(first)))

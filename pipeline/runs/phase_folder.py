@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import json
 import logging
 import os
@@ -29,6 +28,8 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from pipeline.runs.output_digests import OutputDigests
+from pipeline.runs.verified_file import VerifiedFile
 from storage import Store
 from storage.errors import DamagedFile
 from storage.json_schema import (
@@ -64,10 +65,13 @@ _COUNTERS = Object(
 # Of the done-record of a task that counts nothing.
 _NO_COUNTERS: Mapping[str, Any] = {"counters": {"counts": {}, "histograms": {}}}
 
+# In Base64, which has 4 characters for 3 bytes.
+_CRCS = Text(r"([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?", "Base64")
+
 _DONE_RECORD = Object(
     {
         "task_id": Text(),
-        "outputs": Table(Object({"bytes": Integer(), "sha256": SHA256}, is_open=True)),
+        "outputs": Table(Object({"bytes": Integer(), "sha256": SHA256, "block_crc32": _CRCS})),
         "counters": _COUNTERS,
     },
     optional={"entry": Anything()},
@@ -114,24 +118,21 @@ class PhaseFolder:
         return path
 
     def open(self, name: str) -> pa.NativeFile:
-        """Open an output, to read ranges of it.
+        """Open an output, to read it or ranges of it. What is read is verified.
 
         Raises:
-            FileNotFoundError: there is no such output.
+            FileNotFoundError: the task that writes it is not done.
+            DamagedOutput: the file is missing or has another size. Reading raises it too, if the
+                content is not what the task wrote.
         """
-        path = self.root.get_local_path(name)
-        if path is None:
-            return pa.PythonFile(self.root.open(name), mode="r")
-        return pa.OSFile(str(path))
-
-    def map(self, name: str) -> pa.NativeFile:
-        """Open an output as a memory map if it is on a disk: Arrow data is then not copied.
-
-        Raises:
-            FileNotFoundError: there is no such output.
-        """
-        path = self.root.get_local_path(name)
-        return self.open(name) if path is None else pa.memory_map(str(path))
+        task_id = name.split(".", maxsplit=1)[0]
+        file = VerifiedFile(
+            self.root,
+            name,
+            _read_digests(self, task_id)[name],
+            lambda: OutputDigests.from_json(self.record(task_id)["outputs"][name]),
+        )
+        return pa.PythonFile(file, mode="r")
 
     def each(self, items: Iterable[K], read: Callable[[K], T]) -> list[T]:
         """Return `read(item)` of each item, in order. Remote reads run several at a time."""
@@ -315,8 +316,17 @@ def to_json(value: Any) -> bytes:
 
 
 def _describe(file: Path) -> dict[str, Any]:
-    """Return the size and digest of a finished file. Its content is on disk afterwards."""
+    """Return the size and digests of a finished file. Its content is on disk afterwards."""
     with file.open("rb") as opened:
-        digest = hashlib.file_digest(opened, "sha256").hexdigest()
+        digests = OutputDigests.compute(opened)
         os.fsync(opened.fileno())
-    return {"bytes": file.stat().st_size, "sha256": digest}
+    return digests.to_json()
+
+
+# Without it, each task of a phase would read the records of all input splits again. An entry has
+# 4 bytes per block of the task's outputs, which is 8 kB for the documents of a WET file.
+@functools.lru_cache(maxsize=1024)
+def _read_digests(folder: PhaseFolder, task_id: str) -> Mapping[str, OutputDigests]:
+    """Return the digests in a done-record, by the names of the files."""
+    outputs = folder.record(task_id)["outputs"]
+    return {name: OutputDigests.from_json(value) for name, value in outputs.items()}

@@ -191,7 +191,7 @@ class Comparison:
         if not self.is_tokenized:
             return pa.chunked_array([pa.nulls(len(doc_ids), pa.int64())])
         file_name = TokenizeDocuments.documents.file_name(split.key)
-        with self.run.folder(TokenizeDocuments.name).map(file_name) as source:
+        with self.run.folder(TokenizeDocuments.name).open(file_name) as source:
             index = pa.ipc.open_file(source).read_all().select(["doc_id", "num_tokens"])
             tokenized = index.column("doc_id").combine_chunks()
             positions = pc.index_in(doc_ids, value_set=tokenized)

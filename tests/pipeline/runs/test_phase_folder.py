@@ -51,14 +51,21 @@ def test_a_commit_stores_outputs_and_then_the_record(folder: PhaseFolder) -> Non
         assert not folder.root.exists("u0.txt")
     with folder.open("u0.txt") as file:
         assert (file.read(), file.size()) == (b"text", 4)
-    with folder.map("u0.txt") as file:
-        assert file.read() == b"text"
     assert folder.done() == {"u0"}
     assert folder.record("u0") == {
         "task_id": "u0",
         "outputs": {
-            "u0.empty": {"bytes": 0, "sha256": hashlib.sha256(b"").hexdigest()},
-            "u0.txt": {"bytes": 4, "sha256": hashlib.sha256(b"text").hexdigest()},
+            "u0.empty": {
+                "bytes": 0,
+                "sha256": hashlib.sha256(b"").hexdigest(),
+                "block_crc32": "",
+            },
+            "u0.txt": {
+                "bytes": 4,
+                "sha256": hashlib.sha256(b"text").hexdigest(),
+                # zlib.crc32(b"text") = 0x3b8ba7c7, little-endian, in Base64
+                "block_crc32": "x6eLOw==",
+            },
         },
         "counters": COUNTERS,
     }

@@ -1,0 +1,209 @@
+"""Reading a stored output, by ranges or as a whole, with every byte verified before it is used."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from pipeline.runs.output_digests import BLOCK_BYTES, OutputDigests, compute_crcs
+from storage import Store
+from storage.errors import StorageError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A stored file that differs from what was written.
+
+    Attributes:
+        folder: the name of the phase folder.
+        file: the name of the file in it.
+        found: what is there.
+        wanted: what should be there.
+    """
+
+    folder: str
+    file: str
+    found: str
+    wanted: str
+
+    def __str__(self) -> str:
+        return f"{self.folder}/{self.file}: found {self.found}, wanted {self.wanted}"
+
+
+class DamagedOutput(StorageError):
+    """A stored output differs from what was written."""
+
+    def __init__(self, where: str, damage: Damage) -> None:
+        cause = f"found {damage.found}, wanted {damage.wanted}"
+        super().__init__(where, cause, "run the config of its run again: it makes the file again")
+        self.damage = damage
+
+    def __reduce__(self) -> tuple[type[DamagedOutput], tuple[str, Damage]]:
+        return type(self), (self.where, self.damage)
+
+
+class VerifiedFile:
+    """An output that is open for reading, as `pyarrow.PythonFile` needs it.
+
+    Each read compares the blocks that it touches with their CRC-32. It does not use a memory map:
+    a bad sector of the disk is an error there, and would kill the process here.
+    """
+
+    def __init__(
+        self,
+        folder: Store,
+        name: str,
+        digests: OutputDigests,
+        reload: Callable[[], OutputDigests],
+    ) -> None:
+        """Open the file and check its size.
+
+        Args:
+            folder: the phase folder.
+            name: the file.
+            digests: its digests, perhaps from a cache.
+            reload: reads the digests from the done-record.
+
+        Raises:
+            DamagedOutput: the file is missing or has another size.
+        """
+        self._folder, self._name = folder, name
+        self._digests, self._reload = digests, reload
+        try:
+            self._file = self._open()
+        except DamagedOutput:
+            self._digests = reload()
+            self._file = self._open()
+        self._position = 0
+        # A Parquet column is often smaller than a block: the next one begins in the same block.
+        self._last_index, self._last_block = -1, b""
+
+    @property
+    def closed(self) -> bool:
+        """Whether the file is closed."""
+        return self._file.closed
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def tell(self) -> int:
+        """Return the position."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Set the position."""
+        starts = {
+            os.SEEK_SET: 0,
+            os.SEEK_CUR: self._position,
+            os.SEEK_END: self._digests.num_bytes,
+        }
+        self._position = starts[whence] + offset
+        return self._position
+
+    def read(self, num_bytes: int = -1) -> memoryview:
+        """Return the next bytes, at most that many; all if the number is negative.
+
+        Raises:
+            DamagedOutput: a block of the range is damaged.
+        """
+        end = self._digests.num_bytes
+        if num_bytes >= 0:
+            end = min(end, self._position + num_bytes)
+        start = min(self._position, end)
+        if start == end:
+            return memoryview(b"")
+        first = start // BLOCK_BYTES
+        content = self._read_blocks(first, -(-end // BLOCK_BYTES))
+        self._position = end
+        offset = first * BLOCK_BYTES
+        return memoryview(content)[start - offset : end - offset]
+
+    # Arrow calls this instead of `read` where it can use the bytes without copying them.
+    read_buffer = read
+
+    def _read_blocks(self, first: int, stop: int) -> bytes:
+        """Return the blocks first..stop-1."""
+        content = b""
+        if first == self._last_index:
+            content = self._last_block
+            first += 1
+        if first < stop:
+            content += self._fetch(first, stop)
+            self._last_index = stop - 1
+            # The last block alone, so that it does not keep the others in memory.
+            last_bytes = (len(content) - 1) % BLOCK_BYTES + 1
+            self._last_block = content[-last_bytes:]
+        return content
+
+    def _fetch(self, first: int, stop: int) -> bytes:
+        """Read blocks and compare them with their CRCs; read damaged ones a second time."""
+        content = self._read_stored(first, stop)
+        if self._find_damage(content, first, stop) is None:
+            return content
+        # A network may have changed the bytes on their way, and cached digests may be outdated.
+        self._file.close()
+        self._digests = self._reload()
+        self._file = self._open()
+        content = self._read_stored(first, stop)
+        damage = self._find_damage(content, first, stop)
+        if damage is not None:
+            raise self._make_error(*damage)
+        where = self._folder.locate(self._name)
+        log.warning("%s: a block was damaged when it was read first, and whole later", where)
+        return content
+
+    def _read_stored(self, first: int, stop: int) -> bytes:
+        start = first * BLOCK_BYTES
+        end = min(stop * BLOCK_BYTES, self._digests.num_bytes)
+        try:
+            self._file.seek(start)
+            return self._file.read(end - start)
+        except OSError as error:
+            if error.errno != errno.EIO:  # of the disk; a server's errors are StorageErrors
+                raise
+            found = f"{error.strerror} in bytes {start} to {end - 1}"
+            raise self._make_error(found, "a file that can be read") from error
+
+    def _find_damage(self, content: bytes, first: int, stop: int) -> tuple[str, str] | None:
+        """Return what was found and wanted at the first damaged block."""
+        found = compute_crcs(content)
+        wanted = self._digests.block_crcs[first:stop].tolist()
+        if found == wanted:
+            return None
+        found += [0] * (len(wanted) - len(found))  # the file was truncated while it was open
+        index = next(i for i, crc in enumerate(wanted) if crc != found[i])
+        start = (first + index) * BLOCK_BYTES
+        end = min(start + BLOCK_BYTES, self._digests.num_bytes)
+        place = f"in bytes {start} to {end - 1}"
+        return f"crc32 {found[index]:08x} {place}", f"{wanted[index]:08x}"
+
+    def _open(self) -> BinaryIO:
+        wanted = f"a file of {self._digests.num_bytes} bytes"
+        try:
+            file = self._folder.open(self._name)
+        except FileNotFoundError as error:
+            raise self._make_error("no file", wanted) from error
+        num_bytes = file.seek(0, os.SEEK_END)
+        if num_bytes != self._digests.num_bytes:
+            file.close()
+            raise self._make_error(f"{num_bytes} bytes", wanted)
+        return file
+
+    def _make_error(self, found: str, wanted: str) -> DamagedOutput:
+        damage = Damage(self._folder.name, self._name, found, wanted)
+        return DamagedOutput(self._folder.locate(self._name), damage)
