@@ -159,6 +159,10 @@ class Store(ABC):
         """Store a file of a staging folder under a name, atomically. The file may be moved."""
 
     @abstractmethod
+    def rename(self, name: str, new_name: str) -> None:
+        """Give a file of this folder another name, also one in a folder that exists below it."""
+
+    @abstractmethod
     def upload(self, file: Path, name: str) -> None:
         """Store a copy of a local file under a name, atomically."""
 

@@ -179,6 +179,11 @@ class LocalStore(Store):
         """Move a file of a staging folder into this folder by a rename."""
         file.replace(self.path / name)
 
+    def rename(self, name: str, new_name: str) -> None:
+        """Give a file of this folder another name, atomically."""
+        with _translate_errors(self.path / name):
+            (self.path / name).replace(self.path / new_name)
+
     def upload(self, file: Path, name: str) -> None:
         """Store a copy of a local file, atomically. Creates the folder of the name."""
         target = self.path / name

@@ -282,6 +282,14 @@ class ObjectStore(Store):
         """Upload a file of a staging folder, which is removed with its folder."""
         self.upload(file, name)
 
+    def rename(self, name: str, new_name: str) -> None:
+        """Copy an object on the server, then delete it under its old name."""
+        import obstore
+
+        source, target = self._key(name), self._key(new_name)
+        self._request("put", name, lambda client: obstore.copy(client, source, target))
+        self.delete(name)
+
     def upload(self, file: Path, name: str) -> None:
         """Upload a local file, completely or not at all; a very large file in parts."""
         # One request is atomic by itself. Parts are atomic because only the last request makes the

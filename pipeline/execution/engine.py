@@ -19,6 +19,7 @@ from pipeline.config import RunConfig
 from pipeline.errors import RunAborted, TaskFailed
 from pipeline.execution.choose_engine import make_engine
 from pipeline.execution.inline import Engine
+from pipeline.execution.repair import Repairs
 from pipeline.execution.task import TaskResult, format_error
 from pipeline.phases import registry
 from pipeline.phases.phase import Phase
@@ -27,6 +28,7 @@ from pipeline.planning.recorded_plan import record_plan
 from pipeline.planning.run_plan import RunPlan
 from pipeline.runs.event_log import open_log
 from pipeline.runs.run_lock import HeldByAnother, RunLock, hold
+from pipeline.runs.verified_file import Damage, DamagedOutput
 from stages.contract import Counters
 
 # In the run folder: a link to the dataset of the latest finished run, whose folder name
@@ -67,7 +69,24 @@ class PhaseFinished:
     was_complete: bool
 
 
-Event = PhaseStarted | TaskFinished | PhaseFinished
+@dataclass(frozen=True)
+class OutputDamaged:
+    """A stored file differs from what was written. Its phase makes it again.
+
+    Attributes:
+        phase: the phase that writes it.
+        file: its address.
+        fault: the place in the file, what was found there, and what should be there.
+        moved_to: where the damaged file is now; None: there was none, or it is whole after all.
+    """
+
+    phase: str
+    file: str
+    fault: str
+    moved_to: str | None
+
+
+Event = PhaseStarted | TaskFinished | PhaseFinished | OutputDamaged
 
 
 def check(config: RunConfig) -> None:
@@ -105,8 +124,9 @@ def run(plan: RunPlan, engine: Engine | None = None) -> Iterator[Event]:
         log({"event": "RunStarted"})
         why = "its driver was stopped"
         try:
+            repairs = Repairs(plan)
             for phase in registry.PHASES:
-                for event in _run_phase(phase(plan), workers):
+                for event in _run_phase(phase(plan), workers, repairs):
                     log(_make_log_entry(event))
                     run_lock.check()
                     yield event
@@ -121,23 +141,59 @@ def run(plan: RunPlan, engine: Engine | None = None) -> Iterator[Event]:
             log({"event": "RunEnded", "why": why})
 
 
-def _run_phase(phase: Phase, engine: Engine) -> Iterator[Event]:
+def _run_phase(phase: Phase, engine: Engine, repairs: Repairs) -> Iterator[Event]:
+    """Run a phase until it is complete. Damaged outputs that it reads are made again first."""
+    while damages := (yield from _try_phase(phase, engine)):
+        owners: set[type[Phase]] = set()
+        for damage in damages:
+            owner = repairs.find_owner(damage)
+            owners.add(owner)
+            moved_to = repairs.set_aside(owner, damage)
+            yield OutputDamaged(owner.name, damage.address, str(damage), moved_to)
+        for owner in registry.PHASES:
+            if owner in owners and owner is not type(phase):
+                yield from _run_phase(owner(phase.plan), engine, repairs)
+        phase = type(phase)(phase.plan)  # forget what was computed from damaged records
+    repairs.check_remade()
+
+
+def _try_phase(phase: Phase, engine: Engine) -> Generator[Event, None, list[Damage]]:
+    """Run the tasks of a phase that are not done, and finish it.
+
+    Returns:
+        The damaged outputs that were found; then the phase is not complete.
+    """
+    try:
+        return (yield from _run_left_tasks(phase, engine))
+    except DamagedOutput as error:  # in the driver, while it read records or merged outputs
+        return [error.damage]
+
+
+def _run_left_tasks(phase: Phase, engine: Engine) -> Generator[Event, None, list[Damage]]:
     folder = phase.folder
     # The folder of extract outlives a change of the input. It is complete only for the splits it names.
     splits = fingerprint([split.key for split in phase.plan.splits])
     if folder.complete() and folder.summary().get("of") == splits:
+        if damaged := list(phase.find_damage()):
+            return damaged
         yield PhaseFinished(phase.name, phase.counters(), was_complete=True)
-        return
+        return []
     folder.begin()
     task_ids = phase.task_ids()
     done = folder.done()
     left = [task_id for task_id in task_ids if task_id not in done]
     yield PhaseStarted(phase.name, len(task_ids), len(task_ids) - len(left))
     failures: dict[str, str] = {}
+    damages: dict[str, Damage] = {}
     for result in _run_tasks(phase, left, engine):
+        if result.damage is not None:
+            damages[result.damage.address] = result.damage
+            continue
         if result.failed is not None:
             failures[result.task_id] = result.failed
-        yield TaskFinished(phase.name, **vars(result))
+        yield _make_task_event(phase, result)
+    if damages:
+        return list(damages.values())
     for task_id in set(left) - failures.keys() - folder.done():
         failures[task_id] = "the engine returned neither a result nor a failure"
     if failures:
@@ -147,6 +203,13 @@ def _run_phase(phase: Phase, engine: Engine) -> Iterator[Event]:
     summary = {"task_ids": len(task_ids), "of": splits, "counters": counters.to_json()}
     folder.finish(summary)
     yield PhaseFinished(phase.name, phase.counters(), was_complete=False)
+    return []
+
+
+def _make_task_event(phase: Phase, result: TaskResult) -> TaskFinished:
+    values = dict(vars(result))
+    del values["damage"]  # it has an event of its own
+    return TaskFinished(phase.name, **values)
 
 
 def _run_tasks(

@@ -15,6 +15,7 @@ from pipeline.errors import TaskFailed
 from pipeline.execution.task_stats import StepTimer, peak_mb, reset_peak_memory, worker_name
 from pipeline.phases.phase import PartitionPhase, Phase, SplitPhase
 from pipeline.planning.stage_spec import StageSpec
+from pipeline.runs.verified_file import Damage, DamagedOutput
 from stages.contract import DROPPED, DocumentCountError, Outcome, Stage
 
 # A document on which a stage raises is dropped as `<stage>.error_<kind>`. The first
@@ -42,6 +43,7 @@ class TaskResult:
         peak_mb: peak of the resident memory (MiB); None where the system does not report it.
         worker: host and process that ran it.
         failed: the error, if it failed; nothing is committed then.
+        damage: the damaged output of another task that made it fail.
     """
 
     task_id: str
@@ -50,6 +52,7 @@ class TaskResult:
     peak_mb: float | None = None
     worker: str = ""
     failed: str | None = None
+    damage: Damage | None = None
 
     def to_json(self) -> str:
         """Return the result as JSON text."""
@@ -58,7 +61,9 @@ class TaskResult:
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Return the result that `to_json` wrote."""
-        return cls(**json.loads(text))
+        values = json.loads(text)
+        damage = values.pop("damage")
+        return cls(**values, damage=None if damage is None else Damage(**damage))
 
 
 def run_task(phase: Phase, task_id: str, settings: EngineConfig) -> TaskResult:
@@ -79,7 +84,9 @@ def run_task(phase: Phase, task_id: str, settings: EngineConfig) -> TaskResult:
     except BaseException as error:
         if not is_data_fault(error):
             raise
-        return TaskResult(task_id, worker=worker_name(), failed=format_error(error))
+        damage = error.damage if isinstance(error, DamagedOutput) else None
+        failed = format_error(error)
+        return TaskResult(task_id, worker=worker_name(), failed=failed, damage=damage)
     return TaskResult(task_id, timer.seconds, timer.cpu_seconds, peak_mb(), worker_name())
 
 

@@ -264,7 +264,7 @@ class FuzzyDedup(PartitionPhase):
         found: list[pa.Array] = []
         for index in np.unique(indexes):
             folder, key = sources[int(index)]
-            stored = pa.ipc.open_file(folder.open(artifact.file_name(key))).get_batch(0)
+            stored = _read_batch(folder.open(artifact.file_name(key)), 0)
             records = documents[indexes == index].astype(np.uint32)
             rows = np.searchsorted(stored["record"].to_numpy(), records)
             found.append(convert(stored.column(1).take(pa.array(rows))))

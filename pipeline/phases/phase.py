@@ -32,8 +32,10 @@ from pipeline.phases.split_output import SplitWriter
 from pipeline.planning.input_splits import InputSplit
 from pipeline.planning.run_plan import RunPlan
 from pipeline.planning.stage_spec import StageSpec
+from pipeline.runs.damaged_outputs import list_reported
 from pipeline.runs.phase_folder import PendingOutput, PhaseFolder
 from pipeline.runs.run_folder import RunFolder
+from pipeline.runs.verified_file import Damage
 from stages.contract import Counters, Stage
 
 
@@ -302,6 +304,13 @@ class Phase(ABC):
     def counters(self) -> Counters:
         """Return the same sum of a complete phase, from its summary."""
         return Counters.from_json(self.folder.summary()["counters"])
+
+    def find_damage(self) -> Iterator[Damage]:
+        """Yield the damaged files of a complete phase, as far as that takes little time.
+
+        Whoever reads a file verifies it. This is for files that no later phase reads.
+        """
+        yield from list_reported(self.folder)
 
     def finish(self) -> None:
         """Merge the outputs of all tasks. Runs once, in the driver, when all tasks are done."""

@@ -135,12 +135,14 @@ class _TokenWriter(SplitWriter):
         self._seed = seed
         self._index = index
         self._unsorted = output.path(f"{task_id}.unsorted")
-        self._file = self._unsorted.open("wb")
+        self._unsorted.touch()
         self._rows: list[pa.Table] = []
 
     def write_kept(self, batch: pa.Table) -> None:
         tokens = batch.column("tokens").combine_chunks()
-        self._file.write(tokens.flatten().to_numpy().astype(self._dtype).tobytes())
+        # Not kept open: a task that fails does not close its writer.
+        with self._unsorted.open("ab") as file:
+            file.write(tokens.flatten().to_numpy().astype(self._dtype).tobytes())
         self._rows.append(
             batch.select([n for n in batch.column_names if n in self._index.names])
         )
@@ -153,7 +155,6 @@ class _TokenWriter(SplitWriter):
     def close(self) -> None:
         """Sort the tokens and their index by the order key, and write both."""
         super().close()
-        self._file.close()
         rows = pa.concat_tables(self._rows) if self._rows else self._index.empty_table()
         lengths = rows.column("num_tokens").to_numpy()
         keys = compute_order_keys(rows.column("doc_id").to_numpy(), self._seed)

@@ -15,7 +15,13 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from pipeline.execution.engine import Event, PhaseFinished, PhaseStarted, TaskFinished
+from pipeline.execution.engine import (
+    Event,
+    OutputDamaged,
+    PhaseFinished,
+    PhaseStarted,
+    TaskFinished,
+)
 from terminal_output.console import SafeConsole
 
 # Without a terminal, print a line this often.
@@ -67,6 +73,8 @@ class RunProgress:
             self._start_phase(event)
         elif isinstance(event, TaskFinished):
             self._finish_task(event)
+        elif isinstance(event, OutputDamaged):
+            self._warn(format_damage(event))
         else:
             self._finish_phase(event)
 
@@ -110,6 +118,15 @@ class RunProgress:
             elapsed_s = time.monotonic() - self._started_s
             self._print_plain(f"{event.phase}: done in {elapsed_s:.1f} s")
 
+    def _warn(self, line: str) -> None:
+        self._bars.console.print(line, style="yellow")
+
     def _print_plain(self, line: str) -> None:
         if not self._console.is_terminal:
             self._console.print(line)
+
+
+def format_damage(event: OutputDamaged) -> str:
+    """Return one line about a damaged file."""
+    aside = "" if event.moved_to is None else f"; the file was moved to {event.moved_to}"
+    return f"damaged: {event.fault}{aside}; {event.phase} makes it again"

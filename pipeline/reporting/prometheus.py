@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pipeline.execution.engine import Event, PhaseStarted, TaskFinished
+from pipeline.execution.engine import Event, PhaseFinished, PhaseStarted, TaskFinished
 from pipeline.phases import registry
 from pipeline.phases.phase import Phase
 from pipeline.planning.run_plan import RunPlan
@@ -188,7 +188,7 @@ class RunMetrics:
             self._start_phase(phase, event.num_tasks, event.num_done)
         elif isinstance(event, TaskFinished):
             self._finish_task(phase, event)
-        elif event.was_complete:
+        elif isinstance(event, PhaseFinished) and event.was_complete:
             num_tasks = phase.folder.summary()["task_ids"]
             self._set_tasks(phase.name, num_tasks, num_tasks)
             self.add_counters(phase.name, event.counters)

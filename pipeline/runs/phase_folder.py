@@ -23,13 +23,13 @@ import socket
 import uuid
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from pipeline.runs.output_digests import OutputDigests
-from pipeline.runs.verified_file import VerifiedFile
+from pipeline.runs.verified_file import Damage, DamagedOutput, VerifiedFile
 from storage import Store
 from storage.errors import DamagedFile
 from storage.json_schema import (
@@ -71,7 +71,9 @@ _CRCS = Text(r"([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?", "Bas
 _DONE_RECORD = Object(
     {
         "task_id": Text(),
-        "outputs": Table(Object({"bytes": Integer(), "sha256": SHA256, "block_crc32": _CRCS})),
+        "outputs": Table(
+            Object({"bytes": Integer(), "sha256": SHA256, "block_crc32": _CRCS})
+        ),
         "counters": _COUNTERS,
     },
     optional={"entry": Anything()},
@@ -129,7 +131,7 @@ class PhaseFolder:
         file = VerifiedFile(
             self.root,
             name,
-            _read_digests(self, task_id)[name],
+            read_digests(self, task_id)[name],
             lambda: OutputDigests.from_json(self.record(task_id)["outputs"][name]),
         )
         return pa.PythonFile(file, mode="r")
@@ -150,15 +152,25 @@ class PhaseFolder:
 
         Raises:
             FileNotFoundError: the task is not done.
-            DamagedFile: the record has been changed since it was written.
+            DamagedOutput: the record has been changed since it was written, or is missing
+                although the phase is complete.
         """
-        name = f"{_DONE}/{task_id}.json"
-        where, remedy = self.root.locate(name), "run the config again: it repeats this task"
-        record = parse_json(self.root.read_bytes(name), _DONE_RECORD, where, remedy)
-        if record["task_id"] != task_id:
-            found = show_value(record["task_id"])
-            raise DamagedFile(f"{where}: task_id", found, repr(task_id), remedy)
-        return record
+        file = self.record_file(task_id)
+        try:
+            return _parse_record(self.root.read_bytes(file), task_id)
+        except DamagedFile as error:
+            place = error.where.removeprefix(": ")
+            damage = Damage(str(self.root), file, error.found, error.wanted, place)
+            raise DamagedOutput(damage) from error
+        except FileNotFoundError as error:
+            if not self.complete():
+                raise
+            damage = Damage(str(self.root), file, "no file", "the record of a done task")
+            raise DamagedOutput(damage) from error
+
+    def record_file(self, task_id: str) -> str:
+        """Return the file of the done-record of a task."""
+        return f"{_DONE}/{task_id}.json"
 
     def records(self, task_ids: Iterable[str]) -> Iterator[dict[str, Any]]:
         """Yield the done-records of tasks, in order. There can be tens of thousands.
@@ -193,7 +205,7 @@ class PhaseFolder:
         ):
             if isinstance(record, DamagedFile):
                 log.warning("%s", record)
-                self._set_aside(self.root.child(_DONE), f"{task_id}.json")
+                self.set_aside(self.record_file(task_id))
                 damaged.append(task_id)
         return damaged
 
@@ -204,11 +216,23 @@ class PhaseFolder:
         except DamagedFile as fault:
             return fault
 
-    def _set_aside(self, folder: Store, name: str) -> None:
+    def set_aside(self, file: str) -> str | None:
+        """Move a damaged file into the subfolder DAMAGED, under a name that is not in use.
+
+        Returns:
+            Its new address; None: there was no such file.
+        """
+        if not self.root.exists(file):
+            return None
         aside = self.root.child(DAMAGED)
         aside.make_folder()
-        aside.put(name, folder.read_bytes(name))
-        folder.delete(name)
+        name = wanted = PurePosixPath(file).name
+        number = 1
+        while aside.exists(name):
+            number += 1
+            name = f"{wanted}.{number}"
+        self.root.rename(file, f"{DAMAGED}/{name}")
+        return aside.locate(name)
 
     def complete(self) -> bool:
         """Whether the phase is finished: all tasks are done and `finish` was called.
@@ -227,6 +251,10 @@ class PhaseFolder:
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Mark the phase as finished, with the sum of its records."""
         self.root.put(_COMPLETE, to_json(summary))
+
+    def unfinish(self) -> None:
+        """Mark the phase as not finished. The next run does the tasks that have no record."""
+        self.root.delete(_COMPLETE)
 
     def summary(self) -> dict[str, Any]:
         """Return the summary that `finish` stored.
@@ -300,13 +328,21 @@ class PhaseFolder:
                 **_NO_COUNTERS,
                 **output.record,
             }
-            self.root.put(f"{_DONE}/{task_id}.json", to_json(record))
+            self.root.put(self.record_file(task_id), to_json(record))
 
 
 @functools.lru_cache(maxsize=100)
 def _warn_once(message: str) -> None:
     # A command may ask several times whether a phase is complete.
     log.warning("%s", message)
+
+
+def _parse_record(content: bytes, task_id: str) -> dict[str, Any]:
+    """Return the done-record of a task; raise DamagedFile with the place in the record."""
+    record = parse_json(content, _DONE_RECORD, "", "")
+    if record["task_id"] != task_id:
+        raise DamagedFile("task_id", show_value(record["task_id"]), repr(task_id), "")
+    return record
 
 
 def to_json(value: Any) -> bytes:
@@ -326,7 +362,7 @@ def _describe(file: Path) -> dict[str, Any]:
 # Without it, each task of a phase would read the records of all input splits again. An entry has
 # 4 bytes per block of the task's outputs, which is 8 kB for the documents of a WET file.
 @functools.lru_cache(maxsize=1024)
-def _read_digests(folder: PhaseFolder, task_id: str) -> Mapping[str, OutputDigests]:
+def read_digests(folder: PhaseFolder, task_id: str) -> Mapping[str, OutputDigests]:
     """Return the digests in a done-record, by the names of the files."""
     outputs = folder.record(task_id)["outputs"]
     return {name: OutputDigests.from_json(value) for name, value in outputs.items()}

@@ -7,13 +7,15 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import BinaryIO, Self
 
 from pipeline.runs.output_digests import BLOCK_BYTES, OutputDigests, compute_crcs
 from storage import Store
-from storage.errors import StorageError
+from storage.errors import DamagedFile
 
 log = logging.getLogger(__name__)
+
+_REMEDY = "run the config of its run again: it makes the file again"
 
 
 @dataclass(frozen=True)
@@ -21,31 +23,39 @@ class Damage:
     """A stored file that differs from what was written.
 
     Attributes:
-        folder: the name of the phase folder.
+        folder: the address of the phase folder.
         file: the name of the file in it.
         found: what is there.
         wanted: what should be there.
+        place: the place in the file; "": the whole file.
     """
 
     folder: str
     file: str
     found: str
     wanted: str
+    place: str = ""
+
+    @property
+    def address(self) -> str:
+        """The address of the file."""
+        return f"{self.folder}/{self.file}"
 
     def __str__(self) -> str:
-        return f"{self.folder}/{self.file}: found {self.found}, wanted {self.wanted}"
+        place = f": {self.place}" if self.place else ""
+        return f"{self.address}{place}: found {self.found}, wanted {self.wanted}"
 
 
-class DamagedOutput(StorageError):
+class DamagedOutput(DamagedFile):
     """A stored output differs from what was written."""
 
-    def __init__(self, where: str, damage: Damage) -> None:
-        cause = f"found {damage.found}, wanted {damage.wanted}"
-        super().__init__(where, cause, "run the config of its run again: it makes the file again")
+    def __init__(self, damage: Damage) -> None:
+        place = f": {damage.place}" if damage.place else ""
+        super().__init__(damage.address + place, damage.found, damage.wanted, _REMEDY)
         self.damage = damage
 
-    def __reduce__(self) -> tuple[type[DamagedOutput], tuple[str, Damage]]:
-        return type(self), (self.where, self.damage)
+    def __reduce__(self) -> tuple[type[Self], tuple[Damage]]:  # type: ignore[override]
+        return type(self), (self.damage,)
 
 
 class VerifiedFile:
@@ -162,9 +172,11 @@ class VerifiedFile:
         content = self._read_stored(first, stop)
         damage = self._find_damage(content, first, stop)
         if damage is not None:
-            raise self._make_error(*damage)
+            raise DamagedOutput(damage)
         where = self._folder.locate(self._name)
-        log.warning("%s: a block was damaged when it was read first, and whole later", where)
+        log.warning(
+            "%s: a block was damaged when it was read first, and whole later", where
+        )
         return content
 
     def _read_stored(self, first: int, stop: int) -> bytes:
@@ -176,21 +188,24 @@ class VerifiedFile:
         except OSError as error:
             if error.errno != errno.EIO:  # of the disk; a server's errors are StorageErrors
                 raise
-            found = f"{error.strerror} in bytes {start} to {end - 1}"
-            raise self._make_error(found, "a file that can be read") from error
+            found, place = f"{error.strerror}", _name_bytes(start, end)
+            raise self._make_error(found, "a file that can be read", place) from error
 
-    def _find_damage(self, content: bytes, first: int, stop: int) -> tuple[str, str] | None:
+    def _find_damage(self, content: bytes, first: int, stop: int) -> Damage | None:
         """Return what was found and wanted at the first damaged block."""
         found = compute_crcs(content)
         wanted = self._digests.block_crcs[first:stop].tolist()
         if found == wanted:
             return None
-        found += [0] * (len(wanted) - len(found))  # the file was truncated while it was open
+        found += [0] * (
+            len(wanted) - len(found)
+        )  # the file was truncated while it was open
         index = next(i for i, crc in enumerate(wanted) if crc != found[i])
         start = (first + index) * BLOCK_BYTES
         end = min(start + BLOCK_BYTES, self._digests.num_bytes)
-        place = f"in bytes {start} to {end - 1}"
-        return f"crc32 {found[index]:08x} {place}", f"{wanted[index]:08x}"
+        return self._describe(
+            f"crc32 {found[index]:08x}", f"{wanted[index]:08x}", _name_bytes(start, end)
+        )
 
     def _open(self) -> BinaryIO:
         wanted = f"a file of {self._digests.num_bytes} bytes"
@@ -204,6 +219,12 @@ class VerifiedFile:
             raise self._make_error(f"{num_bytes} bytes", wanted)
         return file
 
-    def _make_error(self, found: str, wanted: str) -> DamagedOutput:
-        damage = Damage(self._folder.name, self._name, found, wanted)
-        return DamagedOutput(self._folder.locate(self._name), damage)
+    def _make_error(self, found: str, wanted: str, place: str = "") -> DamagedOutput:
+        return DamagedOutput(self._describe(found, wanted, place))
+
+    def _describe(self, found: str, wanted: str, place: str) -> Damage:
+        return Damage(str(self._folder), self._name, found, wanted, place)
+
+
+def _name_bytes(start: int, end: int) -> str:
+    return f"bytes {start} to {end - 1}"

@@ -175,12 +175,16 @@ def test_a_message_shows_ten_failures_and_counts_the_others(
 
 
 def test_a_partition_that_fails_is_named(small: Small) -> None:
-    """A missing file of hashes fails the partition that reads it, with the cause."""
+    """A file of hashes that cannot be opened fails the partition that reads it, with the cause."""
     plan = small.plan()
     with contextlib.closing(run(plan)) as events:  # pyright: ignore[reportArgumentType] - it is a generator
         next(e for e in events if isinstance(e, PhaseFinished) and e.phase == "extract")
-    plan.folder("extract").path(f"{plan.splits[0].key}.hashes.arrow").unlink()
-    message = r"phase paragraph_dedup: 1 of 1 [^\n]+\n  g000-p000of001: FileNotFoundError: .*hashes"
+    hashes = plan.folder("extract").path(f"{plan.splits[0].key}.hashes.arrow")
+    hashes.unlink()
+    hashes.mkdir()
+    message = (
+        r"phase paragraph_dedup: 1 of 1 [^\n]+\n  g000-p000of001: StorageError: .*hashes"
+    )
     with pytest.raises(RunAborted, match=message):
         list(run(plan))
 
