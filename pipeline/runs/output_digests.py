@@ -62,6 +62,12 @@ class OutputDigests:
         return {"bytes": self.num_bytes, "sha256": self.sha256, "block_crc32": crcs}
 
 
+def count_crc_chars(num_bytes: int) -> int:
+    """Return the length of the CRCs of a file in its done-record."""
+    num_blocks = -(-num_bytes // BLOCK_BYTES)
+    return 4 * -(-4 * num_blocks // 3)  # Base64 has 4 characters for 3 bytes
+
+
 def compute_crcs(content: bytes | memoryview) -> list[int]:
     """Return the CRC-32 of each block of a content that begins with a block."""
     view = memoryview(content)

@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from pipeline.runs.output_digests import OutputDigests
+from pipeline.runs.output_digests import OutputDigests, count_crc_chars
 from pipeline.runs.verified_file import Damage, DamagedOutput, VerifiedFile
 from storage import Store
 from storage.errors import DamagedFile
@@ -65,8 +65,7 @@ _COUNTERS = Object(
 # Of the done-record of a task that counts nothing.
 _NO_COUNTERS: Mapping[str, Any] = {"counters": {"counts": {}, "histograms": {}}}
 
-# In Base64, which has 4 characters for 3 bytes.
-_CRCS = Text(r"([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?", "Base64")
+_CRCS = Text(re.compile(r"[A-Za-z0-9+/]*={0,2}"), "Base64")
 
 _DONE_RECORD = Object(
     {
@@ -342,6 +341,11 @@ def _parse_record(content: bytes, task_id: str) -> dict[str, Any]:
     record = parse_json(content, _DONE_RECORD, "", "")
     if record["task_id"] != task_id:
         raise DamagedFile("task_id", show_value(record["task_id"]), repr(task_id), "")
+    for name, output in record["outputs"].items():
+        found, wanted = len(output["block_crc32"]), count_crc_chars(output["bytes"])
+        if found != wanted:
+            place = f"outputs[{name!r}].block_crc32"
+            raise DamagedFile(place, f"{found} characters", f"{wanted}", "")
     return record
 
 
