@@ -46,7 +46,7 @@ bench: $(VENV)/test.stamp ## Run all benchmarks of docs/benchmarks.md and keep t
 	$(BIN)/python -m benchmarks.all --save
 
 test-faults: $(VENV)/test.stamp ## Attack the software and print one table (up to an hour); SMALL=1: under a minute
-	$(BIN)/python -m tests.faults $(if $(SMALL),--small) --json runs/faults.json
+	$(BIN)/python -m tests.faults $(if $(SMALL),--small,--coverage) --json runs/faults.json
 
 clean: ## Remove the environment and the demo's runs (the cache of models stays)
 	rm -rf $(VENV) runs

@@ -6,8 +6,10 @@ import argparse
 import dataclasses
 import json
 import logging
+import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -32,9 +34,12 @@ def main() -> None:
     rows = [run.row for run in planned]
     console.print(make_table(rows))
     _print_breaks(rows)
+    lines = measure_coverage() if arguments.coverage else {}
+    if lines:
+        console.print(make_coverage_table(lines))
     if arguments.json:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(make_report(rows), encoding="utf-8")
+        arguments.json.write_text(make_report(rows, lines), encoding="utf-8")
         console.print(f"written to {arguments.json}")
     if any(row.breaks for row in rows):
         sys.exit(1)
@@ -48,6 +53,7 @@ def _parse_arguments() -> argparse.Namespace:
         "--seed", type=int, action="append", default=[], help="only this try"
     )
     parser.add_argument("--budget-s", type=float, default=float("inf"), help="time for all")
+    parser.add_argument("--coverage", action="store_true", help="show what fuzzing reaches")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the table")
     return parser.parse_args()
 
@@ -91,13 +97,41 @@ def _print_breaks(rows: Sequence[Row]) -> None:
             console.print(f"{row.name}: also broken: seeds {others}")
 
 
-def make_report(rows: Sequence[Row]) -> str:
-    """Return the table as JSON, with machine, commit and command."""
+def measure_coverage() -> dict[str, list[int]]:
+    """Return package -> [lines that fuzzing reaches, lines], measured in another process."""
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "lines.json"
+        command = [sys.executable, "-m", "tests.faults.fuzz._coverage", str(target)]
+        subprocess.run(command, check=True)
+        return json.loads(target.read_bytes())
+
+
+def make_coverage_table(lines: Mapping[str, Sequence[int]]) -> Table:
+    """Return the table of packages and the lines that fuzzing reaches."""
+    table = Table("package", "lines", "reached by the first tries of fuzzing")
+    for package, (num_reached, num_lines) in lines.items():
+        share = f"{num_reached / num_lines:.0%}"
+        table.add_row(package, f"{num_lines:,}", share)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    return table
+
+
+def make_report(
+    rows: Sequence[Row], lines: Mapping[str, Sequence[int]] | None = None
+) -> str:
+    """Return the table as JSON, with machine, commit and command.
+
+    Args:
+        rows: The rows.
+        lines: Package -> [lines that fuzzing reaches, lines].
+    """
     report = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": format_command(),
         "commit": read_commit(),
         "machine": describe_machine(),
+        "fuzzing_reaches_lines": lines or {},
         "rows": [{**dataclasses.asdict(row), "num_held": row.num_held} for row in rows],
     }
     return json.dumps(report, indent=1, ensure_ascii=False) + "\n"

@@ -189,7 +189,7 @@ def fuzz_datasets(seed: int, folder: Path) -> int:
     numbers = itertools.count()
 
     def check(drawn: tuple[str, bytes]) -> None:
-        # Each dataset has a path of its own: the loader may keep files open.
+        # In another folder each time: the loader may keep files open.
         name, content = drawn
         with tempfile.TemporaryDirectory(dir=folder, prefix=f"{next(numbers)}-") as path:
             for other, data in whole.items():

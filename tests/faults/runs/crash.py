@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import itertools
+import os
+import re
 import signal
 from collections.abc import Callable
 from functools import partial
@@ -25,12 +29,14 @@ from tests.faults.runs.small_run import (
     find_missing_seaweed,
     get_ray,
     get_reference_run,
+    get_seaweed,
     make_config,
     make_run_dir,
     run_to_end,
     start_driver,
     wait_for,
 )
+from tests.loader.faults import FaultProxy
 
 PROMISE = "A killed run continues to the bytes of an undisturbed run."
 PHASES = tuple(registry.list_phase_names())
@@ -128,6 +134,59 @@ def kill_with_ray(victim: str, storage: str, seed: int, folder: Path) -> None:
     resume(run_dir, messages)
 
 
+class KillingProxy(FaultProxy):
+    """Forwards requests to an S3 server, and kills a driver in the middle of an upload.
+
+    Attributes:
+        pid: The driver.
+        was_used: Whether it was killed.
+    """
+
+    def __init__(self, port: int, phase: str) -> None:
+        super().__init__(port)
+        self._phase = phase.encode()
+        self.pid: int | None = None
+        self.was_used = False
+
+    async def _pass(
+        self, source: asyncio.StreamReader, target: asyncio.StreamWriter
+    ) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await source.read(65536):
+                if self.pid is not None and self._is_output(data):
+                    # The server gets the head of the request and at most half of the content.
+                    target.write(data[: len(data) // 2])
+                    await target.drain()
+                    os.kill(self.pid, signal.SIGKILL)
+                    self.was_used = True
+                    target.transport.abort()
+                    return
+                target.write(data)
+                await target.drain()
+
+    def _is_output(self, data: bytes) -> bool:
+        line = data.partition(b"\r\n")[0]
+        is_record = re.search(rb"/done/|/\.|/phase\.json", line) is not None
+        return line.startswith(b"PUT ") and b"/%b-" % self._phase in line and not is_record
+
+
+def kill_in_upload(seed: int, folder: Path) -> None:
+    """Kill a driver while the server receives an output, and run again."""
+    run_dir, messages = make_run_dir("object store", folder), folder / "messages"
+    proxy = KillingProxy(get_seaweed().port, PHASES[seed])
+    environment = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{proxy.port}"}
+    plan = make_plan(make_config(run_dir))
+    try:
+        driver = start_driver(run_to_end, plan, messages=messages, environment=environment)
+        proxy.pid = driver.pid
+        code = wait_for(driver)
+    finally:
+        proxy.close()
+    assert proxy.was_used, "no upload was seen"
+    assert code in KILLED, f"not killed ({code}): {messages.read_text()[-2000:]}"
+    resume(run_dir, messages)
+
+
 def _make_attacks(storage: str, find_obstacle: Callable[[], str | None]) -> list[Attack]:
     def make(
         victim: str,
@@ -152,4 +211,13 @@ def _make_attacks(storage: str, find_obstacle: Callable[[], str | None]) -> list
 ATTACKS = (
     *_make_attacks("local disk", find_nothing),
     *_make_attacks("object store", find_missing_seaweed),
+    Attack(
+        "crash: driver in mid-upload, object store",
+        PROMISE,
+        len(PHASES),
+        0,
+        kill_in_upload,
+        find_missing_seaweed,
+        timeout_s=600.0,
+    ),
 )
