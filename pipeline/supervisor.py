@@ -20,9 +20,8 @@ import signal
 import sys
 import tempfile
 import time
-from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 from pipeline.processes import list_descendants
 from pipeline.terminal import (
@@ -51,8 +50,8 @@ _STOPPED = {signal.SIGINT: "interrupted", signal.SIGTERM: "stopped by SIGTERM"}
 
 # Text that Ray's native code prints -> the cause. The first match counts.
 _RAY_CAUSES = {
-    "Failed to connect to GCS": "Ray's control store (GCS) could not be reached",
-    "Raylet is terminated": "Ray's raylet died",
+    b"Failed to connect to GCS": "Ray's control store (GCS) could not be reached",
+    b"Raylet is terminated": "Ray's raylet died",
 }
 
 # In the child: the pipe to which it writes its exit code.
@@ -65,7 +64,8 @@ def supervise() -> None:
     In the child, stdout and stderr of libraries and native code go to a log file. `console` and
     `errors` of `pipeline.terminal` still print on the terminal.
     """
-    log = _create_log()
+    # Without a name, so that nothing is left when both processes are killed.
+    log = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - both processes use it to their end
     # What dies without its children leaves them to the parent, which ends them.
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     reader, writer = os.pipe()
@@ -90,14 +90,7 @@ def report_exit(code: int) -> None:
     _report_pipes.clear()
 
 
-def _create_log() -> Path:
-    """Create a log file that only this user can read."""
-    descriptor, name = tempfile.mkstemp(prefix="corpusmill-run-", suffix=".log")
-    os.close(descriptor)
-    return Path(name)
-
-
-def _enter_child(parent: int, report_descriptor: int, log: Path) -> None:
+def _enter_child(parent: int, report_descriptor: int, log: BinaryIO) -> None:
     _report_pipes.append(report_descriptor)
     # The terminal's signals reach the parent alone, which forwards each of them once.
     os.setpgid(0, 0)
@@ -106,9 +99,8 @@ def _enter_child(parent: int, report_descriptor: int, log: Path) -> None:
     if os.getppid() != parent:  # it died before the line above
         os.kill(os.getpid(), signal.SIGKILL)
     print_to(os.dup(1), os.dup(2))
-    with log.open("ab") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
+    os.dup2(log.fileno(), 1)
+    os.dup2(log.fileno(), 2)
     _report_errors()
     _report_sigterm()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
@@ -148,7 +140,7 @@ def _prctl(option: int, value: int) -> None:
 class _Supervisor:
     """The parent, while the child runs the command."""
 
-    def __init__(self, child: int, reader: int, log: Path) -> None:
+    def __init__(self, child: int, reader: int, log: BinaryIO) -> None:
         self._child = child
         self._reader = reader
         self._log = log
@@ -226,19 +218,26 @@ class _Supervisor:
             message = f"{self._find_cause(status)}; {describe_resume()}"
             errors.print(message, style="red")
             return FAILED
-        self._log.unlink(missing_ok=True)
         return code
 
     def _find_cause(self, status: int) -> str:
         number = -os.waitstatus_to_exitcode(status)
         if number == signal.SIGKILL:
-            self._log.unlink()
             return "the run was killed by SIGKILL, by a user or because memory ran out"
-        printed = self._log.read_text(errors="replace")
+        self._log.seek(0)
+        printed = self._log.read()
         causes = [cause for text, cause in _RAY_CAUSES.items() if text in printed]
         ending = signal.Signals(number).name if number > 0 else f"exit code {-number}"
         causes.append(f"native code ended the run with {ending}")
-        return f"{causes[0]}, its output is in {self._log}"
+        return f"{causes[0]}, its output is in {_save_log(printed)}"
+
+
+def _save_log(printed: bytes) -> str:
+    """Write a file that only this user can read, and return its path."""
+    descriptor, path = tempfile.mkstemp(prefix="corpusmill-run-", suffix=".log")
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(printed)
+    return path
 
 
 def _kill_descendants() -> None:
