@@ -33,6 +33,7 @@ from stages.contract import Outcome, Settings, Stage, drop_where, keep_all
 from stages.counters import Counters
 from stages.kernels import characters
 from stages.kernels import minhash as minhash_kernel
+from stages.kernels.string_buffers import read_string_buffers
 from stages.settings.dedup import MinHashSettings, compute_bands
 
 # Thai, Lao, Burmese, Khmer, Chinese and Japanese (Unicode, Blocks.txt). Korean has blanks.
@@ -122,7 +123,7 @@ def signatures(
         return np.empty((0, settings.num_permutations), np.uint32), np.empty(0, np.bool_)
     permutations = _permutations(settings.num_permutations)
     minima, num_words = minhash_kernel.compute_signatures(
-        *_raw(texts), _characters(), settings.ngram_words, permutations
+        *read_string_buffers(texts), _characters(), settings.ngram_words, permutations
     )
     return minima, num_words > 0
 
@@ -141,29 +142,9 @@ def ngram_sets(
     if len(texts) == 0:
         return pa.array([], pa.large_list(pa.uint64()))
     offsets, hashes = minhash_kernel.hash_ngrams(
-        *_raw(texts), _characters(), settings.ngram_words
+        *read_string_buffers(texts), _characters(), settings.ngram_words
     )
     return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(hashes))
-
-
-def _raw(texts: pa.Array | pa.ChunkedArray) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return the UTF-8 of all texts, and the offset of each, (n + 1,)."""
-    filled = pc.fill_null(pc.cast(texts, pa.large_string()), "")
-    array = (
-        pa.concat_arrays(filled.chunks) if isinstance(filled, pa.ChunkedArray) else filled
-    )
-    _, offsets, utf8 = array.buffers()
-    return (
-        _read_only(np.frombuffer(utf8 or b"", np.uint8)),
-        _read_only(np.frombuffer(offsets, np.int64, len(array) + 1, 8 * array.offset)),
-    )
-
-
-def _read_only(values: np.ndarray) -> np.ndarray:
-    """Return a read-only view. numba compiles a function for each kind of array: use one kind."""
-    view = values.view()
-    view.flags.writeable = False
-    return view
 
 
 class MinHash(Stage[MinHashSettings]):

@@ -18,6 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from stages.kernels import characters, line_hashes
+from stages.kernels.string_buffers import make_read_only, read_string_buffers
 
 # The marks that `cc_net.text_normalizer.UNICODE_PUNCT` deletes, except １, which is 0 by
 # then.
@@ -71,7 +72,8 @@ def hash_paragraphs(
 
 
 def _hash_chunk(texts: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-    utf8, offsets, is_valid = read_buffers(texts)
+    utf8, offsets = read_string_buffers(texts)
+    is_valid = read_validity(texts)
     firsts = line_hashes.count_lines(utf8, offsets, is_valid)
     hashes, exact = line_hashes.hash_lines(utf8, offsets, firsts, _characters())
     # The kernel leaves a few lines to Python, for example those with a final sigma.
@@ -87,36 +89,9 @@ def _hash_chunk(texts: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.uint64]]
     return firsts, hashes
 
 
-def read_buffers(
-    texts: pa.Array,
-) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.bool_]]:
-    """Return the memory of a string array, as the kernels read it.
-
-    Returns:
-        utf8: the bytes of all texts.
-        offsets: (n + 1,) the start of each text in `utf8`.
-        is_valid: (n,) False for a null.
-    """
-    texts = texts.cast(pa.large_string())
-    _, offsets, utf8 = texts.buffers()
-    text_offsets = np.zeros(1, np.int64)  # an array of length 0 can have no buffers
-    if len(texts):
-        text_offsets = np.frombuffer(offsets, np.int64, len(texts) + 1, 8 * texts.offset)
-    return (
-        make_read_only(np.frombuffer(utf8 or b"", np.uint8)),
-        make_read_only(text_offsets),
-        make_read_only(texts.is_valid().to_numpy(zero_copy_only=False)),
-    )
-
-
-def make_read_only(values: np.ndarray) -> np.ndarray:
-    """Return a read-only, contiguous view.
-
-    numba compiles a function again for each kind of array, so all callers pass this kind.
-    """
-    view = np.ascontiguousarray(values).view()
-    view.flags.writeable = False
-    return view
+def read_validity(texts: pa.Array) -> NDArray[np.bool_]:
+    """Return (n,) False for each null, as the kernels take it."""
+    return make_read_only(texts.is_valid().to_numpy(zero_copy_only=False))
 
 
 @cache

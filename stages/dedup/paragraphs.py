@@ -23,9 +23,10 @@ from numba import njit
 from numpy.typing import NDArray
 
 from stages.contract import Outcome, Settings, Stage, drop_where, keep_all, with_columns
-from stages.dedup.paragraph_hashes import hash_paragraphs, make_read_only, read_buffers
+from stages.dedup.paragraph_hashes import hash_paragraphs, read_validity
 from stages.kernels import line_hashes
 from stages.kernels.compilation import compiled
+from stages.kernels.string_buffers import make_read_only, read_string_buffers
 
 
 class ParagraphHashesSettings(Settings):
@@ -126,12 +127,13 @@ class ParagraphRemoval(Stage[ParagraphRemovalSettings]):
 
 def _remove_lines(batch: pa.Table) -> tuple[pa.Array, pa.Array, NDArray[np.int64]]:
     """Return new texts (large_string), kept lines (list of uint32), and number of lines before."""
-    utf8, offsets, is_valid = read_buffers(batch.column("text").combine_chunks())
+    texts = batch.column("text").combine_chunks()
+    utf8, offsets = read_string_buffers(texts)
     # A null list can have any offsets, so its end is computed from its length, 0.
     removed = batch.column("duplicate_lines").combine_chunks().cast(pa.list_(pa.uint32()))
     starts = removed.offsets.to_numpy()[:-1].astype(np.int64)
     ends = starts + pc.fill_null(pc.list_value_length(removed), 0).to_numpy()
-    firsts = line_hashes.count_lines(utf8, offsets, is_valid)
+    firsts = line_hashes.count_lines(utf8, offsets, read_validity(texts))
     new_utf8, new_offsets, kept, kept_offsets, fault = _copy_kept_lines(
         utf8,
         offsets,
@@ -147,13 +149,13 @@ def _remove_lines(batch: pa.Table) -> tuple[pa.Array, pa.Array, NDArray[np.int64
             f"document {doc_id}: duplicate_lines is {removed[fault].as_py()}, must be increasing "
             f"indices into the {num_lines} lines of its text; were they made for another text?"
         )
-    texts = pa.LargeStringArray.from_buffers(
+    new_texts = pa.LargeStringArray.from_buffers(
         len(new_offsets) - 1, pa.py_buffer(new_offsets), pa.py_buffer(new_utf8)
     )
     kept_lines = pa.ListArray.from_arrays(
         pa.array(kept_offsets, pa.int32()), pa.array(kept)
     )
-    return texts, kept_lines, np.diff(firsts)
+    return new_texts, kept_lines, np.diff(firsts)
 
 
 @njit(nogil=True)

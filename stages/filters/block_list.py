@@ -31,6 +31,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from stages.kernels import url_keys
+from stages.kernels.string_buffers import read_string_buffers
 
 # The number of categories (`adult`, `malware`, ...) of one list: files with different
 # names.
@@ -113,7 +114,7 @@ class BlockList:
                     f"block lists of more than {MAX_CATEGORIES} categories, the last being "
                     f"{category!r}: leave some out, or join files into one"
                 )
-            keys = url_keys.hash_urls(*_buffers(normalize_urls(lines)))
+            keys = url_keys.hash_urls(*read_string_buffers(normalize_urls(lines)))
             keys = keys[keys > 0] | np.uint64(number)
             # Resized in place: 20 million entries should not be held twice.
             entries.resize(len(entries) + len(keys), refcheck=False)
@@ -124,7 +125,7 @@ class BlockList:
     def from_words(cls, words: Iterable[str]) -> Self:
         """Build a list of words without a category."""
         keys, *_ = url_keys.list_word_keys(
-            *_buffers(pa.array(list(words), pa.large_string()))
+            *read_string_buffers(pa.array(list(words), pa.large_string()))
         )
         return cls(_distinct(keys), ("",))
 
@@ -134,7 +135,7 @@ class BlockList:
         normal: pa.ChunkedArray | pa.Array,
     ) -> Hits:
         """Find the listed parts of URLs in normal form."""
-        utf8, offsets = _buffers(normal)
+        utf8, offsets = read_string_buffers(normal)
         keys, texts, starts, ends = split_parts(utf8, offsets)
         found, numbers = np.zeros(len(keys), np.bool_), np.zeros(0, np.int64)
         if len(self.entries):
@@ -253,15 +254,3 @@ def _decode_url(url: str) -> str:
         except UnicodeError:  # an empty label or one of more than 63 characters
             return host + path
     return host + path
-
-
-def _buffers(
-    texts: pa.Array | pa.ChunkedArray,
-) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return the UTF-8 of all texts, and the offset of each: the input of the kernels."""
-    whole = texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts
-    if not len(whole):
-        return np.zeros(0, np.uint8), np.zeros(1, np.int64)
-    _, offsets, utf8 = whole.buffers()
-    starts = np.frombuffer(offsets, np.int64)[whole.offset : whole.offset + len(whole) + 1]
-    return np.frombuffer(utf8 or b"", np.uint8), starts

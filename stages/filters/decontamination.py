@@ -36,6 +36,7 @@ from stages.contract import DOCUMENT, Outcome, Stage, drop_where, keep_all
 from stages.counters import Counters
 from stages.dedup.minhash import UNSPACED
 from stages.kernels import characters, ngram_overlap
+from stages.kernels.string_buffers import read_string_buffers
 from stages.settings.filters import DecontaminationFilterSettings, DecontaminationSettings
 
 # One element for each set with which a document shares words, sorted by name.
@@ -287,14 +288,7 @@ def _hash_words(
     texts: pa.Array | pa.ChunkedArray,
 ) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
     """Return the hashes of all words of all texts, and the offset of each text, (n + 1,)."""
-    whole = texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts
-    if not len(whole):
-        return np.zeros(0, np.uint64), np.zeros(1, np.int64)
-    _, offsets, utf8 = whole.buffers()
-    starts = np.frombuffer(offsets, np.int64)[whole.offset : whole.offset + len(whole) + 1]
-    return ngram_overlap.hash_words(
-        np.frombuffer(utf8 or b"", np.uint8), starts, _characters()
-    )
+    return ngram_overlap.hash_words(*read_string_buffers(texts), _characters())
 
 
 # --- The filter ---

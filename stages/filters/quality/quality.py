@@ -39,6 +39,7 @@ from stages.filters.quality.rules import RULES, Rule
 from stages.kernels.quality import columns
 from stages.kernels.quality import signals as kernel
 from stages.kernels.quality.alphabet import Phrases, build_alphabet
+from stages.kernels.string_buffers import read_string_buffers
 from stages.settings.quality import QualityFilterSettings, QualitySettings
 
 _LANGUAGE = pa.field("language", pa.string())
@@ -135,7 +136,7 @@ def _read_list(path: Path, has_case: bool) -> Phrases:
 
 def _compute_signals(texts: pa.Array) -> dict[str, NDArray[np.float64]]:
     """Return signal -> (num_texts,) float64."""
-    values = kernel.measure(*_get_buffers(texts), build_alphabet())
+    values = kernel.measure(*read_string_buffers(texts), build_alphabet())
     signals: dict[str, NDArray[np.float64]] = {}
     for index, name in enumerate(columns.SIGNALS):
         signals[name] = np.ascontiguousarray(values[:, index])
@@ -152,7 +153,7 @@ def _count_listed(
     values = np.full(len(texts), np.nan)
     for language, phrases in lists.items():
         is_language = pc.fill_null(pc.equal(languages, language), False).combine_chunks()
-        buffers = _get_buffers(texts.filter(is_language))
+        buffers = read_string_buffers(texts.filter(is_language))
         counts = kernel.count_listed(
             *buffers, build_alphabet(), phrases, signal == STOP_WORDS
         )
@@ -161,17 +162,6 @@ def _count_listed(
         rows = is_language.to_numpy(zero_copy_only=False)
         values[rows] = num_listed / np.maximum(num_words, 1) if is_share else num_listed
     return pa.array(values, mask=np.isnan(values)).cast(LIST_FIELDS[signal].type)
-
-
-def _get_buffers(texts: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return the UTF-8 of all texts, and the offset of each, (num_texts + 1,)."""
-    if len(texts) == 0:
-        return np.zeros(0, np.uint8), np.zeros(1, np.int64)
-    _, offsets, utf8 = texts.buffers()
-    starts = np.frombuffer(offsets, dtype=np.int64)[
-        texts.offset : texts.offset + len(texts) + 1
-    ]
-    return np.frombuffer(utf8 or b"", dtype=np.uint8), starts
 
 
 class QualityFilter(Stage[QualityFilterSettings]):
