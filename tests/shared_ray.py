@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from tests.seaweed import KEYS, Seaweed
 
 PROGRAM = """
-import os, sys
-os.umask(0o077)  # for the session folder and the token of Ray
+import sys
 import ray
-ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100 * 2**20, logging_level="ERROR")
+from storage.umask import private_umask
+with private_umask():
+    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100 * 2**20, logging_level="ERROR")
 print(ray.get_runtime_context().gcs_address, flush=True)
 sys.stdin.read()  # until the test session closes it, or dies
 """

@@ -35,6 +35,7 @@ from ray.train.v2.api.config import LoggingConfig
 from ray.train.v2.api.exceptions import ControllerError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from storage.umask import private_umask, read_umask
 from training.config import TrainConfig
 from training.errors import CheckpointDamaged, IncompatibleConfig, TrainingStopped
 
@@ -114,8 +115,14 @@ def _make_trainer(
 ) -> TorchTrainer:
     from training.parallel.distributed import select_backend
 
+    umask = read_umask()
+
+    def work(settings: dict[str, Any]) -> TrainResult:
+        os.umask(umask)  # workers inherit the umask with which Ray was started
+        return run_worker(settings, stop_actor)
+
     return TorchTrainer(
-        lambda settings: run_worker(settings, stop_actor),
+        work,
         train_loop_config=settings,
         torch_config=TorchConfig(
             backend=select_backend(has_cuda=num_gpus > 0),
@@ -269,13 +276,13 @@ def _start_ray(num_workers: int | None) -> None:
     if "RAY_ADDRESS" in os.environ:
         ray.init(logging_level=logging.ERROR)
         return
-    os.umask(0o077)  # only this user may read Ray's session folder and token
-    ray.init(
-        num_cpus=num_workers or os.cpu_count(),
-        include_dashboard=False,
-        object_store_memory=100 * 2**20,  # only settings go through it
-        logging_level=logging.ERROR,
-    )
+    with private_umask():  # only this user may read Ray's session folder and token
+        ray.init(
+            num_cpus=num_workers or os.cpu_count(),
+            include_dashboard=False,
+            object_store_memory=100 * 2**20,  # only settings go through it
+            logging_level=logging.ERROR,
+        )
 
 
 def _warn_if_cluster_is_too_small(num_workers: int, num_gpus: int) -> None:

@@ -29,6 +29,7 @@ from pipeline.execution.resources import Amounts, find_unmet, list_requests, mak
 from pipeline.execution.task import TaskResult, run_task
 from pipeline.phases.phase import Phase, SplitPhase
 from pipeline.processes import Process
+from storage.umask import private_umask, read_umask
 from terminal_output import escape_output
 
 log = logging.getLogger(__name__)
@@ -202,26 +203,23 @@ def _start_with_retry(start: Callable[[], object]) -> None:
     """
     import ray
 
-    umask = os.umask(0o077)
-    try:
-        for attempt in range(1, START_ATTEMPTS + 1):
-            try:
+    for attempt in range(1, START_ATTEMPTS + 1):
+        try:
+            with private_umask():
                 start()
-            except Exception as error:
-                ray.shutdown()
-                for process in list_ray_processes():  # Ray leaves them running
-                    process.kill()
-                if attempt == START_ATTEMPTS:
-                    raise RunAborted(
-                        f"Ray did not start on this machine in {attempt} attempts "
-                        f"({type(error).__name__}: {error}); its logs are in "
-                        f"{find_log_folder()}; `--engine inline` runs without Ray"
-                    ) from error
-                log.warning("Ray did not start (%s); trying once more", error)
-            else:
-                return
-    finally:
-        os.umask(umask)
+        except Exception as error:
+            ray.shutdown()
+            for process in list_ray_processes():  # Ray leaves them running
+                process.kill()
+            if attempt == START_ATTEMPTS:
+                raise RunAborted(
+                    f"Ray did not start on this machine in {attempt} attempts "
+                    f"({type(error).__name__}: {error}); its logs are in "
+                    f"{find_log_folder()}; `--engine inline` runs without Ray"
+                ) from error
+            log.warning("Ray did not start (%s); trying once more", error)
+        else:
+            return
 
 
 def _warn_if_reachable() -> None:
@@ -239,8 +237,7 @@ def _warn_if_reachable() -> None:
 
 def _make_operator(phase: Phase, settings: EngineConfig) -> Callable[[dict[str, Any]], Any]:
     """Return the function that Ray Data maps over the task ids, named after the phase and its stages."""
-    umask = os.umask(0)
-    os.umask(umask)
+    umask = read_umask()
 
     def run_one(row: dict[str, Any]) -> dict[str, Any]:
         os.umask(umask)  # workers inherit the umask with which Ray was started

@@ -20,6 +20,8 @@ from tests.training.conftest import losses, make_settings, train_all
 from training.checkpoint.marker import list_complete_checkpoints, parse_step
 
 STEPS = 40
+# Neither Ray's private 077 nor the usual 022.
+UMASK = 0o027
 CHANGES: dict[str, Any] = {
     "steps": STEPS,
     "checkpoint": {"every_steps": 10},
@@ -38,7 +40,10 @@ def plain(language: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def start(
     folder: Path, settings: Mapping[str, Any], *arguments: str
 ) -> subprocess.Popen[str]:
-    """Start the command in a folder, on the shared Ray if the test uses it, or on a new one."""
+    """Start the command in a folder, on the shared Ray if the test uses it, or on a new one.
+
+    The command has the umask UMASK.
+    """
     (folder / "config.yaml").write_text(yaml.safe_dump(dict(settings)))
     environment = {**os.environ}
     if "RAY_ADDRESS" not in environment:
@@ -52,7 +57,7 @@ def start(
     return subprocess.Popen(
         [sys.executable, "-m", "training", "run", "config.yaml", "--launcher", "ray", *arguments],
         cwd=folder, env={**environment, "PYTHONPATH": str(REPOSITORY)}, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True,
+        stderr=subprocess.STDOUT, text=True, umask=UMASK,
     )  # fmt: skip
 
 
@@ -63,6 +68,13 @@ def wait_for_exit(driver: subprocess.Popen[str]) -> tuple[int, str]:
     finally:
         driver.kill()
     return driver.returncode, output
+
+
+def read_modes(run_dir: Path) -> set[int]:
+    """Return the permissions of the files and folders of a run, without those of Ray."""
+    paths = [path for path in run_dir.rglob("*") if not path.is_symlink()]
+    ours = [path for path in paths if path.relative_to(run_dir).parts[0] != "ray"]
+    return {path.stat().st_mode & 0o777 for path in ours}
 
 
 def find_worker_pids(driver: subprocess.Popen[str]) -> list[int]:
@@ -114,6 +126,7 @@ def test_a_killed_worker_is_replaced_and_sigterm_saves(
     assert "resuming from" in output
     found = losses(run_dir)
     assert found[:STEPS] == losses(plain)
+    assert read_modes(run_dir) == {0o750, 0o640}
     assert parse_step(list_complete_checkpoints(run_dir / "checkpoints")[-1]) == len(found)
 
 

@@ -15,6 +15,7 @@ from pipeline.execution.engine import run
 from pipeline.execution.ray_engine import RayEngine, name_operator
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.paragraph_dedup import ParagraphDedup
+from storage.umask import read_umask
 from tests.pipeline.conftest import Small
 
 # Neither Ray's private 077 nor the usual 022.
@@ -27,13 +28,6 @@ def umask() -> Iterator[int]:
     before = os.umask(UMASK)
     yield UMASK
     os.umask(before)
-
-
-def read_umask() -> int:
-    """Return the umask of this process."""
-    found = os.umask(0)
-    os.umask(found)
-    return found
 
 
 def read_modes(folder: Path) -> dict[str, int]:
