@@ -68,12 +68,12 @@ class Prometheus:
             )
         self._log = folder / "log"
 
-    def wait(self, timeout_s: float = 30) -> None:
+    def wait(self, timeout_s: float = 600) -> None:
         """Wait until it answers."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline and self._process.poll() is None:
             try:
-                urllib.request.urlopen(f"{self.url}/-/ready", timeout=2).close()  # noqa: S310 - our own address
+                urllib.request.urlopen(f"{self.url}/-/ready", timeout=30).close()  # noqa: S310 - our own address
             except OSError:
                 time.sleep(0.05)
             else:
@@ -84,7 +84,7 @@ class Prometheus:
         """Return the data of an answer of its API."""
         address = f"{self.url}/api/v1/{what}?{urllib.parse.urlencode(arguments)}"
         try:
-            with urllib.request.urlopen(address, timeout=30) as answer:  # noqa: S310 - our own address
+            with urllib.request.urlopen(address, timeout=600) as answer:  # noqa: S310 - our own address
                 return json.load(answer)["data"]
         except urllib.error.HTTPError as error:
             raise AssertionError(f"{arguments}: {error.read().decode()}") from error

@@ -103,7 +103,7 @@ class Seaweed:
             f"s3://{BUCKET}/{prefix}", endpoint=self.endpoint, **KEYS, **options
         )
 
-    def wait(self, timeout_s: float = 60) -> None:
+    def wait(self, timeout_s: float = 600) -> None:
         """Wait until an object can be put; an open port is not enough."""
         from obstore.exceptions import BaseError
 
@@ -123,7 +123,7 @@ class Seaweed:
         url = f"http://{self.address}:{self._filer_port}/buckets/{BUCKET}/.uploads/"
         request = urllib.request.Request(url, headers={"Accept": "application/json"})
         try:
-            with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310 - the address is http
+            with urllib.request.urlopen(request, timeout=600) as answer:  # noqa: S310 - the address is http
                 entries = json.load(answer)["Entries"] or []
         except urllib.error.HTTPError as error:
             error.close()

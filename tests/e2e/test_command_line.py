@@ -52,7 +52,7 @@ def test_a_run_ends_with_its_summary_and_next_commands(
 ) -> None:
     """It prints the steps, the reasons, the dataset and the next commands."""
     process = chain.command("reference")
-    out, _ = process.communicate(timeout=120)
+    out, _ = process.communicate(timeout=600)
     assert process.returncode == 0, out
     assert "nothing was left to do" in out
     assert f"python -m pipeline explain {reference_run}" in out

@@ -213,10 +213,8 @@ def _stop_when(
     seen = log.read_bytes().rfind(b"\n") + 1 if log.exists() else 0
     process = chain.command(name, *arguments)
     try:
-        deadline = time.monotonic() + 120
         while not _has_started(log, seen, phase):
             assert process.poll() is None, process.stdout.read() if process.stdout else ""
-            assert time.monotonic() < deadline, f"{phase} did not start"
             time.sleep(0.02)
     finally:
         with contextlib.suppress(ProcessLookupError):

@@ -16,6 +16,7 @@ from typing import Any
 
 class _Ranges(SimpleHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    requested: list[str]
 
     def do_GET(self) -> None:
         path = Path(self.translate_path(self.path))
@@ -37,21 +38,32 @@ class _Ranges(SimpleHTTPRequestHandler):
         self.wfile.write(data[first : last + 1])
         return None
 
+    def log_request(self, *_: Any) -> None:
+        """Keep the path of the request."""
+        self.requested.append(self.path)
+
     def log_message(self, *_: Any) -> None:
         """Print nothing."""
 
 
 class Server:
-    """Serves the files of a folder over HTTP."""
+    """Serves the files of a folder over HTTP.
+
+    Attributes:
+        requested: the paths of all requests.
+    """
 
     def __init__(self, folder: Path) -> None:
+        self.requested: list[str] = []
+        handler = type("BoundRanges", (_Ranges,), {"requested": self.requested})
+
         class Quiet(ThreadingHTTPServer):
             daemon_threads = True
 
             def handle_error(self, *_: Any) -> None:
                 """Ignore connections that the proxy resets."""
 
-        self._server = Quiet(("127.0.0.1", 0), partial(_Ranges, directory=str(folder)))
+        self._server = Quiet(("127.0.0.1", 0), partial(handler, directory=str(folder)))
         self.port = int(self._server.server_address[1])
         threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
@@ -72,7 +84,8 @@ class FaultProxy:
     refuse:     reset new connections immediately
     flip:       flip one bit of the next answer over 4 KiB; `flips` counts them
     rate:       bytes per second
-    deaf_after: bytes of the requests of a connection after which nothing more is forwarded
+    deaf_after: bytes of the requests of a connection after which nothing more is forwarded;
+                `num_deaf` counts these connections
     """
 
     def __init__(self, port: int) -> None:
@@ -83,6 +96,7 @@ class FaultProxy:
         self.refuse = self.flip = False
         self.rate: float | None = None
         self.deaf_after: int | None = None
+        self.num_deaf = 0
         # asyncio keeps only weak references
         self._tasks: set[asyncio.Task[Any] | None] = set()
         self._loop = asyncio.new_event_loop()
@@ -119,13 +133,13 @@ class FaultProxy:
             answers, server = await asyncio.open_connection("127.0.0.1", self._target)
         except OSError:
             return _reset(client)
-        run_prometheus = asyncio.ensure_future(self._pass(reader, server))
+        forwarding = asyncio.ensure_future(self._pass(reader, server))
         try:
             await self._answer(answers, client)
         except ConnectionError:
             pass
         finally:
-            run_prometheus.cancel()
+            forwarding.cancel()
             server.transport.abort()
             client.transport.abort()
 
@@ -136,6 +150,7 @@ class FaultProxy:
         with contextlib.suppress(ConnectionError):
             while data := await source.read(65536):
                 if self.deaf_after is not None and passed + len(data) > self.deaf_after:
+                    self.num_deaf += 1
                     await asyncio.sleep(3600)
                 passed += len(data)
                 target.write(data)

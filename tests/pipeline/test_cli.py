@@ -140,7 +140,7 @@ def test_ctrl_c_ends_a_run_with_a_message_and_code_130(small: Small) -> None:
     )
     wait_for_task(process, run_dir / "log.jsonl")
     os.killpg(process.pid, signal.SIGINT)
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=600)
     assert stderr.strip() == (
         "interrupted: finished tasks are kept, run the same command again to continue: "
         f"python -m pipeline run {small.path}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -27,6 +26,30 @@ def fail_times(count: int, error: Exception) -> Callable[[], int]:
         return calls
 
     return request
+
+
+class Clock:
+    """Replaces `time` in storage.retries: only failing requests take time."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.num_requests = 0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def fail(self, seconds: float) -> None:
+        """Fail temporarily after this time."""
+        self.now += seconds
+        self.num_requests += 1
+        raise Temporary(f"request {self.num_requests}")
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("storage.retries.time", clock)
+    return clock
 
 
 def is_temporary(error: BaseException) -> bool:
@@ -55,31 +78,27 @@ def test_a_final_error_is_not_retried() -> None:
     assert request() == 2
 
 
-def test_the_time_counts_from_the_first_failure() -> None:
+def test_the_time_counts_from_the_first_failure(clock: Clock) -> None:
     """A slow first request does not use it up. The last error is kept."""
-    policy = RetryPolicy(timeout_s=0.2, first_wait_s=0.01, timeout_text="tried for 0.2 s")
-    num_requests = 0
+    policy = RetryPolicy(timeout_s=0.2, first_wait_s=0.001, timeout_text="tried for 0.2 s")
 
     def request() -> None:
-        nonlocal num_requests
-        num_requests += 1
-        time.sleep(0.3 if num_requests == 1 else 0.0)
-        raise Temporary(f"request {num_requests}")
+        clock.fail(0.05 if clock.num_requests else 0.3)
 
     with pytest.raises(RetriesExhausted) as caught:
         policy.call(request, is_temporary=is_temporary)
-    assert num_requests > 1
-    assert str(caught.value.cause) == f"request {num_requests}"
+    assert clock.num_requests == 1 + 4
+    assert str(caught.value.cause) == "request 5"
     assert caught.value.limit == "tried for 0.2 s"
 
 
-def test_with_a_request_timeout_the_time_counts_from_the_start() -> None:
+def test_with_a_request_timeout_the_time_counts_from_the_start(clock: Clock) -> None:
     """A request that could take longer than the rest of the time is not started."""
     policy = RetryPolicy(timeout_s=0.5, first_wait_s=0.01, request_timeout_s=0.4)
-    began = time.monotonic()
     with pytest.raises(RetriesExhausted):
-        policy.call(fail_times(10**6, Temporary()), is_temporary=is_temporary)
-    assert time.monotonic() - began <= 0.5
+        policy.call(lambda: clock.fail(0.03), is_temporary=is_temporary)
+    # The fourth request could end at 0.09 s + a wait of 0.02 s or more + 0.4 s.
+    assert clock.num_requests == 3
 
 
 def test_progress_restarts_time_waits_and_attempts() -> None:

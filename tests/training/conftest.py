@@ -31,7 +31,7 @@ SETTINGS: dict[str, Any] = {
     "optimizer": {"warmup_steps": 2, "learning_rate": 1e-2},
     "checkpoint": {"every_steps": 100},
     "observability": {"every_steps": 1, "tensorboard": False},
-    "advanced": {"start_timeout_s": 60, "step_timeout_s": 30},
+    "advanced": {"start_timeout_s": 600, "step_timeout_s": 600},
 }
 
 
@@ -114,7 +114,7 @@ def train_each(runs: Sequence[Mapping[str, Any]]) -> None:
 
 
 def train_all(
-    num_ranks: int, runs: Sequence[Mapping[str, Any]], folder: Path, timeout_s: float = 200
+    num_ranks: int, runs: Sequence[Mapping[str, Any]], folder: Path, timeout_s: float = 600
 ) -> None:
     """Train several runs on new rank processes."""
     run_world(num_ranks, train_each, runs, folder=folder, timeout_s=timeout_s)

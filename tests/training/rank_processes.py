@@ -64,7 +64,7 @@ def run_world(
     work: Callable[..., None],
     *arguments: Any,
     folder: Path,
-    timeout_s: float = 200,
+    timeout_s: float = 600,
 ) -> None:
     """Run a function on all ranks to its end; no rank may fail or warn."""
     with start(num_ranks, work, *arguments, folder=folder) as processes:

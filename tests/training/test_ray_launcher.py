@@ -106,7 +106,6 @@ def wait_until(is_true: Any, driver: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(600)
 def test_a_killed_worker_is_replaced_and_sigterm_saves(
     language: Path, plain: Path, tmp_path: Path
 ) -> None:
@@ -132,7 +131,6 @@ def test_a_killed_worker_is_replaced_and_sigterm_saves(
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("shared_ray")
-@pytest.mark.timeout(600)
 def test_an_incompatible_config_is_reported_once(language: Path, tmp_path: Path) -> None:
     """Exit code 2 and the usual message; workers are not restarted."""
     settings = make_settings(tmp_path / "run", language, parallel={"tensor": 2})

@@ -46,7 +46,7 @@ def train_here(config: TrainConfig) -> TrainResult:
     return train(
         config,
         distributed.init_distributed(
-            config.parallel, timeout_s=60, dump_dir=Path(config.run_dir)
+            config.parallel, timeout_s=600, dump_dir=Path(config.run_dir)
         ),
     )
 
@@ -91,12 +91,9 @@ def test_a_killed_run_resumes_with_identical_bits(
     """After kill -9 of both ranks, losses and weights equal those of an uninterrupted run."""
     run = make_settings(tmp_path / "run", language, **settings(strategy))
     # leaving it kills them, with SIGKILL
-    with start(2, train_each, [run], folder=tmp_path):
-        until = time.monotonic() + 120
-        while (
-            not list_complete_checkpoints(tmp_path / "run" / "checkpoints")
-            and time.monotonic() < until
-        ):
+    with start(2, train_each, [run], folder=tmp_path) as processes:
+        while not list_complete_checkpoints(tmp_path / "run" / "checkpoints"):
+            assert processes[0].is_alive()
             time.sleep(0.01)
     assert list_complete_checkpoints(tmp_path / "run" / "checkpoints"), "killed too early"
     train_all(2, [run], tmp_path)
@@ -161,16 +158,13 @@ def test_sigterm_saves_a_checkpoint_and_exits(language: Path, tmp_path: Path) ->
     """SIGTERM to one rank makes both save after the current step."""
     run = make_settings(tmp_path / "run", language, steps=100_000)
     log = tmp_path / "run" / "log.jsonl"
-    until = time.monotonic() + 120
     with start(2, train_each, [run], folder=tmp_path) as processes:
-        while (
-            not (log.exists() and log.read_text().count("\n") >= 3)
-            and time.monotonic() < until
-        ):
+        while not (log.exists() and log.read_text().count("\n") >= 3):
+            assert processes[0].is_alive()
             time.sleep(0.01)
         processes[1].terminate()
         for process in processes:
-            process.join(60)
+            process.join(600)
         assert [process.exitcode for process in processes] == [0, 0], (
             tmp_path / MESSAGES
         ).read_text()

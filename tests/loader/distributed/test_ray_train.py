@@ -52,8 +52,6 @@ DataParallelTrainer(
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("shared_ray")
-# 191 s were seen on two cores with other work, nearly all of it Ray
-@pytest.mark.timeout(600)
 def test_two_ray_train_workers_share_each_step(larger: Dataset, tmp_path: Path) -> None:
     """They are ranks 0 and 1 of 2, and together read the rows of each step of one rank."""
     environment = {

@@ -11,8 +11,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from loader import TokenLoader
 from tests.conftest import REPOSITORY
 from tests.loader.conftest import Dataset
@@ -96,7 +94,6 @@ def read_steps(folder: Path, ranks: int) -> dict[int, list[list[int]]]:
     return found
 
 
-@pytest.mark.timeout(120)
 def test_three_ranks_continue_after_one_of_two_was_killed(
     larger: Dataset, tmp_path: Path
 ) -> None:
@@ -119,7 +116,7 @@ def test_three_ranks_continue_after_one_of_two_was_killed(
     saved = json.loads((tmp_path / "checkpoint.json").read_text())
     assert 0 < saved["position"] < alone.state.position
     for process in start_ranks(larger, tmp_path, ranks=3, pause_s=0.0):
-        _, error = process.communicate(timeout=90)
+        _, error = process.communicate()
         assert process.returncode == 0, error.decode()
     before = {
         position: rows

@@ -147,13 +147,13 @@ def test_the_default_interleave_depth_leaves_few_rows_over() -> None:
     ]
 
 
-def test_a_hundred_thousand_shards_need_little_time_and_memory() -> None:
+def test_a_hundred_thousand_shards_need_little_cpu_time_and_memory() -> None:
     """Locating a batch at 90 % of an epoch of 10**13 tokens needs no work per row."""
     tracemalloc.start()
-    began = time.perf_counter()
+    began = time.process_time()
     order = RowOrder(count_rows(np.full(100_000, 10**8), 2048), seed=1, interleave_depth=64)
     order.locate(np.arange(512) + order.epoch_rows * 9 // 10)
-    assert time.perf_counter() - began < 1.0
+    assert time.process_time() - began < 2.0
     assert tracemalloc.get_traced_memory()[1] < 50e6
     tracemalloc.stop()
 

@@ -295,7 +295,7 @@ def test_a_process_that_dies_fails_only_its_task_on_ray(
         capture_output=True,
         check=False,
         env=os.environ | {LOG: str(log), "COLUMNS": "200"},
-        timeout=240,
+        timeout=600,
     )
     assert done.returncode == 1, done.stdout + done.stderr
     found = RunFolder.open(tmp_path / "run")

@@ -17,9 +17,9 @@ def test_a_step_that_waits_has_wall_time_and_no_cpu_time() -> None:
     timer = StepTimer()
     for _ in range(2):
         with timer.step("wait"):
-            time.sleep(0.1)
-    assert timer.seconds["wait"] >= 0.2
-    assert timer.cpu_seconds["wait"] < 0.1
+            time.sleep(0.2)
+    assert timer.seconds["wait"] >= 0.4
+    assert timer.cpu_seconds["wait"] < 0.4
 
 
 def test_iterating_measures_the_source_and_not_the_consumer() -> None:
@@ -29,10 +29,10 @@ def test_iterating_measures_the_source_and_not_the_consumer() -> None:
         time.sleep(0.1)
         yield 1
 
-    timer = StepTimer()
+    timer, began = StepTimer(), time.perf_counter()
     for _ in timer.iterate("read", slow()):
-        time.sleep(0.3)
-    assert 0.1 <= timer.seconds["read"] < 0.3
+        time.sleep(0.2)
+    assert 0.1 <= timer.seconds["read"] <= time.perf_counter() - began - 0.2
 
 
 def test_start_and_end_of_a_context_manager_are_one_step() -> None:
@@ -48,11 +48,11 @@ def test_start_and_end_of_a_context_manager_are_one_step() -> None:
             seen.append(True)
             raise
 
-    timer = StepTimer()
+    timer, began = StepTimer(), time.perf_counter()
     with timer.wrap("write", slow()) as value:
-        time.sleep(0.3)
+        time.sleep(0.2)
     assert value == "value"
-    assert 0.1 <= timer.seconds["write"] < 0.3
+    assert 0.1 <= timer.seconds["write"] <= time.perf_counter() - began - 0.2
     with pytest.raises(ValueError, match="bad"), timer.wrap("write", slow()):
         raise ValueError("bad")
     assert seen == [True]

@@ -318,7 +318,7 @@ def test_one_of_several_processes_fetches() -> None:
             subprocess.Popen(command, stdout=subprocess.PIPE, cwd=cwd, env=os.environ)
             for _ in range(4)
         ]
-        outputs = [process.communicate(timeout=60)[0] for process in running]
+        outputs = [process.communicate(timeout=600)[0] for process in running]
         httpd.shutdown()
         thread.join()
     assert outputs == [CONTENT + b"\n"] * 4

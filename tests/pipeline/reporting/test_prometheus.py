@@ -181,7 +181,7 @@ def test_every_panel_shows_data_of_a_real_run(small: Small) -> None:
             capture_output=True,
             text=True,
             check=False,
-            timeout=250,
+            timeout=600,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         (run,) = prometheus.ask(

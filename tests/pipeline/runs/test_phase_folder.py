@@ -6,7 +6,6 @@ import hashlib
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from storage import StorageSettings, Store, open_store
 from storage.object_store import ObjectStore
 from tests.conftest import REPOSITORY
 from tests.loader.faults import FaultProxy
+from tests.pipeline.runs.waiting import wait_for
 from tests.seaweed import Seaweed
 
 COUNTERS = {"counts": {"documents": 1}, "histograms": {"scores": {"-3": 2}}}
@@ -208,7 +208,8 @@ def test_an_upload_of_a_killed_process_leaves_no_object(
         ) as killed:
             assert killed.stdout is not None
             assert killed.stdout.readline() == "ready\n"
-            time.sleep(2.0)
+            # A multipart upload sends parts of 5 MiB, each on a connection.
+            wait_for(lambda: proxy.num_deaf > 0)
             killed.send_signal(signal.SIGKILL)
     finally:
         proxy.close()

@@ -59,7 +59,7 @@ def test_a_second_driver_is_refused_and_learns_who_holds_the_lock(
     bucket_store: ObjectStore,
 ) -> None:
     """When the first driver releases the lock, the folder is free."""
-    message = rf"process {os.getpid()} of .*last renewal \d s ago.*expires in \d\d s"
+    message = rf"process {os.getpid()} of .*last renewal \d+ s ago.*expires in \d+ s"
     with hold(bucket_store) as held:
         with pytest.raises(HeldByAnother, match=message), hold(bucket_store):
             pass
@@ -73,7 +73,7 @@ def test_an_expired_lock_is_taken_over_and_its_former_holder_finds_out(
 ) -> None:
     """The first driver sleeps too long; it must not delete the lock of the second."""
     monkeypatch.setattr(run_lock, "EXPIRE_S", 1.0)
-    monkeypatch.setattr(run_lock, "RENEW_S", 3.0)
+    monkeypatch.setattr(run_lock, "RENEW_S", 6.0)
     with hold(bucket_store) as sleeper:
         time.sleep(2.1)  # the server's clock counts in seconds
         with hold(bucket_store) as second:

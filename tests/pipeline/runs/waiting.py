@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 60) -> None:
+def wait_for(condition: Callable[[], bool], timeout_s: float = 600) -> None:
     """Return when the condition holds; fail after the timeout."""
     deadline = time.monotonic() + timeout_s
     while not condition():

@@ -52,7 +52,7 @@ def test_an_empty_disk_resumes_from_the_object_store(
     )
     ended = train(
         config,
-        distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=tmp_path),
+        distributed.init_distributed(config.parallel, timeout_s=600, dump_dir=tmp_path),
     )
     assert ended.step == 5
     assert [line["step"] for line in read_log(tmp_path / "run")] == [4, 5]
@@ -67,13 +67,13 @@ def test_an_incomplete_upload_is_ignored(
     config = make_config(tmp_path / "run", language, steps=2, checkpoint=checkpoint)
     train(
         config,
-        distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=tmp_path),
+        distributed.init_distributed(config.parallel, timeout_s=600, dump_dir=tmp_path),
     )
     seaweed_in_environment.store("cut-short").delete([f"step-00000002/{MARKER}"])
     shutil.rmtree(tmp_path / "run")
     train(
         config,
-        distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=tmp_path),
+        distributed.init_distributed(config.parallel, timeout_s=600, dump_dir=tmp_path),
     )
     assert [line["step"] for line in read_log(tmp_path / "run")] == [2]
 

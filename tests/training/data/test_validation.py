@@ -125,7 +125,7 @@ def held_out(tmp_path_factory: pytest.TempPathFactory) -> HeldOut:
 def joined(config: TrainConfig) -> RankContext:
     """Initialize the process group of this process."""
     return distributed.init_distributed(
-        config.parallel, timeout_s=60, dump_dir=Path(config.run_dir)
+        config.parallel, timeout_s=600, dump_dir=Path(config.run_dir)
     )
 
 
@@ -274,7 +274,7 @@ def run_ranks(
         for rank in range(num_ranks)
     ]  # fmt: skip
     try:
-        ended = [process.communicate(timeout=200) for process in processes]
+        ended = [process.communicate(timeout=600) for process in processes]
     finally:
         for process in processes:
             process.kill()

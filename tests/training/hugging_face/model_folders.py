@@ -109,7 +109,7 @@ def write_tokenizer(
 
 def alone() -> distributed.RankContext:
     """Return the context of a single rank."""
-    return distributed.init_distributed(ParallelConfig(), timeout_s=60, dump_dir=Path())
+    return distributed.init_distributed(ParallelConfig(), timeout_s=600, dump_dir=Path())
 
 
 def read_folder(folder: Path, adapters: LoraConfig | None = None) -> Decoder:

@@ -50,7 +50,7 @@ def test_figures_are_written_to_the_log_tensorboard_and_terminal(
     )
     train(
         config,
-        distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=tmp_path),
+        distributed.init_distributed(config.parallel, timeout_s=600, dump_dir=tmp_path),
     )
     lines = read_log(tmp_path / "run")
     board = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
@@ -94,7 +94,7 @@ def test_weights_and_biases_gets_the_figures_without_a_network(
     config = make_config(tmp_path / "run", language, steps=2, observability=watching)
     train(
         config,
-        distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=tmp_path),
+        distributed.init_distributed(config.parallel, timeout_s=600, dump_dir=tmp_path),
     )
     (written,) = (tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")
     content = written.read_bytes()
@@ -108,7 +108,7 @@ def test_a_trace_holds_the_steps_asked_for(language: Path, tmp_path: Path) -> No
     config = make_config(tmp_path / "run", language, steps=5, observability=watching)
     train(
         config,
-        distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=tmp_path),
+        distributed.init_distributed(config.parallel, timeout_s=600, dump_dir=tmp_path),
     )
     trace = json.loads(
         gzip.decompress((tmp_path / "run" / "profile" / "rank-00000.json.gz").read_bytes())
@@ -122,7 +122,8 @@ def test_a_trace_holds_the_steps_asked_for(language: Path, tmp_path: Path) -> No
 
 
 def test_the_stall_share_is_time_spent_waiting_for_rows() -> None:
-    """Waiting half of the time gives about 0.5; tokens/s and MFU follow their formulas."""
+    """It excludes other time; tokens/s and MFU follow their formulas."""
+    began = time.perf_counter()
     timer = StepTimer()
     with timer.measure_wait():
         time.sleep(0.05)
@@ -130,7 +131,8 @@ def test_the_stall_share_is_time_spent_waiting_for_rows() -> None:
     timer.add_step(400)
     timer.add_step(600)
     found = timer.report(flops_per_token=6, num_ranks=2, peak_flops=100.0)
-    assert 0.3 < found["stall_share"] < 0.7
+    elapsed_s = time.perf_counter() - began
+    assert 0.05 / elapsed_s <= found["stall_share"] <= 1 - 0.05 / elapsed_s
     assert found["mfu"] == pytest.approx(found["tokens_per_s"] * 6 / 200)
     assert found["step_s"] == pytest.approx(500 / found["tokens_per_s"])
     assert timer.tokens == 0
@@ -207,7 +209,7 @@ def test_every_panel_of_training_shows_a_real_run(
     with run_prometheus(port, tmp_path / "prometheus", every_s=0.2) as prometheus:
         train(
             config,
-            distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=tmp_path),
+            distributed.init_distributed(config.parallel, timeout_s=600, dump_dir=tmp_path),
         )
         seen = Watched(prometheus, "tiny", start, time.time())
         assert {title for title, _ in seen.empty("training")} <= {
@@ -234,6 +236,6 @@ def test_a_taken_port_is_refused(language: Path, tmp_path: Path) -> None:
             train(
                 config,
                 distributed.init_distributed(
-                    config.parallel, timeout_s=60, dump_dir=tmp_path
+                    config.parallel, timeout_s=600, dump_dir=tmp_path
                 ),
             )

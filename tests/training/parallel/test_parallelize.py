@@ -71,7 +71,7 @@ def reference(language: Path, tmp_path_factory: pytest.TempPathFactory) -> list[
     )
     train(
         config,
-        distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=run_dir),
+        distributed.init_distributed(config.parallel, timeout_s=600, dump_dir=run_dir),
     )
     found = losses(run_dir)
     assert found[-1] < found[0] - 0.3, (
@@ -151,7 +151,7 @@ def test_compiled_blocks_learn_the_same_and_are_compiled_once(
         )
         train(
             config,
-            distributed.init_distributed(config.parallel, timeout_s=60, dump_dir=run_dir),
+            distributed.init_distributed(config.parallel, timeout_s=600, dump_dir=run_dir),
         )
         found.append(losses(run_dir))
     assert found[1] == pytest.approx(found[0], rel=1e-5)

@@ -84,7 +84,7 @@ class Step:
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self.config = TrainConfig.model_validate(settings)
         here = distributed.init_distributed(
-            self.config.parallel, timeout_s=60, dump_dir=Path()
+            self.config.parallel, timeout_s=600, dump_dir=Path()
         )
         with torch.device("meta"):
             self.decoder = Decoder(self.config.model, VOCAB_SIZE)
