@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -90,6 +92,16 @@ def test_every_import_follows_the_diagram() -> None:
     assert [
         fault for fault in faults if not fault.endswith("may not import shardwriter")
     ] == []
+
+
+def test_the_tree_of_the_docs_has_every_package() -> None:
+    """docs/architecture.md lists each folder with Python files, once."""
+    text = (REPOSITORY / "docs" / "architecture.md").read_text()
+    tree = text.partition("## Tree")[2].partition("\nbenchmarks/")[0]
+    listed = Counter(re.findall(r"\b([a-z_]+)/", tree))
+    folders = {path.parent for path in _modules()}
+    names = Counter(path.name for path in folders)
+    assert {name: listed[name] for name in names} == dict(names)
 
 
 def test_the_rule_finds_a_forbidden_import() -> None:
