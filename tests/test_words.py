@@ -17,6 +17,7 @@ import tokenize
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -148,6 +149,14 @@ def read_fragments(path: Path, text: str) -> Iterator[tuple[int, str]]:
             starts_line = False
 
 
+def join_across_lines(fragments: list[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    """Yield the last words of each line with the first words of the next line."""
+    for (number, fragment), (next_number, following) in pairwise(fragments):
+        if next_number == number + 1:
+            start = following.lstrip(" #*>-").split()[:2]
+            yield number, " ".join([*fragment.split()[-2:], *start])
+
+
 def find_retired_words(name: str) -> Iterator[str]:
     """Yield one message per finding in a file."""
     path = REPOSITORY / name
@@ -157,7 +166,8 @@ def find_retired_words(name: str) -> Iterator[str]:
         if not name.startswith(tuple(word.exceptions))
     ]
     seen: set[tuple[int, str]] = set()
-    for number, fragment in read_fragments(path, path.read_text(encoding="utf-8")):
+    fragments = list(read_fragments(path, path.read_text(encoding="utf-8")))
+    for number, fragment in [*fragments, *join_across_lines(fragments)]:
         words = split_identifiers(fragment)
         for pattern, instead in patterns:
             found = pattern.search(words)
@@ -181,11 +191,13 @@ def test_no_file_uses_a_retired_word() -> None:
         ("def name_of(x): ...", True),
         ("def load_split(x): ...", False),
         ("x = 1  # the unit tests", False),
+        ('"""A file of\n    its own."""', True),
     ],
 )
 def test_the_rule_finds_names_comments_and_docstrings(code: str, is_found: bool) -> None:
     """The check above can fail, and splits identifiers into words."""
-    fragments = read_fragments(REPOSITORY / "stages" / "x.py", code)
+    fragments = list(read_fragments(REPOSITORY / "stages" / "x.py", code))
+    fragments = [*fragments, *join_across_lines(fragments)]
     texts = [split_identifiers(fragment) for _, fragment in fragments]
     matches = [
         word.pattern

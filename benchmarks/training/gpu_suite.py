@@ -4,11 +4,11 @@
     python -m benchmarks.training.gpu_suite --save FOLDER    # writes there; also after every part, should it be cut off
     python -m benchmarks.training.gpu_suite --tiny           # all of it on a processor, in seconds, to see it run
 
-A model of 1.2 B parameters in Llama 3's shape, bf16, compiled, on shards generated here. Each entrant is a process of
-its own, its warm-up (compiling) not counted; where two fit into the GPU's memory side by side they take turns, round by
-round, else one comes after the other. Every part has a share of the time and is left out, by name, when too little is
-left. Needs a copy of the repository, run from its root, and torch, numpy, pydantic, pyyaml; torchao and torchtitan take
-part where they can be imported.
+The model has 1.2 B parameters in Llama 3's shape, in bf16 and compiled. Its shards are generated. Each entrant is a
+separate process, whose warm-up (compiling) is not measured. Two entrants that fit into the GPU's memory together take
+turns, round by round; otherwise they run one after the other. A part for which too little time is left is skipped and
+listed. Run it from the root of a copy of the repository. It needs torch, numpy, pydantic and pyyaml; torchao and
+torchtitan are measured if they are installed.
 """
 
 from __future__ import annotations
