@@ -377,7 +377,7 @@ def _continues(response: Any, partial: PartialFile) -> bool:
     return (
         response.status == http.HTTPStatus.PARTIAL_CONTENT
         and content_range.startswith(f"bytes {partial.num_bytes}-")
-        and partial.is_of(Version.from_headers(response.headers))
+        and partial.has_version(Version.from_headers(response.headers))
     )
 
 
@@ -400,7 +400,7 @@ def _continue_on_s3(storage: StorageSettings, partial: PartialFile) -> None:
     total, etag = folder.get_size_and_version(name)
     version = Version(etag, total)
     start = partial.num_bytes
-    if not partial.is_of(version) or start > total:
+    if not partial.has_version(version) or start > total:
         start = 0
     _log_start(url, start, total)
     with partial.open(version, start) as file:

@@ -1,7 +1,7 @@
 """A file that is being downloaded.
 
-The name of the partial file contains a hash of the file's address and version. So it never gets
-bytes of two versions, at whatever moment a process is killed.
+The name of the partial file contains a hash of the file's address and version. It never gets
+bytes of two versions, also if a process is killed at any moment.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ class PartialFile:
         """Number of bytes that were received."""
         return 0 if self._path is None else _get_num_bytes(self._path)
 
-    def is_of(self, version: Version) -> bool:
+    def has_version(self, version: Version) -> bool:
         """Whether the received bytes belong to this version."""
         return self.is_resumable and self._path == self._name(version)
 
     def open(self, version: Version, start: int) -> IO[bytes]:
         """Open for writing from byte `start`: the end of the received bytes, or 0."""
         if start:
-            assert self.is_of(version)
+            assert self.has_version(version)
             assert start == self.num_bytes
             return self._name(version).open("ab")
         self.remove()
