@@ -26,6 +26,9 @@ STAGING = ".staging"
 
 _STAGING_NAME = re.compile(r".+-(?P<pid>\d+)-[0-9a-f]{32}")
 
+# Errors of os.link on file systems without hard links, such as buckets that are mounted.
+_NO_HARD_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
+
 K = TypeVar("K")
 T = TypeVar("T")
 
@@ -146,24 +149,15 @@ class LocalStore(Store):
 
     def create(self, name: str, content: bytes) -> str | None:
         """Write a small file that does not exist yet; return its version, or None if it exists."""
-        try:
-            # O_EXCL: the operating system lets one of several writers create the file. The file
-            # appears before its content, so a reader may find it empty for a moment.
-            with name_full_disk(self.path / name), (self.path / name).open("xb") as file:
-                file.write(content)
-        except FileExistsError:
-            return None
-        return hashlib.sha256(content).hexdigest()
+        target = self.path / name
+        with _write_aside(target, content) as aside, name_full_disk(target):
+            is_new = _link_new(aside, target)
+        return hashlib.sha256(content).hexdigest() if is_new else None
 
     def replace(self, name: str, content: bytes, version: str) -> str | None:
         """Replace a small file if it still has that version."""
-        import filelock
-
         target = self.path / name
-        # The lock makes compare and replace one step among processes. fallback_to_soft=False: a
-        # soft lock would outlive a killed process.
-        lock_file = target.with_name(f".{target.name}.lock")
-        with filelock.FileLock(lock_file, fallback_to_soft=False):
+        with _locked(target):  # makes compare and replace one step among processes
             if self.read_version(name)[1] != version:
                 return None
             put_file(target, content)
@@ -251,6 +245,36 @@ def _write_aside(target: Path, content: bytes) -> Generator[Path]:
         aside.unlink(missing_ok=True)
 
 
+def _link_new(aside: Path, target: Path) -> bool:
+    """Give a complete file its name in one step; return False if there is a file of that name.
+
+    A reader finds no file, or the whole file. Of several writers one succeeds.
+    """
+    try:
+        os.link(aside, target)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_HARD_LINKS:
+            raise
+        with _locked(target):
+            if target.exists():
+                return False
+            aside.replace(target)
+    return True
+
+
+@contextlib.contextmanager
+def _locked(target: Path) -> Generator[None]:
+    """Let one process at a time change a file. The lock is a hidden file beside it."""
+    import filelock
+
+    # fallback_to_soft=False: a soft lock would outlive a killed process.
+    lock_file = target.with_name(f".{target.name}.lock")
+    with filelock.FileLock(lock_file, fallback_to_soft=False):
+        yield
+
+
 def _name_aside(target: Path) -> Path:
     return target.with_name(f".{target.name}-{uuid.uuid4().hex}")
 
@@ -304,8 +328,10 @@ def make_scratch_folder(scratch_dir: str | None, name: str) -> Generator[Path]:
     scratch = (
         Path(scratch_dir or tempfile.gettempdir()) / f"corpusmill-scratch-{os.getuid()}"
     )
-    scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
-    # mkdir leaves an existing folder unchanged, and anybody can create folders in /tmp.
+    scratch.parent.mkdir(parents=True, exist_ok=True)
+    # Anybody can create a folder, a file or a link of this name in /tmp before us.
+    with contextlib.suppress(FileExistsError):
+        scratch.mkdir(mode=0o700)
     _check_private(scratch)
     _remove_abandoned(scratch)
     with _new_folder(scratch, name) as folder:

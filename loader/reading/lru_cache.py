@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from concurrent.futures import Future
 from typing import Generic, TypeVar
 
 _K = TypeVar("_K", bound=Hashable)
@@ -14,7 +15,8 @@ _V = TypeVar("_V")
 class LruCache(Generic[_K, _V]):
     """Keeps the `max_items` most recently used values.
 
-    If two threads ask for the same missing key, one makes the value and the other waits for it.
+    If several threads ask for the same missing key, one makes the value and the others wait for
+    it. If making it fails, all of them get the error, and the next one that asks tries again.
     `on_evict` is called with key and value after a value was removed.
     """
 
@@ -23,7 +25,8 @@ class LruCache(Generic[_K, _V]):
     ) -> None:
         self._max_items, self._on_evict = max_items, on_evict
         self._items: OrderedDict[_K, _V] = OrderedDict()
-        self._key_locks: dict[_K, threading.Lock] = {}
+        # The values that some thread is making.
+        self._pending: dict[_K, Future[_V]] = {}
         self._lock = threading.Lock()
 
     def __contains__(self, key: _K) -> bool:
@@ -36,17 +39,23 @@ class LruCache(Generic[_K, _V]):
             if (found := self._items.get(key)) is not None:
                 self._items.move_to_end(key)
                 return found
-            # One lock per key: making a value may take a request, and other keys must not wait for
-            # it.
-            key_lock = self._key_locks.setdefault(key, threading.Lock())
-        with key_lock:
-            with self._lock:
-                # Another thread may have made the value while this one waited for the lock.
-                if (found := self._items.get(key)) is not None:
-                    return found
+            is_first = key not in self._pending
+            pending = self._pending.setdefault(key, Future())
+        return self._make(key, make, pending) if is_first else pending.result()
+
+    def _make(self, key: _K, make: Callable[[], _V], pending: Future[_V]) -> _V:
+        """Make a value without holding a lock, since it may take a request."""
+        try:
             value = make()
-            evicted = self._add(key, value)
-        # Outside of all locks, so the callback may use the cache.
+        except BaseException as error:
+            with self._lock:
+                del self._pending[key]
+            # After the removal: a thread that asks from now on must not get this error.
+            pending.set_exception(error)
+            raise
+        evicted = self._add(key, value)
+        pending.set_result(value)
+        # Outside of the lock, so the callback may use the cache.
         if self._on_evict is not None:
             for old_key, old_value in evicted:
                 self._on_evict(old_key, old_value)
@@ -57,8 +66,7 @@ class LruCache(Generic[_K, _V]):
         evicted: list[tuple[_K, _V]] = []
         with self._lock:
             self._items[key] = value
-            # Threads that wait for this lock find the value when they get it.
-            self._key_locks.pop(key, None)
+            del self._pending[key]
             while len(self._items) > self._max_items:
                 evicted.append(self._items.popitem(last=False))
         return evicted
