@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stages.html.extraction import (
-    _FEW_ATTRIBUTES,
     CAUSES,
     MAX_ATTRIBUTES,
+    MAX_PARSE_S,
     HtmlSettings,
     Page,
     Unusable,
     extract,
 )
 from stages.html.justext import JustextSettings
+from stages.kernels.markup_cost import estimate_parse_ns
+from stages.warc.http import Response, parse_response
+from stages.warc.record_framing import Record, read_records
 
 DEFAULT = HtmlSettings()
 PAGE = """<html><head><title> My
@@ -186,15 +192,57 @@ def test_tag_with_too_many_attributes_is_refused(form: str, charset: str) -> Non
         )
 
 
-@pytest.mark.parametrize(
-    "scrap",
-    ["<a x='", '<a b="', "<a<", "<a =", "<a b=\"<c d='", "< ", "<" + "a" * 13_000 + " "],
-)
-def test_attribute_check_takes_linear_time(scrap: str) -> None:
-    """Eight million characters that make a careless pattern backtrack."""
-    text = scrap * (8_000_000 // len(scrap))
-    # quadratic, it would not end within the time that a test has
-    _FEW_ATTRIBUTES.fullmatch(text)
+def number(tag: str, times: int) -> str:
+    """Return the tag repeated, with a different number in each for `{}`."""
+    return "".join(tag.replace("{}", str(i)) for i in range(times))
+
+
+# Name -> page. Without a check, each takes 3 s to hours; the largest has 1.5 MB.
+ENDLESS = {
+    "formatting elements": number("<i a{}=1>", 49_000) + "words",
+    "reopened formatting elements": number("<i a{}=1><p>", 20_000),
+    "reopened after each end tag": number("<b a{}>", 15_000) + "x</p>" * 15_000,
+    "attribute names": number("<p a{} b{} c{} d{} e{}>x", 40_000),
+    "attributes of several tags": (f"<p {number('x{} ', 9_000)}>" * 20),
+    "attributes of one element": number("<html a{}=1>", 49_000),
+    "options": "<select>" + "<option>x" * 40_000,
+    "elements of SVG": "<svg>" + "<g>" * 24_000 + "</x>" * 24_000,
+}
+
+
+@pytest.mark.parametrize("page", ENDLESS.values(), ids=ENDLESS)
+@pytest.mark.parametrize("charset", ["utf-8", "utf-16"])
+def test_page_that_takes_quadratic_time_is_refused(page: str, charset: str) -> None:
+    """It costs less CPU time than the parser would take, in any charset."""
+    started = time.process_time()
+    body = page.encode(charset)
+    found = extract(body, f"text/html; charset={charset}", HtmlSettings())
+    assert isinstance(found, Unusable)
+    assert found.cause == "html.too_complex"
+    assert time.process_time() - started < 10
+
+
+def test_main_content_of_deeply_nested_pages_is_refused() -> None:
+    """Extraction of main content takes quadratic time for them, that of all text does not."""
+    body = b"<div>x" * 24_000
+    assert isinstance(extract(body, "text/html", HtmlSettings()), Page)
+    found = extract(body, "text/html", HtmlSettings(main_content=True))
+    assert isinstance(found, Unusable)
+    assert found.cause == "html.too_complex"
+
+
+def test_real_pages_are_far_from_the_limit(shared_data: Path) -> None:
+    """The largest estimate is a hundredth of the limit; the checks change no decision."""
+    num_pages = 0
+    archive = shared_data / "web-archives" / "debian-docs-multilingual.warc.gz"
+    for record in read_records(archive, 1 << 26, 10):
+        response = isinstance(record, Record) and parse_response(record.content, 1 << 26)
+        if isinstance(response, Response):
+            estimate_ns, max_attributes = estimate_parse_ns(response.body, 60)
+            assert estimate_ns < MAX_PARSE_S * 1e9 / 100
+            assert max_attributes < MAX_ATTRIBUTES / 100
+            num_pages += 1
+    assert num_pages > 1_500
 
 
 @pytest.mark.parametrize(
