@@ -73,7 +73,7 @@ _PROPERTIES = {
     _FOREIGN: "math svg",
 }
 
-# An element ends the open element of its own group, but none around the boundary. Without one, none
+# An element ends the open element of its group, but none around the boundary. Without one, none
 # around a `_SPECIAL` element, except address, div and p.
 _GROUPS = (
     ("li", ""),
