@@ -71,7 +71,7 @@ MAX_PARSE_S = 2.0
 # C0 controls except tab, line feed, form feed and carriage return.
 _CONTROL = re.compile("[\x00-\x08\x0b\x0e-\x1f]")
 
-# Pages with fewer tags and characters are parsed in 0.2 s, whatever they contain.
+# Pages with fewer tags and characters are parsed in 0.2 s or less.
 _FEW_TAGS = 500
 _FEW_CHARS = 2 * MAX_ATTRIBUTES  # an attribute has at least a space and a letter
 

@@ -160,7 +160,7 @@ def estimate_parse_ns(page: bytes, depth_ns: int) -> tuple[int, int]:
 
 @compiled
 def _estimate(page: Page, depth_ns: int, num_tags: int) -> tuple[int, int]:
-    # Each open element and each formatting element has a tag of its own.
+    # Each open element and each formatting element has its tag.
     elements = np.empty((7, num_tags + 4), np.int64)
     elements[_SIZES, :3] = 0
     counts = np.zeros(_NUM_COUNTS, np.int64)
