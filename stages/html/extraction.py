@@ -115,7 +115,9 @@ def extract(body: bytes, content_type: str, settings: HtmlSettings) -> Page | Un
     if is_plain:
         return Page("", decoded.text, decoded.charset, decoded.num_undecodable)
     if num_tags > _FEW_TAGS or len(decoded.text) > _FEW_CHARS:
-        page = body if decoded.charset == "utf-8" else decoded.text.encode("utf-8", "replace")
+        page = (
+            body if decoded.charset == "utf-8" else decoded.text.encode("utf-8", "replace")
+        )
         if (fault := _check_markup(page, settings)) is not None:
             return fault
     return _parse(decoded, settings)

@@ -87,6 +87,7 @@ _GROUPS = (
 )
 # Elements of these groups are ignored outside of a table.
 _FIRST_TABLE_GROUP, _LAST_TABLE_GROUP = 4, 6
+_RUBY_GROUP = 7  # they are nested outside of <ruby>
 
 
 # Slots of the table of known names, a power of two.
@@ -120,7 +121,7 @@ _BOUNDARY_OF = np.array(
 )
 _A, _NOBR, _P, _DIV, _ADDRESS = map(hash_name, ("a", "nobr", "p", "div", "address"))
 _FORM, _SELECT, _OPTION, _TABLE = map(hash_name, ("form", "select", "option", "table"))
-_HTML, _BODY = map(hash_name, ("html", "body"))
+_HTML, _BODY, _RUBY = map(hash_name, ("html", "body", "ruby"))
 _MARKER_NAME = 0
 
 # One array holds the open elements and the active formatting elements, because each array that is
@@ -255,7 +256,8 @@ def _open(elements: _Elements, name: int, slot: int, is_empty: bool) -> int:
             elements, _TABLE
         ):
             return 0
-        _end_group(elements, group)
+        if group != _RUBY_GROUP or _is_open(elements, _RUBY):
+            _end_group(elements, group)
     if not flags & _SPECIAL:
         if name in (_A, _NOBR):
             _close_formatting(elements, name)

@@ -55,6 +55,7 @@ NESTED = [
     "<svg><title>x",
     "<x-y z=1>x",
     "<span><div></span>x",
+    "<rt>x",
     "<td><div>x",
     "<object><i>x",
 ]
