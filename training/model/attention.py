@@ -5,12 +5,18 @@ Shapes: B rows, T tokens, H query heads, K key/value heads, C head width, S docu
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils import _pytree as pytree
+
+# torch 2.11 has no such argument. Heads of keys and values are then repeated in memory.
+_VARLEN_HAS_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 
 @dataclass(frozen=True)
@@ -76,17 +82,30 @@ def _attend_packed(
     query_BTHC: Tensor, key_BTKC: Tensor, value_BTKC: Tensor, cu_seqlens: Tensor
 ) -> Tensor:
     """Attend within documents with the variable-length flash kernel (CUDA, bf16)."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    num_rows, seq_len = query_BTHC.shape[:2]
+    num_rows, seq_len, num_heads = query_BTHC.shape[:3]
     query = query_BTHC.flatten(0, 1)  # (B * T, H, C)
     key = key_BTKC.flatten(0, 1)
     value = value_BTKC.flatten(0, 1)
-    # The kernel needs the length of the longest document. We pass
-    # the row length, an upper bound: the true maximum changes in every step, and torch.compile would recompile for each value.
+    options: dict[str, Any] = {}
+    num_queries_per_key = num_heads // key.shape[1]
+    if num_queries_per_key > 1 and _VARLEN_HAS_GQA:
+        options["enable_gqa"] = True
+    elif num_queries_per_key > 1:
+        # Query heads i * (H / K) .. share key head i, as in scaled_dot_product_attention.
+        key = key.repeat_interleave(num_queries_per_key, dim=1)
+        value = value.repeat_interleave(num_queries_per_key, dim=1)
+    # The kernel needs the length of the longest document. The row length is an upper bound. The
+    # true maximum changes in every step, and torch.compile would compile again for each value.
     attended = varlen_attn(
-        query, key, value, cu_seqlens, cu_seqlens, seq_len, seq_len, window_size=(-1, 0),
-        enable_gqa=query.shape[1] != key.shape[1],
-    )  # fmt: skip
+        query,
+        key,
+        value,
+        cu_seqlens,
+        cu_seqlens,
+        seq_len,
+        seq_len,
+        window_size=(-1, 0),  # causal
+        **options,
+    )
     assert isinstance(attended, Tensor)
     return attended.unflatten(0, (num_rows, seq_len))
