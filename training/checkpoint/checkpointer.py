@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from storage import open_store
 from training.checkpoint.block_digests import FileDigest
@@ -73,17 +73,10 @@ class Checkpointer:
         self._ranks = RankGroup(context)
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[None] | None = None
-        on_cuda = context.device.type == "cuda"
-        self._stager = DefaultStager(
-            StagingOptions(
-                use_pinned_memory=on_cuda,
-                use_shared_memory=False,
-                # The next optimizer step changes the tensors, so the copy must end before save()
-                # returns.
-                use_async_staging=False,
-                use_non_blocking_copy=on_cuda,
-            )
-        )
+        self._on_cuda = context.device.type == "cuda"
+        # It keeps its memory between checkpoints, because pinning takes seconds. DefaultStager,
+        # the public class around it, can be used only once in torch 2.11.
+        self._stager = StateDictStager(pin_memory=self._on_cuda, share_memory=False)
 
     # ---- saving ----
 
@@ -101,8 +94,10 @@ class Checkpointer:
             **_add_prefix("optimizer", state.optimizer),
             **_get_random_state(self._context),
         }
-        staged = self._stager.stage(tensors)
-        assert isinstance(staged, dict)
+        staged = self._stager.stage(tensors, non_blocking=self._on_cuda)
+        if self._on_cuda:
+            # The next optimizer step changes the tensors, so the copies must end before.
+            torch.cuda.synchronize()
         progress = {"world_size": self._context.world_size, **state.progress}
         self._pending = self._thread.submit(self._write, staged, progress)
 

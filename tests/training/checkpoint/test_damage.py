@@ -129,7 +129,7 @@ def test_the_previous_checkpoint_is_loaded_if_configured(run_dir: Path) -> None:
 
 
 def test_without_a_whole_checkpoint_nothing_is_loaded(run_dir: Path) -> None:
-    """A run never starts anew by itself, whatever the setting is."""
+    """A run never starts anew by itself, with either setting."""
     for path in list_complete_checkpoints(run_dir / "checkpoints"):
         (path / SHARD).unlink()
     with pytest.raises(CheckpointDamaged, match=r"No older checkpoint is whole.*run_dir"):
