@@ -204,6 +204,12 @@ class ParallelConfig(Section):
         default=1,
         description="Ranks that share each matrix (tensor, sequence and loss parallel).",
     )
+    accumulate: Literal["sharded", "whole"] = Field(
+        default="sharded",
+        description="zero2, zero3: gradients that are kept between the micro-batches of a step. "
+        "sharded: each rank's share, after a reduction per micro-batch. whole: one reduction per "
+        "step, but 4 bytes per parameter on each rank.",
+    )
     offload: Literal["none", "optimizer", "parameters"] = Field(
         default="none",
         description="Kept in CPU memory, where the optimizer then steps: optimizer state, or "
@@ -231,6 +237,8 @@ class ParallelConfig(Section):
             )
         if self.shard_degree is not None and not is_sharded:
             faults.append("shard_degree needs zero2 or zero3")
+        if self.accumulate == "whole" and not is_sharded:
+            faults.append("accumulate: whole needs zero2 or zero3")
         if self.offload == "parameters" and not is_sharded:
             faults.append("offload: parameters needs zero2 or zero3")
         if self.offload == "optimizer" and self.strategy == "zero1":

@@ -284,7 +284,8 @@ class Trainer:
         """Run forward and backward of all micro-batches; return the summed loss of this rank."""
         total = torch.zeros((), device=self.context.device)
         for micro_batch in micro_batches:
-            with accumulate_gradients(self.model, is_last=micro_batch is micro_batches[-1]):
+            is_last = micro_batch is micro_batches[-1]
+            with accumulate_gradients(self.model, self.config.parallel, is_last=is_last):
                 loss, _ = self.model(
                     micro_batch.input_ids, micro_batch.labels, micro_batch.mask
                 )

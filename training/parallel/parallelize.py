@@ -82,19 +82,24 @@ def parallelize(
 
 
 @contextmanager
-def accumulate_gradients(model: nn.Module, *, is_last: bool) -> Generator[None]:
+def accumulate_gradients(
+    model: nn.Module, parallel: ParallelConfig, *, is_last: bool
+) -> Generator[None]:
     """Wrap forward and backward of one micro-batch of a step.
 
-    Gradients are summed over ranks in the backward of the last micro-batch only.
+    fully_shard reduces the gradients of each micro-batch over the ranks of a shard group, and adds
+    up the rank's share. Replicas (HSDP, DDP) are reduced in the last micro-batch only.
     """
     if isinstance(model, DistributedDataParallel) and not is_last:
         with model.no_sync():
             yield
         return
     if isinstance(model, FSDPModule):
-        # Earlier micro-batches add up whole gradients on each rank: more memory, but one reduction
-        # per step.
-        model.set_requires_gradient_sync(is_last)
+        if parallel.accumulate == "whole":
+            model.set_requires_gradient_sync(is_last)
+        else:
+            # Between replicas only the rank's share is summed, which can wait at no cost.
+            model.set_requires_all_reduce(is_last)
         # Otherwise FSDP would wait for reductions after every micro-batch.
         model.set_is_last_backward(is_last)
     yield

@@ -167,7 +167,7 @@ def list_alternatives(config: TrainConfig) -> Iterator[tuple[str, dict[str, Any]
     Settings that a strategy does not allow are reset along with it.
     """
     parallel = config.parallel
-    unsharded = {"shard_degree": None, "tensor": 1}
+    unsharded = {"shard_degree": None, "tensor": 1, "accumulate": "sharded"}
     no_parameters = {
         "offload": "none" if parallel.offload == "parameters" else parallel.offload
     }
@@ -233,6 +233,8 @@ def _list_memory_savers(config: TrainConfig) -> list[tuple[str, dict[str, Any]]]
     strategies = ["ddp", "zero1", "zero2", "zero3"]
     stronger = strategies[strategies.index(parallel.strategy) + 1 :]
     changes += [{"strategy": strategy} for strategy in stronger]
+    if parallel.accumulate == "whole":
+        changes.append({"accumulate": "sharded"})
     if parallel.shard_degree is not None:
         changes.append({"shard_degree": None})
     if parallel.activation_checkpointing != "full":

@@ -6,7 +6,7 @@ block. Buffers are those of DDP and fully_shard. Assumptions are named constants
 ZeRO (Rajbhandari et al. 2020, section 3.1) counts 2 + 2 + 12 bytes per parameter: fp16 weights
 and gradients, and an fp32 master with two moments. Ours are 4 + 4 + 8, because the fp32 parameter
 is the master and gradients are summed in fp32. Weights that are gathered or cast in bf16 (2) come
-on top, and so does a whole fp32 gradient (4) if fully_shard accumulates several micro-batches.
+on top, and so does a whole fp32 gradient (4) if fully_shard accumulates whole gradients.
 
 Memory can peak at four moments of a step:
 
@@ -52,7 +52,7 @@ class MemoryUse:
     Attributes:
         parameters: fp32, this rank's shard.
         gathered: whole weights in the compute dtype: gathered (zero2, zero3) or cast by autocast.
-        gradients: fp32; whole while micro-batches are accumulated.
+        gradients: fp32; this rank's share, or whole ones (ddp, zero1, `accumulate: whole`).
         optimizer: moments of AdamW.
         activations: saved for the backward of blocks and the final norm; the batch itself.
         loss: logits of a chunk, and gradients of the head.
@@ -401,6 +401,9 @@ def _estimate_sharded_gradients(
     later_groups = local_head + (weights.num_layers - 1) * local_block
     if layout.micro_batches == 1:
         return {"loss": 0, "last": local_head, "first": later_groups, "end": local}
+    if config.parallel.accumulate == "sharded":
+        # Earlier micro-batches have left this rank's share.
+        return dict.fromkeys(("loss", "last", "first", "end"), local)
     # Earlier micro-batches have left whole gradients in fp32. Each group's are freed when it is
     # reduced in the last micro-batch.
     whole = FP32_BYTES * weights.count_local(1, trained_only=True)

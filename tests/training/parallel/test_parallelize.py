@@ -26,6 +26,7 @@ MODES: dict[int, dict[str, dict[str, Any]]] = {
         "zero2": {"parallel": {"strategy": "zero2"}},
         "zero3": {"parallel": {"strategy": "zero3"}},
         "copies": {"parallel": {"strategy": "zero2", "shard_degree": 1}},
+        "whole-gradients": {"parallel": {"strategy": "zero3", "accumulate": "whole"}},
         "tensor": {"parallel": {"tensor": 2}},
         "offloaded-optimizer": {"parallel": {"offload": "optimizer"}},
         "offloaded-parameters": {
@@ -41,6 +42,13 @@ MODES: dict[int, dict[str, dict[str, Any]]] = {
     },
     4: {
         "hsdp": {"parallel": {"strategy": "zero3", "shard_degree": 2}},
+        "hsdp-whole-gradients": {
+            "parallel": {"strategy": "zero3", "shard_degree": 2, "accumulate": "whole"}
+        },
+        "hsdp-many-micro-batches": {
+            "parallel": {"strategy": "zero2", "shard_degree": 2},
+            "data": {"micro_batch_rows": 1},
+        },
         "tensor-shard": {"parallel": {"strategy": "zero3", "tensor": 2}},
         "tensor-copies": {"parallel": {"tensor": 2, "shard_degree": 1}},
         "tensor-all-offloads": {

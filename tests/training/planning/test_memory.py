@@ -87,7 +87,9 @@ class Step:
             self.config.parallel, timeout_s=600, dump_dir=Path()
         )
         with torch.device("meta"):
-            self.decoder = Decoder(self.config.model, VOCAB_SIZE)
+            self.decoder = Decoder(
+                self.config.model, self.config.model.vocab_size or VOCAB_SIZE
+            )
             if self.config.lora is not None:
                 lora.add_adapters(self.decoder, self.config.lora)
         self.model = parallelize.parallelize(
@@ -119,10 +121,13 @@ class Step:
     def run(self, num_micro_batches: int) -> None:
         """Run forward and backward of several micro-batches."""
         for number in range(num_micro_batches):
-            with parallelize.accumulate_gradients(
-                self.model, is_last=number == num_micro_batches - 1
-            ):
-                self.forward().backward()
+            self.run_one(is_last=number == num_micro_batches - 1)
+
+    def run_one(self, *, is_last: bool) -> None:
+        """Run forward and backward of one micro-batch."""
+        parallel = self.config.parallel
+        with parallelize.accumulate_gradients(self.model, parallel, is_last=is_last):
+            self.forward().backward()
 
     def take(self) -> None:
         """Run the optimizer step."""
@@ -305,18 +310,67 @@ def test_zero_stages_shard_as_documented() -> None:
     assert found["zero3"].moments["loss"].gathered < 2 * GIB
 
 
-def test_accumulated_gradients_are_whole() -> None:
-    """fully_shard accumulates before it reduces, so a second micro-batch takes 4 bytes per parameter."""
+@pytest.mark.parametrize(("accumulate", "num_shares"), [("sharded", 4), ("whole", 1)])
+def test_accumulated_gradients_are_sharded_unless_configured(
+    accumulate: str, num_shares: int
+) -> None:
+    """A second micro-batch takes 4 bytes per parameter of the rank's share, or of the model."""
     data = {"micro_batch_rows": 2, "global_batch_rows": 8}
-    once = TrainConfig.model_validate(
-        make_settings({"data": {**data, "micro_batch_rows": 2, "global_batch_rows": 8}})
-    )
-    twice = TrainConfig.model_validate(
-        make_settings({"data": {**data, "global_batch_rows": 16}})
-    )
-    whole = 4 * count_parameters(once.model, VOCAB_SIZE)
+    changes = {"data": data, "parallel": {"accumulate": accumulate}}
+    once = TrainConfig.model_validate(make_settings(changes))
+    data["global_batch_rows"] = 16
+    twice = TrainConfig.model_validate(make_settings(changes))
+    share = 4 * count_parameters(once.model, VOCAB_SIZE) / num_shares
     assert estimate_footprint(once, VOCAB_SIZE, 4).moments["loss"].gradients == 0
-    assert estimate_footprint(twice, VOCAB_SIZE, 4).moments["loss"].gradients == whole
+    assert estimate_footprint(twice, VOCAB_SIZE, 4).moments["loss"].gradients == share
+
+
+# The embedding is small, so the buffers of its reduction are small beside all gradients.
+DEEP = {"model": {"num_layers": 8, "vocab_size": 64}}
+
+ACCUMULATING: dict[int, dict[str, dict[str, Any]]] = {
+    2: {
+        "zero2": {"strategy": "zero2"},
+        "zero3": {"strategy": "zero3"},
+        "whole": {"strategy": "zero3", "accumulate": "whole"},
+    },
+    4: {"hsdp": {"strategy": "zero3", "shard_degree": 2}},
+}
+
+
+def measure_kept_gradients(parallel: Sequence[Mapping[str, Any]], folder: Path) -> None:
+    """Write the bytes that two micro-batches leave behind, of which none is the last."""
+    found: list[int] = []
+    for changes in parallel:
+        step = Step(make_settings({**DEEP, "parallel": changes}))
+        with LiveMemory() as memory:
+            for _ in range(2):
+                step.run_one(is_last=False)
+            found.append(memory.num_bytes)
+    (folder / f"rank-{torch.distributed.get_rank()}.json").write_text(json.dumps(found))
+    distributed.shutdown_distributed()
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_no_whole_gradients_are_kept_between_micro_batches(
+    num_ranks: int, tmp_path: Path
+) -> None:
+    """A rank keeps its share, and the buffers of the last reduction, which is the embedding's."""
+    modes = ACCUMULATING[num_ranks]
+    run_world(
+        num_ranks,
+        measure_kept_gradients,
+        list(modes.values()),
+        tmp_path,
+        folder=tmp_path,
+    )
+    found = json.loads((tmp_path / "rank-0.json").read_text())
+    config = TrainConfig.model_validate(make_settings(DEEP))
+    whole = 4 * count_parameters(config.model, 64)
+    embedding = 4 * 64 * 64
+    for name, num_bytes in zip(modes, found, strict=True):
+        share = whole if name == "whole" else whole // 2
+        assert share <= num_bytes <= share + 3 * embedding, name
 
 
 @pytest.mark.parametrize(
