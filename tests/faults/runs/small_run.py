@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import ctypes
 import functools
@@ -35,6 +36,9 @@ from tests.stages.examples import tiny_lid
 NUM_DOCUMENTS, DOCUMENTS_PER_FILE = 100, 50
 
 RUN_TIMEOUT_S = 240.0
+
+# On a busy machine Ray gives up its start after half a minute.
+RAY_START_ATTEMPTS = 4
 
 _PR_SET_PDEATHSIG = 1
 
@@ -218,6 +222,9 @@ def make_run_dir(kind: str, folder: Path) -> str:
 @functools.cache
 def get_ray() -> SharedRay:
     """Return a Ray that ends with this process: it reads this process's end of a pipe."""
+    for _ in range(RAY_START_ATTEMPTS - 1):
+        with contextlib.suppress(AssertionError):
+            return SharedRay(str(REPOSITORY), get_seaweed())
     return SharedRay(str(REPOSITORY), get_seaweed())
 
 
