@@ -7,6 +7,7 @@ Lines outside of functions, which every import reaches, are included.
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import tempfile
 from collections import defaultdict
@@ -59,6 +60,7 @@ def attempt_first_tries() -> None:
 
 
 if __name__ == "__main__":
+    logging.basicConfig(handlers=[logging.NullHandler()])  # attacks cause many warnings
     with tempfile.TemporaryDirectory() as _folder:
         tempfile.tempdir = _folder
         main(Path(sys.argv[1]))
