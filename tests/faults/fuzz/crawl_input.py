@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from stages.filters.url import Url, UrlSettings
 from stages.html.extraction import CAUSES, Page, extract
-from stages.settings.warc import HtmlSettings
+from stages.settings.warc import HtmlSettings, JustextSettings
 from tests.conftest import REPOSITORY
 from tests.faults.attack import Attack
 from tests.faults.fuzz.mutations import mutated_bytes, try_inputs
@@ -118,7 +118,11 @@ def fuzz_archives(seed: int, folder: Path) -> int:
 
 def fuzz_pages(seed: int, folder: Path) -> int:
     """Extract the text of mutated HTML pages."""
-    all_settings = [HtmlSettings(main_content=value) for value in (True, False)]
+    all_settings = [
+        HtmlSettings(),
+        HtmlSettings(main_content=True, alt_texts=True, list_bullets=True),
+        HtmlSettings(justext=JustextSettings()),
+    ]
 
     def check(drawn: tuple[bytes, str, HtmlSettings]) -> None:
         found = extract(*drawn)
@@ -149,13 +153,8 @@ def fuzz_url_lists(seed: int, folder: Path) -> int:
         batch = pa.table({"doc_id": ids, "url": pa.array(urls, pa.string())})
         stage.apply(batch).check(batch, stage.name)
 
-    url = st.sampled_from(URLS) | st.text(max_size=60)
-    urls = st.lists(url.filter(_is_encodable), max_size=5)
+    urls = st.lists(st.sampled_from(URLS) | st.text(max_size=60), max_size=5)
     return try_inputs(st.tuples(mutated_bytes(LISTS), urls), check, seed, INPUTS_PER_TRY)
-
-
-def _is_encodable(text: str) -> bool:
-    return text.isascii() or text == text.encode("utf-8", "replace").decode()
 
 
 ATTACKS = (
