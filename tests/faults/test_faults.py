@@ -3,34 +3,47 @@
 from __future__ import annotations
 
 from collections import deque
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
 from tests.faults import _misbehaving
 from tests.faults.attack import Attack, find_modules, load_attacks
-from tests.faults.runner import AttackRun, Row, run_attacks
+from tests.faults.runner import AttackRun, Row, Worker, run_attacks
 
-ALL_ATTACKS = [attack for name in find_modules() for attack in load_attacks(name)]
+ALL_ATTACKS = [(name, attack) for name in find_modules() for attack in load_attacks(name)]
 SMALL_TRIES = [
-    pytest.param(attack, seed, id=f"{attack.name}-{seed}")
-    for attack in ALL_ATTACKS
+    pytest.param(module, attack, seed, id=f"{attack.name}-{seed}")
+    for module, attack in ALL_ATTACKS
     for seed in range(attack.num_small_tries)
 ]
 
 
-@pytest.mark.parametrize(("attack", "seed"), SMALL_TRIES)
-def test_the_promise_holds_under_attack(attack: Attack, seed: int, tmp_path: Path) -> None:
+@pytest.fixture(scope="session")
+def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Worker]]:
+    """One process for the attacks of each module, as in the full form."""
+    folder = tmp_path_factory.mktemp("attacks")
+    workers = {module: Worker(module, folder) for module in find_modules()}
+    yield workers
+    for worker in workers.values():
+        worker.stop()
+
+
+@pytest.mark.parametrize(("module", "attack", "seed"), SMALL_TRIES)
+def test_the_promise_holds_under_attack(
+    module: str, attack: Attack, seed: int, workers: dict[str, Worker]
+) -> None:
     """One try of one attack; `python -m tests.faults` runs the full form."""
     obstacle = attack.find_obstacle()
     if obstacle is not None:
         pytest.skip(obstacle)
-    attack.attempt(seed, tmp_path)
+    _, message = workers[module].attempt(attack, seed)
+    assert message is None, message
 
 
 def test_attacks_have_different_names() -> None:
     """The table has one row per attack."""
-    names = [attack.name for attack in ALL_ATTACKS]
+    names = [attack.name for _, attack in ALL_ATTACKS]
     assert sorted(set(names)) == sorted(names)
 
 

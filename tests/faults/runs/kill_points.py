@@ -14,7 +14,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Generator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
@@ -63,7 +63,8 @@ class KillPoint:
     phases: tuple[str, ...]
     moment: str
     markers: Path
-    half_bytes: dict[str, int]
+    # Stores are keys of caches, and a dict has no hash.
+    half_bytes: dict[str, int] = field(hash=False)
     victim: str = "self"
     driver_pid: int = 0
     signal_number: int = signal.SIGKILL
