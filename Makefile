@@ -41,11 +41,12 @@ quick: $(VENV)/test.stamp ## Run the tests of one package without Ray, e.g. make
 test-torch-lowest: $(LOWEST)/test.stamp ## Run the trainer's tests on the oldest torch that it supports (downloads 3 GB once)
 	$(LOWEST)/bin/python -m pytest -p no:cacheprovider --numprocesses $(TEST_PROCESSES) --dist loadgroup $(TRAINER_TESTS)
 
-check: $(VENV)/test.stamp ## Lint, types, import rules, links, retired words: what CI runs beside the tests
+check: $(VENV)/test.stamp ## Lint, types, import rules, links, retired words, known vulnerabilities: what CI runs beside the tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/python -m pytest -q tests/test_architecture.py tests/test_docs.py tests/test_words.py
+	$(BIN)/python -m tests.dependency_audit
 
 bench: $(VENV)/test.stamp ## Run all benchmarks of docs/benchmarks.md and keep the results (half an hour)
 	$(BIN)/python -m benchmarks.all --save

@@ -223,8 +223,8 @@ def check_attempts(max_attempts: int, attempt: int) -> None:
     """Raise `TaskFailed` if a task is tried once too often: each earlier attempt killed its process."""
     if attempt > max_attempts:
         raise TaskFailed(
-            f"the process that ran this task died {attempt - 1} times; "
-            f"a document or a model may be the cause"
+            f"the process that ran this task died {attempt - 1} times: "
+            f"a document or a model crashes it, or memory runs out (then lower engine.workers)"
         )
 
 

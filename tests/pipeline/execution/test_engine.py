@@ -301,7 +301,7 @@ def test_a_process_that_dies_fails_only_its_task_on_ray(
     found = RunFolder.open(tmp_path / "run")
     assert log.read_bytes() == b".."
     assert found.folder("extract").done() == {found.splits[0].key, found.splits[2].key}
-    why = f"{found.splits[1].key}: the process that ran this task died 2 times; a document or a model may be the cause"
+    why = f"{found.splits[1].key}: the process that ran this task died 2 times: a document or a model crashes it, or memory runs out (then lower engine.workers)"
     lines = [line for line in done.stdout.splitlines() if not is_printed_by_ray(line)]
     first, *progress, last = lines
     assert first == "extract: 3 tasks"

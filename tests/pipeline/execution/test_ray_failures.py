@@ -24,7 +24,7 @@ from pipeline.processes import Process, list_descendants
 from tests.conftest import REPOSITORY, wet_record
 from tests.e2e.conftest import digests
 from tests.pipeline.conftest import Small
-from tests.pipeline.execution.waiting import FOLDER, OPEN
+from tests.pipeline.execution.waiting import FILL, FOLDER, FULL, OPEN
 from tests.sockets import is_loopback, list_listening
 
 NUM_FILES = 3
@@ -182,6 +182,26 @@ def test_a_local_ray_listens_on_loopback_only(waiting_run: WaitingRun) -> None:
     waiting_run.process.terminate()
     assert waiting_run.end() == (143, f"stopped by SIGTERM: {waiting_run.kept}")
     assert waiting_run.continue_inline() == waiting_run.reference
+
+
+@pytest.mark.ray
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    # Ray then refuses to move objects to the disk.
+    "waiting_run",
+    [{FILL: "1", "RAY_local_fs_capacity_threshold": "0.01"}],
+    indirect=True,
+)
+def test_a_full_object_store_changes_nothing(waiting_run: WaitingRun) -> None:
+    """Documents never pass through the object store, so a run ends as usual."""
+    waiting_run.wait_until((waiting_run.gate / FULL).exists)
+    assert (waiting_run.gate / FULL).read_text() in (
+        "OutOfDiskError",
+        "ObjectStoreFullError",
+    )
+    waiting_run.open()
+    assert waiting_run.end() == (0, "")
+    assert digests(waiting_run.small.folder / "run") == waiting_run.reference
 
 
 def test_a_failure_of_ray_is_one_line_and_a_bug_is_not() -> None:
