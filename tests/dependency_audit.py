@@ -2,7 +2,7 @@
 
     python -m tests.dependency_audit
 
-It runs pip-audit (in an environment of its own, by `uv tool run`) on constraints.txt. An audit counts
+It runs pip-audit (in a separate environment, by `uv tool run`) on constraints.txt. An audit counts
 only if every package was looked up: pip-audit itself reports success when it could look up none. The
 date of the last audit that counts is stored in LAST_AUDIT. Exit code 1: a package has a known
 vulnerability. Without a network the audit is skipped, and one line says so.
