@@ -38,7 +38,8 @@ from pipeline.execution.task_stats import peak_mb, reset_peak_memory
 from pipeline.models import registry as model_registry
 from pipeline.phases import registry
 from pipeline.phases.annotate import Annotate
-from pipeline.phases.fuzzy_dedup import FOREST, FuzzyDedup
+from pipeline.phases.fuzzy_clusters import FOREST, FuzzyClusters
+from pipeline.phases.fuzzy_dedup import FuzzyDedup
 from pipeline.phases.paragraph_dedup import ParagraphDedup
 from pipeline.phases.phase import PartitionPhase, Phase, SplitPhase
 from pipeline.phases.select import Select
@@ -127,7 +128,7 @@ def list_actions(phase: Phase, seeds: RunPlan) -> Iterator[tuple[str, Callable[[
     ):
         for task_id in phase.task_ids():
             yield f"task of {name}", partial(phase.run, task_id)
-    elif isinstance(phase, FuzzyDedup):
+    elif isinstance(phase, FuzzyClusters):
         write_one_cluster(phase)
     yield f"{name}: list done tasks", folder.done
     yield f"{name}: sum up and merge", lambda: finish(phase)
@@ -156,7 +157,7 @@ def finish(phase: Phase) -> None:
     phase.folder.finish({"task_ids": len(phase.task_ids()), "of": "", "counters": counters})
 
 
-def write_one_cluster(phase: FuzzyDedup) -> None:
+def write_one_cluster(phase: FuzzyClusters) -> None:
     """Write a task's output in which every document is a near-duplicate of the first: the largest possible forest."""
     first_ids = np.arange(len(phase.plan.splits), dtype=np.uint64) << np.uint64(32)
     documents = np.concatenate([first_ids + 1, first_ids + 2])

@@ -5,13 +5,16 @@
 
 Edited texts: summaries of Wikipedia, each unchanged and with some words replaced by words of other summaries, such that
 similarities between 0.4 and 1 are likely. The true similarity of every pair is computed from the word n-grams that the
-two texts share. For every pair above 0.4 the benchmark records whether it is found: by a common band (`off`), and after
-each kind of `annotate.minhash.verify`. The expected share follows from the formula 1 - (1 - s^rows)^bands.
-datasketch.MinHashLSH searches the same pairs with the same permutations. The decisions of the pipeline are compared,
-document by document, with those of plain Python, which joins datasketch's pairs and keeps the first of each cluster.
+two texts share. For every pair above 0.4 the benchmark records whether it has a common band. The expected share follows
+from the formula 1 - (1 - s^rows)^bands. datasketch.MinHashLSH searches the same pairs with the same permutations and
+bands. The decisions of the pipeline are compared, document by document, with those of plain Python on datasketch's
+pairs, with `fuzzy_dedup.rule` off and as `jaccard`. Of the decisions two shares are measured:
+
+    recall      pairs at the threshold and above of which at most one document is kept
+    precision   dropped documents that are similar to their own representative
 
 Sample crawl: the truth table names the source of each edited copy. Pairs are all pages in the output of annotate that
-are similar, including pairs that are not in the truth table.
+are similar, including pairs that are not in the truth table. `--files` takes real pages instead.
 """
 
 from __future__ import annotations
@@ -22,8 +25,9 @@ import random
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import datasketch
 import numpy as np
@@ -44,16 +48,13 @@ from stages.dedup.minhash import (
     MinHash,
     MinHashSettings,
     compute_bands,
-    signatures,
     split_ngrams,
 )
 
-# Pairs below this similarity are not counted: with 9 bands of 13 rows, one in 16,000 is a
-# candidate.
+# Pairs below this similarity are not counted.
 LOWEST = 0.4
 BINS = (0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0)
-Verify = Literal["off", "signatures", "exact"]
-VERIFY: tuple[Verify, ...] = ("off", "signatures", "exact")
+RULES = ("null", "jaccard")
 Pair = tuple[int, int]
 
 CONFIG = """
@@ -61,8 +62,8 @@ run_dir: {folder}/run
 input: {{files: ["{files}"]}}
 extract: {{length: {{min_chars: {min_chars}}}}}
 paragraph_dedup: {{keep: {keep}}}
-annotate: {{language: {{max_chars: 20}}, minhash: {{threshold: {threshold}, verify: {verify}}}}}
-fuzzy_dedup: {{keep: first}}
+annotate: {{language: {{max_chars: 20}}, minhash: {{threshold: {threshold}}}}}
+fuzzy_dedup: {{keep: first, rule: {rule}}}
 tokenize: {{tokenizer: gpt2-bpe}}
 engine: {{kind: inline}}
 """
@@ -127,7 +128,7 @@ def found_pairs(texts: Sequence[str], settings: MinHashSettings) -> set[Pair]:
 def datasketch_pairs(texts: Sequence[str], settings: MinHashSettings) -> set[Pair]:
     """Return the same pairs according to datasketch.MinHashLSH, which uses the same permutations."""
     index = datasketch.MinHashLSH(
-        threshold=settings.threshold, num_perm=settings.num_permutations
+        params=compute_bands(settings), num_perm=settings.num_permutations
     )
     pairs: set[Pair] = set()
     for i, text in enumerate(texts):
@@ -139,21 +140,17 @@ def datasketch_pairs(texts: Sequence[str], settings: MinHashSettings) -> set[Pai
     return pairs
 
 
-def verified(
-    pairs: Iterable[Pair],
-    texts: Sequence[str],
-    jaccard: dict[Pair, float],
-    settings: MinHashSettings,
-    verify: Verify,
-) -> set[Pair]:
-    """Return the candidate pairs that pass the verification."""
-    if verify == "off":
-        return set(pairs)
-    if verify == "exact":
-        return {pair for pair in pairs if jaccard.get(pair, 0.0) >= settings.threshold}
-    minima, _ = signatures(pa.array(texts, pa.large_string()), settings)
-    least = settings.threshold * settings.num_permutations
-    return {(a, b) for a, b in pairs if (minima[a] == minima[b]).sum() >= least}
+def decide(pairs: Iterable[Pair], num_texts: int) -> dict[int, int]:
+    """Return the representative of each dropped text: the first kept text that is similar to it."""
+    neighbours: dict[int, list[int]] = defaultdict(list)
+    for a, b in pairs:
+        neighbours[max(a, b)].append(min(a, b))
+    dropped: dict[int, int] = {}
+    for text in range(num_texts):
+        kept = [other for other in neighbours[text] if other not in dropped]
+        if kept:
+            dropped[text] = min(kept)
+    return dropped
 
 
 def groups(pairs: Iterable[Pair], num_texts: int) -> dict[int, int]:
@@ -179,8 +176,9 @@ def compare(
     near = {pair for pair, s in jaccard.items() if s >= settings.threshold}
     candidates, theirs = found_pairs(texts, settings), datasketch_pairs(texts, settings)
     num_bands, num_rows = compute_bands(settings)
-    found = {
-        verify: verified(candidates, texts, jaccard, settings, verify) for verify in VERIFY
+    wanted = {
+        "null": groups(theirs, len(texts)),
+        "jaccard": decide(theirs & near, len(texts)),
     }
     figures: dict[str, Any] = {
         "texts": len(texts),
@@ -192,7 +190,7 @@ def compare(
             "different": len(candidates ^ theirs),
         },
         "by_similarity": [],
-        "verify": {},
+        "rules": {},
     }
     for low, high in itertools.pairwise(BINS):
         here = [pair for pair, s in jaccard.items() if low <= s < high or s == high == 1.0]
@@ -200,30 +198,25 @@ def compare(
             expected = np.mean(
                 [1 - (1 - jaccard[pair] ** num_rows) ** num_bands for pair in here]
             )
-            shares = {
-                verify: round(len(found[verify].intersection(here)) / len(here), 3)
-                for verify in VERIFY
-            }
             row = {
                 "from": low,
                 "to": high,
                 "pairs": len(here),
                 "expected": round(float(expected), 3),
-                **shares,
+                "found": round(len(candidates.intersection(here)) / len(here), 3),
             }
             figures["by_similarity"].append(row)
-    for verify in VERIFY:
-        plan: RunPlan = make_run_plan(folder / verify, {"off": "null"}.get(verify, verify))
-        ours = verdicts(plan)
-        wanted = groups(verified(theirs, texts, jaccard, settings, verify), len(texts))
-        figures["verify"][verify] = {
-            "recall": _share(len(found[verify] & near), len(near)),
-            "precision": _share(len(found[verify] & near), len(found[verify])),
+    for rule in RULES:
+        ours = verdicts(make_run_plan(folder / rule, rule))
+        num_right = sum(
+            (kept, text) in near or (text, kept) in near for text, kept in ours.items()
+        )
+        num_equal = sum(ours.get(i) == wanted[rule].get(i) for i in range(len(texts)))
+        figures["rules"][rule] = {
+            "recall": _share(sum(a in ours or b in ours for a, b in near), len(near)),
+            "precision": _share(num_right, len(ours)),
             "documents_dropped": len(ours),
-            "as_datasketch": {
-                "equal": sum(ours.get(i) == wanted.get(i) for i in range(len(texts))),
-                "different": sum(ours.get(i) != wanted.get(i) for i in range(len(texts))),
-            },
+            "as_plain_python": {"equal": num_equal, "different": len(texts) - num_equal},
         }
     return figures
 
@@ -262,38 +255,43 @@ def annotated(plan: RunPlan) -> list[tuple[int, str]]:
 
 def measure_texts(num_texts: int, threshold: float) -> dict[str, Any]:
     """Compare on edited copies of real texts."""
-    settings = MinHashSettings(threshold=threshold)
     texts = edited_texts(num_texts)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         content = b"".join(wet_record(i, f"Title\n{text}") for i, text in enumerate(texts))
         (folder / "0.warc.wet").write_bytes(content)
-        return compare(
-            texts,
-            settings,
-            folder,
-            lambda place, verify: _plan(place, folder, threshold, verify, 10),
-        )
+        make_run_plan = partial(_plan, f"{folder}/*.warc.wet", threshold, 10)
+        return compare(texts, MinHashSettings(threshold=threshold), folder, make_run_plan)
 
 
 def measure_crawl(num_pages: int, threshold: float) -> dict[str, Any]:
-    """Compare on the sample crawl, without paragraph_dedup, which would remove its mirrored pages."""
-    settings = MinHashSettings(threshold=threshold)
+    """Compare on the sample crawl."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         crawl = generate(folder / "crawl", num_documents=num_pages, seed=1, format="wet")
-
-        def make_run_plan(place: Path, verify: str) -> RunPlan:
-            return _plan(place, folder / "crawl", threshold, verify, 300)
-
-        plan = make_run_plan(folder / "off", "false")
-        dropped = verdicts(plan)
-        texts = [text for _, text in annotated(plan)]
-        figures = compare(texts, settings, folder, make_run_plan)
-        figures["truth_table"] = _by_kind(
-            crawl.truth, plan, set(dropped) | set(dropped.values())
-        )
+        files = f"{folder}/crawl/*.warc.wet*"
+        figures, plan, dropped = _measure_files(files, threshold, folder)
+        in_clusters = set(dropped) | set(dropped.values())
+        figures["truth_table"] = _by_kind(crawl.truth, plan, in_clusters)
         return figures
+
+
+def measure_files(files: str, threshold: float) -> dict[str, Any]:
+    """Compare on the pages of WET files."""
+    with tempfile.TemporaryDirectory() as name:
+        return _measure_files(files, threshold, Path(name))[0]
+
+
+def _measure_files(
+    files: str, threshold: float, folder: Path
+) -> tuple[dict[str, Any], RunPlan, dict[int, int]]:
+    """Compare without paragraph_dedup, which would remove mirrored pages."""
+    make_run_plan = partial(_plan, files, threshold, 300)
+    plan = make_run_plan(folder / "null", "null")
+    dropped = verdicts(plan)
+    texts = [text for _, text in annotated(plan)]
+    settings = MinHashSettings(threshold=threshold)
+    return compare(texts, settings, folder, make_run_plan), plan, dropped
 
 
 def _by_kind(truth: Path, plan: RunPlan, in_groups: set[int]) -> dict[str, dict[str, int]]:
@@ -314,16 +312,14 @@ def _by_kind(truth: Path, plan: RunPlan, in_groups: set[int]) -> dict[str, dict[
     }
 
 
-def _plan(
-    place: Path, files: Path, threshold: float, verify: str, min_chars: int
-) -> RunPlan:
+def _plan(files: str, threshold: float, min_chars: int, place: Path, rule: str) -> RunPlan:
     place.mkdir(exist_ok=True)
     (place / "near.yaml").write_text(
         CONFIG.format(
             folder=place,
-            files=f"{files}/*.warc.wet*",
+            files=files,
             threshold=threshold,
-            verify=verify,
+            rule=rule,
             min_chars=min_chars,
             keep="keep_all",
         )
@@ -340,16 +336,15 @@ def show(name: str, figures: dict[str, Any]) -> None:
     print(
         f"pairs as datasketch.MinHashLSH has them: {equal['equal']:,} equal, {equal['different']:,} different"
     )
-    print("similarity     pairs  expected     off  signatures  exact")
+    print("similarity     pairs  expected   found")
     for row in figures["by_similarity"]:
-        shares = f"{row['off']:7.3f} {row['signatures']:11.3f} {row['exact']:6.3f}"
         print(
-            f"{row['from']:.2f}-{row['to']:.2f}  {row['pairs']:9,} {row['expected']:9.3f} {shares}"
+            f"{row['from']:.2f}-{row['to']:.2f}  {row['pairs']:9,} {row['expected']:9.3f} {row['found']:7.3f}"
         )
-    for verify, row in figures["verify"].items():
-        same = row["as_datasketch"]
+    for rule, row in figures["rules"].items():
+        same = row["as_plain_python"]
         print(
-            f"{verify:<10}  recall {row['recall']}, precision {row['precision']}, {row['documents_dropped']:,} dropped; "
+            f"rule {rule:<8} recall {row['recall']}, precision {row['precision']}, {row['documents_dropped']:,} dropped; "
             f"decisions of plain Python: {same['equal']:,} equal, {same['different']:,} different"
         )
     if "truth_table" in figures:
@@ -370,6 +365,7 @@ def main() -> None:
     parser.add_argument(
         "--pages", type=int, default=5_000, help="pages of the sample crawl"
     )
+    parser.add_argument("--files", help="pattern of WET files with real pages")
     parser.add_argument("--threshold", type=float, default=0.8)
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
     args = parser.parse_args()
@@ -377,6 +373,8 @@ def main() -> None:
         "edited_texts": measure_texts(args.texts, args.threshold),
         "sample_crawl": measure_crawl(args.pages, args.threshold),
     }
+    if args.files:
+        figures["real_pages"] = measure_files(args.files, args.threshold)
     for name, one in figures.items():
         show(name.replace("_", " "), one)
     if args.save:

@@ -66,6 +66,8 @@ def fit(runs: Sequence[RunFolder], **origin: str) -> Calibration:
         for split_amounts in _read_split_amounts(run).values():
             for name, amount in split_amounts.items():
                 totals[name] += amount
+        for name, amount in _read_partition_amounts(run).items():
+            totals[name] += amount
     phases: dict[str, PhaseRates] = {}
     for phase in registry.PHASES:
         of_phase = [sample for sample in samples if sample.phase == phase.name]
@@ -90,9 +92,21 @@ def _read_split_amounts(run: RunFolder) -> dict[str, dict[str, float]]:
         counts: dict[str, Mapping[str, int]] = {}
         amounts[split.key] = {}
         for amount, (phase, counter) in list_amounts().items():
+            if opens_all_splits(registry.find_phase(phase)):
+                continue
             if phase not in counts:
                 counts[phase] = run.folder(phase).record(split.key)["counters"]["counts"]
             amounts[split.key][amount] = float(counts[phase].get(counter, 0))
+    return amounts
+
+
+def _read_partition_amounts(run: RunFolder) -> dict[str, float]:
+    """Return the amounts that phases count per partition, over the whole run."""
+    amounts: dict[str, float] = {}
+    for amount, (phase, counter) in list_amounts().items():
+        if opens_all_splits(registry.find_phase(phase)):
+            counts = run.folder(phase).summary()["counters"]["counts"]
+            amounts[amount] = float(counts.get(counter, 0))
     return amounts
 
 

@@ -108,11 +108,28 @@ class AnnotateConfig(Settings):
 
 
 class FuzzyDedupConfig(Settings):
-    """Cluster near-duplicates, as `annotate.minhash` defines them; choose representatives."""
+    """Drop near-duplicates, which `annotate.minhash` finds; choose representatives.
 
+    A document is dropped only if it is similar to its own representative, which is kept.
+    """
+
+    rule: Literal["jaccard", "contained", "both"] | None = Field(
+        default="jaccard",
+        description="When two candidates, documents with a band in common, are similar. jaccard: "
+        "the Jaccard similarity of their n-grams reaches the threshold; contained: the "
+        "representative contains every n-gram of the dropped document; both: both; null: always, "
+        "and also through a chain of candidates (RefinedWeb, FineWeb).",
+    )
+    threshold: float | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        description="Jaccard similarity for `rule`, at least `annotate.minhash.threshold`; null: "
+        "the same. Changing it does not compute the scores again.",
+    )
     keep: Literal["best", "first", "longest"] = Field(
         default="best",
-        description="The representative of a cluster. best: the document with the lowest "
+        description="The preferred document of a cluster. best: the one with the lowest "
         "perplexity, which is the most likely to pass `select`; first: the first one of the "
         "input; longest: the one with the most characters. Ties, and documents without a "
         "perplexity, are decided by input order.",

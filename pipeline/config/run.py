@@ -95,10 +95,28 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _fuzzy_dedup_has_signatures(self) -> Self:
-        if self.fuzzy_dedup is not None and self.annotate.minhash is None:
+        dedup, minhash = self.fuzzy_dedup, self.annotate.minhash
+        if dedup is None:
+            return self
+        if minhash is None:
             raise ValueError(
                 "fuzzy_dedup is on, but annotate.minhash is null: there are no signatures to "
                 "compare; set annotate.minhash to {}, or fuzzy_dedup to null"
+            )
+        if dedup.rule is not None and not minhash.store_ngrams:
+            raise ValueError(
+                f"fuzzy_dedup.rule is {dedup.rule}, but annotate.minhash.store_ngrams is false: "
+                "there are no n-grams to compare; set store_ngrams to true, or rule to null"
+            )
+        if dedup.threshold is not None and dedup.threshold < minhash.threshold:
+            raise ValueError(
+                f"fuzzy_dedup.threshold is {dedup.threshold}, below annotate.minhash.threshold "
+                f"({minhash.threshold}), for which candidates are found; lower that one"
+            )
+        if dedup.rule in ("contained", "both") and dedup.keep != "longest":
+            raise ValueError(
+                f"fuzzy_dedup.rule is {dedup.rule} and keep is {dedup.keep}: a document that is "
+                "preferred to a longer one cannot contain it; set keep to longest"
             )
         return self
 

@@ -6,8 +6,9 @@ Files that each phase writes, per input split or partition (read back by range, 
     exact_dedup      SPLIT.contents.arrow  exact_dedup.arrow: per split, the documents to drop and the ones kept
     paragraph_dedup  g000-p000of001.duplicate_lines.arrow: per split of the group, the lines to remove
     annotate         SPLIT.documents.parquet  SPLIT.decisions.parquet  SPLIT.bands.arrow
-                     SPLIT.signatures.arrow or SPLIT.ngrams.arrow, to verify near-duplicates
-    fuzzy_dedup      p000of001.forest.arrow  near_duplicates.arrow: per split, the documents to drop and the ones kept
+                     SPLIT.ngrams.arrow, to compare candidates for near-duplicates
+    fuzzy_clusters   p000of001.forest.arrow: similar pairs  clusters.arrow: documents that pairs connect
+    fuzzy_dedup      p000of001.dropped.arrow  near_duplicates.arrow: per split, the documents to drop and the ones kept
     select           SPLIT.decisions.parquet: every document that reached this phase, kept or dropped
     tokenize         SPLIT.tokens.bin  SPLIT.documents.arrow: both in the order of the global shuffle
     write_shards     shard-000000.tar  shard-000000.idx  ...  manifest.json

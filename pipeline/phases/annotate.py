@@ -1,8 +1,8 @@
 """The phase annotate: remove copies and duplicate lines, then compute the scores of the remaining text.
 
 All scores are stored; thresholds are applied in `select`. The counters have histograms of the perplexity per language,
-from which `select` may compute percentiles of the run. Band hashes of MinHash, and the signatures or n-grams to verify
-near-duplicates, have files of their own, which fuzzy_dedup reads in parts.
+from which `select` may compute percentiles of the run. Band hashes of MinHash, and the n-grams to compare candidates for
+near-duplicates, have files of their own, which fuzzy_clusters and fuzzy_dedup read in parts.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ NOT_WITH_DOCUMENTS = (
     "copy_by",
     "duplicate_lines",
     "minhash",
-    "minhash_signature",
     "minhash_ngrams",
 )
 
@@ -60,7 +59,7 @@ BANDS = pa.schema(
 
 # The hashes of the word n-grams of a document, each once, sorted.
 NGRAMS = pa.schema(
-    [pa.field("record", pa.uint32()), pa.field("ngrams", pa.large_list(pa.uint64()))]
+    [pa.field("record", pa.uint32()), pa.field("ngrams", pa.large_list(pa.uint32()))]
 )
 
 
@@ -68,7 +67,7 @@ class Annotate(SplitPhase):
     """Remove copies and duplicate lines, then store every score of the remaining text."""
 
     name = "annotate"
-    version = 2
+    version = 3
     parents = (Extract, ExactDedup, ParagraphDedup)
     stages = (
         ExactDedupFilter,
@@ -87,7 +86,6 @@ class Annotate(SplitPhase):
     documents = Artifact("documents.parquet")  # the columns of `stored`
     decisions = Artifact("decisions.parquet", DECISIONS, grows_with="documents")
     bands = Artifact("bands.arrow", BANDS, grows_with="band_hashes")  # by range of hashes
-    signatures = Artifact("signatures.arrow")  # one record batch of `record`, `signature`
     ngrams = Artifact("ngrams.arrow", NGRAMS)  # one record batch
 
     reads = (Extract.documents, ParagraphDedup.duplicate_lines)
@@ -150,7 +148,7 @@ class Annotate(SplitPhase):
             )
 
     def create_writer(self, task_id: str, output: PendingOutput) -> SplitWriter:
-        """Return the writer of documents with their scores, decisions, band hashes and signatures."""
+        """Return the writer of documents with their scores, decisions, band hashes and n-grams."""
         settings = self.config.annotate.minhash
         bands = None if settings is None else _BandWriter(settings)
         return _AnnotateWriter(output, task_id, self.stored, bands)
@@ -173,7 +171,7 @@ def _list_lines(
 
 
 class _BandWriter:
-    """Collects the band hashes of one split, and the values to verify near-duplicates."""
+    """Collects the band hashes of one split, and the n-grams to compare near-duplicates."""
 
     def __init__(self, settings: MinHashSettings) -> None:
         self._settings = settings
@@ -196,35 +194,18 @@ class _BandWriter:
         for column, wanted in zip(values, list(BANDS)[1:], strict=True):
             columns.append(column.take(document_of_hash).cast(wanted.type))
         self._rows += pa.table(columns, schema=BANDS).combine_chunks().to_batches()
-        if self._settings.verify == "exact":
+        if self._settings.store_ngrams:
             lists = documents.column("minhash_ngrams").combine_chunks()
             self._lists.append(pa.record_batch([pa.array(records), lists], schema=NGRAMS))
-        elif self._settings.verify:
-            values = pc.list_flatten(documents.column("minhash_signature")).combine_chunks()
-            lists = pa.FixedSizeListArray.from_arrays(
-                values, self._settings.num_permutations
-            )
-            columns = [pa.array(records), lists]
-            self._lists.append(pa.record_batch(columns, schema=self._signature_schema))
-
-    @property
-    def _signature_schema(self) -> pa.Schema:
-        signature = pa.list_(pa.uint32(), self._settings.num_permutations)
-        return pa.schema(
-            [pa.field("record", pa.uint32()), pa.field("signature", signature)]
-        )
 
     def write(self, output: PendingOutput, task_id: str) -> None:
         """Write the files of the split."""
         bands = output.path(Annotate.bands.file_name(task_id))
         write_buckets(bands, _join(BANDS, self._rows))
-        if self._settings.verify == "exact":
+        if self._settings.store_ngrams:
             _write_batch(
                 output.path(Annotate.ngrams.file_name(task_id)), NGRAMS, self._lists
             )
-        elif self._settings.verify:
-            path = output.path(Annotate.signatures.file_name(task_id))
-            _write_batch(path, self._signature_schema, self._lists)
 
 
 def _get_perplexity(documents: pa.Table) -> pa.Array | pa.ChunkedArray:

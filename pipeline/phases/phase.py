@@ -130,7 +130,8 @@ class Phase(ABC):
     """One phase. Subclass `SplitPhase` or `PartitionPhase`.
 
     Class attributes:
-        name: the phase's name, its section of the config and the start of its folder's name.
+        name: the phase's name and the start of its folder's name.
+        section: the name of its section of the config; by default the phase's name.
         version: raise it when equal input would give other output.
         parents: the phases whose outputs it reads. A parent that is off is left out.
         stages: the stages in the order in which they run; each has the config section of its name.
@@ -143,6 +144,7 @@ class Phase(ABC):
     """
 
     name: ClassVar[str]
+    section: ClassVar[str]
     version: ClassVar[int]
     parents: ClassVar[tuple[type[Phase], ...]] = ()
     stages: ClassVar[tuple[type[Stage[Any]], ...]] = ()
@@ -153,6 +155,10 @@ class Phase(ABC):
     amounts: ClassVar[Mapping[str, str]] = MappingProxyType({})
     cost: ClassVar[TaskCost]
 
+    def __init_subclass__(cls) -> None:
+        if "name" in vars(cls) and "section" not in vars(cls):
+            cls.section = cls.name
+
     def __init__(self, plan: RunPlan) -> None:
         self.plan = plan
 
@@ -161,7 +167,7 @@ class Phase(ABC):
     @classmethod
     def is_enabled(cls, config: RunConfig) -> bool:
         """Return whether the phase is on: its section of the config is not null."""
-        return getattr(config, cls.name) is not None
+        return getattr(config, cls.section) is not None
 
     @classmethod
     def enabled_parents(cls, config: RunConfig) -> tuple[type[Phase], ...]:
@@ -171,7 +177,7 @@ class Phase(ABC):
     @classmethod
     def enabled_stages(cls, config: RunConfig) -> tuple[type[Stage[Any]], ...]:
         """Return the stages that are on, in order."""
-        section = getattr(config, cls.name)
+        section = getattr(config, cls.section)
         enabled: list[type[Stage[Any]]] = []
         for stage in cls.stages:
             found_by = cls.filters.get(stage)
@@ -188,10 +194,10 @@ class Phase(ABC):
     @classmethod
     def plan_stages(cls, config: RunConfig) -> tuple[StageSpec, ...]:
         """Return the stages that are on, with their settings, as far as they are known before the run."""
-        section = getattr(config, cls.name)
+        section = getattr(config, cls.section)
         specs: list[StageSpec] = []
         for stage in cls.enabled_stages(config):
-            if stage.name == cls.name:
+            if stage.name == cls.section:
                 settings = section
             elif stage.name in type(section).model_fields:
                 settings = getattr(section, stage.name)

@@ -7,6 +7,7 @@ from typing import Any
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.exact_dedup import ExactDedup
 from pipeline.phases.extract import Extract
+from pipeline.phases.fuzzy_clusters import FuzzyClusters
 from pipeline.phases.fuzzy_dedup import FuzzyDedup
 from pipeline.phases.paragraph_dedup import ParagraphDedup
 from pipeline.phases.phase import Phase
@@ -21,6 +22,7 @@ PHASES: tuple[type[Phase], ...] = (
     ExactDedup,
     ParagraphDedup,
     Annotate,
+    FuzzyClusters,
     FuzzyDedup,
     Select,
     TokenizeDocuments,

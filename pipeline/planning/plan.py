@@ -112,7 +112,7 @@ def _make_fingerprint(
         parents[parent.name] = planned[parent.name].fingerprint
     if None in (*models.values(), *parents.values()):
         return None
-    section = getattr(config, phase.name)
+    section = getattr(config, phase.section)
     if section is not None:
         # In Python's types, not in JSON's: a set is refused then, not listed in an arbitrary order.
         section = section.model_dump(mode="python")

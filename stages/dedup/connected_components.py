@@ -22,9 +22,6 @@ from stages.kernels.compilation import compiled
 # (n, 2): ids, or positions, of pairs of near-duplicates.
 Pairs = NDArray[np.uint64]
 
-# The values that are compared: the minima of signatures, or hashes of n-grams.
-Values = NDArray[np.uint32] | NDArray[np.uint64]
-
 
 def group_equal_hashes(
     hashes: NDArray[np.uint64], documents: NDArray[np.uint64]
@@ -65,77 +62,6 @@ def select_groups_reaching(
     reaches = documents[starts[1:] - 1] >= first
     sizes = np.diff(starts)
     return documents[np.repeat(reaches, sizes)], np.append(0, np.cumsum(sizes[reaches]))
-
-
-@compiled
-def similar_pairs(
-    documents: NDArray[np.uint64],
-    starts: NDArray[np.int64],
-    offsets: NDArray[np.int64],
-    values: Values,
-    are_sets: bool,
-    min_similarity: float,
-) -> Pairs:
-    """Return a forest of pairs that joins, in each group, documents connected by similar pairs.
-
-    k similar documents take k comparisons, k dissimilar ones k * k / 2.
-
-    Args:
-        documents: (m,) group by group.
-        starts: (num_groups + 1,) the start of each group.
-        offsets: (m + 1,) the start of each document in `values`.
-        values: sorted sets, or signatures of equal length.
-        are_sets: compare by Jaccard similarity; else by the share of equal minima.
-        min_similarity: similarity from which two documents are joined.
-    """
-    pairs = np.empty((len(documents), 2), np.uint64)
-    num_pairs = 0
-    for g in range(len(starts) - 1):
-        # Members of a tree, places[:num_joined], are compared with the others, not with each other.
-        places = np.arange(starts[g], starts[g + 1])
-        num_joined = 0
-        for i in range(len(places)):
-            num_joined = max(num_joined, i + 1)
-            one = values[offsets[places[i]] : offsets[places[i] + 1]]
-            for j in range(num_joined, len(places)):
-                other = values[offsets[places[j]] : offsets[places[j] + 1]]
-                if _are_similar(one, other, are_sets, min_similarity):
-                    pairs[num_pairs, 0] = documents[places[i]]
-                    pairs[num_pairs, 1] = documents[places[j]]
-                    num_pairs += 1
-                    places[j], places[num_joined] = places[num_joined], places[j]
-                    num_joined += 1
-    return pairs[:num_pairs].copy()
-
-
-@njit(nogil=True)
-def _are_similar(one: Values, other: Values, are_sets: bool, min_similarity: float) -> bool:
-    if are_sets:
-        num_common, num_in_either = _num_common(one, other)
-        return num_common >= min_similarity * num_in_either
-    return _num_equal(one, other) >= min_similarity * len(one)
-
-
-@njit(nogil=True)
-def _num_equal(one: Values, other: Values) -> int:
-    num_equal = 0
-    for k in range(len(one)):
-        num_equal += one[k] == other[k]
-    return num_equal
-
-
-@njit(nogil=True)
-def _num_common(one: Values, other: Values) -> tuple[int, int]:
-    """Return the size of the intersection and of the union of two sorted sets."""
-    num_common, i, j = 0, 0, 0
-    while i < len(one) and j < len(other):
-        if one[i] == other[j]:
-            num_common, i, j = num_common + 1, i + 1, j + 1
-        elif one[i] < other[j]:
-            i += 1
-        else:
-            j += 1
-    return num_common, len(one) + len(other) - num_common
 
 
 def spanning_forest(pairs: Pairs) -> Pairs:
@@ -187,34 +113,3 @@ def find_roots(
     for i in range(len(positions)):
         found[i] = _root(parents, positions[i])
     return found
-
-
-@compiled
-def choose_best(
-    parents: NDArray[np.uint64],
-    chosen: NDArray[np.uint64],
-    best: NDArray[np.float64],
-    positions: NDArray[np.int64],
-    scores: NDArray[np.float64],
-) -> None:
-    """Choose the member with the highest score of each component; the first of equal ones.
-
-    Members can be passed in any order, in any number of calls, and more than once.
-
-    Args:
-        parents: the array of `unite`, after all pairs.
-        chosen: zeros before the first call; then, at each root, the best member's position plus 1.
-        best: zeros before the first call; then, at each root, the score of that member.
-        positions: (n,) members of components of two or more.
-        scores: (n,) their scores, not negative. If all are 0, the first member is chosen.
-    """
-    for i in range(len(positions)):
-        root = _root(parents, positions[i])
-        if chosen[root] == 0:
-            chosen[root] = root + 1  # the root is the first member
-        is_as_good = scores[i] == best[root] and scores[i] > 0
-        if scores[i] > best[root] or (
-            is_as_good and np.uint64(positions[i]) < chosen[root]
-        ):
-            best[root] = scores[i]
-            chosen[root] = positions[i] + 1

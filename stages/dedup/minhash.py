@@ -1,13 +1,12 @@
 r"""MinHash signatures of documents, and the filter that drops near-duplicates.
 
 Signatures are those of datasketch (2.0, its default scheme) for the word n-grams of `split_ngrams`.
-The numbers of bands and rows are those of `datasketch.MinHashLSH` for the threshold, so this stage
-and datasketch find the same candidate pairs. Two documents with Jaccard similarity s share a band
-with probability 1 - (1 - s^rows)^bands (Broder 1997; Leskovec, Rajaraman and Ullman, Mining of
-Massive Datasets, section 3.4).
+Two documents with Jaccard similarity s share a band with probability 1 - (1 - s^rows)^bands (Broder
+1997; Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, section 3.4.2), so bands only find
+candidates. The phase fuzzy_dedup compares their n-gram sets.
 
-    stage = MinHash(MinHashSettings(threshold=0.8))      # 9 bands of 13 rows
-    stage.apply(batch).kept.column("minhash")[0]         # 9 hashes; null without words
+    stage = MinHash(MinHashSettings(threshold=0.8))      # 16 bands of 6 rows
+    stage.apply(batch).kept.column("minhash")[0]         # 16 hashes; null without words
 
 A *word* is a sequence of characters that are not white space, in lower case and without its ASCII
 punctuation, unless nothing is left. In scripts without blanks between words each character is a
@@ -22,7 +21,7 @@ import string
 from collections.abc import Mapping
 from functools import cache
 from types import MappingProxyType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -33,7 +32,7 @@ from stages.contract import Outcome, Settings, Stage, drop_where, keep_all
 from stages.counters import Counters
 from stages.kernels import characters
 from stages.kernels import minhash as minhash_kernel
-from stages.kernels.string_buffers import read_string_buffers
+from stages.kernels.string_buffers import make_read_only, read_string_buffers
 from stages.settings.dedup import MinHashSettings, compute_bands
 
 # Thai, Lao, Burmese, Khmer, Chinese and Japanese (Unicode, Blocks.txt). Korean has blanks.
@@ -133,32 +132,58 @@ def ngram_sets(
 ) -> pa.LargeListArray:
     """Compute the distinct hashes of each text's n-grams, sorted.
 
-    A hash is the first 8 bytes of the SHA-1 as a little-endian integer.
+    A hash is the first 4 bytes of the SHA-1 as a little-endian integer, as in datasketch. Two sets of
+    n hashes have n * n / 2^32 equal ones by chance, a share of n / 2^32 of the set.
 
     Args:
         texts: (n,) string or large_string; a null counts as empty.
         settings: words per n-gram.
     """
     if len(texts) == 0:
-        return pa.array([], pa.large_list(pa.uint64()))
+        return pa.array([], pa.large_list(pa.uint32()))
     offsets, hashes = minhash_kernel.hash_ngrams(
         *read_string_buffers(texts), _characters(), settings.ngram_words
     )
     return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(hashes))
 
 
+def hash_bands_of_ngrams(
+    ngrams: pa.LargeListArray, settings: MinHashSettings
+) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
+    """Compute the band hashes of texts from their n-gram sets.
+
+    Args:
+        ngrams: (n,) the sets of `ngram_sets`.
+        settings: number of permutations, and bands.
+
+    Returns:
+        hashes: (n, num_bands) uint64.
+        has_words: (n,) False for a text without words.
+    """
+    starts, values = flatten_lists(ngrams)
+    permutations = _permutations(settings.num_permutations)
+    minima = minhash_kernel.sign_ngrams(starts, values, permutations)
+    hashes = minhash_kernel.hash_bands(minima, *compute_bands(settings))
+    return hashes, np.diff(starts) > 0
+
+
+def flatten_lists(lists: pa.LargeListArray) -> tuple[NDArray[np.int64], NDArray[Any]]:
+    """Return (n + 1,) the start of each list among all values, and the values."""
+    sizes = pc.list_value_length(lists).to_numpy()
+    starts = np.append(0, np.cumsum(sizes)).astype(np.int64)
+    return starts, make_read_only(lists.flatten().to_numpy())
+
+
 class MinHash(Stage[MinHashSettings]):
     """Adds the hashes of the bands of each signature. Drops nothing."""
 
     name = "minhash"
-    version = 1
+    version = 2
     needs: ClassVar[pa.Schema] = pa.schema([pa.field("text", pa.large_string())])
     adds: ClassVar[pa.Schema] = pa.schema(
         [
             # One hash per band; null for a text without words.
             pa.field("minhash", pa.list_(pa.uint64())),
-            # Null unless pairs are verified by signatures.
-            pa.field("minhash_signature", pa.list_(pa.uint32())),
         ]
     )
 
@@ -168,33 +193,28 @@ class MinHash(Stage[MinHashSettings]):
 
     @classmethod
     def added_columns(cls, settings: MinHashSettings) -> pa.Schema:
-        """Return the columns, with the n-grams if pairs are verified by them."""
-        ngrams = pa.field("minhash_ngrams", pa.large_list(pa.uint64()))
-        return cls.adds.append(ngrams) if settings.verify == "exact" else cls.adds
+        """Return the columns, with the n-grams if they are stored."""
+        ngrams = pa.field("minhash_ngrams", pa.large_list(pa.uint32()))
+        return cls.adds.append(ngrams) if settings.store_ngrams else cls.adds
 
     def open(self) -> None:
-        """Compute bands and permutations with datasketch, and the table of characters."""
-        compute_bands(self.settings)
+        """Compute the permutations with datasketch, and the table of characters."""
         _permutations(self.settings.num_permutations)
         _characters()
 
     def apply(self, batch: pa.Table) -> Outcome:
-        """Add the hashes, and the columns that verification needs."""
-        minima, has_words = signatures(batch.column("text"), self.settings)
-        hashes = minhash_kernel.hash_bands(minima, *compute_bands(self.settings))
-        # Signatures take most of the space, so they are stored only if pairs are verified by them.
-        signature_lists = pa.nulls(len(minima), pa.list_(pa.uint32()))
-        if self.settings.verify == "signatures":
-            signature_lists = _to_lists(minima, has_words)
-        added: dict[str, pa.Array | pa.ChunkedArray] = {
-            "minhash": _to_lists(hashes, has_words),
-            "minhash_signature": signature_lists,
-        }
-        if self.settings.verify == "exact":
-            added["minhash_ngrams"] = ngram_sets(batch.column("text"), self.settings)
+        """Add the band hashes, and the n-grams that fuzzy_dedup compares."""
+        added: dict[str, pa.Array | pa.ChunkedArray] = {}
+        if self.settings.store_ngrams:
+            ngrams = ngram_sets(batch.column("text"), self.settings)
+            hashes, has_words = hash_bands_of_ngrams(ngrams, self.settings)
+            added["minhash_ngrams"] = ngrams
+        else:
+            minima, has_words = signatures(batch.column("text"), self.settings)
+            hashes = minhash_kernel.hash_bands(minima, *compute_bands(self.settings))
         counters = Counters()
         counters.add("band_hashes", np.count_nonzero(has_words) * hashes.shape[1])
-        return keep_all(batch, added, counters)
+        return keep_all(batch, {"minhash": _to_lists(hashes, has_words), **added}, counters)
 
 
 def _to_lists(

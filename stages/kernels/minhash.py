@@ -90,10 +90,10 @@ def hash_ngrams(
     offsets: NDArray[np.int64],
     table: CharacterTable,
     ngram_words: int,
-) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
     """Return the distinct hashes of every text's n-grams, sorted within each text.
 
-    A hash is the first 8 bytes of the SHA-1, little-endian.
+    A hash is the first 4 bytes of the SHA-1, little-endian.
 
     Args:
         utf8: the bytes of all texts.
@@ -108,7 +108,7 @@ def hash_ngrams(
     num_texts = len(offsets) - 1
     buffers = _allocate_buffers(offsets)
     # a text has no more n-grams than bytes
-    hashes = np.empty(offsets[-1] - offsets[0], np.uint64)
+    hashes = np.empty(offsets[-1] - offsets[0], np.uint32)
     starts, num_hashes = np.zeros(num_texts + 1, np.int64), 0
     for t in range(num_texts):
         num_words = _split_words(
@@ -116,11 +116,30 @@ def hash_ngrams(
         )
         span, begin = min(ngram_words, num_words), num_hashes
         for first in range(num_words - span + 1 if num_words else 0):
-            hashes[num_hashes] = _hash_ngram(buffers, first, span)
+            hashes[num_hashes] = np.uint32(_hash_ngram(buffers, first, span))
             num_hashes += 1
         num_hashes = begin + _sort_distinct(hashes[begin:num_hashes])
         starts[t + 1] = num_hashes
     return starts, hashes[:num_hashes].copy()
+
+
+@compiled
+def sign_ngrams(
+    starts: NDArray[np.int64], hashes: NDArray[np.uint32], permutations: NDArray[np.uint32]
+) -> NDArray[np.uint32]:
+    """Return the signatures of `compute_signatures` for the n-gram hashes of `hash_ngrams`.
+
+    Args:
+        starts: (n + 1,) where each text's hashes start.
+        hashes: the hashes of all texts.
+        permutations: (2, num_permutations) the factors and the summands.
+    """
+    minima = np.full((len(starts) - 1, permutations.shape[1]), _NO_MINIMUM, np.uint32)
+    for t in range(len(starts) - 1):
+        for ngram_hash in hashes[starts[t] : starts[t + 1]]:
+            mixed = _fmix32(ngram_hash)
+            _update_minima(minima[t], mixed, permutations[0], permutations[1])
+    return minima
 
 
 @njit(nogil=True)
@@ -150,7 +169,7 @@ def _hash_ngram(buffers: _Buffers, first: int, span: int) -> np.uint64:
 
 
 @njit(nogil=True)
-def _sort_distinct(hashes: NDArray[np.uint64]) -> int:
+def _sort_distinct(hashes: NDArray[np.uint32]) -> int:
     """Sort in place, move the distinct values to the front and return their number."""
     if len(hashes) == 0:
         return 0

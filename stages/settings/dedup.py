@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Literal, Self
+import math
+from typing import Self
 
 from pydantic import Field, model_validator
 
 from stages.settings.base import Settings
 
+# Share of pairs that a band must find. With fewer, any recall takes more bands than the longest
+# signature has rows.
+MIN_FOUND_BY_BAND = 1e-9
+
 
 class MinHashSettings(Settings):
-    """The signatures, and the similarity of near-duplicates."""
+    """The signatures by which candidates for near-duplicates are found."""
 
     num_permutations: int = Field(
         default=128,
         ge=2,
         le=4096,
-        description="Length of a signature; longer ones measure similarity better.",
+        description="Length of a signature. A longer one allows bands of more rows, and bands of "
+        "more rows find fewer candidates below the threshold.",
     )
     ngram_words: int = Field(
         default=5,
@@ -30,43 +35,59 @@ class MinHashSettings(Settings):
         gt=0,
         lt=1,
         description="Jaccard similarity of n-grams from which documents are near-duplicates "
-        "(RefinedWeb: 0.8, FineWeb: 0.75). It determines bands and rows: pairs are found with a "
-        "probability that rises around the threshold, not with a sharp limit.",
+        "(RefinedWeb: 0.8, FineWeb: 0.75).",
     )
-    verify: Literal["signatures", "exact"] | None = Field(
+    recall: float = Field(
+        default=0.99,
+        gt=0,
+        lt=1,
+        description="Share of the pairs exactly at the threshold that have a band in common, and "
+        "are so compared; of more similar pairs it is higher. Bands and rows follow from it: the "
+        "most rows per band, then the fewest bands.",
+    )
+    bands: tuple[int, int] | None = Field(
         default=None,
-        description="How candidate pairs are checked against the threshold. null: not at all. "
-        "signatures: by the similarity of their signatures; removes most pairs below the threshold "
-        "and some above it; needs num_permutations * 4 bytes of disk per document. exact: by their "
-        "Jaccard similarity; needs 8 bytes of disk per word.",
+        description="Number of bands and rows per band, instead of those that follow from "
+        "`recall` (FineWeb: [14, 8]).",
+    )
+    store_ngrams: bool = Field(
+        default=True,
+        description="Store the n-gram hashes of each document, with which fuzzy_dedup compares "
+        "candidates exactly. They need 4 bytes of disk per word.",
     )
 
     @model_validator(mode="after")
     def _has_bands(self) -> Self:
-        try:
-            compute_bands(self)
-        except ValueError as error:
-            raise ValueError(
-                f"threshold is {self.threshold}, too high for {self.num_permutations} permutations "
-                f"({error}); lower it or raise num_permutations"
-            ) from error
+        compute_bands(self)
         return self
 
 
 def compute_bands(settings: MinHashSettings) -> tuple[int, int]:
     """Return the number of bands and the rows per band.
 
-    They are datasketch's, which gives missed and false pairs the same weight.
+    Two documents with Jaccard similarity s have a band in common with probability
+    1 - (1 - s^rows)^bands (Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, 3.4.2).
 
     Raises:
-        ValueError: the threshold leaves fewer than two bands.
+        ValueError: the permutations are too few.
     """
-    return _compute_bands(settings.threshold, settings.num_permutations)
-
-
-@cache
-def _compute_bands(threshold: float, num_permutations: int) -> tuple[int, int]:
-    from datasketch import MinHashLSH
-
-    index = MinHashLSH(threshold=threshold, num_perm=num_permutations)
-    return index.b, index.r
+    available = settings.num_permutations
+    if settings.bands is not None:
+        bands, rows = settings.bands
+        if bands < 1 or rows < 1 or bands * rows > available:
+            raise ValueError(
+                f"bands is [{bands}, {rows}]; wanted at least 1 band of 1 row, and at most "
+                f"num_permutations ({available}) rows in all bands together"
+            )
+        return bands, rows
+    for rows in range(available, 0, -1):
+        found_by_band = settings.threshold**rows
+        if found_by_band < MIN_FOUND_BY_BAND:
+            continue
+        bands = math.ceil(math.log1p(-settings.recall) / math.log1p(-found_by_band))
+        if bands * rows <= available:
+            return bands, rows
+    raise ValueError(
+        f"no bands of {available} permutations find {settings.recall:.1%} of the pairs at the "
+        f"threshold of {settings.threshold}; raise num_permutations, or lower recall"
+    )

@@ -111,14 +111,12 @@ def test_a_result_file_records_its_origin(tmp_path: Path) -> None:
 
 
 @pytest.mark.models
-def test_near_duplicates_agree_with_datasketch_and_exact_verification_is_precise() -> None:
-    """In the small form of near_duplicate_truth, all pairs and decisions agree, and `exact` finds no pair below the threshold."""
+def test_near_duplicates_agree_with_datasketch_and_the_rule_is_precise() -> None:
+    """In the small form of near_duplicate_truth, all pairs and decisions agree, and `jaccard` drops nothing wrongly."""
     figures = near_duplicate_truth.measure_texts(40, 0.8)
     assert figures["candidates_as_datasketch"]["different"] == 0
     assert figures["candidates_as_datasketch"]["equal"] > 0
-    assert [row["as_datasketch"]["different"] for row in figures["verify"].values()] == [
-        0,
-        0,
-        0,
-    ]
-    assert figures["verify"]["exact"]["precision"] == 1.0
+    rules = figures["rules"]
+    assert [row["as_plain_python"]["different"] for row in rules.values()] == [0, 0]
+    assert rules["jaccard"]["precision"] == 1.0
+    assert rules["jaccard"]["recall"] == 1.0

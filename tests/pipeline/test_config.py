@@ -69,6 +69,10 @@ HIDDEN = {
     "annotate.classifiers.wikipedia_reference.model",
     "annotate.classifiers.wikipedia_reference.languages",
     "annotate.classifiers.wikipedia_reference.max_chars",
+    "annotate.minhash.recall",
+    "annotate.minhash.bands",
+    "annotate.minhash.store_ngrams",
+    "fuzzy_dedup.threshold",
     "select.classifiers.wikipedia_reference.max",
 }
 
@@ -211,16 +215,16 @@ def test_classifiers_are_off_by_default(tmp_path: Path) -> None:
     assert config.select.classifiers is None
 
 
-def test_candidate_pairs_are_verified_by_signatures_or_exactly(tmp_path: Path) -> None:
-    """`verify` is null, signatures or exact; other words for them are refused."""
+def test_fuzzy_dedup_has_one_of_three_rules_or_none(tmp_path: Path) -> None:
+    """Other words are refused."""
     path = write(tmp_path, MINIMAL)
-    for value in ("null", "signatures", "exact"):
-        minhash = load(path, [f"annotate.minhash={{verify: {value}}}"]).annotate.minhash
-        assert minhash is not None
-        assert minhash.verify == (None if value == "null" else value)
+    for value in ("null", "jaccard"):
+        dedup = load(path, ["annotate.minhash={}", f"fuzzy_dedup={{rule: {value}}}"])
+        assert dedup.fuzzy_dedup is not None
+        assert dedup.fuzzy_dedup.rule == (None if value == "null" else value)
     for value in ("true", "off", "none"):
-        (fault,) = list_faults(path, f"annotate.minhash={{verify: {value}}}")
-        assert "annotate.minhash.verify" in fault
+        (fault,) = list_faults(path, f"fuzzy_dedup={{rule: {value}}}")
+        assert "fuzzy_dedup.rule" in fault
 
 
 def test_limits_of_unknown_evaluation_sets_are_faults(tmp_path: Path) -> None:

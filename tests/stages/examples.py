@@ -311,7 +311,7 @@ EXAMPLES = (
         {"copy_by": None},
         {"same_digest": {"copy_by": "digest"}, "same_text": {"copy_by": "text"}},
     ),
-    Example(MinHash, MinHashSettings(verify="signatures"), {"text": _TEXT}, {}),
+    Example(MinHash, MinHashSettings(), {"text": _TEXT}, {}),
     Example(
         MinHashFilter,
         MinHashFilterSettings(),

@@ -89,7 +89,7 @@ def test_files_are_grouped_into_at_most_ten_thousand_splits() -> None:
     ("num_files", "cluster", "overrides", "expected"),
     [
         (90_000, HERE, [SMALL_TASKS], "set paragraph_dedup.group_splits to"),
-        (90_000, HERE, [SMALL_TASKS], "fuzzy_dedup: a task would take"),
+        (90_000, HERE, [SMALL_TASKS], "fuzzy_clusters: a task would take"),
         (100, Cluster(1, 4, 2), [], "never start"),
         (
             100,

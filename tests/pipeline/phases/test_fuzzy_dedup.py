@@ -1,11 +1,10 @@
-"""fuzzy_dedup over whole crawls: which documents are dropped, and which represent them."""
+"""fuzzy_clusters and fuzzy_dedup over whole crawls, compared with brute force."""
 
 from __future__ import annotations
 
 import itertools
 import random
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,10 +13,10 @@ import pytest
 from config_files.reader import ConfigError
 from pipeline.config import load
 from pipeline.execution.engine import run
-from pipeline.phases import fuzzy_dedup
+from pipeline.phases import fuzzy_clusters
 from pipeline.planning.plan import make_plan
 from pipeline.runs.run_folder import RunFolder
-from stages.dedup.minhash import MinHash, MinHashSettings, signatures, split_ngrams
+from stages.dedup.minhash import MinHash, MinHashSettings, split_ngrams
 from tests.conftest import wet_record
 
 NUM_FAMILIES = 24
@@ -26,13 +25,11 @@ THRESHOLD = 0.6
 
 @pytest.fixture(scope="module")
 def pages() -> list[tuple[str, str]]:
-    """URL and text of families of pages.
-
-    Each page is an edited copy of the page before it, and the pages are shuffled.
-    """
+    """URL and text of families of pages, shuffled. Each page is edited from the one before, a little or more."""
     rng = random.Random(7)
     pages: list[tuple[str, str]] = []
     for family in range(NUM_FAMILIES):
+        start = ""
         words = [f"w{rng.randrange(900)}" for _ in range(100)]
         for member in range(1 + family % 4):
             pages.append(
@@ -41,15 +38,18 @@ def pages() -> list[tuple[str, str]]:
                     " ".join(words) + " ." * rng.randrange(3),
                 )
             )
+            start = " ".join(words[:90])
             for i in rng.sample(range(100), 4 if family % 2 else 14):
                 words[i] = f"x{rng.randrange(10**6)}"
+        # A shorter page, which the last one contains.
+        pages.append((f"https://example.org/{family}/start", start))
     rng.shuffle(pages)
     return pages
 
 
 @pytest.fixture
 def config(tmp_path: Path, tiny_tokenizer: Path, pages: list[tuple[str, str]]) -> str:
-    """A config with three files of these pages."""
+    """A config of three files of these pages."""
     for i, part in enumerate((pages[:9], pages[9:10], pages[10:])):
         records = [
             wet_record(url, f"Title\n{text}", number=n)
@@ -65,8 +65,8 @@ def config(tmp_path: Path, tiny_tokenizer: Path, pages: list[tuple[str, str]]) -
     return str(path)
 
 
-def find_representatives(config: str, *overrides: str) -> dict[str, str | None]:
-    """Run, and return URL -> URL of the representative, or None for a kept document."""
+def run_to_select(config: str, *overrides: str) -> dict[str, str | None]:
+    """Return URL -> URL of the representative, None for a document that is kept, after a run."""
     plan = make_plan(load(config, overrides))
     list(run(plan))
     select = Path(RunFolder.open(plan.run_dir).folder("select").root)
@@ -76,120 +76,185 @@ def find_representatives(config: str, *overrides: str) -> dict[str, str | None]:
         for row in pq.read_table(path).to_pylist()
     ]
     urls = {row["doc_id"]: row["url"] for row in rows} | {None: None}
-    assert all(
-        (row["decision"] == "minhash.near_duplicate") == (row["representative"] is not None)
-        for row in rows
-    )
+    for row in rows:
+        is_dropped = row["decision"] == "minhash.near_duplicate"
+        assert is_dropped == (row["representative"] is not None)
     return {row["url"]: urls[row["representative"]] for row in rows}
 
 
-def compare_all_pairs(
-    pages: list[tuple[str, str]], settings: MinHashSettings, keep: str
-) -> dict[str, str | None]:
-    """Return the same by comparing every page with every other one."""
-    texts = pa.array([text for _, text in pages], pa.large_string())
-    ids = pa.array(range(len(pages)), pa.uint64())
-    rows = (
-        MinHash(settings)
-        .apply(pa.table({"doc_id": ids, "text": texts}))
-        .kept.column("minhash")
-        .to_pylist()
-    )
-    values, _ = signatures(texts, settings)
-    sets = [set(split_ngrams(text, settings.ngram_words)) for _, text in pages]
+class BruteForce:
+    """The decisions, by comparing every page with every other one."""
 
-    def is_verified(a: int, b: int) -> bool:
-        if settings.verify == "exact":
-            return len(sets[a] & sets[b]) >= settings.threshold * len(sets[a] | sets[b])
-        return not settings.verify or (values[a] == values[b]).mean() >= settings.threshold
+    def __init__(
+        self, pages: list[tuple[str, str]], settings: MinHashSettings, rule: str | None
+    ) -> None:
+        self.pages, self.rule, self.threshold = pages, rule, settings.threshold
+        texts = pa.array([text for _, text in pages], pa.large_string())
+        ids = pa.array(range(len(pages)), pa.uint64())
+        batch = pa.table({"doc_id": ids, "text": texts})
+        rows = MinHash(settings).apply(batch).kept.column("minhash").to_pylist()
+        self.bands = [set(row) for row in rows]
+        self.ngrams = [set(split_ngrams(text, settings.ngram_words)) for _, text in pages]
 
-    pairs = [
-        (a, b)
-        for a, b in itertools.combinations(range(len(pages)), 2)
-        if set(rows[a]) & set(rows[b]) and is_verified(a, b)
-    ]
-    labels = list(range(len(pages)))
-    for _, (a, b) in itertools.product(pages, pairs):
-        labels[a] = labels[b] = min(labels[a], labels[b])
-    representatives: dict[str, str | None] = {}
-    for i, (url, _) in enumerate(pages):
-        members = [j for j in range(len(pages)) if labels[j] == labels[i]]
-        representative = (
-            max(members, key=lambda j: len(pages[j][1]))
-            if keep == "longest"
-            else members[0]
+    def is_dropped_for(self, dropped: int, kept: int) -> bool:
+        """Return whether the first page is dropped if the second one is preferred and kept."""
+        if not self.bands[dropped] & self.bands[kept]:
+            return False
+        one, other = self.ngrams[dropped], self.ngrams[kept]
+        if self.rule in ("jaccard", "both") and len(one & other) < self.threshold * len(
+            one | other
+        ):
+            return False
+        return self.rule in ("jaccard", None) or one <= other
+
+    def decide(self, keep: str) -> dict[str, str | None]:
+        """Return URL -> URL of the representative."""
+
+        def rank(page: int) -> tuple[int, int]:
+            # Without perplexities, the best page is the first one.
+            return (-len(self.pages[page][1]) if keep == "longest" else 0, page)
+
+        order = sorted(range(len(self.pages)), key=rank)
+        chosen = (
+            self._choose_per_cluster(order) if self.rule is None else self._choose(order)
         )
-        representatives[url] = None if representative == i else pages[representative][0]
-    return representatives
+        names = [url for url, _ in self.pages]
+        return {
+            names[page]: None if kept == page else names[kept]
+            for page, kept in chosen.items()
+        }
+
+    def _choose(self, order: list[int]) -> dict[int, int]:
+        chosen: dict[int, int] = {}
+        for page in order:
+            survivors = [other for other, kept in chosen.items() if other == kept]
+            similar = [other for other in survivors if self.is_dropped_for(page, other)]
+            chosen[page] = similar[0] if similar else page
+        return chosen
+
+    def _choose_per_cluster(self, order: list[int]) -> dict[int, int]:
+        """Pass the most preferred page on along all pairs until nothing changes."""
+        chosen = {page: page for page in order}
+        for _, one, other in itertools.product(order, order, order):
+            if self.is_dropped_for(one, other):
+                chosen[one] = min(chosen[one], chosen[other], key=order.index)
+        return chosen
 
 
-@pytest.mark.parametrize("verify", [None, "signatures", "exact"])
+@pytest.mark.parametrize("rule", [None, "jaccard", "contained", "both"])
 @pytest.mark.parametrize("keep", ["first", "longest", "best"])
-def test_clusters_are_those_of_comparing_all_pairs(
-    config: str, pages: list[tuple[str, str]], keep: str, verify: Any
+def test_decisions_are_those_of_brute_force(
+    config: str, pages: list[tuple[str, str]], keep: str, rule: str | None
 ) -> None:
-    """For each rule and each verification. Without perplexities, "best" is "first"."""
-    settings = MinHashSettings(threshold=THRESHOLD, ngram_words=2, verify=verify)
-    overrides = [f"fuzzy_dedup.keep={keep}", f"annotate.minhash.verify={verify or 'null'}"]
-    found = find_representatives(config, *overrides)
-    assert found == compare_all_pairs(pages, settings, keep)
-    assert (
-        5
-        < sum(representative is not None for representative in found.values())
-        < len(pages) - NUM_FAMILIES
-    )
+    """Across files, by each rule and each order of preference."""
+    if rule in ("contained", "both") and keep != "longest":
+        with pytest.raises(ConfigError, match="set keep to longest"):
+            load(config, [f"fuzzy_dedup={{keep: {keep}, rule: {rule}}}"])
+        return
+    settings = MinHashSettings(threshold=THRESHOLD, ngram_words=2)
+    found = run_to_select(config, f"fuzzy_dedup={{keep: {keep}, rule: {rule or 'null'}}}")
+    assert found == BruteForce(pages, settings, rule).decide(keep)
+    num_dropped = sum(kept is not None for kept in found.values())
+    assert 5 < num_dropped <= len(pages) - NUM_FAMILIES
 
 
-def test_verification_drops_fewer_documents_for_any_block_size(
-    config: str, monkeypatch: pytest.MonkeyPatch
+def test_a_rule_drops_no_document_through_a_chain(
+    config: str, pages: list[tuple[str, str]]
 ) -> None:
-    """Comparing a few signatures at a time has the same result."""
-    without = find_representatives(config)
-    verified = find_representatives(
-        config,
-        "annotate.minhash.verify=signatures",
-        "run_dir=" + str(Path(config).parent / "verified"),
-    )
-    assert sum(map(bool, verified.values())) < sum(map(bool, without.values()))
-    monkeypatch.setattr(fuzzy_dedup, "MAX_VALUES_HELD", 3 * 128)
-    pieces = "run_dir=" + str(Path(config).parent / "pieces")
-    assert (
-        find_representatives(config, "annotate.minhash.verify=signatures", pieces)
-        == verified
-    )
+    """Without a rule, some documents are dropped that are not similar to their representative."""
+    texts = dict(pages)
+
+    def count_dissimilar(decisions: dict[str, str | None]) -> int:
+        dissimilar = 0
+        for url, kept in decisions.items():
+            if kept is not None:
+                one, other = (set(split_ngrams(texts[u], 2)) for u in (url, kept))
+                dissimilar += len(one & other) < THRESHOLD * len(one | other)
+        return dissimilar
+
+    assert count_dissimilar(run_to_select(config)) == 0
+    other_run = "run_dir=" + str(Path(config).parent / "without")
+    assert count_dissimilar(run_to_select(config, "fuzzy_dedup.rule=null", other_run)) > 5
 
 
-@pytest.mark.parametrize("num_partitions", [2, 5, 300])
-def test_the_number_of_partitions_changes_nothing(
-    config: str, monkeypatch: pytest.MonkeyPatch, num_partitions: int
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("MAX_NGRAMS_HELD", 300),
+        ("MAX_MEMBERS_PER_TASK", 3),
+        ("count_partitions", 2),
+        ("count_partitions", 300),
+    ],
+)
+def test_the_size_of_tasks_changes_nothing(
+    config: str, monkeypatch: pytest.MonkeyPatch, name: str, value: int
 ) -> None:
-    """Edges of several partitions merge to the same clusters."""
-    one = find_representatives(config)
-    monkeypatch.setattr(fuzzy_dedup, "count_partitions", lambda *_: num_partitions)
+    """Few documents at a time, and any number of partitions, give the same decisions."""
+    expected = run_to_select(config)
+    is_function = name == "count_partitions"
+    monkeypatch.setattr(fuzzy_clusters, name, (lambda *_: value) if is_function else value)
     assert (
-        find_representatives(config, "run_dir=" + str(Path(config).parent / "more")) == one
+        run_to_select(config, "run_dir=" + str(Path(config).parent / "other")) == expected
     )
 
 
-def test_select_does_not_depend_on_fuzzy_dedup_when_it_is_off(
+def test_a_higher_threshold_repeats_only_the_comparison(config: str) -> None:
+    """The signatures and scores of annotate are used again, and fewer documents are dropped."""
+    before = make_plan(load(config))
+    after = make_plan(load(config, ["fuzzy_dedup.threshold=0.8"]))
+    changed = {
+        a.name
+        for a, b in zip(before.phases, after.phases, strict=True)
+        if a.fingerprint != b.fingerprint
+    }
+    assert changed == {
+        "fuzzy_clusters",
+        "fuzzy_dedup",
+        "select",
+        "tokenize",
+        "write_shards",
+    }
+    decisions = run_to_select(config), run_to_select(config, "fuzzy_dedup.threshold=0.8")
+    low, high = (sum(kept is not None for kept in found.values()) for found in decisions)
+    assert low > high > 0
+
+
+def test_switched_off_it_has_no_tasks_and_select_does_not_depend_on_it(
     config: str, tmp_path: Path
 ) -> None:
-    """No near-duplicate is dropped. Switching it changes four fingerprints."""
+    """All documents are kept, and switching it changes only itself, select and the phases after."""
     on, off = make_plan(load(config)), make_plan(load(config, ["fuzzy_dedup=null"]))
     changed = {
         a.name
         for a, b in zip(on.phases, off.phases, strict=True)
         if a.fingerprint != b.fingerprint
     }
-    assert changed == {"fuzzy_dedup", "select", "tokenize", "write_shards"}
+    assert changed == {
+        "fuzzy_clusters",
+        "fuzzy_dedup",
+        "select",
+        "tokenize",
+        "write_shards",
+    }
     assert off.phase("select").parents == ("annotate",)
-    assert set(find_representatives(config, "fuzzy_dedup=null").values()) == {None}
+    assert set(run_to_select(config, "fuzzy_dedup=null").values()) == {None}
     assert not list(Path(off.folder("fuzzy_dedup").root).glob("done/*"))
 
 
-def test_fuzzy_dedup_without_signatures_is_refused(config: str) -> None:
-    """The error of the config has both remedies."""
-    with pytest.raises(
-        ConfigError, match=r"annotate.minhash is null.*set annotate.minhash to \{\}"
-    ):
-        load(config, ["annotate.minhash=null"])
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["annotate.minhash=null"], r"annotate.minhash is null.*set annotate.minhash to"),
+        (
+            ["annotate.minhash.store_ngrams=false"],
+            r"no n-grams to compare; set store_ngrams",
+        ),
+        (["fuzzy_dedup.threshold=0.5"], r"0.5, below annotate.minhash.threshold \(0.6\)"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(
+    config: str, overrides: list[str], message: str
+) -> None:
+    """The message names both settings."""
+    with pytest.raises(ConfigError, match=message):
+        load(config, overrides)

@@ -248,6 +248,6 @@ def test_every_phase_is_declared_completely() -> None:
         used = {phase.cost.grows_with, phase.cost.held_amount, *phase.cost.steps.values()}
         used |= {phase.cost.artifact_amount(artifact) for artifact in phase.artifacts()}
         assert used <= amounts
-        assert phase.name in RunConfig.model_fields
+        assert phase.section in RunConfig.model_fields
         suffixes = [artifact.suffix for artifact in phase.artifacts()]
         assert len(set(suffixes)) == len(suffixes)

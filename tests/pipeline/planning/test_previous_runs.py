@@ -146,7 +146,7 @@ def select_month(by_url: Mapping[str, str], month: int) -> dict[str, str]:
     MONTHS,
     st.sampled_from(["drop_all_copies", "keep_first", "keep_all"]),
     st.sampled_from([None, {"by": "text"}, {"by": "digest"}]),
-    st.sampled_from([None, "signatures", "exact"]),
+    st.sampled_from([None, "jaccard"]),
 )
 def test_month_after_month_decides_as_one_run(
     tmp_path_factory: pytest.TempPathFactory,
@@ -155,7 +155,7 @@ def test_month_after_month_decides_as_one_run(
     months: list[list[list[int]]],
     keep: Literal["drop_all_copies", "keep_first", "keep_all"],
     copies: dict[str, str] | None,
-    verify: str | None,
+    rule: str | None,
 ) -> None:
     """The last of three runs removes what one run over all three months removes.
 
@@ -175,10 +175,9 @@ def test_month_after_month_decides_as_one_run(
                     "threshold": 0.5,
                     "ngram_words": 2,
                     "num_permutations": 32,
-                    "verify": verify,
                 },
             },
-            "fuzzy_dedup": {"keep": "first"},
+            "fuzzy_dedup": {"keep": "first", "rule": rule},
             "tokenize": {"tokenizer": str(tiny_tokenizer)},
             "engine": {"kind": "inline"},
         },
@@ -354,13 +353,12 @@ def test_previous_runs_with_other_settings_are_refused(months: Small) -> None:
                 previous_runs=[str(first.run_dir)],
             )
     (Path(first.run_dir) / "run.json").write_text(json.dumps(described))
-    exact = {"minhash": {**months.tree["annotate"]["minhash"], "verify": "exact"}}
-    with pytest.raises(ConfigError, match="verify is null, ours exact"):
+    (Path(first.run_dir) / "run.json").write_text(
+        json.dumps(described).replace('"store_ngrams": true', '"store_ngrams": false')
+    )
+    with pytest.raises(ConfigError, match="store_ngrams is false"):
         months.plan(
-            "2026-11",
-            **make_input(months, "second"),
-            previous_runs=[str(first.run_dir)],
-            annotate=exact,
+            "2026-11", **make_input(months, "second"), previous_runs=[str(first.run_dir)]
         )
 
 
@@ -372,7 +370,7 @@ def test_unusable_previous_runs_are_reported_at_once(months: Small) -> None:
     described = (Path(first.run_dir) / "run.json").read_text()
     shutil.copytree(Path(first.run_dir), months.folder / "old")
     (months.folder / "old" / "run.json").write_text(
-        described.replace('"minhash": 1', '"minhash": 0')
+        described.replace('"minhash": 2', '"minhash": 1')
     )
     names = ["2026-10", "2026-10", "2026-11", "nowhere", "stopped", "old"]
     previous = [str(months.folder / name) for name in names]
@@ -384,7 +382,7 @@ def test_unusable_previous_runs_are_reported_at_once(months: Small) -> None:
         "2026-11 is the run itself",
         "nowhere: no run here",
         "stopped: its fuzzy_dedup is not finished",
-        "old: its stage minhash is version 0, ours is 1",
+        "old: its stage minhash is version 1, ours is 2",
     ):
         assert fault in faults
     assert len(error.value.faults) == 5

@@ -50,7 +50,7 @@ def tree(
         "annotate": {
             "language": {"model": str(lid_file)},
             "quality": {},
-            "minhash": {"verify": "signatures", "threshold": 0.5},
+            "minhash": {"threshold": 0.5},
         },
         "fuzzy_dedup": {"keep": "longest"},
         "select": {"language": None},

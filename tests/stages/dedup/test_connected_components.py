@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import random
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stages.dedup.connected_components import (
-    choose_best,
     find_roots,
     group_equal_hashes,
     pair_with_first,
     select_groups_reaching,
-    similar_pairs,
     spanning_forest,
     unite,
 )
@@ -83,53 +80,6 @@ def test_stars_join_all_that_share_a_hash(rows: list[tuple[int, int]]) -> None:
 
 
 @given(
-    st.lists(st.lists(st.integers(0, 2), min_size=4, max_size=4), min_size=2, max_size=12),
-    st.integers(1, 11),
-)
-def test_similar_pairs_connect_chains_of_similar_signatures(
-    rows: list[list[int]], cut: int
-) -> None:
-    """Within each group, the components are those of comparing all pairs."""
-    cut = min(cut, len(rows))
-    signatures, documents = np.array(rows, np.uint32), np.arange(len(rows), dtype=np.uint64)
-    offsets = 4 * np.arange(len(rows) + 1)
-    pairs = similar_pairs(
-        documents, np.array([0, cut, len(rows)]), offsets, signatures.ravel(), False, 0.75
-    )
-    expected = [
-        (a, b)
-        for a, b in itertools.combinations(range(len(rows)), 2)
-        if (a < cut) == (b < cut) and (signatures[a] == signatures[b]).sum() >= 3
-    ]
-    assert label_components([(int(a), int(b)) for a, b in pairs]) == label_components(
-        expected
-    )
-    assert len(spanning_forest(pairs)) == len(pairs)
-
-
-@given(
-    st.lists(st.sets(st.integers(0, 5)), min_size=2, max_size=12),
-    st.sampled_from([0.2, 0.5, 0.8]),
-)
-def test_similar_pairs_connect_chains_of_similar_sets(
-    sets: list[set[int]], least: float
-) -> None:
-    """Jaccard similarity of sets of any size. Two empty sets are similar."""
-    values = np.array([value for one in sets for value in sorted(one)], np.uint64)
-    offsets = np.append(0, np.cumsum([len(one) for one in sets])).astype(np.int64)
-    documents = np.arange(len(sets), dtype=np.uint64)
-    pairs = similar_pairs(documents, np.array([0, len(sets)]), offsets, values, True, least)
-    expected = [
-        (a, b)
-        for a, b in itertools.combinations(range(len(sets)), 2)
-        if len(sets[a] & sets[b]) >= least * len(sets[a] | sets[b])
-    ]
-    assert label_components([(int(a), int(b)) for a, b in pairs]) == label_components(
-        expected
-    )
-
-
-@given(
     st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9)), max_size=30),
     st.integers(0, 10),
 )
@@ -151,32 +101,3 @@ def test_groups_before_a_document_are_left_out(
     )
     expected = [group for group in every if group[-1] >= first]
     assert [some[a:b].tolist() for a, b in itertools.pairwise(starts)] == expected
-
-
-@given(
-    PAIRS,
-    st.lists(st.integers(0, 3), min_size=NUM_NODES, max_size=NUM_NODES),
-    st.integers(1, 5),
-    st.randoms(),
-)
-def test_the_representative_has_the_highest_score(
-    pairs: list[tuple[int, int]], scores: list[int], num_parts: int, rng: random.Random
-) -> None:
-    """Of equal scores the first is taken, in any order of the input."""
-    parents, chosen = np.zeros(NUM_NODES, np.uint64), np.zeros(NUM_NODES, np.uint64)
-    best = np.zeros(NUM_NODES)
-    unite(parents, array(pairs))
-    labels = label_components(pairs)
-    members = {
-        label: [n for n in range(NUM_NODES) if labels[n] == label] for label in set(labels)
-    }
-    visited = [node for pair in pairs for node in pair if pair[0] != pair[1]]
-    rng.shuffle(visited)
-    for places in (
-        np.array(visited[part::num_parts], np.int64) for part in range(num_parts)
-    ):
-        choose_best(parents, chosen, best, places, np.array(scores, np.float64)[places])
-    expected = {
-        max(nodes, key=lambda n: scores[n]) for nodes in members.values() if len(nodes) > 1
-    }
-    assert {int(c) - 1 for c in chosen if c} == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import datasketch
 import numpy as np
@@ -19,6 +20,7 @@ from stages.dedup.minhash import (
     MinHashFilterSettings,
     MinHashSettings,
     compute_bands,
+    hash_bands_of_ngrams,
     ngram_sets,
     signatures,
     split_ngrams,
@@ -31,7 +33,7 @@ TEXT = st.text(
 )
 
 
-def judged(text: str, settings: MinHashSettings) -> datasketch.MinHash:
+def compute_reference(text: str, settings: MinHashSettings) -> datasketch.MinHash:
     sketch = datasketch.MinHash(num_perm=settings.num_permutations, seed=SEED)
     sketch.update_batch(
         [gram.encode() for gram in split_ngrams(text, settings.ngram_words)]
@@ -57,22 +59,26 @@ def test_signatures_equal_those_of_datasketch(
     A text without words has none.
     """
     settings = MinHashSettings(
-        num_permutations=num_permutations, ngram_words=ngram_words, threshold=0.5
+        num_permutations=num_permutations,
+        ngram_words=ngram_words,
+        bands=(num_permutations // 4, 4),
     )
     found, has_words = signatures(pa.array(texts, pa.large_string()), settings)
-    assert found.tolist() == [judged(text, settings).hashvalues.tolist() for text in texts]
+    assert found.tolist() == [
+        compute_reference(text, settings).hashvalues.tolist() for text in texts
+    ]
     assert has_words.tolist() == [bool(split_ngrams(text, ngram_words)) for text in texts]
 
 
 @given(st.lists(TEXT, max_size=6), st.integers(1, 6))
 def test_ngram_sets_are_those_of_the_rule(texts: list[str], ngram_words: int) -> None:
-    """A set has the first 8 bytes of the SHA-1 of each n-gram, once and sorted."""
+    """A set has the first 4 bytes of the SHA-1 of each n-gram, once and sorted."""
     found = ngram_sets(
         pa.array(texts, pa.large_string()), MinHashSettings(ngram_words=ngram_words)
     ).to_pylist()
     digests = [
         {
-            hashlib.sha1(gram.encode(), usedforsecurity=False).digest()[:8]
+            hashlib.sha1(gram.encode(), usedforsecurity=False).digest()[:4]
             for gram in split_ngrams(text, ngram_words)
         }
         for text in texts
@@ -109,9 +115,32 @@ def test_ngrams_are_consecutive_words(text: str, expected: list[str]) -> None:
     assert split_ngrams(text, 3) == expected
 
 
-def test_bands_find_the_pairs_of_datasketchs_index() -> None:
-    """Two edited copies share a band hash if and only if MinHashLSH finds them."""
-    settings = MinHashSettings(num_permutations=64, ngram_words=2, threshold=0.6)
+@given(st.floats(0.3, 0.95), st.floats(0.5, 0.999), st.sampled_from([64, 128, 256, 1024]))
+def test_bands_reach_the_recall_with_the_most_rows(
+    threshold: float, recall: float, num_permutations: int
+) -> None:
+    """One more row per band, or one band less, would miss the recall."""
+
+    def share_found(bands: int, rows: int) -> float:
+        return 1 - (1 - threshold**rows) ** bands
+
+    try:
+        settings = MinHashSettings(
+            threshold=threshold, recall=recall, num_permutations=num_permutations
+        )
+    except ValidationError:
+        assert share_found(num_permutations, 1) < recall
+        return
+    bands, rows = compute_bands(settings)
+    assert bands * rows <= num_permutations
+    assert share_found(bands, rows) >= recall - 1e-9
+    assert share_found(bands - 1, rows) < recall + 1e-9
+    assert share_found(num_permutations // (rows + 1), rows + 1) < recall + 1e-9
+
+
+def test_given_bands_are_used_as_in_datasketchs_index() -> None:
+    """On edited copies two documents share a band hash exactly where MinHashLSH finds the one by the other."""
+    settings = MinHashSettings(num_permutations=64, ngram_words=2, bands=(9, 7))
     rng = np.random.default_rng(3)
     texts = []
     for _ in range(30):
@@ -121,9 +150,8 @@ def test_bands_find_the_pairs_of_datasketchs_index() -> None:
             for i in rng.integers(0, 60, num_edits):
                 edited[i] = f"x{rng.integers(0, 10**6)}"
             texts.append(" ".join(edited))
-    index = datasketch.MinHashLSH(threshold=0.6, num_perm=64)
-    assert (index.b, index.r) == compute_bands(settings)
-    sketches = [judged(text, settings) for text in texts]
+    index = datasketch.MinHashLSH(params=(9, 7), num_perm=64)
+    sketches = [compute_reference(text, settings) for text in texts]
     for i, sketch in enumerate(sketches):
         index.insert(i, sketch)
     rows = [
@@ -139,43 +167,60 @@ def test_bands_find_the_pairs_of_datasketchs_index() -> None:
     assert 1 < np.mean([len(group) for group in found]) < 5
 
 
+@given(st.lists(TEXT, max_size=6), st.integers(1, 6))
+def test_stored_ngrams_give_the_same_bands_as_the_texts(
+    texts: list[str], ngram_words: int
+) -> None:
+    """So fuzzy_dedup can compute the bands of a document again."""
+    settings = MinHashSettings(ngram_words=ngram_words, num_permutations=64)
+    batch = make_batch(*texts)
+    from_ngrams = MinHash(settings).apply(batch).kept.column("minhash").to_pylist()
+    from_texts = MinHash(settings.model_copy(update={"store_ngrams": False})).apply(batch)
+    assert from_ngrams == from_texts.kept.column("minhash").to_pylist()
+    sets = ngram_sets(batch.column("text"), settings)
+    hashes, has_words = hash_bands_of_ngrams(sets, settings)
+    assert [row for row in from_ngrams if row is not None] == hashes[has_words].tolist()
+
+
 @given(st.lists(TEXT, min_size=1, max_size=8), st.integers(0, 8))
 def test_batches_change_nothing(texts: list[str], cut: int) -> None:
-    """The columns do not depend on how the rows are split."""
-    stage = MinHash(
-        MinHashSettings(num_permutations=16, threshold=0.5, verify="signatures")
-    )
+    """Any cut of the rows gives the same columns."""
+    stage = MinHash(MinHashSettings(num_permutations=16, threshold=0.5, recall=0.9))
     stage.open()
     batch = make_batch(*texts)
     parts = [stage.apply(part).kept for part in (batch.slice(0, cut), batch.slice(cut))]
     assert pa.concat_tables(parts).equals(stage.apply(batch).kept)
 
 
-def test_documents_without_words_have_no_hashes_and_signatures_only_to_verify() -> None:
-    """Null and blank texts. The signature column exists if the settings verify pairs."""
-    batch = make_batch("some words", None, " ... ")
-    kept = MinHash(MinHashSettings()).apply(batch).kept
-    assert [row and len(row) for row in kept.column("minhash").to_pylist()] == [
-        9,
-        None,
-        None,
-    ]
-    assert kept.column("minhash_signature").null_count == 3
-    kept = MinHash(MinHashSettings(verify="signatures")).apply(batch).kept
-    assert [row and len(row) for row in kept.column("minhash_signature").to_pylist()] == [
-        128,
-        None,
-        None,
-    ]
+def test_documents_without_words_have_no_hashes() -> None:
+    """Null and blank texts are compared with nothing."""
+    kept = MinHash(MinHashSettings()).apply(make_batch("some words", None, " ... ")).kept
+    num_hashes = [row and len(row) for row in kept.column("minhash").to_pylist()]
+    assert num_hashes == [16, None, None]
+    assert list(map(len, kept.column("minhash_ngrams").to_pylist())) == [1, 0, 0]
 
 
-def test_a_threshold_that_leaves_one_band_is_refused() -> None:
-    """The error names a setting to change."""
-    with pytest.raises(
-        ValidationError,
-        match=r"threshold is 0.97, too high for 64 permutations .* raise num_permutations",
-    ):
-        MinHashSettings(threshold=0.97, num_permutations=64)
+def test_ngrams_are_added_only_where_they_are_stored() -> None:
+    """Without them, no column is added for them."""
+    stage = MinHash(MinHashSettings(store_ngrams=False))
+    assert "minhash_ngrams" not in stage.apply(make_batch("some words")).kept.column_names
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"threshold": 0.2, "num_permutations": 8},
+            r"no bands of 8 permutations find 99.0% .* raise num_permutations",
+        ),
+        ({"bands": (20, 8)}, r"bands is \[20, 8\]; wanted .* at most num_permutations"),
+        ({"bands": (0, 8)}, r"bands is \[0, 8\]; wanted at least 1 band of 1 row"),
+    ],
+)
+def test_impossible_bands_are_refused(settings: dict[str, Any], message: str) -> None:
+    """The message names the setting to change."""
+    with pytest.raises(ValidationError, match=message):
+        MinHashSettings(**settings)
 
 
 def test_the_filter_drops_documents_with_a_representative() -> None:
