@@ -106,13 +106,10 @@ def kill_workers(storage: str, seed: int, folder: Path) -> int:
     """Kill a worker of Ray at one moment of every phase of a run, which must still succeed."""
     run_dir, messages = make_run_dir(storage, folder), folder / "messages"
     point = make_point(folder, PHASES, TASK_MOMENTS[seed])
+    plan = make_plan(make_config(run_dir, engine={"kind": "ray"}))
+    environment = get_ray().environment
     driver = start_driver(
-        run_killed,
-        run_dir,
-        point,
-        "ray",
-        messages=messages,
-        environment=get_ray().environment,
+        run_killed, plan, point, messages=messages, environment=environment
     )
     code = wait_for(driver)
     assert code == 0, f"the run ended with {code}: {messages.read_text()[-2000:]}"
