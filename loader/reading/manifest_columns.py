@@ -26,6 +26,7 @@ from loader.order.permutation import Int64Array
 from loader.order.row_order import count_rows
 from loader.storage import ReadFailed, ReadSettings, open_dataset, read_whole
 from shardwriter.format import MANIFEST_FILE, FormatError, Manifest, TokenizerEntry
+from storage.names import is_file_name
 
 _COLUMNS = ("shard_bytes", "num_samples", "num_docs", "num_tokens")
 _SHARD_ENTRY_KEYS = {"index_file", "shard", "index_sha256", *_COLUMNS}
@@ -144,7 +145,8 @@ def _read_bucket_link(folder: str, settings: ReadSettings) -> str | None:
     with contextlib.suppress(ReadFailed, UnicodeDecodeError):
         target = open_dataset(parent, settings).read_bytes(link).decode("ascii").strip()
         # A link holds one plain name. Anything else in its place, such as HTML, is not followed.
-        return f"{parent}/{target}" if _LINK_TARGET.fullmatch(target) else None
+        is_name = _LINK_TARGET.fullmatch(target) and is_file_name(target)
+        return f"{parent}/{target}" if is_name else None
     return None
 
 

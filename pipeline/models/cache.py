@@ -34,9 +34,16 @@ from pipeline.models.download import (
     fetch,
 )
 from pipeline.runs.phase_folder import to_json
+from storage.json_schema import SHA256, Integer, Object, Table, parse_json
 from storage.local import put_file
 
 log = logging.getLogger(__name__)
+
+# The record of an asset in the cache.
+_RECORD = Object(
+    {"files": Table(Object({"sha256": SHA256, "bytes": Integer(), "mtime_ns": Integer()}))},
+    is_open=True,
+)
 
 Kind = Literal[
     "language-identification", "lm", "reference-classifier", "tokenizer", "text", "tool"
@@ -270,9 +277,12 @@ class _Entry:
 
     def read_record(self) -> dict[str, dict[str, Any]]:
         """Return file -> what was verified; empty before the first verification."""
-        with contextlib.suppress(FileNotFoundError):
-            return json.loads(self.record_path.read_text(encoding="utf-8"))["files"]
-        return {}
+        try:
+            content = self.record_path.read_bytes()
+        except FileNotFoundError:
+            return {}
+        remedy = "delete it; the files are then fetched or made again"
+        return parse_json(content, _RECORD, str(self.record_path), remedy)["files"]
 
     def is_present(self) -> bool:
         """Whether all files exist, verified or not."""

@@ -34,6 +34,7 @@ from pipeline.models.cache import locked
 from pipeline.models.download import download
 from pipeline.planning.input_digests import compute_digests, forget_digest
 from pipeline.runs.phase_folder import to_json
+from storage.names import FileNames
 from storage.settings import DEFAULT_SETTINGS, StorageSettings
 
 log = logging.getLogger(__name__)
@@ -281,7 +282,8 @@ def local_copy(
     with tempfile.TemporaryDirectory(
         dir=storage.scratch_dir, prefix="corpusmill-"
     ) as folder:
-        path = Path(folder) / file.name
+        # The last part of a URL can be "..", and a server chooses it.
+        path = Path(folder) / FileNames().make(file.name)
         download(file.location, path, storage=storage)
         yield path
 

@@ -1,7 +1,7 @@
 """Export the kept documents of a run as CCNet writes them: gzipped JSON lines.
 
 The fields, their names and their meaning are those of CCNet's `mined` folder. Documents are in
-input order, and the same run gives the same bytes.
+input order, and the same run gives the same bytes. Labels that are no file names are quoted.
 
     export_ccnet(RunFolder.open("runs/ccnet"), Path("mined"))     # mined/en_head.json.gz, ...
 """
@@ -23,6 +23,7 @@ from pipeline.phases.annotate import Annotate
 from pipeline.phases.select import Select
 from pipeline.phases.split_output import read_row_groups
 from pipeline.runs.run_folder import RunFolder, RunNotFound
+from storage.names import FileNames
 
 
 def export_ccnet(run: RunFolder, out: Path) -> Counter[str]:
@@ -38,12 +39,13 @@ def export_ccnet(run: RunFolder, out: Path) -> Counter[str]:
         )
     out.mkdir(parents=True)
     written: Counter[str] = Counter()
+    names = FileNames(".json.gz")
     with contextlib.ExitStack() as stack:
         files: dict[str, gzip.GzipFile] = {}
         for document in _read_kept(run):
-            name = f"{document['language'] or 'unknown'}_{document['bucket']}.json.gz"
+            name = names.make(f"{document['language'] or 'unknown'}_{document['bucket']}")
             if name not in files:
-                raw = stack.enter_context((out / name).open("wb"))
+                raw = stack.enter_context((out / name).open("xb"))
                 # No file name and no time in the gzip header: equal runs give equal bytes.
                 files[name] = stack.enter_context(gzip.GzipFile("", "wb", 6, raw, mtime=0))
             files[name].write(json.dumps(document, ensure_ascii=False).encode() + b"\n")

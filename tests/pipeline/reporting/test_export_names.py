@@ -1,0 +1,29 @@
+"""Labels that are no file names do not lead an export out of its folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.reporting.export import export_ccnet
+from tests.pipeline.conftest import Small
+
+LABELS = ["../../escaped", "/tmp/escaped", "a/b", "..", "", "\u0000", "x" * 300, "EN"]
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_a_hostile_label_stays_in_the_folder(
+    small: Small, tmp_path: Path, label: str
+) -> None:
+    """Its documents are in one file of the folder, whose name is made of the label."""
+    annotate = {**small.tree["annotate"]}
+    annotate["language"] = {**annotate["language"], "labels": {"en": label, "fr": label}}
+    run, _ = small.run(annotate=annotate)
+    before = {path for path in tmp_path.rglob("*") if path.is_file()}
+    out = tmp_path / "deep" / "out"
+    written = export_ccnet(run, out)
+    made = {path for path in tmp_path.rglob("*") if path.is_file()} - before
+    assert [path.parent for path in made] == [out]
+    assert list(written.values()) == [3]
+    assert [path.name for path in made] == list(written)
