@@ -24,7 +24,8 @@ CAUSES: Mapping[str, str] = MappingProxyType(
         ),
         "warc.content_length_wrong": "No record ends where Content-Length says that this one ends.",
         "warc.record_too_large": (
-            "A record, or its page after decompression, is above max_record_bytes."
+            "A record, or its page after decompression, is above max_record_bytes. If it also "
+            "expands more than 100 times, its gzip member is not decompressed to its end."
         ),
         "warc.not_utf8": (
             "The share of undecodable characters in a text is above max_undecodable_share."

@@ -1,13 +1,15 @@
 r"""Read the decompressed bytes of a file through a window, and find where they cannot be trusted.
 
 The file may be gzip (one or many members), zstd, lz4 or uncompressed. Memory is bounded by the
-window that the caller asks for, regardless of the size of the decompressed file.
+window that the caller asks for, regardless of the size of the decompressed file. Time is bounded
+too: what expands to very many bytes without a record is not decompressed to its end.
 
 Where decompression fails, the bytes before the failure are returned, then a `Fault`; reading
 continues at the next gzip member. A window never contains bytes from both sides of a fault: it
 stops growing until the caller calls `skip_fault`.
 
-    window = StreamWindow.open(content)
+    window = StreamWindow.open(content, max_item_bytes=64 << 20)
+    window.begin_item()      # of a record, or of a broken stretch
     window.read_more()       # True: the buffer has grown
     window.buffer            # bytearray(b"WARC/1.0\r\n...")
     window.advance(8)        # window.position is 8 further; bytes before it may be dropped
@@ -49,6 +51,13 @@ _MEMBER_TRIAL_BYTES = (
 _SALVAGE_BYTES = 64  # on disk, per step: at most this much before a failure is lost
 _GZIP_WBITS = 31  # zlib's argument for the gzip format
 
+# An item (a record or broken stretch) is a decompression bomb if it expands more than this
+# and to more than `max_item_bytes`. Deflate expands zeros 1,032 times, HTML 5 to 20 times.
+_BOMB_RATIO = 100
+# zstd and lz4 files end at a bomb, because reading cannot continue after it. So it must be
+# this many times larger.
+_FRAME_BOMB_FACTOR = 16
+
 
 class Fault(NamedTuple):
     """A place where the bytes cannot be trusted."""
@@ -74,6 +83,41 @@ class _Chunk(NamedTuple):
     is_end: bool  # the last chunk of a member, and the checksum is right
 
 
+class _Expansion:
+    """Measures how far the current item expands.
+
+    Args:
+        max_bytes: decompressed bytes of an item up to which it may expand any number of times.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._disk_offset = 0
+        self._item_bytes = 0
+        # Where the item begins on disk; None: no item has begun, and nothing is too large.
+        self._item_start: int | None = None
+
+    def begin_item(self) -> None:
+        self._item_start, self._item_bytes = self._disk_offset, 0
+
+    def add(self, num_bytes: int, disk_offset: int) -> None:
+        """Count decompressed bytes; the file was read up to `disk_offset` for them."""
+        self._item_bytes += num_bytes
+        self._disk_offset = disk_offset
+
+    def find_bomb(self, factor: int = 1) -> str:
+        """Return the description of a decompression bomb; "": the item is none."""
+        if self._item_start is None or self._item_bytes <= factor * self._max_bytes:
+            return ""
+        disk_bytes = self._disk_offset - self._item_start
+        if self._item_bytes <= _BOMB_RATIO * disk_bytes:
+            return ""
+        return (
+            f"{disk_bytes} bytes expand to {self._item_bytes} and more without a record: a "
+            f"decompression bomb"
+        )
+
+
 class StreamWindow:
     """A window over the decompressed bytes of a file.
 
@@ -84,17 +128,25 @@ class StreamWindow:
         ends_member: an intact gzip member ends where the buffer ends.
     """
 
-    def __init__(self, chunks: Iterator[_Chunk | Fault], *, is_stored: bool) -> None:
+    def __init__(
+        self,
+        chunks: Iterator[_Chunk | Fault],
+        expansion: _Expansion,
+        *,
+        is_stored: bool,
+    ) -> None:
         """Create a window.
 
         Args:
             chunks: decompressed data and faults, in the order of the file.
+            expansion: measures the chunks.
             is_stored: the file is not compressed, so each byte has a known offset on disk.
         """
         self.buffer: bytes | bytearray = b""
         self.position = 0
         self.fault: Fault | None = None
         self.ends_member = False
+        self._expansion = expansion
         self._is_stored = is_stored
         self._chunks = chunks
         self._origin = 0  # offset of buffer[0] in the decompressed stream
@@ -102,11 +154,20 @@ class StreamWindow:
         self._starts: deque[tuple[int, int | None]] = deque()
 
     @classmethod
-    def open(cls, content: InputContent, offset: int = 0, skip_bytes: int = 0) -> Self:
+    def open(
+        cls,
+        content: InputContent,
+        *,
+        max_item_bytes: int,
+        offset: int = 0,
+        skip_bytes: int = 0,
+    ) -> Self:
         """Open a file at a member.
 
         Args:
             content: the file.
+            max_item_bytes: decompressed bytes of one item above which a fault ends it, if it
+                is a decompression bomb.
             offset: of a gzip member, or of any byte of an uncompressed file.
             skip_bytes: decompressed bytes to skip from there.
 
@@ -114,10 +175,21 @@ class StreamWindow:
             OSError: the file cannot be read.
         """
         magic = _detect_compression(content)
-        window = cls(_read_chunks(content, magic, offset), is_stored=not magic)
+        expansion = _Expansion(max_item_bytes)
+        chunks = _read_chunks(content.open(offset), magic, expansion)
+        window = cls(chunks, expansion, is_stored=not magic)
         while skip_bytes > 0 and (window.read_more() or window.available):
             skip_bytes -= window.advance(min(skip_bytes, window.available))
         return window
+
+    def begin_item(self) -> None:
+        """State that a record or broken stretch begins, whose size is measured from here on."""
+        self._expansion.begin_item()
+
+    @property
+    def num_bytes(self) -> int:
+        """Decompressed bytes so far."""
+        return self._origin + len(self.buffer)
 
     @property
     def available(self) -> int:
@@ -229,15 +301,14 @@ def _detect_compression(content: InputContent) -> bytes:
 
 
 def _read_chunks(
-    content: InputContent, magic: bytes, offset: int
+    file: FileReader, magic: bytes, expansion: _Expansion
 ) -> Iterator[_Chunk | Fault]:
-    file = content.open(offset)
     if magic == _GZIP:
-        return _read_gzip(file)
+        return _read_gzip(file, expansion)
     if magic in (_ZSTD, _ZSTD_DICTIONARY):
-        return _read_frames(ZstdReader(file))
+        return _read_frames(file, ZstdReader(file), expansion)
     if magic == _LZ4:
-        return _read_frames(Lz4Reader(file))
+        return _read_frames(file, Lz4Reader(file), expansion)
     return _read_stored(file)
 
 
@@ -248,7 +319,9 @@ def _read_stored(file: FileReader) -> Iterator[_Chunk]:
         is_start = False
 
 
-def _read_frames(reader: ZstdReader | Lz4Reader) -> Iterator[_Chunk | Fault]:
+def _read_frames(
+    file: FileReader, reader: ZstdReader | Lz4Reader, expansion: _Expansion
+) -> Iterator[_Chunk | Fault]:
     """Read zstd or lz4.
 
     FastWARC's readers do not tell where a frame begins and cannot continue after a failure.
@@ -256,20 +329,27 @@ def _read_frames(reader: ZstdReader | Lz4Reader) -> Iterator[_Chunk | Fault]:
     try:
         while data := reader.read(_CHUNK_BYTES):
             yield _Chunk(data, None, is_start=False, is_end=False)
+            expansion.add(len(data), file.tell())
+            if bomb := expansion.find_bomb(_FRAME_BOMB_FACTOR):
+                detail = f"{bomb}; the rest of the file was not read"
+                yield Fault(
+                    "warc.record_too_large", None, detail, is_verified=False, lost_bytes=0
+                )
+                return
     except OSError as error:
         yield Fault(
             "warc.compression_corrupt", None, str(error), is_verified=False, lost_bytes=0
         )
 
 
-def _read_gzip(file: FileReader) -> Iterator[_Chunk | Fault]:
+def _read_gzip(file: FileReader, expansion: _Expansion) -> Iterator[_Chunk | Fault]:
     rest = b""  # read from disk, not used yet
     while rest := rest or file.read(_DISK_BYTES):
         start = file.tell() - len(rest)
         if len(rest) < len(_GZIP):
             rest += file.read(_DISK_BYTES)
         if rest.startswith(_GZIP):
-            rest = yield from _read_member(file, start, rest)
+            rest = yield from _read_member(file, start, rest, expansion)
             continue
         file.seek(_find_next_member(file, start))
         lost_bytes = file.tell() - start
@@ -279,7 +359,7 @@ def _read_gzip(file: FileReader) -> Iterator[_Chunk | Fault]:
 
 
 def _read_member(
-    file: FileReader, start: int, rest: bytes
+    file: FileReader, start: int, rest: bytes, expansion: _Expansion
 ) -> Generator[_Chunk | Fault, None, bytes]:
     """Read one gzip member.
 
@@ -287,6 +367,7 @@ def _read_member(
         file: positioned after `rest`.
         start: offset of the member.
         rest: its first bytes.
+        expansion: measures its expansion.
 
     Returns:
         The bytes that were read after the end of the member.
@@ -304,6 +385,16 @@ def _read_member(
             if data or (inflate.eof and num_bytes):
                 yield _Chunk(data, start, num_bytes == 0, inflate.eof)
                 num_bytes += len(data)
+                expansion.add(len(data), file.tell())
+                if bomb := expansion.find_bomb():
+                    # The member may end in the block that was read last.
+                    after = _find_next_member(
+                        file, max(start + 1, file.tell() - _DISK_BYTES)
+                    )
+                    yield Fault("warc.record_too_large", start, bomb, False, 0)
+                    expansion.begin_item()
+                    file.seek(after)
+                    return b""
     # The stubs of isal declare the exception class as an instance.
     except igzip_lib.IsalError as error:  # pyright: ignore[reportGeneralTypeIssues]
         num_bytes += yield from _salvage(file, start, num_bytes)

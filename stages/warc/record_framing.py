@@ -4,7 +4,7 @@ Every byte of the file is part of a record, of the newlines between records, or 
 `Broken`. The reader is strict about where a record ends, because a wrong Content-Length would mix
 two documents. After a fault it continues at the next header that it can find.
 
-`_RecordReader` works on a `StreamWindow`. Each of its methods follows one of these contracts:
+`RecordReader` works on a `StreamWindow`. Each of its methods follows one of these contracts:
 
     _skip_...        moves the position forward; returns what it skipped
     _read_...        consumes a record or a broken stretch and returns it
@@ -46,6 +46,7 @@ from stages.warc.input_content import InputContent
 _MAX_HEADER_BYTES = 64 << 10  # the standard sets no limit; FastWARC allows 32 KiB
 _MAX_NEWLINES = 64 << 10  # after a record: more newlines than this also prove its end
 _MAX_REWINDS = 16  # per file; each decompresses a gzip member once more
+_MIN_ITEM_BYTES = 1 << 20  # nothing smaller counts as a decompression bomb
 _START_BYTES = 128  # the version line and the first field name are shorter
 _VERSION = re.compile(rb"WARC/\d{1,2}\.\d{1,3}[ \t]{0,8}(\r?\n)", re.IGNORECASE)
 _HEADER_START = re.compile(_VERSION.pattern + rb"[!-9;-~]{1,64}[ \t]{0,8}:", re.IGNORECASE)
@@ -134,7 +135,7 @@ def read_records(
     Raises:
         OSError: the file cannot be read.
     """
-    reader = _RecordReader(content, max_record_bytes, max_faults)
+    reader = RecordReader(content, max_record_bytes, max_faults)
     num_items = 0
     while (item := reader.read_next()) is not None:
         yield item
@@ -149,11 +150,15 @@ def read_records(
         yield Broken(0, "broken", "warc.empty_file", detail, 0)
 
 
-class _RecordReader:
+class RecordReader:
+    """Reads one file. `window` shows how far."""
+
     def __init__(
         self, content: InputContent, max_record_bytes: int, max_faults: int
     ) -> None:
-        self.window = StreamWindow.open(content)
+        # A record of the largest size must be read whole, with what follows it in the window.
+        self._max_item_bytes = 2 * max_record_bytes + _MIN_ITEM_BYTES
+        self.window = StreamWindow.open(content, max_item_bytes=self._max_item_bytes)
         self.num_faults = 0
         self.window.read_until(arc.START_BYTES)
         self._framing = _ARC if arc.is_arc(self.window.buffer) else _WARC
@@ -166,6 +171,7 @@ class _RecordReader:
     def read_next(self) -> Record | Broken | None:
         """Return the next record or broken stretch; None at the end of the file."""
         window = self.window
+        window.begin_item()
         self._skip_newlines()
         has_start = window.read_until(window.position + self._framing.start_bytes)
         if not has_start and not window.available and window.fault is None:
@@ -199,8 +205,9 @@ class _RecordReader:
             offset = window.fault.offset
         opening = bytes(window.buffer[window.position : window.position + _SHOWN_BYTES])
         search = self._skip_to_header()
-        if search.fault is not None:
-            fault = search.fault
+        fault = search.fault
+        # A decompression bomb is no fault of the bytes before it: these are garbage.
+        if fault is not None and fault.cause != "warc.record_too_large":
             return Broken(offset, "broken", fault.cause, fault.detail, search.num_bytes)
         if search.is_found or self._has_seen_header:
             cause = "warc.garbage"
@@ -210,6 +217,8 @@ class _RecordReader:
         else:
             cause = "warc.not_a_warc"
             detail = f"no header of a record; the file begins {opening!r}"
+        if fault is not None:
+            detail += f"; {fault.detail}"
         return Broken(offset, "broken", cause, detail, search.num_bytes)
 
     def _skip_to_header(self) -> _Search:
@@ -382,7 +391,13 @@ class _RecordReader:
             )
         # The stated length skipped other records: go back and search from this header on.
         self._num_rewinds += 1
-        self.window = StreamWindow.open(self._content, header.offset, header.into_member)
+        self.window = StreamWindow.open(
+            self._content,
+            max_item_bytes=self._max_item_bytes,
+            offset=header.offset,
+            skip_bytes=header.into_member,
+        )
+        self.window.begin_item()
         self.window.read_until(self.window.position + header.num_bytes)
         return self._read_broken(header, cause, detail)
 
