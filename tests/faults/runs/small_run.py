@@ -73,7 +73,7 @@ def make_tree(folder: Path) -> Mapping[str, Any]:
         "annotate": {
             "language": {"model": str(tiny_lid(folder / "lid.bin"))},
             "quality": {},
-            "minhash": {"verify": "signatures", "threshold": 0.5},
+            "minhash": {"threshold": 0.5},
         },
         "fuzzy_dedup": {"keep": "longest"},
         "select": {"language": None},
