@@ -7,7 +7,8 @@ near-duplicates, have files of their own, which fuzzy_clusters and fuzzy_dedup r
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+import json
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,9 @@ BANDS = pa.schema(
     ]
 )
 
+# Documents per record batch of n-grams: about 1 MB. Phases read only the batches of candidates.
+DOCS_PER_NGRAM_BATCH = 512
+
 # The hashes of the word n-grams of a document, each once, sorted.
 NGRAMS = pa.schema(
     [pa.field("record", pa.uint32()), pa.field("ngrams", pa.large_list(pa.uint32()))]
@@ -86,7 +90,7 @@ class Annotate(SplitPhase):
     documents = Artifact("documents.parquet")  # the columns of `stored`
     decisions = Artifact("decisions.parquet", DECISIONS, grows_with="documents")
     bands = Artifact("bands.arrow", BANDS, grows_with="band_hashes")  # by range of hashes
-    ngrams = Artifact("ngrams.arrow", NGRAMS)  # one record batch
+    ngrams = Artifact("ngrams.arrow", NGRAMS)  # see `read_ngrams`
 
     reads = (Extract.documents, ParagraphDedup.duplicate_lines)
     amounts = {
@@ -203,9 +207,8 @@ class _BandWriter:
         bands = output.path(Annotate.bands.file_name(task_id))
         write_buckets(bands, _join(BANDS, self._rows))
         if self._settings.store_ngrams:
-            _write_batch(
-                output.path(Annotate.ngrams.file_name(task_id)), NGRAMS, self._lists
-            )
+            path = output.path(Annotate.ngrams.file_name(task_id))
+            _write_ngrams(path, _join(NGRAMS, self._lists))
 
 
 def _get_perplexity(documents: pa.Table) -> pa.Array | pa.ChunkedArray:
@@ -214,9 +217,32 @@ def _get_perplexity(documents: pa.Table) -> pa.Array | pa.ChunkedArray:
     return pa.nulls(documents.num_rows, pa.float32())
 
 
-def _write_batch(path: Path, schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> None:
+def _write_ngrams(path: Path, ngrams: pa.RecordBatch) -> None:
+    """Write NGRAMS in batches, and the first record number of each batch in the schema's metadata."""
+    starts = range(0, ngrams.num_rows, DOCS_PER_NGRAM_BATCH)
+    firsts = [ngrams["record"][start].as_py() for start in starts]
+    schema = NGRAMS.with_metadata({"first_records": json.dumps(firsts)})
     with pa.ipc.new_file(path, schema) as file:
-        file.write_batch(_join(schema, batches))
+        for start in starts:
+            file.write_batch(ngrams.slice(start, DOCS_PER_NGRAM_BATCH))
+
+
+def read_ngrams(source: pa.NativeFile, records: NDArray[np.uint32]) -> Iterator[pa.Array]:
+    """Yield the n-gram sets of documents, from the batches that contain them.
+
+    Args:
+        source: a file of `Annotate.ngrams`; it is closed.
+        records: (n,) record numbers, sorted.
+    """
+    with source:
+        file = pa.ipc.open_file(source)
+        firsts = np.array(json.loads(file.schema.metadata[b"first_records"]), np.uint32)
+        batches = np.searchsorted(firsts, records, side="right") - 1
+        for index in np.unique(batches):
+            batch = file.get_batch(int(index))
+            wanted = records[batches == index]
+            rows = np.searchsorted(batch["record"].to_numpy(), wanted)
+            yield batch["ngrams"].take(pa.array(rows))
 
 
 def _join(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pipeline.config import RunConfig
-from pipeline.phases.annotate import Annotate
+from pipeline.phases.annotate import Annotate, read_ngrams
 from pipeline.phases.phase import Artifact, MergedArtifact, PartitionPhase, TaskCost
 from pipeline.planning.previous_runs import (
     PreviousSplit,
@@ -466,10 +466,11 @@ def _read_ngrams(
     found: list[pa.Array] = []
     for index in np.unique(indexes):
         folder, key = sources[int(index)]
-        stored = read_batch(folder.open(Annotate.ngrams.file_name(key)), 0)
         records = documents[indexes == index].astype(np.uint32)
-        rows = np.searchsorted(stored["record"].to_numpy(), records)
-        found.append(convert(stored.column(1).take(pa.array(rows))))
+        distinct, places = np.unique(records, return_inverse=True)
+        source = folder.open(Annotate.ngrams.file_name(key))
+        lists = pa.concat_arrays([convert(part) for part in read_ngrams(source, distinct)])
+        found.append(lists.take(pa.array(places)))
     by_file = np.argsort(indexes, kind="stable")
     return pa.concat_arrays(found).take(pa.array(np.argsort(by_file)))
 

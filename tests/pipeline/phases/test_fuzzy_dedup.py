@@ -13,7 +13,7 @@ import pytest
 from config_files.reader import ConfigError
 from pipeline.config import load
 from pipeline.execution.engine import run
-from pipeline.phases import fuzzy_clusters
+from pipeline.phases import annotate, fuzzy_clusters
 from pipeline.planning.plan import make_plan
 from pipeline.runs.run_folder import RunFolder
 from stages.dedup.minhash import MinHash, MinHashSettings, split_ngrams
@@ -180,6 +180,7 @@ def test_a_rule_drops_no_document_through_a_chain(
 @pytest.mark.parametrize(
     ("name", "value"),
     [
+        ("DOCS_PER_NGRAM_BATCH", 2),
         ("MAX_NGRAMS_HELD", 300),
         ("MAX_MEMBERS_PER_TASK", 3),
         ("count_partitions", 2),
@@ -191,8 +192,9 @@ def test_the_size_of_tasks_changes_nothing(
 ) -> None:
     """Few documents at a time, and any number of partitions, give the same decisions."""
     expected = run_to_select(config)
+    module = annotate if name.startswith("DOCS") else fuzzy_clusters
     is_function = name == "count_partitions"
-    monkeypatch.setattr(fuzzy_clusters, name, (lambda *_: value) if is_function else value)
+    monkeypatch.setattr(module, name, (lambda *_: value) if is_function else value)
     assert (
         run_to_select(config, "run_dir=" + str(Path(config).parent / "other")) == expected
     )
