@@ -13,6 +13,7 @@ from tests.conftest import REPOSITORY
 
 PAGES = sorted([*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md")])
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(#[^)]*)?\)")
+TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 PATH = re.compile(
     r"`((?:pipeline|stages|shardwriter|loader|training|configs|docs|benchmarks|tests)/[\w./-]+\.\w+)`"
 )
@@ -28,6 +29,21 @@ def test_links_and_paths_exist(page: Path) -> None:
     missing = [target for target in links if not (page.parent / target).exists()]
     missing += [path for path in PATH.findall(text) if not (REPOSITORY / path).exists()]
     assert not missing
+
+
+@pytest.mark.parametrize("page", ["resume.md", "security.md"])
+def test_every_promise_has_a_test_that_exists(page: str) -> None:
+    """Each row of the tables of promises names tests, and each of them is a function of that file."""
+    text = (REPOSITORY / "docs" / page).read_text(encoding="utf-8")
+    tables = re.findall(r"^\| promise \| test \|.*\n(?:\|.*\n)+", text, re.MULTILINE)
+    rows = [row for table in tables for row in table.splitlines()[2:]]
+    assert len(rows) > 10
+    for row in rows:
+        tests = TEST.findall(row)
+        assert tests, f"no test: {row}"
+        for path, name in tests:
+            functions = (REPOSITORY / path).read_text(encoding="utf-8")
+            assert f"\ndef {name}(" in functions, f"{path} has no test {name}"
 
 
 def test_the_config_reference_is_up_to_date() -> None:
