@@ -135,13 +135,13 @@ def _mutate_inside(draw: st.DrawFn, value: dict[str, Any] | list[Any]) -> None:
     kind = draw(st.sampled_from(("replace", "remove", "add")))
     hostile = draw(st.sampled_from(HOSTILE_VALUES) | st.integers() | st.text(max_size=9))
     if kind == "replace":
-        value[key] = hostile
+        value[key] = copy.deepcopy(hostile)  # a later edit may change it
     elif kind == "remove":
         del value[key]
     elif isinstance(value, dict):
-        value[draw(st.text(max_size=5))] = hostile
+        value[draw(st.text(max_size=5))] = copy.deepcopy(hostile)
     else:
-        value.insert(key, hostile)
+        value.insert(key, copy.deepcopy(hostile))
 
 
 @st.composite
