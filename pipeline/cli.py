@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from pipeline.cli_models import models_app
+from pipeline.cli_verify import verify
 from pipeline.supervisor import report_exit, supervise
 from pipeline.terminal import (
     DONE,
-    FAILED,
     TOO_MUCH_QUARANTINED,
     WRONG_USAGE,
     CommandGroup,
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from pipeline.planning.plan import RunPlan
     from pipeline.reporting.report import Report
     from pipeline.runs.run_folder import RunFolder
-    from storage import Store
 
 HELP = """
 Turn Common Crawl files into tokenized WebDataset shards: the CCNet chain on Ray Data.
@@ -391,61 +390,7 @@ def preview(run: RunAddress, overrides: Overrides = None, as_json: AsJson = Fals
 # ---------------------------------------------------------------------------- checking a dataset
 
 
-@app.command()
-def verify(
-    dataset: Annotated[
-        str,
-        typer.Argument(
-            help="Folder of a run, or of a dataset with manifest.json; s3://... too."
-        ),
-    ],
-) -> None:
-    """Check every shard of a finished dataset.
-
-    Hashes and counts every shard, and reads it with plain webdataset.
-
-    Prints one line per fault and ends with exit code 1 if there is one.
-    """
-    from pipeline.runs.run_folder import RunFolder
-    from shardwriter.format import MANIFEST_FILE, Manifest
-    from shardwriter.verification.dataset import verify_folder
-    from storage import open_store
-
-    folder = open_store(dataset)
-    if not folder.exists(MANIFEST_FILE):
-        folder = RunFolder.open(dataset).dataset
-    faults = verify_folder(folder)
-    for fault in faults:
-        console.print(str(fault))
-    if faults:
-        fail(f"{folder}: {len(faults)} faults; see the lines above", FAILED)
-    manifest = Manifest.loads(
-        folder.read_bytes(MANIFEST_FILE), folder.locate(MANIFEST_FILE)
-    )
-    num_samples = _count_samples(folder, [shard.file for shard in manifest.shards])
-    if num_samples != manifest.totals.num_samples:
-        message = (
-            f"{folder}: webdataset reads {num_samples:,} samples, "
-            f"the manifest has {manifest.totals.num_samples:,}"
-        )
-        fail(message, FAILED)
-    console.print(f"{folder}: every shard, index and count is as the manifest says")
-    console.print(
-        f"webdataset reads {num_samples:,} samples from {len(manifest.shards)} shards"
-    )
-
-
-def _count_samples(folder: Store, shards: list[str]) -> int:
-    """Count the samples with plain webdataset, as other programs would read them."""
-    from webdataset.compat import WebDataset
-    from webdataset.gopen import gopen_schemes
-
-    if not shards:
-        return 0
-    # webdataset opens an address with a mode and a buffer size; all shards are in this folder.
-    gopen_schemes["s3"] = lambda url, *_: folder.open(url.rpartition("/")[2])
-    addresses = [folder.locate(shard) for shard in shards]
-    return sum(1 for _ in WebDataset(addresses, shardshuffle=False, empty_check=False))
+app.command()(verify)
 
 
 @app.command()

@@ -174,8 +174,8 @@ def _run_left_tasks(phase: Phase, engine: Engine) -> Generator[Event, None, list
     # The folder of extract outlives a change of the input. It is complete only for the splits it names.
     splits = fingerprint([split.key for split in phase.plan.splits])
     if folder.complete() and folder.summary().get("of") == splits:
-        if damaged := list(phase.find_damage()):
-            return damaged
+        if damaged := {damage.address: damage for damage in phase.find_damage()}:
+            return list(damaged.values())
         yield PhaseFinished(phase.name, phase.counters(), was_complete=True)
         return []
     folder.begin()

@@ -33,7 +33,7 @@ from pipeline.models.download import (
     PyPIFile,
     fetch,
 )
-from pipeline.runs.phase_folder import to_json
+from pipeline.runs.done_records import to_json
 from storage.json_schema import SHA256, Integer, Object, Table, parse_json
 from storage.local import put_file
 

@@ -28,7 +28,7 @@ from pipeline.models.corpus import (
     list_versions,
 )
 from pipeline.models.kenlm_build import TrainingFailed
-from pipeline.runs.phase_folder import to_json
+from pipeline.runs.done_records import to_json
 from stages.filters import classifiers
 from storage.local import put_file
 

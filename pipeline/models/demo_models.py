@@ -22,7 +22,7 @@ from pipeline.models.corpus import list_versions
 from pipeline.models.kenlm_build import KENLM_TOOLS, kenlm_tools
 from pipeline.models.lm_training import LmSettings, list_lm_versions, train_lm
 from pipeline.models.published import CC_BY_SA_4, PUBLISHED
-from pipeline.runs.phase_folder import to_json
+from pipeline.runs.done_records import to_json
 from stages.filters import classifiers, perplexity
 
 log = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ from pathlib import Path
 from pipeline.models.cache import Asset, Trained, compute_digest, obtain
 from pipeline.models.download import AssetError
 from pipeline.models.published import PUBLISHED
-from pipeline.runs.phase_folder import to_json
+from pipeline.runs.done_records import to_json
 
 log = logging.getLogger(__name__)
 

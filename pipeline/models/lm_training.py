@@ -35,7 +35,7 @@ from pipeline.models.kenlm_build import (
     kenlm_tools,
     lmplz_version,
 )
-from pipeline.runs.phase_folder import to_json
+from pipeline.runs.done_records import to_json
 from stages.filters import language_model
 from storage.local import put_file
 

@@ -6,7 +6,7 @@ Shard k is the k-th equal part of the key space, from all splits, in key order.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -19,9 +19,12 @@ from pipeline.config import RunConfig
 from pipeline.phases.phase import Artifact, MergedArtifact, PartitionPhase, TaskCost
 from pipeline.phases.tokenize import TokenizeDocuments, describe_tokenizer
 from pipeline.planning.input_splits import InputSplit
+from pipeline.runs.damaged_outputs import check_output
+from pipeline.runs.verified_file import Damage
 from shardwriter import Documents, build_manifest, write_shard
 from shardwriter.format import (
     MANIFEST_FILE,
+    Manifest,
     ShardEntry,
     TokenizerEntry,
     index_file,
@@ -165,4 +168,30 @@ class WriteShards(PartitionPhase):
             fingerprint=fingerprint,
             run={"order": order},
         )
-        self.folder.root.put(MANIFEST_FILE, manifest.dumps())
+        with self.folder.commit(self.manifest.name) as output:
+            output.path(self.manifest.file_name).write_bytes(manifest.dumps())
+
+    def find_damage(self) -> Iterator[Damage]:
+        """Yield the files that `verify` has reported, and those that are missing or of another size."""
+        yield from super().find_damage()
+        damage = check_output(self.folder, self.manifest.file_name)
+        if damage is not None:
+            yield damage
+            return
+        root = self.folder.root
+        content = root.read_bytes(self.manifest.file_name)
+        sizes: dict[str, int] = {}
+        for entry in Manifest.loads(content, root.locate(self.manifest.file_name)).shards:
+            sizes |= {entry.file: entry.shard_bytes, entry.index_file: entry.index_bytes}
+        for file, num_bytes in zip(
+            sizes, root.read_each(sizes, self._read_size), strict=True
+        ):
+            if num_bytes != sizes[file]:
+                found = "no file" if num_bytes is None else f"{num_bytes} bytes"
+                yield Damage(str(root), file, found, f"a file of {sizes[file]} bytes")
+
+    def _read_size(self, file: str) -> int | None:
+        try:
+            return self.folder.root.get_size(file)
+        except FileNotFoundError:
+            return None

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.models import registry as model_registry
-from pipeline.runs.phase_folder import to_json
+from pipeline.runs.done_records import to_json
 from storage.errors import DamagedFile
 from storage.json_schema import SHA256, Array, Integer, Object, Table, parse_json
 from storage.local import put_file

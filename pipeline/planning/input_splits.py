@@ -33,7 +33,7 @@ from pipeline.models import registry as model_registry
 from pipeline.models.cache import locked
 from pipeline.models.download import download
 from pipeline.planning.input_digests import compute_digests, forget_digest
-from pipeline.runs.phase_folder import to_json
+from pipeline.runs.done_records import to_json
 from storage.names import FileNames
 from storage.settings import DEFAULT_SETTINGS, StorageSettings
 

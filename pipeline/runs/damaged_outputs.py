@@ -13,8 +13,9 @@ from pathlib import PurePosixPath
 
 import numpy as np
 
+from pipeline.runs.done_records import to_json
 from pipeline.runs.output_digests import OutputDigests
-from pipeline.runs.phase_folder import DAMAGED, PhaseFolder, to_json
+from pipeline.runs.phase_folder import DAMAGED, PhaseFolder
 from pipeline.runs.verified_file import Damage, DamagedOutput
 from storage import Store
 from storage.json_schema import Object, Text, parse_json
@@ -63,6 +64,15 @@ def check_output(folder: PhaseFolder, file: str) -> Damage | None:
     if not np.array_equal(found.block_crcs, wanted.block_crcs):
         return Damage(address, record_file, f"wrong CRCs of {file}", "those of its blocks")
     return None
+
+
+def check_task(folder: PhaseFolder, task_id: str) -> list[Damage]:
+    """Compare the done-record and all outputs of a task with what was written."""
+    damage = check_output(folder, folder.record_file(task_id))
+    if damage is not None:
+        return [damage]
+    found = [check_output(folder, file) for file in folder.record(task_id)["outputs"]]
+    return [damage for damage in found if damage is not None]
 
 
 def withdraw(folder: PhaseFolder, damage: Damage) -> str | None:

@@ -15,10 +15,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import logging
 import os
-import re
 import socket
 import uuid
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -28,20 +26,16 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from pipeline.runs.output_digests import OutputDigests, count_crc_chars
+from pipeline.runs.done_records import (
+    dump_record,
+    dump_summary,
+    parse_record,
+    parse_summary,
+)
+from pipeline.runs.output_digests import OutputDigests
 from pipeline.runs.verified_file import Damage, DamagedOutput, VerifiedFile
 from storage import Store
 from storage.errors import DamagedFile
-from storage.json_schema import (
-    SHA256,
-    Anything,
-    Integer,
-    Object,
-    Table,
-    Text,
-    parse_json,
-    show_value,
-)
 
 log = logging.getLogger(__name__)
 
@@ -49,36 +43,12 @@ log = logging.getLogger(__name__)
 RUN_FILE = "run.json"
 
 _DONE = "done"
-_COMPLETE = "phase.json"
+# Marks a phase as finished.
+SUMMARY_FILE = "phase.json"
 _ATTEMPTS = ".attempts"
 
 # In a phase folder: damaged files, which were set aside.
 DAMAGED = "damaged"
-
-# Bins of histograms are integers, also negative ones; keys of JSON objects are strings.
-_BIN = Text(re.compile(r"-?[0-9]{1,18}"), "an integer as a string")
-
-_COUNTERS = Object(
-    {"counts": Table(Integer()), "histograms": Table(Table(Integer(), keys=_BIN))}
-)
-
-# Of the done-record of a task that counts nothing.
-_NO_COUNTERS: Mapping[str, Any] = {"counters": {"counts": {}, "histograms": {}}}
-
-_CRCS = Text(re.compile(r"[A-Za-z0-9+/]*={0,2}"), "Base64")
-
-_DONE_RECORD = Object(
-    {
-        "task_id": Text(),
-        "outputs": Table(
-            Object({"bytes": Integer(), "sha256": SHA256, "block_crc32": _CRCS})
-        ),
-        "counters": _COUNTERS,
-    },
-    optional={"entry": Anything()},
-)
-
-_SUMMARY = Object({"task_ids": Integer(), "of": Text(), "counters": _COUNTERS})
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -156,7 +126,7 @@ class PhaseFolder:
         """
         file = self.record_file(task_id)
         try:
-            return _parse_record(self.root.read_bytes(file), task_id)
+            return parse_record(self.root.read_bytes(file), task_id, self.root.name)
         except DamagedFile as error:
             place = error.where.removeprefix(": ")
             damage = Damage(str(self.root), file, error.found, error.wanted, place)
@@ -249,11 +219,11 @@ class PhaseFolder:
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Mark the phase as finished, with the sum of its records."""
-        self.root.put(_COMPLETE, to_json(summary))
+        self.root.put(SUMMARY_FILE, dump_summary(summary, self.root.name))
 
     def unfinish(self) -> None:
         """Mark the phase as not finished. The next run does the tasks that have no record."""
-        self.root.delete(_COMPLETE)
+        self.root.delete(SUMMARY_FILE)
 
     def summary(self) -> dict[str, Any]:
         """Return the summary that `finish` stored.
@@ -262,9 +232,8 @@ class PhaseFolder:
             FileNotFoundError: the phase is not finished.
             DamagedFile: the summary has been changed since it was written.
         """
-        content, where = self.root.read_bytes(_COMPLETE), self.root.locate(_COMPLETE)
-        remedy = "run the config again: it adds up the done-records again"
-        return parse_json(content, _SUMMARY, where, remedy)
+        content = self.root.read_bytes(SUMMARY_FILE)
+        return parse_summary(content, self.root.name, self.root.locate(SUMMARY_FILE))
 
     # ---- running tasks ----
 
@@ -321,38 +290,14 @@ class PhaseFolder:
             outputs = {file.name: _describe(file) for file in files}
             for file in files:
                 self.root.move_in(file, file.name)
-            record = {
-                "task_id": task_id,
-                "outputs": outputs,
-                **_NO_COUNTERS,
-                **output.record,
-            }
-            self.root.put(self.record_file(task_id), to_json(record))
+            record = {"task_id": task_id, "outputs": outputs, **output.record}
+            self.root.put(self.record_file(task_id), dump_record(record, self.root.name))
 
 
 @functools.lru_cache(maxsize=100)
 def _warn_once(message: str) -> None:
     # A command may ask several times whether a phase is complete.
     log.warning("%s", message)
-
-
-def _parse_record(content: bytes, task_id: str) -> dict[str, Any]:
-    """Return the done-record of a task; raise DamagedFile with the place in the record."""
-    record = parse_json(content, _DONE_RECORD, "", "")
-    if record["task_id"] != task_id:
-        raise DamagedFile("task_id", show_value(record["task_id"]), repr(task_id), "")
-    for name, output in record["outputs"].items():
-        found, wanted = len(output["block_crc32"]), count_crc_chars(output["bytes"])
-        if found != wanted:
-            place = f"outputs[{name!r}].block_crc32"
-            raise DamagedFile(place, f"{found} characters", f"{wanted}", "")
-    return record
-
-
-def to_json(value: Any) -> bytes:
-    """Return JSON that is the same for equal values."""
-    text = json.dumps(value, sort_keys=True, ensure_ascii=False, indent=1)
-    return f"{text}\n".encode()
 
 
 def _describe(file: Path) -> dict[str, Any]:

@@ -18,10 +18,10 @@ from typing import Any, Self
 from config_files.reader import reread
 from pipeline.config import RunConfig, StorageConfig, change
 from pipeline.runs import event_log
+from pipeline.runs.done_records import to_json
 from pipeline.runs.phase_folder import (
     RUN_FILE,
     PhaseFolder,
-    to_json,
 )
 from storage import Store, open_store
 from storage.errors import DamagedFile

@@ -21,7 +21,7 @@ from typing import Any
 
 import filelock
 
-from pipeline.runs.phase_folder import to_json
+from pipeline.runs.done_records import to_json
 from storage import Store
 from storage.errors import DamagedFile
 from storage.json_schema import Integer, Object, Text, parse_json

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from pipeline.execution.inline import InlineEngine
 from pipeline.execution.task import TaskResult
 from pipeline.phases.phase import Phase
 from pipeline.planning.run_plan import RunPlan
+from pipeline.runs.done_records import dump_record
 from pipeline.runs.phase_folder import DAMAGED, read_digests
 from tests.pipeline.conftest import Small
 
@@ -173,9 +173,9 @@ def test_other_bytes_than_before_end_the_run(small: Small) -> None:
     def act() -> None:
         """Let the record say that the file had another content before."""
         record_file = folder.path(f"done/{key}.json")
-        record = json.loads(record_file.read_bytes())
+        record = folder.record(key)
         record["outputs"][f"{key}.documents.parquet"]["sha256"] = "0" * 64
-        record_file.write_text(json.dumps(record))
+        record_file.write_bytes(dump_record(record, folder.root.name))
         folder.path(f"{key}.documents.parquet").unlink()
 
     with pytest.raises(RunAborted, match=rf"task {key} made sha256 .* and 0{{64}} before"):
@@ -194,11 +194,11 @@ def test_a_wrong_digest_in_a_record_is_corrected(small: Small) -> None:
             return
         is_damaged.append(True)
         record_file = folder.path(f"done/{key}.json")
-        record = json.loads(record_file.read_bytes())
+        record = folder.record(key)
         digests = record["outputs"][f"{key}.documents.parquet"]
         digests["block_crc32"] = "A" + digests["block_crc32"][1:]
         digests["sha256"] = "0" * 64
-        record_file.write_text(json.dumps(record))
+        record_file.write_bytes(dump_record(record, folder.root.name))
         read_digests.cache_clear()  # as in another process
 
     list(run(plan, Saboteur(plan, "annotate", act)))

@@ -1,0 +1,239 @@
+"""The rot matrix: each kind of stored file x each kind of damage, for a run that is finished.
+
+`notice_while_reading` deletes the phases after the damaged file and runs again. `notice_by_verify`
+lets `verify --deep` find the damage in a finished run. In both cases the file must be named, and
+the run must end with the bytes of an undisturbed run.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pipeline.execution.engine import OutputDamaged, run
+from pipeline.phases import registry
+from pipeline.planning.plan import make_plan
+from pipeline.reporting.verify_run import find_damage, find_shard_damage, note_damage
+from pipeline.runs.run_folder import RunFolder
+from shardwriter.verification.dataset import verify_folder
+from tests.faults.attack import Attack, get_shared_folder
+from tests.faults.runs.small_run import (
+    NUM_DOCUMENTS,
+    check_outputs,
+    get_reference_run,
+    get_tree,
+    make_config,
+)
+from tests.pipeline.sample_crawl.invented import make_crawl
+
+# Phase and pattern of every kind of file that phases write. The largest file of a kind is damaged.
+READ_FILES = (
+    ("extract", "*.documents.parquet"),
+    ("extract", "*.hashes.arrow"),
+    ("exact_dedup", "exact_dedup.arrow"),
+    ("paragraph_dedup", "*.duplicate_lines.arrow"),
+    ("annotate", "*.documents.parquet"),
+    ("annotate", "*.bands.arrow"),
+    ("annotate", "*.signatures.arrow"),
+    ("fuzzy_dedup", "near_duplicates.arrow"),
+    ("select", "*.decisions.parquet"),
+    ("tokenize", "*.tokens.bin"),
+    ("tokenize", "*.documents.arrow"),
+    *((phase, "done/0*.json") for phase in ("extract", "annotate", "tokenize")),
+    *((phase, "phase.json") for phase in registry.list_phase_names()),
+)
+OTHER_FILES = (
+    ("extract", "*.decisions.parquet"),
+    ("extract", "*.quarantine.jsonl"),
+    ("exact_dedup", "*.contents.arrow"),
+    ("annotate", "*.decisions.parquet"),
+    ("fuzzy_dedup", "*.forest.arrow"),
+    ("tokenize", "*.decisions.parquet"),
+    ("write_shards", "*.tar"),
+    ("write_shards", "*.idx"),
+    ("write_shards", "manifest.json"),
+    ("write_shards", "done/shard-*.json"),
+)
+ALL_FILES = READ_FILES + OTHER_FILES
+
+BLOCK_BYTES = 512
+
+
+def flip_bit(path: Path, seed: int) -> None:
+    """Flip one bit."""
+    content, chosen = bytearray(path.read_bytes()), random.Random(seed)
+    content[chosen.randrange(len(content))] ^= 1 << chosen.randrange(8)
+    path.write_bytes(content)
+
+
+def zero_block(path: Path, seed: int) -> None:
+    """Fill a block with zeros, as a disk does that has lost it."""
+    content = bytearray(path.read_bytes())
+    start = random.Random(seed).randrange(len(content)) // BLOCK_BYTES * BLOCK_BYTES
+    num_bytes = min(BLOCK_BYTES, len(content) - start)
+    content[start : start + num_bytes] = bytes(num_bytes)
+    path.write_bytes(content)
+
+
+def cut(path: Path, seed: int) -> None:
+    """Lose the end of the file."""
+    content = path.read_bytes()
+    path.write_bytes(content[: random.Random(seed).randrange(1, len(content))])
+
+
+def empty(path: Path, seed: int) -> None:
+    """Lose the content."""
+    del seed
+    path.write_bytes(b"")
+
+
+def delete(path: Path, seed: int) -> None:
+    """Lose the file."""
+    del seed
+    path.unlink()
+
+
+def swap(path: Path, seed: int) -> None:
+    """Replace the file by the one of the same kind of another run."""
+    del seed
+    folder = path.parent if path.parent.name != "done" else path.parent.parent
+    phase = folder.name.split("-", maxsplit=1)[0]
+    pattern = next(p for name, p in ALL_FILES if name == phase and path.match(p))
+    path.write_bytes(find_file(get_other_run(), phase, pattern).read_bytes())
+
+
+DAMAGES: dict[str, Callable[[Path, int], None]] = {
+    "flipped bit": flip_bit,
+    "zeroed block": zero_block,
+    "cut": cut,
+    "emptied": empty,
+    "deleted": delete,
+    "swapped with another run's": swap,
+}
+
+
+@functools.cache
+def get_other_run() -> Path:
+    """Return the folder of a run on another crawl."""
+    folder = get_shared_folder() / "other"
+    crawl = make_crawl(folder / "crawl", NUM_DOCUMENTS, documents_per_file=40)
+    config = make_config(
+        folder / "run", get_tree(), input={"files": [str(path) for path in crawl.files]}
+    )
+    list(run(make_plan(config)))
+    return folder / "run"
+
+
+def find_file(run_dir: Path, phase: str, pattern: str) -> Path:
+    """Return the largest file of a kind."""
+    (folder,) = run_dir.glob(f"{phase}-*")
+    return max(folder.glob(pattern), key=lambda path: path.stat().st_size)
+
+
+def copy_and_damage(
+    damage: Callable[[Path, int], None], kind: tuple[str, str], seed: int, folder: Path
+) -> tuple[Path, Path]:
+    """Return a copy of the undisturbed run, and its damaged file."""
+    run_dir = folder / "run"
+    shutil.copytree(str(get_reference_run().run_dir), run_dir, symlinks=True)
+    path = find_file(run_dir, *kind)
+    before = path.read_bytes()
+    damage(path, seed)
+    if path.exists() and path.read_bytes() == before:
+        raise AssertionError(f"{damage.__name__} has not changed {path}")
+    return run_dir, path
+
+
+@contextmanager
+def collect_warnings() -> Iterator[list[str]]:
+    """Collect the warnings of the pipeline."""
+    messages: list[str] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            messages.append(record.getMessage())
+
+    handler, logger = Handler(logging.WARNING), logging.getLogger("pipeline")
+    logger.addHandler(handler)
+    try:
+        yield messages
+    finally:
+        logger.removeHandler(handler)
+
+
+def run_again(run_dir: Path) -> list[str]:
+    """Run the config again and compare all outputs; return what was said about damaged files."""
+    with collect_warnings() as messages:
+        events = list(run(make_plan(make_config(run_dir))))
+    check_outputs(run_dir)
+    return messages + [event.fault for event in events if isinstance(event, OutputDamaged)]
+
+
+def is_unfinished(path: Path, damage: Callable[[Path, int], None]) -> bool:
+    """Whether the damage is that a phase counts as unfinished, which is no fault."""
+    is_of_other_input = path.parent.name.startswith("extract-") and damage is swap
+    return path.name == "phase.json" and (damage is delete or is_of_other_input)
+
+
+def check_named(path: Path, messages: list[str]) -> None:
+    """Raise AssertionError if no message names the file."""
+    assert any(str(path) in message for message in messages), f"{path} is not in {messages}"
+
+
+def notice_while_reading(
+    damage: Callable[[Path, int], None], seed: int, folder: Path
+) -> None:
+    """Damage a file that later phases read, delete these phases, and run again."""
+    kind = READ_FILES[seed % len(READ_FILES)]
+    run_dir, path = copy_and_damage(damage, kind, seed, folder)
+    names = registry.list_phase_names()
+    for later in names[names.index(kind[0]) + 1 :]:
+        for phase_folder in run_dir.glob(f"{later}-*"):
+            shutil.rmtree(phase_folder)
+    messages = run_again(run_dir)
+    if not (
+        path.name == "phase.json" and damage is delete
+    ):  # the phase is just not finished
+        check_named(path, messages)
+
+
+def notice_by_verify(damage: Callable[[Path, int], None], seed: int, folder: Path) -> None:
+    """Damage any file of a finished run; verify the run, and run again."""
+    run_dir, path = copy_and_damage(damage, ALL_FILES[seed % len(ALL_FILES)], seed, folder)
+    found = RunFolder.open(run_dir)
+    with collect_warnings() as messages:
+        damages = list(find_damage(found))
+        damages += find_shard_damage(found, verify_folder(found.dataset))
+    note_damage(found, damages)
+    if not is_unfinished(path, damage):
+        check_named(path, messages + [each.describe() for each in damages])
+    run_again(run_dir)
+    assert not list(find_damage(RunFolder.open(run_dir)))
+    assert not verify_folder(RunFolder.open(run_dir).dataset)
+
+
+ATTACKS = tuple(
+    attack
+    for name, damage in DAMAGES.items()
+    for attack in (
+        Attack(
+            f"rot: {name}, noticed while reading",
+            "A damaged file is named and made again in the run that reads it.",
+            num_tries=len(READ_FILES),
+            num_small_tries=1,
+            attempt=functools.partial(notice_while_reading, damage),
+        ),
+        Attack(
+            f"rot: {name}, noticed by verify --deep",
+            "verify names a damaged file, and the next run makes it again.",
+            num_tries=len(ALL_FILES),
+            num_small_tries=1,
+            attempt=functools.partial(notice_by_verify, damage),
+        ),
+    )
+)
