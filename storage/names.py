@@ -28,7 +28,7 @@ def is_file_name(name: str) -> bool:
 
 
 class FileNames:
-    """Gives each text a file name of its own.
+    """Gives each text a different file name.
 
     A text that is a file name stays as it is. Other texts are written as in URLs, with %2F for
     a slash. Texts that are too long, or have the name of another text on file systems that

@@ -1,4 +1,4 @@
-"""Local input files are known by their content, whatever their times say."""
+"""Local input files are known by their content, even if their times are wrong."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_content_that_changes_after_planning_is_not_recorded(
 def test_a_file_system_with_wrong_times_is_found_out_when_the_file_is_read(
     small: Small, memory: Path, wet_file: Path
 ) -> None:
-    """The remembered digest is wrong. The run is refused once, and not for ever."""
+    """The remembered digest is wrong. The run is refused once only."""
     wet_file.write_bytes(make_pages("alpha"))
     small.plan()
     old = json.loads(memory.read_text())
