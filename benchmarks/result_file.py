@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -105,6 +106,8 @@ def read_commit() -> str | None:
 
 
 def _git(*arguments: str) -> str | None:
+    if shutil.which("git") is None:
+        return None
     done = subprocess.run(
         ["git", *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=False
     )

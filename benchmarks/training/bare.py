@@ -11,12 +11,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention, silu
 
-NUM_BATCHES = 4
+from benchmarks.training.draw import draw_token_batches
 
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -111,9 +110,7 @@ class Bare:
             {"params": others, "weight_decay": 0.0},
         ]
         self.optimizer = torch.optim.AdamW(groups, lr=3e-4, betas=(0.9, 0.95), fused=True)
-        rng = np.random.default_rng(2)
-        drawn = np.minimum(rng.zipf(1.2, (NUM_BATCHES, rows, seq_len + 1)), vocab_size - 1)
-        self.batches = torch.from_numpy(drawn.astype(np.int64)).to(self.device)
+        self.batches = draw_token_batches(spec).to(self.device)
         self.position = 0
 
     def run(self, steps: int) -> dict[str, Any]:
@@ -135,7 +132,7 @@ class Bare:
 
     def _step(self) -> None:
         for _ in range(self.micro_batches):
-            batch = self.batches[self.position % NUM_BATCHES]
+            batch = self.batches[self.position % len(self.batches)]
             self.position += 1
             with torch.autocast(self.device.type, torch.bfloat16):
                 loss = self.compiled(batch[:, :-1].contiguous(), batch[:, 1:].contiguous())

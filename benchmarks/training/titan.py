@@ -1,28 +1,29 @@
-"""torchtitan 0.3 on the same shape: its own trainer, step by step, on batches that lie in memory.
+"""torchtitan 0.2.2 on the same shape: its trainer, step by step, on batches in memory.
 
-Its attention is flex, with documents' masks; here every row is one document, so it computes what the others do.
-Weights are not tied, the context has no long-range scaling, activations are not computed again, nothing is saved.
+It computes what the other entrants compute: causal SDPA over whole rows, weights that are not tied,
+no recomputation, gradients accumulated over micro-batches. It saves and logs nothing.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
-from torch import nn
+from torch import Tensor
 
-NUM_BATCHES = 4
+from benchmarks.training.draw import draw_token_batches
+
+SPEC_NAME = FLAVOR = "benchmark"
 
 
 class Titan:
-    """torchtitan's trainer, built from its own config class."""
+    """torchtitan's trainer, built from its JobConfig."""
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
         os.environ.update(
@@ -32,43 +33,24 @@ class Titan:
             MASTER_ADDR="localhost",
             MASTER_PORT=str(spec["port"]),
         )
-        from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
-        from torchtitan.components.metrics import MetricsProcessor
-        from torchtitan.components.optimizer import default_adamw
-        from torchtitan.config import CompileConfig, TrainingConfig
-        from torchtitan.trainer import Trainer
+        if not torch.cuda.is_available():
+            _use_cpu()
+        from torchtitan.protocols.train_spec import register_train_spec
+        from torchtitan.train import Trainer
 
         self.tokens_per_step = spec["global_batch_rows"] * spec["seq_len"]
-        config = Trainer.Config(
-            model_spec=_model(spec),
-            loss=ChunkedLossWrapper.Config(
-                loss_fn=CrossEntropyLoss.Config(global_vocab_size=spec["vocab_size"])
-            ),
-            tokenizer=_no_tokenizer(),
-            dataloader=_batches(spec),
-            dump_folder=tempfile.mkdtemp(prefix="titan-"),
-            optimizer=default_adamw(lr=3e-4),
-            training=TrainingConfig(
-                local_batch_size=spec["micro_batch_rows"],
-                global_batch_size=spec["global_batch_rows"],
-                seq_len=spec["seq_len"],
-                steps=10**6,
-            ),
-            metrics=MetricsProcessor.Config(log_freq=10**6),
-            compile=CompileConfig(enable=spec["compile"]),
-            activation_checkpoint=None,  # type: ignore[arg-type] - its parallelize_llama takes None for none
-        )
-        self.trainer = config.build()
+        register_train_spec(SPEC_NAME, _make_train_spec(spec))
+        self.trainer = Trainer(_make_job_config(spec))
         self.rows = self.trainer.batch_generator(self.trainer.dataloader)
 
     def run(self, steps: int) -> dict[str, Any]:
         """Return speed and step times of a round, without its first step."""
         self._step()
-        torch.cuda.synchronize()
+        _synchronize()
         began = time.perf_counter()
         for _ in range(steps):
             self._step()
-        torch.cuda.synchronize()
+        _synchronize()
         seconds = time.perf_counter() - began
         return {
             "tokens_per_s": steps * self.tokens_per_step / seconds,
@@ -85,95 +67,121 @@ class Titan:
         self.trainer.train_step(self.rows)
 
 
-def _model(spec: Mapping[str, Any]) -> Any:
-    """Return its 1 B model with the dataset's vocabulary and untied embeddings."""
-    from torchtitan.models.llama3 import model_registry
+def make_model_args(spec: Mapping[str, Any]) -> Any:
+    """Return torchtitan's description of the shape.
 
-    registered = model_registry("1B", attn_backend="flex")
-    model, dim, vocab_size = registered.model, spec["shape"]["dim"], spec["vocab_size"]
-    layers = model.layers[: spec["shape"]["num_layers"]]
-    if (model.dim, len(layers)) != (dim, spec["shape"]["num_layers"]):
-        raise ValueError(
-            f"torchtitan's 1B has dim {model.dim} and {len(model.layers)} layers, wanted {spec['shape']}"
+    Its feed-forward width is 8/3 * dim * ffn_dim_multiplier, rounded up to multiple_of: 8192 for
+    dim 2048, 1.5 and 1024.
+    """
+    from torchtitan.models.llama3 import TransformerModelArgs
+
+    shape = spec["shape"]
+    ffn_dim = shape["ffn_dim"]
+    multiple_of = 1024 if ffn_dim % 1024 == 0 else ffn_dim
+    return TransformerModelArgs(
+        dim=shape["dim"],
+        n_layers=shape["num_layers"],
+        n_heads=shape["num_heads"],
+        n_kv_heads=shape["num_kv_heads"],
+        vocab_size=spec["vocab_size"],
+        # Rounded down before it is rounded up to the multiple.
+        ffn_dim_multiplier=ffn_dim * 3 / (8 * shape["dim"]),
+        multiple_of=multiple_of,
+        rope_theta=500_000,
+    )
+
+
+def _make_train_spec(spec: Mapping[str, Any]) -> Any:
+    from torchtitan.components.loss import build_cross_entropy_loss
+    from torchtitan.components.lr_scheduler import build_lr_schedulers
+    from torchtitan.components.optimizer import build_optimizers
+    from torchtitan.models.llama3 import Transformer, parallelize_llama
+    from torchtitan.protocols.train_spec import TrainSpec
+
+    return TrainSpec(
+        model_cls=Transformer,
+        model_args={FLAVOR: make_model_args(spec)},
+        parallelize_fn=parallelize_llama,
+        pipelining_fn=None,
+        build_optimizers_fn=build_optimizers,
+        build_lr_schedulers_fn=build_lr_schedulers,
+        build_dataloader_fn=lambda **_: _Batches(spec),  # type: ignore[arg-type]
+        build_tokenizer_fn=None,
+        build_loss_fn=build_cross_entropy_loss,
+        build_metrics_processor_fn=lambda *_: _NoMetrics(),  # type: ignore[arg-type]
+    )
+
+
+def _make_job_config(spec: Mapping[str, Any]) -> Any:
+    from torchtitan.config import JobConfig
+
+    config = JobConfig()
+    config.job.dump_folder = tempfile.mkdtemp(prefix="titan-")
+    config.model.name, config.model.flavor = SPEC_NAME, FLAVOR
+    config.optimizer.lr = 3e-4
+    training = config.training
+    training.local_batch_size = spec["micro_batch_rows"]
+    training.global_batch_size = spec["global_batch_rows"]
+    training.seq_len = spec["seq_len"]
+    training.steps = 10**6
+    config.lr_scheduler.warmup_steps = 10
+    config.compile.enable = spec["compile"]
+    config.activation_checkpoint.mode = "none"
+    return config
+
+
+def _use_cpu() -> None:
+    """Let torchtitan compute on the CPU. Without an accelerator it would take CUDA."""
+    import torchtitan.train
+
+    assert torchtitan.train  # imports all modules that are needed here
+    for name, module in list(sys.modules.items()):
+        # Each module has copied these names.
+        if name.startswith("torchtitan.") and hasattr(module, "device_type"):
+            module.device_type, module.device_module = "cpu", torch.cpu
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+class _Batches:
+    """An endless iterator of a few batches in memory."""
+
+    def __init__(self, spec: Mapping[str, Any]) -> None:
+        batches = draw_token_batches(spec)
+        self._batches = batches.pin_memory() if torch.cuda.is_available() else batches
+
+    def __iter__(self) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+        while True:
+            for batch in self._batches:
+                yield {"input": batch[:, :-1]}, batch[:, 1:].contiguous()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        pass
+
+
+class _NoMetrics:
+    """What torchtitan's trainer needs of a MetricsProcessor, without logs."""
+
+    def __init__(self) -> None:
+        self.color = SimpleNamespace(blue="", red="", reset="")
+        self.device_memory_monitor = SimpleNamespace(
+            device_name="NVIDIA H100",
+            get_peak_stats=lambda: SimpleNamespace(
+                max_reserved_gib=0.0, max_reserved_pct=0.0
+            ),
         )
-    embedding = dataclasses.replace(
-        model.tok_embeddings,
-        num_embeddings=vocab_size,
-        param_init={"weight": functools.partial(nn.init.normal_, std=0.02)},
-    )
-    head = dataclasses.replace(model.lm_head, out_features=vocab_size)
-    model = dataclasses.replace(
-        model,
-        vocab_size=vocab_size,
-        enable_weight_tying=False,
-        tok_embeddings=embedding,
-        lm_head=head,
-        layers=layers,
-    )
-    return dataclasses.replace(registered, model=model)
+        self.num_flops_per_token = self.ntokens_since_last_log = 0
+        self.data_loading_times: list[float] = []
+        self.optimizers = self.model_parts = None
 
+    def should_log(self, _: int) -> bool:
+        return False
 
-def _no_tokenizer() -> Any:
-    from torchtitan.components.tokenizer import BaseTokenizer
-
-    class NoTokenizer(BaseTokenizer):
-        @dataclasses.dataclass(kw_only=True, slots=True)
-        class Config(BaseTokenizer.Config):
-            pass
-
-        def __init__(self, config: Any, **_: Any) -> None:
-            super().__init__()
-            self.config = config
-
-        def encode(self, *_: Any, **__: Any) -> list[int]:
-            raise NotImplementedError
-
-        def decode(self, *_: Any, **__: Any) -> str:
-            raise NotImplementedError
-
-        def get_vocab_size(self) -> int:
-            raise NotImplementedError
-
-    return NoTokenizer.Config()
-
-
-def _batches(spec: Mapping[str, Any]) -> Any:
-    from torchtitan.components.dataloader import BaseDataLoader
-
-    rows, seq_len, vocab_size = (
-        spec["micro_batch_rows"],
-        spec["seq_len"],
-        spec["vocab_size"],
-    )
-
-    class Batches(BaseDataLoader):
-        @dataclasses.dataclass(kw_only=True, slots=True)
-        class Config(BaseDataLoader.Config):
-            pass
-
-        def __init__(self, config: Any, **_: Any) -> None:
-            self.config = config
-            drawn = np.minimum(
-                np.random.default_rng(2).zipf(1.2, (NUM_BATCHES, rows, seq_len + 1)),
-                vocab_size - 1,
-            )
-            self.batches = torch.from_numpy(drawn.astype(np.int64)).pin_memory()
-            self.positions = (
-                torch.arange(seq_len).expand(rows, -1).contiguous().pin_memory()
-            )
-
-        def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
-            while True:
-                for batch in self.batches:
-                    yield (
-                        {"input": batch[:, :-1], "positions": self.positions},
-                        batch[:, 1:].contiguous(),
-                    )
-
-        def state_dict(self) -> dict[str, Any]:
-            return {}
-
-        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-            pass
-
-    return Batches.Config()
+    def close(self) -> None:
+        pass

@@ -1,0 +1,103 @@
+"""The models and rows that the GPU suite measures, and the dataset that it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Size:
+    """The model, rows and steps to measure, and the time to plan for them.
+
+    Attributes:
+        micro_batches: of a step.
+        num_tokens: of the dataset.
+        start_s: an entrant's start and warm-up. The first one, which compiles, takes twice as long.
+        round_s: one round of an entrant.
+    """
+
+    shape: Mapping[str, int]
+    vocab_size: int
+    seq_lens: tuple[int, int]
+    micro_batch_tokens: int
+    micro_batches: int
+    num_tokens: int
+    warmup_steps: int
+    steps: int
+    rounds: int
+    compile: bool
+    start_s: float
+    round_s: float
+
+
+# 1.2 B parameters.
+FULL = Size(
+    shape={
+        "dim": 2048,
+        "num_layers": 16,
+        "num_heads": 32,
+        "num_kv_heads": 8,
+        "ffn_dim": 8192,
+    },
+    vocab_size=50_304,
+    seq_lens=(2048, 8192),
+    micro_batch_tokens=16_384,
+    micro_batches=2,
+    num_tokens=12_000_000,
+    warmup_steps=4,
+    steps=10,
+    rounds=2,
+    compile=True,
+    start_s=25,
+    round_s=8,
+)
+
+TINY = Size(
+    shape={"dim": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "ffn_dim": 64},
+    vocab_size=256,
+    seq_lens=(16, 32),
+    micro_batch_tokens=64,
+    micro_batches=2,
+    num_tokens=20_000,
+    warmup_steps=1,
+    steps=1,
+    rounds=1,
+    compile=False,
+    start_s=0,
+    round_s=0,
+)
+
+
+def write_dataset(folder: Path, size: Size) -> None:
+    """Write four shards of documents with 200 to 3,000 tokens drawn by Zipf's law."""
+    import numpy as np
+
+    from shardwriter import Documents, build_manifest, write_shard
+    from shardwriter.format import MANIFEST_FILE, TokenizerEntry, index_file, shard_file
+
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(1)
+    num_ids = size.vocab_size - 47  # 50,257 of GPT-2, which a model rounds up
+    tokenizer = TokenizerEntry("benchmark", "0" * 64, num_ids, 0)
+    tokens = np.minimum(rng.zipf(1.2, size.num_tokens), num_ids - 1).astype(np.uint16)
+    entries, first_id = [], 0
+    for shard, part in enumerate(np.array_split(tokens, 4)):
+        lengths = rng.integers(200, 3001, len(part) // 1000)
+        lengths = lengths[np.cumsum(lengths) < len(part)]
+        lengths = np.append(lengths, len(part) - lengths.sum())
+        part[np.cumsum(lengths) - 1] = 0
+        ids = np.arange(first_id, first_id + len(lengths), dtype=np.uint64)
+        first_id += len(lengths)
+        with (
+            (folder / shard_file(shard)).open("wb") as tar,
+            (folder / index_file(shard)).open("wb") as index,
+        ):
+            documents = Documents(part, lengths, ids)
+            entry = write_shard(
+                tar, index, shard=shard, tokenizer=tokenizer, documents=documents
+            )
+        entries.append(entry)
+    manifest = build_manifest(entries, tokenizer=tokenizer, fingerprint="benchmark")
+    (folder / MANIFEST_FILE).write_bytes(manifest.dumps())

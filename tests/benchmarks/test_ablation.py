@@ -1,0 +1,65 @@
+"""The ablation runs in its small form, and its results can be read."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from benchmarks.ablation.chart import Panel, draw
+from benchmarks.ablation.datasets import NGRAM_WORDS, NgramSet
+from tests.conftest import REPOSITORY
+
+
+def _run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.models
+def test_the_ablation_runs_in_its_tiny_form(tmp_path: Path) -> None:
+    """Four datasets, four runs of the trainer, one result and one chart."""
+    done = _run("benchmarks.ablation", "--tiny", "--save", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    (path,) = tmp_path.glob("*.json")
+    datasets = json.loads(path.read_text())["figures"]["datasets"]
+    assert list(datasets) == ["raw", "deduplicated", "head", "head + reference"]
+    sizes = [row["num_tokens"] for row in datasets.values()]
+    assert sizes == sorted(sizes, reverse=True)
+    ET.fromstring(path.with_suffix(".svg").read_text())  # noqa: S314 - our own
+
+
+def test_texts_that_share_a_word_ngram_are_found() -> None:
+    """13 common words are found in spite of case and punctuation; 12 are not."""
+    words = [f"word{k}" for k in range(30)]
+    known = NgramSet([" ".join(words)])
+    assert known.shares(
+        "Before that, " + ", ".join(words[5 : 5 + NGRAM_WORDS]).upper() + "!"
+    )
+    assert not known.shares(" ".join(words[5 : 4 + NGRAM_WORDS]))
+    assert not NgramSet([]).shares(" ".join(words))
+
+
+def test_a_chart_is_xml_and_names_every_curve_once_with_its_last_mean() -> None:
+    """Labels have the mean of the seeds at the end, and do not overlap."""
+    curves = {
+        "raw": [[(100.0, 7.0), (2000.0, 6.0)], [(100.0, 7.2), (2000.0, 6.2)]],
+        "a < b": [[(100.0, 7.0), (2000.0, 6.1)]],
+    }
+    root = ET.fromstring(draw("Loss", [Panel("held out", curves)]))  # noqa: S314 - our own
+    labels = {
+        e.text: float(e.attrib["y"])
+        for e in root.iter()
+        if (e.text or "").endswith(" 6.10")
+    }
+    assert labels.keys() == {"raw 6.10", "a < b 6.10"}
+    assert abs(labels["raw 6.10"] - labels["a < b 6.10"]) >= 14
