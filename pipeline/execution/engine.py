@@ -208,7 +208,7 @@ def _run_left_tasks(phase: Phase, engine: Engine) -> Generator[Event, None, list
 
 def _make_task_event(phase: Phase, result: TaskResult) -> TaskFinished:
     values = dict(vars(result))
-    del values["damage"]  # it has an event of its own
+    del values["damage"]  # it has a separate event
     return TaskFinished(phase.name, **values)
 
 

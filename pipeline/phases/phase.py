@@ -314,7 +314,7 @@ class Phase(ABC):
     def find_damage(self) -> Iterator[Damage]:
         """Yield the damaged files of a complete phase, as far as that takes little time.
 
-        Whoever reads a file verifies it. This is for files that no later phase reads.
+        A phase that reads a file verifies it. This is for files that no later phase reads.
         """
         yield from list_reported(self.folder)
 

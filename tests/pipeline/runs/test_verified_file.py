@@ -119,7 +119,7 @@ def test_each_kind_of_damage_is_named(folder: PhaseFolder, kind: str) -> None:
 
 
 def test_a_missing_file_is_damage_and_a_missing_record_is_not(folder: PhaseFolder) -> None:
-    """A task without a record is not done, whatever files there are."""
+    """A task without a record is not done, even if its files exist."""
     folder.path(NAME).unlink()
     with pytest.raises(DamagedOutput, match="found no file, wanted a file of 197608 bytes"):
         folder.open(NAME)

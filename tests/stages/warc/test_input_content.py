@@ -1,4 +1,4 @@
-"""The digest of a file is that of its whole content, in whatever order it is read."""
+"""The digest of a file is that of its whole content, in any order of reading."""
 
 from __future__ import annotations
 
