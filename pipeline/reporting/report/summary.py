@@ -256,7 +256,7 @@ def _list_steps(run: RunFolder, counts: Counts) -> Iterator[Step]:
     num_chars = extract["chars"] + sum(take_family(extract, "dropped_chars.").values())
     yield Step("read", num_docs, num_chars)
     for phase in registry.PHASES:
-        if not phase.stages or getattr(run.config, phase.name) is None:
+        if not phase.stages or not phase.is_enabled(run.config):
             continue
         if not run.has_finished(phase.name):
             return

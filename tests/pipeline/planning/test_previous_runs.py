@@ -96,7 +96,8 @@ def read_texts(found: RunFolder) -> dict[str, str]:
 
 
 def read_rows(found: RunFolder, phase: str, name: str) -> list[dict[str, Any]]:
-    return pq.read_table(found.folder(phase).open(name)).to_pylist()
+    with found.folder(phase).open(name) as file:
+        return pq.read_table(file).to_pylist()
 
 
 def find_exact_copies(found: RunFolder) -> dict[str, str]:

@@ -138,10 +138,10 @@ def test_seconds_are_those_of_the_event_log(mixed: RunFolder) -> None:
 
 def tamper(found: RunFolder, phase: str, change: Callable[[dict[str, int]], None]) -> None:
     """Change the counters of a complete phase."""
-    path = found.folder(phase).path("phase.json")
-    summary = json.loads(path.read_text())
+    folder = found.folder(phase)
+    summary = folder.summary()
     change(summary["counters"]["counts"])
-    path.write_text(json.dumps(summary))
+    folder.finish(summary)
 
 
 @pytest.mark.parametrize(
