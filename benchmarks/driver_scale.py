@@ -49,6 +49,7 @@ from pipeline.planning.prepare import prepare
 from pipeline.planning.recorded_plan import record_plan
 from pipeline.planning.run_plan import RunPlan
 from pipeline.reporting import report
+from pipeline.runs.done_records import dump_record
 from pipeline.runs.run_folder import RunFolder
 from stages.contract import Counters
 
@@ -185,7 +186,8 @@ def link_outputs(phase: SplitPhase, seeds: RunPlan) -> None:
         for output in record["outputs"]:
             os.link(source.path(output), target.path(output.replace(seed, task_id)))
         text = json.dumps({**record, "task_id": task_id}).replace(seed, task_id)
-        target.root.put(f"done/{task_id}.json", text.encode())
+        linked = dump_record(json.loads(text), target.root.name)
+        target.root.put(target.record_file(task_id), linked)
 
 
 def run_seeds(run_dir: Path, num_seeds: int) -> RunPlan:
