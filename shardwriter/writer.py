@@ -55,6 +55,11 @@ from shardwriter.tar import (
     write_member,
 )
 
+# Tokens of a sample with several documents, at most. With 2 bytes per token, headers and
+# padding (about 2 KiB per sample) add 1.5 %. With one document of 1,000 tokens per sample, they
+# nearly double the shard.
+SAMPLE_TOKENS = 2**16
+
 
 def write_shard(
     tar: BinaryIO,
@@ -63,14 +68,11 @@ def write_shard(
     shard: int,
     tokenizer: TokenizerEntry,
     documents: Documents,
-    sample_tokens: int = 2**16,
+    sample_tokens: int = SAMPLE_TOKENS,
 ) -> ShardEntry:
     """Write a shard and its index, and return the shard's entry for the manifest.
 
-    A sample holds whole documents, in order, of at most `sample_tokens` tokens together. A longer
-    document is a separate sample, so `sample_tokens=1` writes one sample per document. With 2**16
-    tokens of 2 bytes, headers and padding add 1.5 % (about 2 KiB per sample). With one document of
-    1,000 tokens per sample, they nearly double the shard.
+    A sample holds whole documents, in order. `sample_tokens=1` writes one sample per document.
 
     Args:
         tar: receives the tar; it need not be seekable.
@@ -92,9 +94,9 @@ def write_shard(
         )
     doc_starts = _compute_doc_starts(documents)
     first_docs = _group_documents(doc_starts, sample_tokens)
+    # All checks of tokens come first: nothing is written for unusable documents.
     _check_sample_sizes(shard, tokenizer, doc_starts[first_docs])
     _check_tokens(shard, tokenizer, documents, doc_starts)
-    # Everything about tokens is checked by now: nothing is written for unusable documents.
     tar_file, index_file = HashedFile(tar), HashedFile(index)
     sample_offsets, sample_crcs = _write_samples(
         tar_file, shard, tokenizer, documents, doc_starts, first_docs

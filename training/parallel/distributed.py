@@ -96,29 +96,38 @@ def init_distributed(
     Raises:
         IncompatibleConfig: the number of ranks is not a product of the configured degrees.
     """
-    has_cuda = torch.cuda.is_available()
     device = torch.device("cpu")
-    if has_cuda:
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        torch.cuda.set_device(device)
-        # NCCL reads these when the process group is created.
-        for name, value in flight_recorder_env(dump_dir).items():
-            # setdefault: values that the user has set are kept.
-            os.environ.setdefault(name, value)
+    if torch.cuda.is_available():
+        device = _select_gpu(dump_dir)
     if not dist.is_initialized():
-        timeout = timedelta(seconds=timeout_s)
-        backend = select_backend(has_cuda=has_cuda)
-        if "RANK" in os.environ:
-            dist.init_process_group(backend, timeout=timeout)
-        else:
-            dist.init_process_group(
-                # In memory, so a single process needs no port.
-                backend,
-                timeout=timeout,
-                store=HashStore(),
-                rank=0,
-                world_size=1,
-            )
+        _join_process_group(timedelta(seconds=timeout_s))
+    mesh = _build_mesh(parallel, device)
+    return RankContext(dist.get_rank(), dist.get_world_size(), device, mesh)
+
+
+def _select_gpu(dump_dir: Path) -> torch.device:
+    """Select the GPU of this rank, and configure the flight recorder of NCCL."""
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    # NCCL reads these when the process group is created.
+    for name, value in flight_recorder_env(dump_dir).items():
+        # setdefault: values that the user has set are kept.
+        os.environ.setdefault(name, value)
+    return device
+
+
+def _join_process_group(timeout: timedelta) -> None:
+    """Join the process group of torchrun, or create one with a single rank."""
+    backend = select_backend(has_cuda=torch.cuda.is_available())
+    if "RANK" in os.environ:
+        dist.init_process_group(backend, timeout=timeout)
+        return
+    # In memory, so a single process needs no port.
+    store = HashStore()
+    dist.init_process_group(backend, timeout=timeout, store=store, rank=0, world_size=1)
+
+
+def _build_mesh(parallel: ParallelConfig, device: torch.device) -> DeviceMesh:
     # Row-major: `tensor` is the last dimension, so its ranks have consecutive numbers and share a
     # node.
     shape = compute_mesh_shape(parallel, dist.get_world_size())
@@ -127,7 +136,7 @@ def init_distributed(
         # With a flattened dimension, gradient norms are reduced over shard and tensor in one
         # collective. torch warns when it is missing, and offers no public call to add it.
         mesh["shard", "tensor"]._flatten()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-    return RankContext(dist.get_rank(), dist.get_world_size(), device, mesh)
+    return mesh
 
 
 def shutdown_distributed() -> None:
