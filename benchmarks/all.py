@@ -19,8 +19,8 @@ from benchmarks.result_file import REPOSITORY
 QUICK_ARGUMENTS = {
     "engine_overhead": ["--megabytes", "4", "--rounds", "1"],
     "stages_table": ["--megabytes", "0.4", "--rounds", "1"],
-    "memory": ["--megabytes", "0.5", "1"],
-    "calibrate": ["--documents", "400", "200", "--files", "2"],
+    "memory": ["--megabytes", "0.2", "0.4"],
+    "calibrate": ["--documents", "160", "80", "--files", "2"],
     "driver_scale": ["--splits", "8"],
     "paragraph_hashing": ["--megabytes", "0.1", "--rounds", "1"],
 }

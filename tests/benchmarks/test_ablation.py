@@ -10,8 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.ablation import __main__ as ablation
 from benchmarks.ablation.chart import Panel, draw
-from benchmarks.ablation.datasets import NGRAM_WORDS, NgramSet
+from benchmarks.ablation.datasets import (
+    NGRAM_WORDS,
+    NgramSet,
+    Sizes,
+    create_datasets,
+    read_totals,
+)
 from tests.conftest import REPOSITORY
 
 
@@ -25,6 +32,17 @@ def _run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.models
+def test_the_datasets_shrink_with_each_filter(tmp_path: Path) -> None:
+    """All are made from the same crawl, and the held-out text is not empty."""
+    datasets = create_datasets(tmp_path, Sizes(120, 300, 1))
+    assert set(datasets) == {*ablation.ORDER, ablation.HELD_OUT}
+    sizes = [read_totals(datasets[name])["num_tokens"] for name in ablation.ORDER]
+    assert sizes == sorted(sizes, reverse=True)
+    assert read_totals(datasets[ablation.HELD_OUT])["num_tokens"] > 0
+
+
+@pytest.mark.heavy
 @pytest.mark.models
 def test_the_ablation_runs_in_its_tiny_form(tmp_path: Path) -> None:
     """Four datasets, four runs of the trainer, one result and one chart."""

@@ -44,6 +44,25 @@ def test_every_benchmark_runs_in_its_small_form(
     assert PRINTED[name] in capsys.readouterr().out
 
 
+def measure_overhead(entrant: str, megabytes: float) -> engine_overhead.Figures:
+    """Return the figures of one run, after a check of their steps."""
+    figures = engine_overhead.measure(entrant, megabytes)
+    assert figures.keys() >= {
+        "start",
+        *engine_overhead.registry.list_phase_names(),
+        "whole",
+    }
+    assert figures["whole"]["cpu_s"] > 0
+    return figures
+
+
+@pytest.mark.models
+def test_engine_overhead_measures_the_bare_pool() -> None:
+    """It reports every step of the run."""
+    measure_overhead("bare pool", megabytes=0.2)
+
+
+@pytest.mark.heavy
 @pytest.mark.models
 @pytest.mark.ray
 def test_engine_overhead_measures_both_entrants(capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,13 +70,7 @@ def test_engine_overhead_measures_both_entrants(capsys: pytest.CaptureFixture[st
     megabytes = 0.5
     medians: dict[str, engine_overhead.Figures] = {}
     for entrant in engine_overhead.ENTRANTS:
-        small = engine_overhead.measure(entrant, megabytes)
-        assert small.keys() >= {
-            "start",
-            *engine_overhead.registry.list_phase_names(),
-            "whole",
-        }
-        assert small["whole"]["cpu_s"] > 0
+        small = measure_overhead(entrant, megabytes)
         medians[f"{entrant}, small"] = small
         # One size is measured, because each start of Ray takes 11 s.
         doubled = {

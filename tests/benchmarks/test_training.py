@@ -29,12 +29,28 @@ def _run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def run_gpu_suite(folder: Path, *arguments: str) -> dict[str, Any]:
+    """Return the figures of the suite in its tiny form."""
+    arguments = ("--tiny", "--save", str(folder), *arguments)
+    done = _run("benchmarks.training.gpu_suite", *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (path,) = folder.glob("*-training_gpu_tiny.json")
+    return json.loads(path.read_text())["figures"]
+
+
+def test_the_gpu_suite_measures_the_trainer_and_the_bare_loop(tmp_path: Path) -> None:
+    """Its first part runs on a CPU and writes a result file."""
+    figures = run_gpu_suite(tmp_path, "--only", "throughput, short rows")
+    assert figures["entrants"].keys() >= {"ours, 16", "bare, 16"}
+    assert figures["entrants"]["ours, 16"]["planned_gib"] > 0
+    assert "garbage" in figures["findings"]
+    assert all(row["tokens_per_s"] > 0 for row in figures["entrants"].values())
+
+
+@pytest.mark.heavy
 def test_the_gpu_suite_runs_on_a_cpu_in_its_tiny_form(tmp_path: Path) -> None:
     """Every installed entrant has figures; the others are skipped with the reason."""
-    done = _run("benchmarks.training.gpu_suite", "--tiny", "--save", str(tmp_path))
-    assert done.returncode == 0, done.stdout + done.stderr
-    (path,) = tmp_path.glob("*-training_gpu_tiny.json")
-    figures = json.loads(path.read_text())["figures"]
+    figures = run_gpu_suite(tmp_path)
     assert {reason.partition(" is not ")[2] for reason in figures["skipped"].values()} <= {
         "installed"
     }

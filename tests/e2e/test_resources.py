@@ -8,7 +8,8 @@ from pipeline.errors import RunAborted
 from pipeline.runs.run_folder import RunFolder
 from tests.e2e.conftest import Chain
 
-pytestmark = [pytest.mark.models, pytest.mark.ray]
+# tests/pipeline/execution/test_ray_engine.py has the small form.
+pytestmark = [pytest.mark.models, pytest.mark.ray, pytest.mark.heavy]
 
 
 def test_a_request_that_no_machine_can_serve_stops_the_run_at_once(chain: Chain) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,15 +27,6 @@ def umask() -> Iterator[int]:
     before = os.umask(UMASK)
     yield UMASK
     os.umask(before)
-
-
-def read_modes(folder: Path) -> dict[str, int]:
-    """Return the permissions of every file and folder of a run."""
-    modes: dict[str, int] = {}
-    for path in sorted(folder.rglob("*")):
-        if not path.is_symlink() and path.name != "log.jsonl":
-            modes[str(path.relative_to(folder))] = path.stat().st_mode & 0o777
-    return modes
 
 
 def test_operators_are_named_after_the_phase_and_its_stages(small: Small) -> None:
@@ -106,15 +96,23 @@ def test_a_second_start_that_works_is_enough(
     assert engine.config.memory_mb == 300
 
 
-@pytest.mark.ray
-def test_outputs_have_the_modes_of_an_inline_run(
-    small: Small, monkeypatch: pytest.MonkeyPatch, umask: int
+def test_a_request_that_this_machine_cannot_serve_stops_the_run_at_once(
+    small: Small, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only Ray's own session is private: files of workers and of the driver follow the user's umask."""
+    """Otherwise Ray would wait for a CPU without a message when a late phase starts.
+
+    tests/e2e/test_resources.py is the same with a real Ray.
+    """
+    import ray
+
+    machine = {"CPU": 1.0, "memory": 3000.0 * 2**20}
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    list(run(small.plan("inline")))
-    list(run(small.plan("on-ray", engine={"kind": "ray", "workers": 1})))
-    assert read_umask() == umask
-    modes = read_modes(small.folder / "inline")
-    assert set(modes.values()) >= {0o750, 0o640}
-    assert read_modes(small.folder / "on-ray") == modes
+    monkeypatch.setattr(ray, "init", lambda **_: None)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: machine)
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": machine}])
+    plan = small.plan(engine={"kind": "ray", "phases": {"tokenize": {"num_cpus": 64}}})
+    with pytest.raises(RunAborted, match="nothing was started") as caught:
+        list(run(plan))
+    line = "  tokenize requests CPU 64, memory 2,000 MB; the nearest machine has CPU 1"
+    assert line in str(caught.value).splitlines()
+    assert not plan.folder("extract").done()

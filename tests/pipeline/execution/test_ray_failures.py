@@ -29,7 +29,7 @@ from tests.sockets import is_loopback, list_listening
 
 NUM_FILES = 3
 PROGRAM = "from tests.pipeline.execution.waiting import main; main()"
-DEADLINE_S = 200
+DEADLINE_S = 600
 
 
 @dataclass
@@ -137,7 +137,7 @@ def waiting_run(
     ("name", "words"),
     [
         ("raylet", "raylet"),
-        ("gcs_server", r"control store \(GCS\)"),
+        pytest.param("gcs_server", r"control store \(GCS\)", marks=pytest.mark.heavy),
         pytest.param("ray::Dashboard", "dashboard agent", marks=pytest.mark.heavy),
         pytest.param("ray::Runtime", "runtime environment agent", marks=pytest.mark.heavy),
     ],
@@ -156,10 +156,9 @@ def test_a_killed_process_of_ray_is_named(
     assert waiting_run.continue_inline() == waiting_run.reference
 
 
+@pytest.mark.heavy  # the next test sends SIGTERM while tasks run
 @pytest.mark.ray
-@pytest.mark.parametrize(
-    "started", ["gcs_server", pytest.param("raylet", marks=pytest.mark.heavy)]
-)
+@pytest.mark.parametrize("started", ["gcs_server", "raylet"])
 def test_sigterm_while_ray_starts_ends_the_run(
     waiting_run: WaitingRun, started: str
 ) -> None:
