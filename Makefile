@@ -37,7 +37,7 @@ test: $(VENV)/test.stamp ## Run all the tests
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadgroup
 
 quick: $(VENV)/test.stamp ## Run the tests of one package without Ray, e.g. make quick PACKAGE=loader
-	$(BIN)/python -m pytest -q --numprocesses $(TEST_PROCESSES) -m 'not heavy and not ray and not cluster and not models' tests/$(PACKAGE)
+	$(BIN)/python -m pytest -q --hypothesis-profile quick --numprocesses $(TEST_PROCESSES) -m 'not heavy and not ray and not cluster and not models' tests/$(PACKAGE)
 
 test-torch-lowest: $(LOWEST)/test.stamp ## Run the trainer's tests on the oldest torch that it supports (downloads 3 GB once)
 	$(LOWEST)/bin/python -m pytest -p no:cacheprovider --numprocesses $(TEST_PROCESSES) --dist loadgroup $(TRAINER_TESTS)

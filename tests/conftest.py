@@ -21,10 +21,14 @@ REPOSITORY = Path(__file__).parent.parent
 # Ray reads mode and token once per process, when it is first used: all tests use the same.
 os.environ.setdefault("RAY_AUTH_MODE", "token")
 os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+# Ray's default is nice 15. Beside other work its workers would wait for minutes.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
-
-# Numba compiles, and Arrow imports, inside whichever example comes first: no single example has a deadline.
-settings.register_profile("default", deadline=None)
+# Numba compiles, and Arrow imports, inside the first example: no example has a deadline.
+# Each run draws other examples. To choose a profile: `pytest --hypothesis-profile thorough`.
+settings.register_profile("quick", deadline=None, max_examples=10)
+settings.register_profile("default", deadline=None, max_examples=40)
+settings.register_profile("thorough", deadline=None, max_examples=1_000)
 settings.load_profile("default")
 
 

@@ -13,8 +13,13 @@ PROGRAM = """
 import sys
 import ray
 from storage.umask import private_umask
-with private_umask():
-    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100 * 2**20, logging_level="ERROR")
+for attempt in range(10):  # beside other work, a raylet may need more than Ray's 30 s
+    try:
+        with private_umask():
+            ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100 * 2**20, logging_level="ERROR")
+        break
+    except Exception:
+        ray.shutdown()
 print(ray.get_runtime_context().gcs_address, flush=True)
 sys.stdin.read()  # until the test session closes it, or dies
 """

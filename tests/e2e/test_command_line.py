@@ -5,10 +5,10 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
-import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -18,20 +18,18 @@ import webdataset
 from pipeline.runs.run_folder import RunFolder
 from tests.conftest import REPOSITORY, wet_record
 from tests.e2e.conftest import Chain
+from tests.faults.runs.small_run import run_command, start_driver
 
 
 def command(*arguments: str | Path, **environment: str) -> tuple[int, str]:
-    """Return exit code and output of `python -m pipeline ...`."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pipeline", *map(str, arguments)],
-        cwd=REPOSITORY,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        check=False,
-        env={**os.environ, "COLUMNS": "200", **environment},
-    )
-    return done.returncode, done.stdout
+    """Return exit code and output of `python -m pipeline ...`, in a forked process."""
+    environment = {"COLUMNS": "200", **environment}
+    with tempfile.NamedTemporaryFile() as output:
+        path, words = Path(output.name), map(str, arguments)
+        driver = start_driver(run_command, *words, messages=path, environment=environment)
+        driver.join()
+        assert driver.exitcode is not None
+        return driver.exitcode, path.read_text()
 
 
 @pytest.fixture

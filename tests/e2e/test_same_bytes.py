@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,11 +18,24 @@ from pipeline.execution.inline import InlineEngine
 from pipeline.phases import fuzzy_dedup, paragraph_dedup, registry
 from pipeline.phases.phase import Phase
 from pipeline.planning.plan import make_plan
+from storage.umask import read_umask
 from tests.e2e.conftest import Chain, digests
+from tests.faults.runs.small_run import run_to_end, start_driver
 
 pytestmark = pytest.mark.models
 
+# Neither Ray's private 077 nor the usual 022.
+UMASK = 0o027
+
 PARTITIONED = {"paragraph_dedup": paragraph_dedup, "fuzzy_dedup": fuzzy_dedup}
+
+
+@pytest.fixture
+def umask() -> Iterator[int]:
+    """A umask for one test."""
+    before = os.umask(UMASK)
+    yield UMASK
+    os.umask(before)
 
 
 def test_batches_of_any_size_give_the_same_bytes(chain: Chain, reference_run: Path) -> None:
@@ -105,11 +118,17 @@ def test_a_complete_phase_keeps_its_partitions(
 
 @pytest.mark.ray
 def test_a_local_ray_with_one_worker_writes_the_same_bytes(
-    chain: Chain, reference_run: Path
+    chain: Chain, reference_run: Path, umask: int
 ) -> None:
-    """Every file of every phase equals that of the in-process engine."""
+    """Every file of every phase equals that of the in-process engine, and follows the umask.
+
+    Only the session of Ray is private.
+    """
     run_dir, _ = chain.run("local-ray", "engine.kind=ray", "engine.workers=1")
     assert digests(run_dir) == digests(reference_run)
+    assert read_umask() == umask
+    modes = read_modes(reference_run)
+    assert read_modes(run_dir) == {name: mode & ~umask for name, mode in modes.items()}
 
 
 @pytest.mark.ray
@@ -122,26 +141,26 @@ def test_a_cluster_with_two_workers_writes_the_same_bytes(
     assert digests(run_dir) == digests(reference_run)
 
 
-# which is off in this chain
-@pytest.mark.parametrize(
-    "phase", [name for name in registry.list_phase_names() if name != "exact_dedup"]
-)
-def test_a_run_killed_in_any_phase_continues_to_the_same_bytes(
-    chain: Chain, reference_run: Path, phase: str
+def test_a_run_killed_in_each_phase_continues_to_the_same_bytes(
+    chain: Chain, reference_run: Path
 ) -> None:
-    """After kill -9 at the start of a phase, the next run does only the missing tasks."""
-    name = f"killed-in-{phase}"
-    _kill_when(chain, name, phase)
-    run_dir, events = chain.run(name)
+    """Kill -9 when a phase has started, one phase after another: complete phases stay so."""
+    phases = [name for name in registry.list_phase_names() if name != "exact_dedup"]  # off
+    plan = make_plan(chain.config("killed"))
+    for number, phase in enumerate(phases):
+        messages = chain.folder / "killed.txt"
+        driver = start_driver(run_to_end, plan, messages=messages)
+        while not _has_started(chain.folder / "killed" / "log.jsonl", phase):
+            assert driver.is_alive(), messages.read_text()
+            time.sleep(0.01)
+        driver.kill()
+        driver.join()
+        assert all(plan.folder(name).complete() for name in phases[:number])
+    run_dir, events = chain.run("killed")
     assert digests(run_dir) == digests(reference_run)
-    complete = [
-        event.phase
-        for event in events
-        if isinstance(event, PhaseFinished) and event.was_complete
-    ]
-    assert (
-        complete == registry.list_phase_names()[: registry.list_phase_names().index(phase)]
-    )
+    complete = [e.phase for e in events if isinstance(e, PhaseFinished) and e.was_complete]
+    names = registry.list_phase_names()
+    assert complete[: len(names) - 1] == names[:-1]
 
 
 def test_a_run_stopped_by_sigterm_prints_how_to_continue(chain: Chain) -> None:
@@ -157,12 +176,11 @@ def test_a_run_stopped_by_sigterm_prints_how_to_continue(chain: Chain) -> None:
 
 
 @pytest.mark.ray
-def test_a_run_on_ray_killed_twice_continues_to_the_same_bytes(
+def test_a_run_on_ray_that_is_killed_continues_to_the_same_bytes(
     chain: Chain, reference_run: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Kill -9 of the driver and its local Ray, twice; the third run is on a cluster."""
-    for phase in ("extract", "annotate"):
-        _kill_when(chain, "ray-killed", phase, "--engine", "ray")
+    """Kill -9 of the driver and its local Ray; the second run is on a cluster."""
+    _stop_when(chain, "ray-killed", "annotate", signal.SIGKILL, "--engine", "ray")
     request.getfixturevalue("shared_ray")
     run_dir, _ = chain.run("ray-killed", "engine.kind=ray")
     assert digests(run_dir) == digests(reference_run)
@@ -200,20 +218,14 @@ def _partition_free_digests(run_dir: Path) -> dict[str, str]:
     }
 
 
-def _kill_when(chain: Chain, name: str, phase: str, *arguments: str) -> None:
-    """Start a run, and kill its process group when the phase has started."""
-    _stop_when(chain, name, phase, signal.SIGKILL, *arguments)
-
-
 def _stop_when(
     chain: Chain, name: str, phase: str, how: signal.Signals, *arguments: str
 ) -> tuple[str, int]:
-    """Start a run, and send a signal when the phase has started."""
+    """Start a run, and send a signal to its process group when the phase has started."""
     log = chain.folder / name / "log.jsonl"
-    seen = log.read_bytes().rfind(b"\n") + 1 if log.exists() else 0
     process = chain.command(name, *arguments)
     try:
-        while not _has_started(log, seen, phase):
+        while not _has_started(log, phase):
             assert process.poll() is None, process.stdout.read() if process.stdout else ""
             time.sleep(0.02)
     finally:
@@ -223,13 +235,17 @@ def _stop_when(
     return out, process.returncode
 
 
-def _has_started(log: Path, seen: int, phase: str) -> bool:
+def _has_started(log: Path, phase: str) -> bool:
+    """Return whether the event log has the start of a phase."""
     if not log.exists():
         return False
-    with log.open(encoding="utf-8") as file:
-        file.seek(seen)
-        lines = [line for line in file if line.endswith("\n")]
-    return any(
-        json.loads(line) | {"event": "PhaseStarted", "phase": phase} == json.loads(line)
-        for line in lines
-    )
+    lines = log.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()
+    events = [json.loads(line) for line in lines]
+    return any(e["event"] == "PhaseStarted" and e["phase"] == phase for e in events)
+
+
+def read_modes(run_dir: Path) -> dict[str, int]:
+    """Return the permissions of the files of all phases, and of their folders."""
+    files = [run_dir / name for name in digests(run_dir)]
+    paths = {*files, *(path.parent for path in files)}
+    return {str(path.relative_to(run_dir)): path.stat().st_mode & 0o777 for path in paths}

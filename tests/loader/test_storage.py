@@ -217,9 +217,9 @@ def test_a_slow_connection_is_no_error(
     proxy: FaultProxy, expected: list[list[int]], tmp_path: Path
 ) -> None:
     """A block may take any time while bytes arrive."""
-    proxy.rate = 30_000  # a block takes 2.2 s
+    proxy.rate = 12_000  # a block takes 5.5 s
     given = settings(
-        tmp_path, stall_timeout_s=2.0, request_timeout_s=1.5, block_bytes=65536
+        tmp_path, stall_timeout_s=5.0, request_timeout_s=4.0, block_bytes=65536
     )
     assert stream(f"http://127.0.0.1:{proxy.port}", given)[0] == expected
 

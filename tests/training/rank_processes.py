@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import socket
 import sys
@@ -13,13 +12,12 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+from tests.fork_server import CONTEXT, preload
+
 # File of a world's folder: what its ranks said.
 MESSAGES = "stderr"
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(
-    ["training.trainer", "torch.distributed.fsdp", "torch._dynamo"]
-)
+preload("training.trainer", "torch.distributed.fsdp", "torch._dynamo")
 
 
 @contextmanager
@@ -37,7 +35,7 @@ def start(
         "MASTER_PORT": str(port),
     }
     processes = [
-        _CONTEXT.Process(
+        CONTEXT.Process(
             target=_be_rank,
             # The whole environment: the process that forks them keeps that of its start.
             args=(

@@ -8,7 +8,6 @@ import ctypes
 import functools
 import hashlib
 import logging
-import multiprocessing
 import os
 import shutil
 import signal
@@ -28,6 +27,7 @@ from pipeline.planning.run_plan import RunPlan
 from pipeline.runs.run_folder import RunFolder
 from tests.conftest import REPOSITORY, write_tiny_tokenizer
 from tests.faults.attack import get_shared_folder
+from tests.fork_server import CONTEXT, preload
 from tests.pipeline.sample_crawl.invented import make_crawl
 from tests.seaweed import BUCKET, KEYS, Seaweed, find_program
 from tests.shared_ray import SharedRay
@@ -43,8 +43,7 @@ RAY_START_ATTEMPTS = 4
 _PR_SET_PDEATHSIG = 1
 
 # Drivers are forked from a process that has imported and compiled all that they use.
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["tests.faults.runs._warm"])
+preload("tests.faults.runs._warm")
 
 
 # ---- the run ----
@@ -161,7 +160,7 @@ def start_driver(
 ) -> BaseProcess:
     """Start a process that calls a function; stdout and stderr are appended to a file."""
     whole = {**os.environ, **(environment or {})}
-    driver = _CONTEXT.Process(target=_drive, args=(work, arguments, messages, whole))
+    driver = CONTEXT.Process(target=_drive, args=(work, arguments, messages, whole))
     driver.start()
     return driver
 

@@ -30,6 +30,7 @@ from pipeline.terminal import FAILED
 from storage.object_store import ObjectStore
 from storage.retries import requests
 from tests.conftest import REPOSITORY
+from tests.faults.runs.small_run import run_command, start_driver
 from tests.loader.faults import FaultProxy
 from tests.pipeline.sample_crawl.invented import make_crawl
 from tests.seaweed import BUCKET, Seaweed
@@ -322,9 +323,10 @@ def test_unusable_storage_is_reported_in_one_line_before_the_run_starts(
             monkeypatch.delenv(name)
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(config("x").model_dump(mode="json")))
-    command = [sys.executable, "-m", "pipeline", "run", str(path), "--run-dir", address]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=REPOSITORY
-    )
-    assert (done.returncode, len(done.stderr.splitlines())) == (FAILED, 1), done.stderr
-    assert re.search(fault, done.stderr)
+    printed = tmp_path / "printed"
+    command = ["run", str(path), "--run-dir", address]
+    driver = start_driver(run_command, *command, messages=printed)
+    driver.join()
+    lines = printed.read_text().splitlines()
+    assert (driver.exitcode, len(lines)) == (FAILED, 1), lines
+    assert re.search(fault, lines[0])

@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import socket
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +17,6 @@ from numpy.typing import NDArray
 
 from shardwriter import Documents, build_manifest, write_shard
 from shardwriter.format import MANIFEST_FILE, TokenizerEntry, index_file, shard_file
-from tests.conftest import REPOSITORY
 from tests.training.conftest import (
     VOCAB_SIZE,
     losses,
@@ -29,6 +25,7 @@ from tests.training.conftest import (
     read_log,
     train_all,
 )
+from tests.training.rank_processes import run_world
 from training.config import TrainConfig
 from training.data.validation import Validation
 from training.errors import IncompatibleConfig
@@ -41,23 +38,6 @@ from training.parallel.parallelize import parallelize, unwrap_decoder
 
 SEQ_LEN = 16
 DATA = {"seq_len": SEQ_LEN, "micro_batch_rows": 3}
-
-WORKER = """
-import json, sys
-import torch
-from tests.training.data.test_validation import built, joined
-from training.config import TrainConfig
-from training.data.validation import Validation
-torch.set_num_threads(1)
-found = []
-for settings in json.loads(sys.argv[1]):
-    config = TrainConfig.model_validate(settings)
-    here = joined(config)
-    validation, model = Validation(config, here), built(config, here)
-    found.append([validation.evaluate(model), validation.evaluate(model)])
-print(json.dumps(found))
-torch.distributed.destroy_process_group()
-"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -254,34 +234,16 @@ def test_validation_uses_the_first_documents(
         )
 
 
-def run_ranks(
-    num_ranks: int, settings: Sequence[dict[str, Any]]
-) -> list[list[list[dict[str, float]]]]:
-    """Return the figures of each rank for each of the settings, validated twice."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    world = {
-        "WORLD_SIZE": str(num_ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": "1",
-    }
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", WORKER, json.dumps(settings)], cwd=REPOSITORY, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True, env={**os.environ, **world, "RANK": str(rank)},
-        )
-        for rank in range(num_ranks)
-    ]  # fmt: skip
-    try:
-        ended = [process.communicate(timeout=600) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0] * num_ranks, ended[0][1][
-        -4000:
-    ]
-    return [json.loads(out) for out, _ in ended]
+def validate_twice(all_settings: Sequence[dict[str, Any]], folder: Path) -> None:
+    """Write the figures of each of the settings, validated twice. Runs in each rank."""
+    found: list[list[dict[str, float]]] = []
+    for settings in all_settings:
+        config = TrainConfig.model_validate(settings)
+        here = joined(config)
+        validation, model = Validation(config, here), built(config, here)
+        found.append([validation.evaluate(model), validation.evaluate(model)])
+    (folder / f"figures-{os.environ['RANK']}.json").write_text(json.dumps(found))
+    distributed.shutdown_distributed()
 
 
 def test_all_ranks_have_the_losses_of_one_process(
@@ -296,13 +258,12 @@ def test_all_ranks_have_the_losses_of_one_process(
         {"strategy": "zero3", "activation_checkpointing": "full"},
         {"strategy": "zero2", "tensor": 2},
     ]
-    found = run_ranks(
-        2,
-        [
-            make_settings(tmp_path, language, data=DATA, validation=section, parallel=m)
-            for m in modes
-        ],
-    )
+    settings = [
+        make_settings(tmp_path, language, data=DATA, validation=section, parallel=mode)
+        for mode in modes
+    ]
+    run_world(2, validate_twice, settings, tmp_path, folder=tmp_path)
+    found = [json.loads((tmp_path / f"figures-{r}.json").read_text()) for r in range(2)]
     assert found[0] == found[1]
     for mode, (first, second) in zip(modes, found[0], strict=True):
         assert first == second
