@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 CONFIG ?= ccnet.yaml
 TEST_PROCESSES ?= 2
+# The groups are made in tests/conftest.py, in the order in which they start.
+PARALLEL := --numprocesses $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder
 PACKAGE ?= stages
 PROMETHEUS ?= 127.0.0.1:9490
 LOWEST := .venv-torch-lowest
@@ -34,10 +36,10 @@ watch: $(VENV)/demo.stamp ## Run the pipeline into runs/watched, with a Promethe
 	echo 'Prometheus keeps running at http://$(PROMETHEUS); Ctrl-C stops it.' && wait $$prometheus
 
 test: $(VENV)/test.stamp ## Run all the tests
-	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadgroup
+	$(BIN)/python -m pytest $(PARALLEL)
 
 quick: $(VENV)/test.stamp ## Run the tests of one package without Ray, e.g. make quick PACKAGE=loader
-	$(BIN)/python -m pytest -q --hypothesis-profile quick --numprocesses $(TEST_PROCESSES) -m 'not heavy and not ray and not cluster and not models' tests/$(PACKAGE)
+	$(BIN)/python -m pytest -q --hypothesis-profile quick $(PARALLEL) -m 'not heavy and not ray and not cluster and not models' tests/$(PACKAGE)
 
 test-torch-lowest: $(LOWEST)/test.stamp ## Run the trainer's tests on the oldest torch that it supports (downloads 3 GB once)
 	$(LOWEST)/bin/python -m pytest -p no:cacheprovider --numprocesses $(TEST_PROCESSES) --dist loadgroup $(TRAINER_TESTS)

@@ -81,10 +81,19 @@ def shared_ray(ray_of_session: SharedRay, monkeypatch: pytest.MonkeyPatch) -> Sh
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the tests of a file, and all tests with Ray, in one process of pytest-xdist."""
+    """Run the tests of a file, and all tests with Ray, in one process of pytest-xdist.
+
+    Fixtures of a file are made once, the tests share one Ray, and no two of them start a Ray
+    at the same time. The tests with Ray take longest, so they start first.
+    """
     for item in items:
-        uses_ray = item.get_closest_marker("ray") or item.get_closest_marker("cluster")
-        item.add_marker(pytest.mark.xdist_group("ray" if uses_ray else str(item.path)))
+        group = "ray" if uses_ray(item) else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=uses_ray, reverse=True)
+
+
+def uses_ray(item: pytest.Item) -> bool:
+    return any(item.get_closest_marker(name) for name in ("ray", "cluster"))
 
 
 @pytest.fixture
