@@ -40,7 +40,7 @@ def run_gpu_suite(folder: Path, *arguments: str) -> dict[str, Any]:
 
 def test_the_gpu_suite_measures_the_trainer_and_the_bare_loop(tmp_path: Path) -> None:
     """Its first part runs on a CPU and writes a result file."""
-    figures = run_gpu_suite(tmp_path, "--only", "throughput, short rows")
+    figures = run_gpu_suite(tmp_path, "--only", "short")
     assert figures["entrants"].keys() >= {"ours, 16", "bare, 16"}
     assert figures["entrants"]["ours, 16"]["planned_gib"] > 0
     assert "garbage" in figures["findings"]

@@ -15,7 +15,7 @@ import pytest
 from pipeline.execution import engine
 from pipeline.execution.engine import PhaseFinished, PhaseStarted, TaskFinished
 from pipeline.execution.inline import InlineEngine
-from pipeline.phases import fuzzy_dedup, paragraph_dedup, registry
+from pipeline.phases import fuzzy_clusters, paragraph_dedup, registry
 from pipeline.phases.phase import Phase
 from pipeline.planning.plan import make_plan
 from storage.umask import read_umask
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.models
 # Neither Ray's private 077 nor the usual 022.
 UMASK = 0o027
 
-PARTITIONED = {"paragraph_dedup": paragraph_dedup, "fuzzy_dedup": fuzzy_dedup}
+PARTITIONED = {"paragraph_dedup": paragraph_dedup, "fuzzy_clusters": fuzzy_clusters}
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_partitions_change_nothing_in_the_dataset(
     assert _partition_free_digests(run_dir) == _partition_free_digests(reference_run)
 
 
-@pytest.mark.parametrize("phase", ["paragraph_dedup", "fuzzy_dedup"])
+@pytest.mark.parametrize("phase", ["paragraph_dedup", "fuzzy_clusters"])
 def test_tasks_of_other_partitions_do_not_count_as_done(
     chain: Chain, reference_run: Path, monkeypatch: pytest.MonkeyPatch, phase: str
 ) -> None:
@@ -213,8 +213,7 @@ def _partition_free_digests(run_dir: Path) -> dict[str, str]:
     return {
         name: digest
         for name, digest in digests(run_dir).items()
-        if name.endswith("near_duplicates.arrow")
-        or name.split("-", maxsplit=1)[0] not in PARTITIONED
+        if name.split("-", maxsplit=1)[0] not in PARTITIONED
     }
 
 
