@@ -80,15 +80,19 @@ def shared_ray(ray_of_session: SharedRay, monkeypatch: pytest.MonkeyPatch) -> Sh
     return ray_of_session
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """Run the tests of a file, and all tests with Ray, in one process of pytest-xdist.
 
     Fixtures of a file are made once, the tests share one Ray, and no two of them start a Ray
     at the same time. The tests with Ray take longest, so they start first.
     """
+    # Before pytest-xdist reads the groups.
     for item in items:
         group = "ray" if uses_ray(item) else str(item.path)
         item.add_marker(pytest.mark.xdist_group(group))
+    yield
+    # After pytest-randomly has shuffled the items.
     items.sort(key=uses_ray, reverse=True)
 
 
