@@ -1,1 +1,1 @@
-"""Plans and runs the chain: the only package that knows stages and shard writing together, and the only one on Ray."""
+"""Plan and run the chain. The only package that imports stages, shardwriter and Ray."""

@@ -25,7 +25,7 @@ class CudaCopier:
         self, shape: tuple[int, int], dtype: np.dtype[Any]
     ) -> tuple[Tokens, torch.Tensor]:
         """Return one page-locked buffer, as an array and as a tensor."""
-        # Stored width: 2 or 4 bytes per token cross the bus, where int64 would be 8.
+        # As stored: 2 or 4 bytes per token are copied to the device. int64 would need 8.
         torch_dtype = {2: self._torch.uint16, 4: self._torch.uint32}[dtype.itemsize]
         tensor = self._torch.empty(shape, dtype=torch_dtype, pin_memory=True)
         return tensor.numpy(), tensor

@@ -278,7 +278,7 @@ def _encode_pieces(train_file: Path, model_file: Path, pieces_file: Path) -> Non
 def _measure_cutoffs(
     corpus: _Corpus, model_folder: Path, language: str
 ) -> dict[str, float]:
-    """Return "1" to "99" -> percentile of the perplexity of the held-out documents."""
+    """Return the percentiles "1" to "99" of the perplexity of the held-out documents."""
     num_docs = f"{corpus.num_held_out_docs:,}"
     log.info("%s: measuring perplexity on %s held-out documents", language, num_docs)
     model = language_model.LanguageModel(model_folder, language)

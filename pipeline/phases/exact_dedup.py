@@ -157,7 +157,7 @@ class ExactDedup(PartitionPhase):
         return path
 
     def _find_copies(self, name: str) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-        """Return (n,) the doc_ids of copies in one partition, and (n,) of the documents that are kept for them."""
+        """Return the ids of copies in one partition, and those of the kept documents, both (n,)."""
 
         def read(source: tuple[PhaseFolder, str]) -> FileSlice:
             folder, key = source

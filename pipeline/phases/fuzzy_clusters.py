@@ -230,7 +230,10 @@ class FuzzyClusters(PartitionPhase):
         return documents, sizes, ranking
 
     def _read_values(self, index: int, rows: pa.RecordBatch) -> NDArray[Any]:
-        """Return (n,) the values that rank the documents of a file; 0 for previous runs, which come first anyway."""
+        """Return the values that rank the documents of a file, shape (n,).
+
+        They are 0 for previous runs, whose documents always come first.
+        """
         assert self.config.fuzzy_dedup is not None
         keep = self.config.fuzzy_dedup.keep
         if keep == "first" or index < len(self.plan.previous_splits):
@@ -307,7 +310,7 @@ class FuzzyClusters(PartitionPhase):
         return np.unique(np.concatenate([np.empty(0, np.uint64), *merged]))
 
     def _read_forests(self) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.float64]]]:
-        """Yield, per partition, (n, 2) the ids of its pairs, and (n, 2) their scores."""
+        """Yield the ids of the pairs of each partition, and their scores, both (n, 2)."""
         for task_id in self.task_ids():
             forest = read_batch(self.folder.open(self.forest.file_name(task_id)), 0)
             one, other, *scores = (column.to_numpy() for column in forest.columns)
@@ -327,8 +330,12 @@ class FuzzyClusters(PartitionPhase):
     ]:
         """Replace the documents that previous runs dropped as near-duplicates.
 
-        With a rule they represent nothing, and are left out. Without one, the documents that were kept
-        for them take their places. Also return whether a document's cluster had two documents before.
+        With a rule, they are left out, because they represent no other document. Without a rule,
+        the documents that were kept for them replace them.
+
+        Returns:
+            ids, roots, scores: without the replaced documents.
+            was_pair: whether the cluster of each document had two documents before.
         """
         was_pair = np.bincount(roots, minlength=1)[roots] == 2
         is_dropped = np.zeros(len(ids), np.bool_)

@@ -108,7 +108,7 @@ class FuzzyDedup(PartitionPhase):
             output.record = {"counters": counters.to_json()}
 
     def _compare(self, clusters: pa.RecordBatch, rule: Rule) -> list[NDArray[np.uint64]]:
-        """Return (n, 2) documents to drop and their representatives, by the rule."""
+        """Return the documents to drop and their representatives by the rule, shape (n, 2)."""
         minhash = self.config.annotate.minhash
         assert minhash is not None, "the config requires it"
         starts, documents = flatten_lists(clusters["documents"])
@@ -177,7 +177,7 @@ class FuzzyDedup(PartitionPhase):
 
 
 def _keep_first(clusters: pa.RecordBatch) -> NDArray[np.uint64]:
-    """Return (n, 2) all own documents of each cluster but the first, and the first as their representative."""
+    """Return all own documents of each cluster except the first, and the first, shape (n, 2)."""
     starts, documents = flatten_lists(clusters["documents"])
     num_kept = np.maximum(clusters["num_previous"].to_numpy(), 1).astype(np.int64)
     ranks = np.arange(len(documents)) - np.repeat(starts[:-1], np.diff(starts))

@@ -88,7 +88,7 @@ class MergedArtifact:
 
 @dataclass(frozen=True)
 class TaskCost:
-    """What the CPU time, the files and the memory of a phase's tasks grow with, for the cost estimate.
+    """The amounts that determine a task's CPU time, files and memory, for the cost estimate.
 
     An amount is a quantity of the input that phases count: see `Phase.amounts`.
 

@@ -96,7 +96,7 @@ class SplitWriter(ABC):
 
 
 def count_chars(documents: pa.Table) -> pa.Array | pa.ChunkedArray:
-    """Return (n,) int64: the characters of each document's text, as far as they are known."""
+    """Return the known numbers of characters of each document's text, (n,) int64."""
     if "text" in documents.column_names:
         return pc.cast(pc.utf8_length(documents.column("text")), pa.int64())
     if "num_chars" in documents.column_names:

@@ -172,7 +172,10 @@ def _list_files(config: InputConfig, storage: StorageSettings) -> list[InputFile
 
 
 def _match(pattern: str) -> list[Path]:
-    """Return the files that a pattern matches, sorted. A file with exactly this name is meant literally."""
+    """Return the files that a pattern matches, sorted.
+
+    If a file has exactly this name, it is the only match.
+    """
     if os.path.isfile(pattern):
         return [Path(pattern)]
     found = sorted(glob.glob(pattern, recursive=True))

@@ -1,4 +1,4 @@
-"""Preparing a run: fetching and making its models and its sample crawl, before it can be planned in full.
+"""Fetch and make the models and the sample crawl of a run, which its plan needs.
 
 Afterwards the run needs no network, except for remote input and a run folder in a bucket.
 

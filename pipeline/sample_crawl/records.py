@@ -197,7 +197,7 @@ def _render_response(page: Page, seed: int) -> bytes:
     else:
         charset, is_in_header = "utf-8", True
         page_html = _render_html(page, '<meta charset="utf-8">\n')
-        # `surrogateescape` writes the raw bytes of the kind damaged_utf8.
+        # Texts of the kind damaged_utf8 hold raw bytes as surrogates.
         payload = page_html.encode(errors="surrogateescape")
     content_type = f"text/html; charset={charset}" if is_in_header else "text/html"
     head = f"HTTP/1.1 200 OK\r\nContent-Type: {content_type}\r\nContent-Length: {len(payload)}\r\n\r\n"

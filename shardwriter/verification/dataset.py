@@ -50,7 +50,7 @@ def verify_folder(folder: Folder, manifest_file: str = MANIFEST_FILE) -> list[Fi
     for entry in manifest.shards:
         index_path, tar_path = File(folder, entry.index_file), File(folder, entry.file)
         index = check_index(index_path, entry, manifest.tokenizer, findings)
-        # A tar with a wrong checksum is read nevertheless: the samples tell where the damage is.
+        # A tar with a wrong checksum is still read, because its samples show where the damage is.
         if check_file(tar_path, entry.shard_bytes, entry.sha256, findings):
             check_samples(tar_path, entry, manifest.tokenizer, index, findings)
         if index is not None:

@@ -108,7 +108,7 @@ def _root(parents: NDArray[np.uint64], position: np.int64) -> np.int64:
 def find_roots(
     parents: NDArray[np.uint64], positions: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return (n,) the root of each position. Shortens the paths in `parents`."""
+    """Return the root of each position, shape (n,), and shorten the paths in `parents`."""
     found = np.empty(len(positions), np.int64)
     for i in range(len(positions)):
         found[i] = _root(parents, positions[i])

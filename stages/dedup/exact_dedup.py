@@ -50,7 +50,7 @@ def hash_texts(
 def hash_digests(
     digests: pa.Array | pa.ChunkedArray,
 ) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
-    """Return (n,) uint64 hashes of the digests, and (n,) bool whether there is a digest."""
+    """Return the hashes of the digests, (n,) uint64, and whether there is a digest, (n,) bool."""
     hashes = np.zeros(len(digests), np.uint64)
     for row, digest in enumerate(digests.to_pylist()):
         if digest:

@@ -168,7 +168,7 @@ def hash_bands_of_ngrams(
 
 
 def flatten_lists(lists: pa.LargeListArray) -> tuple[NDArray[np.int64], NDArray[Any]]:
-    """Return (n + 1,) the start of each list among all values, and the values."""
+    """Return the start of each list among all values, shape (n + 1,), and the values."""
     sizes = pc.list_value_length(lists).to_numpy()
     starts = np.append(0, np.cumsum(sizes)).astype(np.int64)
     return starts, make_read_only(lists.flatten().to_numpy())

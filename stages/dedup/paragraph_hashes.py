@@ -90,7 +90,7 @@ def _hash_chunk(texts: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.uint64]]
 
 
 def read_validity(texts: pa.Array) -> NDArray[np.bool_]:
-    """Return (n,) False for each null, as the kernels take it."""
+    """Return whether each text is not null, as the kernels take it, shape (n,)."""
     return make_read_only(texts.is_valid().to_numpy(zero_copy_only=False))
 
 

@@ -65,7 +65,7 @@ class Lines(Stage[LinesSettings]):
         [
             pa.field("num_chars", pa.int64()),  # code points
             pa.field("num_lines", pa.int64()),
-            # Both number the lines of the text as it was extracted.
+            # Both hold line numbers in the extracted text.
             pa.field("kept_lines", pa.list_(pa.uint32())),
             pa.field("lines_removed", pa.list_(pa.uint32())),
             pa.field("chars_removed", pa.int64()),  # including the line feeds

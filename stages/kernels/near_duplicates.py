@@ -35,7 +35,7 @@ def find_similar_pairs(
     min_jaccard: float,
     must_contain: bool,
 ) -> NDArray[np.uint64]:
-    """Return (n, 2) a forest of pairs that joins, in each group, documents connected by similar pairs.
+    """Return a forest of pairs that joins the similar documents of each group, shape (n, 2).
 
     k similar documents take k comparisons, k dissimilar ones k * k / 2.
 
@@ -45,7 +45,7 @@ def find_similar_pairs(
         offsets: (m + 1,) the start of each document's set in `ngrams`.
         ngrams: the sets, each sorted.
         min_jaccard: Jaccard similarity from which two documents are similar.
-        must_contain: similar documents must also contain one the other.
+        must_contain: of two similar documents, one must also contain the other.
     """
     pairs = np.empty((len(documents), 2), np.uint64)
     num_pairs = 0
@@ -108,9 +108,10 @@ def choose_representatives(
     min_jaccard: float,
     must_contain: bool,
 ) -> NDArray[np.int64]:
-    """Return (m,) the place of each document's representative; a kept document has its own place.
+    """Return the place of each document's representative, shape (m,).
 
-    k documents of which s are kept take at most k * s comparisons.
+    A kept document is its own representative. k documents of which s are kept take at most k * s
+    comparisons.
 
     Args:
         starts: (num_clusters + 1,) the start of each cluster.

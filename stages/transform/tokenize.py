@@ -286,7 +286,12 @@ def _find_reserved(ids: Ids, offsets: Offsets, reserved: Ids) -> npt.NDArray[np.
 
 
 def _drop_forged(annotated: pa.Table, forged: npt.NDArray[np.int64]) -> Outcome:
-    """Drop the rows whose text encodes to a reserved id: `forged` (num_rows,) is that id, or -1."""
+    """Drop the rows whose text contains a reserved id.
+
+    Args:
+        annotated: the rows.
+        forged: (num_rows,) the first reserved id of each row, or -1.
+    """
     if not (forged >= 0).any():
         return keep_all(annotated)
     return drop_where(

@@ -139,7 +139,7 @@ class _VerifiedBlocks(io.RawIOBase):
         return self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        """Set the position in the content; the digests behind it are not part of it."""
+        """Set the position in the content, which ends where the digests begin."""
         starts = {
             os.SEEK_SET: 0,
             os.SEEK_CUR: self._position,

@@ -229,7 +229,7 @@ class _MetadataUnpickler(pickle.Unpickler):
         dtype = getattr(torch, global_name, None)
         if module_name == "torch" and isinstance(dtype, torch.dtype):
             return dtype
-        # Other versions of Python keep the class elsewhere.
+        # The class is in `pathlib` or in a submodule of it, depending on the version of Python.
         if module_name.partition(".")[0] == "pathlib" and global_name == "PosixPath":
             return pathlib.PosixPath
         raise pickle.UnpicklingError(

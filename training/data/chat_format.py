@@ -165,7 +165,7 @@ class ChatTokenizer:
             ids, is_counted = [*self._start_ids], [False] * len(self._start_ids)
             for segment in segments:
                 content = segment.content
-                # Texts come back in the order of `texts`; a token id stands for itself.
+                # Encoded texts have the order of `texts`. A token id needs no encoding.
                 segment_ids = next(encoded).ids if isinstance(content, str) else [content]
                 ids += segment_ids
                 is_counted += [segment.is_counted] * len(segment_ids)

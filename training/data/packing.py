@@ -45,7 +45,7 @@ def pack_epoch(
     rows = pack_first_fit(num_slots[order], seq_len)
     # Stable: inside a row, conversations stay in the shuffled order.
     by_row = np.argsort(rows, kind="stable")
-    # (rows + 1,) `+ 2`: one more than the highest row number, and one more for the end.
+    # The start of each row, and the end of the last one: num_rows + 1 values.
     starts = np.searchsorted(rows[by_row], np.arange(int(rows.max()) + 2))
     return PackedEpoch(order[by_row], starts)
 

@@ -132,7 +132,7 @@ def _compare_tensors(
     for name, tensor in wanted.items():
         if name in shapes and shapes[name] != tuple(tensor.shape):
             yield f"{name} is {shapes[name]} in the folder, {tuple(tensor.shape)} in the model"
-    # A tied folder may store the head nevertheless.
+    # With tied weights, a folder may still store the head.
     known = {*wanted, _HEAD}
     for name in sorted(shapes):
         if name not in known and not name.endswith(_IGNORED_SUFFIX):

@@ -46,7 +46,7 @@ class OtherDocument:
     Attributes:
         doc_id: its id in its own run.
         run_dir: the previous run that holds it; None: this run.
-        url, decision: None if its split is not that far, or if the previous run was deleted.
+        url, decision: None if its split has no decision yet, or if the previous run was deleted.
     """
 
     doc_id: int

@@ -187,7 +187,7 @@ class Comparison:
     def _read_num_tokens(
         self, split: RunSplit, doc_ids: pa.ChunkedArray
     ) -> pa.ChunkedArray:
-        """Return (n,) int64: the tokens of each document, null if it was not tokenized."""
+        """Return the tokens of each document, (n,) int64, null if it was not tokenized."""
         if not self.is_tokenized:
             return pa.chunked_array([pa.nulls(len(doc_ids), pa.int64())])
         file_name = TokenizeDocuments.documents.file_name(split.key)

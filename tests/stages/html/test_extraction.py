@@ -238,7 +238,9 @@ def test_real_pages_are_far_from_the_limit(shared_data: Path) -> None:
     archive = shared_data / "web-archives" / "debian-docs-multilingual.warc.gz"
     with InputContent(archive) as content:
         for record in read_records(content, 1 << 26, 10):
-            response = isinstance(record, Record) and parse_response(record.content, 1 << 26)
+            response = isinstance(record, Record) and parse_response(
+                record.content, 1 << 26
+            )
             if isinstance(response, Response):
                 estimate_ns, max_attributes = estimate_parse_ns(response.body, 60)
                 assert estimate_ns < MAX_PARSE_S * 1e9 / 100
