@@ -43,11 +43,11 @@ from pipeline.models import registry as model_registry
 from pipeline.phases import registry
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.phase import PartitionPhase, Phase, SplitPhase
-from pipeline.phases.split_output import SplitWriter
 from pipeline.planning.plan import make_plan
 from pipeline.planning.run_plan import RunPlan
 from pipeline.planning.stage_spec import StageSpec
 from pipeline.runs.phase_folder import PendingOutput
+from pipeline.runs.split_output import SplitWriter
 from shardwriter.format import TOKENS_MEMBER
 from stages.dedup.duplicate_lines import find_duplicates
 from stages.dedup.minhash import signatures

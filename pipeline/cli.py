@@ -335,7 +335,7 @@ def show_report(run: RunAddress, as_json: AsJson = False) -> None:
 def status(run: RunAddress, as_json: AsJson = False) -> None:
     """Show the progress of a run.
 
-    Reads its folder alone, so it works on any machine, without Ray.
+    Reads only the run folder, so any machine can run it, without Ray.
     """
     from pipeline.reporting.status import print_status, read_status, to_json
     from pipeline.runs.run_folder import RunFolder

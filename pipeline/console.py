@@ -1,6 +1,6 @@
 """The `corpusmill` command: the commands of `python -m pipeline`, and `loader` and `training` as groups.
 
-The module imports nothing heavy. It also works in the light installation, where only the loader can run, and
+The module imports nothing heavy. It can also be used in the light installation, where only the loader can run, and
 names the extra to install for the rest.
 
     corpusmill run ccnet.yaml

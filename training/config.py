@@ -355,7 +355,7 @@ class ValidationConfig(Section):
 
 
 class WandbConfig(Section):
-    """Weights & Biases; needs `pip install wandb`. WANDB_MODE=offline works without a network."""
+    """Weights & Biases; needs `pip install wandb`. WANDB_MODE=offline needs no network."""
 
     project: str = Field(description="Name of the project.")
     name: str | None = Field(

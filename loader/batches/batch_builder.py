@@ -1,6 +1,6 @@
 """Turn rows of stored tokens into batches of tensors.
 
-torch is imported here only if tensors are made. `tokens="stored"` works without torch and then
+torch is imported here only if tensors are made. `tokens="stored"` needs no torch and then
 gives numpy arrays.
 """
 

@@ -20,9 +20,9 @@ from pipeline.phases.exact_dedup import ExactDedup
 from pipeline.phases.extract import EXTRACTED, Extract
 from pipeline.phases.paragraph_dedup import ParagraphDedup
 from pipeline.phases.phase import Artifact, SplitPhase, TaskCost
-from pipeline.phases.split_output import DECISIONS, RowGroups, SplitWriter, read_row_groups
 from pipeline.runs.hash_partitions import write_buckets
 from pipeline.runs.phase_folder import PendingOutput
+from pipeline.runs.split_output import DECISIONS, RowGroups, SplitWriter, read_row_groups
 from stages.contract import with_columns
 from stages.dedup.exact_dedup import ExactDedupFilter
 from stages.dedup.minhash import MinHash, MinHashSettings

@@ -17,7 +17,6 @@ import pyarrow.compute as pc
 
 from pipeline.config import RunConfig
 from pipeline.phases.phase import Artifact, SplitPhase, TaskCost
-from pipeline.phases.split_output import DECISIONS, RowGroups, SplitWriter
 from pipeline.planning.input_splits import (
     check_digest,
     get_files_per_split,
@@ -26,6 +25,7 @@ from pipeline.planning.input_splits import (
 )
 from pipeline.runs.hash_partitions import write_buckets
 from pipeline.runs.phase_folder import PendingOutput
+from pipeline.runs.split_output import DECISIONS, RowGroups, SplitWriter
 from stages.contract import DOCUMENT
 from stages.dedup.paragraphs import ParagraphHashes
 from stages.filters.length import Length

@@ -28,13 +28,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.config import RunConfig
-from pipeline.phases.split_output import SplitWriter
 from pipeline.planning.input_splits import InputSplit
 from pipeline.planning.run_plan import RunPlan
 from pipeline.planning.stage_spec import StageSpec
 from pipeline.runs.damaged_outputs import list_reported
 from pipeline.runs.phase_folder import PendingOutput, PhaseFolder
 from pipeline.runs.run_folder import RunFolder
+from pipeline.runs.split_output import SplitWriter
 from pipeline.runs.verified_file import Damage
 from stages.contract import Counters, Stage
 
@@ -137,7 +137,7 @@ class Phase(ABC):
         stages: the stages in the order in which they run; each has the config section of its name.
         filters: stages that drop what a parent has found. They are off where that parent is off.
         depends_on_all_splits: whether the output of one task depends on other splits than its own.
-        task_kind: what one task works on: "splits", "partitions" or "shards".
+        task_kind: what one task processes: "splits", "partitions" or "shards".
         reads: the parents' files that a task reads.
         amounts: amounts for the cost estimate that this phase counts: amount -> name of the counter.
         cost: what the cost of a task grows with.

@@ -19,14 +19,14 @@ from pipeline.models import registry as model_registry
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.fuzzy_dedup import FuzzyDedup
 from pipeline.phases.phase import Artifact, SplitPhase, TaskCost
-from pipeline.phases.split_output import (
+from pipeline.planning.stage_spec import StageSpec
+from pipeline.runs.phase_folder import PendingOutput
+from pipeline.runs.split_output import (
     DECISIONS,
     SplitWriter,
     make_decisions,
     read_row_groups,
 )
-from pipeline.planning.stage_spec import StageSpec
-from pipeline.runs.phase_folder import PendingOutput
 from stages.dedup.minhash import MinHashFilter
 from stages.filters import perplexity
 from stages.filters.classifiers import ClassifiersFilter

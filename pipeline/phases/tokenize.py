@@ -21,9 +21,9 @@ from pipeline.errors import TaskFailed
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.phase import Artifact, SplitPhase, TaskCost
 from pipeline.phases.select import Select
-from pipeline.phases.split_output import DECISIONS, SplitWriter, read_row_groups
 from pipeline.planning.stage_spec import StageSpec
 from pipeline.runs.phase_folder import PendingOutput
+from pipeline.runs.split_output import DECISIONS, SplitWriter, read_row_groups
 from shardwriter.format import TokenizerEntry
 from stages.filters.classifiers import Classifiers
 from stages.transform.pii import Pii

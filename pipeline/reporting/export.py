@@ -21,8 +21,8 @@ import pyarrow.parquet as pq
 
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.select import Select
-from pipeline.phases.split_output import read_row_groups
 from pipeline.runs.run_folder import RunFolder, RunNotFound
+from pipeline.runs.split_output import read_row_groups
 from storage.names import FileNames
 
 

@@ -1,7 +1,7 @@
 """Files of hashes that are read by range of hash space, and the partitions of a phase that reads all of them.
 
 A file has one Arrow record batch per bucket, and its rows stay in input order inside a bucket. So a task reads any
-range of any file without the rest. A task holds its partition of all files, and works on one small chunk at a time.
+range of any file without the rest. A task holds its partition of all files, and processes one small chunk at a time.
 
     write_buckets(path, pa.record_batch([hashes, records], schema))           # by the first column
     partition = Partition([read_slice(folder.open(name), "p000of004") for name in names], "p000of004")

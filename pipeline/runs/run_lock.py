@@ -1,4 +1,4 @@
-"""The run lock: one driver at a time works on a run folder.
+"""The run lock: one driver at a time writes to a run folder.
 
 Two drivers at a time would do no harm to committed outputs, because a name always gets the same
 bytes. The lock saves duplicate work.

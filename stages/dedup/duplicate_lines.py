@@ -16,7 +16,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from stages.kernels.compilation import compiled
-from stages.kernels.string_buffers import make_read_only
+from stages.string_buffers import make_read_only
 
 _MAX_HASHES = 2**32 - 2  # ranks of rows and documents have 32 bits, and two are reserved
 _HASHES_PER_PARTITION = 2**15  # 0.8 MB with its table: fits into the L2 cache of a core

@@ -32,8 +32,8 @@ from stages.contract import Outcome, Settings, Stage, drop_where, keep_all
 from stages.counters import Counters
 from stages.kernels import characters
 from stages.kernels import minhash as minhash_kernel
-from stages.kernels.string_buffers import make_read_only, read_string_buffers
 from stages.settings.dedup import MinHashSettings, compute_bands
+from stages.string_buffers import make_read_only, read_string_buffers
 
 # Thai, Lao, Burmese, Khmer, Chinese and Japanese (Unicode, Blocks.txt). Korean has blanks.
 UNSPACED = re.compile(

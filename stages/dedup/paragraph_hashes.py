@@ -18,7 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from stages.kernels import characters, line_hashes
-from stages.kernels.string_buffers import make_read_only, read_string_buffers
+from stages.string_buffers import make_read_only, read_string_buffers
 
 # The marks that `cc_net.text_normalizer.UNICODE_PUNCT` deletes, except １, which is 0 by
 # then.

@@ -26,7 +26,7 @@ from stages.contract import Outcome, Settings, Stage, drop_where, keep_all, with
 from stages.dedup.paragraph_hashes import hash_paragraphs, read_validity
 from stages.kernels import line_hashes
 from stages.kernels.compilation import compiled
-from stages.kernels.string_buffers import make_read_only, read_string_buffers
+from stages.string_buffers import make_read_only, read_string_buffers
 
 
 class ParagraphHashesSettings(Settings):

@@ -31,7 +31,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from stages.kernels import url_keys
-from stages.kernels.string_buffers import read_string_buffers
+from stages.string_buffers import read_string_buffers
 
 # The number of categories (`adult`, `malware`, ...) of one list: files with different
 # names.

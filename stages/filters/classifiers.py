@@ -108,7 +108,7 @@ class Classifiers(Stage[ClassifiersSettings]):
             is_scored = has_text
             if languages is not None:
                 is_scored = pc.and_(
-                    is_scored, _is_one_of(batch.column("language"), languages)
+                    is_scored, _is_member(batch.column("language"), languages)
                 )
             texts = batch.column("text").filter(is_scored)
             if classifier.max_chars is not None:
@@ -121,7 +121,7 @@ class Classifiers(Stage[ClassifiersSettings]):
         return pa.array(scores, pa.float64(), mask=np.isnan(scores))
 
 
-def _is_one_of(values: Column, wanted: tuple[str, ...]) -> Column:
+def _is_member(values: Column, wanted: tuple[str, ...]) -> Column:
     return pc.is_in(values, value_set=pa.array(wanted, pa.string()))
 
 

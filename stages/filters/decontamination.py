@@ -36,8 +36,8 @@ from stages.contract import DOCUMENT, Outcome, Stage, drop_where, keep_all
 from stages.counters import Counters
 from stages.dedup.minhash import UNSPACED
 from stages.kernels import characters, ngram_overlap
-from stages.kernels.string_buffers import read_string_buffers
 from stages.settings.filters import DecontaminationFilterSettings, DecontaminationSettings
+from stages.string_buffers import read_string_buffers
 
 # One element for each set with which a document shares words, sorted by name.
 CONTAMINATION = pa.field(

@@ -94,7 +94,7 @@ class LanguageModel:
     def __init__(self, folder: Path, language: str) -> None:
         """Load `<language>.sp.model` and map `<language>.arpa.bin` into memory.
 
-        The second is a KenLM binary; an ARPA text works too, but loads slowly.
+        The second is a KenLM binary; an ARPA text is also accepted, but loads slowly.
 
         Raises:
             FileNotFoundError: one of the two is missing.

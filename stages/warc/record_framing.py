@@ -4,7 +4,7 @@ Every byte of the file is part of a record, of the newlines between records, or 
 `Broken`. The reader is strict about where a record ends, because a wrong Content-Length would mix
 two documents. After a fault it continues at the next header that it can find.
 
-`RecordReader` works on a `StreamWindow`. Each of its methods follows one of these contracts:
+`RecordReader` reads a `StreamWindow`. Each of its methods follows one of these contracts:
 
     _skip_...        moves the position forward; returns what it skipped
     _read_...        consumes a record or a broken stretch and returns it

@@ -27,7 +27,7 @@ def chunked_cross_entropy(
     """Return the cross-entropy of `hidden @ weight.T`, as a sum and per token.
 
     The gradients are computed together with the loss, chunk by chunk. No chunk's logits are kept
-    for backward and nothing is computed twice. `linear_cross_entropy` of torch 2.13 also works in
+    for backward and nothing is computed twice. `linear_cross_entropy` of torch 2.13 also computes in
     chunks, but not with a vocabulary that is sharded over ranks
     (docs/decisions/0008-own-chunked-loss.md).
 
@@ -106,7 +106,7 @@ def _chunk_loss(
 ) -> tuple[Tensor, Tensor]:
     """Return the loss of each token, and its gradient by this rank's logits in hidden's dtype.
 
-    Works in place on one (n, V) buffer; n is the number of tokens in the chunk.
+    Reuses one (n, V) buffer in place; n is the number of tokens in the chunk.
     """
     logits = (hidden @ weight.T).float()  # (n, V)
     first_row = 0 if group is None else dist.get_rank(group) * len(weight)

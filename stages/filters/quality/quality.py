@@ -39,8 +39,8 @@ from stages.filters.quality.rules import RULES, Rule
 from stages.kernels.quality import columns
 from stages.kernels.quality import signals as kernel
 from stages.kernels.quality.alphabet import Phrases, build_alphabet
-from stages.kernels.string_buffers import read_string_buffers
 from stages.settings.quality import QualityFilterSettings, QualitySettings
+from stages.string_buffers import read_string_buffers
 
 _LANGUAGE = pa.field("language", pa.string())
 

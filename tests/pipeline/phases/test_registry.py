@@ -25,7 +25,6 @@ from pipeline.phases import registry
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.phase import Artifact, SplitPhase, TaskCost
 from pipeline.phases.select import Select
-from pipeline.phases.split_output import DECISIONS, RowGroups, SplitWriter, read_row_groups
 from pipeline.planning.plan import make_plan
 from pipeline.planning.run_plan import RunPlan
 from pipeline.reporting.plan_table import print_plan
@@ -34,6 +33,7 @@ from pipeline.reporting.status import read_status
 from pipeline.runs import run_folder
 from pipeline.runs.phase_folder import PendingOutput
 from pipeline.runs.run_folder import RunFolder
+from pipeline.runs.split_output import DECISIONS, RowGroups, SplitWriter, read_row_groups
 from stages.contract import DOC_ID, Outcome, Settings, Stage, keep_all
 from terminal_output.console import SafeConsole
 from tests.pipeline.conftest import Small

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.kernels.string_buffers import read_string_buffers
+from stages.string_buffers import read_string_buffers
 
 TEXTS = st.lists(st.none() | st.text(max_size=5), max_size=6)
 
