@@ -6,7 +6,7 @@ The tree:
     └── IncompatibleConfig   the config does not suit ranks, dataset, model or machine; exit code 2
     RuntimeError
     ├── TrainingStopped      too many bad steps
-    ├── CheckpointFailed     a checkpoint could not be written
+    ├── CheckpointFailed     a checkpoint could not be written or loaded
     └── CheckpointDamaged    a file of a checkpoint is missing, or differs from its digest
 """
 
@@ -22,7 +22,7 @@ class TrainingStopped(RuntimeError):
 
 
 class CheckpointFailed(RuntimeError):
-    """The previous checkpoint could not be written or uploaded.
+    """A checkpoint could not be written, uploaded or loaded.
 
     Training ends, because it would otherwise continue without any checkpoint.
     """

@@ -62,9 +62,13 @@ class DigestWriter(io.RawIOBase):
     """Passes everything on to a file, and computes the digests of its blocks meanwhile.
 
     Call `finish` at the end. Closing the writer does not close the file.
+
+    Attributes:
+        error: the error of the last write that failed.
     """
 
     def __init__(self, file: BinaryIO) -> None:
+        self.error: OSError | None = None
         self._file = file
         self._num_bytes = 0
         self._block = xxhash.xxh3_128()
@@ -99,7 +103,11 @@ class DigestWriter(io.RawIOBase):
             start += len(part)
             if len(part) == room:
                 self._end_block()
-        self._file.write(view)
+        try:
+            self._file.write(view)
+        except OSError as error:
+            self.error = error
+            raise
         return len(view)
 
     def finish(self) -> FileDigest:

@@ -19,6 +19,7 @@ from storage import open_store
 from training.checkpoint.block_digests import FileDigest
 from training.checkpoint.marker import (
     MARKER,
+    MAX_SHOWN_FAULTS,
     Marker,
     format_step_name,
     is_step_name,
@@ -32,7 +33,12 @@ from training.checkpoint.object_store import (
     remove_checkpoint,
     upload_files,
 )
-from training.checkpoint.tensor_files import METADATA, TensorFiles, save_tensors
+from training.checkpoint.tensor_files import (
+    METADATA,
+    TensorFiles,
+    list_causes,
+    save_tensors,
+)
 from training.checkpoint.verification import verify_checkpoint
 from training.config import CheckpointConfig
 from training.errors import CheckpointDamaged, CheckpointFailed, IncompatibleConfig
@@ -40,8 +46,6 @@ from training.parallel.agreement import RankGroup
 from training.parallel.distributed import RankContext
 
 log = logging.getLogger(__name__)
-
-MAX_SHOWN_FAULTS = 5
 
 # A damaged checkpoint is renamed to this and its name. It is never loaded or removed.
 DAMAGED_PREFIX = "damaged-"
@@ -116,7 +120,7 @@ class Checkpointer:
         except (Exception, CheckpointException) as error:
             # torch's CheckpointException derives from BaseException.
             raise CheckpointFailed(
-                f"a checkpoint in {self.folder} could not be written: {_list_causes(error)}. "
+                f"a checkpoint in {self.folder} could not be written: {list_causes(error)}. "
                 f"{self._describe_newest()}. Make room or correct the address, and start again: "
                 f"the run resumes from the newest"
             ) from error
@@ -240,8 +244,9 @@ class Checkpointer:
 
         Raises:
             IncompatibleConfig: the checkpoint is of another model or version, or incomplete.
-            CheckpointDamaged: a file is missing or differs from its digest. The tensors are
-                undefined then.
+            CheckpointDamaged: a file is missing or differs from its digest, or holds something
+                else than tensors. The tensors are undefined then.
+            CheckpointFailed: a rank could not read it.
         """
         marker = self._ranks.run_on_first(lambda: read_marker(path))
         tensors = {
@@ -255,11 +260,7 @@ class Checkpointer:
         # Ranks must agree on an error: the others would wait in the collectives of load().
         stored: list[TensorFiles] = []
         self._ranks.run_on_all(lambda: stored.append(_open_for(path, marker, tensors)))
-        try:
-            stored[0].load({**tensors, **random_state}, self._ranks.process_group)
-        except CheckpointException as error:
-            _raise_damage(error)
-            raise
+        stored[0].load({**tensors, **random_state}, self._ranks.process_group)
         _set_random_state(random_state, self._context)
         return dict(marker.progress)
 
@@ -310,15 +311,11 @@ def load_weights(path: Path, model: Mapping[str, Tensor]) -> None:
     """Load only the weights of a checkpoint into live tensors, in a single process.
 
     Raises:
-        IncompatibleConfig, CheckpointDamaged: as `Checkpointer.load`.
+        IncompatibleConfig, CheckpointDamaged, CheckpointFailed: as `Checkpointer.load`.
     """
     tensors = _add_prefix("model", model)
     stored = _open_for(path, read_marker(path), tensors)
-    try:
-        stored.load(tensors)
-    except CheckpointException as error:
-        _raise_damage(error)
-        raise
+    stored.load(tensors)
 
 
 def _open_for(path: Path, marker: Marker, tensors: Mapping[str, Tensor]) -> TensorFiles:
@@ -373,23 +370,3 @@ def _set_random_state(state: Mapping[str, Any], context: RankContext) -> None:
         torch.set_rng_state(state[f"random.{context.rank}.cpu"])
     if f"random.{context.rank}.cuda" in state:
         torch.cuda.set_rng_state(state[f"random.{context.rank}.cuda"], context.device)
-
-
-# ---- errors ----
-
-
-def _list_causes(error: BaseException) -> str:
-    """Return the message of an error; of several ranks, with their numbers."""
-    if not isinstance(error, CheckpointException):
-        return str(error)
-    causes: list[str] = []
-    for rank, (cause, _) in sorted(error.failures.items()):
-        causes.append(f"rank {rank}: {cause}")
-    return "; ".join(causes)
-
-
-def _raise_damage(error: CheckpointException) -> None:
-    """Raise the damage that a rank found, if that is why loading failed."""
-    for _, (cause, _) in sorted(error.failures.items()):
-        if isinstance(cause, CheckpointDamaged):
-            raise CheckpointDamaged(str(cause)) from error

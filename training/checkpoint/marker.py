@@ -7,7 +7,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from storage import Store, open_store
 from storage.errors import NotFound
@@ -20,7 +22,39 @@ MARKER = "complete.json"
 # Version 1 had no digests.
 CHECKPOINT_VERSION = 2
 
+MAX_SHOWN_FAULTS = 5
+
 _NAME = re.compile(r"step-(\d{8})")
+
+
+class _Schema(BaseModel):
+    """Part of complete.json. Values of other types are not converted."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class _FileEntry(_Schema):
+    num_bytes: Annotated[int, Field(ge=0)]
+    xxh3_128: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+
+
+class _GuardState(_Schema):
+    num_bad: Annotated[int, Field(ge=0)]
+    in_a_row: Annotated[int, Field(ge=0)]
+    mean_norm: Annotated[float, Field(ge=0)] | None
+
+
+class _Content(_Schema):
+    """The keys that a resumed run reads. Exports read others."""
+
+    model_config = ConfigDict(extra="allow")
+
+    step: Annotated[int, Field(ge=0)]
+    world_size: Annotated[int, Field(ge=1)]
+    # The loader verifies its own state.
+    rows: dict[str, Any]
+    guard: _GuardState
+    files: dict[str, _FileEntry]
 
 
 @dataclass(frozen=True)
@@ -75,7 +109,7 @@ def read_marker(path: Path | Store) -> Marker:
 
     Raises:
         IncompatibleConfig: it is missing, or of another version.
-        CheckpointDamaged: it was changed since it was written.
+        CheckpointDamaged: it was changed since it was written, or has invalid values.
     """
     store = open_store(path)
     where = store.locate(MARKER)
@@ -96,8 +130,9 @@ def read_marker(path: Path | Store) -> Marker:
             f"{where}: version is {version!r}, expected {CHECKPOINT_VERSION}"
         )
     files: dict[str, FileDigest] = {}
-    for name, file_digest in content.pop("files").items():
-        files[name] = FileDigest(**file_digest)
+    for name, entry in _check_content(content, where).files.items():
+        files[name] = FileDigest(entry.num_bytes, entry.xxh3_128)
+    del content["files"]
     return Marker(content, files)
 
 
@@ -144,6 +179,23 @@ def _read_json(store: Store) -> dict[str, Any]:
             f"{where} holds {type(content).__name__}, expected an object"
         )
     return {**content}
+
+
+def _check_content(content: Mapping[str, Any], where: str) -> _Content:
+    """Return the content as typed values.
+
+    Raises:
+        CheckpointDamaged: names the keys that are missing or have invalid values.
+    """
+    try:
+        return _Content.model_validate(content)
+    except ValidationError as error:
+        faults: list[str] = []
+        for fault in error.errors():
+            key = ".".join(map(str, fault["loc"]))
+            faults.append(f"{key}: {fault['msg']}, found {fault['input']!r:.40}")
+        shown = "; ".join(faults[:MAX_SHOWN_FAULTS])
+        raise CheckpointDamaged(f"{where} has invalid values: {shown}") from error
 
 
 def _compute_own_digest(content: Mapping[str, Any]) -> str:

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import (
     FileSystem,
     FileSystemReader,
@@ -26,7 +27,6 @@ from torch.distributed.checkpoint.filesystem import (
 )
 from torch.distributed.checkpoint.metadata import (
     _MEM_FORMAT_ENCODING,  # pyright: ignore[reportPrivateUsage]
-    BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
@@ -41,7 +41,7 @@ from torch.serialization import (
 )
 
 from training.checkpoint.block_digests import DigestWriter, FileDigest, open_verified
-from training.errors import CheckpointDamaged
+from training.errors import CheckpointDamaged, CheckpointFailed
 
 # The index of DCP.
 METADATA = ".metadata"
@@ -79,6 +79,7 @@ class TensorFiles:
     """
 
     def __init__(self, path: Path, files: Mapping[str, FileDigest]) -> None:
+        self._path = path
         self._reader = _Reader(path, files)
         stored = self._reader.read_metadata().state_dict_metadata
         self.shapes: dict[str, tuple[int, ...]] = {}
@@ -91,18 +92,43 @@ class TensorFiles:
         Without a group, this process loads alone.
 
         Raises:
-            CheckpointException: a rank could not read; raised on all ranks.
+            CheckpointDamaged: a file is missing, differs from its digest, or holds something else
+                than tensors. Raised on all ranks.
+            CheckpointFailed: a rank could not read; raised on all ranks.
         """
         with warnings.catch_warnings():
             warnings.filterwarnings(
                 "ignore", message=".*intent is to load in a single process"
             )
-            load_state(
-                tensors,
-                storage_reader=self._reader,
-                process_group=group,
-                no_dist=group is None,
-            )
+            try:
+                load_state(
+                    tensors,
+                    storage_reader=self._reader,
+                    process_group=group,
+                    no_dist=group is None,
+                )
+            except CheckpointException as error:
+                raise self._describe(error) from error
+
+    def _describe(self, error: CheckpointException) -> Exception:
+        """Return why loading failed: damage only if it is certain."""
+        for _, (cause, _) in sorted(error.failures.items()):
+            if isinstance(cause, CheckpointDamaged):
+                return CheckpointDamaged(str(cause))
+            # torch loads tensors without executing anything. Its message advises to execute.
+            if isinstance(cause, pickle.UnpicklingError):
+                return CheckpointDamaged(f"{self._path} holds something else than tensors")
+        return CheckpointFailed(f"{self._path} could not be loaded: {list_causes(error)}")
+
+
+def list_causes(error: BaseException) -> str:
+    """Return the message of an error; of several ranks, with their numbers."""
+    if not isinstance(error, CheckpointException):
+        return str(error)
+    causes: list[str] = []
+    for rank, (cause, _) in sorted(error.failures.items()):
+        causes.append(f"rank {rank}: {cause}")
+    return "; ".join(causes)
 
 
 # ---- files with digests ----
@@ -127,7 +153,11 @@ class _DigestingFiles(FileSystem):
             return
         with path.open("wb") as file:
             writer = DigestWriter(file)
-            yield writer
+            try:
+                yield writer
+            except RuntimeError as error:
+                # torch's writer of zip files hides why a write failed.
+                raise (writer.error or error) from error
             self.written[path.name] = writer.finish()
 
     def open(self, path: Path) -> io.BufferedReader:
@@ -202,8 +232,8 @@ def load_metadata(file: BinaryIO, name: str) -> Metadata:
     return metadata
 
 
+# Without BytesStorageMetadata: DCP unpickles what it describes. Our checkpoints hold tensors only.
 _ALLOWED_CLASSES = (
-    BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import os
-import subprocess
-import tempfile
-from collections.abc import Generator
 from pathlib import Path
 
 from pipeline.phases import registry
 from pipeline.terminal import FAILED
+from tests.faults._small_disk import (
+    PAGE_BYTES,
+    enlarge_disk,
+    find_missing_tmpfs,
+    mount_disk,
+)
 from tests.faults.attack import Attack
 from tests.faults.runs.small_run import (
     check_outputs,
@@ -27,35 +28,6 @@ PHASES = registry.list_phase_names()
 
 # The disk gets full where a phase has written these shares of its bytes.
 SHARES = (0.0, 0.3, 0.6, 0.95)
-
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-
-
-@functools.cache
-def find_missing_tmpfs() -> str | None:
-    """Return why no small disk can be mounted here, or None."""
-    if os.geteuid() != 0:
-        return "mounting a small disk needs root"
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            with mount_disk(Path(folder), PAGE_BYTES):
-                return None
-        except subprocess.CalledProcessError as error:
-            return f"mount: {error.stderr.decode().strip()}"
-
-
-@contextlib.contextmanager
-def mount_disk(folder: Path, num_bytes: int) -> Generator[None]:
-    """Mount an empty disk of this size."""
-    _call("mount", "-t", "tmpfs", "-o", f"size={num_bytes}", "faults", str(folder))
-    try:
-        yield
-    finally:
-        _call("umount", "--lazy", str(folder))
-
-
-def _call(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True)
 
 
 @functools.cache
@@ -85,7 +57,7 @@ def fill_disk(seed: int, folder: Path) -> None:
     with mount_disk(disk, disk_bytes):
         driver = start_driver(run_command, "run", str(config), messages=messages)
         check_message(wait_for(driver), messages, disk / "run")
-        _call("mount", "-o", f"remount,size={4 * measure_phases()[-1]}", str(disk))
+        enlarge_disk(disk, 4 * measure_phases()[-1])
         driver = start_driver(run_command, "run", str(config), messages=messages)
         code = wait_for(driver)
         assert code == 0, (

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import random
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from pipeline.planning.plan import make_plan
 from pipeline.reporting.verify_run import find_damage, find_shard_damage, note_damage
 from pipeline.runs.run_folder import RunFolder
 from shardwriter.verification.dataset import verify_folder
+from tests.faults._damage import cut, delete, empty, flip_bit, zero_block
 from tests.faults.attack import Attack, get_shared_folder
 from tests.faults.runs.small_run import (
     NUM_DOCUMENTS,
@@ -62,42 +62,6 @@ OTHER_FILES = (
     ("write_shards", "done/shard-*.json"),
 )
 ALL_FILES = READ_FILES + OTHER_FILES
-
-BLOCK_BYTES = 512
-
-
-def flip_bit(path: Path, seed: int) -> None:
-    """Flip one bit."""
-    content, chosen = bytearray(path.read_bytes()), random.Random(seed)
-    content[chosen.randrange(len(content))] ^= 1 << chosen.randrange(8)
-    path.write_bytes(content)
-
-
-def zero_block(path: Path, seed: int) -> None:
-    """Fill a block with zeros, as a disk does that has lost it."""
-    content = bytearray(path.read_bytes())
-    start = random.Random(seed).randrange(len(content)) // BLOCK_BYTES * BLOCK_BYTES
-    num_bytes = min(BLOCK_BYTES, len(content) - start)
-    content[start : start + num_bytes] = bytes(num_bytes)
-    path.write_bytes(content)
-
-
-def cut(path: Path, seed: int) -> None:
-    """Lose the end of the file."""
-    content = path.read_bytes()
-    path.write_bytes(content[: random.Random(seed).randrange(1, len(content))])
-
-
-def empty(path: Path, seed: int) -> None:
-    """Lose the content."""
-    del seed
-    path.write_bytes(b"")
-
-
-def delete(path: Path, seed: int) -> None:
-    """Lose the file."""
-    del seed
-    path.unlink()
 
 
 def swap(path: Path, seed: int) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from training.anomaly_guard import AnomalyGuard
 from training.checkpoint.checkpointer import Checkpointer, TrainState
-from training.config import CheckpointConfig, ParallelConfig
+from training.config import AnomalyGuardConfig, CheckpointConfig, ParallelConfig
 from training.parallel.distributed import init_distributed
 
 
@@ -23,7 +24,8 @@ def make_tensors(step: int) -> dict[str, Tensor]:
 
 def make_state(tensors: Mapping[str, Tensor], step: int) -> TrainState:
     """Return a state with the keys of a real one."""
-    progress = {"step": step, "rows": {"position": 12 * step}, "guard": {"mean_norm": 0.1}}
+    guard = AnomalyGuard(AnomalyGuardConfig()).state_dict()
+    progress = {"step": step, "rows": {"position": 12 * step}, "guard": guard}
     return TrainState(tensors, {}, progress)
 
 

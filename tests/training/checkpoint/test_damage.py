@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
+import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,20 +17,23 @@ import torch
 from torch.distributed.checkpoint.state_dict_loader import load
 from typer.testing import CliRunner
 
+from tests.training.checkpoint.planted_code import (
+    PLANTS,
+    SHARD,
+    CreateFile,
+    replace_file,
+)
 from tests.training.checkpoint.saved import make_tensors, restore, save_steps
-from training.checkpoint.block_digests import copy_with_digests
+from training.checkpoint.block_digests import compute_digest
 from training.checkpoint.checkpointer import load_weights
 from training.checkpoint.marker import (
     MARKER,
-    Marker,
     list_complete_checkpoints,
     read_marker,
-    write_marker,
 )
 from training.cli import app
-from training.errors import CheckpointDamaged, IncompatibleConfig
+from training.errors import CheckpointDamaged, CheckpointFailed, IncompatibleConfig
 
-SHARD = "__0_0.distcp"
 INDEX = ".metadata"
 
 
@@ -79,7 +84,7 @@ def move_position(file: Path) -> None:
     file.write_text(text.replace('"position": 36', '"position": 37'))
 
 
-DAMAGES: list[tuple[str, str, Callable[[Path], None], str]] = [
+DAMAGES: list[tuple[str, str, Callable[[Path], object], str]] = [
     ("flipped bit", SHARD, lambda file: flip(file, 500_000), "bytes 0 to 1048575 differ"),
     ("flip in the digests", SHARD, lambda file: flip(file, -1), "digests at its end"),
     ("zeroed sector", SHARD, lambda file: zero_block(file, 700_000), "differ"),
@@ -102,7 +107,7 @@ DAMAGES: list[tuple[str, str, Callable[[Path], None], str]] = [
     [pytest.param(*row[1:], id=f"{row[1]}: {row[0]}") for row in DAMAGES],
 )
 def test_damage_is_named_and_the_previous_checkpoint_is_offered(
-    run_dir: Path, file_name: str, damage: Callable[[Path], None], message: str
+    run_dir: Path, file_name: str, damage: Callable[[Path], object], message: str
 ) -> None:
     """The error has the file, the kind of damage, the newest whole checkpoint and the setting."""
     file = newest(run_dir) / file_name
@@ -145,30 +150,15 @@ def test_other_programs_can_read_the_files(run_dir: Path) -> None:
     assert torch.equal(tensors["model.w3"], make_tensors(3)["w3"])
 
 
-class Malicious:
-    """Runs a command when it is unpickled."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.system, (f"touch {self._file}",)
-
-
-def replace_index(path: Path, content: bytes) -> None:
-    """Replace the index and make all digests fit, as an attacker would."""
-    (path / "pickle").write_bytes(content)
-    with (path / "pickle").open("rb") as source:
-        digest = copy_with_digests(source, path / INDEX)
-    marker = read_marker(path)
-    write_marker(path, Marker(marker.progress, {**marker.files, INDEX: digest}))
-
-
-def test_code_in_the_index_is_not_run(run_dir: Path, tmp_path: Path) -> None:
-    """Also if all digests fit, the index is refused before anything is executed."""
-    replace_index(newest(run_dir), pickle.dumps(Malicious(tmp_path / "ran")))
-    with pytest.raises(CheckpointDamaged, match=r"posix.system does not belong"):
-        load_weights(newest(run_dir), make_tensors(0))
+@pytest.mark.parametrize("plant", PLANTS)
+def test_code_in_a_checkpoint_is_not_run(
+    run_dir: Path, tmp_path: Path, plant: Callable[[Path, CreateFile], None]
+) -> None:
+    """Also if all digests fit, it is refused before anything is executed."""
+    plant(newest(run_dir), CreateFile(tmp_path / "ran"))
+    message = rf"{newest(run_dir)}.*(does not belong into an index|else than tensors)"
+    with pytest.raises(CheckpointDamaged, match=message):
+        restore(run_dir)
     assert not (tmp_path / "ran").exists()
 
 
@@ -176,7 +166,7 @@ def test_an_index_cannot_lead_out_of_its_folder(run_dir: Path) -> None:
     """A file that complete.json does not list is not opened."""
     index = (newest(run_dir) / INDEX).read_bytes()
     # The same length, because a pickle stores it before the text.
-    replace_index(newest(run_dir), index.replace(SHARD.encode(), b"../../__0.dp"))
+    replace_file(newest(run_dir), INDEX, index.replace(SHARD.encode(), b"../../__0.dp"))
     with pytest.raises(CheckpointDamaged, match=r"names '.*__0.dp', which is not among"):
         load_weights(newest(run_dir), make_tensors(0))
 
@@ -184,11 +174,47 @@ def test_an_index_cannot_lead_out_of_its_folder(run_dir: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"text", pickle.dumps({"a": 1})])
 def test_an_index_of_something_else_is_refused(run_dir: Path, content: bytes) -> None:
     """The message has the path and no traceback of pickle."""
-    replace_index(newest(run_dir), content)
+    replace_file(newest(run_dir), INDEX, content)
     with pytest.raises(
         CheckpointDamaged, match=r"\.metadata (is not an index|holds 'dict')"
     ):
         load_weights(newest(run_dir), make_tensors(0))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("step", -1),
+        ("step", True),
+        ("step", None),
+        ("world_size", 0),
+        ("rows", []),
+        ("guard", {"num_bad": 0, "in_a_row": 0, "mean_norm": math.nan}),
+        ("files", {SHARD: {"num_bytes": 2.5, "xxh3_128": "0" * 32}}),
+    ],
+)
+def test_invalid_values_are_named(run_dir: Path, key: str, value: Any) -> None:
+    """A resumed run does not fail later, in other words, or continue from them."""
+    path = newest(run_dir)
+    content = json.loads((path / MARKER).read_text()) | {key: value}
+    del content["digest"]
+    content["digest"] = compute_digest(json.dumps(content, sort_keys=True).encode()).hex()
+    (path / MARKER).write_text(json.dumps(content))
+    message = rf"{path / MARKER} has invalid values: {key}.*, found "
+    with pytest.raises(CheckpointDamaged, match=message):
+        restore(run_dir)
+
+
+def test_a_failed_write_is_named(tmp_path: Path) -> None:
+    """A limit of the file size fails as a full disk does: in the middle of a tensor."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, limits[1]))
+    try:
+        with pytest.raises(CheckpointFailed, match=r"rank 0: .*File too large.*Make room"):
+            save_steps(tmp_path, range(1, 2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list_complete_checkpoints(tmp_path / "checkpoints")
 
 
 def test_verify_lists_damaged_files(run_dir: Path) -> None:
@@ -234,7 +260,7 @@ def test_digests_are_not_added_to_a_hostile_checkpoint(
 ) -> None:
     """Its index is read without running code here too."""
     make_version_1(newest(run_dir))
-    (newest(run_dir) / INDEX).write_bytes(pickle.dumps(Malicious(tmp_path / "ran")))
+    (newest(run_dir) / INDEX).write_bytes(pickle.dumps(CreateFile(tmp_path / "ran")))
     with pytest.raises(CheckpointDamaged, match="does not belong"):
         CliRunner().invoke(
             app, ["add-digests", str(newest(run_dir))], catch_exceptions=False

@@ -1,0 +1,1 @@
+"""Attacks on the trainer and its checkpoints."""
