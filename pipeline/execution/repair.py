@@ -11,8 +11,7 @@ from pipeline.phases import registry
 from pipeline.phases.phase import Phase
 from pipeline.planning.run_plan import RunPlan
 from pipeline.runs import damaged_outputs
-from pipeline.runs.damaged_outputs import get_task_id
-from pipeline.runs.phase_folder import PhaseFolder
+from pipeline.runs.phase_folder import PhaseFolder, get_task_id
 from pipeline.runs.run_folder import RunFolder
 from pipeline.runs.verified_file import Damage, DamagedOutput
 

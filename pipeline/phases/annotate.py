@@ -8,7 +8,7 @@ near-duplicates, have files of their own, which fuzzy_clusters and fuzzy_dedup r
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ from pipeline.phases.exact_dedup import ExactDedup
 from pipeline.phases.extract import EXTRACTED, Extract
 from pipeline.phases.paragraph_dedup import ParagraphDedup
 from pipeline.phases.phase import Artifact, SplitPhase, TaskCost
-from pipeline.runs.hash_partitions import write_buckets
+from pipeline.runs.hash_partitions import join_batches, write_buckets
 from pipeline.runs.phase_folder import PendingOutput
 from pipeline.runs.split_output import DECISIONS, RowGroups, SplitWriter, read_row_groups
 from stages.contract import with_columns
@@ -205,10 +205,10 @@ class _BandWriter:
     def write(self, output: PendingOutput, task_id: str) -> None:
         """Write the files of the split."""
         bands = output.path(Annotate.bands.file_name(task_id))
-        write_buckets(bands, _join(BANDS, self._rows))
+        write_buckets(bands, join_batches(BANDS, self._rows))
         if self._settings.store_ngrams:
             path = output.path(Annotate.ngrams.file_name(task_id))
-            _write_ngrams(path, _join(NGRAMS, self._lists))
+            _write_ngrams(path, join_batches(NGRAMS, self._lists))
 
 
 def _get_perplexity(documents: pa.Table) -> pa.Array | pa.ChunkedArray:
@@ -243,11 +243,6 @@ def read_ngrams(source: pa.NativeFile, records: NDArray[np.uint32]) -> Iterator[
             wanted = records[batches == index]
             rows = np.searchsorted(batch["record"].to_numpy(), wanted)
             yield batch["ngrams"].take(pa.array(rows))
-
-
-def _join(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    empty = pa.record_batch([pa.nulls(0, f.type) for f in schema], schema=schema)
-    return pa.concat_batches([empty, *batches])
 
 
 class _AnnotateWriter(SplitWriter):

@@ -6,6 +6,7 @@ read. The order depends on document ids and the seed alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator
 from functools import cached_property
 from typing import Any
@@ -22,12 +23,16 @@ from pipeline.phases.annotate import Annotate
 from pipeline.phases.phase import Artifact, SplitPhase, TaskCost
 from pipeline.phases.select import Select
 from pipeline.planning.stage_spec import StageSpec
+from pipeline.runs.hash_partitions import MAX_BUCKETS, join_batches, write_buckets
 from pipeline.runs.phase_folder import PendingOutput
 from pipeline.runs.split_output import DECISIONS, SplitWriter, read_row_groups
 from shardwriter.format import TokenizerEntry
 from stages.filters.classifiers import Classifiers
 from stages.transform.pii import Pii
 from stages.transform.tokenize import Tokenize
+
+# Rows of a record batch of the index, at most on average: 40 kB. A shard reads whole batches.
+DOCS_PER_BATCH = 256
 
 # The index of a tokens file, sorted by order_key.
 DOCUMENT_INDEX = pa.schema(
@@ -185,8 +190,15 @@ class _TokenWriter(SplitWriter):
         missing = {f.name: pa.nulls(len(keys), f.type) for f in self._index}
         ordered = [columns.get(f.name, missing[f.name]) for f in self._index]
         path = self.output.path(TokenizeDocuments.documents.file_name(self.task_id))
-        with pa.ipc.new_file(path, self._index) as file:
-            file.write_table(pa.table(ordered, schema=self._index).combine_chunks())
+        batches = pa.table(ordered, schema=self._index).to_batches()
+        index = join_batches(self._index, batches)
+        write_buckets(path, index, _count_buckets(len(keys)))
+
+
+def _count_buckets(num_docs: int) -> int:
+    """Return the number of record batches of an index: a power of two, at least 2."""
+    wanted = 2 ** math.ceil(math.log2(max(1, num_docs) / DOCS_PER_BATCH))
+    return min(MAX_BUCKETS, max(2, wanted))
 
 
 def describe_tokenizer(config: RunConfig) -> TokenizerEntry:

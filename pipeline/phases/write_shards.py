@@ -20,6 +20,7 @@ from pipeline.phases.phase import Artifact, MergedArtifact, PartitionPhase, Task
 from pipeline.phases.tokenize import TokenizeDocuments, describe_tokenizer
 from pipeline.planning.input_splits import InputSplit
 from pipeline.runs.damaged_outputs import check_output
+from pipeline.runs.hash_partitions import read_keys
 from pipeline.runs.verified_file import Damage
 from shardwriter import Documents, build_manifest, write_shard
 from shardwriter.format import (
@@ -133,15 +134,10 @@ class WriteShards(PartitionPhase):
     ) -> tuple[pa.Table, NDArray[Any]]:
         """Return the index rows and the tokens of one split with keys from `first` to before `end`."""
         folder = self.plan.folder(TokenizeDocuments.name)
-        with folder.open(TokenizeDocuments.documents.file_name(split.key)) as source:
-            index = pa.ipc.open_file(source).read_all()
-            keys = index.column("order_key").to_numpy()
-            low = int(np.searchsorted(keys, np.uint64(first)))
-            # 2**64 is no uint64: the last shard ends with the file.
-            high = len(keys) if end == 2**64 else int(np.searchsorted(keys, np.uint64(end)))
-            rows = index.slice(low, high - low)
-            start = rows.column("token_start")[0].as_py() if rows.num_rows else 0
-            num_tokens = pc.sum(rows.column("num_tokens")).as_py() or 0
+        index = folder.open(TokenizeDocuments.documents.file_name(split.key))
+        rows = pa.Table.from_batches([read_keys(index, first, end)])
+        start = rows.column("token_start")[0].as_py() if rows.num_rows else 0
+        num_tokens = pc.sum(rows.column("num_tokens")).as_py() or 0
         with folder.open(TokenizeDocuments.tokens.file_name(split.key)) as file:
             file.seek(start * dtype.itemsize)
             return rows, np.frombuffer(file.read(num_tokens * dtype.itemsize), dtype)

@@ -15,7 +15,7 @@ import numpy as np
 
 from pipeline.runs.done_records import to_json
 from pipeline.runs.output_digests import OutputDigests
-from pipeline.runs.phase_folder import DAMAGED, PhaseFolder
+from pipeline.runs.phase_folder import DAMAGED, PhaseFolder, get_task_id
 from pipeline.runs.verified_file import Damage, DamagedOutput
 from storage import Store
 from storage.json_schema import Object, Text, parse_json
@@ -24,11 +24,6 @@ from storage.json_schema import Object, Text, parse_json
 _REPORT_SUFFIX = ".report.json"
 
 _REPORT = Object(dict.fromkeys(("folder", "file", "found", "wanted", "place"), Text()))
-
-
-def get_task_id(file: str) -> str:
-    """Return the id of the task that writes a file of a phase folder, or its done-record."""
-    return PurePosixPath(file).name.split(".", maxsplit=1)[0]
 
 
 def check_output(folder: PhaseFolder, file: str) -> Damage | None:

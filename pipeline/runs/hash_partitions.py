@@ -76,9 +76,15 @@ def name_partitions(num_partitions: int) -> list[str]:
     ]
 
 
-def write_buckets(path: Path, rows: pa.RecordBatch) -> None:
-    """Write one record batch per bucket, by the top bits of the first column (uint64)."""
-    num_buckets = count_buckets(rows.num_rows)
+def write_buckets(path: Path, rows: pa.RecordBatch, num_buckets: int | None = None) -> None:
+    """Write one record batch per bucket, by the top bits of the first column (uint64).
+
+    Args:
+        path: the file.
+        rows: in input order.
+        num_buckets: a power of two from 2 to MAX_BUCKETS; default: `count_buckets`.
+    """
+    num_buckets = num_buckets or count_buckets(rows.num_rows)
     order, bounds = _group(
         _take_top_bits(rows) // (MAX_BUCKETS // num_buckets), num_buckets
     )
@@ -86,6 +92,12 @@ def write_buckets(path: Path, rows: pa.RecordBatch) -> None:
         for start, end in pairwise(bounds):
             # One bucket at a time, so that there is no second copy of all rows.
             file.write_batch(rows.take(pa.array(order[start:end])))
+
+
+def join_batches(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """Return the rows of any number of batches as one batch."""
+    empty = pa.record_batch([pa.nulls(0, f.type) for f in schema], schema=schema)
+    return pa.concat_batches([empty, *batches])
 
 
 @dataclass(frozen=True)
@@ -169,6 +181,15 @@ def read_slice(source: pa.NativeFile, partition: str) -> FileSlice:
 def read_around(source: pa.NativeFile, number: int) -> pa.RecordBatch:
     """Read the rows of a file whose hashes have the same top 16 bits as `number`."""
     return _read(source, number >> 48, (number >> 48) + 1).rows
+
+
+def read_keys(source: pa.NativeFile, first: int, end: int) -> pa.RecordBatch:
+    """Read the rows of a sorted file whose first column is from `first` to before `end`."""
+    rows = _read(source, first >> 48, ((end - 1) >> 48) + 1).rows
+    keys = rows.column(0).to_numpy()
+    start = int(np.searchsorted(keys, np.uint64(first)))
+    stop = int(np.searchsorted(keys, np.uint64(end - 1), side="right"))
+    return rows.slice(start, stop - start)
 
 
 def _parse_range(partition: str) -> tuple[int, int]:

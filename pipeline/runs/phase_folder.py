@@ -33,7 +33,7 @@ from pipeline.runs.done_records import (
     parse_summary,
 )
 from pipeline.runs.output_digests import OutputDigests
-from pipeline.runs.verified_file import Damage, DamagedOutput, VerifiedFile
+from pipeline.runs.verified_file import Damage, DamagedOutput, StoredOutput, VerifiedFile
 from storage import Store
 from storage.errors import DamagedFile
 
@@ -96,14 +96,21 @@ class PhaseFolder:
             DamagedOutput: the file is missing or has another size. Reading raises it too, if the
                 content is not what the task wrote.
         """
-        task_id = name.split(".", maxsplit=1)[0]
-        file = VerifiedFile(
+        return pa.PythonFile(VerifiedFile(self.output(name)), mode="r")
+
+    def output(self, name: str) -> StoredOutput:
+        """Return an output with its digests.
+
+        Raises:
+            FileNotFoundError: the task that writes it is not done.
+        """
+        task_id = get_task_id(name)
+        return StoredOutput(
             self.root,
             name,
             read_digests(self, task_id)[name],
             lambda: OutputDigests.from_json(self.record(task_id)["outputs"][name]),
         )
-        return pa.PythonFile(file, mode="r")
 
     def each(self, items: Iterable[K], read: Callable[[K], T]) -> list[T]:
         """Return `read(item)` of each item, in order. Remote reads run several at a time."""
@@ -298,6 +305,11 @@ class PhaseFolder:
 def _warn_once(message: str) -> None:
     # A command may ask several times whether a phase is complete.
     log.warning("%s", message)
+
+
+def get_task_id(file: str) -> str:
+    """Return the id of the task that writes a file of a phase folder, or its done-record."""
+    return PurePosixPath(file).name.split(".", maxsplit=1)[0]
 
 
 def _describe(file: Path) -> dict[str, Any]:

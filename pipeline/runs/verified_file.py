@@ -58,38 +58,92 @@ class DamagedOutput(DamagedFile):
         return type(self), (self.damage,)
 
 
-class VerifiedFile:
-    """An output that is open for reading, as `pyarrow.PythonFile` needs it.
+@dataclass
+class StoredOutput:
+    """An output of a task, and what its done-record says about it.
 
-    Each read compares the blocks that it touches with their CRC-32. It does not use a memory map:
-    a bad sector of the disk is an error there, and would kill the process here.
+    Attributes:
+        root: the phase folder.
+        name: the file.
+        digests: its digests, perhaps from a cache.
+        read_digests: reads the digests from the done-record.
     """
 
-    def __init__(
-        self,
-        folder: Store,
-        name: str,
-        digests: OutputDigests,
-        reload: Callable[[], OutputDigests],
-    ) -> None:
-        """Open the file and check its size.
+    root: Store
+    name: str
+    digests: OutputDigests
+    read_digests: Callable[[], OutputDigests]
 
-        Args:
-            folder: the phase folder.
-            name: the file.
-            digests: its digests, perhaps from a cache.
-            reload: reads the digests from the done-record.
+    def open(self) -> BinaryIO:
+        """Open the file.
 
         Raises:
             DamagedOutput: the file is missing or has another size.
         """
-        self._folder, self._name = folder, name
-        self._digests, self._reload = digests, reload
         try:
-            self._file = self._open()
+            file = self.root.open(self.name)
+        except FileNotFoundError as error:
+            raise self._describe_missing() from error
+        try:
+            self._check_size(file.seek(0, os.SEEK_END))
         except DamagedOutput:
-            self._digests = reload()
-            self._file = self._open()
+            file.close()
+            raise
+        return file
+
+    def refresh(self) -> None:
+        """Read the digests again: those in the cache may be outdated."""
+        self.digests = self.read_digests()
+
+    def find_damage(self, content: bytes, first: int, stop: int) -> Damage | None:
+        """Compare the blocks first..stop-1 with their CRCs; return the first difference."""
+        found = compute_crcs(content)
+        wanted = self.digests.block_crcs[first:stop].tolist()
+        if found == wanted:
+            return None
+        found += [0] * (len(wanted) - len(found))  # the file was cut while it was open
+        index = next(i for i, crc in enumerate(wanted) if crc != found[i])
+        start = (first + index) * BLOCK_BYTES
+        end = min(start + BLOCK_BYTES, self.digests.num_bytes)
+        return self.describe(
+            f"crc32 {found[index]:08x}",
+            f"{wanted[index]:08x}",
+            f"bytes {start} to {end - 1}",
+        )
+
+    def describe(self, found: str, wanted: str, place: str = "") -> Damage:
+        """Return a damage of this file."""
+        return Damage(str(self.root), self.name, found, wanted, place)
+
+    def _check_size(self, num_bytes: int) -> None:
+        if num_bytes != self.digests.num_bytes:
+            wanted = f"a file of {self.digests.num_bytes} bytes"
+            raise DamagedOutput(self.describe(f"{num_bytes} bytes", wanted))
+
+    def _describe_missing(self) -> DamagedOutput:
+        wanted = f"a file of {self.digests.num_bytes} bytes"
+        return DamagedOutput(self.describe("no file", wanted))
+
+
+class VerifiedFile:
+    """An output that is open for reading, as `pyarrow.PythonFile` needs it.
+
+    Each read compares the blocks that it touches with their CRC-32. It does not use a memory map:
+    a bad sector of the disk is an error here, and would kill the process there.
+    """
+
+    def __init__(self, output: StoredOutput) -> None:
+        """Open the file and check its size.
+
+        Raises:
+            DamagedOutput: the file is missing or has another size.
+        """
+        self._output = output
+        try:
+            self._file = output.open()
+        except DamagedOutput:
+            output.refresh()
+            self._file = output.open()
         self._position = 0
         # A Parquet column is often smaller than a block: the next one begins in the same block.
         self._last_index, self._last_block = -1, b""
@@ -120,7 +174,7 @@ class VerifiedFile:
         starts = {
             os.SEEK_SET: 0,
             os.SEEK_CUR: self._position,
-            os.SEEK_END: self._digests.num_bytes,
+            os.SEEK_END: self._output.digests.num_bytes,
         }
         self._position = starts[whence] + offset
         return self._position
@@ -131,7 +185,7 @@ class VerifiedFile:
         Raises:
             DamagedOutput: a block of the range is damaged.
         """
-        end = self._digests.num_bytes
+        end = self._output.digests.num_bytes
         if num_bytes >= 0:
             end = min(end, self._position + num_bytes)
         start = min(self._position, end)
@@ -155,25 +209,25 @@ class VerifiedFile:
         if first < stop:
             content += self._fetch(first, stop)
             self._last_index = stop - 1
-            # The last block alone, so that it does not keep the others in memory.
+            # The last block alone, because a slice would keep the others in memory.
             last_bytes = (len(content) - 1) % BLOCK_BYTES + 1
             self._last_block = content[-last_bytes:]
         return content
 
     def _fetch(self, first: int, stop: int) -> bytes:
-        """Read blocks and compare them with their CRCs; read damaged ones a second time."""
+        """Read and verify blocks. Damaged ones are read a second time."""
         content = self._read_stored(first, stop)
-        if self._find_damage(content, first, stop) is None:
+        if self._output.find_damage(content, first, stop) is None:
             return content
         # A network may have changed the bytes on their way, and cached digests may be outdated.
         self._file.close()
-        self._digests = self._reload()
-        self._file = self._open()
+        self._output.refresh()
+        self._file = self._output.open()
         content = self._read_stored(first, stop)
-        damage = self._find_damage(content, first, stop)
+        damage = self._output.find_damage(content, first, stop)
         if damage is not None:
             raise DamagedOutput(damage)
-        where = self._folder.locate(self._name)
+        where = self._output.root.locate(self._output.name)
         log.warning(
             "%s: a block was damaged when it was read first, and whole later", where
         )
@@ -181,50 +235,13 @@ class VerifiedFile:
 
     def _read_stored(self, first: int, stop: int) -> bytes:
         start = first * BLOCK_BYTES
-        end = min(stop * BLOCK_BYTES, self._digests.num_bytes)
+        end = min(stop * BLOCK_BYTES, self._output.digests.num_bytes)
         try:
             self._file.seek(start)
             return self._file.read(end - start)
         except OSError as error:
             if error.errno != errno.EIO:  # of the disk; a server's errors are StorageErrors
                 raise
-            found, place = f"{error.strerror}", _name_bytes(start, end)
-            raise self._make_error(found, "a file that can be read", place) from error
-
-    def _find_damage(self, content: bytes, first: int, stop: int) -> Damage | None:
-        """Return what was found and wanted at the first damaged block."""
-        found = compute_crcs(content)
-        wanted = self._digests.block_crcs[first:stop].tolist()
-        if found == wanted:
-            return None
-        found += [0] * (
-            len(wanted) - len(found)
-        )  # the file was truncated while it was open
-        index = next(i for i, crc in enumerate(wanted) if crc != found[i])
-        start = (first + index) * BLOCK_BYTES
-        end = min(start + BLOCK_BYTES, self._digests.num_bytes)
-        return self._describe(
-            f"crc32 {found[index]:08x}", f"{wanted[index]:08x}", _name_bytes(start, end)
-        )
-
-    def _open(self) -> BinaryIO:
-        wanted = f"a file of {self._digests.num_bytes} bytes"
-        try:
-            file = self._folder.open(self._name)
-        except FileNotFoundError as error:
-            raise self._make_error("no file", wanted) from error
-        num_bytes = file.seek(0, os.SEEK_END)
-        if num_bytes != self._digests.num_bytes:
-            file.close()
-            raise self._make_error(f"{num_bytes} bytes", wanted)
-        return file
-
-    def _make_error(self, found: str, wanted: str, place: str = "") -> DamagedOutput:
-        return DamagedOutput(self._describe(found, wanted, place))
-
-    def _describe(self, found: str, wanted: str, place: str) -> Damage:
-        return Damage(str(self._folder), self._name, found, wanted, place)
-
-
-def _name_bytes(start: int, end: int) -> str:
-    return f"bytes {start} to {end - 1}"
+            place = f"bytes {start} to {end - 1}"
+            damage = self._output.describe(f"{error.strerror}", "readable bytes", place)
+            raise DamagedOutput(damage) from error

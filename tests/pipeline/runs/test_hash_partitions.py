@@ -20,6 +20,7 @@ from pipeline.runs.hash_partitions import (
     count_partitions,
     name_partitions,
     read_around,
+    read_keys,
     read_slice,
     write_buckets,
 )
@@ -133,3 +134,33 @@ def test_partitions_cover_hash_space_once(num_partitions: int) -> None:
     assert bounds[-1][1] == MAX_BUCKETS
     assert all(a[1] == b[0] for a, b in pairwise(bounds))
     assert min(end - first for first, end in bounds) >= hash_partitions.MIN_CHUNKS
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    num_rows=st.integers(0, 500),
+    num_buckets=st.sampled_from([2, 8, 1024, MAX_BUCKETS]),
+    num_ranges=st.integers(1, 9),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_a_sorted_file_is_read_by_exact_ranges(
+    tmp_path_factory: pytest.TempPathFactory,
+    num_rows: int,
+    num_buckets: int,
+    num_ranges: int,
+    seed: int,
+) -> None:
+    """The ranges of all shards together give every row once, in order."""
+    keys = np.random.default_rng(seed).integers(0, 2**64, num_rows, dtype=np.uint64)
+    keys[: min(2, num_rows)] = [0, 2**64 - 1][:num_rows]
+    keys.sort()
+    numbers = np.arange(num_rows, dtype=np.uint32)
+    path = tmp_path_factory.mktemp("keys") / "keys"
+    write_buckets(path, pa.record_batch([keys, numbers], schema=ROWS), num_buckets)
+    found: list[int] = []
+    for i in range(num_ranges):
+        first, end = 2**64 * i // num_ranges, 2**64 * (i + 1) // num_ranges
+        rows = read_keys(_open(path), first, end)
+        assert all(first <= key < end for key in rows["hash"].to_pylist())
+        found += rows["record"].to_pylist()
+    assert found == numbers.tolist()
