@@ -58,7 +58,7 @@ class TokenizeDocuments(SplitPhase):
     """Make token ids of the kept documents, in the order of the global shuffle."""
 
     name = "tokenize"
-    version = 1
+    version = 2
     parents = (Annotate, Select)
     stages = (Pii, Tokenize)
 

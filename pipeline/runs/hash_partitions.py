@@ -184,7 +184,13 @@ def read_around(source: pa.NativeFile, number: int) -> pa.RecordBatch:
 
 
 def read_keys(source: pa.NativeFile, first: int, end: int) -> pa.RecordBatch:
-    """Read the rows of a sorted file whose first column is from `first` to before `end`."""
+    """Read the rows of a sorted file whose first column is from `first` to before `end`.
+
+    Args:
+        source: a file that `write_buckets` wrote; it is closed afterwards.
+        first: 0 or more.
+        end: more than `first`, at most 2**64.
+    """
     rows = _read(source, first >> 48, ((end - 1) >> 48) + 1).rows
     keys = rows.column(0).to_numpy()
     start = int(np.searchsorted(keys, np.uint64(first)))
