@@ -8,6 +8,8 @@ from typing import Any
 
 from config_files.reader import KeyPath, read, reread
 from pipeline.config.run import RunConfig
+from stages.settings.filters import LanguageSettings
+from stages.settings.languages import LID_176, read_labels, suggest_language
 
 
 def load(path_or_name: str, overrides: Sequence[str] = ()) -> RunConfig:
@@ -20,7 +22,7 @@ def load(path_or_name: str, overrides: Sequence[str] = ()) -> RunConfig:
     Raises:
         ConfigError: with all errors of the file.
     """
-    return read(RunConfig, path_or_name, overrides, _find_missing_files)
+    return read(RunConfig, path_or_name, overrides, _find_faults)
 
 
 def change(tree: Mapping[str, Any], where: str, overrides: Sequence[str] = ()) -> RunConfig:
@@ -36,7 +38,17 @@ def change(tree: Mapping[str, Any], where: str, overrides: Sequence[str] = ()) -
     Raises:
         ConfigError: with all errors.
     """
-    return reread(RunConfig, tree, where, overrides, _find_missing_cutoffs)
+    return reread(RunConfig, tree, where, overrides, _find_faults_of_select)
+
+
+def _find_faults(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
+    yield from _find_missing_files(config)
+    yield from _find_faults_of_select(config)
+
+
+def _find_faults_of_select(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
+    yield from _find_missing_cutoffs(config)
+    yield from _find_unknown_languages(config)
 
 
 def _find_missing_files(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
@@ -49,7 +61,6 @@ def _find_missing_files(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
             check(reference)
         except AssetError as error:
             yield key, str(error)
-    yield from _find_missing_cutoffs(config)
 
 
 def _list_references(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
@@ -90,3 +101,35 @@ def _find_missing_cutoffs(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
     if not Path(perplexity.cutoffs).is_file():
         key = ("select", "perplexity", "cutoffs")
         yield key, "no such file; wanted model, run, or the path of a cutoff.csv"
+
+
+def _find_unknown_languages(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
+    """Yield an error if the language model has no label for a language to keep."""
+    wanted = config.select.language.keep if config.select.language else None
+    known = _list_languages(config.annotate.language) if wanted else None
+    if not wanted or not known:
+        return
+    faults: list[str] = []
+    for language in wanted:
+        if language not in known:
+            nearest = suggest_language(language, known)
+            hint = (
+                f"did you mean {nearest!r}?"
+                if nearest
+                else f"it has {', '.join(sorted(known))}"
+            )
+            faults.append(f"{language!r} is no language of the model; {hint}")
+    if faults:
+        yield ("select", "language", "keep"), "; ".join(faults)
+
+
+def _list_languages(settings: LanguageSettings) -> frozenset[str] | None:
+    """Return the codes that the language model can give, or None if its file is not here."""
+    path = Path(settings.model)
+    if path.is_file():
+        labels = read_labels(path)
+    else:
+        labels = frozenset(LID_176) if settings.model.startswith("lid.176.") else None
+    if labels is None:
+        return None
+    return frozenset(settings.labels.get(label, label) for label in labels)

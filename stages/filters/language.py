@@ -22,9 +22,7 @@ from numpy.typing import NDArray
 from stages.contract import DOCUMENT, Outcome, Stage, chain, drop_where, keep_all
 from stages.counters import Counters
 from stages.settings.filters import LanguageFilterSettings, LanguageSettings
-
-# fastText's prefix of every label.
-LABEL_PREFIX = "__label__"
+from stages.settings.languages import LABEL_PREFIX
 
 
 class Language(Stage[LanguageSettings]):

@@ -230,8 +230,16 @@ class LanguageFilterSettings(Settings):
     )
     keep: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
         default=None,
-        description="Codes of the languages to keep (en, fr, zh); null keeps every language.",
+        description="Codes of the languages to keep (en, fr, zh, or 'no' in quotes), which the "
+        "language model must have; null keeps every language.",
     )
+
+    @field_validator("keep", mode="before")
+    @classmethod
+    def _check_norwegian(cls, keep: object) -> object:
+        if isinstance(keep, list | tuple) and False in keep:
+            raise ValueError("YAML reads the code no as false; write 'no' in quotes")
+        return keep
 
 
 Bucket = Literal["head", "middle", "tail", "all"]

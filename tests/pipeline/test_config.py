@@ -157,6 +157,37 @@ def test_missing_models_and_files_are_reported_at_once(tmp_path: Path) -> None:
     assert any("select.perplexity.cutoffs" in f and "no such file" in f for f in faults)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [("english", "en"), ("EN", "en"), ("nb", "no"), ("iw", "he"), ("zh-Hant", "zh")],
+)
+def test_languages_that_the_model_does_not_have_are_faults(
+    tmp_path: Path, wrong: str, right: str
+) -> None:
+    """They would drop every document. The nearest code is suggested."""
+    path = write(tmp_path, MINIMAL + f"select:\n  language:\n    keep: [fr, {wrong}]\n")
+    (fault,) = list_faults(path)
+    assert f"mine.yaml:7: select.language.keep is ('fr', {wrong!r}): " in fault
+    assert f"{wrong!r} is no language of the model; did you mean {right!r}?" in fault
+    load(path, [f"select.language.keep=[fr, {right!r}]"])
+
+
+def test_norwegian_without_quotes_is_a_fault_that_names_the_cure(tmp_path: Path) -> None:
+    """YAML reads `no` as false."""
+    (fault,) = list_faults(write(tmp_path, MINIMAL), "select.language.keep=[no, fr]")
+    assert "write 'no' in quotes" in fault
+
+
+def test_languages_of_renamed_labels_are_known(tmp_path: Path) -> None:
+    """`annotate.language.labels` adds the new codes and removes the old ones."""
+    path = write(tmp_path, MINIMAL)
+    renamed = "annotate.language.labels={en: eng}"
+    load(path, [renamed, "select.language.keep=[eng, fr]"])
+    (fault,) = list_faults(path, renamed, "select.language.keep=[en]")
+    assert "--set select.language.keep" in fault
+    assert "did you mean 'eng'?" in fault
+
+
 def test_a_key_given_twice_is_a_fault(tmp_path: Path) -> None:
     """YAML would use the last value without a message."""
     (fault,) = list_faults(write(tmp_path, MINIMAL + "tokenize:\n  tokenizer: other\n"))

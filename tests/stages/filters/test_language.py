@@ -23,6 +23,7 @@ from stages.filters.language import (
     LanguageFilterSettings,
     LanguageSettings,
 )
+from stages.settings.languages import LID_176, read_labels, suggest_language
 
 # Texts that trip line readers: empty, blank, NUL, odd line breaks, the model's own markers.
 HOSTILE = [
@@ -106,6 +107,31 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_stage(tiny_model: Path) -> Language:
     """The stage with the tiny model loaded."""
     return opened(tiny_model)
+
+
+def test_labels_are_read_from_the_beginning_of_the_model(tiny_model: Path) -> None:
+    """They equal the labels of fastText. A file that is no model has none."""
+    assert read_labels(tiny_model) == {"en", "fr"}
+    text = tiny_model.with_name("train.txt")
+    assert read_labels(text) is None
+    cut = tiny_model.with_name("cut.bin")
+    cut.write_bytes(tiny_model.read_bytes()[:100])
+    assert read_labels(cut) is None
+
+
+def test_the_table_of_codes_has_the_labels_of_lid_176(shared_data: Path) -> None:
+    """Config checks use the table, because they run before the model is fetched."""
+    assert read_labels(shared_data / "models" / "lid.176.ftz") == LID_176.keys()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [("English", "en"), ("nb", "no"), ("iw", "he"), ("pt-BR", "pt"), ("fren", "fr")],
+)
+def test_the_nearest_code_is_suggested(wrong: str, right: str) -> None:
+    """Names, old codes, tags with a region and misspelt names lead to a code."""
+    assert suggest_language(wrong, LID_176) == right
+    assert suggest_language("qqqqqqq", LID_176) is None
 
 
 def test_reads_the_whole_text_as_one_line(tiny_stage: Language):
