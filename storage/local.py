@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from io import FileIO
 from pathlib import Path
 from typing import BinaryIO, Self, TypeVar
 
@@ -293,6 +294,19 @@ def name_full_disk(path: Path) -> Generator[None]:
             raise
         remedy = "free some space, then run the same command again"
         raise StorageError(str(path), os.strerror(error.errno), remedy) from error
+
+
+def append_line(file: FileIO, line: bytes) -> None:
+    """Append a line to an unbuffered file, completely or not at all.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    start = file.seek(0, os.SEEK_END)
+    # A full disk takes a part of the line, and raises at the next write only.
+    if file.write(line) != len(line):
+        file.truncate(start)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @contextlib.contextmanager

@@ -10,15 +10,12 @@ two equal runs.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import logging
-import os
 import threading
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping
-from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +32,7 @@ from storage.json_schema import (
     Text,
     load_json,
 )
-from storage.local import name_full_disk
+from storage.local import append_line, name_full_disk
 
 log = logging.getLogger(__name__)
 
@@ -152,17 +149,9 @@ def _open_log_file(path: Path) -> Generator[AddEvent]:
 
         def add_event(event: Mapping[str, Any]) -> None:
             with name_full_disk(path):
-                _append_line(file, _format_line(event).encode())
+                append_line(file, _format_line(event).encode())
 
         yield add_event
-
-
-def _append_line(file: FileIO, line: bytes) -> None:
-    """Append a line, completely or not at all."""
-    start = file.seek(0, os.SEEK_END)
-    if file.write(line) != len(line):
-        file.truncate(start)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _read_log_file(path: Path) -> Iterator[tuple[str, bytes]]:

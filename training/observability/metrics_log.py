@@ -6,9 +6,11 @@ import json
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from storage.local import append_line, name_full_disk
 from training.config import ObservabilityConfig
 from training.errors import IncompatibleConfig
 
@@ -43,15 +45,17 @@ class MetricsLog:
         """
         self.latest: dict[str, Any] = {"steps_planned": settings["steps"]} if writes else {}
         self._sinks = ExitStack()
-        self._file: Any = None
+        self._path = run_dir / "log.jsonl"
+        self._file: FileIO | None = None
         self._tensorboard: Any = None
         self._wandb: Any = None
         if not writes:
             return
         run_dir.mkdir(parents=True, exist_ok=True)
-        path = run_dir / "log.jsonl"
-        _remove_partial_line(path)
-        self._file = self._sinks.enter_context(path.open("a", encoding="utf-8"))
+        _remove_partial_line(self._path)
+        # Unbuffered: a killed run keeps all lines up to its last report, and closing the file
+        # cannot fail on a full disk.
+        self._file = self._sinks.enter_context(self._path.open("ab", buffering=0))
         if config.tensorboard:
             from torch.utils.tensorboard.writer import SummaryWriter
 
@@ -62,15 +66,18 @@ class MetricsLog:
             self._sinks.callback(self._wandb.finish)
 
     def write(self, step: int, figures: Mapping[str, Any]) -> None:
-        """Append a line to log.jsonl, and send the numbers to the other sinks."""
+        """Append a line to log.jsonl, and send the numbers to the other sinks.
+
+        Raises:
+            StorageError: the disk is full.
+        """
         if self._file is None:
             return
         line = {"step": step, "time": round(time.time(), 3), **figures}
         # A new dict: the Prometheus thread may be reading the old one.
         self.latest = {**self.latest, **line}
-        self._file.write(json.dumps(line) + "\n")
-        # A killed run keeps all lines up to its last report.
-        self._file.flush()
+        with name_full_disk(self._path):
+            append_line(self._file, json.dumps(line).encode() + b"\n")
         numbers = {
             name: value for name, value in figures.items() if isinstance(value, int | float)
         }

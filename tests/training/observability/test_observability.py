@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 import torch
 
+from storage.errors import StorageError
+from tests.faults._small_disk import PAGE_BYTES, find_missing_tmpfs, mount_disk
 from tests.prometheus import Watched, find_free_port, needs_prometheus, run_prometheus
 from tests.training.conftest import make_config, read_log
 from training.config import ObservabilityConfig
@@ -81,6 +83,25 @@ def test_a_partial_line_of_a_killed_rank_is_removed(tmp_path: Path) -> None:
         with (tmp_path / "log.jsonl").open("a") as file:
             file.write(half)
     assert [line["step"] for line in read_log(tmp_path)] == [1, 2]
+
+
+def write_many(log: MetricsLog) -> None:
+    """Write more than one page."""
+    for step in range(PAGE_BYTES):
+        log.write(step, {"loss": 0.5})
+
+
+@pytest.mark.skipif(find_missing_tmpfs() is not None, reason="needs a small disk")
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    """The error has the path. The log ends with a whole line."""
+    with mount_disk(tmp_path, PAGE_BYTES):
+        settings = ObservabilityConfig(tensorboard=False)
+        log = MetricsLog(tmp_path, settings, {"steps": 9}, writes=True)
+        path = tmp_path / "log.jsonl"
+        with pytest.raises(StorageError, match=f"{path}: No space left on device; free"):
+            write_many(log)
+        log.close()
+        assert path.read_text().endswith("}\n")
 
 
 def test_weights_and_biases_gets_the_figures_without_a_network(
