@@ -75,7 +75,7 @@ def run_again(small: Small, overrides: Sequence[str]) -> RunFolder:
         ["select.language={min_score: 0.99, keep: null}"],
         ["select.quality={min_words: 10, languages: null, min_stop_words: null}"],
         ["select.quality={max_words: 14, min_words: 0}", "select.language.keep=[en, fr]"],
-        ["select.language.keep=[yo]"],
+        ["select.quality={min_words: 99999, languages: null}"],
     ],
 )
 def test_preview_keeps_what_a_run_keeps(signals: Small, overrides: list[str]) -> None:
