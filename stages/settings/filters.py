@@ -192,8 +192,8 @@ class LinesSettings(Settings):
     min_sentences: int = Field(
         default=3,
         ge=0,
-        description="Fewest sentences in the lines that are left. C4: 3; FineWeb: 5; 0 turns the "
-        "rule off.",
+        description="Fewest sentences in the lines that are left, by the end marks of all scripts. "
+        "Thai and Lao have none: a line counts as one. C4: 3; FineWeb: 5; 0 turns the rule off.",
     )
 
 

@@ -127,6 +127,16 @@ def test_document_rules_apply_after_line_rules() -> None:
         ("一。二！三？", 3),
         ("她说：「好。」他走了。", 2),
         ("Well... no.", 2),
+        ("ﾃｽﾄ｡次｡", 2),
+        ("である．また，３．１４は．", 2),
+        ("वह आया। फिर गया॥", 2),
+        ("हाँ।नहीं।शायद", 3),
+        ("هل جاء؟ نعم. ذهب", 3),
+        ("وہ آیا۔ وہ گیا۔", 2),
+        ("她问：“好？！”他走了！！再见。", 3),
+        ("ሰላም። እንደምን ነህ፧ ደህና።", 3),
+        ("မင်္ဂလာပါ။ နေကောင်းလား။", 2),
+        ("ไทย ไม่มีเครื่องหมาย", 1),
     ],
 )
 def test_a_line_has_one_sentence_more_than_ends_inside(line: str, sentences: int) -> None:
@@ -136,6 +146,16 @@ def test_a_line_has_one_sentence_more_than_ends_inside(line: str, sentences: int
     assert dropped.select(["value", "limit"]).to_pylist() == [
         {"value": sentences, "limit": sentences + 1}
     ]
+
+
+def test_every_sentence_terminal_of_unicode_ends_a_sentence() -> None:
+    """The set equals that of the regex module, which has Unicode's tables."""
+    regex = pytest.importorskip("regex")
+    points = [*range(0xD800), *range(0xE000, 0x110000)]
+    marks = regex.findall(r"\p{Sentence_Terminal}", "".join(map(chr, points)))
+    assert len(marks) > 150
+    texts = [f"a{mark} b" for mark in marks if mark not in "․﹒"]
+    assert list_decisions(make_stage(min_sentences=2), texts) == texts
 
 
 def test_removed_lines_are_recorded() -> None:
