@@ -6,17 +6,21 @@ without time limits (docs/decisions/0010-run-folders-in-buckets.md).
 
 from __future__ import annotations
 
-import configparser
 import functools
 import importlib.util
 import os
 import re
 from collections.abc import Mapping
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from storage.credentials import (
+    CREDENTIALS_REMEDY,
+    NO_CREDENTIALS,
+    check_credentials,
+    read_profile,
+)
 from storage.errors import (
     AccessRefused,
     InvalidAddress,
@@ -87,6 +91,7 @@ def _connect(
     if root.startswith(S3):
         # Options given by the user win over those of the environment and the profile.
         options = {**_get_s3_options(settings, dict(environment)), **options}
+        check_credentials(root, options, dict(environment))
     endpoint = options.get("endpoint", "")
     for address in (root, endpoint):
         if address.startswith("http://"):
@@ -127,7 +132,7 @@ def _get_s3_options(
     """Return endpoint, region and keys, as far as obstore does not find them by itself."""
     options: dict[str, Any] = {}
     if "access_key_id" not in settings.options:
-        options |= _read_profile(environment)
+        options |= read_profile(environment)
     endpoint = (
         settings.options.get("endpoint")
         or settings.endpoint
@@ -163,54 +168,6 @@ def _refuse_unsafe(
         "only https addresses are used (plain http: only on this machine)",
         "within a private network set storage.allow_http, or AWS_ALLOW_HTTP=true",
     )
-
-
-def _read_profile(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return keys and region of the AWS profile, which obstore does not read.
-
-    Empty if the environment has keys, or if there is no profile: then obstore asks for the role
-    of the machine or container. Source of the rules:
-    https://docs.aws.amazon.com/sdkref/latest/guide/file-location.html
-    """
-    if "AWS_ACCESS_KEY_ID" in environment:
-        return {}
-    profile = environment.get("AWS_PROFILE", "default")
-    found = _read_profile_sections(environment, profile)
-    if "aws_access_key_id" not in found:
-        if "AWS_PROFILE" not in environment:
-            return {}
-        raise InvalidAddress(
-            f"AWS_PROFILE is {profile!r}",
-            "the profile has no aws_access_key_id in AWS's credentials file",
-            "for a profile that signs in elsewhere run  "
-            f"eval $(aws configure export-credentials --profile {profile} --format env)",
-        )
-    options: dict[str, str] = {}
-    # obstore calls the session token `token`.
-    for key in ("access_key_id", "secret_access_key", "session_token"):
-        if f"aws_{key}" in found:
-            options[key.replace("session_", "")] = found[f"aws_{key}"]
-    has_region = "AWS_REGION" in environment or "AWS_DEFAULT_REGION" in environment
-    if "region" in found and not has_region:
-        options["region"] = found["region"]
-    return options
-
-
-def _read_profile_sections(environment: Mapping[str, str], profile: str) -> dict[str, str]:
-    folder = Path.home() / ".aws"
-    credentials_file = (
-        environment.get("AWS_SHARED_CREDENTIALS_FILE") or folder / "credentials"
-    )
-    config_file = environment.get("AWS_CONFIG_FILE") or folder / "config"
-    config_section = profile if profile == "default" else f"profile {profile}"
-    found: dict[str, str] = {}
-    # The credentials file comes last, so its values win, as in AWS's own tools.
-    for path, section in ((config_file, config_section), (credentials_file, profile)):
-        parser = configparser.ConfigParser(interpolation=None)
-        parser.read(path, "utf-8")
-        if section in parser:
-            found |= dict(parser[section])
-    return found
 
 
 # ---- errors ----
@@ -259,11 +216,7 @@ def translate_error(where: str, error: Exception, limit: str = "") -> StorageErr
         found = f" ({answer})" if status is not None else ""
         return NotFound(where, f"there is no such object{found}", "correct the address")
     if status in (401, 403) or _has_no_credentials(error):
-        remedy = (
-            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE) to keys that may "
-            "list, read, write and delete there"
-        )
-        return AccessRefused(where, cause, remedy)
+        return AccessRefused(where, cause, CREDENTIALS_REMEDY)
     if has_no_bucket:
         return InvalidAddress(where, cause, "make the bucket, or correct the address")
     # S3 answers so if the request was signed for, or sent to, another region.
@@ -307,7 +260,7 @@ def _get_answer(error: Exception) -> str:
     """Return the server's answer, without the dump of Rust structures that obstore adds."""
     text = str(error)
     if _has_no_credentials(error):
-        return "no credentials are found, in the environment, a profile or a role of this machine"
+        return NO_CREDENTIALS
     status = get_status(error)
     if status is not None:
         words = re.findall(r"<(?:Code|Message)>(.*?)</", text, re.DOTALL)
