@@ -25,13 +25,13 @@ from storage.errors import (
     AccessRefused,
     InvalidAddress,
     NotFound,
+    ObjectChanged,
     StorageError,
     Unreachable,
 )
 from storage.settings import StorageSettings
 
 S3 = "s3://"
-CONNECT_TIMEOUT_S = 10.0
 
 # With `stall_timeout_s`, a whole request may take this many times `request_timeout_s`. A
 # slow connection is then replaced from time to time, and the bytes that it delivered are
@@ -42,9 +42,11 @@ STALL_REQUEST_FACTOR = 20
 # writes at the same time.
 TEMPORARY_STATUS = frozenset((408, 409, 425, 429))
 
+CHANGED_REMEDY = "read it from the start, or restore the object"
+
 
 class IncompleteAnswer(Exception):
-    """An answer that ended early without an error."""
+    """An answer that does not have the number of bytes that it should have."""
 
 
 # ---- connecting ----
@@ -114,14 +116,12 @@ def _make_client_options(
     settings: StorageSettings, timeout_s: float, is_http: bool
 ) -> dict[str, Any]:
     options: dict[str, Any] = {"allow_http": is_http, "user_agent": "corpusmill"}
-    connect_timeout_s = min(CONNECT_TIMEOUT_S, timeout_s)
     if settings.stall_timeout_s is not None:
-        connect_timeout_s = settings.request_timeout_s
         # Limits each wait for the next bytes. The limit of the whole request is then a generous
         # one.
-        options["read_timeout"] = timedelta(seconds=settings.request_timeout_s)
+        options["read_timeout"] = timedelta(seconds=settings.byte_timeout_s)
         timeout_s = STALL_REQUEST_FACTOR * settings.request_timeout_s
-    options["connect_timeout"] = timedelta(seconds=connect_timeout_s)
+    options["connect_timeout"] = timedelta(seconds=settings.connect_timeout_s)
     options["timeout"] = timedelta(seconds=timeout_s)
     return options
 
@@ -208,6 +208,8 @@ def translate_error(where: str, error: Exception, limit: str = "") -> StorageErr
         error: The last error.
         limit: The retry limit that was reached; "" if the request was not repeated.
     """
+    from obstore.exceptions import PreconditionError
+
     answer = _get_answer(error)
     cause = f"{answer}; {limit}" if limit else answer
     status, has_no_bucket = get_status(error), "NoSuchBucket" in str(error)
@@ -215,6 +217,8 @@ def translate_error(where: str, error: Exception, limit: str = "") -> StorageErr
     if isinstance(error, FileNotFoundError) and not has_no_bucket:
         found = f" ({answer})" if status is not None else ""
         return NotFound(where, f"there is no such object{found}", "correct the address")
+    if isinstance(error, PreconditionError):
+        return ObjectChanged(where, cause, CHANGED_REMEDY)
     if status in (401, 403) or _has_no_credentials(error):
         return AccessRefused(where, cause, CREDENTIALS_REMEDY)
     if has_no_bucket:

@@ -5,6 +5,7 @@
         ├── NotFound            there is no file or object of that name (also a FileNotFoundError)
         ├── AccessRefused       credentials or permissions are missing (also a PermissionError)
         ├── InvalidAddress      the address, the bucket or the settings cannot be used
+        ├── ObjectChanged       the object is another version than expected, or is cut off
         ├── DamagedFile         the content is not what was written
         └── Unreachable         gave up after the retry limit; a later attempt may succeed
 
@@ -60,6 +61,10 @@ class DamagedFile(StorageError):
 
     def __reduce__(self) -> tuple[type[Self], tuple[str, str, str, str]]:
         return type(self), (self.where, self.found, self.wanted, self.remedy)
+
+
+class ObjectChanged(StorageError):
+    """The object was replaced while it was read, or is shorter than expected."""
 
 
 class Unreachable(StorageError):

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Self, TypeVar, cast
 
 from storage.base import Buffer, Store
 from storage.client import S3, connect, get_status, is_temporary, translate_error
-from storage.errors import InvalidAddress, NotFound
+from storage.errors import InvalidAddress, NotFound, ObjectChanged, StorageError
 from storage.local import make_scratch_folder
 from storage.object_file import REQUEST_BYTES, ObjectFile, RangeDownload, check_complete
 from storage.retries import RequestCounters, RetriesExhausted, RetryPolicy, requests
@@ -113,7 +113,8 @@ class ObjectStore(Store):
 
     def map(self, name: str) -> Buffer:
         """Return the content of an object."""
-        return self.read_range(name, 0, self.get_size(name))
+        head = self._head(name)
+        return self.read_range(name, 0, int(head["size"]), _get_version(head))
 
     def read_bytes(self, name: str) -> bytes:
         """Return the content of a small object."""
@@ -134,35 +135,33 @@ class ObjectStore(Store):
     def read_range(
         self, name: str, start: int, stop: int, version: str | None = None
     ) -> memoryview:
-        """Return bytes start..stop-1. Bytes that arrive before a connection breaks are kept."""
+        """Return bytes start..stop-1. Bytes that arrive before a connection breaks are kept.
+
+        Raises:
+            ObjectChanged: the object has another version, or is shorter.
+        """
         if start == stop:
             return memoryview(b"")  # servers refuse an empty range
         download = RangeDownload(self._key(name), start, stop, version, self._counters)
         byte_range = f"{name}, bytes {start}..{stop - 1}"
-        return self._request(
-            "get",
-            byte_range,
-            download.receive,
-            stop - start,
-            progress=lambda: download.num_received,
-        )
+        return self._request("get", byte_range, download.receive, stop - start, download)
 
-    def _read_tail(self, name: str, num_bytes: int) -> tuple[bytes, int]:
-        """Return the last bytes, at most `num_bytes`, and the size of the object."""
+    def _read_tail(self, name: str, num_bytes: int) -> tuple[bytes, int, str | None]:
+        """Return the last bytes, at most `num_bytes`, the size of the object, and its version."""
         import obstore
 
-        def get(client: Any) -> tuple[bytes, int]:
+        def get(client: Any) -> tuple[bytes, int, str | None]:
             options: Any = {"range": {"suffix": num_bytes}}
             try:
                 result = obstore.get(client, self._key(name), options=options)
             except Exception as error:
                 # An empty object has no last byte (RFC 9110 section 14.1.2).
                 if get_status(error) == 416:
-                    return b"", 0
+                    return b"", 0, None
                 raise
             tail, size = bytes(result.bytes()), int(result.meta["size"])
             check_complete(len(tail), min(num_bytes, size))
-            return tail, size
+            return tail, size, _get_version(result.meta)
 
         return self._request("get", name, get)
 
@@ -390,9 +389,9 @@ class ObjectStore(Store):
         name: str,
         send: Callable[[Any], T],
         num_bytes: int = 0,
+        download: RangeDownload | None = None,
         *,
         retries_parts: bool = False,
-        progress: Callable[[], int] = lambda: 0,
     ) -> T:
         """Return `send(client)`; repeat it after temporary errors.
 
@@ -401,8 +400,8 @@ class ObjectStore(Store):
             name: Shown in errors.
             send: Sends the request.
             num_bytes: Bytes to transfer; the time limit depends on it.
+            download: Keeps the bytes of failed attempts.
             retries_parts: Let obstore repeat the parts of an upload.
-            progress: Returns the number of bytes received.
         """
         timeout_s = self._scale_timeout(num_bytes)
 
@@ -415,18 +414,28 @@ class ObjectStore(Store):
 
         where = f"{self.locate(name)} ({kind})"
         try:
-            return make_retry_policy(self.settings).call(
-                attempt,
-                is_temporary=is_temporary,
-                progress=progress,
-                on_retry=lambda *_: self._counters.add("retries"),
-            )
+            return self._repeat(attempt, download)
         except RetriesExhausted as error:
             raise translate_error(where, error.cause, error.limit) from error.cause
-        except InvalidAddress:  # from `connect`
+        except ObjectChanged as error:
+            raise ObjectChanged(where, error.cause, error.remedy) from error
+        except StorageError:  # from `connect`
             raise
         except Exception as error:
             raise translate_error(where, error) from error
+
+    def _repeat(self, attempt: Callable[[], T], download: RangeDownload | None) -> T:
+        """Return `attempt()`; call it again after temporary errors."""
+        progress: dict[str, Any] = {}
+        if download is not None:
+            progress["progress"] = lambda: download.num_received
+            progress["progressed_at"] = lambda: download.received_at
+        return make_retry_policy(self.settings).call(
+            attempt,
+            is_temporary=is_temporary,
+            on_retry=lambda *_: self._counters.add("retries"),
+            **progress,
+        )
 
 
 def make_retry_policy(settings: StorageSettings) -> RetryPolicy:
@@ -440,9 +449,15 @@ def make_retry_policy(settings: StorageSettings) -> RetryPolicy:
     return RetryPolicy(
         timeout_s=stall_s,
         longest_wait_s=min(5.0, stall_s / 10),
-        request_timeout_s=settings.request_timeout_s,
+        request_timeout_s=settings.connect_timeout_s + settings.byte_timeout_s,
         timeout_text=f"no byte came for {stall_s:g} s (stall_timeout_s)",
     )
+
+
+def _get_version(meta: Mapping[str, Any]) -> str | None:
+    """Return the ETag, unless it is weak: If-Match never accepts a weak one (RFC 9110, 13.1.1)."""
+    etag = meta["e_tag"]
+    return None if etag is None or etag.startswith("W/") else etag
 
 
 def _sort_visible(keys: Iterable[str]) -> list[str]:

@@ -62,8 +62,10 @@ class RetryPolicy:
     Attributes:
         timeout_s: Give up this long after the first failure.
         max_attempts: Give up after this number of attempts in a row without progress.
-        request_timeout_s: If set, `timeout_s` counts from the start of the first request, and a
-            request that could take longer than the rest of it is not started.
+        request_timeout_s: Longest time that a request takes without receiving a byte. If set,
+            `timeout_s` counts from the start of the first request, or from the last new byte, and
+            a request that could take longer than the rest of it is not started. So the call fails
+            at most `timeout_s` after the last new byte.
         min_progress: Smallest number of new bytes that counts as progress.
         timeout_text: The limit, for the error message.
     """
@@ -82,6 +84,7 @@ class RetryPolicy:
         *,
         is_temporary: Callable[[BaseException], bool],
         progress: Callable[[], int] = lambda: 0,
+        progressed_at: Callable[[], float] = time.monotonic,
         on_retry: Callable[[BaseException, float], None] | None = None,
     ) -> T:
         """Return the result of `request`, which is repeated while it fails temporarily.
@@ -90,6 +93,7 @@ class RetryPolicy:
             request: Sends the request; called once per attempt.
             is_temporary: Whether another attempt may succeed after this error.
             progress: Number of bytes received so far.
+            progressed_at: When the last of them arrived, as `time.monotonic`.
             on_retry: Called with the error, and the seconds to wait, before each wait.
 
         Raises:
@@ -97,7 +101,7 @@ class RetryPolicy:
         """
         import tenacity
 
-        limits = _Limits(self, progress)
+        limits = _Limits(self, progress, progressed_at)
         # tenacity calls `wait` before `stop`, so that `stop` can see the coming wait.
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception(is_temporary),
@@ -118,8 +122,14 @@ class RetryPolicy:
 class _Limits:
     """Time and attempts of one call."""
 
-    def __init__(self, policy: RetryPolicy, progress: Callable[[], int]) -> None:
-        self._policy, self._progress = policy, progress
+    def __init__(
+        self,
+        policy: RetryPolicy,
+        progress: Callable[[], int],
+        progressed_at: Callable[[], float],
+    ) -> None:
+        self._policy = policy
+        self._progress, self._progressed_at = progress, progressed_at
         self._num_received = progress()
         self._num_failures = 0  # in a row, without progress
         self._deadline: float | None = None
@@ -134,7 +144,9 @@ class _Limits:
         # Compared with the previous failure, not with the start of the request.
         has_progress = num_received - self._num_received >= self._policy.min_progress
         self._num_received = num_received
-        if has_progress or self._deadline is None:
+        if has_progress:
+            self._deadline = self._progressed_at() + self._policy.timeout_s
+        elif self._deadline is None:
             self._deadline = time.monotonic() + self._policy.timeout_s
         self._num_failures = 1 if has_progress else self._num_failures + 1
         # The exponent is capped, because 2.0 ** 1024 overflows.

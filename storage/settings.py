@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+MAX_CONNECT_TIMEOUT_S = 10.0
+
 
 @dataclass(frozen=True)
 class StorageSettings:
@@ -24,8 +26,8 @@ class StorageSettings:
         retry_timeout_s: A failing request is repeated until this long after its first failure.
         scratch_dir: Local folder for files before they are uploaded; None: the system's folder
             for temporary files.
-        stall_timeout_s: If set, it replaces `retry_timeout_s`: a read fails when no new byte has
-            arrived for this long, counted from its start. Used by the loader.
+        stall_timeout_s: If set, it replaces `retry_timeout_s`: a read fails at most this long
+            after its start or the last new byte. Used by the loader.
         options: Further options for obstore's store classes, e.g. access_key_id.
     """
 
@@ -38,6 +40,22 @@ class StorageSettings:
     stall_timeout_s: float | None = None
     # A dict has no hash. Comparing it is enough to keep clients with different options apart.
     options: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)
+
+    @property
+    def byte_timeout_s(self) -> float:
+        """How long a request may wait for the next byte, if `stall_timeout_s` is set.
+
+        At most a third of it, so that two attempts fit.
+        """
+        assert self.stall_timeout_s is not None
+        return min(self.request_timeout_s, self.stall_timeout_s / 3)
+
+    @property
+    def connect_timeout_s(self) -> float:
+        """Time limit of connecting."""
+        if self.stall_timeout_s is None:
+            return min(MAX_CONNECT_TIMEOUT_S, self.request_timeout_s)
+        return min(MAX_CONNECT_TIMEOUT_S, self.byte_timeout_s / 2)
 
 
 # Settings for code that has only an address: endpoint and region come from AWS_* variables.

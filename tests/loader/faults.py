@@ -160,7 +160,7 @@ class FaultProxy:
         self, answers: asyncio.StreamReader, client: asyncio.StreamWriter
     ) -> None:
         passed = 0
-        while data := await answers.read(16384):
+        while data := await answers.read(4096 if self.rate else 16384):
             if self.hang_after is not None and passed + len(data) > self.hang_after:
                 await asyncio.sleep(3600)
             if self.rate:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from storage import StorageSettings, object_store
-from storage.errors import AccessRefused, InvalidAddress, Unreachable
+from storage.errors import AccessRefused, InvalidAddress, ObjectChanged, Unreachable
 from storage.object_store import ObjectStore
 from storage.retries import requests
 from tests.loader.faults import FaultProxy
 from tests.seaweed import Seaweed
+from tests.storage.odd_server import FAULTS, OddServer
 
 CONTENT = bytes(i * i % 251 for i in range(3_000_000))
 
@@ -83,8 +87,84 @@ def test_another_version_of_an_object_is_not_read(filled: ObjectStore) -> None:
     """A range of the version that was asked for, or an error."""
     _, version = filled.get_size_and_version("content")
     filled.put("content", b"replaced, longer than the range")
-    with pytest.raises(InvalidAddress, match="412"):
+    with pytest.raises(ObjectChanged, match="412"):
         filled.read_range("content", 0, 10, version)
+
+
+def test_an_object_that_is_replaced_while_it_is_read_is_an_error(
+    filled: ObjectStore,
+) -> None:
+    """An open file reads one version to its end."""
+    with filled.open("content") as file:
+        assert file.read(1000) == CONTENT[:1000]
+        filled.put("content", bytes(reversed(CONTENT)))
+        with pytest.raises(ObjectChanged, match=r"content, bytes \d+\.\.\d+ \(get\)"):
+            file.read()
+
+
+@pytest.fixture
+def odd_server() -> Iterator[OddServer]:
+    """A server with CONTENT as the object "bucket/content"."""
+    with OddServer({"bucket/content": CONTENT}) as server:
+        yield server
+
+
+def open_odd_store(server: OddServer, **given: Any) -> ObjectStore:
+    """Return the server's bucket; requests are given up soon."""
+    timeouts = {"request_timeout_s": 0.5, "retry_timeout_s": 0.5}
+    options = {"access_key_id": "key", "secret_access_key": "secret"}
+    settings = StorageSettings(
+        endpoint=server.url, options=options, **{**timeouts, **given}
+    )
+    return ObjectStore.from_address("s3://bucket", settings)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_wrong_answer_is_never_taken_for_the_object(
+    odd_server: OddServer, fault: str
+) -> None:
+    """A server that answers correctly once and then breaks a rule gives the object, or an error."""
+    store = open_odd_store(odd_server)
+    _, version = store.get_size_and_version("content")
+    odd_server.num_healthy = 1
+    odd_server.fault = fault
+    assert bytes(store.read_range("content", 0, 5000, version)) == CONTENT[:5000]
+    with pytest.raises((ObjectChanged, Unreachable)):
+        store.read_range("content", 5000, 9000, version)
+    odd_server.fault = ""
+    assert bytes(store.read_range("content", 5000, 9000, version)) == CONTENT[5000:9000]
+
+
+@pytest.mark.parametrize("fault", ["other version", "shorter object"])
+def test_a_changed_object_is_requested_once(odd_server: OddServer, fault: str) -> None:
+    """The error says what was found and what was expected."""
+    store = open_odd_store(odd_server, retry_timeout_s=60.0)
+    odd_server.fault = fault
+    _, version = store.get_size_and_version("content")
+    message = {
+        "other version": r'the object has the ETag ".*", ".*" was expected',
+        "shorter object": r"the object has 2,000 bytes, at least 3,000 were expected",
+    }[fault]
+    with pytest.raises(ObjectChanged, match=rf"s3://bucket/content.*: {message}"):
+        store.read_range("content", 1000, 3000, version)
+    assert len(odd_server.ranges) == 1
+
+
+@pytest.mark.parametrize("fault", ["short answer", "withheld", "no answer", "503"])
+def test_the_time_until_an_error_is_limited(odd_server: OddServer, fault: str) -> None:
+    """At most `stall_timeout_s` after the last new byte, also if a request may take longer."""
+    store = open_odd_store(odd_server, stall_timeout_s=2.0, request_timeout_s=60.0)
+    odd_server.fault = fault
+    began = time.monotonic()
+    with pytest.raises(Unreachable, match=r"no byte came for 2 s \(stall_timeout_s\)"):
+        store.read_range("content", 0, 5000)
+    # On a quiet machine at most 2 s; without the limit, 60 s.
+    assert time.monotonic() - began < 20.0
+    # Received bytes are not requested again, and the pauses between requests grow.
+    starts = [start for _, start, _ in odd_server.ranges]
+    received = 4900 if fault in ("short answer", "withheld") else 0
+    assert starts == [0] + [received] * (len(starts) - 1)
+    assert 2 <= len(starts) <= 20
 
 
 def test_a_server_that_stays_away_is_given_up(
