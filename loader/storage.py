@@ -25,6 +25,9 @@ from storage.errors import Unreachable
 from storage.local import map_file
 from storage.retries import RequestCounters
 
+# Lock files of the cache. Many, because a fetch also waits for others that share its lock.
+_NUM_LOCKS = 1024
+
 # Bytes cannot be read. `where`, `cause` and `remedy` are the parts of the message.
 ReadFailed = StorageError
 
@@ -43,12 +46,15 @@ class ReadSettings:
         cache_bytes: Largest size of the cache. Each rank may exceed it by 1/64, because the
             size is not checked at every block.
         block_bytes: Approximate size of a fetched block, which has only complete samples.
-        fetch_threads: Requests at a time, per rank.
+        fetch_threads: Requests at a time, per rank, for blocks ahead of the reads. As many again
+            fetch blocks that were not ready in time.
         ahead_bytes: How far ahead of the reads blocks are fetched, over all ranks. Default: one
             block for each of the 64 sections of the row order, which reach the ends of their
             blocks at about the same time.
-        stall_timeout_s: A read fails when no new byte has arrived for this long.
-        request_timeout_s: A request is repeated when no new byte has arrived for this long.
+        stall_timeout_s: A read fails at most this long after its start or its last new byte. It
+            also waits at most this long for another rank of the node that fetches the same block.
+        request_timeout_s: A request is repeated when no new byte has arrived for this long. At
+            most a third of `stall_timeout_s` is used.
         store_options: Options of obstore's stores: region, endpoint, access_key_id, ... The
             usual AWS_* variables are used too.
     """
@@ -89,7 +95,7 @@ def open_dataset(
 
 def read_whole(store: Store, name: str) -> bytes:
     """Return the content of a file of any size. A broken connection is resumed where it broke."""
-    return bytes(store.read_range(name, 0, store.get_size(name)))
+    return bytes(store.map(name))
 
 
 class Cache:
@@ -178,13 +184,13 @@ class Cache:
 
     @contextlib.contextmanager
     def _lock_key(self, key: str) -> Generator[None]:
-        """Let one process at a time fetch a key. Keys share 64 locks.
+        """Let one process at a time fetch a key. Keys share a fixed number of locks.
 
         The operating system frees the lock of a process that dies.
         """
         import filelock
 
-        path = self._folder / f"{zlib.crc32(key.encode()) % 64:02d}.lock"
+        path = self._folder / f"{zlib.crc32(key.encode()) % _NUM_LOCKS:04d}.lock"
         timeout_s = self._settings.stall_timeout_s
         # A soft lock would outlive a killed process.
         lock = filelock.FileLock(

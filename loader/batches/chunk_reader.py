@@ -51,6 +51,9 @@ class ChunkReader:
         self._with_marks = with_marks
         self._copier = copier
         self._pool: ThreadPoolExecutor | None = None
+        # Requests blocks in a thread that chunks do not use: it may wait for a server.
+        self._request_pool: ThreadPoolExecutor | None = None
+        self._request: Future[None] | None = None
         self.restart(0, 0)
 
     def restart(self, position: int, carried_rows: int) -> None:
@@ -88,9 +91,10 @@ class ChunkReader:
     def close(self) -> None:
         """Stop the threads. They also stop when the reader is garbage-collected."""
         self.restart(*self._returned)
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
-            self._pool = None
+        for pool in (self._pool, self._request_pool):
+            if pool is not None:
+                pool.shutdown(wait=False, cancel_futures=True)
+        self._pool = self._request_pool = self._request = None
 
     def _read_now(self) -> Chunk | None:
         steps = self._plan_steps()
@@ -107,7 +111,9 @@ class ChunkReader:
     def _start_reads(self) -> None:
         # Only reading is parallel. Steps are planned in this thread, which keeps chunks in order.
         while len(self._pending) < self._prefetch_chunks and (steps := self._plan_steps()):
-            self._pending.append(self._threads().submit(self._read_chunk, steps))
+            if self._pool is None:
+                self._pool = self._start_threads(max(1, self._prefetch_chunks))
+            self._pending.append(self._pool.submit(self._read_chunk, steps))
         if self._ahead_rows:
             self._request_blocks()
 
@@ -118,6 +124,8 @@ class ChunkReader:
         these requests, all of them would wait for their next block then. Many rows are requested
         together, because locating many rows costs little more than locating a few.
         """
+        if self._request is not None and not self._request.done():
+            return
         # Both are (position, carried_rows). Planned rows are read by _read_chunk itself.
         self._requested = max(self._requested, self._planned)
         # Wait until a quarter of the distance is used up, to request many rows at once.
@@ -133,16 +141,17 @@ class ChunkReader:
             self._requested = step.next_position, step.carried_rows
         if positions:
             # The result is not awaited: reading the same rows reports any error.
-            self._threads().submit(self._rows.prefetch_positions, np.concatenate(positions))
+            if self._request_pool is None:
+                self._request_pool = self._start_threads(1)
+            self._request = self._request_pool.submit(
+                self._rows.prefetch_positions, np.concatenate(positions)
+            )
 
-    def _threads(self) -> ThreadPoolExecutor:
-        if self._pool is None:
-            # One more thread for block requests, which would otherwise delay chunks.
-            num_threads = max(1, self._prefetch_chunks) + bool(self._ahead_rows)
-            self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="loader-read")
-            # An idle pool does not refer to this object, so a dropped loader ends its threads.
-            weakref.finalize(self, self._pool.shutdown, wait=False, cancel_futures=True)
-        return self._pool
+    def _start_threads(self, num_threads: int) -> ThreadPoolExecutor:
+        pool = ThreadPoolExecutor(num_threads, thread_name_prefix="loader-read")
+        # An idle pool does not refer to this object, so a dropped loader ends its threads.
+        weakref.finalize(self, pool.shutdown, wait=False, cancel_futures=True)
+        return pool
 
     def _plan_steps(self) -> list[Step]:
         """Return the steps of the next chunk; an empty list at the end of the stream."""

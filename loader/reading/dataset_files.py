@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -26,10 +27,13 @@ class DatasetFiles:
         self._store = open_dataset(manifest.address, settings, counters)
         self._cache: Cache | None = None
         self._pool: ThreadPoolExecutor | None = None
+        self._prefetch_pool: ThreadPoolExecutor | None = None
         if self._store.is_remote:
             self._cache = Cache(settings, counters)
-            self._pool = ThreadPoolExecutor(
-                settings.fetch_threads, thread_name_prefix="loader-fetch"
+            # Two pools: what is needed now must not wait behind what was requested ahead.
+            self._pool, self._prefetch_pool = (
+                ThreadPoolExecutor(settings.fetch_threads, thread_name_prefix=name)
+                for name in ("loader-fetch", "loader-prefetch")
             )
 
     @property
@@ -85,14 +89,30 @@ class DatasetFiles:
             # list() waits for all items and raises the first error.
             list(self._pool.map(act, items))
 
-    def submit_all(self, act: Callable[[Any], Any], items: Iterable[Any]) -> None:
-        """Start `act` on each item in threads and do not wait. Errors are ignored."""
-        assert self._pool is not None
+    def prefetch_all(self, act: Callable[[Any], Any], items: Iterable[Any]) -> None:
+        """Start `act` on each item in threads and do not wait.
+
+        The first error ends it and is ignored: reading the same item raises it.
+        """
+        assert self._prefetch_pool is not None
+        has_failed = threading.Event()
+
+        def attempt(item: Any) -> None:
+            if has_failed.is_set():
+                # A server that does not answer costs a timeout per item.
+                return
+            try:
+                act(item)
+            except Exception:
+                has_failed.set()
+                raise  # the pool keeps the error, and nobody asks for it
+
         for item in items:
-            self._pool.submit(act, item)
+            self._prefetch_pool.submit(attempt, item)
 
     def close(self) -> None:
         """Stop the threads. Data that was read before stays valid."""
-        if self._pool is not None:
-            # Do not wait: a request in flight may take until its timeout.
-            self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._prefetch_pool):
+            if pool is not None:
+                # Do not wait: a request in flight may take until its timeout.
+                pool.shutdown(wait=False, cancel_futures=True)

@@ -26,6 +26,7 @@ from loader.order.permutation import Int64Array
 from loader.order.row_order import count_rows
 from loader.storage import ReadFailed, ReadSettings, open_dataset, read_whole
 from shardwriter.format import MANIFEST_FILE, FormatError, Manifest, TokenizerEntry
+from storage.errors import AccessRefused, NotFound
 from storage.names import is_file_name
 
 _COLUMNS = ("shard_bytes", "num_samples", "num_docs", "num_tokens")
@@ -114,8 +115,9 @@ def read_manifest_columns(
     store = open_dataset(folder, settings)
     try:
         data = read_whole(store, name)
-    except ReadFailed as error:
-        # Try the folder first: a dataset that is not a link then costs no extra request.
+    except (NotFound, AccessRefused) as error:
+        # Try the folder first: a dataset that is not a link then costs no extra request. S3 answers
+        # 403 for a missing object if the keys may not list the bucket.
         target = _read_bucket_link(folder, settings)
         if target is None:
             raise error from None

@@ -50,7 +50,7 @@ class SampleReader:
     def prefetch_samples(self, shard: OpenShard, samples: Int64Array) -> None:
         """Start fetching the blocks of remote samples; do not wait and do not raise."""
         blocks = self._list_missing_blocks(shard, samples)
-        self._files.submit_all(lambda block: self.load_block(*block), blocks)
+        self._files.prefetch_all(lambda block: self.load_block(*block), blocks)
 
     def read_tokens(self, shard: OpenShard, sample: int) -> Tokens:
         """Return the (n,) tokens of a sample. Call `load_samples` for it first."""

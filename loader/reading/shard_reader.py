@@ -10,7 +10,6 @@ For example:
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -116,8 +115,13 @@ class ShardReader:
         Errors are not raised here. `read_rows` of the same rows raises them.
         """
         for request in self._group_by_shard(shards, rows):
-            with contextlib.suppress(ReadFailed, FormatError):
+            try:
                 self._locate(request)
+            except ReadFailed:
+                # Probably the server does not answer: do not wait for it once per shard.
+                return
+            except FormatError:
+                continue
             if request.shard is not None:
                 self._samples.prefetch_samples(request.shard, request.list_samples())
 

@@ -26,6 +26,7 @@ from tests.conftest import REPOSITORY
 from tests.loader.conftest import Dataset, write_dataset
 from tests.loader.faults import FaultProxy, Server
 from tests.seaweed import BUCKET, KEYS, Seaweed
+from tests.storage.odd_server import OddServer
 
 pytest.importorskip("obstore")
 T = 64
@@ -198,6 +199,69 @@ def test_a_server_that_sends_nothing_is_an_error_in_time(
         match=r"manifest.json \(head\): .*no byte came for 1.5 s \(stall_timeout_s\)",
     ):
         stream(f"http://127.0.0.1:{proxy.port}", settings(tmp_path, stall_timeout_s=1.5))
+
+
+@pytest.mark.parametrize("fault", ["withheld", "no answer", "503"])
+def test_blocks_that_were_requested_ahead_do_not_delay_an_error(
+    served: Dataset, expected: list[list[int]], tmp_path: Path, fault: str
+) -> None:
+    """The server breaks down while many blocks are requested; later it is back."""
+    files = {path.name: path.read_bytes() for path in served.folder.iterdir()}
+    given = settings(
+        tmp_path,
+        stall_timeout_s=1.0,
+        request_timeout_s=60.0,
+        block_bytes=1024,
+        fetch_threads=2,
+    )
+    with OddServer(files) as server:
+        server.num_healthy, server.fault = 12, fault
+        loader = TokenLoader(
+            server.url,
+            seq_len=T,
+            global_batch_rows=8,
+            rank=0,
+            world_size=1,
+            interleave_depth=4,
+            window_rows=8,
+            epochs=1,
+            settings=given,
+        )
+        rows: list[list[int]] = []
+
+        def read_on() -> None:
+            for batch in loader:
+                rows.extend(batch["input_ids"].tolist())
+
+        began = time.monotonic()
+        for _ in range(2):
+            with pytest.raises(ReadFailed, match="no byte came for 1 s"):
+                read_on()
+        # Each error comes after 1 to 2 s; all blocks in turn would take 20 s.
+        assert time.monotonic() - began < 18.0
+        distinct = set(server.ranges[server.num_healthy :])
+        assert len(distinct) < 20
+        server.fault = ""
+        read_on()
+        loader.close()
+    assert rows == expected
+
+
+def test_a_manifest_that_cannot_be_read_is_requested_from_one_place(
+    served: Dataset, tmp_path: Path
+) -> None:
+    """If the server does not answer, the loader does not look for a link in place of the folder."""
+    files = {f"run/dataset/{p.name}": p.read_bytes() for p in served.folder.iterdir()}
+    with OddServer(files) as server:
+        server.fault = "no answer"
+        with pytest.raises(ReadFailed, match=r"manifest.json.*no byte came for 1 s"):
+            TokenLoader(
+                f"{server.url}/run/dataset",
+                seq_len=T,
+                global_batch_rows=8,
+                settings=settings(tmp_path, stall_timeout_s=1.0),
+            )
+        assert {path for path, *_ in server.ranges} == {"run/dataset/manifest.json"}
 
 
 def test_a_stalled_answer_is_requested_again(
