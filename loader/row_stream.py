@@ -51,6 +51,11 @@ class RowStream:
     segments: dict[int, tuple[float, ...]]
     mixture_order: MixtureOrder | None
 
+    @property
+    def num_rows(self) -> int:
+        """Number of rows of all sources."""
+        return sum(order.num_rows for order in self.orders)
+
     def locate(self, positions: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
         """Return the source, shard and row at each position, each (n,) int64."""
         if self.mixture_order is None:

@@ -224,7 +224,7 @@ class TokenLoader:
         return self._chunk, self._chunk.steps[self._next_step]
 
     def close(self) -> None:
-        """Stop the threads. They also stop when the loader is garbage-collected."""
+        """Stop the threads and close the files, as also happens in garbage collection."""
         self._chunk = None
         self._chunks.restart(self._position, self._carried_rows)
         self._chunks.close()

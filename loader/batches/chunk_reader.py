@@ -47,7 +47,11 @@ class ChunkReader:
     ) -> None:
         self._rows, self._rank_batches = rows, rank_batches
         self._prefetch_chunks = prefetch_chunks
-        self._ahead_rows = ahead_bytes // rows.row_bytes if rows.is_remote else 0
+        self._ahead_rows = 0
+        if rows.is_remote:
+            # One epoch has all blocks. Locating rows of each further epoch costs some milliseconds,
+            # and a tiny dataset can have thousands of epochs in `ahead_bytes`.
+            self._ahead_rows = min(ahead_bytes // rows.row_bytes, rows.stream.num_rows)
         self._with_marks = with_marks
         self._copier = copier
         self._pool: ThreadPoolExecutor | None = None

@@ -43,6 +43,15 @@ class LruCache(Generic[_K, _V]):
             pending = self._pending.setdefault(key, Future())
         return self._make(key, make, pending) if is_first else pending.result()
 
+    def close(self) -> None:
+        """Remove all values, and keep none from now on."""
+        with self._lock:
+            removed = list(self._items.items())
+            self._items.clear()
+            # A thread may still be making a value.
+            self._max_items = 0
+        self._report(removed)
+
     def _make(self, key: _K, make: Callable[[], _V], pending: Future[_V]) -> _V:
         """Make a value without holding a lock, since it may take a request."""
         try:
@@ -55,10 +64,7 @@ class LruCache(Generic[_K, _V]):
             raise
         evicted = self._add(key, value)
         pending.set_result(value)
-        # Outside of the lock, so the callback may use the cache.
-        if self._on_evict is not None:
-            for old_key, old_value in evicted:
-                self._on_evict(old_key, old_value)
+        self._report(evicted)
         return value
 
     def _add(self, key: _K, value: _V) -> list[tuple[_K, _V]]:
@@ -70,3 +76,9 @@ class LruCache(Generic[_K, _V]):
             while len(self._items) > self._max_items:
                 evicted.append(self._items.popitem(last=False))
         return evicted
+
+    def _report(self, removed: list[tuple[_K, _V]]) -> None:
+        # Outside of the lock, so the callback may use the cache.
+        if self._on_evict is not None:
+            for key, value in removed:
+                self._on_evict(key, value)

@@ -79,6 +79,6 @@ class RowReader:
         return is_whole, marks
 
     def close(self) -> None:
-        """Stop the threads of the readers."""
+        """Stop the threads and close the files of the readers."""
         for reader in self._readers:
             reader.close()

@@ -69,6 +69,10 @@ class SampleReader:
             (shard.number, block), lambda: self._fetch_block(shard, block)
         )
 
+    def close(self) -> None:
+        """Close the blocks that are not in use."""
+        self._blocks.close()
+
     def make_error(self, shard: OpenShard, sample: int) -> ShardCorrupt:
         """Return the error for a sample whose checksum is wrong."""
         start, stop = shard.sample_bytes(sample, sample)

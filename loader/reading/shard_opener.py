@@ -95,6 +95,10 @@ class ShardOpener:
             raise self._lost[number]
         return shard
 
+    def close(self) -> None:
+        """Close the shards that are not in use."""
+        self._shards.close()
+
     def _open(self, number: int) -> OpenShard:
         index = self._read_index(number)
         # Empty shards have no rows; their tar is not checked.

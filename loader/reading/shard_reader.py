@@ -71,8 +71,10 @@ class ShardReader:
         return self.files.is_remote
 
     def close(self) -> None:
-        """Stop the threads. Rows that were read before stay valid."""
+        """Stop the threads and close the files. Rows that were read before stay valid."""
         self.files.close()
+        self._opener.close()
+        self._samples.close()
 
     def read_rows(self, shards: Int64Array, rows: Int64Array, out: Tokens) -> BoolArray:
         """Read n rows into `out`.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import subprocess
 import sys
 import threading
@@ -126,6 +128,31 @@ def test_blocks_are_fetched_ahead(server: Server, served: Dataset, tmp_path: Pat
     whole = 3 * 200 * 100 * 2
     assert fetched(2**20) > 0.95 * whole
     assert fetched(1) < 0.7 * whole
+
+
+def wait_for_loader_threads() -> None:
+    """Wait for the end of the threads of all loaders of this process."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("loader-"):
+            thread.join(60)
+            assert not thread.is_alive(), thread.name
+
+
+def test_blocks_of_one_epoch_at_most_are_requested(server: Server, tmp_path: Path) -> None:
+    """A tiny dataset has 3,000 epochs within ahead_bytes; locating all of them takes 30 s."""
+    before_s = time.process_time()
+    loader = TokenLoader(
+        f"http://127.0.0.1:{server.port}",
+        seq_len=T,
+        global_batch_rows=8,
+        rank=0,
+        world_size=1,
+        settings=settings(tmp_path),
+    )
+    next(loader)
+    loader.close()
+    wait_for_loader_threads()
+    assert time.process_time() - before_s < 10.0
 
 
 def test_cut_connections_are_resumed(
@@ -262,6 +289,37 @@ def test_a_manifest_that_cannot_be_read_is_requested_from_one_place(
                 settings=settings(tmp_path, stall_timeout_s=1.0),
             )
         assert {path for path, *_ in server.ranges} == {"run/dataset/manifest.json"}
+
+
+def list_open_files(*folders: Path) -> list[str]:
+    """Return the paths in these folders to which this process has file descriptors."""
+    found: list[str] = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the one of this listing
+            found.append(os.readlink(descriptor))
+    return [path for path in found if path.startswith(tuple(map(str, folders)))]
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_a_closed_loader_leaves_no_files_or_threads(
+    served: Dataset, server: Server, tmp_path: Path, is_remote: bool
+) -> None:
+    """Also if it is closed in the middle of the epoch, and is not garbage-collected."""
+    address = f"http://127.0.0.1:{server.port}" if is_remote else str(served.folder)
+    loader = TokenLoader(
+        address,
+        seq_len=T,
+        global_batch_rows=8,
+        rank=0,
+        world_size=1,
+        settings=settings(tmp_path, block_bytes=4096),
+    )
+    batch = next(loader)
+    assert list_open_files(served.folder, tmp_path)
+    loader.close()
+    wait_for_loader_threads()
+    assert list_open_files(served.folder, tmp_path) == []
+    assert batch["input_ids"].shape == (8, T)
 
 
 def test_a_stalled_answer_is_requested_again(

@@ -111,7 +111,7 @@ def odd_server() -> Iterator[OddServer]:
 
 def open_odd_store(server: OddServer, **given: Any) -> ObjectStore:
     """Return the server's bucket; requests are given up soon."""
-    timeouts = {"request_timeout_s": 0.5, "retry_timeout_s": 0.5}
+    timeouts: dict[str, Any] = {"request_timeout_s": 0.5, "retry_timeout_s": 0.5}
     options = {"access_key_id": "key", "secret_access_key": "secret"}
     settings = StorageSettings(
         endpoint=server.url, options=options, **{**timeouts, **given}

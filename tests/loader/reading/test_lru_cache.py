@@ -68,3 +68,19 @@ def test_an_error_reaches_all_waiting_threads_and_is_not_kept() -> None:
     assert "key" not in cache
     assert cache.get("key", lambda: 5) == 5
     assert not vars(cache)["_pending"]
+
+
+def test_a_closed_cache_keeps_nothing() -> None:
+    """Also no value that a thread was making when it was closed."""
+    evicted: list[tuple[int, str]] = []
+    cache = LruCache[int, str](8, on_evict=lambda key, value: evicted.append((key, value)))
+    cache.get(1, lambda: "one")
+
+    def make_while_closing() -> str:
+        cache.close()
+        return "two"
+
+    assert cache.get(2, make_while_closing) == "two"
+    assert evicted == [(1, "one"), (2, "two")]
+    assert 1 not in cache
+    assert 2 not in cache
