@@ -236,7 +236,7 @@ def test_blocks_that_were_requested_ahead_do_not_delay_an_error(
     files = {path.name: path.read_bytes() for path in served.folder.iterdir()}
     given = settings(
         tmp_path,
-        stall_timeout_s=1.0,
+        stall_timeout_s=2.0,
         request_timeout_s=60.0,
         block_bytes=1024,
         fetch_threads=2,
@@ -262,14 +262,18 @@ def test_blocks_that_were_requested_ahead_do_not_delay_an_error(
 
         began = time.monotonic()
         for _ in range(2):
-            with pytest.raises(ReadFailed, match="no byte came for 1 s"):
+            with pytest.raises(ReadFailed, match="no byte came for 2 s"):
                 read_on()
-        # Each error comes after 1 to 2 s; all blocks in turn would take 20 s.
-        assert time.monotonic() - began < 18.0
+        # Each error comes after 2 to 4 s; all blocks in turn would take 40 s.
+        assert time.monotonic() - began < 30.0
         distinct = set(server.ranges[server.num_healthy :])
         assert len(distinct) < 20
         server.fault = ""
-        read_on()
+        for _ in range(20):
+            # A block that was requested before the end of the fault may still fail.
+            with contextlib.suppress(ReadFailed):
+                read_on()
+                break
         loader.close()
     assert rows == expected
 
