@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 import zlib
 from collections.abc import Callable, Generator, Mapping
@@ -22,11 +23,14 @@ from typing import Any, Literal
 from storage import StorageError, StorageSettings, Store, open_store
 from storage.base import Buffer
 from storage.errors import Unreachable
-from storage.local import map_file
+from storage.local import make_private_folder, map_file
 from storage.retries import RequestCounters
 
 # Lock files of the cache. Many, because a fetch also waits for others that share its lock.
 _NUM_LOCKS = 1024
+
+# Blocks, and blocks that a killed process was writing. Eviction leaves all other files alone.
+_BLOCK_NAME = re.compile(r"[0-9a-f]{16}-.+-\d+-\d+(\.\d+\.\d+\.part)?")
 
 # Bytes cannot be read. `where`, `cause` and `remedy` are the parts of the message.
 ReadFailed = StorageError
@@ -101,13 +105,14 @@ def read_whole(store: Store, name: str) -> bytes:
 class Cache:
     """A folder of fetched blocks that all ranks of a node share.
 
-    When it is full, the blocks that were used least recently are deleted.
+    When it is full, the blocks that were used least recently are deleted. If the folder cannot be
+    written, blocks are read without it.
     """
 
     def __init__(self, settings: ReadSettings, counters: Counters) -> None:
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        self._folder = settings.cache_dir or home / "corpusmill" / "loader"
-        self._folder.mkdir(parents=True, exist_ok=True)
+        folder = settings.cache_dir or home / "corpusmill" / "loader"
+        self._folder = _make_cache_folder(folder)
         self._settings, self._counters = settings, counters
         # Bytes added since the last eviction. The first addition always checks the size.
         self._added_bytes = settings.cache_bytes
@@ -132,7 +137,7 @@ class Cache:
         try:
             data = map_file(path)
             os.utime(path)  # the time of the last use
-        except FileNotFoundError:
+        except OSError:  # not there, or not a readable file: `_add` replaces it if it can
             return None
         # Another size: the block of an earlier dataset at this address, or the disk was full.
         if len(data) != num_bytes:
@@ -157,7 +162,8 @@ class Cache:
             aside.replace(path)
         except OSError:  # reading continues with a full disk
             self._counters.add("cache_write_failures")
-            aside.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                aside.unlink()
             return data
         # Ranks share the mapped pages, and the memory of `data` can be reused.
         return mapped
@@ -168,7 +174,7 @@ class Cache:
         total_bytes = 0
         with os.scandir(self._folder) as entries:
             for entry in entries:
-                if not entry.name.endswith(".lock"):
+                if _BLOCK_NAME.fullmatch(entry.name):
                     with contextlib.suppress(FileNotFoundError):  # another rank deleted it
                         status = entry.stat()
                         files.append((status.st_mtime, status.st_size, entry.path))
@@ -178,9 +184,10 @@ class Cache:
         for _, num_bytes, path in sorted(files):
             if excess_bytes <= 0:
                 break
-            Path(path).unlink(missing_ok=True)
-            excess_bytes -= num_bytes
-            self._counters.add("cache_evictions")
+            with contextlib.suppress(OSError):  # another rank deleted it, or it is a folder
+                Path(path).unlink()
+                excess_bytes -= num_bytes
+                self._counters.add("cache_evictions")
 
     @contextlib.contextmanager
     def _lock_key(self, key: str) -> Generator[None]:
@@ -201,7 +208,33 @@ class Cache:
         except filelock.Timeout as error:
             cause = f"another process of this node has been fetching it for {timeout_s:g} s"
             raise Unreachable(key, cause, "see its error and the storage") from error
+        except OSError:  # several processes may fetch the block then
+            self._counters.add("cache_write_failures")
         try:
             yield
         finally:
             lock.release()
+
+
+def _make_cache_folder(folder: Path) -> Path:
+    """Create the cache folder if it does not exist; return its path without symbolic links.
+
+    Raises:
+        StorageError: it cannot be created, or another user can change the files in it. Blocks are
+            mapped into memory, and a mapped file that is cut ends the process with SIGBUS.
+    """
+    folder = folder.expanduser().resolve()
+    remedy = "set ReadSettings.cache_dir to a new folder, or correct its owner and mode"
+    user = os.getuid()
+    try:
+        make_private_folder(
+            folder,
+            forbidden=0o022,
+            wanted=f"the cache must be a folder of user {user} that others cannot write",
+            remedy=remedy,
+        )
+    except StorageError:
+        raise
+    except OSError as error:
+        raise StorageError(str(folder), error.strerror or str(error), remedy) from error
+    return folder

@@ -342,14 +342,40 @@ def make_scratch_folder(scratch_dir: str | None, name: str) -> Generator[Path]:
     scratch = (
         Path(scratch_dir or tempfile.gettempdir()) / f"corpusmill-scratch-{os.getuid()}"
     )
-    scratch.parent.mkdir(parents=True, exist_ok=True)
-    # Anybody can create a folder, a file or a link of this name in /tmp before us.
-    with contextlib.suppress(FileExistsError):
-        scratch.mkdir(mode=0o700)
-    _check_private(scratch)
+    make_private_folder(
+        scratch,
+        forbidden=0o077,
+        wanted=f"the scratch folder must be a folder of user {os.getuid()}, mode 700",
+        remedy="remove it, or set storage.scratch_dir to another folder",
+    )
     _remove_abandoned(scratch)
     with _new_folder(scratch, name) as folder:
         yield folder
+
+
+def make_private_folder(folder: Path, *, forbidden: int, wanted: str, remedy: str) -> None:
+    """Create a folder with mode 700 if it does not exist, and its parents.
+
+    Args:
+        folder: Its path. A symbolic link in its place is refused.
+        forbidden: Bits of the mode that a folder which exists must not have.
+        wanted: Used in the error.
+        remedy: Used in the error.
+
+    Raises:
+        AccessRefused: the folder belongs to another user, or has a forbidden mode.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # Anybody can create a folder, a file or a link of this name in /tmp before us.
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    # lstat: a symbolic link of another user must not pass for our folder.
+    status = folder.lstat()
+    mode = stat.S_IMODE(status.st_mode)
+    is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+    if not is_own or mode & forbidden:
+        found = f"found user {status.st_uid}, mode {mode:o}"
+        raise AccessRefused(str(folder), f"{wanted}; {found}", remedy)
 
 
 def is_alive(pid: int) -> bool:
@@ -375,20 +401,6 @@ def _new_folder(parent: Path, name: str) -> Generator[Path]:
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _check_private(folder: Path) -> None:
-    """Refuse a folder that another user made, for example in /tmp, and could read or change."""
-    # lstat: a symbolic link of another user must not pass for our folder.
-    status = folder.lstat()
-    is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
-    if not is_own or stat.S_IMODE(status.st_mode) & 0o077:
-        found = f"user {status.st_uid}, mode {stat.S_IMODE(status.st_mode):o}"
-        raise AccessRefused(
-            str(folder),
-            f"the scratch folder must be a folder of user {os.getuid()}, mode 700; found {found}",
-            "remove it, or set storage.scratch_dir to another folder",
-        )
 
 
 def _remove_abandoned(scratch: Path) -> None:

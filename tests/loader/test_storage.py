@@ -64,7 +64,7 @@ def proxy(server: Server) -> Iterator[FaultProxy]:
 def settings(folder: Path, **given: Any) -> ReadSettings:
     """Return settings with short timeouts of requests."""
     bounds = {"stall_timeout_s": 60.0, "request_timeout_s": 0.5, "block_bytes": 16384}
-    return ReadSettings(cache_dir=folder / "cache", **{**bounds, **given})
+    return ReadSettings(**{"cache_dir": folder / "cache", **bounds, **given})
 
 
 def stream(
@@ -423,6 +423,74 @@ def test_the_cache_stays_within_its_size(
     assert stats["cache_evictions"] > 0
     held = sum(path.stat().st_size for path in (tmp_path / "cache").iterdir())
     assert held < 50_000 * 1.25
+
+
+BLOCK = "0123456789abcdef-shard-000000.tar-0-100"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
+def test_a_cache_folder_of_another_user_is_refused(server: Server, tmp_path: Path) -> None:
+    """The error names the folder, its owner and its mode, and what to set."""
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    folder.chmod(0o777)
+    os.chown(folder, 12345, 12345)
+    message = rf"{folder}: .* of user 0 .*; found user 12345, mode 777; set .*cache_dir"
+    with pytest.raises(ReadFailed, match=message):
+        stream(f"http://127.0.0.1:{server.port}", settings(tmp_path))
+    assert os.listdir(folder) == []
+
+
+def test_a_cache_folder_that_others_can_write_is_refused(tmp_path: Path) -> None:
+    """A new one is private; a link to a private folder is followed."""
+    Cache(settings(tmp_path), Counters())
+    folder = tmp_path / "cache"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    (tmp_path / "link").symlink_to(folder)
+    Cache(settings(tmp_path, cache_dir=tmp_path / "link"), Counters())
+    folder.chmod(0o722)
+    with pytest.raises(ReadFailed, match=r"that others cannot write; found .*mode 722"):
+        Cache(settings(tmp_path), Counters())
+
+
+def test_a_file_in_place_of_the_cache_folder_is_an_error(tmp_path: Path) -> None:
+    """The error names the path and the setting."""
+    (tmp_path / "file").touch()
+    for cache_dir in (tmp_path / "file", tmp_path / "file" / "cache"):
+        with pytest.raises(ReadFailed, match=rf"{tmp_path}/file.*cache_dir"):
+            Cache(settings(tmp_path, cache_dir=cache_dir), Counters())
+
+
+def test_other_content_of_the_cache_folder_is_left_alone(
+    server: Server, expected: list[list[int]], tmp_path: Path
+) -> None:
+    """Files of any name, folders in place of blocks and lock files. The rows are the same."""
+    cache = tmp_path / "cache"
+    (cache / "folder").mkdir(parents=True)
+    cache.chmod(0o700)
+    names = ("notes", "-", "a-b-c-d", "1.2.part", "0123-4-5", "x" * 200, "\udcff")
+    for name in names:
+        (cache / name).write_bytes(b"x" * 100_000)
+        os.utime(cache / name, (0, 0))  # used least recently
+    for number in range(0, 1024, 2):
+        (cache / f"{number:04d}.lock").mkdir()
+    address = f"http://127.0.0.1:{server.port}"
+    given = settings(tmp_path, cache_bytes=50_000, block_bytes=8192)
+    assert stream(address, given)[0] == expected
+    for name in names:
+        assert (cache / name).stat().st_size == 100_000
+    assert (cache / "folder").is_dir()
+
+
+def test_a_folder_in_place_of_a_block_is_no_error(tmp_path: Path) -> None:
+    """The block is fetched each time."""
+    (tmp_path / "cache" / BLOCK).mkdir(parents=True)
+    (tmp_path / "cache").chmod(0o700)
+    counters = Counters()
+    cache = Cache(settings(tmp_path, cache_bytes=1), counters)
+    for _ in range(2):
+        assert bytes(cache.get(BLOCK, 100, lambda: b"x" * 100)) == b"x" * 100
+    assert counters["cache_write_failures"] == 2
 
 
 def test_ranks_of_a_node_fetch_a_block_once(tmp_path: Path) -> None:
