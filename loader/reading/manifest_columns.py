@@ -231,7 +231,8 @@ def _make_columns(
     for k, entry in enumerate(entries):
         *row, digest = entry
         # `type(...) is`, because bool is a subclass of int, and numpy would round a float.
-        if any(type(number) is not int for number in row) or row[0] != k or min(row) < 0:
+        has_integers = all(type(number) is int for number in row)
+        if not has_integers or row[:1] != [k] or min(row) < 0:
             raise ValueError(f"the entry of shard {k} has the numbers {row}")
         numbers.append(tuple(row))
         digests.append(bytes.fromhex(digest))

@@ -152,6 +152,7 @@ BAD_MANIFESTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "two of a kind": (lambda m: m["shards"][1].update(shard=0), r"shards\[1\].*: found"),
     "no digest": (lambda m: m["shards"][0].update(index_sha256="7"), r"shards\[0\].index_sha256: found '7'"),
     "no shards": (lambda m: m.update(shards=None), r"shards: found None"),
+    "short entry": (lambda m: m["shards"].__setitem__(0, [None]), r"shards\[0\].*: found"),
     "path": (lambda m: m["shards"][0].update(shard=1, file="../../etc/passwd"), r"shards\[0\].file: found '../../etc"),
 }  # fmt: skip
 
