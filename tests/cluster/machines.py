@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,15 +24,13 @@ from tests.conftest import REPOSITORY
 
 TOKEN = "a" * 64
 BIN = Path(sys.executable).parent
-PACKAGES = (
-    "pipeline",
-    "stages",
-    "shardwriter",
-    "loader",
-    "config_files",
-    "storage",
-    "training",
-)
+
+
+def list_packages() -> list[str]:
+    """Return the folders of the top-level packages."""
+    pyproject = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    names = pyproject["tool"]["setuptools"]["packages"]
+    return sorted({name.partition(".")[0] for name in names})
 
 
 def explain_absence() -> str | None:
@@ -170,7 +169,7 @@ class Machine:
 
 def _sources() -> list[str]:
     """Return the folders in which this Python finds our packages."""
-    code = f"import importlib.util as u; print([s.origin for s in map(u.find_spec, {PACKAGES}) if s])"
+    code = f"import importlib.util as u; print([s.origin for s in map(u.find_spec, {list_packages()}) if s])"
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     found = subprocess.run(
         [sys.executable, "-c", code],
@@ -287,7 +286,7 @@ def cluster(folder: Path, wheels: Path, own_cache: Path) -> Iterator[Cluster]:
             )
         )
     working_dir = folder / "working-dir"
-    for package in (*PACKAGES, "configs"):
+    for package in (*list_packages(), "configs"):
         shutil.copytree(
             REPOSITORY / package,
             working_dir / package,

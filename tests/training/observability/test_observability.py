@@ -118,6 +118,10 @@ def test_weights_and_biases_gets_the_figures_without_a_network(
         distributed.init_distributed(config.parallel, timeout_s=600, dump_dir=tmp_path),
     )
     (written,) = (tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")
+    # A process of W&B writes the file, and may do so after `finish`.
+    deadline = time.monotonic() + 300
+    while b"grad_norm" not in written.read_bytes() and time.monotonic() < deadline:
+        time.sleep(0.1)
     content = written.read_bytes()
     assert b"grad_norm" in content
     assert b"global_batch_rows" in content
