@@ -1,1 +1,1 @@
-"""Extract title and text from HTML pages: `charset` decodes the bytes, `extraction` parses them."""
+"""Extract title and text from HTML pages: `charset` decodes, `markup` mends, `extraction` parses."""

@@ -21,6 +21,7 @@ from resiliparse.parse.html import HTMLTree
 
 from stages.html.charset import DecodedPage, decode_page
 from stages.html.justext import extract_main_text
+from stages.html.markup import clean_markup
 from stages.kernels.markup_cost import estimate_parse_ns
 from stages.settings.warc import HtmlSettings
 
@@ -152,7 +153,7 @@ def _check_markup(page: bytes, settings: HtmlSettings) -> Unusable | None:
 
 def _parse(decoded: DecodedPage, settings: HtmlSettings) -> Page | Unusable:
     try:
-        tree = HTMLTree.parse(decoded.text)
+        tree = HTMLTree.parse(clean_markup(decoded.text))
         title = " ".join((tree.title or "").split())
         if settings.justext is None:
             text = _extract_text(tree, settings)
