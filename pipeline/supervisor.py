@@ -23,6 +23,8 @@ import time
 from types import FrameType
 from typing import Any, BinaryIO, NoReturn
 
+from pipeline.execution import watchdog
+from pipeline.execution.watchdog import TOO_SLOW_SIGNAL
 from pipeline.processes import list_descendants
 from pipeline.terminal import (
     FAILED,
@@ -103,6 +105,7 @@ def _enter_child(parent: int, report_descriptor: int, log: BinaryIO) -> None:
     os.dup2(log.fileno(), 2)
     _report_errors()
     _report_sigterm()
+    watchdog.enable()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
 
 
@@ -165,6 +168,9 @@ class _Supervisor:
         self._read()  # until the child has ended, which closes the other end
         _, status = os.waitpid(self._child, 0)
         _kill_descendants()
+        is_too_slow = -os.waitstatus_to_exitcode(status) == TOO_SLOW_SIGNAL
+        if is_too_slow and code is None and self._stopped_by is None:
+            _start_again()
         sys.exit(self._conclude(code, status))
 
     def _read(self) -> bytes:
@@ -230,6 +236,18 @@ class _Supervisor:
         ending = signal.Signals(number).name if number > 0 else f"exit code {-number}"
         causes.append(f"native code ended the run with {ending}")
         return f"{causes[0]}, its output is in {_save_log(printed)}"
+
+
+def _start_again() -> NoReturn:
+    """Run the same command in this process: it continues the run."""
+    errors.print(
+        "a document took longer than engine.document_timeout_s; the run continues without it",
+        style="yellow",
+    )
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # The command line of this process, which the user has chosen.
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606
 
 
 def _save_log(printed: bytes) -> str:

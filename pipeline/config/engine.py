@@ -48,7 +48,11 @@ class EngineAdvanced(Settings):
 
 
 class EngineConfig(Settings):
-    """How and with which resources tasks run. No key changes a byte of the output."""
+    """How and with which resources tasks run.
+
+    No key changes a byte of the output, except that documents which exceed `document_timeout_s` are
+    left out.
+    """
 
     kind: Literal["auto", "ray", "inline"] = Field(
         default="auto",
@@ -65,6 +69,14 @@ class EngineConfig(Settings):
         default=2_000,
         ge=256,
         description="Memory that one task may use; partitions are sized for it.",
+    )
+    document_timeout_s: int | None = Field(
+        default=300,
+        ge=1,
+        description="CPU time that one document may take in one stage, or its text extraction; "
+        "then its process is killed, and the task is run again without it. Generous, because "
+        "which documents exceed it depends on the machine (docs/decisions/0013). "
+        "null: any time.",
     )
     advanced: EngineAdvanced = Field(
         default=EngineAdvanced(), description="Limits that hardly any run needs to change."

@@ -17,6 +17,7 @@ from typing import Any
 
 from pipeline.config import EngineConfig, RunConfig
 from pipeline.errors import EngineLost, RunAborted
+from pipeline.execution import watchdog
 from pipeline.execution.inline import Engine
 from pipeline.execution.ray_failures import (
     describe_failure,
@@ -242,6 +243,7 @@ def _make_operator(phase: Phase, settings: EngineConfig) -> Callable[[dict[str, 
     def run_one(row: dict[str, Any]) -> dict[str, Any]:
         os.umask(umask)  # workers inherit the umask with which Ray was started
         _log_to_stderr()
+        watchdog.enable()  # Ray starts another worker and repeats the task
         return {"result": run_task(phase, row["task_id"], settings).to_json()}
 
     run_one.__name__ = run_one.__qualname__ = name_operator(phase)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
@@ -12,11 +12,12 @@ import pyarrow as pa
 
 from pipeline.config import EngineConfig
 from pipeline.errors import TaskFailed
+from pipeline.execution.document_timeout import DocumentTimeout
 from pipeline.execution.task_stats import StepTimer, peak_mb, reset_peak_memory, worker_name
 from pipeline.phases.phase import PartitionPhase, Phase, SplitPhase
 from pipeline.planning.stage_spec import StageSpec
 from pipeline.runs.verified_file import Damage, DamagedOutput
-from stages.contract import DROPPED, DocumentCountError, Outcome, Stage
+from stages.contract import DROPPED, Counters, DocumentCountError, Outcome, Stage
 
 # A document on which a stage raises is dropped as `<stage>.error_<kind>`. The first
 # matching class counts.
@@ -27,6 +28,9 @@ ERROR_KINDS: Mapping[type[Exception], str] = {
     RuntimeError: "runtime",
     Exception: "other",
 }
+
+# A document that took longer than engine.document_timeout_s is dropped as `<stage>.too_slow`.
+TOO_SLOW = "too_slow"
 
 # The kind of a panic in a library written in Rust: its exception is not an `Exception`.
 PANIC = "panic"
@@ -74,13 +78,15 @@ def run_task(phase: Phase, task_id: str, settings: EngineConfig) -> TaskResult:
     timer = StepTimer()
     reset_peak_memory()
     try:
-        check_attempts(settings.advanced.max_attempts, phase.folder.attempt(task_id))
+        timeout = DocumentTimeout(phase, task_id, settings)
+        num_deaths = phase.folder.attempt(task_id) - 1 - timeout.num_notes
+        check_attempts(settings.advanced.max_attempts, num_deaths + 1)
         if isinstance(phase, PartitionPhase):
             with timer.step(phase.name):
                 phase.run(task_id)
         else:
             assert isinstance(phase, SplitPhase)
-            _run_stages(phase, task_id, settings, timer)
+            _run_stages(phase, task_id, settings, timer, timeout)
     except BaseException as error:
         if not is_data_fault(error):
             raise
@@ -91,13 +97,18 @@ def run_task(phase: Phase, task_id: str, settings: EngineConfig) -> TaskResult:
 
 
 def _run_stages(
-    phase: SplitPhase, task_id: str, settings: EngineConfig, timer: StepTimer
+    phase: SplitPhase,
+    task_id: str,
+    settings: EngineConfig,
+    timer: StepTimer,
+    timeout: DocumentTimeout,
 ) -> None:
     chain = phase.stage_schemas()
     errors = _ErrorCount(settings.advanced.max_error_share)
     with timer.wrap("write", phase.folder.commit(task_id)) as output:
         with timer.step("write"):
             writer = phase.create_writer(task_id, output)
+            writer.page_timeout = timeout.limit_pages()
         with contextlib.closing(phase.read(task_id, writer)) as batches:
             for read in timer.iterate("read", batches):
                 batch = conform(read, phase.schema)
@@ -106,7 +117,8 @@ def _run_stages(
                     if not batch.num_rows:
                         break
                     with timer.step(spec.stage.name), _naming(spec):
-                        outcome = apply_stage(spec.opened(phase.model_digests), batch)
+                        stage = spec.opened(phase.model_digests)
+                        outcome = _apply_watched(stage, batch, timeout)
                     with timer.step("write"):
                         errors.add(outcome.dropped)
                         writer.add_dropped(batch, outcome.dropped)
@@ -179,13 +191,18 @@ def apply_stage(stage: Stage[Any], batch: pa.Table) -> Outcome:
 
 
 def _drop_failing(stage: Stage[Any], batch: pa.Table, error: BaseException) -> Outcome:
-    """Drop the only document of a batch."""
+    """Drop the only document of a batch, on which the stage raised."""
     kinds = [kind for cls, kind in ERROR_KINDS.items() if isinstance(error, cls)]
     kind = kinds[0] if kinds else PANIC
+    return _drop(stage, batch, f"error_{kind}", detail=format_error(error))
+
+
+def _drop(stage: Stage[Any], batch: pa.Table, fault: str, **columns: Any) -> Outcome:
+    """Drop the only document of a batch, with the reason `<stage>.<fault>`."""
     row: dict[str, Any] = dict.fromkeys(DROPPED.names) | {
         "doc_id": batch.column("doc_id")[0].as_py(),
-        "reason": f"{stage.name}.error_{kind}",
-        "detail": format_error(error),
+        "reason": f"{stage.name}.{fault}",
+        **columns,
     }
     dropped = pa.Table.from_pylist([row], schema=DROPPED)
     return Outcome(_output_schema(stage, batch).empty_table(), dropped)
@@ -195,11 +212,31 @@ def _apply_to_halves(stage: Stage[Any], batch: pa.Table) -> Outcome:
     middle = batch.num_rows // 2
     first = apply_stage(stage, batch.slice(0, middle))
     second = apply_stage(stage, batch.slice(middle))
-    # A half whose documents all failed has the declared columns, maybe in another order.
+    return _join(stage, batch, [first, second])
+
+
+def _apply_watched(stage: Stage[Any], batch: pa.Table, timeout: DocumentTimeout) -> Outcome:
+    """Apply a stage with a limit on its time, without documents that exceeded it before."""
+    outcomes: list[Outcome] = []
+    for part in timeout.divide(stage.name, batch):
+        first, last = (part.column("doc_id")[row].as_py() for row in (0, -1))
+        limit_s = timeout.find_limit(stage.name, first)
+        if limit_s is not None:
+            outcomes.append(_drop(stage, part, TOO_SLOW, limit=float(limit_s)))
+            continue
+        with timeout.watch(stage.name, first, last):
+            outcomes.append(apply_stage(stage, part))
+    return outcomes[0] if len(outcomes) == 1 else _join(stage, batch, outcomes)
+
+
+def _join(stage: Stage[Any], batch: pa.Table, outcomes: Sequence[Outcome]) -> Outcome:
+    """Return the outcome for a batch from those for its parts."""
+    # A part whose documents were all dropped has the declared columns, maybe in another order.
     schema = _output_schema(stage, batch)
-    kept = pa.concat_tables([conform(first.kept, schema), conform(second.kept, schema)])
-    dropped = pa.concat_tables([first.dropped, second.dropped])
-    return Outcome(kept, dropped, first.counters + second.counters)
+    kept = pa.concat_tables([conform(outcome.kept, schema) for outcome in outcomes])
+    dropped = pa.concat_tables([outcome.dropped for outcome in outcomes])
+    counters = sum((outcome.counters for outcome in outcomes), Counters())
+    return Outcome(kept, dropped, counters)
 
 
 def _output_schema(stage: Stage[Any], batch: pa.Table) -> pa.Schema:

@@ -95,6 +95,7 @@ class Extract(SplitPhase):
                     split=split.index,
                     first_record=num_records,
                     batch_bytes=int(self.config.engine.advanced.batch_mb * 2**20),
+                    page_timeout=writer.page_timeout,
                 )
                 yield from reader
                 check_digest(file, reader.report.sha256)

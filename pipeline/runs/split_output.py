@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from pipeline.runs.phase_folder import PendingOutput
 from stages.contract import Counters
+from stages.warc.reader import PageTimeout
 
 DECISIONS_SUFFIX = "decisions.parquet"
 
@@ -46,12 +47,14 @@ class SplitWriter(ABC):
         output: the files, while they are being written.
         task_id: the id of the task.
         counters: of this task; they end in its done-record.
+        page_timeout: the time that a page may take which the task parses.
     """
 
     def __init__(self, output: PendingOutput, task_id: str) -> None:
         self.output = output
         self.task_id = task_id
         self.counters: Counters = Counters()
+        self.page_timeout = PageTimeout()
         self._decisions: list[pa.Table] = []
 
     def add_dropped(self, batch: pa.Table, dropped: pa.Table) -> None:

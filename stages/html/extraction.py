@@ -38,6 +38,7 @@ CAUSES: Mapping[str, str] = MappingProxyType(
             "Parsing would take more than 2 s, by an estimate from the tags: elements are nested too "
             "deeply, or too many formatting elements, attribute names or options are open at once."
         ),
+        "html.too_slow": "Extracting its text took more CPU time than engine.document_timeout_s.",
         "html.not_text": "The share of control characters is above 5 %: the page is not text.",
         "html.not_decodable": "The share of undecodable characters is above 1 % in every charset.",
         "html.not_parsable": "The HTML parser gave up.",

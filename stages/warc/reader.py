@@ -16,7 +16,9 @@ The rows do not depend on `batch_bytes`. Memory is bounded by `batch_bytes` and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +34,19 @@ from stages.warc.read_report import Quarantined, ReadReport
 from stages.warc.record_framing import Broken, Record, read_records
 
 
+@dataclass(frozen=True)
+class PageTimeout:
+    """A limit on the time to extract the text of one page.
+
+    Attributes:
+        too_slow: doc_id -> seconds, for the pages that exceeded it before. They are quarantined.
+        watch: called with a doc_id; the text of that page is extracted in the block.
+    """
+
+    too_slow: Mapping[int, int] = field(default_factory=dict[int, int])
+    watch: Callable[[int], AbstractContextManager[object]] = nullcontext
+
+
 class WarcReader:
     """The documents of one file, in batches. `report` is complete after the last batch."""
 
@@ -43,6 +58,7 @@ class WarcReader:
         split: int,
         first_record: int = 0,
         batch_bytes: int,
+        page_timeout: PageTimeout = PageTimeout(),
     ) -> None:
         """Create a reader. The file is opened when iteration begins, and again for each iteration.
 
@@ -53,6 +69,7 @@ class WarcReader:
             first_record: records in the earlier files of the split (the sum of their
                 `num_records`).
             batch_bytes: approximate content per batch. A batch has at least one document.
+            page_timeout: the time that a page may take. By default any time.
         """
         self.path = path
         self.settings = settings
@@ -60,6 +77,7 @@ class WarcReader:
         self._split = split
         self._first_record = first_record
         self._batch_bytes = batch_bytes
+        self._page_timeout = page_timeout
 
     def __iter__(self) -> Iterator[pa.Table]:
         """Yield batches of documents in the order of the file.
@@ -100,7 +118,7 @@ class WarcReader:
             result = record
         else:
             self.report.content_bytes += len(record.content)
-            result = parse_document(record, number, self.settings)
+            result = self._parse(record, number)
         if isinstance(result, Row):
             return result
         if isinstance(result, Skipped):
@@ -108,6 +126,18 @@ class WarcReader:
         else:
             self._quarantine(number, result)
         return None
+
+    def _parse(self, record: Record, number: int) -> Row | Skipped | Broken:
+        # Texts of conversion records are not parsed.
+        if record.type != "response":
+            return parse_document(record, number, self.settings)
+        doc_id = self._split << 32 | number
+        if (limit_s := self._page_timeout.too_slow.get(doc_id)) is not None:
+            detail = f"it took more than {limit_s} s of CPU time"
+            num_bytes = len(record.content)
+            return Broken(record.offset, record.type, "html.too_slow", detail, num_bytes)
+        with self._page_timeout.watch(doc_id):
+            return parse_document(record, number, self.settings)
 
     def _quarantine(self, number: int, broken: Broken) -> None:
         self.report.quarantine.append(

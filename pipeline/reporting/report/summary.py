@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipeline.config import InputConfig
+from pipeline.execution.task import TOO_SLOW
 from pipeline.phases import registry
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.extract import Extract
@@ -170,6 +171,8 @@ def describe_reason(reason: str) -> str:
     """Return what a row of the table of reasons means; "" for the sum of the smaller rows."""
     if ".error_" in reason:
         return "The stage raised an error; `explain` shows it."
+    if reason.endswith(f".{TOO_SLOW}"):
+        return "It took longer in the stage than engine.document_timeout_s."
     return describe_reasons().get(reason, "")
 
 

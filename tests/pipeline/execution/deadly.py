@@ -21,6 +21,11 @@ FAULTS = {
 LOG = "DEADLY_LOG"
 
 
+def spin() -> None:
+    """Spend hours of CPU time in one call that holds the GIL and handles no signal."""
+    _ = 3 ** (1 << 40)
+
+
 class Deadly(Length):
     """`Length`, except on documents whose text contains the name of a fault."""
 
@@ -31,6 +36,8 @@ class Deadly(Length):
                 with Path(os.environ[LOG]).open("ab") as log:
                     log.write(b".")
                 os.kill(os.getpid(), signal.SIGKILL)
+            if "endless" in text:
+                spin()
             for name, error in FAULTS.items():
                 if name in text:
                     raise error

@@ -1,0 +1,166 @@
+"""Ending this process when it works on one document for too long.
+
+Native code cannot be interrupted from within: a signal handler of Python runs only after the call
+has returned, and the thread in the call may hold the GIL. So a small second process reads the CPU
+time of this one, writes a note about the documents, and kills it. Whoever started this process
+starts it again (the supervisor of `run`, or Ray), and the task is repeated without the document.
+
+    enable()                                   # in a process that is started again when it dies
+    watchdog = get_watchdog(limit_s=300)
+    with watchdog.watch(request, first, last):
+        ...                                    # a call that may not return
+
+This file also is the program of the second process. It imports only the standard library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import select
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Generator
+from pathlib import Path
+
+# Ends a process that took too long. By default it ends a process without a core dump, and nothing
+# else sends it.
+TOO_SLOW_SIGNAL = signal.SIGVTALRM
+
+# How often the CPU time is read. It takes 50 us.
+_POLL_S = 1.0
+
+# What both processes see: a number that changes with each step, 0 between steps; the first and the
+# last document; the length of the request; then the request.
+_HEAD = struct.Struct("<QQQQ")
+_SHARED_BYTES = 1 << 16
+
+_REPOSITORY = Path(__file__).parents[2]
+
+
+class Watchdog:
+    """The second process, and the memory in which it sees the current step."""
+
+    def __init__(self, limit_s: int) -> None:
+        self.limit_s = limit_s
+        self._num_steps = 0
+        file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
+        file.truncate(_SHARED_BYTES)
+        self._file, self._shared = file, mmap.mmap(file.fileno(), _SHARED_BYTES)
+        # Isolated and without site-packages it starts in 15 ms.
+        program = [sys.executable, "-I", "-S", __file__]
+        arguments = [str(os.getpid()), str(file.fileno()), str(limit_s)]
+        self._process = subprocess.Popen(
+            [*program, *arguments], stdin=subprocess.PIPE, pass_fds=[file.fileno()]
+        )
+
+    @contextlib.contextmanager
+    def watch(self, request: bytes, first: int, last: int) -> Generator[None]:
+        """Limit the CPU time of the block.
+
+        Args:
+            request: what `pipeline.runs.slow_documents` is asked to write if the block takes too
+                long: a JSON object without `cpu_s` and without `first` and `last` of `note`.
+            first: the smallest doc_id.
+            last: the largest doc_id.
+        """
+        end = _HEAD.size + len(request)
+        self._shared[_HEAD.size : end] = request
+        self._num_steps += 1
+        _HEAD.pack_into(self._shared, 0, self._num_steps, first, last, len(request))
+        try:
+            yield
+        finally:
+            _HEAD.pack_into(self._shared, 0, 0, 0, 0, 0)
+
+    def close(self) -> None:
+        """End the second process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+        self._shared.close()
+        self._file.close()
+
+
+_is_enabled = False
+_watchdogs: list[Watchdog] = []
+
+
+def enable() -> None:
+    """Allow that this process is killed: it is started again, and the task is repeated."""
+    global _is_enabled  # noqa: PLW0603 - a property of the process
+    _is_enabled = True
+
+
+def get_watchdog(limit_s: int | None) -> Watchdog | None:
+    """Return the watchdog of this process; None without a limit, or where `enable` was not called.
+
+    Systems without /proc have none.
+    """
+    if limit_s is None or not _is_enabled or not Path("/proc/self/stat").exists():
+        return None
+    if _watchdogs and _watchdogs[0].limit_s != limit_s:
+        _watchdogs.pop().close()
+    if not _watchdogs:
+        _watchdogs.append(Watchdog(limit_s))
+    return _watchdogs[0]
+
+
+# ----------------------------------------------------------------------- the second process
+
+
+def _read_cpu_s(pid: int) -> float:
+    """Return the CPU time of all threads of a process (proc_pid_stat(5)).
+
+    Raises:
+        OSError: the process has ended.
+    """
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _watch_process(pid: int, descriptor: int, limit_s: int) -> None:
+    """Kill a process when it spends more CPU time on one step than the limit."""
+    shared = mmap.mmap(descriptor, _SHARED_BYTES)
+    seen, started_s = b"", 0.0
+    # The other end of stdin is closed when the process ends.
+    while not select.select([sys.stdin], [], [], _POLL_S)[0]:
+        step, cpu_s = shared[:], _read_cpu_s(pid)
+        if step != seen:
+            seen, started_s = step, cpu_s
+        elif _HEAD.unpack_from(step)[0] and cpu_s - started_s > limit_s:
+            os.kill(pid, signal.SIGSTOP)
+            if shared[:] == step:  # else it has just finished
+                is_noted = _write_note(step, cpu_s - started_s)
+                # Without a note, the task would be repeated with the document, again and again.
+                os.kill(pid, TOO_SLOW_SIGNAL if is_noted else signal.SIGKILL)
+            os.kill(pid, signal.SIGCONT)
+
+
+def _write_note(step: bytes, cpu_s: float) -> bool:
+    """Write the note about a step; return whether it is written.
+
+    A third process writes it, because it may need the client of an object store.
+    """
+    _, first, last, num_bytes = _HEAD.unpack_from(step)
+    request = json.loads(step[_HEAD.size : _HEAD.size + num_bytes])
+    request["note"].update(first=first, last=last)
+    request["cpu_s"] = cpu_s
+    paths = [str(_REPOSITORY), os.environ.get("PYTHONPATH", "")]
+    done = subprocess.run(
+        [sys.executable, "-m", "pipeline.runs.slow_documents", json.dumps(request)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        check=False,
+    )
+    return done.returncode == 0
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(OSError):  # the process has ended
+        _watch_process(*map(int, sys.argv[1:]))

@@ -1,0 +1,49 @@
+"""Notes on documents that took too long: written by any process, read by the tries that follow."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from pipeline.runs.slow_documents import SlowDocuments, read_notes, write_note
+from storage import StorageSettings, open_store
+from tests.conftest import REPOSITORY
+
+NOTE = SlowDocuments("language", 4 << 32, 4 << 32 | 9, 300)
+
+
+def test_a_task_reads_its_notes(tmp_path: Path) -> None:
+    """Notes of other tasks, other files, and a folder that does not exist are no notes."""
+    phase = open_store(str(tmp_path / "annotate-1"))
+    assert read_notes(phase, "000004-ab", 300) == []
+    write_note(phase, "000004-ab", NOTE, 301.23)
+    write_note(phase, "000005-cd", NOTE, 301.23)
+    (tmp_path / "annotate-1/too_slow/000004-ab.language.1-x.300s").touch()
+    assert read_notes(phase, "000004-ab", 300) == [NOTE]
+
+
+def test_a_larger_limit_makes_a_note_void(tmp_path: Path) -> None:
+    """The documents may take longer than when the note was written."""
+    phase = open_store(str(tmp_path))
+    write_note(phase, "a", NOTE, 301.0)
+    assert read_notes(phase, "a", 301) == []
+    assert read_notes(phase, "a", 299) == [NOTE]
+
+
+def test_another_process_writes_a_note(tmp_path: Path) -> None:
+    """The command line of the module takes the note as JSON."""
+    request = {
+        "phase": str(tmp_path),
+        "storage": asdict(StorageSettings()),
+        "task_id": "a",
+        "note": asdict(NOTE),
+        "cpu_s": 301.0,
+    }
+    module = "pipeline.runs.slow_documents"
+    subprocess.run(
+        [sys.executable, "-m", module, json.dumps(request)], cwd=REPOSITORY, check=True
+    )
+    assert read_notes(open_store(str(tmp_path)), "a", 300) == [NOTE]
