@@ -2,8 +2,8 @@
 
 Native code cannot be interrupted from within: a signal handler of Python runs only after the call
 has returned, and the thread in the call may hold the GIL. So a small second process reads the CPU
-time of this one, writes a note about the documents, and kills it. Whoever started this process
-starts it again (the supervisor of `run`, or Ray), and the task is repeated without the document.
+time of this one, writes a note about the documents, and kills it. The supervisor of `run`, or Ray,
+then starts a new process, and the task is repeated without the document.
 
     enable()                                   # in a process that is started again when it dies
     watchdog = get_watchdog(limit_s=300)
@@ -91,10 +91,10 @@ _is_enabled = False
 _watchdogs: list[Watchdog] = []
 
 
-def enable() -> None:
-    """Allow that this process is killed: it is started again, and the task is repeated."""
+def enable(is_enabled: bool = True) -> None:
+    """Allow that this process is killed, because it is then started again and repeats the task."""
     global _is_enabled  # noqa: PLW0603 - a property of the process
-    _is_enabled = True
+    _is_enabled = is_enabled
 
 
 def get_watchdog(limit_s: int | None) -> Watchdog | None:
@@ -105,10 +105,16 @@ def get_watchdog(limit_s: int | None) -> Watchdog | None:
     if limit_s is None or not _is_enabled or not Path("/proc/self/stat").exists():
         return None
     if _watchdogs and _watchdogs[0].limit_s != limit_s:
-        _watchdogs.pop().close()
+        close()
     if not _watchdogs:
         _watchdogs.append(Watchdog(limit_s))
     return _watchdogs[0]
+
+
+def close() -> None:
+    """End the second process, if there is one."""
+    while _watchdogs:
+        _watchdogs.pop().close()
 
 
 # ----------------------------------------------------------------------- the second process

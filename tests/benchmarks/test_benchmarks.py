@@ -24,6 +24,7 @@ PRINTED = {
     "calibrate": "",
     "driver_scale": "driver in total",
     "paragraph_hashing": "hash_paragraphs",
+    "document_time": "CPU with a limit against without",
 }
 
 
