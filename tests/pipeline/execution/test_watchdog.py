@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import signal
 import subprocess
@@ -16,6 +15,7 @@ from pipeline.execution.watchdog import TOO_SLOW_SIGNAL, get_watchdog
 from pipeline.runs.slow_documents import SlowDocuments, read_notes
 from storage import StorageSettings, open_store
 from tests.conftest import REPOSITORY
+from tests.pipeline.runs.waiting import wait_for
 
 # With a limit of one second.
 PROGRAM = """
@@ -96,10 +96,17 @@ def test_the_second_process_ends_with_the_first(tmp_path: Path) -> None:
     )
     done = run_program(body, tmp_path)
     assert done.returncode == -signal.SIGKILL, done.stderr
-    # run_program has read stdout to its end: the second process, which shares it, has ended.
-    with contextlib.suppress(FileNotFoundError):  # unless nobody has waited for it
-        stat = Path(f"/proc/{int(done.stdout)}/stat").read_text()
-        assert stat.rpartition(")")[2].split()[0] in "ZX"
+    # It has closed stdout, which it shared with the first one, shortly before its end.
+    wait_for(lambda: has_ended(int(done.stdout)), timeout_s=60)
+
+
+def has_ended(pid: int) -> bool:
+    """Return whether a process has ended; perhaps nobody has waited for it."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return stat.rpartition(")")[2].split()[0] in "ZX"
 
 
 def test_a_process_that_nobody_starts_again_has_no_watchdog() -> None:
