@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict
@@ -18,8 +17,6 @@ from pipeline.execution.watchdog import get_watchdog
 from pipeline.phases.phase import Phase
 from pipeline.runs.slow_documents import read_notes
 from stages.warc.reader import PageTimeout
-
-log = logging.getLogger(__name__)
 
 # The step in which extract parses pages. Every other step is a stage.
 READ = "read"
@@ -39,12 +36,7 @@ class DocumentTimeout:
         self.num_notes = len(notes)
         self._watchdog = get_watchdog(limit_s)
         self._limit_s = limit_s
-        # Where a note is written.
-        self._target = {
-            "phase": str(root),
-            "storage": asdict(phase.config.storage.to_settings()),
-            "task_id": task_id,
-        }
+        self._phase, self._task_id = phase, task_id
         self._requests: dict[str, bytes] = {}
         # Step -> doc_id -> limit: documents to leave out.
         self._slow: dict[str, dict[int, int]] = {}
@@ -72,8 +64,14 @@ class DocumentTimeout:
     def _make_request(self, step: str) -> bytes:
         """Return what pipeline.runs.slow_documents is asked to write; see `Watchdog.watch`."""
         if step not in self._requests:
-            note = {"step": step, "limit_s": self._limit_s}
-            self._requests[step] = json.dumps({**self._target, "note": note}).encode()
+            storage = self._phase.config.storage.to_settings()
+            request = {
+                "phase": str(self._phase.folder.root),
+                "storage": asdict(storage),
+                "task_id": self._task_id,
+                "note": {"step": step, "limit_s": self._limit_s},
+            }
+            self._requests[step] = json.dumps(request).encode()
         return self._requests[step]
 
     def find_limit(self, step: str, doc_id: int) -> int | None:
