@@ -23,16 +23,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.demo_chain import load_demo_config
+from benchmarks.demo_chain import BYTES_PER_DOCUMENT, load_demo_config
 from benchmarks.result_file import save
 from pipeline.execution import watchdog
 from pipeline.execution.engine import run
 from pipeline.planning.plan import make_plan
 from stages.html.extraction import Unusable, extract
 from stages.settings.warc import HtmlSettings
-
-# The size of a page of the sample crawl, for load_demo_config.
-MB_PER_DOCUMENT = 3_800 / 1e6
 
 # CPU time after which the extraction of a page is given up.
 GIVEN_UP_S = 30
@@ -124,7 +121,7 @@ def measure_growth(num_tags: int) -> list[dict[str, object]]:
 def measure_run(num_documents: int, limit_s: int | None, run_dir: Path) -> float:
     """Return the CPU seconds of a run in this process, with those of the watching process."""
     config = load_demo_config(
-        num_documents * MB_PER_DOCUMENT,
+        num_documents * BYTES_PER_DOCUMENT / 1e6,
         run_dir,
         "engine.kind=inline",
         "input.sample_crawl.format=warc",
