@@ -21,7 +21,7 @@ from resiliparse.parse.html import HTMLTree
 
 from stages.html.charset import DecodedPage, decode_page
 from stages.html.justext import extract_main_text
-from stages.html.markup import clean_markup
+from stages.html.markup import clean_markup, mark_lone_characters, remove_marks
 from stages.kernels.markup_cost import estimate_parse_ns
 from stages.settings.warc import HtmlSettings
 
@@ -154,8 +154,11 @@ def _check_markup(page: bytes, settings: HtmlSettings) -> Unusable | None:
 
 def _parse(decoded: DecodedPage, settings: HtmlSettings) -> Page | Unusable:
     try:
-        tree = HTMLTree.parse(clean_markup(decoded.text))
-        title = " ".join((tree.title or "").split())
+        markup = clean_markup(decoded.text)
+        if settings.main_content:
+            markup = mark_lone_characters(markup)
+        tree = HTMLTree.parse(markup)
+        title = " ".join(remove_marks(tree.title or "").split())
         if settings.justext is None:
             text = _extract_text(tree, settings)
         else:
@@ -166,9 +169,10 @@ def _parse(decoded: DecodedPage, settings: HtmlSettings) -> Page | Unusable:
 
 
 def _extract_text(tree: HTMLTree, settings: HtmlSettings) -> str:
-    return extract_plain_text(
+    text = extract_plain_text(
         tree,
         main_content=settings.main_content,
         alt_texts=settings.alt_texts,
         list_bullets=settings.list_bullets,
     )
+    return remove_marks(text) if settings.main_content else text

@@ -1,4 +1,4 @@
-"""Markup in which resiliparse would lose text."""
+"""Markup in which resiliparse would lose text, or keep what is not text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stages.html.extraction import HtmlSettings, Page, extract
-from stages.html.markup import clean_markup
+from stages.html.markup import clean_markup, mark_lone_characters
 
 MODES = [HtmlSettings(), HtmlSettings(main_content=True)]
 
@@ -59,9 +59,70 @@ def test_noscript_in_comments_and_raw_text_is_no_element(page: str) -> None:
     assert clean_markup(page) == page.replace("<noscript></noscript>", "")
 
 
+@pytest.mark.parametrize("settings", MODES, ids=["plain", "main_content"])
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        ("<p><ruby>漢<rt>かん</rt></ruby><b>親</b>と</p>", "漢親と"),
+        ("<ruby>漢<rp>(</rp><rt>かん</rt><rp>)</rp>字<rt>じ<rp>)</ruby>。", "漢字。"),
+        ("<RUBY>漢<RT class=a><span>かん</span></RT ></RUBY>", "漢"),
+        ("<ruby><rb>漢<rb>字<rtc><rt>かん<rt>じ</rtc></ruby>", "漢字"),
+        ("<p>a<rtx>b</rtx></p>", "ab"),
+    ],
+)
+def test_readings_of_ruby_text_are_removed(
+    page: str, text: str, settings: HtmlSettings
+) -> None:
+    """Its characters stay. End tags of readings may be omitted."""
+    assert extract_text(page, settings) == text
+
+
+@pytest.mark.parametrize("settings", MODES, ids=["plain", "main_content"])
+def test_a_reading_that_is_not_closed_does_not_swallow_the_page(
+    settings: HtmlSettings,
+) -> None:
+    """Only its own text is not removed."""
+    page = f"<div><ruby>漢<rt>かん<div>{TEXT * 10}</div></div>"
+    assert extract_text(page, settings) == f"漢かん|{TEXT * 10}"
+
+
+@given(
+    st.lists(
+        st.characters(min_codepoint=0x21, exclude_characters="<&¶", codec="utf-8"),
+        min_size=1,
+    )
+)
+def test_main_content_keeps_text_nodes_of_one_character(characters: list[str]) -> None:
+    """Except icons of the private use area and the sign of a link to a heading."""
+    page = f"<p>{TEXT} <b>" + "</b><b>".join(characters) + "</b></p>"
+    kept = "".join(c for c in characters if not "\ue000" <= c <= "\uf8ff")
+    plain = extract_text(f"<p>{TEXT} {kept}</p>", MODES[0])
+    assert extract_text(page, MODES[1]) == plain.replace("\ufdd0", "")
+
+
+@pytest.mark.parametrize(
+    ("reference", "text"),
+    [
+        ("&#x6f22;", "漢"),
+        ("&#28450;", "漢"),
+        ("&hearts;", "♥"),
+        ("&#xf101;", ""),
+        ("&para;", ""),
+    ],
+)
+def test_main_content_keeps_lone_character_references(reference: str, text: str) -> None:
+    """As it keeps the characters themselves."""
+    page = f"<title>漢</title><p>{TEXT}</p><p> {reference} </p>"
+    found = extract(page.encode(), "text/html; charset=utf-8", MODES[1])
+    assert isinstance(found, Page)
+    assert found.title == "漢"
+    assert found.text == f"{TEXT}\n\n{text}".strip()
+
+
 FRAGMENTS = [
     *("<noscript>", "</noscript>", "<noscript", "</noscript", ">", "<!--", "-->"),
     *("<script>", "</script>", "<p>", "x", " "),
+    *("<ruby>", "</ruby>", "<rt>", "</rt>", "<rt", "<rp>", "</rp>"),
 ]
 
 
@@ -74,11 +135,15 @@ def test_any_markup_is_cleaned(page: str) -> None:
 
 @pytest.mark.parametrize(
     "unit",
-    ["<noscript>", "<noscript></noscript ", "<noscript><!--", "<script></script", "<!--"],
+    [
+        *("<noscript>", "<noscript></noscript ", "<noscript><!--", "<script></script"),
+        *("<!--", "<rt>", "<rt" + " " * 300, "<rt>" + "x" * 300, "<rt><b>", "<rt>&"),
+    ],
+    ids=lambda unit: unit[:16].strip(),
 )
-def test_hostile_noscript_takes_linear_time(unit: str) -> None:
-    """49,999 of them take less than a second of CPU; a quadratic loop takes minutes."""
-    page = "<noscript>" + unit * (49_999 // unit.count("<")) + "x" * 1_000_000
+def test_hostile_markup_takes_linear_time(unit: str) -> None:
+    """49,999 of them take less than 10 s of CPU; a quadratic loop takes minutes."""
+    page = "<noscript><rt>" + unit * (49_999 // unit.count("<")) + "x" * 1_000_000
     start = time.process_time()
-    clean_markup(page)
-    assert time.process_time() - start < 1.0
+    mark_lone_characters(clean_markup(page))
+    assert time.process_time() - start < 10.0
