@@ -134,16 +134,16 @@ def test_any_markup_is_cleaned(page: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "unit",
+    "markup",
     [
         *("<noscript>", "<noscript></noscript ", "<noscript><!--", "<script></script"),
         *("<!--", "<rt>", "<rt" + " " * 300, "<rt>" + "x" * 300, "<rt><b>", "<rt>&"),
     ],
-    ids=lambda unit: unit[:16].strip(),
+    ids=lambda markup: markup[:16].strip(),
 )
-def test_hostile_markup_takes_linear_time(unit: str) -> None:
+def test_hostile_markup_takes_linear_time(markup: str) -> None:
     """49,999 of them take less than 10 s of CPU; a quadratic loop takes minutes."""
-    page = "<noscript><rt>" + unit * (49_999 // unit.count("<")) + "x" * 1_000_000
+    page = "<noscript><rt>" + markup * (49_999 // markup.count("<")) + "x" * 1_000_000
     start = time.process_time()
     mark_lone_characters(clean_markup(page))
     assert time.process_time() - start < 10.0
