@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import multiprocessing
 import os
@@ -11,11 +10,11 @@ import tempfile
 import time
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tests.faults.attack import Attack, find_modules, load_attacks
 
@@ -70,14 +69,14 @@ class Row:
 
 
 class Worker:
-    """A process that runs the attacks of one module, one try at a time.
+    """A process that runs the attacks of some modules, one try at a time.
 
-    All tries of a module share the process, and with it what the module caches. After a crash
-    or a timeout the next try gets a new process.
+    All tries share the process, and with it what the modules cache. After a crash or a timeout
+    the next try gets a new process.
     """
 
-    def __init__(self, module: str, folder: Path) -> None:
-        self._module, self._folder = module, folder
+    def __init__(self, modules: Sequence[str], folder: Path) -> None:
+        self._modules, self._folder = tuple(modules), folder
         self._process: Any = None
         self._connection: Connection | None = None
 
@@ -109,7 +108,7 @@ class Worker:
 
     def _start(self) -> None:
         self._connection, theirs = _CONTEXT.Pipe()
-        arguments = (self._module, self._folder, theirs)
+        arguments = (self._modules, self._folder, theirs)
         self._process = _CONTEXT.Process(target=_answer, args=arguments)
         self._process.start()
         theirs.close()  # so that `recv` sees the end of the process
@@ -122,7 +121,7 @@ class Worker:
         return self._connection.recv()
 
 
-def _answer(module: str, folder: Path, connection: Connection) -> None:
+def _answer(modules: Sequence[str], folder: Path, connection: Connection) -> None:
     """Run the tries that the parent process names, until it closes the connection."""
     # The parent removes the folder, and with it what a killed process leaves.
     os.environ["TMPDIR"] = str(folder)
@@ -130,7 +129,9 @@ def _answer(module: str, folder: Path, connection: Connection) -> None:
     logging.basicConfig(
         handlers=[logging.NullHandler()]
     )  # attacks cause thousands of warnings
-    attacks = {attack.name: attack for attack in load_attacks(module)}
+    attacks: dict[str, Attack] = {}
+    for module in modules:
+        attacks |= {attack.name: attack for attack in load_attacks(module)}
     connection.send("ready")
     while True:
         try:
@@ -138,6 +139,36 @@ def _answer(module: str, folder: Path, connection: Connection) -> None:
         except EOFError:
             return
         connection.send(attempt_here(attacks[name], seed))
+
+
+class Workers:
+    """The processes of all attacks: one for each package, whose modules share what they cache.
+
+    Leaving the context kills them.
+    """
+
+    def __init__(self, modules: Iterable[str], folder: Path) -> None:
+        by_package: dict[str, list[str]] = {}
+        for module in modules:
+            by_package.setdefault(_get_package(module), []).append(module)
+        self._workers = {
+            package: Worker(names, folder) for package, names in by_package.items()
+        }
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self._workers.values():
+            worker.stop()
+
+    def get(self, module: str) -> Worker:
+        """Return the process for the attacks of a module."""
+        return self._workers[_get_package(module)]
+
+
+def _get_package(module: str) -> str:
+    return module.rpartition(".")[0]
 
 
 def attempt_here(attack: Attack, seed: int) -> tuple[int, str | None]:
@@ -165,15 +196,19 @@ class AttackRun:
         """Run tries until there is none left or the time is over, but at least one."""
         start = time.monotonic()
         while self.seeds:
-            seed = self.seeds.popleft()
-            num_inputs, message = worker.attempt(self.attack, seed)
-            self.row.num_tries += num_inputs
-            if message is not None:
-                self.row.breaks.append(Break(seed, message))
+            self._attempt(worker)
             if time.monotonic() - start > limit_s:
                 break
         self.row.is_cut = bool(self.seeds)
         self.row.seconds += time.monotonic() - start
+        log.info("%s", self.row.describe())
+
+    def _attempt(self, worker: Worker) -> None:
+        seed = self.seeds.popleft()
+        num_inputs, message = worker.attempt(self.attack, seed)
+        self.row.num_tries += num_inputs
+        if message is not None:
+            self.row.breaks.append(Break(seed, message))
 
 
 def plan_attacks(
@@ -200,26 +235,20 @@ def plan_attacks(
 def run_attacks(planned: Sequence[AttackRun], budget_s: float = float("inf")) -> None:
     """Run attacks within a time for all of them.
 
-    Each attack gets an equal share of the time, and at least one try. What fast attacks leave is
-    shared by the others in further rounds.
+    First each attack gets one try. Then each gets an equal share of the time that is left. What
+    fast attacks leave is shared by the others in further rounds.
     """
     deadline = time.monotonic() + budget_s
-    with tempfile.TemporaryDirectory(
-        prefix="faults-", ignore_cleanup_errors=True
-    ) as folder:
+    with (
+        tempfile.TemporaryDirectory(prefix="faults-", ignore_cleanup_errors=True) as folder,
+        Workers((run.module for run in planned), Path(folder)) as workers,
+    ):
+        if budget_s < float("inf"):
+            for run in planned:
+                run.run(workers.get(run.module), 0.0)
         while waiting := [run for run in planned if run.seeds]:
-            _run_round(waiting, deadline, Path(folder))
-            if time.monotonic() > deadline:
-                return
-
-
-def _run_round(waiting: Sequence[AttackRun], deadline: float, folder: Path) -> None:
-    for module, runs in itertools.groupby(waiting, key=lambda run: run.module):
-        worker = Worker(module, folder)
-        try:
-            for run in runs:
-                num_left = len(waiting) - waiting.index(run)
-                run.run(worker, (deadline - time.monotonic()) / num_left)
-                log.info("%s", run.row.describe())
-        finally:
-            worker.stop()
+            for index, run in enumerate(waiting):
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    return
+                run.run(workers.get(run.module), left_s / (len(waiting) - index))

@@ -9,7 +9,7 @@ import pytest
 
 from tests.faults import _misbehaving
 from tests.faults.attack import Attack, find_modules, load_attacks
-from tests.faults.runner import AttackRun, Row, Worker, run_attacks
+from tests.faults.runner import AttackRun, Row, Workers, run_attacks
 
 ALL_ATTACKS = [(name, attack) for name in find_modules() for attack in load_attacks(name)]
 SMALL_TRIES = [
@@ -20,24 +20,21 @@ SMALL_TRIES = [
 
 
 @pytest.fixture(scope="session")
-def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Worker]]:
-    """One process for the attacks of each module, as in the full form."""
-    folder = tmp_path_factory.mktemp("attacks")
-    workers = {module: Worker(module, folder) for module in find_modules()}
-    yield workers
-    for worker in workers.values():
-        worker.stop()
+def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
+    """One process for the attacks of each package, as in the full form."""
+    with Workers(find_modules(), tmp_path_factory.mktemp("attacks")) as workers:
+        yield workers
 
 
 @pytest.mark.parametrize(("module", "attack", "seed"), SMALL_TRIES)
 def test_the_promise_holds_under_attack(
-    module: str, attack: Attack, seed: int, workers: dict[str, Worker]
+    module: str, attack: Attack, seed: int, workers: Workers
 ) -> None:
     """One try of one attack; `python -m tests.faults` runs the full form."""
     obstacle = attack.find_obstacle()
     if obstacle is not None:
         pytest.skip(obstacle)
-    _, message = workers[module].attempt(attack, seed)
+    _, message = workers.get(module).attempt(attack, seed)
     assert message is None, message
 
 
