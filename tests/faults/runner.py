@@ -11,10 +11,11 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from tests.faults.attack import Attack, find_modules, load_attacks
 
@@ -141,34 +142,14 @@ def _answer(modules: Sequence[str], folder: Path, connection: Connection) -> Non
         connection.send(attempt_here(attacks[name], seed))
 
 
-class Workers:
-    """The processes of all attacks: one for each package, whose modules share what they cache.
-
-    Leaving the context kills them.
-    """
-
-    def __init__(self, modules: Iterable[str], folder: Path) -> None:
-        by_package: dict[str, list[str]] = {}
-        for module in modules:
-            by_package.setdefault(_get_package(module), []).append(module)
-        self._workers = {
-            package: Worker(names, folder) for package, names in by_package.items()
-        }
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for worker in self._workers.values():
-            worker.stop()
-
-    def get(self, module: str) -> Worker:
-        """Return the process for the attacks of a module."""
-        return self._workers[_get_package(module)]
-
-
-def _get_package(module: str) -> str:
-    return module.rpartition(".")[0]
+def group_by_package(modules: Iterable[str]) -> dict[str, list[str]]:
+    """Return package -> its modules. They run in one process, and share what they cache."""
+    groups: dict[str, list[str]] = {}
+    for module in modules:
+        names = groups.setdefault(module.rpartition(".")[0], [])
+        if module not in names:
+            names.append(module)
+    return groups
 
 
 def attempt_here(attack: Attack, seed: int) -> tuple[int, str | None]:
@@ -233,22 +214,35 @@ def plan_attacks(
 
 
 def run_attacks(planned: Sequence[AttackRun], budget_s: float = float("inf")) -> None:
-    """Run attacks within a time for all of them.
+    """Run attacks within a time for all of them. Packages run at the same time.
 
-    First each attack gets one try. Then each gets an equal share of the time that is left. What
-    fast attacks leave is shared by the others in further rounds.
+    First each attack gets one try. Then the attacks of a package get equal shares of the time
+    that is left. What fast attacks leave is shared by the others in further rounds.
     """
     deadline = time.monotonic() + budget_s
+    groups = group_by_package(run.module for run in planned)
     with (
         tempfile.TemporaryDirectory(prefix="faults-", ignore_cleanup_errors=True) as folder,
-        Workers((run.module for run in planned), Path(folder)) as workers,
+        ThreadPoolExecutor(max(1, len(groups))) as threads,
     ):
-        if budget_s < float("inf"):
-            for run in planned:
-                run.run(workers.get(run.module), 0.0)
-        while waiting := [run for run in planned if run.seeds]:
+        finished: list[Future[None]] = []
+        for modules in groups.values():
+            runs = [run for run in planned if run.module in modules]
+            worker = Worker(modules, Path(folder))
+            finished.append(threads.submit(_run_package, runs, worker, deadline))
+        for future in finished:
+            future.result()
+
+
+def _run_package(runs: Sequence[AttackRun], worker: Worker, deadline: float) -> None:
+    try:
+        for run in runs:
+            run.run(worker, 0.0)
+        while waiting := [run for run in runs if run.seeds]:
             for index, run in enumerate(waiting):
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     return
-                run.run(workers.get(run.module), left_s / (len(waiting) - index))
+                run.run(worker, left_s / (len(waiting) - index))
+    finally:
+        worker.stop()

@@ -9,32 +9,44 @@ import pytest
 
 from tests.faults import _misbehaving
 from tests.faults.attack import Attack, find_modules, load_attacks
-from tests.faults.runner import AttackRun, Row, Workers, run_attacks
+from tests.faults.runner import AttackRun, Row, Worker, group_by_package, run_attacks
 
 ALL_ATTACKS = [(name, attack) for name in find_modules() for attack in load_attacks(name)]
+PACKAGES = group_by_package(find_modules())
 SMALL_TRIES = [
-    pytest.param(module, attack, seed, id=f"{attack.name}-{seed}")
-    for module, attack in ALL_ATTACKS
+    pytest.param(
+        package,
+        attack,
+        seed,
+        id=f"{attack.name}-{seed}",
+        marks=pytest.mark.xdist_group(package),
+    )
+    for package, modules in PACKAGES.items()
+    for module in modules
+    for attack in load_attacks(module)
     for seed in range(attack.num_small_tries)
 ]
 
 
 @pytest.fixture(scope="session")
-def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
+def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Worker]]:
     """One process for the attacks of each package, as in the full form."""
-    with Workers(find_modules(), tmp_path_factory.mktemp("attacks")) as workers:
-        yield workers
+    folder = tmp_path_factory.mktemp("attacks")
+    workers = {package: Worker(modules, folder) for package, modules in PACKAGES.items()}
+    yield workers
+    for worker in workers.values():
+        worker.stop()
 
 
-@pytest.mark.parametrize(("module", "attack", "seed"), SMALL_TRIES)
+@pytest.mark.parametrize(("package", "attack", "seed"), SMALL_TRIES)
 def test_the_promise_holds_under_attack(
-    module: str, attack: Attack, seed: int, workers: Workers
+    package: str, attack: Attack, seed: int, workers: dict[str, Worker]
 ) -> None:
     """One try of one attack; `python -m tests.faults` runs the full form."""
     obstacle = attack.find_obstacle()
     if obstacle is not None:
         pytest.skip(obstacle)
-    _, message = workers.get(module).attempt(attack, seed)
+    _, message = workers[package].attempt(attack, seed)
     assert message is None, message
 
 
@@ -61,6 +73,15 @@ def test_broken_promises_deaths_and_hangs_are_counted() -> None:
     assert messages[1] == "AssertionError: the promise is broken"
     assert messages[2] == "the process of the attack ended with exit code -9"
     assert messages[3].startswith("no end after")
+
+
+def test_attacks_without_an_obstacle_share_the_time() -> None:
+    """A slow attack does not take the tries of the others."""
+    slow, fast = plan_misbehaving(), plan_misbehaving()
+    slow.seeds = deque([3] * 9)
+    run_attacks([slow, fast], budget_s=4.0)
+    assert 1 <= slow.row.num_tries < 9
+    assert fast.row.num_tries == 15
 
 
 def test_without_time_each_attack_is_tried_once() -> None:
