@@ -63,8 +63,8 @@ check: $(VENV)/test.stamp ## Lint, types, import rules, links, retired words, kn
 bench: $(VENV)/test.stamp ## Run all benchmarks of docs/benchmarks.md and keep the results (half an hour)
 	$(BIN)/python -m benchmarks.all --save
 
-test-faults: $(VENV)/test.stamp ## Attack the software and print one table (up to an hour); SMALL=1: under a minute
-	$(BIN)/python -m tests.faults $(if $(SMALL),--small,--coverage) --json runs/faults.json
+test-faults: $(VENV)/test.stamp ## Attack the software and print one table (an hour, or BUDGET_S=1500); SMALL=1: a minute
+	$(BIN)/python -m tests.faults $(if $(SMALL),--small,--coverage) $(if $(BUDGET_S),--budget-s $(BUDGET_S)) --json runs/faults.json
 
 clean: ## Remove the environments and the demo's runs (the cache of models stays)
 	rm -rf $(VENV) $(LOWEST) .gpu-bundle runs

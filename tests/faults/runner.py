@@ -172,6 +172,11 @@ class AttackRun:
     module: str
     row: Row
     seeds: deque[int]
+    last_try_s: float = 0.0
+
+    def has_time(self, deadline: float) -> bool:
+        """Return whether a try as long as the last one would end before the deadline."""
+        return bool(self.seeds) and self.last_try_s < deadline - time.monotonic()
 
     def run(self, worker: Worker, limit_s: float) -> None:
         """Run tries until there is none left or the time is over, but at least one."""
@@ -186,7 +191,9 @@ class AttackRun:
 
     def _attempt(self, worker: Worker) -> None:
         seed = self.seeds.popleft()
+        start = time.monotonic()
         num_inputs, message = worker.attempt(self.attack, seed)
+        self.last_try_s = time.monotonic() - start
         self.row.num_tries += num_inputs
         if message is not None:
             self.row.breaks.append(Break(seed, message))
@@ -238,11 +245,10 @@ def _run_package(runs: Sequence[AttackRun], worker: Worker, deadline: float) -> 
     try:
         for run in runs:
             run.run(worker, 0.0)
-        while waiting := [run for run in runs if run.seeds]:
+        while waiting := [run for run in runs if run.has_time(deadline)]:
             for index, run in enumerate(waiting):
-                left_s = deadline - time.monotonic()
-                if left_s <= 0:
-                    return
-                run.run(worker, left_s / (len(waiting) - index))
+                if run.has_time(deadline):
+                    left_s = deadline - time.monotonic()
+                    run.run(worker, left_s / (len(waiting) - index))
     finally:
         worker.stop()

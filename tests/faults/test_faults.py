@@ -75,15 +75,6 @@ def test_broken_promises_deaths_and_hangs_are_counted() -> None:
     assert messages[3].startswith("no end after")
 
 
-def test_attacks_without_an_obstacle_share_the_time() -> None:
-    """A slow attack does not take the tries of the others."""
-    slow, fast = plan_misbehaving(), plan_misbehaving()
-    slow.seeds = deque([3] * 9)
-    run_attacks([slow, fast], budget_s=4.0)
-    assert 1 <= slow.row.num_tries < 9
-    assert fast.row.num_tries == 15
-
-
 def test_without_time_each_attack_is_tried_once() -> None:
     """The table then shows that tries are missing."""
     planned = [plan_misbehaving(), plan_misbehaving()]

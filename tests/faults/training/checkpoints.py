@@ -51,7 +51,7 @@ from training.checkpoint.tensor_files import METADATA
 from training.errors import CheckpointDamaged, CheckpointFailed, IncompatibleConfig
 
 NUM_STEPS = 3
-INDEXES_PER_TRY, MARKERS_PER_TRY = 50, 50
+INDEXES_PER_TRY, MARKERS_PER_TRY = 25, 25
 
 
 @functools.cache
@@ -238,13 +238,13 @@ ATTACKS = (
     _make(
         "mutated index of a checkpoint",
         "An index is loaded or refused with a message, and runs no code.",
-        20,
+        40,
         fuzz_indexes,
     ),
     _make(
         "hostile complete.json",
         "complete.json is loaded or refused with a message.",
-        20,
+        40,
         fuzz_markers,
     ),
     _make(
