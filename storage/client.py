@@ -217,7 +217,8 @@ def translate_error(where: str, error: Exception, limit: str = "") -> StorageErr
     if isinstance(error, FileNotFoundError) and not has_no_bucket:
         found = f" ({answer})" if status is not None else ""
         return NotFound(where, f"there is no such object{found}", "correct the address")
-    if isinstance(error, PreconditionError):
+    # 416: a range begins behind the end of the object.
+    if isinstance(error, PreconditionError) or status == 416:
         return ObjectChanged(where, cause, CHANGED_REMEDY)
     if status in (401, 403) or _has_no_credentials(error):
         return AccessRefused(where, cause, CREDENTIALS_REMEDY)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,18 +23,23 @@ FAULTS = (
     "503",
 )
 
+# Only a checksum of the content shows it.
+FLIPPED_BIT = "flipped bit"
+
 
 class OddServer:
     """Serves objects by range, as S3 and web servers do.
 
     objects:     path without "/" at the start -> content
-    fault:       how ranges are answered: one of FAULTS, or ""
+    fault:       how ranges are answered: one of FAULTS, FLIPPED_BIT, or ""
     num_healthy: number of ranges that are answered correctly before the fault begins
+    num_faulty:  number of ranges with the fault, or None for all later ones
     ranges:      path and range of every GET request
     """
 
     def __init__(self, objects: dict[str, bytes]) -> None:
         self.objects, self.fault, self.num_healthy = objects, "", 0
+        self.num_faulty: int | None = None
         self.ranges: list[tuple[str, int, int]] = []
         self._is_over = threading.Event()
         handler = type("BoundHandler", (_Handler,), {"state": self})
@@ -53,6 +59,11 @@ class OddServer:
     def wait(self) -> None:
         """Do not answer until the server is closed."""
         self._is_over.wait(600)
+
+    def choose_fault(self, number: int) -> str:
+        """Return the fault of a range; the first one has the number 1."""
+        last = math.inf if self.num_faulty is None else self.num_healthy + self.num_faulty
+        return self.fault if self.num_healthy < number <= last else ""
 
     def __enter__(self) -> Self:
         return self
@@ -92,8 +103,14 @@ class _Handler(BaseHTTPRequestHandler):
         if not found[1]:  # the last bytes
             start, stop = max(0, len(content) - int(found[2])), len(content)
         self.state.ranges.append((path, start, stop))
-        is_faulty = len(self.state.ranges) > self.state.num_healthy
-        fault = self.state.fault if is_faulty else ""
+        if start >= len(content):
+            unsatisfied = {
+                "Content-Range": f"bytes */{len(content)}",
+                "Content-Length": "0",
+            }
+            self._answer(416, unsatisfied, b"")
+            return
+        fault = self.state.choose_fault(len(self.state.ranges))
         self._answer_range(content, start, min(stop, len(content)), fault)
 
     def _answer_range(self, content: bytes, start: int, stop: int, fault: str) -> None:
@@ -109,6 +126,8 @@ class _Handler(BaseHTTPRequestHandler):
             content = content[: (start + stop) // 2]
             stop = len(content)
         body = content[start:stop]
+        if fault == FLIPPED_BIT:
+            body = body[:-1] + bytes([body[-1] ^ 1])
         headers = {"Content-Range": f"bytes {start}-{stop - 1}/{len(content)}"}
         if fault == "short answer":
             body = body[:-100]

@@ -150,6 +150,14 @@ def test_a_changed_object_is_requested_once(odd_server: OddServer, fault: str) -
     assert len(odd_server.ranges) == 1
 
 
+def test_a_range_behind_the_end_is_an_error_at_once(odd_server: OddServer) -> None:
+    """The object is shorter than expected."""
+    store = open_odd_store(odd_server, retry_timeout_s=60.0)
+    with pytest.raises(ObjectChanged, match="416"):
+        store.read_range("content", len(CONTENT), len(CONTENT) + 100)
+    assert len(odd_server.ranges) == 1
+
+
 @pytest.mark.parametrize("fault", ["short answer", "withheld", "no answer", "503"])
 def test_the_time_until_an_error_is_limited(odd_server: OddServer, fault: str) -> None:
     """At most `stall_timeout_s` after the last new byte, also if a request may take longer."""
