@@ -47,6 +47,9 @@ DOCUMENT = pa.schema(
         pa.field("warc_offset", pa.int64()),  # offset of the record in the compressed file
         pa.field("title", pa.string()),
         pa.field("text", pa.large_string()),  # paragraphs joined by \n
+        # Set if the main content of a page was too short, and `text` is all of its text: the
+        # characters that the main content had.
+        pa.field("main_content_chars", pa.int64()),
     ]
 )
 

@@ -44,7 +44,8 @@ class HtmlSettings(Settings):
     main_content: bool = Field(
         default=False,
         description="Remove navigation, footers and other boilerplate by resiliparse's rules. "
-        "Takes twice the time.",
+        "Takes twice the time. Pages of which hardly anything is left keep all text "
+        "(docs/stages.md).",
     )
     justext: JustextSettings | None = Field(
         default=None,

@@ -31,6 +31,7 @@ class Row(NamedTuple):
     num_undecodable: int
     is_cut: bool
     is_stored_decoded: bool
+    main_content_chars: int | None = None  # see stages.html.extraction.Page
 
 
 class Skipped(NamedTuple):
@@ -118,6 +119,7 @@ def _parse_response_record(
         num_undecodable=page.num_undecodable,
         is_cut=response.is_cut or b"warc-truncated" in record.fields,
         is_stored_decoded=response.is_as_stored,
+        main_content_chars=page.main_content_chars,
     )
 
 

@@ -53,6 +53,8 @@ class ReadReport:
     num_cut: int = 0
     # Pages stored without the content coding that their HTTP header names.
     num_stored_decoded: int = 0
+    # Pages whose main content was too short, and that gave all of their text.
+    num_without_main_content: int = 0
 
     @property
     def is_lost(self) -> bool:
@@ -96,4 +98,5 @@ _COUNTED = (
     "undecodable_replaced",
     "num_cut",
     "num_stored_decoded",
+    "num_without_main_content",
 )

@@ -169,6 +169,7 @@ class WarcReader:
             report.undecodable_replaced += row.num_undecodable
             report.num_cut += row.is_cut
             report.num_stored_decoded += row.is_stored_decoded
+            report.num_without_main_content += row.main_content_chars is not None
         if rows:
             yield self._build_table(rows, texts, titles)
 
@@ -187,6 +188,9 @@ class WarcReader:
                 "warc_offset": pa.array([row.offset for row in rows], pa.int64()),
                 "title": pa.array(titles, pa.string()),
                 "text": texts,
+                "main_content_chars": pa.array(
+                    [row.main_content_chars for row in rows], pa.int64()
+                ),
             },
             schema=DOCUMENT,
         )

@@ -90,6 +90,11 @@ def _format_extracted(row: Row) -> Iterator[str]:
         f"{INDENT}{row['original_num_chars']:,} characters in "
         f"{row['original_num_lines']:,} paragraphs"
     )
+    if row.get("main_content_chars") is not None:
+        yield (
+            f"{INDENT}all text of the page, because its main content has only "
+            f"{row['main_content_chars']:,} characters"
+        )
 
 
 def _format_removed(removed: RemovedParagraphs) -> Iterator[str]:

@@ -32,6 +32,7 @@ from tests.pipeline.reporting.pages import (
     read_decisions,
     write_pages,
 )
+from tests.stages.warc.files import page, response
 
 
 @pytest.fixture
@@ -232,6 +233,23 @@ def test_location_is_where_the_tokens_are_stored(mixed: RunFolder) -> None:
             assert member is not None
             documents = json.loads(member.read())
         assert doc_id in [document["doc_id"] for document in documents]
+
+
+def test_trace_shows_that_main_content_was_too_short(small: Small) -> None:
+    """Such a page keeps all its text. The counters of extract have the number of such pages."""
+    menu = f"<p>Head</p><nav>{ENGLISH * 30}</nav>".encode()
+    path = small.folder / "menu.warc"
+    path.write_bytes(response(page(menu)) + response(page(ENGLISH.encode())))
+    found, _ = small.run(
+        input={"files": [str(path)]},
+        extract={"warc": {"html": {"main_content": True}}},
+    )
+    short, good = explain(found, "0")[0], explain(found, "1")[0]
+    reason = "all text of the page, because its main content has only 4 characters"
+    assert reason in "\n".join(format_trace(short))
+    assert "main content" not in "\n".join(format_trace(good))
+    assert [trace.columns["main_content_chars"] for trace in (short, good)] == [4, None]
+    assert make_report(found).counters["extract"]["num_without_main_content"] == 1
 
 
 def test_url_that_was_crawled_twice_has_two_traces(small: Small) -> None:

@@ -13,6 +13,8 @@ from stages.html.extraction import (
     CAUSES,
     MAX_ATTRIBUTES,
     MAX_PARSE_S,
+    MIN_MAIN_CONTENT_CHARS,
+    MIN_PAGE_CHARS,
     HtmlSettings,
     Page,
     Unusable,
@@ -59,6 +61,37 @@ def test_settings_choose_what_is_kept() -> None:
     )
     assert "• a" in with_all
     assert with_all.endswith("ALT")
+
+
+def make_page(num_main: int, num_menu: int) -> bytes:
+    """Return a page with characters that main content keeps, and some that it removes."""
+    return f"<body><p>{'m' * num_main}</p><nav>{'n' * num_menu}</nav></body>".encode()
+
+
+@pytest.mark.parametrize(
+    ("num_main", "num_menu", "is_fallback"),
+    [
+        (0, MIN_PAGE_CHARS, True),
+        (0, MIN_PAGE_CHARS - 1, False),
+        (40, 1000, True),
+        (100, 600, False),  # a page of little text
+        (MIN_MAIN_CONTENT_CHARS - 1, 17_000, True),
+        (MIN_MAIN_CONTENT_CHARS, 17_000, False),  # a menu with a short article
+    ],
+)
+def test_pages_without_main_content_keep_all_text(
+    num_main: int, num_menu: int, is_fallback: bool
+) -> None:
+    """The row has the characters of the main content that was not used."""
+    body = make_page(num_main, num_menu)
+    page = extract(body, "text/html", HtmlSettings(main_content=True))
+    all_text = extract(body, "text/html", DEFAULT)
+    assert isinstance(page, Page)
+    assert isinstance(all_text, Page)
+    assert (page.text == all_text.text) == is_fallback
+    assert page.text.count("m") == num_main
+    assert page.main_content_chars == (num_main if is_fallback else None)
+    assert all_text.main_content_chars is None
 
 
 RUSSIAN = "Привет, как дела? Сегодня хорошая погода, и мы идём гулять."

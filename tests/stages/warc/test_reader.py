@@ -58,6 +58,7 @@ def test_wet_record_becomes_a_row(folder: Path) -> None:
             "warc_offset": len(info),
             "title": "Title",
             "text": "first\nsecond",
+            "main_content_chars": None,
         }
     ]
 
