@@ -24,7 +24,7 @@ from loader.export import (
 from loader.order_check import OrderCheck, check_order, check_rows
 from loader.reading.manifest_columns import ManifestColumns, read_manifest_columns
 from loader.reading.shard_reader import ShardReader
-from loader.row_stream import open_row_stream
+from loader.row_stream import RowStream, open_row_stream
 from loader.storage import ReadFailed, ReadSettings
 from loader.token_loader import TokenLoader
 from shardwriter.format import FormatError
@@ -207,14 +207,19 @@ def check(
         has_failed |= not found.is_exact
         _print_order_check(found, world_size, batch_rows)
     if read:
-        damage = check_rows(stream)
-        has_failed |= damage.num_damaged_rows > 0
-        typer.echo(
-            f"read every row: {damage.num_damaged_rows} damaged rows, "
-            f"in {damage.num_damaged_samples} samples"
-        )
+        has_failed |= _has_damaged_rows(stream)
     if has_failed:
         raise typer.Exit(FAILED)
+
+
+def _has_damaged_rows(stream: RowStream) -> bool:
+    """Read every row and print the number of damaged ones."""
+    damage = check_rows(stream)
+    typer.echo(
+        f"read every row: {damage.num_damaged_rows} damaged rows, "
+        f"in {damage.num_damaged_samples} samples"
+    )
+    return damage.num_damaged_rows > 0
 
 
 def _print_order_check(found: OrderCheck, world_size: int, batch_rows: int) -> None:

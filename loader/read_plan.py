@@ -84,14 +84,19 @@ def shards_for_rank(
     shard_rows = columns.count_shard_rows(seq_len)
     depth = interleave_depth or choose_interleave_depth(int(shard_rows.sum()))
     order = RowOrder(shard_rows, seed, depth)
-    rows_per_rank = order.epoch_rows // world_size
+    start, stop = _divide_rows(order.epoch_rows, rank, world_size)
+    return _cut_layout(order.layout(epoch), start, stop, seq_len)
+
+
+def _divide_rows(num_rows: int, rank: int, world_size: int) -> tuple[int, int]:
+    """Return start and stop of the rows of a rank."""
+    rows_per_rank = num_rows // world_size
     if not rows_per_rank:
         raise ValueError(
-            f"{order.epoch_rows} rows for {world_size} ranks; "
-            f"use at most {order.epoch_rows} ranks, or a smaller seq_len"
+            f"{num_rows} rows for {world_size} ranks; "
+            f"use at most {num_rows} ranks, or a smaller seq_len"
         )
-    start = rank * rows_per_rank
-    return _cut_layout(order.layout(epoch), start, start + rows_per_rank, seq_len)
+    return rank * rows_per_rank, (rank + 1) * rows_per_rank
 
 
 def _cut_layout(

@@ -54,6 +54,41 @@ class TokenLoader:
     distributed checkpoint (DCP) expect them. `iter(loader)` returns the loader itself: it continues
     where it is and does not start again at the end of the stream.
 
+    Args:
+        source: path or address (https, s3, gs, az) of a manifest or of its folder, or a
+            `Mixture`.
+        seq_len: T, tokens per row.
+        global_batch_rows: rows of a step over all ranks. B, the rows of a batch, is this rank's
+            equal part.
+        rank: data-parallel rank. If it is not given, torch.distributed, torchrun's environment
+            or Ray Train determines it.
+        world_size: number of data-parallel ranks; give it together with `rank`.
+        mesh: data-parallel part of a device mesh, in place of rank and world_size. With
+            `mesh["dp"]`, all ranks of a tensor-parallel group get the same rows.
+        seed: seed of the row order.
+        epochs: number of epochs after which the stream ends. None: the stream is endless, and a
+            step may contain the end of one epoch and the start of the next.
+        interleave_depth: number of places of an epoch that are read in turn. It is part of the
+            order. None: chosen from the number of rows, at most 64.
+        window_rows: rows that are permuted among each other. It is part of the order.
+        uneven: what to do if the ranks cannot divide a step equally: "refuse", or "carry" rows
+            to the next step (see loader/order/rank_batches.py).
+        drop_last: skip the last step if it is smaller than the others.
+        tokens: "int64" gives input_ids and labels as torch tensors. "stored" gives tokens
+            (B, T + 1) as uint16 or uint32: tensors, or numpy arrays if torch is not installed.
+        documents: further entries of a batch: position_ids and document_ids (B, T) int32,
+            cu_seqlens int32 together with max_seqlen, an int.
+        device: CUDA device to copy the tokens to. They are copied as stored and widened there.
+        prefetch_chunks: chunks of about 8 MiB that threads read ahead; 0 reads on demand.
+        allow_mismatch: load states of other streams too, at the same position.
+        settings: how shards are read.
+
+    Raises:
+        ReadFailed, FormatError, ShardCorrupt: the dataset cannot be read or is damaged, as far
+            as this can be seen before reading rows.
+        ValueError: the arguments do not fit each other, the dataset or the number of ranks.
+        ImportError: tensors are requested, but torch is not installed.
+
     Attributes:
         rank: data-parallel rank.
         world_size: number of data-parallel ranks.
@@ -81,43 +116,7 @@ class TokenLoader:
         allow_mismatch: bool = False,
         settings: ReadSettings | None = None,
     ) -> None:
-        """Read the manifest. Shards are opened when their rows are needed.
-
-        Args:
-            source: path or address (https, s3, gs, az) of a manifest or of its folder, or a
-                `Mixture`.
-            seq_len: T, tokens per row.
-            global_batch_rows: rows of a step over all ranks. B, the rows of a batch, is this rank's
-                equal part.
-            rank: data-parallel rank. If it is not given, torch.distributed, torchrun's environment
-                or Ray Train determines it.
-            world_size: number of data-parallel ranks; give it together with `rank`.
-            mesh: data-parallel part of a device mesh, in place of rank and world_size. With
-                `mesh["dp"]`, all ranks of a tensor-parallel group get the same rows.
-            seed: seed of the row order.
-            epochs: number of epochs after which the stream ends. None: the stream is endless, and a
-                step may contain the end of one epoch and the start of the next.
-            interleave_depth: number of places of an epoch that are read in turn. It is part of the
-                order. None: chosen from the number of rows, at most 64.
-            window_rows: rows that are permuted among each other. It is part of the order.
-            uneven: what to do if the ranks cannot divide a step equally: "refuse", or "carry" rows
-                to the next step (see loader/order/rank_batches.py).
-            drop_last: skip the last step if it is smaller than the others.
-            tokens: "int64" gives input_ids and labels as torch tensors. "stored" gives tokens
-                (B, T + 1) as uint16 or uint32: tensors, or numpy arrays if torch is not installed.
-            documents: further entries of a batch: position_ids and document_ids (B, T) int32,
-                cu_seqlens int32 together with max_seqlen, an int.
-            device: CUDA device to copy the tokens to. They are copied as stored and widened there.
-            prefetch_chunks: chunks of about 8 MiB that threads read ahead; 0 reads on demand.
-            allow_mismatch: load states of other streams too, at the same position.
-            settings: how shards are read.
-
-        Raises:
-            ReadFailed, FormatError, ShardCorrupt: the dataset cannot be read or is damaged, as far
-                as this can be seen before reading rows.
-            ValueError: the arguments do not fit each other, the dataset or the number of ranks.
-            ImportError: tensors are requested, but torch is not installed.
-        """
+        """Read the manifest. Shards are opened when their rows are needed."""
         self.rank, self.world_size = resolve_rank(rank, world_size, mesh)
         settings = settings or ReadSettings()
         # Checks that need no dataset come first: they fail without waiting for a network.

@@ -6,11 +6,12 @@ without time limits (docs/decisions/0010-run-folders-in-buckets.md).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
@@ -29,6 +30,7 @@ from storage.errors import (
     StorageError,
     Unreachable,
 )
+from storage.retries import RetriesExhausted
 from storage.settings import StorageSettings
 
 S3 = "s3://"
@@ -200,7 +202,26 @@ def is_temporary(error: BaseException) -> bool:
     return not _is_refused(get_status(error)) and not _has_no_credentials(error)
 
 
-def translate_error(where: str, error: Exception, limit: str = "") -> StorageError:
+@contextlib.contextmanager
+def translate_errors(where: str) -> Generator[None]:
+    """Raise the errors of a request as those of storage/errors.py.
+
+    Args:
+        where: Address and kind of the request.
+    """
+    try:
+        yield
+    except RetriesExhausted as error:
+        raise _translate_error(where, error.cause, error.limit) from error.cause
+    except ObjectChanged as error:
+        raise ObjectChanged(where, error.cause, error.remedy) from error
+    except StorageError:  # from `connect`
+        raise
+    except Exception as error:
+        raise _translate_error(where, error) from error
+
+
+def _translate_error(where: str, error: Exception, limit: str = "") -> StorageError:
     """Return the StorageError for an error of obstore.
 
     Args:

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self, TypeVar, cast
 
 from storage.base import Buffer, Store
-from storage.client import S3, connect, get_status, is_temporary, translate_error
-from storage.errors import InvalidAddress, NotFound, ObjectChanged, StorageError
+from storage.client import S3, connect, get_status, is_temporary, translate_errors
+from storage.errors import InvalidAddress, NotFound
 from storage.local import make_scratch_folder
 from storage.object_file import REQUEST_BYTES, ObjectFile, RangeDownload, check_complete
-from storage.retries import RequestCounters, RetriesExhausted, RetryPolicy, requests
+from storage.retries import RequestCounters, RetryPolicy, requests
 from storage.settings import DEFAULT_SETTINGS, StorageSettings
 
 # A file up to this size is uploaded by one request: if the process dies, nothing is left
@@ -412,17 +412,8 @@ class ObjectStore(Store):
             )
             return send(client)
 
-        where = f"{self.locate(name)} ({kind})"
-        try:
+        with translate_errors(f"{self.locate(name)} ({kind})"):
             return self._repeat(attempt, download)
-        except RetriesExhausted as error:
-            raise translate_error(where, error.cause, error.limit) from error.cause
-        except ObjectChanged as error:
-            raise ObjectChanged(where, error.cause, error.remedy) from error
-        except StorageError:  # from `connect`
-            raise
-        except Exception as error:
-            raise translate_error(where, error) from error
 
     def _repeat(self, attempt: Callable[[], T], download: RangeDownload | None) -> T:
         """Return `attempt()`; call it again after temporary errors."""
