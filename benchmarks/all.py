@@ -23,6 +23,7 @@ QUICK_ARGUMENTS = {
     "calibrate": ["--documents", "160", "80", "--files", "2"],
     "driver_scale": ["--splits", "8"],
     "paragraph_hashing": ["--megabytes", "0.1", "--rounds", "1"],
+    "verification": ["--megabytes", "0.4", "--rounds", "1"],
     "document_time": ["--documents", "400", "--tags", "500", "--rounds", "1"],
 }
 

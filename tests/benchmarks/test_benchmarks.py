@@ -24,6 +24,7 @@ PRINTED = {
     "calibrate": "",
     "driver_scale": "driver in total",
     "paragraph_hashing": "hash_paragraphs",
+    "verification": "verification of what phases read",
     "document_time": "CPU with a limit against without",
 }
 
