@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeline.terminal import FAILED, WRONG_USAGE, console, fail
+from pipeline.terminal import FAILED, WRONG_USAGE, console, errors, fail
 
 if TYPE_CHECKING:
     from pipeline.reporting.verify_run import RunDamage
     from pipeline.runs.run_folder import RunFolder
+    from shardwriter.verification.findings import Finding
     from storage import Store
+    from terminal_output.console import SafeConsole
 
 
 def verify(
@@ -25,6 +30,9 @@ def verify(
     deep: Annotated[
         bool, typer.Option("--deep", help="Check the files of all phases of a run too.")
     ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the faults as JSON.")
+    ] = False,
 ) -> None:
     """Check every shard of a finished dataset.
 
@@ -33,49 +41,71 @@ def verify(
     Prints one line per fault and ends with exit code 1 if there is one. In the folder of a run,
     the next `run` of its config makes damaged files again.
     """
-    from pipeline.reporting.verify_run import find_damage, find_shard_damage
     from pipeline.runs.run_folder import RunFolder
     from shardwriter.format import MANIFEST_FILE
-    from shardwriter.verification.dataset import verify_folder
     from storage import open_store
 
     folder = open_store(dataset)
     run = None if folder.exists(MANIFEST_FILE) else RunFolder.open(dataset)
     if run is None and deep:
         fail(f"{folder} is a dataset; --deep needs the folder of its run", WRONG_USAGE)
-    found = [] if run is None or not deep else list(find_damage(run))
     if run is not None:
         folder = run.dataset
-    faults = verify_folder(folder)
-    for fault in faults:
-        console.print(str(fault))
-    if run is not None:
-        found += find_shard_damage(run, faults)
-        _print_run_damage(run, found)
-    if faults or found:
-        fail(f"{dataset}: {len(faults) + len(found)} faults; see the lines above", FAILED)
+    faults, damaged = _find_faults(folder, run, deep)
+    # With --json, the result alone is on stdout.
+    messages = errors if as_json else console
+    if as_json:
+        sys.stdout.write(_to_json(folder, faults, damaged))
+    for line in (*map(str, faults), *(damage.describe() for damage in damaged)):
+        messages.print(line)
+    if run is not None and damaged:
+        _note_damage(run, damaged, messages)
+    if faults or damaged:
+        fail(f"{dataset}: {len(faults) + len(damaged)} faults; see the lines above", FAILED)
     if deep:
-        console.print(f"{dataset}: every file of every phase is as its task wrote it")
-    _check_samples(folder)
+        messages.print(f"{dataset}: every file of every phase is as its task wrote it")
+    _check_samples(folder, messages)
 
 
-def _print_run_damage(run: RunFolder, found: Sequence[RunDamage]) -> None:
-    """Name the damaged files of a run, and let its next run make them again."""
+def _find_faults(
+    folder: Store, run: RunFolder | None, deep: bool
+) -> tuple[list[Finding], list[RunDamage]]:
+    """Return the faults of a dataset, and the damaged files of its run."""
+    from pipeline.reporting.verify_run import find_damage, find_shard_damage
+    from shardwriter.verification.dataset import verify_folder
+
+    faults = verify_folder(folder)
+    if run is None:
+        return faults, []
+    damaged = list(find_damage(run)) if deep else []
+    return faults, [*damaged, *find_shard_damage(run, faults)]
+
+
+def _to_json(folder: Store, faults: Sequence[Finding], damaged: Sequence[RunDamage]) -> str:
+    """Return the faults of a dataset, and the damaged files of its run, as JSON text."""
+    result = {
+        "dataset": str(folder),
+        "faults": [asdict(fault) for fault in faults],
+        "damaged": [asdict(damage) for damage in damaged],
+    }
+    return json.dumps(result, indent=1) + "\n"
+
+
+def _note_damage(
+    run: RunFolder, damaged: Sequence[RunDamage], messages: SafeConsole
+) -> None:
+    """Let the next run make the damaged files again."""
     from pipeline.reporting.verify_run import note_damage
 
-    for damage in found:
-        console.print(damage.describe())
-    if not found:
-        return
     try:
-        note_damage(run, found)
+        note_damage(run, damaged)
     except OSError as error:
-        console.print(f"the damage cannot be noted in {run.run_dir}: {error}")
+        messages.print(f"the damage cannot be noted in {run.run_dir}: {error}")
     else:
-        console.print("run the config of this run again: it makes the damaged files again")
+        messages.print("run the config of this run again: it makes the damaged files again")
 
 
-def _check_samples(folder: Store) -> None:
+def _check_samples(folder: Store, messages: SafeConsole) -> None:
     """Count the samples of a dataset as other programs read them."""
     from shardwriter.format import MANIFEST_FILE, Manifest
 
@@ -89,8 +119,8 @@ def _check_samples(folder: Store) -> None:
             f"the manifest has {manifest.totals.num_samples:,}"
         )
         fail(message, FAILED)
-    console.print(f"{folder}: every shard, index and count is as the manifest says")
-    console.print(
+    messages.print(f"{folder}: every shard, index and count is as the manifest says")
+    messages.print(
         f"webdataset reads {num_samples:,} samples from {len(manifest.shards)} shards"
     )
 

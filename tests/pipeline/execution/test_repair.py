@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -221,3 +222,23 @@ def test_a_damaged_file_of_a_previous_run_is_noted_there(small: Small) -> None:
     assert list_damaged(list(run(small.plan("before")))) == []
     _, events = small.run("later", **later)
     assert list_damaged(events) == []
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("shared_ray")
+def test_a_damaged_output_is_made_again_on_ray(small: Small) -> None:
+    """A worker finds the damage; the driver repeats the task that wrote the file, then the reader."""
+    expected = hash_outputs_of_whole_run(small)
+    plan = small.plan()
+    list(run(plan))
+    path = find_file(plan, "tokenize", ".tokens.bin")
+    flip(path)
+    damaged = path.read_bytes()
+    shutil.rmtree(plan.folder("write_shards").path(""))
+    on_ray = small.plan(engine={"kind": "ray"})
+    events = list(run(on_ray))
+    key = plan.splits[0].key
+    assert list_damaged(events) == [("tokenize", path.name)]
+    assert list_tasks(events, "tokenize") == [key]
+    assert (plan.folder("tokenize").path(DAMAGED) / path.name).read_bytes() == damaged
+    assert hash_outputs(plan) == expected

@@ -22,9 +22,10 @@ from loader.storage import ReadFailed, ReadSettings
 from pipeline import cli
 from pipeline.config import RunConfig
 from pipeline.errors import RunAborted
-from pipeline.execution.engine import PhaseFinished, TaskFinished, run
+from pipeline.execution.engine import OutputDamaged, PhaseFinished, TaskFinished, run
 from pipeline.phases import registry
 from pipeline.planning.plan import make_plan
+from pipeline.runs.phase_folder import DAMAGED, SUMMARY_FILE
 from pipeline.runs.run_folder import RunFolder, RunNotFound
 from pipeline.terminal import FAILED
 from storage.object_store import ObjectStore
@@ -243,11 +244,35 @@ def in_bucket(bucket_store: ObjectStore, on_disk: RunFolder) -> RunFolder:
     root = on_disk.run_dir.get_local_path()
     assert root is not None
     for path in sorted(root.rglob("*")):
-        if path.is_file() and not path.is_relative_to(root / "dataset"):
+        if path.name == ".lock" or path.is_relative_to(root / "dataset"):
+            continue
+        if path.is_file():
             name = path.relative_to(root).as_posix().replace("log.jsonl", "log/0.jsonl")
             bucket_store.move_in(path, name)
     bucket_store.set_latest_link("dataset", on_disk.dataset.name)
     return RunFolder.open(str(bucket_store))
+
+
+def test_a_damaged_output_in_a_bucket_is_made_again(
+    in_bucket: RunFolder,
+    on_disk: RunFolder,
+    bucket_store: ObjectStore,
+    config: Callable[..., RunConfig],
+) -> None:
+    """A flipped bit is noticed by the phase that reads the object, which is kept aside."""
+    tokenized = in_bucket.folder("tokenize").root
+    name = next(n for n in tokenized.list_names() if n.endswith(".tokens.bin"))
+    content = bytearray(tokenized.read_bytes(name))
+    content[len(content) // 2] ^= 1
+    tokenized.put(name, bytes(content))
+    shards = in_bucket.folder("write_shards").root
+    shards.child("done").delete_all()
+    shards.delete(SUMMARY_FILE)
+    events = list(run(make_plan(config(bucket_store))))
+    damaged = [event for event in events if isinstance(event, OutputDamaged)]
+    assert [(each.phase, Path(each.file).name) for each in damaged] == [("tokenize", name)]
+    assert tokenized.child(DAMAGED).read_bytes(name) == content
+    assert outputs(RunFolder.open(str(bucket_store))) == outputs(on_disk)
 
 
 def test_the_loader_follows_the_link_to_the_dataset(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import random
+import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -110,7 +111,7 @@ def test_a_decompression_bomb_is_not_decompressed_to_its_end(
 
 @pytest.mark.heavy
 def test_of_a_bomb_of_10_gb_a_fiftieth_is_decompressed(folder: Path) -> None:
-    """With the default limits."""
+    """With the default limits. Memory and CPU time are bounded, and the next record is read."""
     path = folder / "bomb.warc.gz"
     with path.open("wb") as file, gzip.GzipFile("", "wb", 1, file, mtime=0) as packed:
         packed.write(record(b"", length=10 * 2**30)[:-4])
@@ -118,10 +119,18 @@ def test_of_a_bomb_of_10_gb_a_fiftieth_is_decompressed(folder: Path) -> None:
             packed.write(ZEROS)
     with path.open("ab") as file:
         file.write(member(C))
-    items, num_bytes = read_items(path, WarcAdvanced().max_record_bytes)
+    max_record_bytes = WarcAdvanced().max_record_bytes
+    started_s = time.process_time()
+    tracemalloc.start()
+    items, num_bytes = read_items(path, max_record_bytes)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
     path.unlink()
     assert [type(item) for item in items] == [Broken, Record]
     assert num_bytes < 10 * 2**30 // 50
+    assert peak_bytes < max_record_bytes
+    # It takes about a second; to decompress all of it takes half a minute.
+    assert time.process_time() - started_s < 15
 
 
 def test_much_text_in_one_member_is_no_bomb(folder: Path) -> None:
