@@ -117,6 +117,8 @@ class RetryPolicy:
             # reached.
             assert isinstance(cause, Exception)
             raise RetriesExhausted(cause, limits.text) from cause
+        finally:
+            limits.release()
 
 
 class _Limits:
@@ -136,6 +138,13 @@ class _Limits:
         if policy.request_timeout_s is not None:
             self._deadline = time.monotonic() + policy.timeout_s
         self.text = ""
+
+    def release(self) -> None:
+        """Drop the callbacks, and with them the received bytes.
+
+        tenacity's objects refer to each other and to this object until garbage collection.
+        """
+        del self._progress, self._progressed_at
 
     def choose_wait(self, state: Any) -> float:
         """Count a failure and return the seconds to wait after it."""

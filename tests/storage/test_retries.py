@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -129,3 +131,25 @@ def test_threads_count_without_losing_any() -> None:
         list(threads.map(lambda _: counters.add("get"), range(10_000)))
     assert (counters["get"], counters["put"]) == (10_000, 0)
     assert counters.copy() == {"get": 10_000}
+
+
+class Download:
+    """Counts the bytes that it has received."""
+
+    def count(self) -> int:
+        return 0
+
+
+def test_received_bytes_are_not_kept_after_a_call() -> None:
+    """Otherwise each range would stay in memory until the next garbage collection."""
+    download = Download()
+    remaining = weakref.ref(download)
+    gc.disable()
+    try:
+        RetryPolicy(timeout_s=1.0).call(
+            lambda: None, is_temporary=lambda _: True, progress=download.count
+        )
+        del download
+        assert remaining() is None
+    finally:
+        gc.enable()
