@@ -1,4 +1,4 @@
-"""Folders on a disk, and the private folder for files before they are uploaded."""
+"""Folders on a disk, the private folder for files before they are uploaded, and the umask."""
 
 from __future__ import annotations
 
@@ -24,6 +24,9 @@ from storage.errors import AccessRefused, NotFound, StorageError
 from storage.settings import DEFAULT_SETTINGS, StorageSettings
 
 STAGING = ".staging"
+
+# A umask: only this user may read new files.
+_PRIVATE = 0o077
 
 _STAGING_NAME = re.compile(r".+-(?P<pid>\d+)-[0-9a-f]{32}")
 
@@ -409,3 +412,24 @@ def _remove_abandoned(scratch: Path) -> None:
         match = _STAGING_NAME.fullmatch(path.name)
         if match is not None and not is_alive(int(match["pid"])):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def read_umask() -> int:
+    """Return the umask of this process, which Linux reports only when it is set."""
+    umask = os.umask(_PRIVATE)
+    os.umask(umask)
+    return umask
+
+
+@contextlib.contextmanager
+def private_umask() -> Generator[None]:
+    """Let only this user read the files that are created in the block.
+
+    Processes that start in the block keep this umask. It holds for all threads of this
+    process, so the block must be short.
+    """
+    umask = os.umask(_PRIVATE)
+    try:
+        yield
+    finally:
+        os.umask(umask)

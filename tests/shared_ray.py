@@ -12,7 +12,7 @@ from tests.seaweed import KEYS, Seaweed
 PROGRAM = """
 import sys
 import ray
-from storage.umask import private_umask
+from storage.local import private_umask
 for attempt in range(10):  # beside other work, a raylet may need more than Ray's 30 s
     try:
         with private_umask():

@@ -35,7 +35,7 @@ from ray.train.v2.api.config import LoggingConfig
 from ray.train.v2.api.exceptions import ControllerError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from storage.umask import private_umask, read_umask
+from storage.local import private_umask, read_umask
 from training.config import TrainConfig
 from training.errors import CheckpointDamaged, IncompatibleConfig, TrainingStopped
 

@@ -30,7 +30,7 @@ from pipeline.execution.resources import Amounts, find_unmet, list_requests, mak
 from pipeline.execution.task import TaskResult, run_task
 from pipeline.phases.phase import Phase, SplitPhase
 from pipeline.processes import Process
-from storage.umask import private_umask, read_umask
+from storage.local import private_umask, read_umask
 from terminal_output import escape_output
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from pipeline.execution.inline import InlineEngine
 from pipeline.phases import fuzzy_clusters, paragraph_dedup, registry
 from pipeline.phases.phase import Phase
 from pipeline.planning.plan import make_plan
-from storage.umask import read_umask
+from storage.local import read_umask
 from tests.e2e.conftest import Chain, digests
 from tests.faults.runs.small_run import run_to_end, start_driver
 

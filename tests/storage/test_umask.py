@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.umask import private_umask, read_umask
+from storage.local import private_umask, read_umask
 
 
 @pytest.fixture(autouse=True)

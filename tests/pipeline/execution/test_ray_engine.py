@@ -14,7 +14,7 @@ from pipeline.execution.engine import run
 from pipeline.execution.ray_engine import RayEngine, name_operator
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.paragraph_dedup import ParagraphDedup
-from storage.umask import read_umask
+from storage.local import read_umask
 from tests.pipeline.conftest import Small
 
 # Neither Ray's private 077 nor the usual 022.
