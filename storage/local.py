@@ -306,7 +306,7 @@ def append_line(file: FileIO, line: bytes) -> None:
         OSError: the disk is full.
     """
     start = file.seek(0, os.SEEK_END)
-    # A full disk takes a part of the line, and raises at the next write only.
+    # A write that fills the disk stores a part of the line. Only the next write raises.
     if file.write(line) != len(line):
         file.truncate(start)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

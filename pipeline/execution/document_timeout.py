@@ -23,7 +23,7 @@ READ = "read"
 
 
 class DocumentTimeout:
-    """What is known of slow documents of a task from earlier tries, and the watch over the others.
+    """The slow documents of a task that earlier tries found, and the watchdog for the others.
 
     Attributes:
         num_notes: notes about the task. For each of them, its process was killed.
@@ -62,7 +62,7 @@ class DocumentTimeout:
         )
 
     def _make_request(self, step: str) -> bytes:
-        """Return what pipeline.runs.slow_documents is asked to write; see `Watchdog.watch`."""
+        """Return the request for a note about this task and step; see `Watchdog.watch`."""
         if step not in self._requests:
             storage = self._phase.config.storage.to_settings()
             request = {

@@ -1,8 +1,8 @@
-"""Ending this process when it works on one document for too long.
+"""End this process when one document takes too long.
 
 Native code cannot be interrupted from within: a signal handler of Python runs only after the call
 has returned, and the thread in the call may hold the GIL. So a small second process reads the CPU
-time of this one, writes a note about the documents, and kills it. The supervisor of `run`, or Ray,
+time of this one. After the limit it writes a note about the documents, and kills this process. The supervisor of `run`, or Ray,
 then starts a new process, and the task is repeated without the document.
 
     enable()                                   # in a process that is started again when it dies
@@ -28,15 +28,15 @@ import tempfile
 from collections.abc import Generator
 from pathlib import Path
 
-# Ends a process that took too long. By default it ends a process without a core dump, and nothing
-# else sends it.
+# Kills a process that took too long. Its default action is to end the process without a core dump,
+# and no other program sends it.
 TOO_SLOW_SIGNAL = signal.SIGVTALRM
 
 # How often the CPU time is read. It takes 50 us.
 _POLL_S = 1.0
 
-# What both processes see: a number that changes with each step, 0 between steps; the first and the
-# last document; the length of the request; then the request.
+# The shared memory begins with a number that changes with each step and is 0 between steps, the
+# first and the last document, and the length of the request. The request follows.
 _HEAD = struct.Struct("<QQQQ")
 _SHARED_BYTES = 1 << 16
 
@@ -64,8 +64,7 @@ class Watchdog:
         """Limit the CPU time of the block.
 
         Args:
-            request: what `pipeline.runs.slow_documents` is asked to write if the block takes too
-                long: a JSON object without `cpu_s` and without `first` and `last` of `note`.
+            request: for `pipeline.runs.slow_documents`, if the block takes too long: a JSON object without `cpu_s` and without `first` and `last` of `note`.
             first: the smallest doc_id.
             last: the largest doc_id.
         """

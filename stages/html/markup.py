@@ -57,9 +57,9 @@ def clean_markup(html: str) -> str:
 def mark_lone_characters(html: str) -> str:
     """Return the page with a mark after each text node of one character.
 
-    resiliparse takes such a node for the symbol of an icon font, and main content omits it. It means
-    the private use area, U+E000 to U+F8FF, but compares bytes in the wrong order, and so finds nearly
-    every character of three bytes: those of Chinese, Japanese, Korean, Hindi, Thai and so on.
+    The main content of resiliparse omits nodes that are a symbol of an icon font (private use area,
+    U+E000 to U+F8FF). It compares the bytes in the wrong order, and omits nearly every character of
+    three bytes: those of Chinese, Japanese, Korean, Hindi, Thai and others.
     """
     return _LONE.sub(_add_mark, html)
 

@@ -115,7 +115,7 @@ class TensorFiles:
         for _, (cause, _) in sorted(error.failures.items()):
             if isinstance(cause, CheckpointDamaged):
                 return CheckpointDamaged(str(cause))
-            # torch loads tensors without executing anything. Its message advises to execute.
+            # torch loads tensors without executing code. Its own message advises to allow execution.
             if isinstance(cause, pickle.UnpicklingError):
                 return CheckpointDamaged(f"{self._path} holds something else than tensors")
         return CheckpointFailed(f"{self._path} could not be loaded: {list_causes(error)}")
