@@ -2,8 +2,8 @@
 
 Native code cannot be interrupted from within: a signal handler of Python runs only after the call
 has returned, and the thread in the call may hold the GIL. So a small second process reads the CPU
-time of this one. After the limit it writes a note about the documents, and kills this process. The supervisor of `run`, or Ray,
-then starts a new process, and the task is repeated without the document.
+time of this one. After the limit it writes a note about the documents, and kills this process. The
+supervisor of `run`, or Ray, then starts a new process, and the task is repeated without the document.
 
     enable()                                   # in a process that is started again when it dies
     watchdog = get_watchdog(limit_s=300)
