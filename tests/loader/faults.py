@@ -128,11 +128,11 @@ class FaultProxy:
     ) -> None:
         self._tasks.add(asyncio.current_task())
         if self.refuse:
-            return _reset(client)
+            return reset(client)
         try:
             answers, server = await asyncio.open_connection("127.0.0.1", self._target)
         except OSError:
-            return _reset(client)
+            return reset(client)
         forwarding = asyncio.ensure_future(self._pass(reader, server))
         try:
             await self._answer(answers, client)
@@ -174,7 +174,7 @@ class FaultProxy:
                 self.cuts -= is_cut
                 client.write(data[: (self.cut_after or 0) - passed] if is_cut else b"")
                 await client.drain()
-                return _reset(client)
+                return reset(client)
             if self.flip and len(data) > 4096:
                 self.flip, self.flips = False, self.flips + 1
                 data = data[:-1] + bytes([data[-1] ^ 1])
@@ -186,7 +186,8 @@ class FaultProxy:
         return None
 
 
-def _reset(client: asyncio.StreamWriter) -> None:
+def reset(client: asyncio.StreamWriter) -> None:
+    """Reset a connection, as a crashed server does."""
     client.get_extra_info("socket").setsockopt(
         socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
     )
