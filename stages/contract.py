@@ -50,6 +50,8 @@ DOCUMENT = pa.schema(
         # Set if the main content of a page was too short, and `text` is all of its text: the
         # characters that the main content had.
         pa.field("main_content_chars", pa.int64()),
+        # The beginning of all text of a page, from which its language can be identified.
+        pa.field("page_sample", pa.large_string()),
     ]
 )
 

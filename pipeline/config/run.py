@@ -94,6 +94,18 @@ class RunConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _language_has_samples(self) -> Self:
+        is_read = self.annotate.language.read == "page_sample"
+        if is_read != (self.extract.warc.html.page_sample_chars > 0):
+            raise ValueError(
+                f"annotate.language.read is {self.annotate.language.read}, and "
+                "extract.warc.html.page_sample_chars is "
+                f"{self.extract.warc.html.page_sample_chars}: the sample is stored for this stage "
+                "alone; set read to page_sample and page_sample_chars to 2000, or to text and 0"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _fuzzy_dedup_has_signatures(self) -> Self:
         dedup, minhash = self.fuzzy_dedup, self.annotate.minhash
         if dedup is None:

@@ -37,6 +37,7 @@ from stages.filters.quality import Quality
 
 # Columns that the documents file does not store.
 NOT_WITH_DOCUMENTS = (
+    "page_sample",
     "representative",
     "copy_by",
     "duplicate_lines",

@@ -54,7 +54,7 @@ class Extract(SplitPhase):
     """Read records, make documents of them, and hash every paragraph."""
 
     name = "extract"
-    version = 5
+    version = 6
     stages = (Url, Unicode, Length, ParagraphHashes)
     schema = DOCUMENT
 

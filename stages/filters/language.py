@@ -46,6 +46,13 @@ class Language(Stage[LanguageSettings]):
     _model: Any
 
     @classmethod
+    def required_columns(cls, settings: LanguageSettings) -> pa.Schema:
+        """Return the text, and the sample of the page if the settings want it."""
+        if settings.read == "text":
+            return cls.needs
+        return cls.needs.append(DOCUMENT.field("page_sample"))
+
+    @classmethod
     def required_files(cls, settings: LanguageSettings) -> tuple[str, ...]:
         """Return the model."""
         return (settings.model,)
@@ -63,6 +70,8 @@ class Language(Stage[LanguageSettings]):
     def apply(self, batch: pa.Table) -> Outcome:
         """Add the language and its score to each row."""
         text = batch.column("text")
+        if self.settings.read == "page_sample":
+            text = pc.coalesce(batch.column("page_sample"), text)
         if self.settings.max_chars is not None:
             text = pc.utf8_slice_codeunits(text, 0, self.settings.max_chars)
         labels, scores = predict_top_labels(

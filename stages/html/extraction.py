@@ -102,6 +102,7 @@ class Page(NamedTuple):
     num_undecodable: int  # byte sequences replaced by U+FFFD
     # Characters of the main content, if it was too short and `text` is all text of the page.
     main_content_chars: int | None = None
+    sample: str | None = None  # the first `page_sample_chars` characters of all text
 
 
 class Unusable(NamedTuple):
@@ -180,9 +181,12 @@ def _parse(decoded: DecodedPage, settings: HtmlSettings) -> Page | Unusable:
             text, main_content_chars = _extract_main_content(tree, settings)
         else:
             text = _extract_text(tree, settings, main_content=False)
+        sample = _extract_sample(tree, settings)
     except Exception as error:  # noqa: BLE001 - no page may end a run, for any error of the parsers
         return Unusable("html.not_parsable", str(error))
-    return Page(title, text, decoded.charset, decoded.num_undecodable, main_content_chars)
+    return Page(
+        title, text, decoded.charset, decoded.num_undecodable, main_content_chars, sample
+    )
 
 
 def _extract_main_content(tree: HTMLTree, settings: HtmlSettings) -> tuple[str, int | None]:
@@ -196,6 +200,13 @@ def _extract_main_content(tree: HTMLTree, settings: HtmlSettings) -> tuple[str, 
     if len(text) < MIN_PAGE_CHARS or num_chars >= MIN_MAIN_CONTENT_SHARE * len(text):
         return main_content, None
     return text, num_chars
+
+
+def _extract_sample(tree: HTMLTree, settings: HtmlSettings) -> str | None:
+    if settings.page_sample_chars == 0:
+        return None
+    text = remove_marks(_extract_text(tree, settings, main_content=False))
+    return text[: settings.page_sample_chars]
 
 
 def _extract_text(tree: HTMLTree, settings: HtmlSettings, *, main_content: bool) -> str:

@@ -210,6 +210,11 @@ class LanguageSettings(Settings):
         description="Label of the model -> language code; other labels are kept. Other stages and "
         "`keep` use the codes of lid.176, so GlotLID needs {eng_Latn: en, fra_Latn: fr}.",
     )
+    read: Literal["text", "page_sample"] = Field(
+        default="text",
+        description="text: what extraction has left; page_sample: the beginning of the whole page "
+        "(`extract.warc.html.page_sample_chars`), and the text of documents of WET files.",
+    )
     max_chars: int | None = Field(
         default=None,
         ge=1,

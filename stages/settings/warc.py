@@ -59,6 +59,13 @@ class HtmlSettings(Settings):
         default=False, description="Start list items with a bullet or a number."
     )
 
+    page_sample_chars: int = Field(
+        default=0,
+        ge=0,
+        description="Store this many characters of all text of a page, before boilerplate is "
+        "removed. `annotate.language.read: page_sample` identifies its language (Pile-CC).",
+    )
+
     @model_validator(mode="after")
     def _check_one_engine(self) -> Self:
         names = ("main_content", "alt_texts", "list_bullets")

@@ -32,6 +32,7 @@ class Row(NamedTuple):
     is_cut: bool
     is_stored_decoded: bool
     main_content_chars: int | None = None  # see stages.html.extraction.Page
+    page_sample: str | None = None
 
 
 class Skipped(NamedTuple):
@@ -120,6 +121,7 @@ def _parse_response_record(
         is_cut=response.is_cut or b"warc-truncated" in record.fields,
         is_stored_decoded=response.is_as_stored,
         main_content_chars=page.main_content_chars,
+        page_sample=page.sample,
     )
 
 

@@ -191,6 +191,9 @@ class WarcReader:
                 "main_content_chars": pa.array(
                     [row.main_content_chars for row in rows], pa.int64()
                 ),
+                "page_sample": pa.array(
+                    [row.page_sample for row in rows], pa.large_string()
+                ),
             },
             schema=DOCUMENT,
         )

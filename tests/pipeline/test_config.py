@@ -66,6 +66,7 @@ HIDDEN = {
     "extract.warc.html",
     "extract.warc.advanced",
     "annotate.language.labels",
+    "annotate.language.read",
     "annotate.classifiers.wikipedia_reference.model",
     "annotate.classifiers.wikipedia_reference.languages",
     "annotate.classifiers.wikipedia_reference.max_chars",
@@ -170,6 +171,17 @@ def test_languages_that_the_model_does_not_have_are_faults(
     assert f"mine.yaml:7: select.language.keep is ('fr', {wrong!r}): " in fault
     assert f"{wrong!r} is no language of the model; did you mean {right!r}?" in fault
     load(path, [f"select.language.keep=[fr, {right!r}]"])
+
+
+def test_the_sample_of_pages_is_stored_and_read_or_neither(tmp_path: Path) -> None:
+    """Either half alone has no effect."""
+    path = write(tmp_path, MINIMAL)
+    stored = "extract.warc.html.page_sample_chars=2000"
+    read = "annotate.language.read=page_sample"
+    assert load(path, [stored, read]).annotate.language.read == "page_sample"
+    for half in (stored, read):
+        (fault,) = list_faults(path, half)
+        assert "set read to page_sample and page_sample_chars to 2000" in fault
 
 
 def test_norwegian_without_quotes_is_a_fault_that_names_the_cure(tmp_path: Path) -> None:

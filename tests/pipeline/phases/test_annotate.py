@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from pipeline.reporting.report import make_report, to_html
 from pipeline.runs.run_folder import RunFolder
@@ -16,6 +17,7 @@ from tests.pipeline.phases.outputs import (
     write_wet,
 )
 from tests.stages.examples import tiny_reference
+from tests.stages.warc.files import page, response
 
 
 def test_removed_lines_are_counted_in_the_report(small: Small, tmp_path: Path) -> None:
@@ -135,3 +137,26 @@ def count_overlaps(run: RunFolder) -> dict[str, int]:
     counters = make_report(run).counters
     merged = {**counters["annotate"], **counters["select"]}
     return {name: number for name, number in merged.items() if "contaminated" in name}
+
+
+def test_language_of_the_page_and_not_of_its_main_content(small: Small) -> None:
+    """As in Pile-CC. The sample is not stored with the scores."""
+    menu = "<nav>" + "le chat et le chien sont ici " * 20 + "</nav>"
+    content = "<p>" + "the cat and the dog are here " * 12 + "</p>"
+    path = small.folder / "mixed.warc"
+    path.write_bytes(response(page((menu + content).encode())))
+    files = {"files": [str(path)]}
+    html: dict[str, Any] = {"main_content": True}
+    run, _ = small.run(input=files, extract={"warc": {"html": html}})
+    assert read_documents(run, "annotate")["language"].to_pylist() == ["en"]
+    run, _ = small.run(
+        input=files,
+        extract={"warc": {"html": {**html, "page_sample_chars": 300}}},
+        annotate={
+            "language": {**small.tree["annotate"]["language"], "read": "page_sample"}
+        },
+    )
+    documents = read_documents(run, "annotate")
+    assert documents["language"].to_pylist() == ["fr"]
+    assert "le chat" not in documents["text"][0].as_py()
+    assert "page_sample" not in documents.column_names

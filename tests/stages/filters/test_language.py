@@ -134,6 +134,20 @@ def test_the_nearest_code_is_suggested(wrong: str, right: str) -> None:
     assert suggest_language("qqqqqqq", LID_176) is None
 
 
+def test_the_sample_of_the_page_is_read_if_wanted(tiny_model: Path) -> None:
+    """Documents without a sample, of WET files, are judged by their text."""
+    settings = LanguageSettings(model="lid", read="page_sample")
+    stage = Language(settings, {"lid": tiny_model})
+    stage.open()
+    english, french = "the cat and the dog are here", "le chat et le chien sont ici"
+    batch = make_batch([english, english, french])
+    samples = pa.array([french, None, english], pa.large_string())
+    scored = stage.apply(batch.append_column("page_sample", samples)).kept
+    assert scored["language"].to_pylist() == ["fr", "en", "en"]
+    assert "page_sample" in Language.required_columns(settings).names
+    assert Language.required_columns(LanguageSettings()) == Language.needs
+
+
 def test_reads_the_whole_text_as_one_line(tiny_stage: Language):
     """Newlines are removed, not replaced by spaces, as CCNet removes them."""
     split, joined, spaced = read_languages(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -92,6 +93,20 @@ def test_pages_without_main_content_keep_all_text(
     assert page.text.count("m") == num_main
     assert page.main_content_chars == (num_main if is_fallback else None)
     assert all_text.main_content_chars is None
+
+
+@pytest.mark.parametrize(
+    "engine", [{}, {"main_content": True}, {"justext": JustextSettings()}]
+)
+def test_sample_is_the_beginning_of_all_text(engine: dict[str, Any]) -> None:
+    """Also of pages from which an engine removes the beginning."""
+    body = b"<nav>Accueil et contact</nav><p>" + b"Bread is made of flour, " * 20
+    page = extract(body, "text/html", HtmlSettings(page_sample_chars=7, **engine))
+    assert isinstance(page, Page)
+    assert page.sample == "Accueil"
+    page = extract(body, "text/html", HtmlSettings(**engine))
+    assert isinstance(page, Page)
+    assert page.sample is None
 
 
 RUSSIAN = "Привет, как дела? Сегодня хорошая погода, и мы идём гулять."

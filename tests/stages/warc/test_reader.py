@@ -59,6 +59,7 @@ def test_wet_record_becomes_a_row(folder: Path) -> None:
             "title": "Title",
             "text": "first\nsecond",
             "main_content_chars": None,
+            "page_sample": None,
         }
     ]
 
