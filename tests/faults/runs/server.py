@@ -20,7 +20,8 @@ from tests.faults.runs.small_run import (
 )
 from tests.loader.faults import FaultProxy, reset
 
-FAULTS = ("cut", "refused", "slow", "stopped", "flipped")
+# The small form tries the first. After the others, requests are repeated some seconds later.
+FAULTS = ("flipped", "cut", "refused", "slow", "stopped")
 
 # Of the parts of answers, each of at most 16 KiB.
 FAULT_SHARE = 0.05
