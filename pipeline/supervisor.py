@@ -54,6 +54,7 @@ _STOPPED = {signal.SIGINT: "interrupted", signal.SIGTERM: "stopped by SIGTERM"}
 _RAY_CAUSES = {
     b"Failed to connect to GCS": "Ray's control store (GCS) could not be reached",
     b"Raylet is terminated": "Ray's raylet died",
+    b"has been marked dead because": "a machine of Ray, or its raylet, died",
 }
 
 # In the child: the pipe to which it writes its exit code.

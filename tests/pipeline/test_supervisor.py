@@ -112,6 +112,10 @@ def test_an_end_in_native_code_is_one_line(
             "Ray's control store (GCS) could not be reached",
         ),
         ("Raylet is terminated. Termination is unexpected.", "Ray's raylet died"),
+        (
+            "The node with node id: 0f has been marked dead because the detector has missed",
+            "a machine of Ray, or its raylet, died",
+        ),
     ],
 )
 def test_the_cause_is_found_in_the_output_of_ray(
