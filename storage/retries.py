@@ -113,8 +113,7 @@ class RetryPolicy:
             return retrying(request)
         except tenacity.RetryError as error:
             cause = error.last_attempt.exception()
-            # tenacity's own error is replaced: callers need the last error and the limit that was
-            # reached.
+            # Callers need the last error and the limit, not tenacity's error.
             assert isinstance(cause, Exception)
             raise RetriesExhausted(cause, limits.text) from cause
         finally:
