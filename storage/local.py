@@ -91,7 +91,7 @@ class LocalStore(Store):
         self, name: str, start: int, stop: int, version: str | None = None
     ) -> memoryview:
         """Return bytes start..stop-1."""
-        del version  # a file that is open does not change: names are replaced as a whole
+        del version  # files are replaced by a rename, so an open file does not change
         with _translate_errors(self.path / name), (self.path / name).open("rb") as file:
             file.seek(start)
             return memoryview(file.read(stop - start))
@@ -237,7 +237,7 @@ def map_file(path: Path) -> Buffer:
 
 @contextlib.contextmanager
 def _write_aside(target: Path, content: bytes) -> Generator[Path]:
-    """Write a file beside its target. It is on disk before the caller gives it its name."""
+    """Write a temporary file beside the target, flush it to the disk, and yield its path."""
     aside = _name_aside(target)
     try:
         with name_full_disk(target), aside.open("wb") as file:

@@ -201,7 +201,7 @@ def _check_run_dir_is_shared(run_dir: str) -> None:
 
 
 class _FinalError(Exception):
-    """An error that a restart would only repeat, on its way to the driver."""
+    """Carries an error to the driver. Workers are not restarted, because the error would repeat."""
 
     def __init__(self, cause: Exception) -> None:
         super().__init__(cause)

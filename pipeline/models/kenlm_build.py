@@ -36,8 +36,8 @@ class TrainingFailed(RuntimeError):
     """A model cannot be trained: too few texts, or a tool failed (with its last lines)."""
 
 
-# Environment variable: a folder with lmplz and build_binary to use instead of the own
-# build.
+# Environment variable: a folder with lmplz and build_binary. They are used instead of building
+# kenlm here.
 KENLM_BIN = "CORPUSMILL_KENLM_BIN"
 _TOOLS = ("lmplz", "build_binary")
 _SHOWN_LINES = 15

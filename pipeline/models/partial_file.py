@@ -18,7 +18,7 @@ from typing import IO, Self
 # The key of a version that cannot be recognized again.
 _NO_KEY = "0" * 16
 
-# A time of change tells versions of a file apart if it was this long ago.
+# `Last-Modified` identifies a version only if it is this old: it has a resolution of 1 s.
 MIN_MODIFIED_AGE_S = 60.0
 
 

@@ -127,7 +127,7 @@ class ParagraphDedup(PartitionPhase):
 
     @cached_property
     def num_partitions(self) -> int:
-        """The number of partitions of a group. One fits into a task's memory, even in the largest group."""
+        """The number of partitions of a group. Each partition fits into the memory of a task."""
         if self.folder.complete():
             # As many as there were: `engine.memory_mb` may be another one by now.
             return self.folder.summary()["task_ids"] // len(self.groups)

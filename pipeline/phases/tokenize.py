@@ -145,7 +145,7 @@ class _TokenWriter(SplitWriter):
 
     def write_kept(self, batch: pa.Table) -> None:
         tokens = batch.column("tokens").combine_chunks()
-        # Not kept open: a task that fails does not close its writer.
+        # Opened for each batch, because a task that fails does not close its writer.
         with self._unsorted.open("ab") as file:
             file.write(tokens.flatten().to_numpy().astype(self._dtype).tobytes())
         self._rows.append(

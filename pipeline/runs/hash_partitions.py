@@ -1,4 +1,4 @@
-"""Files of hashes that are read by range of hash space, and the partitions of a phase that reads all of them.
+"""Files of hashes that are read by range of hash space, and the partitions of phases that read all files.
 
 A file has one Arrow record batch per bucket, and its rows stay in input order inside a bucket. So a task reads any
 range of any file without the rest. A task holds its partition of all files, and processes one small chunk at a time.
@@ -8,9 +8,9 @@ range of any file without the rest. A task holds its partition of all files, and
     for chunk in partition.chunks():                                          # a slice of each file's rows
         hashes, ids = partition.gather(chunk)
 
-The amount of data decides how finely hash space is cut. A file has as many buckets as make a bucket worth a read, and
-a phase as many partitions as fit into memory. A chunk is at most as wide as the narrowest bucket of all files, because
-only inside a bucket rows are in input order.
+The amount of data determines how finely hash space is cut: buckets are large enough for an efficient read, and
+partitions are small enough for memory. Rows are in input order only inside a bucket, so a chunk is never wider than
+the narrowest bucket of all files.
 
     partition  |        p000of003        |        p001of003  ...      one task
     chunks     |    |    |    |    |  |  |    |    |    |    |        processed one after another

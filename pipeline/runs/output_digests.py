@@ -16,8 +16,8 @@ import numpy as np
 from isal.isal_zlib import crc32  # 15 GB/s on a core; zlib's has 3, SHA-256 1.7
 from numpy.typing import NDArray
 
-# Of a block. A record holds 4 bytes for each. A read of any range checks at most two blocks more
-# than it needs, and disks and servers read ahead at least that much.
+# The size of a block. A record has 4 bytes for each block. Reading a range checks at most two more
+# blocks than it needs, and disks and servers read ahead at least that much.
 BLOCK_BYTES = 2**16
 
 # Read at a time, to compute both digests of data that is still in the processor's cache.

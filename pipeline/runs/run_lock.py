@@ -99,7 +99,7 @@ def _hold_file_lock(path: Path, run_folder: str) -> Generator[None]:
 
 
 class _ObjectRunLock(RunLock):
-    """A lock in an object store, which frees no lock of a dead process.
+    """A lock in an object store.
 
     The lock is an object that names its holder. The holder renews it every RENEW_S. Another
     driver may take it over when it is EXPIRE_S old by the server's clock, or at once if the

@@ -26,7 +26,7 @@ _NAME = re.compile(r"([^.]+)\.([a-z_]+)\.([0-9]+)-([0-9]+)\.([0-9]+)s")
 
 @dataclass(frozen=True)
 class SlowDocuments:
-    """Documents that together took longer than one may take.
+    """Consecutive documents whose CPU time together exceeded the limit for one document.
 
     Attributes:
         step: the stage; `read`: the extraction of text from the page.

@@ -54,7 +54,7 @@ def verify_folder(folder: Folder, manifest_file: str = MANIFEST_FILE) -> list[Fi
         if check_file(tar_path, entry.shard_bytes, entry.sha256, findings):
             check_samples(tar_path, entry, manifest.tokenizer, index, findings)
         if index is not None:
-            # Keep names, not indexes: the ids are read again later, when their total is known.
+            # Indexes take too much memory. Their ids are read again at the end.
             index_files.append((index_path, index.num_docs))
     findings += find_repeated_doc_ids(index_files)
     return findings

@@ -172,7 +172,10 @@ def _keep_unshared(
     bits: int,
     is_removed: NDArray[np.bool_],
 ) -> None:
-    """keep="drop_all_copies": write False at the first occurrence of hashes of one document only."""
+    """For keep="drop_all_copies": mark hashes that only one document has as kept.
+
+    Writes False to `is_removed` at their first occurrence.
+    """
     largest = _num_slots(np.diff(starts).max())
     table, table_ranks = np.empty(largest, np.uint64), np.empty(largest, np.uint32)
     for p in range(len(starts) - 1):

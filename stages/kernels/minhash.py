@@ -39,7 +39,7 @@ class _Buffers(NamedTuple):
     """Scratch memory for one text, large enough for the longest of the batch."""
 
     letters: NDArray[np.uint8]  # the words of the text, a blank after each
-    # where each word starts in `letters`, and where the next would
+    # the start of each word in `letters`, and the end of the last one
     starts: NDArray[np.int64]
     message: NDArray[np.uint8]  # one n-gram, with space for SHA-1's padding
     schedule: NDArray[np.uint32]  # SHA-1's message schedule

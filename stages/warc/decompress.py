@@ -106,7 +106,7 @@ class _Expansion:
         self._disk_offset = disk_offset
 
     def find_bomb(self, factor: int = 1) -> str:
-        """Return the description of a decompression bomb; "": the item is none."""
+        """Return a message if the item is a decompression bomb, otherwise ""."""
         if self._item_start is None or self._item_bytes <= factor * self._max_bytes:
             return ""
         disk_bytes = self._disk_offset - self._item_start

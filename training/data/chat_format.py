@@ -96,7 +96,7 @@ class ChatTokenizer:
         self._tokenizer.no_padding()
         # Encode one letter to find the special tokens that the post-processor puts before it.
         probe = self._tokenizer.encode("a", add_special_tokens=True)
-        # The mask is 1 for special tokens. The appended 0 is found if all of them are special.
+        # The mask is 1 for special tokens. If all tokens are special, the appended 0 is found.
         num_before = [*probe.special_tokens_mask, 0].index(0)
         self._start_ids: list[int] = probe.ids[:num_before]
         self.start: str | None = probe.tokens[0] if num_before else None

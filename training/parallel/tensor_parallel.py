@@ -50,7 +50,7 @@ def apply_tensor_parallel(model: Decoder, mesh: DeviceMesh) -> None:
 
 
 def _make_block_plan() -> dict[str, ParallelStyle]:
-    """Return the cut of each module of a block.
+    """Return the parallel style of each module of a block.
 
     Tokens are gathered before attention and feed-forward, and scattered again by the last matrix
     of each (o_proj, down_proj) together with the sum over ranks.
