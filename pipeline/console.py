@@ -76,7 +76,7 @@ def main() -> NoReturn:
 
 
 def _dispatch(words: list[str], group: str | None) -> None:
-    """Call the command line that is responsible for these words; it ends the process."""
+    """Call the command line of the group, or that of the pipeline. It ends the process."""
     if COMPLETION_VARIABLE in os.environ:
         make_app(_completed_group())(prog_name=PROGRAM)
     elif group is not None:

@@ -181,8 +181,7 @@ def run_worker(settings: Mapping[str, Any], stop_actor: Any) -> TrainResult:
         ResumeMismatch,
         TrainingStopped,
     ) as error:
-        # Wrapped, because the callback on the driver must tell such errors from those worth a
-        # restart.
+        # Wrapped, so that the callback on the driver does not restart the workers.
         raise _FinalError(error) from None
 
 

@@ -228,7 +228,7 @@ class Trainer:
                 self.scheduled_gc.collect(self.step)
                 is_first_step = self.step == first_step + 1
                 if is_first_step:
-                    # The first step compiles and opens datasets; later ones may be stricter.
+                    # Later steps get a shorter timeout: they do not compile, and open no datasets.
                     self.context.set_timeout(config.advanced.step_timeout_s)
                 if is_first_step or self._is_due(config.observability):
                     self._report(figures, timer)

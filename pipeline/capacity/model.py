@@ -280,7 +280,7 @@ class CostModel:
         rates = self.calibration.phases.get(phase.name)
         if not num_tasks or rates is None:
             return {}
-        # The fixed part of a partition's files is per split, because each has a part per split.
+        # Files of a partition have a part for each split, so their fixed bytes are per split.
         is_per_split = phase.cost.is_hash_partitioned
         num_parts = self._count_openings(phase) if is_per_split else num_tasks
         written: dict[str, float] = {}

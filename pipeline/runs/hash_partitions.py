@@ -69,7 +69,7 @@ def count_buckets(num_rows: int) -> int:
 def name_partitions(num_partitions: int) -> list[str]:
     """Return the names of all partitions, such as `p001of004`.
 
-    A name contains the number of partitions, so that a done-record never stands for another range.
+    A name contains the number of partitions, because with another number it is another range.
     """
     return [
         f"p{partition:03d}of{num_partitions:03d}" for partition in range(num_partitions)

@@ -117,7 +117,7 @@ def _has_content_after(
 def _revise_short(classes: Sequence[str]) -> list[str]:
     """Give each short paragraph the class of its neighbours.
 
-    If these differ, a near-good paragraph between it and its bad neighbour makes it good.
+    If its neighbours differ, it is good if a near-good paragraph is between it and the bad one.
     """
     clear, clear_or_near = ("good", "bad"), ("good", "bad", "neargood")
     before = _find_last_seen(classes, clear)

@@ -353,7 +353,7 @@ class RecordReader:
     def _read_broken(
         self, header: _Header, cause: str, detail: str, skipped_bytes: int = 0
     ) -> Broken:
-        """Skip a record that cannot be read. The next header may be anywhere after its own.
+        """Skip a record that cannot be read, and search for the next header.
 
         The search decides between causes. A fault before any other header means that the fault cut
         the record. A header, or the intact end of a member, inside the stated content means that

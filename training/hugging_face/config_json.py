@@ -189,7 +189,7 @@ def _make_rope_scaling(config: ModelConfig) -> dict[str, Any] | None:
 
 
 def _find_context_length(config: ModelConfig, seq_len: int) -> int:
-    """Return the largest of: our rows, the scaled context, and that of the imported model."""
+    """Return the maximum of `seq_len`, the scaled context and the imported model's context."""
     longest = seq_len
     if config.rope_scaling is not None:
         scaled = int(config.rope_scaling.factor * config.rope_scaling.original_seq_len)

@@ -85,7 +85,7 @@ def serve_prometheus(
     loader_collector = StatsCollector(loader.metrics.METRICS, loader_stats, loader_labels)
     # A function, because `latest` is replaced by a new dict at each report.
     run_collector = StatsCollector(METRICS, lambda: metrics_log.latest, labels)
-    # The number of the rank on its machine keeps the ports of one machine apart.
+    # Each rank of a machine has its own port.
     port = config.prometheus.port + int(os.environ.get("LOCAL_RANK", "0"))
     host = config.prometheus.host
     try:

@@ -37,7 +37,7 @@ class RankGroup:
         outcome: list[Any] = [result, _make_sendable(error)]
         dist.broadcast_object_list(outcome, src=0, group=self.process_group)
         if error or outcome[1]:
-            # The own error has a traceback.
+            # This rank's own error has a traceback, which a received error lacks.
             raise error or outcome[1]
         return outcome[0]
 

@@ -112,12 +112,12 @@ class WeightGroup:
         return total
 
     def count_gathered(self, shard: int) -> int:
-        """Return the numbers when gathered, including padding."""
+        """Return the number of elements when gathered, including padding."""
         return shard * self.count_local(shard)
 
     @property
     def largest_trained(self) -> int:
-        """The numbers of the largest trained matrix."""
+        """The number of elements of the largest trained matrix."""
         return max(
             (weight.count_local(1) for weight in self.weights if weight.is_trained),
             default=0,
