@@ -81,7 +81,7 @@ class EpochLayout:
     row_starts: Int64Array
 
     def locate(self, layout_rows: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return shards and rows in them, each (n,), of (n,) rows of the layout."""
+        """Return the shard of each row of the layout, (n,), and its row number in the shard, (n,)."""
         # side="right" skips empty shards, whose start equals the start of the next shard.
         slots = np.searchsorted(self.row_starts, layout_rows, side="right") - 1
         return self.shards[slots], layout_rows - self.row_starts[slots]
@@ -147,7 +147,7 @@ class RowOrder:
         return layout
 
     def locate(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return the (n,) shards and (n,) rows in them at (n,) positions.
+        """Return the shard at each position, (n,), and the row number in the shard, (n,).
 
         Positions continue from epoch to epoch: epoch e starts at position `e * epoch_rows`.
         """

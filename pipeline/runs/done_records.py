@@ -1,6 +1,6 @@
 """The JSON of done-records and of summaries of phases. It has a digest of itself.
 
-A schema finds values that cannot be. The digest finds the others, such as another number of tokens
+A schema finds impossible values. The digest finds the others, such as another number of tokens
 after one flipped bit. The name of the phase folder finds the record of another run.
 """
 

@@ -64,7 +64,7 @@ KINDS = (
     Kind("damaged_uri", 1, "quarantined"),  # no WARC-Target-URI
     Kind("damaged_utf8", 1, "any"),  # bytes that are not UTF-8; a reader may replace them
     Kind("damaged_nul", 1, "any"),  # NUL characters; a reader may replace them
-    # Faults of the framing. Each is at the end of a file, so there are no more of them than files.
+    # Faults of the framing. Each is at the end of a file, so a file has at most one.
     Kind("damaged_length", 1, "quarantined"),  # Content-Length beyond the end of the record
     Kind("damaged_header", 1, "quarantined"),  # noise in place of WARC/1.0
     # always the last page of the crawl: its member is cut

@@ -382,9 +382,9 @@ def load_sentencepiece(path: Path) -> Any:
 def spec_for_text(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Return a tokenizer.json that reads special tokens as ordinary text and keeps all other ids.
 
-    Special tokens are renamed to a noncharacter and their id, which no text contains. Removing them
-    would change the ids of the tokens after them. Truncation, padding, templates and dropout are
-    removed.
+    Special tokens are renamed to a noncharacter and their id, so that no text contains their names.
+    Removing them would change the ids of the tokens after them. Truncation, padding, templates and
+    dropout are removed.
     """
     added: list[dict[str, Any]] = spec.get("added_tokens") or []
     renamed = {

@@ -101,7 +101,12 @@ class _Expansion:
         self._item_start, self._item_bytes = self._disk_offset, 0
 
     def add(self, num_bytes: int, disk_offset: int) -> None:
-        """Count decompressed bytes; the file was read up to `disk_offset` for them."""
+        """Count decompressed bytes.
+
+        Args:
+            num_bytes: their number.
+            disk_offset: the end of the compressed bytes that were read for them.
+        """
         self._item_bytes += num_bytes
         self._disk_offset = disk_offset
 
