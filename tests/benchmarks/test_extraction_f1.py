@@ -74,7 +74,7 @@ def gold(tmp_path: Path) -> Path:
     by_name: dict[str, Any] = {}
     for kind, html, paragraphs in PAGES:
         text = "\n\n".join(paragraphs)
-        (tmp_path / "html" / f"{kind}.html.gz").write_bytes(gzip.compress(html))
+        (tmp_path / "html" / f"{kind}.html.gz").write_bytes(gzip.compress(html, mtime=0))
         by_name[kind] = {"articleBody": text}
         found = {
             "_internal": {"page_type": {"primary": kind}},

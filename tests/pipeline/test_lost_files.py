@@ -36,7 +36,9 @@ def files(tmp_path: Path) -> list[Path]:
             for number, text in enumerate(texts)
         ]
         paths.append(folder / f"{name}.warc.wet.gz")
-        paths[-1].write_bytes(b"".join(gzip.compress(record) for record in records))
+        paths[-1].write_bytes(
+            b"".join(gzip.compress(record, mtime=0) for record in records)
+        )
     return paths
 
 
@@ -50,7 +52,13 @@ def run_files(small: Small, files: list[Path], **limits: float) -> tuple[Report,
 
 @pytest.mark.parametrize(
     "content",
-    [ERROR_PAGE, gzip.compress(ERROR_PAGE), b"", gzip.compress(b""), b"\0" * 5_000],
+    [
+        ERROR_PAGE,
+        gzip.compress(ERROR_PAGE, mtime=0),
+        b"",
+        gzip.compress(b"", mtime=0),
+        b"\0" * 5_000,
+    ],
     ids=["page", "compressed page", "empty", "empty gzip", "zeros"],
 )
 def test_a_lost_file_exceeds_the_limit_and_is_named(

@@ -153,7 +153,9 @@ def pages(small: Small) -> Small:
     files: list[str] = []
     for name, count in (("a", 40), ("b", 160)):
         path = small.folder / f"{name}.warc.wet.gz"
-        path.write_bytes(b"".join(gzip.compress(_page(f"{name}{i}")) for i in range(count)))
+        path.write_bytes(
+            b"".join(gzip.compress(_page(f"{name}{i}"), mtime=0) for i in range(count))
+        )
         files.append(str(path))
     return Small(small.folder, {**small.tree, "input": {"files": files}})
 

@@ -16,7 +16,7 @@ def test_texts_are_read_from_every_kind_of_file(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one\n\ntwo\r\n", encoding="utf-8")
     (tmp_path / "b.txt.xz").write_bytes(lzma.compress(b"drei\n"))
     lines = '{"text": "vier\\nlang"}\n{"raw_content": "fünf"}\n'
-    (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(lines.encode(), mtime=0))
     files = [tmp_path / name for name in ("a.txt", "b.txt.xz", "c.jsonl.gz")]
     assert list(read_texts(files)) == ["one", "two", "drei", "vier\nlang", "fünf"]
 

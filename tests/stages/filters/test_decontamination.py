@@ -203,7 +203,7 @@ def test_sets_are_read_from_text_json_lines_and_folders(tmp_path: Path) -> None:
     (folder / "one.jsonl").write_text(
         "\n\ufeff".join(map(json.dumps, lines)) + "\n\n", encoding="utf-8"
     )
-    (folder / "two.txt.gz").write_bytes(gzip.compress(b"m n o\np q r"))
+    (folder / "two.txt.gz").write_bytes(gzip.compress(b"m n o\np q r", mtime=0))
     (folder / "README.md").write_text("s t u")
     stage = Decontamination(
         DecontaminationSettings(sets={"x": "mixed"}, ngram_words=3, min_example_words=3),

@@ -224,7 +224,9 @@ def test_lists_are_read_in_the_layout_of_ut1(tmp_path: Path) -> None:
         (tmp_path / "ut1" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "ut1" / name).write_bytes(text)
     (tmp_path / "hosts").write_bytes(b"# a comment\n\n0.0.0.0 ads.com # of ads\n  \n")
-    (tmp_path / "more.txt.gz").write_bytes(gzip.compress(b"http://WWW.Packed.com/\n"))
+    (tmp_path / "more.txt.gz").write_bytes(
+        gzip.compress(b"http://WWW.Packed.com/\n", mtime=0)
+    )
     references = ("ut1", "hosts", "more.txt.gz")
     files = {name: tmp_path / name for name in references}
     stage = opened(files, domains=references)
