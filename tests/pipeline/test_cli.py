@@ -131,7 +131,16 @@ def test_ctrl_c_ends_a_run_with_a_message_and_code_130(small: Small) -> None:
         files.append(str(file))
     run_dir = Path(small.plan(input={"files": files}).run_dir)
     process = subprocess.Popen(
-        [sys.executable, "-m", "pipeline", "run", str(small.path)],
+        # SIGINT is ignored, if the tests run in the background.
+        [
+            "env",
+            "--default-signal=INT",
+            sys.executable,
+            "-m",
+            "pipeline",
+            "run",
+            str(small.path),
+        ],
         cwd=REPOSITORY,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -22,6 +22,7 @@ from pipeline.supervisor import report_exit, supervise
 from pipeline.terminal import console, errors, fail, set_up_process
 sys.argv = ["python -m pipeline", "run", "my config.yaml"]
 folder = Path({folder!r})
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, if the tests run in background
 set_up_process()
 supervise()
 (folder / "child").write_text(str(os.getpid()))
@@ -184,6 +185,7 @@ def test_a_second_signal_ends_a_child_that_does_not_stop(
     )
     child = wait_for_child(tmp_path)
     while not (tmp_path / "asked").exists():
+        assert process.poll() is None, process.communicate()
         process.send_signal(signal.SIGINT)
         time.sleep(0.2)
     process.send_signal(signal.SIGINT)
