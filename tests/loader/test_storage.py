@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -130,10 +130,10 @@ def test_blocks_are_fetched_ahead(server: Server, served: Dataset, tmp_path: Pat
     assert fetched(1) < 0.7 * whole
 
 
-def wait_for_loader_threads() -> None:
-    """Wait for the end of the threads of all loaders of this process."""
+def wait_for_threads(before: Sequence[threading.Thread]) -> None:
+    """Wait for the end of the threads that were started after `before` was enumerated."""
     for thread in threading.enumerate():
-        if thread.name.startswith("loader-"):
+        if thread not in before and thread.name.startswith("loader-"):
             thread.join(60)
             assert not thread.is_alive(), thread.name
 
@@ -141,6 +141,7 @@ def wait_for_loader_threads() -> None:
 def test_blocks_of_one_epoch_at_most_are_requested(server: Server, tmp_path: Path) -> None:
     """A tiny dataset has 3,000 epochs within ahead_bytes; locating all of them takes 30 s."""
     before_s = time.process_time()
+    threads = threading.enumerate()
     loader = TokenLoader(
         f"http://127.0.0.1:{server.port}",
         seq_len=T,
@@ -151,7 +152,7 @@ def test_blocks_of_one_epoch_at_most_are_requested(server: Server, tmp_path: Pat
     )
     next(loader)
     loader.close()
-    wait_for_loader_threads()
+    wait_for_threads(threads)
     assert time.process_time() - before_s < 10.0
 
 
@@ -310,6 +311,7 @@ def test_a_closed_loader_leaves_no_files_or_threads(
 ) -> None:
     """Also if it is closed in the middle of the epoch, and is not garbage-collected."""
     address = f"http://127.0.0.1:{server.port}" if is_remote else str(served.folder)
+    threads = threading.enumerate()
     loader = TokenLoader(
         address,
         seq_len=T,
@@ -321,7 +323,7 @@ def test_a_closed_loader_leaves_no_files_or_threads(
     batch = next(loader)
     assert list_open_files(served.folder, tmp_path)
     loader.close()
-    wait_for_loader_threads()
+    wait_for_threads(threads)
     assert list_open_files(served.folder, tmp_path) == []
     assert batch["input_ids"].shape == (8, T)
 
