@@ -155,7 +155,9 @@ def run_deadly(small: Small) -> subprocess.CompletedProcess[str]:
     [
         pytest.param({"kind": "inline"}, 1, 3),
         pytest.param({"kind": "inline"}, 3, 15, marks=pytest.mark.heavy),
-        pytest.param({"kind": "ray", "workers": 1}, 3, 15, marks=pytest.mark.ray),
+        pytest.param(
+            {"kind": "ray", "workers": 1}, 3, 15, marks=[pytest.mark.ray, pytest.mark.heavy]
+        ),
     ],
     ids=["inline", "inline, several documents", "ray"],
 )
