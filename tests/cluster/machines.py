@@ -254,6 +254,7 @@ def cluster(folder: Path, wheels: Path, own_cache: Path) -> Iterator[Cluster]:
         "RAY_raylet_start_wait_time_s": "120",  # on a machine that others use, too
         "RAY_agent_register_timeout_ms": "120000",
         "CORPUSMILL_CACHE": str(cache),
+        "NUMBA_OPT": "0",  # the path of a job is new, so every kernel is compiled again
         "PIP_NO_INDEX": "1",
         "PIP_FIND_LINKS": str(wheels),
         "COLUMNS": "140",

@@ -139,7 +139,7 @@ def test_partitions_cover_hash_space_once(num_partitions: int) -> None:
 @settings(max_examples=25, deadline=None)
 @given(
     num_rows=st.integers(0, 500),
-    num_buckets=st.sampled_from([2, 8, 1024, MAX_BUCKETS]),
+    num_buckets=st.sampled_from([2, 8, 1024]),
     num_ranges=st.integers(1, 9),
     seed=st.integers(0, 2**32 - 1),
 )
