@@ -19,7 +19,6 @@ from storage import open_store
 from training.checkpoint.block_digests import FileDigest
 from training.checkpoint.marker import (
     MARKER,
-    MAX_SHOWN_FAULTS,
     Marker,
     format_step_name,
     is_step_name,
@@ -46,6 +45,8 @@ from training.parallel.agreement import RankGroup
 from training.parallel.distributed import RankContext
 
 log = logging.getLogger(__name__)
+
+MAX_SHOWN_FAULTS = 5
 
 # A damaged checkpoint is renamed to this and its name. It is never loaded or removed.
 DAMAGED_PREFIX = "damaged-"

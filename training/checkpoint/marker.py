@@ -7,12 +7,20 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from typing import Any
 
 from storage import Store, open_store
 from storage.errors import NotFound
+from storage.json_schema import (
+    Anything,
+    Integer,
+    Mismatch,
+    Nullable,
+    Number,
+    Object,
+    Table,
+    Text,
+)
 from training.checkpoint.block_digests import FileDigest, compute_digest
 from training.errors import CheckpointDamaged, IncompatibleConfig
 
@@ -22,39 +30,33 @@ MARKER = "complete.json"
 # Version 1 had no digests.
 CHECKPOINT_VERSION = 2
 
-MAX_SHOWN_FAULTS = 5
-
 _NAME = re.compile(r"step-(\d{8})")
 
 
-class _Schema(BaseModel):
-    """Part of complete.json. Values of other types are not converted."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-
-
-class _FileEntry(_Schema):
-    num_bytes: Annotated[int, Field(ge=0)]
-    xxh3_128: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
-
-
-class _GuardState(_Schema):
-    num_bad: Annotated[int, Field(ge=0)]
-    in_a_row: Annotated[int, Field(ge=0)]
-    mean_norm: Annotated[float, Field(ge=0)] | None
-
-
-class _Content(_Schema):
-    """The keys that a resumed run reads. Exports read others."""
-
-    model_config = ConfigDict(extra="allow")
-
-    step: Annotated[int, Field(ge=0)]
-    world_size: Annotated[int, Field(ge=1)]
-    # The loader verifies its own state.
-    rows: dict[str, Any]
-    guard: _GuardState
-    files: dict[str, _FileEntry]
+# The keys that a resumed run reads. Exports read others. The loader verifies its own state.
+_CONTENT = Object(
+    {
+        "step": Integer(),
+        "world_size": Integer(minimum=1),
+        "rows": Table(Anything()),
+        "guard": Object(
+            {
+                "num_bad": Integer(),
+                "in_a_row": Integer(),
+                "mean_norm": Nullable(Number()),
+            }
+        ),
+        "files": Table(
+            Object(
+                {
+                    "num_bytes": Integer(),
+                    "xxh3_128": Text(re.compile("[0-9a-f]{32}"), "32 hexadecimal digits"),
+                }
+            )
+        ),
+    },
+    is_open=True,
+)
 
 
 @dataclass(frozen=True)
@@ -130,9 +132,9 @@ def read_marker(path: Path | Store) -> Marker:
             f"{where}: version is {version!r}, expected {CHECKPOINT_VERSION}"
         )
     files: dict[str, FileDigest] = {}
-    for name, entry in _check_content(content, where).files.items():
-        files[name] = FileDigest(entry.num_bytes, entry.xxh3_128)
-    del content["files"]
+    _check_content(content, where)
+    for name, entry in content.pop("files").items():
+        files[name] = FileDigest(**entry)
     return Marker(content, files)
 
 
@@ -181,21 +183,17 @@ def _read_json(store: Store) -> dict[str, Any]:
     return {**content}
 
 
-def _check_content(content: Mapping[str, Any], where: str) -> _Content:
-    """Return the content as typed values.
+def _check_content(content: Mapping[str, Any], where: str) -> None:
+    """Check types and ranges.
 
     Raises:
-        CheckpointDamaged: names the keys that are missing or have invalid values.
+        CheckpointDamaged: names the first key that is missing or has an invalid value.
     """
     try:
-        return _Content.model_validate(content)
-    except ValidationError as error:
-        faults: list[str] = []
-        for fault in error.errors():
-            key = ".".join(map(str, fault["loc"]))
-            faults.append(f"{key}: {fault['msg']}, found {fault['input']!r:.40}")
-        shown = "; ".join(faults[:MAX_SHOWN_FAULTS])
-        raise CheckpointDamaged(f"{where} has invalid values: {shown}") from error
+        _CONTENT.check(content)
+    except Mismatch as error:
+        fault = f"{error.key}: wanted {error.wanted}, found {error.found}"
+        raise CheckpointDamaged(f"{where} has invalid values: {fault}") from error
 
 
 def _compute_own_digest(content: Mapping[str, Any]) -> str:
