@@ -6,7 +6,6 @@ read. The order depends on document ids and the seed alone.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Generator
 from functools import cached_property
 from typing import Any
@@ -23,7 +22,7 @@ from pipeline.phases.annotate import Annotate
 from pipeline.phases.phase import Artifact, SplitPhase, TaskCost
 from pipeline.phases.select import Select
 from pipeline.planning.stage_spec import StageSpec
-from pipeline.runs.hash_partitions import MAX_BUCKETS, join_batches, write_buckets
+from pipeline.runs.hash_partitions import count_buckets, join_batches, write_buckets
 from pipeline.runs.phase_folder import PendingOutput
 from pipeline.runs.split_output import DECISIONS, SplitWriter, read_row_groups
 from shardwriter.format import TokenizerEntry
@@ -192,13 +191,8 @@ class _TokenWriter(SplitWriter):
         path = self.output.path(TokenizeDocuments.documents.file_name(self.task_id))
         batches = pa.table(ordered, schema=self._index).to_batches()
         index = join_batches(self._index, batches)
-        write_buckets(path, index, _count_buckets(len(keys)))
-
-
-def _count_buckets(num_docs: int) -> int:
-    """Return the number of record batches of an index: a power of two, at least 2."""
-    wanted = 2 ** math.ceil(math.log2(max(1, num_docs) / DOCS_PER_BATCH))
-    return min(MAX_BUCKETS, max(2, wanted))
+        num_buckets = count_buckets(len(keys), DOCS_PER_BATCH, min_buckets=2)
+        write_buckets(path, index, num_buckets)
 
 
 def describe_tokenizer(config: RunConfig) -> TokenizerEntry:

@@ -60,10 +60,14 @@ def count_chunks(num_partitions: int, rows_per_file: float) -> int:
     return max(count_buckets(math.ceil(rows_per_file)), MIN_CHUNKS * num_partitions)
 
 
-def count_buckets(num_rows: int) -> int:
-    """Return the number of buckets of a file."""
-    wanted = 2 ** math.ceil(math.log2(max(1, num_rows) / ROWS_PER_BUCKET))
-    return min(MAX_BUCKETS, max(MIN_BUCKETS, wanted))
+def count_buckets(
+    num_rows: int,
+    rows_per_bucket: int = ROWS_PER_BUCKET,
+    min_buckets: int = MIN_BUCKETS,
+) -> int:
+    """Return the number of buckets of a file: a power of two, at most MAX_BUCKETS."""
+    wanted = 2 ** math.ceil(math.log2(max(1, num_rows) / rows_per_bucket))
+    return min(MAX_BUCKETS, max(min_buckets, wanted))
 
 
 def name_partitions(num_partitions: int) -> list[str]:
