@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -19,17 +17,7 @@ from benchmarks.ablation.datasets import (
     create_datasets,
     read_totals,
 )
-from tests.conftest import REPOSITORY
-
-
-def _run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", module, *arguments],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+from tests.benchmarks.run_module import run_module
 
 
 @pytest.mark.models
@@ -46,7 +34,7 @@ def test_the_datasets_shrink_with_each_filter(tmp_path: Path) -> None:
 @pytest.mark.models
 def test_the_ablation_runs_in_its_tiny_form(tmp_path: Path) -> None:
     """Four datasets, four runs of the trainer, one result and one chart."""
-    done = _run("benchmarks.ablation", "--tiny", "--save", str(tmp_path))
+    done = run_module("benchmarks.ablation", "--tiny", "--save", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     (path,) = tmp_path.glob("*.json")
     datasets = json.loads(path.read_text())["figures"]["datasets"]

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks.soak.__main__ import PANELS, count_results, draw_chart
 from benchmarks.soak.samples import summarize, take_sample
-from tests.conftest import REPOSITORY
+from tests.benchmarks.run_module import run_module
 
 
 def test_growth_is_the_slope_after_the_warm_up() -> None:
@@ -75,13 +74,6 @@ def test_the_chart_is_svg_with_a_curve_per_program() -> None:
 @pytest.mark.models
 def test_a_short_soak_holds() -> None:
     """Every run has the same bytes, every epoch the same rows; the exit code says so."""
-    command = ["-m", "benchmarks.soak", "--minutes", "0.5", "--no-ray"]
-    done = subprocess.run(
-        [sys.executable, *command],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_module("benchmarks.soak", "--minutes", "0.5", "--no-ray")
     assert done.returncode == 0, done.stderr
     assert "chain_pss_mb" in done.stdout

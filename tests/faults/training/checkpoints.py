@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import pickle
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from tests.faults._small_disk import (
     find_missing_tmpfs,
     mount_disk,
 )
-from tests.faults.attack import Attack, find_nothing, get_shared_folder
+from tests.faults.attack import Attack, get_shared_folder
 from tests.faults.fuzz.mutations import mutated_bytes, mutated_json, try_inputs
 from tests.training.checkpoint.planted_code import (
     PLANTS,
@@ -212,46 +212,41 @@ def measure_checkpoint() -> int:
 NUM_DISKS = 40
 
 
-def _make(
-    name: str,
-    promise: str,
-    num_tries: int,
-    attempt: Callable[[int, Path], int | None],
-    find_obstacle: Callable[[], str | None] = find_nothing,
-) -> Attack:
-    return Attack(f"training: {name}", promise, num_tries, 1, attempt, find_obstacle)
-
-
 ATTACKS = (
-    _make(
-        "damaged checkpoint",
-        "A damaged file is named with the newest whole checkpoint, which can be continued.",
-        len(DAMAGES) * len(FILES) * 20,
-        damage_checkpoint,
+    Attack(
+        name="training: damaged checkpoint",
+        promise="A damaged file is named with the newest whole checkpoint, which can be continued.",
+        num_tries=len(DAMAGES) * len(FILES) * 20,
+        num_small_tries=1,
+        attempt=damage_checkpoint,
     ),
-    _make(
-        "pickle in a checkpoint",
-        "Loading a checkpoint never runs code in it, also if all digests fit.",
-        len(PLANTS),
-        plant_code,
+    Attack(
+        name="training: pickle in a checkpoint",
+        promise="Loading a checkpoint never runs code in it, also if all digests fit.",
+        num_tries=len(PLANTS),
+        num_small_tries=1,
+        attempt=plant_code,
     ),
-    _make(
-        "mutated index of a checkpoint",
-        "An index is loaded or refused with a message, and runs no code.",
-        40,
-        fuzz_indexes,
+    Attack(
+        name="training: mutated index of a checkpoint",
+        promise="An index is loaded or refused with a message, and runs no code.",
+        num_tries=40,
+        num_small_tries=1,
+        attempt=fuzz_indexes,
     ),
-    _make(
-        "hostile complete.json",
-        "complete.json is loaded or refused with a message.",
-        40,
-        fuzz_markers,
+    Attack(
+        name="training: hostile complete.json",
+        promise="complete.json is loaded or refused with a message.",
+        num_tries=40,
+        num_small_tries=1,
+        attempt=fuzz_markers,
     ),
-    _make(
-        "disk full, checkpoint",
-        "A full disk ends the run with a message. The complete checkpoints stay.",
-        NUM_DISKS,
-        fill_disk,
-        find_missing_tmpfs,
+    Attack(
+        name="training: disk full, checkpoint",
+        promise="A full disk ends the run with a message. The complete checkpoints stay.",
+        num_tries=NUM_DISKS,
+        num_small_tries=1,
+        attempt=fill_disk,
+        find_obstacle=find_missing_tmpfs,
     ),
 )

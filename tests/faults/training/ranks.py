@@ -11,7 +11,7 @@ import random
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from tests.faults._small_disk import (
     find_missing_tmpfs,
     mount_disk,
 )
-from tests.faults.attack import Attack, find_nothing, get_shared_folder
+from tests.faults.attack import Attack, get_shared_folder
 from tests.training.conftest import (
     losses,
     make_settings,
@@ -87,9 +87,6 @@ def check_equal(settings: Mapping[str, Any], expected: Mapping[str, Any]) -> Non
 
 
 # ---- a rank that is killed while a checkpoint is saved ----
-
-# Moment of a kill: in the middle of the file of tensors.
-MID_WRITE = -1
 
 _EVENTS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "shutil.rmtree")
 
@@ -381,41 +378,38 @@ def fill_disk(seed: int, folder: Path) -> None:
 NUM_DISKS = 20
 
 
-def _make(
-    name: str,
-    promise: str,
-    num_tries: int,
-    attempt: Callable[[int, Path], int | None],
-    find_obstacle: Callable[[], str | None] = find_nothing,
-) -> Attack:
-    name = f"training: {name}"
-    return Attack(name, promise, num_tries, 1, attempt, find_obstacle, timeout_s=600.0)
-
-
 ATTACKS = (
-    _make(
-        "rank killed while saving",
-        "The other rank ends. The run continues to the bits of an undisturbed run.",
-        60,
-        kill_rank,
+    Attack(
+        name="training: rank killed while saving",
+        promise="The other rank ends. The run continues to the bits of an undisturbed run.",
+        num_tries=60,
+        num_small_tries=1,
+        attempt=kill_rank,
+        timeout_s=600.0,
     ),
-    _make(
-        "other number of ranks",
-        "Killed and continued on other ranks, a run reads every row once.",
-        30,
-        change_ranks,
+    Attack(
+        name="training: other number of ranks",
+        promise="Killed and continued on other ranks, a run reads every row once.",
+        num_tries=30,
+        num_small_tries=1,
+        attempt=change_ranks,
+        timeout_s=600.0,
     ),
-    _make(
-        "NaN in the loss",
-        "All ranks skip the step, or stop together. Weights stay finite.",
-        20,
-        poison_loss,
+    Attack(
+        name="training: NaN in the loss",
+        promise="All ranks skip the step, or stop together. Weights stay finite.",
+        num_tries=20,
+        num_small_tries=1,
+        attempt=poison_loss,
+        timeout_s=600.0,
     ),
-    _make(
-        "disk full, run",
-        "A full disk ends the run with a message. With more space it continues to the same bits.",
-        NUM_DISKS,
-        fill_disk,
-        find_missing_tmpfs,
+    Attack(
+        name="training: disk full, run",
+        promise="A full disk ends the run with a message. With more space it continues to the same bits.",
+        num_tries=NUM_DISKS,
+        num_small_tries=1,
+        attempt=fill_disk,
+        find_obstacle=find_missing_tmpfs,
+        timeout_s=600.0,
     ),
 )
