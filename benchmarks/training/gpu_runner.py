@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.training.gpu_sizes import Size
 
-# Memory that an entrant may take beyond its peak, before another one stays beside it.
+# An entrant starts beside others if this multiple of its peak memory is free.
 ROOM = 1.08
 
 # Of a CUDA context without tensors.

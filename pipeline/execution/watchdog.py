@@ -64,7 +64,8 @@ class Watchdog:
         """Limit the CPU time of the block.
 
         Args:
-            request: for `pipeline.runs.slow_documents`, if the block takes too long: a JSON object without `cpu_s` and without `first` and `last` of `note`.
+            request: for `pipeline.runs.slow_documents`, if the block takes too long: a JSON
+                object without `cpu_s` and without `first` and `last` of `note`.
             first: the smallest doc_id.
             last: the largest doc_id.
         """
