@@ -241,7 +241,7 @@ class _Supervisor:
         causes = [cause for text, cause in _RAY_CAUSES.items() if text in printed]
         ending = signal.Signals(number).name if number > 0 else f"exit code {-number}"
         causes.append(f"native code ended the run with {ending}")
-        return f"{causes[0]}, its output is in {_save_log(printed)}"
+        return f"{causes[0]}, details are in {_save_log(printed)}"
 
 
 def _start_again() -> NoReturn:

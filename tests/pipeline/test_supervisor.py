@@ -98,7 +98,7 @@ def test_an_end_in_native_code_is_one_line(
     """The line has the cause, what is kept and the command; native output is in the log that it names."""
     code, stdout, stderr = end(start(body))
     (log,) = tmp_path.glob("corpusmill-run-*.log")
-    message = f"native code ended the run with {ending}, its output is in {log}; {KEPT}\n"
+    message = f"native code ended the run with {ending}, details are in {log}; {KEPT}\n"
     assert (code, stdout, stderr) == (1, "", message)
     assert log.stat().st_mode & 0o777 == 0o600
     if "SIGABRT" in ending:
@@ -125,7 +125,7 @@ def test_the_cause_is_found_in_the_output_of_ray(
     """On a cluster, the driver learns from Ray's native code alone what died."""
     code, _, stderr = end(start(f"os.write(2, {printed.encode()!r}); os._exit(1)"))
     assert code == 1
-    assert stderr.startswith(f"{cause}, its output is in /")
+    assert stderr.startswith(f"{cause}, details are in /")
     assert stderr.endswith(f"; {KEPT}\n")
 
 
@@ -154,7 +154,7 @@ def test_a_dead_agent_of_ray_is_named(
     ]
     code, _, stderr = end(start("\n".join(lines)))
     (log,) = tmp_path.glob("corpusmill-run-*.log")
-    assert (code, stderr) == (1, f"Ray's {words} died, its output is in {log}; {KEPT}\n")
+    assert (code, stderr) == (1, f"Ray's {words} died, details are in {log}; {KEPT}\n")
     assert f"agent_name = {name}" in log.read_text()
 
 

@@ -153,7 +153,7 @@ def test_a_killed_process_of_ray_is_named(
     assert code == 1
     # Ray may end the driver before it looks for dead processes, which it does twice a second.
     noticed = rf"{words} \(process {victim.pid}\).* died, the logs are in /\S+/logs; "
-    ended = rf"{words} died, its output is in /\S+\.log; "
+    ended = rf"{words} died, details are in /\S+\.log; "
     died = f"Ray's .*({noticed}|{ended})"
     assert re.fullmatch(died + re.escape(waiting_run.kept), stderr), stderr
     assert waiting_run.continue_inline() == waiting_run.reference
