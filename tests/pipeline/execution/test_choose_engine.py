@@ -11,7 +11,8 @@ from pipeline.execution.choose_engine import choose_kind, estimate_seconds_left,
 from pipeline.execution.engine import run
 from pipeline.execution.inline import InlineEngine
 from pipeline.execution.ray_engine import RayEngine
-from pipeline.planning.input_splits import InputFile, InputSplit
+from pipeline.planning.input_files import InputFile
+from pipeline.planning.input_splits import InputSplit
 from pipeline.planning.plan import plan_splits
 from pipeline.planning.run_plan import RunPlan
 from tests.pipeline.conftest import Small
