@@ -171,7 +171,9 @@ def test_a_bucket_that_cannot_be_listed_is_one_fault(
 ) -> None:
     """The message of the storage layer says why."""
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
-    with pytest.raises(ConfigError, match=r"'s3://.*' cannot be listed: .*SignatureDoesNotMatch"):
+    with pytest.raises(
+        ConfigError, match=r"'s3://.*' cannot be listed: .*SignatureDoesNotMatch"
+    ):
         find_names(f"{bucket_store}/")
 
 
