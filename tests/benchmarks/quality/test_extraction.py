@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ If the grooves are no deeper than a coin is thick, the stones have to be dressed
 """.splitlines()
 
 
-def page(title: str, paragraphs: list[str], aside: str) -> bytes:
+def page(title: str, paragraphs: Sequence[str], aside: str) -> bytes:
     """Return a page with these paragraphs; the first one is its heading."""
     body = f"<h1>{paragraphs[0]}</h1>" + "".join(
         f"<p>{text}</p>\n" for text in paragraphs[1:]
