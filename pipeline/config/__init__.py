@@ -10,7 +10,7 @@ stage. `null` turns an optional part off. A phase's fingerprint contains its sec
 from pipeline.config.engine import EngineConfig, PhaseResources
 from pipeline.config.input import CommonCrawl, InputConfig, SampleCrawl
 from pipeline.config.load import change, load
-from pipeline.config.run import RunConfig
+from pipeline.config.run import ReportConfig, RunConfig
 from pipeline.config.storage import StorageConfig
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "EngineConfig",
     "InputConfig",
     "PhaseResources",
+    "ReportConfig",
     "RunConfig",
     "SampleCrawl",
     "StorageConfig",

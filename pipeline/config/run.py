@@ -21,10 +21,28 @@ from pipeline.config.phases import (
     WriteShardsConfig,
 )
 from pipeline.config.storage import StorageConfig
-from stages.settings.base import Settings
+from stages.settings.base import Settings, Share
 
 # The keys of RunConfig that are not sections of phases.
-NOT_PHASES = frozenset({"run_dir", "previous_runs", "input", "engine", "storage"})
+NOT_PHASES = frozenset({"run_dir", "previous_runs", "input", "engine", "report", "storage"})
+
+
+class ReportConfig(Settings):
+    """When the report warns of a lost domain, language or input split.
+
+    No key changes an output of a phase.
+    """
+
+    alarm_lost_share: Share | None = Field(
+        default=0.95,
+        description="Warn of a domain, language or input split if one phase drops at least this "
+        "share of its documents (docs/watching.md); null: no warnings.",
+    )
+    alarm_min_documents: int = Field(
+        default=100,
+        ge=1,
+        description="Documents that a domain, language or input split must have for a warning.",
+    )
 
 
 class RunConfig(Settings):
@@ -64,6 +82,9 @@ class RunConfig(Settings):
         default=WriteShardsConfig(), description="The dataset on disk."
     )
     engine: EngineConfig = Field(default=EngineConfig(), description="How tasks run.")
+    report: ReportConfig = Field(
+        default=ReportConfig(), description="When the report of a run warns."
+    )
     storage: StorageConfig = Field(
         default=StorageConfig(),
         description="Access to object storage, for inputs and run folders at s3://.",

@@ -9,6 +9,9 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from stages.html import extraction
 from stages.html.extraction import Unusable
 from stages.settings.warc import WarcSettings
@@ -157,7 +160,7 @@ def _parse_media_type(content_type: str) -> str:
 
 # RFC 3986, section 3.2: scheme, user, and as group 1 the host (in brackets: an IPv6 address).
 _HOST = re.compile(
-    r"[A-Za-z][A-Za-z0-9+.\-]*://(?:[^/?#@]*@)?(\[[^\]/?#]*\]|[^\[\]/?#:]*)",
+    r"[A-Za-z][A-Za-z0-9+.\-]*://(?:[^/?#@]*@)?(?P<host>\[[^\]/?#]*\]|[^\[\]/?#:]*)",
 )
 
 
@@ -171,3 +174,9 @@ def parse_source_domain(url: str) -> str:
     """
     host = _HOST.match(url)
     return host[1].lower() if host else ""
+
+
+def extract_source_domains(urls: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return `parse_source_domain` of each URL; null if there is none."""
+    hosts = pc.extract_regex(urls, f"^{_HOST.pattern}")
+    return pc.utf8_lower(pc.struct_field(hosts, "host"))

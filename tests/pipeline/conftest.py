@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,21 @@ def lid_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_lid(tmp_path_factory.mktemp("lid") / "lid.bin")
 
 
+def make_small(folder: Path, tokenizer: Path, lid_file: Path) -> Small:
+    """Return the smallest run: every phase, tiny models and all languages. Its input is missing."""
+    return Small(
+        folder,
+        {
+            "extract": {"length": {"min_chars": 10}},
+            "paragraph_dedup": {"keep": "keep_first"},
+            "annotate": {"language": {"model": str(lid_file)}},
+            "select": {"language": None},
+            "tokenize": {"tokenizer": str(tokenizer)},
+            "engine": {"kind": "inline"},
+        },
+    )
+
+
 @pytest.fixture
 def small(
     tmp_path: Path,
@@ -65,17 +80,7 @@ def small(
     wet_file: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Small:
-    """The smallest run: every phase, tiny models, all languages and an empty cache."""
+    """The smallest run over one file, with an empty cache."""
     monkeypatch.setenv("CORPUSMILL_CACHE", str(tmp_path / "cache"))
-    return Small(
-        tmp_path,
-        {
-            "input": {"files": [str(wet_file)]},
-            "extract": {"length": {"min_chars": 10}},
-            "paragraph_dedup": {"keep": "keep_first"},
-            "annotate": {"language": {"model": str(lid_file)}},
-            "select": {"language": None},
-            "tokenize": {"tokenizer": str(tiny_tokenizer)},
-            "engine": {"kind": "inline"},
-        },
-    )
+    made = make_small(tmp_path, tiny_tokenizer, lid_file)
+    return replace(made, tree={"input": {"files": [str(wet_file)]}, **made.tree})

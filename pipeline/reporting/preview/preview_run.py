@@ -31,7 +31,7 @@ from storage import open_store
 Changes = Mapping[str, tuple[Any, Any]]
 
 # Sections of the config that can be changed: `select`, and those that change no output.
-FREE_SECTIONS = ("select", "engine", "storage")
+FREE_SECTIONS = ("select", "engine", "report", "storage")
 
 
 def preview(run: RunFolder, overrides: Sequence[str]) -> Preview:

@@ -6,6 +6,7 @@ import html
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from pipeline.reporting.report.losses import Losses
 from pipeline.reporting.report.summary import (
     Report,
     describe_reason,
@@ -67,6 +68,8 @@ def _format_sections(report: Report) -> Iterator[str]:
     causes = _make_bars(report.quarantine, lambda cause: CAUSES.get(cause, ""))
     yield _format_section("What is left after each step", _make_step_bars(report))
     yield _format_section("Why documents were dropped", reasons)
+    losses = _make_loss_bars(report.losses)
+    yield _format_section("Nearly all documents dropped by one phase", losses)
     yield _format_section("Kept, by language", _make_bars(report.languages))
     yield _format_section("Kept, by perplexity bucket", _make_bars(report.buckets))
     for counters in list_stage_counters(report):
@@ -86,6 +89,15 @@ def _make_step_bars(report: Report) -> Iterator[Bar]:
     for step in report.steps:
         label = f"{step.num_docs:,} documents · {step.num_chars:,} characters"
         yield Bar(step.name, step.num_docs, label)
+
+
+def _make_loss_bars(losses: Losses) -> Iterator[Bar]:
+    for loss in losses.found:
+        share = f"{loss.num_lost / loss.num_docs:.1%} of {loss.num_docs:,} documents"
+        note = f"{loss.kind}; most frequent reason: {loss.reason}"
+        yield Bar(loss.name, loss.num_lost, f"{share} by {loss.phase}", note)
+    if losses.num_others:
+        yield Bar(f"{losses.num_others:,} more", 0, "")
 
 
 def _make_bars(

@@ -17,6 +17,7 @@ from pipeline.phases.phase import Phase
 from pipeline.phases.select import Select
 from pipeline.phases.tokenize import TokenizeDocuments
 from pipeline.phases.write_shards import WriteShards
+from pipeline.reporting.report.losses import Losses, find_losses
 from pipeline.runs.run_folder import RunFolder
 from stages.contract import DocumentCountError, Stage
 from stages.dedup.paragraphs import ParagraphRemoval
@@ -44,6 +45,7 @@ class Report:
     Attributes:
         steps: from the documents read to those kept.
         reasons: drop reason -> documents, largest first.
+        losses: domains, languages and input splits of which one phase dropped nearly all.
         quarantine: cause -> broken records.
         lost_files: name of an input file that gave no record -> number of files of that name.
         num_files: input files read.
@@ -59,6 +61,7 @@ class Report:
     dataset: str
     steps: tuple[Step, ...]
     reasons: Mapping[str, int]
+    losses: Losses
     quarantine: Mapping[str, int]
     lost_files: Mapping[str, int]
     num_files: int
@@ -122,6 +125,7 @@ def make_report(run: RunFolder) -> Report:
         dataset=str(run.dataset),
         steps=tuple(_list_steps(run, counts)),
         reasons=dict(reasons.most_common()),
+        losses=find_losses(run),
         quarantine=take_family(extract, "quarantined."),
         lost_files=take_family(extract, "lost_file."),
         num_files=extract["num_files"],

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 from rich.table import Table
 
+from pipeline.reporting.report.losses import Losses
 from pipeline.reporting.report.summary import (
+    NUM_SHOWN,
     Report,
     describe_reason,
     list_stage_counters,
@@ -29,6 +31,10 @@ def _make_tables(report: Report) -> Iterator[Table]:
     if report.reasons:
         columns = ("reason", "documents", "meaning")
         yield make_table("Why documents were dropped", columns, _list_reason_rows(report))
+    if report.losses.found:
+        columns = ("lost", "name", "documents", "dropped", "most frequent reason")
+        title = "Nearly all documents dropped by one phase"
+        yield make_table(title, columns, _list_loss_rows(report.losses))
     if report.languages:
         columns = ("language", "documents", "tokens")
         yield make_table("Kept, by language", columns, _list_language_rows(report))
@@ -77,6 +83,15 @@ def _make_steps_table(report: Report) -> Table:
 def _list_reason_rows(report: Report) -> Iterator[tuple[str, str, str]]:
     for reason, number in take_largest(report.reasons):
         yield reason, f"{number:,}", describe_reason(reason)
+
+
+def _list_loss_rows(losses: Losses) -> Iterator[tuple[str, ...]]:
+    for loss in losses.found[:NUM_SHOWN]:
+        dropped = f"{loss.num_lost / loss.num_docs:.1%} by {loss.phase}"
+        yield loss.kind, loss.name, f"{loss.num_docs:,}", dropped, loss.reason
+    num_more = losses.num_others + len(losses.found[NUM_SHOWN:])
+    if num_more:
+        yield f"{num_more:,} more", "", "", "", ""
 
 
 def _list_language_rows(report: Report) -> Iterator[tuple[str, str, str]]:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from stages.contract import DOCUMENT, DocumentCountError
 from stages.settings.warc import WarcAdvanced, WarcSettings
 from stages.warc.causes import SKIPPED
-from stages.warc.documents import parse_source_domain
+from stages.warc.documents import extract_source_domains, parse_source_domain
 from stages.warc.read_report import ReadReport
 from stages.warc.reader import WarcReader
 from tests.stages.warc.files import (
@@ -245,6 +245,15 @@ def test_undecodable_text_is_quarantined_above_the_limit(folder: Path) -> None:
 def test_source_domain_is_the_host(url: str, host: str) -> None:
     """It is in lower case, without user and port; empty if the URL has no host."""
     assert parse_source_domain(url) == host
+    column = extract_source_domains(pa.chunked_array([[url, None]]))
+    assert column.fill_null("").to_pylist() == [host, ""]
+
+
+@given(st.text("aZ+:/?#@[].é\n", max_size=12).map("Http://{}".format))
+def test_source_domains_of_a_column_are_the_same(url: str) -> None:
+    """The hosts of many URLs are those of the single ones."""
+    column = extract_source_domains(pa.chunked_array([[url]], pa.string()))
+    assert (column[0].as_py() or "") == parse_source_domain(url)
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,0 @@
-"""Benchmarks of the decisions: is the right text kept?"""
