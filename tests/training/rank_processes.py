@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import time
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -57,6 +58,13 @@ def start(
             process.join()
 
 
+def wait_for_end(processes: Sequence[ForkServerProcess], timeout_s: float) -> None:
+    """Wait until all ranks have ended, or the time for all of them is over."""
+    deadline = time.monotonic() + timeout_s
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+
+
 def run_world(
     num_ranks: int,
     work: Callable[..., None],
@@ -66,8 +74,7 @@ def run_world(
 ) -> None:
     """Run a function on all ranks to its end; no rank may fail or warn."""
     with start(num_ranks, work, *arguments, folder=folder) as processes:
-        for process in processes:
-            process.join(timeout_s)
+        wait_for_end(processes, timeout_s)
         codes = [process.exitcode for process in processes]
     assert codes == [0] * num_ranks, (folder / MESSAGES).read_text()[-4000:]
 
