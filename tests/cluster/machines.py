@@ -23,6 +23,8 @@ from pathlib import Path
 from tests.conftest import REPOSITORY
 
 TOKEN = "a" * 64
+# The link of a machine to the other one. Each namespace has its own names.
+LINK = "cable"
 BIN = Path(sys.executable).parent
 
 
@@ -125,6 +127,18 @@ class Machine:
         if self._process is not None:
             self._process.wait()
             self._process = None
+
+    def cut_off(self) -> None:
+        """Take the link down: packets are lost, and no connection is closed."""
+        self._set_link("down")
+
+    def reconnect(self) -> None:
+        """Take the link up again."""
+        self._set_link("up")
+
+    def _set_link(self, state: str) -> None:
+        command = ["ip", "-n", self.name, "link", "set", LINK, state]
+        subprocess.run(command, check=True)
 
     def pids(self, words: str) -> list[int]:
         """Return the processes of the machine whose command line has these words."""
@@ -310,14 +324,13 @@ def cluster(folder: Path, wheels: Path, own_cache: Path) -> Iterator[Cluster]:
 def _connect(names: Sequence[str], addresses: Sequence[str]) -> None:
     """Create both namespaces and a cable between them."""
     one, two = names
-    cables = [f"{name[:13]}v{i}"[:15] for i, name in enumerate(names)]
     commands = [f"ip netns add {name}" for name in names]
-    commands += [f"ip link add {cables[0]} type veth peer name {cables[1]}"]
-    for name, cable, address in zip((one, two), cables, addresses, strict=True):
+    commands += [f"ip link add {LINK} netns {one} type veth peer name {LINK} netns {two}"]
+    for name, address in zip(names, addresses, strict=True):
         commands += [
-            f"ip link set {cable} netns {name}",
-            f"ip -n {name} addr add {address}/24 dev {cable}",
+            f"ip -n {name} addr add {address}/24 dev {LINK}",
+            f"ip -n {name} link set {LINK} up",
+            f"ip -n {name} link set lo up",
         ]
-        commands += [f"ip -n {name} link set {cable} up", f"ip -n {name} link set lo up"]
     for command in commands:
         subprocess.run(command.split(), check=True)

@@ -40,6 +40,8 @@ FETCHED_BY_EACH = {
 }
 
 CONFIG = "two-machines.yaml"
+# Ray gives a machine up after 25 to 60 s.
+CUT_OFF_S = 8
 NUM_SPLITS = 3
 
 
@@ -195,6 +197,28 @@ def test_a_wrong_token_is_refused(machines: Machines, token: str) -> None:
     assert done.returncode != 0
     assert re.search("(?i)token", done.stdout), done.stdout
     assert "submitted successfully" not in done.stdout
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("is_given_up", [False, True])
+def test_a_machine_that_is_cut_off_and_returns_changes_no_byte(
+    machines: Machines, is_given_up: bool
+) -> None:
+    """The larger machine loses its network while tasks run: for 8 s, or until Ray gives it up."""
+    name = f"cut-off-{is_given_up}"
+    cluster = machines.cluster
+    machines.job(name, wait=False)
+    until(lambda: machines.count_finished(name, "extract") > 0, "a first task")
+    cluster.worker.cut_off()
+    if is_given_up:
+        until(lambda: cluster.alive() == 1, "the head to give up the worker")
+    else:
+        time.sleep(CUT_OFF_S)
+        assert cluster.alive() == 2
+    cluster.worker.reconnect()
+    until((machines.run_dir(name) / "report.json").exists, "the end")
+    assert digests(machines.run_dir(name)) == machines.reference
+    cluster.wait(2)
 
 
 @pytest.mark.heavy
