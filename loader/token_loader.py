@@ -55,8 +55,8 @@ class TokenLoader:
     where it is and does not start again at the end of the stream.
 
     Args:
-        source: path or address (https, s3, gs, az) of a manifest or of its folder, or a
-            `Mixture`.
+        source: path or address (https, s3, gs, az) of a manifest, of its folder or of a run of
+            the pipeline, or a `Mixture`.
         seq_len: T, tokens per row.
         global_batch_rows: rows of a step over all ranks. B, the rows of a batch, is this rank's
             equal part.

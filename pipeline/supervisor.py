@@ -24,6 +24,7 @@ from types import FrameType
 from typing import Any, BinaryIO, NoReturn
 
 from pipeline.execution import watchdog
+from pipeline.execution.ray_failures import read_raylet_errors
 from pipeline.execution.watchdog import TOO_SLOW_SIGNAL
 from pipeline.processes import list_descendants
 from pipeline.terminal import (
@@ -50,8 +51,11 @@ _PR_SET_CHILD_SUBREAPER = 36
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STOPPED = {signal.SIGINT: "interrupted", signal.SIGTERM: "stopped by SIGTERM"}
 
-# Text that Ray's native code prints -> the cause. The first match counts.
+# Text that Ray's native code prints -> the cause. The first match counts: a raylet ends
+# itself when one of its agents dies, and 0.1 s later the driver.
 _RAY_CAUSES = {
+    b"agent_name = dashboard_agent": "Ray's dashboard agent died",
+    b"agent_name = runtime_env_agent": "Ray's runtime environment agent died",
     b"Failed to connect to GCS": "Ray's control store (GCS) could not be reached",
     b"Raylet is terminated": "Ray's raylet died",
     b"has been marked dead because": "a machine of Ray, or its raylet, died",
@@ -148,6 +152,7 @@ class _Supervisor:
         self._child = child
         self._reader = reader
         self._log = log
+        self._started_at = time.time()
         self._stopped_by: signal.Signals | None = None
         # When the child is killed, by time.monotonic().
         self._deadline = math.inf
@@ -232,11 +237,11 @@ class _Supervisor:
         if number == signal.SIGKILL:
             return "the run was killed by SIGKILL, by a user or because memory ran out"
         self._log.seek(0)
-        printed = self._log.read()
+        printed = self._log.read() + read_raylet_errors(self._child, self._started_at)
         causes = [cause for text, cause in _RAY_CAUSES.items() if text in printed]
         ending = signal.Signals(number).name if number > 0 else f"exit code {-number}"
         causes.append(f"native code ended the run with {ending}")
-        return f"{causes[0]}, its output is in {_save_log(printed)}"
+        return f"{causes[0]}, details are in {_save_log(printed)}"
 
 
 def _start_again() -> NoReturn:

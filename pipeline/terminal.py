@@ -77,6 +77,7 @@ def _describe(error: Exception) -> tuple[str, int]:
     # These modules are imported only now, because `--help` must not wait for them.
     from config_files.reader import ConfigError
     from pipeline.errors import EngineLost, RunAborted
+    from pipeline.models.corpus import TextUnreadable
     from pipeline.models.kenlm_build import TrainingFailed
     from pipeline.runs.run_folder import RunNotFound
     from shardwriter.format import FormatError
@@ -88,7 +89,10 @@ def _describe(error: Exception) -> tuple[str, int]:
         return str(error), WRONG_USAGE
     if isinstance(error, EngineLost):
         return f"{error}; {describe_resume()}", FAILED
-    if isinstance(error, RunAborted | TrainingFailed | FormatError | DocumentCountError):
+    if isinstance(
+        error,
+        RunAborted | TrainingFailed | TextUnreadable | FormatError | DocumentCountError,
+    ):
         return str(error), FAILED
     if isinstance(error, OSError):
         # Our own subclasses (AssetError, StorageError) have messages that need no class name.

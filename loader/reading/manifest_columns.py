@@ -14,7 +14,7 @@ import gc
 import hashlib
 import json
 import re
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -34,6 +34,10 @@ _SHARD_ENTRY_KEYS = {"index_file", "shard", "index_sha256", *_COLUMNS}
 
 # Largest sum of a column. Every JSON reader represents it exactly, and no sum overflows int64.
 _MAX_SUM = 2**53 - 1
+
+# Folder of the dataset in a run of the pipeline.
+_DATASET_OF_RUN = "dataset"
+
 _LINK_TARGET = re.compile(r"[\w.-]{1,255}")
 
 # Place of the digest in the file (docs/data-format.md, "Manifest").
@@ -102,7 +106,7 @@ class ManifestColumns:
 def read_manifest_columns(
     source: str | Path | Manifest, settings: ReadSettings
 ) -> ManifestColumns:
-    """Read the manifest at a path or address of the manifest or of its folder.
+    """Read the manifest at a path or address of the manifest, of its folder or of a run.
 
     Raises:
         ReadFailed: the manifest cannot be read.
@@ -112,18 +116,30 @@ def read_manifest_columns(
     if isinstance(source, Manifest):
         return ManifestColumns.from_manifest(source)
     folder, name = split_manifest_address(source)
-    store = open_dataset(folder, settings)
     try:
-        data = read_whole(store, name)
+        return _read_manifest(folder, name, settings)
     except (NotFound, AccessRefused) as error:
-        # Try the folder first: a dataset that is not a link then costs no extra request. S3 answers
-        # 403 for a missing object if the keys may not list the bucket.
-        target = _read_bucket_link(folder, settings)
-        if target is None:
-            raise error from None
-        folder, store = target, open_dataset(target, settings)
-        data = read_whole(store, name)
-    return _parse_manifest(data, store.locate(name), folder)
+        # Try the folder first: a dataset that is neither a link nor in a run then costs no extra
+        # request. S3 answers 403 for a missing object if the keys may not list the bucket.
+        for target in _list_other_folders(folder, settings):
+            with contextlib.suppress(NotFound, AccessRefused):
+                return _read_manifest(target, name, settings)
+        raise error from None
+
+
+def _read_manifest(folder: str, name: str, settings: ReadSettings) -> ManifestColumns:
+    store = open_dataset(folder, settings)
+    return _parse_manifest(read_whole(store, name), store.locate(name), folder)
+
+
+def _list_other_folders(folder: str, settings: ReadSettings) -> Iterator[str]:
+    """Yield where the dataset is if the folder is a link in a bucket, or a run."""
+    if target := _read_bucket_link(folder, settings):
+        yield target
+    in_run = f"{folder}/{_DATASET_OF_RUN}"
+    yield in_run
+    if target := _read_bucket_link(in_run, settings):
+        yield target
 
 
 def split_manifest_address(source: str | Path) -> tuple[str, str]:

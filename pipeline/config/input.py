@@ -56,8 +56,9 @@ class InputConfig(Settings):
     )
     files: tuple[str, ...] | None = Field(
         default=None,
-        description="WET, WARC or ARC files: paths or patterns (**, *, ?), relative to the "
-        "working directory.",
+        description="WET, WARC or ARC files: paths, patterns (**, *, ?) or folders, relative to the "
+        "working directory; addresses of files (https, s3), or of folders on s3. A folder gives "
+        "the files below it that end in .warc, .wet or .arc, or these with .gz.",
     )
     common_crawl: CommonCrawl | None = Field(
         default=None, description="A slice of a Common Crawl snapshot."

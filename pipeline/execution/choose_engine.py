@@ -37,11 +37,23 @@ def make_engine(plan: RunPlan) -> Engine:
     if kind == "auto":
         kind, reason = choose_kind(plan)
         log.info("engine: %s (%s)", kind, reason)
-    return (
-        InlineEngine(plan.config.engine)
-        if kind == "inline"
-        else RayEngine(plan.config.engine)
-    )
+    if kind == "ray":
+        return RayEngine(plan.config.engine)
+    for key in list_requests_without_effect(plan.config):
+        log.warning("%s has no effect in one process; engine.kind: ray follows it", key)
+    return InlineEngine(plan.config.engine)
+
+
+def list_requests_without_effect(config: RunConfig) -> list[str]:
+    """Return the keys of GPUs and custom resources, which only Ray gives to tasks."""
+    keys: list[str] = []
+    for phase, section in sorted(config.engine.phases.items()):
+        keys += [
+            f"engine.phases.{phase}.{key}"
+            for key in ("num_gpus", "custom")
+            if getattr(section, key)
+        ]
+    return keys
 
 
 def choose_kind(plan: RunPlan) -> tuple[str, str]:

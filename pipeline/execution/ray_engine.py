@@ -92,10 +92,6 @@ class RayEngine(Engine):
 
     def _check_processes(self) -> None:
         """Raise EngineLost if a process of the local Ray has died. Ray itself would wait, or abort this process."""
-        if self._processes:
-            # An agent takes its name some time after it has started.
-            found = [*self._processes, *list_ray_processes()]
-            self._processes = list(dict.fromkeys(found))
         dead = [process for process in self._processes if not process.is_running()]
         if dead and not self._is_lost:
             self._is_lost = True

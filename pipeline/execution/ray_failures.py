@@ -38,8 +38,25 @@ def name_processes(processes: Sequence[Process]) -> str:
 
 def find_log_folder() -> Path:
     """Return the folder of the logs of the latest Ray that was started on this machine."""
-    root = Path(os.environ.get("RAY_TMPDIR", tempfile.gettempdir()))
-    return (root / "ray/session_latest/logs").resolve()
+    return (_find_ray_folder() / "session_latest/logs").resolve()
+
+
+def read_raylet_errors(driver: int, since: float) -> bytes:
+    """Return what the raylet of a local Ray wrote on stderr; empty if there was none.
+
+    Args:
+        driver: id of the process that started Ray. Names of Ray's session folders end with it.
+        since: time of the oldest file that is read, as of time.time().
+    """
+    found = b""
+    for path in _find_ray_folder().glob(f"session_*_{driver}/logs/raylet.err"):
+        if path.stat().st_mtime >= since:
+            found += path.read_bytes()
+    return found
+
+
+def _find_ray_folder() -> Path:
+    return Path(os.environ.get("RAY_TMPDIR", tempfile.gettempdir())) / "ray"
 
 
 def describe_failure(error: BaseException) -> str | None:

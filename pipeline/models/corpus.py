@@ -7,6 +7,7 @@ import hashlib
 import importlib.metadata
 import json
 import lzma
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, cast
@@ -16,6 +17,9 @@ RECORD_FILE = "record.json"
 
 # Increase it if equal texts and settings give other models.
 VERSION = 1
+
+# What gzip and lzma raise for a file that is cut, damaged or not compressed.
+_DECOMPRESSION_ERRORS = (gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError)
 
 # With fewer documents, percentiles and shares mean nothing.
 MIN_HELD_OUT_DOCS = 10
@@ -29,14 +33,25 @@ def read_texts(files: Iterable[Path]) -> Iterator[str]:
             document; any other name: each line is a document. Plain, `.gz` or `.xz`. UTF-8.
 
     Raises:
-        ValueError: a line is not UTF-8 or not such an object.
+        TextUnreadable: a line is not UTF-8 or not such an object, or a compressed file is damaged.
     """
     for path in files:
         is_json = path.name.removesuffix(".gz").removesuffix(".xz").endswith(".jsonl")
+        for number, line in enumerate(_read_lines(path), 1):
+            if not line.isspace():
+                yield _parse_line(line, is_json, f"{path}:{number}")
+
+
+def _read_lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a file, decompressed by the end of its name."""
+    try:
         with _open_binary(path) as lines:
-            for number, line in enumerate(lines, 1):
-                if not line.isspace():
-                    yield _parse_line(line, is_json, f"{path}:{number}")
+            yield from lines
+    except _DECOMPRESSION_ERRORS as error:
+        raise TextUnreadable(
+            f"{path}: cannot be decompressed as {path.suffix}, which its name says: {error}; "
+            f"restore or rename the file"
+        ) from error
 
 
 def _open_binary(path: Path) -> IO[bytes]:
@@ -54,7 +69,7 @@ def _parse_line(line: bytes, is_json: bool, where: str) -> str:
         return str.__str__(text)
     except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
         wanted = "an object with a string text or raw_content" if is_json else "UTF-8"
-        raise ValueError(
+        raise TextUnreadable(
             f"{where}: wanted {wanted}, found {line[:60]!r} ({error})"
         ) from error
 
@@ -70,6 +85,10 @@ def is_held_out(text: str, share: float) -> bool:
     """
     position = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
     return position < share * 2**64
+
+
+class TextUnreadable(ValueError):
+    """A file of texts is damaged, or has a line that is no document. The message names the place."""
 
 
 class TextDigest:

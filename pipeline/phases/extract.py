@@ -17,12 +17,8 @@ import pyarrow.compute as pc
 
 from pipeline.config import RunConfig
 from pipeline.phases.phase import Artifact, SplitPhase, TaskCost
-from pipeline.planning.input_splits import (
-    check_digest,
-    get_files_per_split,
-    local_copy,
-    make_sample_crawl,
-)
+from pipeline.planning.input_files import check_digest, local_copy
+from pipeline.planning.input_splits import get_files_per_split, make_sample_crawl
 from pipeline.runs.hash_partitions import write_buckets
 from pipeline.runs.phase_folder import PendingOutput
 from pipeline.runs.split_output import DECISIONS, RowGroups, SplitWriter

@@ -1,28 +1,19 @@
 """The files that a run reads, grouped into input splits.
 
-The same config and the same files give the same splits in the same order on every machine. A local file is identified
-by its content, and a remote file by its URL, which must not change. Planning downloads nothing but lists of names.
+The same config and the same files give the same splits in the same order on every machine.
+Planning downloads nothing but lists of names.
 
     splits = list_input_splits(config.input)
-    with local_copy(splits[0].files[0], config.storage.to_settings()) as path:
-        ...
 """
 
 from __future__ import annotations
 
-import contextlib
-import glob
 import gzip
 import hashlib
-import importlib.util
 import logging
 import math
-import os
-import socket
-import tempfile
 import zlib
-from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -32,9 +23,14 @@ from pipeline.config import CommonCrawl, InputConfig, SampleCrawl
 from pipeline.models import registry as model_registry
 from pipeline.models.cache import locked
 from pipeline.models.download import download
-from pipeline.planning.input_digests import compute_digests, forget_digest
+from pipeline.planning.input_files import (
+    InputFile,
+    check_extra,
+    find_files,
+    identify_local,
+    identify_remote,
+)
 from pipeline.runs.done_records import to_json
-from storage.names import FileNames
 from storage.settings import DEFAULT_SETTINGS, StorageSettings
 
 log = logging.getLogger(__name__)
@@ -46,25 +42,6 @@ WET_BYTES = 75_000_000
 # With `files_per_split: auto`. It bounds the number of files that are written per split,
 # and opened per partition.
 MAX_SPLITS = 10_000
-
-
-@dataclass(frozen=True)
-class InputFile:
-    """One WARC or WET file."""
-
-    location: str  # a path, or a URL
-    num_bytes: int | None  # compressed; None: remote, not known yet
-    digest: str  # SHA-256 of the content of a local file, or of the URL of a remote file
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether the location is a URL."""
-        return "://" in self.location
-
-    @property
-    def name(self) -> str:
-        """The last part of the location. Outputs contain no more of it, because a crawl may be moved."""
-        return self.location.rsplit("/", 1)[-1]
 
 
 @dataclass(frozen=True)
@@ -149,59 +126,12 @@ def _list_files(config: InputConfig, storage: StorageSettings) -> list[InputFile
         return _list_common_crawl(config.common_crawl, storage)
     if config.sample_crawl:
         folder = locate_sample_crawl(config.sample_crawl)
-        return _identify(sorted(folder.glob("*.warc*.gz")))
-    paths: list[Path] = []
-    faults: list[str] = []
-    for pattern in config.files or ():
-        matches = _match(os.path.expanduser(pattern))
-        if not matches:
-            faults.append(f"input.files: {pattern!r} matches no file in {Path.cwd()}")
-        paths += matches
-    faults += [
-        f"input.files: the name of {str(path)!r} is not UTF-8; rename the file"
-        for path in paths
-        if not _is_utf8(path)
-    ]
-    # A file that is read twice makes all its paragraphs duplicates.
-    times = Counter(os.path.realpath(path) for path in paths)
-    repeated = sorted(path for path, number in times.items() if number > 1)
-    faults += [f"input.files: {path!r} is matched more than once" for path in repeated]
-    if faults:
-        raise ConfigError(faults)
-    return _identify(paths)
-
-
-def _match(pattern: str) -> list[Path]:
-    """Return the files that a pattern matches, sorted.
-
-    If a file has exactly this name, it is the only match.
-    """
-    if os.path.isfile(pattern):
-        return [Path(pattern)]
-    found = sorted(glob.glob(pattern, recursive=True))
-    return [Path(path) for path in found if os.path.isfile(path)]
-
-
-def _is_utf8(path: Path) -> bool:
-    """Return whether the path can be written into JSON files and messages."""
-    try:
-        str(path.resolve()).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _identify(paths: Sequence[Path]) -> list[InputFile]:
-    """Return local files with their sizes and the digests of their contents."""
-    digests = compute_digests(paths)
-    return [
-        InputFile(str(path), num_bytes, digest)
-        for path, (num_bytes, digest) in zip(paths, digests, strict=True)
-    ]
+        return identify_local(sorted(folder.glob("*.warc*.gz")))
+    return find_files(config.files or (), storage)
 
 
 def _list_common_crawl(config: CommonCrawl, storage: StorageSettings) -> list[InputFile]:
-    _check_extra(config.base_url)
+    check_extra(config.base_url)
     base = config.base_url.rstrip("/") + "/"
     url = f"{base}crawl-data/{config.crawl}/{config.format}.paths.gz"
     names = _read_crawl_list(
@@ -215,11 +145,7 @@ def _list_common_crawl(config: CommonCrawl, storage: StorageSettings) -> list[In
             f"{config.crawl} lists {len(names)} files, from 0"
         )
         raise ConfigError([fault])
-    files: list[InputFile] = []
-    for name in names[config.first : end]:
-        digest = hashlib.sha256(name.encode()).hexdigest()
-        files.append(InputFile(base + name, None, digest))
-    return files
+    return [identify_remote(base + name, name) for name in names[config.first : end]]
 
 
 def locate_crawl_list(crawl: str, url: str) -> Path:
@@ -255,75 +181,3 @@ def _read_crawl_list(
             [f"input.common_crawl: {url} is not a gzip list of files: {reason}"]
         )
     return names
-
-
-def _check_extra(url: str) -> None:
-    if url.startswith("s3://") and importlib.util.find_spec("obstore") is None:
-        raise ConfigError(
-            [f"{url}: reading from S3 needs the extra s3: pip install 'corpusmill[s3]'"]
-        )
-
-
-@contextlib.contextmanager
-def local_copy(
-    file: InputFile, storage: StorageSettings = DEFAULT_SETTINGS
-) -> Generator[Path]:
-    """Yield the path of the file on this machine. A remote file is downloaded, and removed afterwards.
-
-    Args:
-        file: the file.
-        storage: access to object storage, and the folder for downloads.
-
-    Raises:
-        OSError: the file cannot be read or downloaded, or has another size than when the run was planned.
-    """
-    if not file.is_remote:
-        path = Path(file.location)
-        _check_size(file, path)
-        yield path
-        return
-    with tempfile.TemporaryDirectory(
-        dir=storage.scratch_dir, prefix="corpusmill-"
-    ) as folder:
-        # The last part of a URL can be "..", and a server chooses it.
-        path = Path(folder) / FileNames().make(file.name)
-        download(file.location, path, storage=storage)
-        yield path
-
-
-def _check_size(file: InputFile, path: Path) -> None:
-    try:
-        num_bytes = path.stat().st_size
-    except FileNotFoundError as error:
-        raise FileNotFoundError(
-            f"No such file on {socket.gethostname()}: {path}; on a cluster, input must be on "
-            f"storage that all machines share, or be given as URLs"
-        ) from error
-    if num_bytes != file.num_bytes:
-        raise _make_changed(file, f"{num_bytes} bytes", f"{file.num_bytes}")
-
-
-def check_digest(file: InputFile, sha256: str) -> None:
-    """Compare the content that was read with the content that the run was planned with.
-
-    A remote file is not compared: it is identified by its URL.
-
-    Args:
-        file: the file.
-        sha256: of all bytes that were read from it.
-
-    Raises:
-        OSError: it has changed since the run was planned, or while it was read.
-    """
-    if file.is_remote or sha256 == file.digest:
-        return
-    # Without this, a file system with wrong times would let the next run plan the old content.
-    forget_digest(Path(file.location))
-    raise _make_changed(file, f"sha256 {sha256}", file.digest)
-
-
-def _make_changed(file: InputFile, found: str, wanted: str) -> OSError:
-    return OSError(
-        f"{file.location} on {socket.gethostname()} has changed since the run was planned: "
-        f"found {found}, wanted {wanted}; run the same command again to read the new content"
-    )

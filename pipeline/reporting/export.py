@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -26,18 +27,37 @@ from pipeline.runs.split_output import read_row_groups
 from storage.names import FileNames
 
 
+class OutputExists(FileExistsError):
+    """The folder of an export exists already."""
+
+
 def export_ccnet(run: RunFolder, out: Path) -> Counter[str]:
     """Write the kept documents of a run into a new folder, and return file -> documents.
 
     Raises:
         RunNotFound: select is not done yet.
-        FileExistsError: the folder exists already.
+        OutputExists: the folder exists already.
     """
     if not run.has_finished("select"):
         raise RunNotFound(
             f"{run.run_dir}: select is not done yet, so nothing is kept; run the config to its end first"
         )
-    out.mkdir(parents=True)
+    if out.exists():
+        raise OutputExists(
+            f"{out} exists already; give the name of a new folder, or delete it"
+        )
+    # The folder appears when it is complete.
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as aside:
+        folder = Path(aside) / "export"
+        folder.mkdir()
+        written = _write_files(run, folder)
+        folder.rename(out)
+    return written
+
+
+def _write_files(run: RunFolder, folder: Path) -> Counter[str]:
+    """Write one file per language and bucket, and return file -> documents."""
     written: Counter[str] = Counter()
     names = FileNames(".json.gz")
     with contextlib.ExitStack() as stack:
@@ -45,7 +65,7 @@ def export_ccnet(run: RunFolder, out: Path) -> Counter[str]:
         for document in _read_kept(run):
             name = names.make(f"{document['language'] or 'unknown'}_{document['bucket']}")
             if name not in files:
-                raw = stack.enter_context((out / name).open("xb"))
+                raw = stack.enter_context((folder / name).open("xb"))
                 # No file name and no time in the gzip header: equal runs give equal bytes.
                 files[name] = stack.enter_context(gzip.GzipFile("", "wb", 6, raw, mtime=0))
             files[name].write(json.dumps(document, ensure_ascii=False).encode() + b"\n")

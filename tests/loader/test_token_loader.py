@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from loader import LoaderState, Mixture, TokenLoader
 from loader.batches.batch_builder import IGNORED_LABEL
 from loader.state import ResumeMismatch
-from loader.storage import ReadSettings
+from loader.storage import ReadFailed, ReadSettings
 from shardwriter.format import FormatError, read_index
 from tests.conftest import REPOSITORY
 from tests.loader.conftest import Dataset, Make
@@ -182,6 +183,18 @@ def test_a_new_process_continues_from_a_state(dataset: Dataset) -> None:
         capture_output=True, text=True, check=True, cwd=REPOSITORY,
     )  # fmt: skip
     assert json.loads(out.stdout) == [batch["input_ids"].tolist() for batch in here]
+
+
+def test_a_run_folder_stands_for_its_dataset(dataset: Dataset, tmp_path: Path) -> None:
+    """Rows and states are those of the dataset itself; a folder without one is named."""
+    run = tmp_path / "run"
+    run.mkdir()
+    with pytest.raises(ReadFailed, match=r"run/manifest\.json"):
+        TokenLoader(run, seq_len=T, global_batch_rows=4)
+    (run / "dataset").symlink_to(dataset.folder)
+    first, second = open_loader(dataset), open_loader(replace(dataset, folder=run))
+    assert list_rows(next(first)) == list_rows(next(second))
+    second.load_state_dict(first.state_dict())
 
 
 def test_a_state_of_another_stream_is_refused(dataset: Dataset, larger: Dataset) -> None:

@@ -98,7 +98,7 @@ def test_an_end_in_native_code_is_one_line(
     """The line has the cause, what is kept and the command; native output is in the log that it names."""
     code, stdout, stderr = end(start(body))
     (log,) = tmp_path.glob("corpusmill-run-*.log")
-    message = f"native code ended the run with {ending}, its output is in {log}; {KEPT}\n"
+    message = f"native code ended the run with {ending}, details are in {log}; {KEPT}\n"
     assert (code, stdout, stderr) == (1, "", message)
     assert log.stat().st_mode & 0o777 == 0o600
     if "SIGABRT" in ending:
@@ -125,8 +125,53 @@ def test_the_cause_is_found_in_the_output_of_ray(
     """On a cluster, the driver learns from Ray's native code alone what died."""
     code, _, stderr = end(start(f"os.write(2, {printed.encode()!r}); os._exit(1)"))
     assert code == 1
-    assert stderr.startswith(f"{cause}, its output is in /")
+    assert stderr.startswith(f"{cause}, details are in /")
     assert stderr.endswith(f"; {KEPT}\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("dashboard_agent", "dashboard agent"),
+        ("runtime_env_agent", "runtime environment agent"),
+    ],
+)
+def test_a_dead_agent_of_ray_is_named(
+    start: Start,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    words: str,
+) -> None:
+    """Only the raylet writes which agent died; its log of this run counts, and is kept."""
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    lines = [
+        "logs = folder / f'ray/session_2026-11-22_{os.getpid()}/logs'",
+        "logs.mkdir(parents=True)",
+        f"(logs / 'raylet.err').write_text('one Ray agent failed, agent_name = {name}.')",
+        "os.write(2, b'The node has been marked dead because the detector ...')",
+        "os._exit(1)",
+    ]
+    code, _, stderr = end(start("\n".join(lines)))
+    (log,) = tmp_path.glob("corpusmill-run-*.log")
+    assert (code, stderr) == (1, f"Ray's {words} died, details are in {log}; {KEPT}\n")
+    assert f"agent_name = {name}" in log.read_text()
+
+
+def test_the_log_of_an_earlier_ray_is_not_read(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Process ids are used again: the session folder may be that of another run."""
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    lines = [
+        "logs = folder / f'ray/session_2020-01-01_{os.getpid()}/logs'",
+        "logs.mkdir(parents=True)",
+        "(logs / 'raylet.err').write_text('agent_name = dashboard_agent.')",
+        "os.utime(logs / 'raylet.err', (0, 0))",
+        "os._exit(1)",
+    ]
+    _, _, stderr = end(start("\n".join(lines)))
+    assert stderr.startswith("native code ended the run with exit code 1, ")
 
 
 def test_a_child_without_memory_is_one_line(start: Start, tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from pipeline.execution.choose_engine import choose_kind, estimate_seconds_left,
 from pipeline.execution.engine import run
 from pipeline.execution.inline import InlineEngine
 from pipeline.execution.ray_engine import RayEngine
-from pipeline.planning.input_splits import InputFile, InputSplit
+from pipeline.planning.input_files import InputFile
+from pipeline.planning.input_splits import InputSplit
 from pipeline.planning.plan import plan_splits
 from pipeline.planning.run_plan import RunPlan
 from tests.pipeline.conftest import Small
@@ -62,6 +63,23 @@ def test_requests_of_phases_do_not_keep_a_run_from_this_process(small: Small) ->
     """One process runs a task that requests many CPUs."""
     engine = {"kind": "auto", "workers": 2, "phases": {"annotate": {"num_cpus": 64}}}
     assert choose_kind(small.plan(engine=engine))[0] == "inline"
+
+
+def test_requests_without_effect_are_named(
+    small: Small, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only Ray gives GPUs and custom resources to tasks; a run in one process says so."""
+    phases = {
+        "annotate": {"num_gpus": 1, "num_cpus": 2},
+        "extract": {"custom": {"disk": 1}},
+    }
+    plan = small.plan(engine={"kind": "inline", "phases": phases})
+    with caplog.at_level(logging.WARNING, logger="pipeline"):
+        make_engine(plan)
+    assert caplog.messages == [
+        "engine.phases.annotate.num_gpus has no effect in one process; engine.kind: ray follows it",
+        "engine.phases.extract.custom has no effect in one process; engine.kind: ray follows it",
+    ]
 
 
 def test_a_cluster_and_a_metrics_port_mean_ray(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.models.corpus import is_held_out, read_texts
+from pipeline.models.corpus import TextUnreadable, is_held_out, read_texts
 
 
 def test_texts_are_read_from_every_kind_of_file(tmp_path: Path) -> None:
@@ -36,6 +36,27 @@ def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"ok\n\xff\xfe\n")
     with pytest.raises(ValueError, match=r"a\.txt:2: wanted UTF-8"):
         list(read_texts([tmp_path / "a.txt"]))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.txt.gz", b"hello\n"),
+        ("a.txt.gz", gzip.compress(b"hello\n" * 9, mtime=0)[:-9]),
+        ("a.txt.xz", b"hello\n"),
+    ],
+    ids=["no gzip", "cut gzip", "no xz"],
+)
+def test_a_file_that_cannot_be_decompressed_is_named(
+    name: str, content: bytes, tmp_path: Path
+) -> None:
+    """The error says which file it is, and how it was read."""
+    (tmp_path / name).write_bytes(content)
+    message = (
+        rf"{name}: cannot be decompressed as \.[gx]z, which its name says: .+; restore"
+    )
+    with pytest.raises(TextUnreadable, match=message):
+        list(read_texts([tmp_path / name]))
 
 
 def test_share_of_texts_is_held_out() -> None:

@@ -23,12 +23,11 @@ from config_files.reader import ConfigError
 from pipeline.config import InputConfig
 from pipeline.errors import RunAborted
 from pipeline.execution.engine import TaskFinished
+from pipeline.planning.input_files import local_copy
 from pipeline.planning.input_splits import (
-    InputFile,
     InputSplit,
     get_files_per_split,
     list_input_splits,
-    local_copy,
 )
 from pipeline.runs.run_folder import RunFolder
 from pipeline.sample_crawl.generator import SampleCrawl
@@ -47,24 +46,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-@pytest.fixture
-def crawl_files(tmp_path: Path) -> Path:
-    """A folder of five small files on two levels."""
-    folder = tmp_path / "crawl"
-    for name in (
-        "b.wet.gz",
-        "a.wet.gz",
-        "deep/c.wet.gz",
-        "deep/deeper/d.wet.gz",
-        "notes.txt",
-    ):
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(name.encode())
-        os.utime(path, (1_000_000, 1_000_000))
-    return folder
-
-
 def names(splits: tuple[InputSplit, ...]) -> list[list[str]]:
     return [[file.name for file in split.files] for split in splits]
 
@@ -74,55 +55,6 @@ def splits_of_runs(*patterns: str | Path, **keys: Any) -> tuple[InputSplit, ...]
 
 
 # ---- local files ----
-
-
-def test_patterns_give_files_in_order(crawl_files: Path) -> None:
-    """Files are sorted within a pattern, and patterns keep their order."""
-    assert names(splits_of_runs(crawl_files / "*.wet.gz")) == [["a.wet.gz"], ["b.wet.gz"]]
-    assert names(splits_of_runs(crawl_files / "**" / "*.wet.gz")) == [
-        [f"{x}.wet.gz"] for x in "abcd"
-    ]
-    assert names(
-        splits_of_runs(crawl_files / "deep" / "*", crawl_files / "[ab].wet.gz")
-    ) == [
-        ["c.wet.gz"],
-        ["a.wet.gz"],
-        ["b.wet.gz"],
-    ]
-
-
-def test_home_is_expanded(crawl_files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`~` is replaced by the folder of the user."""
-    monkeypatch.setenv("HOME", str(crawl_files))
-    assert names(splits_of_runs("~/a.wet.gz")) == [["a.wet.gz"]]
-
-
-def test_a_file_name_with_brackets_is_not_a_pattern(crawl_files: Path) -> None:
-    """An existing file is used under its exact name."""
-    (crawl_files / "page[1].wet").write_bytes(b"")
-    assert names(splits_of_runs(crawl_files / "page[1].wet")) == [["page[1].wet"]]
-
-
-def test_all_faults_of_patterns_are_reported_at_once(crawl_files: Path) -> None:
-    """One line per pattern without a file, and per file that is matched twice."""
-    (crawl_files / "link.wet.gz").symlink_to(crawl_files / "b.wet.gz")
-    patterns = [
-        "no*.warc",
-        crawl_files / "a.wet.gz",
-        f"{crawl_files}/deep/../a.*",
-        crawl_files / "[bl]*.gz",
-    ]
-    with pytest.raises(ConfigError) as caught:
-        splits_of_runs(*patterns)
-    nothing, first, second = caught.value.faults
-    assert nothing == f"input.files: 'no*.warc' matches no file in {Path.cwd()}"
-    assert (
-        first == f"input.files: {str(crawl_files / 'a.wet.gz')!r} is matched more than once"
-    )
-    assert (
-        second
-        == f"input.files: {str(crawl_files / 'b.wet.gz')!r} is matched more than once"
-    )
 
 
 @given(num_files=st.integers(1, 12), files_per_split=st.integers(1, 13))
@@ -144,45 +76,6 @@ def test_splits_hold_each_file_once_in_order(
         f"{i:06d}" for i in range(len(splits))
     ]
     assert sum(split.num_bytes for split in splits) == sum(range(num_files))
-
-
-def test_a_local_file_is_read_in_place(crawl_files: Path) -> None:
-    """Nothing is copied or removed."""
-    path = crawl_files / "a.wet.gz"
-    with local_copy(
-        InputFile(str(path), 8, hashlib.sha256(path.read_bytes()).hexdigest())
-    ) as copy:
-        assert copy == path
-    assert path.exists()
-
-
-def test_a_local_file_of_another_size_is_refused(crawl_files: Path) -> None:
-    """Another machine may have no file, or another file, under this path."""
-    path = crawl_files / "a.wet.gz"
-    planned = InputFile(str(path), 8, hashlib.sha256(path.read_bytes()).hexdigest())
-    path.write_bytes(b"another")
-    message = (
-        r"a\.wet\.gz on \S+ has changed since .*: found 7 bytes, wanted 8; run the same"
-    )
-    with pytest.raises(OSError, match=message), local_copy(planned):
-        pass
-    path.unlink()
-    with (
-        pytest.raises(FileNotFoundError, match=r"No such file on \S+: .*a\.wet\.gz"),
-        local_copy(planned),
-    ):
-        pass
-
-
-def test_a_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
-    """It could be written neither into records nor into messages."""
-    path = tmp_path / os.fsdecode(b"caf\xe9.warc")
-    path.write_bytes(b"")
-    message = (
-        r"input\.files: the name of '.*caf\\udce9\.warc' is not UTF-8; rename the file"
-    )
-    with pytest.raises(ConfigError, match=message):
-        splits_of_runs(tmp_path / "*")
 
 
 # ---- Common Crawl ----

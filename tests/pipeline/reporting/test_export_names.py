@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.reporting.export import export_ccnet
+from pipeline.reporting.export import OutputExists, export_ccnet
 from tests.pipeline.conftest import Small
 
 LABELS = ["../../escaped", "/tmp/escaped", "a/b", "..", "", "\u0000", "x" * 300, "EN"]
@@ -27,3 +27,17 @@ def test_a_hostile_label_stays_in_the_folder(
     assert [path.parent for path in made] == [out]
     assert list(written.values()) == [3]
     assert [path.name for path in made] == list(written)
+
+
+def test_an_existing_folder_is_refused(small: Small, tmp_path: Path) -> None:
+    """A second export says what to do; nothing of the first one is changed."""
+    run, _ = small.run()
+    out = tmp_path / "out"
+    export_ccnet(run, out)
+    before = {path: path.read_bytes() for path in out.iterdir()}
+    with pytest.raises(
+        OutputExists, match="out exists already; give the name of a new folder"
+    ):
+        export_ccnet(run, out)
+    assert {path: path.read_bytes() for path in out.iterdir()} == before
+    assert not list(tmp_path.glob(".out-*"))

@@ -278,13 +278,12 @@ def test_a_damaged_output_in_a_bucket_is_made_again(
 def test_the_loader_follows_the_link_to_the_dataset(
     in_bucket: RunFolder, on_disk: RunFolder, bucket_store: ObjectStore
 ) -> None:
-    """RUN/dataset is the address of the latest complete dataset."""
-    columns = [
-        read_manifest_columns(f"{found.run_dir}/dataset", ReadSettings())
-        for found in (on_disk, in_bucket)
-    ]
-    assert columns[0].digest == columns[1].digest
-    assert columns[1].address == str(in_bucket.dataset)
+    """RUN and RUN/dataset are addresses of the latest complete dataset."""
+    local = read_manifest_columns(str(on_disk.run_dir), ReadSettings())
+    for address in (in_bucket.run_dir, in_bucket.run_dir.child("dataset")):
+        columns = read_manifest_columns(str(address), ReadSettings())
+        assert columns.digest == local.digest
+        assert columns.address == str(in_bucket.dataset)
     bucket_store.put("elsewhere", b"../../another bucket")
     for name in ("elsewhere", "nowhere"):
         with pytest.raises(ReadFailed, match=rf"{name}/manifest\.json"):

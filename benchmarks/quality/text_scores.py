@@ -1,0 +1,127 @@
+r"""Measures of extracted text: those of the gold sets' own evaluations.
+
+- Words: precision, recall and F1 of the multiset of words (`\w+`, lower case) of each page, and
+  their means over the pages (evaluate.py of WCXB).
+- Shingles: the harmonic mean of mean precision and mean recall of 4-grams of words (evaluate.py of
+  scrapinghub's articles).
+- Strings: precision, recall and F1 over the wanted and unwanted strings of all pages (evaluate.py
+  of trafilatura).
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from benchmarks.quality.gold_pages import GoldPage
+
+NUM_RESAMPLES = 1000
+
+
+class Score(NamedTuple):
+    """Precision, recall and F1 of the words or word n-grams of one page."""
+
+    precision: float
+    recall: float
+    f1: float
+
+
+def score_words(text: str, gold: str) -> Score:
+    """Compare the words of `text` with those of `gold`.
+
+    >>> score_words("Home Flour and water", "flour and water")
+    Score(precision=0.75, recall=1.0, f1=0.8571428571428571)
+    """
+    return _compare(_count_ngrams(text.lower(), 1), _count_ngrams(gold.lower(), 1))
+
+
+def score_shingles(texts: Sequence[str], golds: Sequence[str]) -> float:
+    """Return F1 of the 4-grams. A text without words counts neither for precision nor for recall."""
+    precisions: list[float] = []
+    recalls: list[float] = []
+    for text, gold in zip(texts, golds, strict=True):
+        found, wanted = _count_ngrams(text, 4), _count_ngrams(gold, 4)
+        score = _compare(found, wanted)
+        if found:
+            precisions.append(score.precision)
+        if wanted:
+            recalls.append(score.recall)
+    precision, recall = (
+        statistics.fmean(precisions or [0]),
+        statistics.fmean(recalls or [0]),
+    )
+    return _harmonic_mean(precision, recall)
+
+
+def score_strings(texts: Sequence[str], pages: Sequence[GoldPage]) -> Score:
+    """Return the share of found strings that are wanted, of wanted strings that are found, and F1."""
+    num_right = num_wrong = num_missed = 0
+    for text, page in zip(texts, pages, strict=True):
+        words = _join_words(text)
+        num_found = sum(_join_words(each) in words for each in page.wanted)
+        num_right += num_found
+        num_missed += len(page.wanted) - num_found
+        num_wrong += sum(_join_words(each) in words for each in page.unwanted)
+    precision = num_right / max(1, num_right + num_wrong)
+    recall = num_right / max(1, num_right + num_missed)
+    return Score(precision, recall, _harmonic_mean(precision, recall))
+
+
+def summarize(texts: Sequence[str], pages: Sequence[GoldPage]) -> dict[str, Any]:
+    """Return the figures of one extractor on one set."""
+    if pages[0].wanted:
+        score = score_strings(texts, pages)
+        return {name: round(value, 3) for name, value in score._asdict().items()}
+    golds = [page.text for page in pages]
+    scores = [score_words(text, gold) for text, gold in zip(texts, golds, strict=True)]
+    by_kind: dict[str, list[float]] = {}
+    for page, score in zip(pages, scores, strict=True):
+        by_kind.setdefault(page.kind, []).append(score.f1)
+    f1s = [score.f1 for score in scores]
+    return {
+        "f1": round(statistics.fmean(f1s), 3),
+        "f1_95": _find_interval(f1s),
+        "precision": round(statistics.fmean(score.precision for score in scores), 3),
+        "recall": round(statistics.fmean(score.recall for score in scores), 3),
+        "shingle_f1": round(score_shingles(texts, golds), 3),
+        "f1_by_kind": {
+            kind: round(statistics.fmean(values), 3)
+            for kind, values in sorted(by_kind.items())
+        },
+    }
+
+
+def _find_interval(values: Sequence[float]) -> list[float]:
+    """Return the interval with 95 % of the means of resamples of the pages (bootstrap)."""
+    rng = random.Random(0)
+    resamples = (rng.choices(values, k=len(values)) for _ in range(NUM_RESAMPLES))
+    means = sorted(map(statistics.fmean, resamples))
+    low, high = NUM_RESAMPLES * 25 // 1000, NUM_RESAMPLES * 975 // 1000 - 1
+    return [round(means[low], 3), round(means[high], 3)]
+
+
+def _compare(found: Counter[tuple[str, ...]], wanted: Counter[tuple[str, ...]]) -> Score:
+    if not wanted or not found:
+        same = float(not wanted and not found)
+        return Score(same, same, same)
+    shared = (found & wanted).total()
+    precision, recall = shared / found.total(), shared / wanted.total()
+    return Score(precision, recall, _harmonic_mean(precision, recall))
+
+
+def _harmonic_mean(precision: float, recall: float) -> float:
+    return 2 * precision * recall / ((precision + recall) or 1)
+
+
+def _count_ngrams(text: str, ngram_words: int) -> Counter[tuple[str, ...]]:
+    words = re.findall(r"\w+", text)
+    shifted = [words[first:] for first in range(min(ngram_words, len(words)))]
+    return Counter(zip(*shifted, strict=False))
+
+
+def _join_words(text: str) -> str:
+    return " ".join(text.split())
