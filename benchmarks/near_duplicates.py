@@ -7,6 +7,9 @@ Documents are 100 random words. One in ten is a copy of another document of the 
 101 word 5-grams differ, which is a Jaccard similarity of at least 0.90. Each size is a run of the pipeline in a separate
 process, up to fuzzy_dedup. Peak resident memory and CPU seconds are measured per phase. The goal: CPU seconds per
 million documents do not grow.
+
+Another run of the smallest size decides without comparing documents (`fuzzy_dedup.rule: null`, no stored n-grams). The
+goal: with the comparison, the three phases of fuzzy deduplication take at most 1.5 times its CPU seconds.
 """
 
 from __future__ import annotations
@@ -37,13 +40,18 @@ DOCUMENTS_PER_FILE = 25_000
 COPIED_SHARE = 0.1
 MEMORY_MB = 1000
 
+# The phases that near-duplicates need, and what annotate does for them.
+FUZZY_PHASES = ("annotate", "fuzzy_clusters", "fuzzy_dedup")
+
 CONFIG = """
 run_dir: {folder}/run
 input: {{files: ["{folder}/*.warc.wet"]}}
 extract: {{length: {{min_chars: 10}}, warc: {{first_line_is_title: false}}}}
 paragraph_dedup: {{keep: keep_all}}
-annotate: {{language: {{max_chars: 20}}, minhash: {{threshold: 0.8}}}}
-fuzzy_dedup: {{keep: first}}
+annotate:
+  language: {{max_chars: 20}}
+  minhash: {{threshold: 0.8, store_ngrams: {store_ngrams}}}
+fuzzy_dedup: {{keep: first, rule: {rule}}}
 tokenize: {{tokenizer: gpt2-bpe}}
 engine: {{kind: inline, memory_mb: {memory_mb}}}
 """
@@ -97,14 +105,19 @@ def wet_record(number: int, text: str) -> bytes:
     return head.encode() + body + b"\r\n\r\n"
 
 
-def measure(num_documents: int, folder: Path) -> dict[str, Any]:
-    """Run the pipeline up to fuzzy_dedup, and return its figures."""
+def measure(num_documents: int, rule: str, folder: Path) -> dict[str, Any]:
+    """Run the pipeline up to fuzzy_dedup with a rule, and return its figures."""
     copies = write_crawl(folder, num_documents)
-    (folder / "near.yaml").write_text(CONFIG.format(folder=folder, memory_mb=MEMORY_MB))
+    store_ngrams = str(rule != "null").lower()
+    written = CONFIG.format(
+        folder=folder, memory_mb=MEMORY_MB, rule=rule, store_ngrams=store_ngrams
+    )
+    (folder / "near.yaml").write_text(written)
     config = load(str(folder / "near.yaml"))
     plan = make_plan(config)
     found: dict[str, Any] = {
         "documents": num_documents,
+        "rule": rule,
         "num_copies": len(copies),
         "phases": {},
     }
@@ -145,27 +158,39 @@ def main() -> None:
     )
     parser.add_argument("--documents", type=int, nargs="+", default=(100_000, 1_000_000))
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
-    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        print(json.dumps(measure(int(args.child[0]), Path(args.child[1]))))
+        num_documents, rule, folder = args.child
+        print(json.dumps(measure(int(num_documents), rule, Path(folder))))
         return
-    sizes: list[dict[str, Any]] = []
-    for num_documents in args.documents:
-        with tempfile.TemporaryDirectory() as folder:
-            command = [
-                sys.executable,
-                "-m",
-                "benchmarks.near_duplicates",
-                "--child",
-                str(num_documents),
-                folder,
-            ]
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-            sizes.append(json.loads(done.stdout.splitlines()[-1]))
-            print(sizes[-1], flush=True)
+    sizes = [_measure_apart(size, "jaccard") for size in args.documents]
+    smallest = min(sizes, key=lambda found: found["documents"])
+    without = _measure_apart(smallest["documents"], "null")
+    figures = {
+        "memory_mb": MEMORY_MB,
+        "sizes": sizes,
+        "without_comparison": without,
+        "cost_of_comparison": round(_add_cpu_s(smallest) / _add_cpu_s(without), 2),
+    }
+    print(f"CPU with the comparison / without: {figures['cost_of_comparison']}")
     if args.save:
-        print(save("near_duplicates", {"memory_mb": MEMORY_MB, "sizes": sizes}))
+        print(save("near_duplicates", figures))
+
+
+def _measure_apart(num_documents: int, rule: str) -> dict[str, Any]:
+    """Return the figures of a run in a separate process."""
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = ["--child", str(num_documents), rule, folder]
+        command = [sys.executable, "-m", "benchmarks.near_duplicates", *arguments]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    print(found, flush=True)
+    return found
+
+
+def _add_cpu_s(found: dict[str, Any]) -> float:
+    return sum(found["phases"][name]["cpu_s"] for name in FUZZY_PHASES)
 
 
 if __name__ == "__main__":
