@@ -23,6 +23,7 @@ from pipeline.terminal import (
     WRONG_USAGE,
     CommandGroup,
     console,
+    errors,
     fail,
     set_up_process,
 )
@@ -138,20 +139,12 @@ def run(
     Tasks that are finished already are skipped.
     """
     supervise()
-    from pipeline.execution.engine import check
     from pipeline.execution.engine import run as run_plan
-    from pipeline.planning.plan import make_plan
-    from pipeline.planning.prepare import prepare
     from pipeline.reporting.progress import RunProgress
     from pipeline.reporting.prometheus import RunMetrics
 
     started = time.monotonic()
-    settings = _load_config(config, overrides, run_dir, engine)
-    check(settings)
-    prepare(settings)
-    plan = make_plan(settings)
-    if not plan.splits:
-        fail(f"{config}: the input has no files; check the section `input`", WRONG_USAGE)
+    plan = _prepare_run(_load_config(config, overrides, run_dir, engine))
     metrics = RunMetrics(plan)
     with RunProgress(console) as progress:
         for event in run_plan(plan):
@@ -163,6 +156,24 @@ def run(
         else "nothing was left to do"
     )
     _print_outcome(plan, f"{done}, in {time.monotonic() - started:.1f} s")
+
+
+def _prepare_run(settings: RunConfig) -> RunPlan:
+    """Fetch, make and open what a run needs, and return its plan."""
+    from pipeline.execution.engine import check
+    from pipeline.execution.preflight import check_models, find_shortage_of_disk
+    from pipeline.planning.plan import make_plan
+    from pipeline.planning.prepare import prepare
+
+    check(settings)
+    prepare(settings)
+    plan = make_plan(settings)
+    if not plan.splits:
+        fail("the input has no files; check the section `input`", WRONG_USAGE)
+    check_models(plan)
+    if shortage := find_shortage_of_disk(plan):
+        errors.print(shortage, style="yellow")
+    return plan
 
 
 def _print_outcome(plan: RunPlan, what_was_done: str) -> None:
@@ -244,18 +255,30 @@ def plan(
             help="Rates: a finished run, or a .json file. Default: the shipped rates."
         ),
     ] = None,
+    preflight: Annotated[
+        bool,
+        typer.Option(
+            "--preflight",
+            help="Only fetch, make and open what the run needs, as `run` does before its first task.",
+        ),
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the estimate as JSON.")
     ] = False,
 ) -> None:
     """Show what `run` would do and what it would cost.
 
-    Starts and downloads nothing.
+    Starts and downloads nothing, except with --preflight.
     """
     from pipeline.capacity.estimate import describe_cluster, estimate
     from pipeline.capacity.estimate_report import print_estimate, to_json
 
     settings = _load_config(config, overrides, run_dir, engine)
+    if preflight:
+        planned = _prepare_run(settings)
+        num_files = sum(len(split.files) for split in planned.splits)
+        console.print(f"Ready to run: {num_files:,} input files, and every model opens.")
+        return
     rates = _read_rates(calibration)
     input_bytes: float | None = None
     if files is None:

@@ -1,4 +1,4 @@
-"""Run a benchmark in an environment of its own, in which the programs to compare are installed."""
+"""Run a benchmark in a separate environment, in which the programs to compare are installed."""
 
 from __future__ import annotations
 

@@ -70,6 +70,17 @@ class StageSpec:
         """
         return OPENED_STAGES.get(self, digests)
 
+    def load(self) -> Stage[Any]:
+        """Return a new stage with its models loaded. Raises what `Stage.open` raises."""
+        stage = self.stage(self.settings, self.find_files())
+        stage.open()
+        return stage
+
+    def find_files(self) -> dict[str, Path]:
+        """Return the path of each model on this machine."""
+        references = self.stage.required_files(self.settings)
+        return {each: model_registry.resolve(each) for each in references}
+
 
 class StageCache:
     """Stages with loaded models, one per stage and settings.
@@ -85,16 +96,13 @@ class StageCache:
 
     def get(self, spec: StageSpec, digests: Mapping[str, str]) -> Stage[Any]:
         """Return the opened stage, and open it first if necessary."""
-        files: dict[str, Path] = {}
-        for reference in spec.stage.required_files(spec.settings):
-            files[reference] = model_registry.resolve(reference)
+        files = spec.find_files()
         key = (spec.stage, spec.settings.model_dump_json())
         states = [_read_file_state(path) for path in files.values()]
         opened, states_when_opened = self._opened.get(key, (None, None))
         if opened is None or states != states_when_opened:
             _check_digests(spec, digests)
-            opened = spec.stage(spec.settings, files)
-            opened.open()
+            opened = spec.load()
             self._opened[key] = opened, states
         return opened
 

@@ -1,0 +1,85 @@
+"""Checks before the first task, of what would otherwise fail hours later, at its phase.
+
+check_models(plan)       # raises ConfigError with all faults
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from config_files.reader import ConfigError
+from pipeline.capacity.calibration import read_calibration
+from pipeline.capacity.estimate import describe_cluster, estimate
+from pipeline.phases import registry
+from pipeline.phases.phase import Phase
+from pipeline.planning.run_plan import RunPlan
+from pipeline.planning.stage_spec import StageSpec
+
+
+def check_models(plan: RunPlan) -> None:
+    """Open every model, tokenizer and list of the phases that are left, one stage at a time.
+
+    Raises:
+        ConfigError: with one line for each stage that cannot be opened.
+    """
+    checked: list[StageSpec] = []
+    faults: list[str] = []
+    for phase in _list_phases_left(plan):
+        for spec in phase.plan_stages(plan.config):
+            if spec not in checked:
+                checked.append(spec)
+                faults += _check_stage(f"{phase.name}.{spec.stage.name}", spec)
+    if faults:
+        raise ConfigError(faults)
+
+
+def find_shortage_of_disk(plan: RunPlan) -> str | None:
+    """Return a line if the estimated files of the phases that are left exceed the free space.
+
+    None: they fit, or the free space is unknown because the run folder is in a bucket.
+    """
+    config = plan.config
+    cluster = describe_cluster(config, 1, None, None, None)
+    if cluster.disk_gb is None or not plan.splits:
+        return None
+    is_snapshot = config.input.common_crawl is not None
+    input_bytes = float(sum(split.num_bytes for split in plan.splits))
+    num_files = sum(len(split.files) for split in plan.splits)
+    found = estimate(
+        config,
+        read_calibration(),
+        cluster,
+        num_files=num_files,
+        input_bytes=None if is_snapshot else input_bytes,
+    )
+    left = {phase.name for phase in _list_phases_left(plan)}
+    needed_gb = sum(each.bytes_written for each in found.phases if each.name in left) / 1e9
+    if needed_gb <= cluster.disk_gb:
+        return None
+    return (
+        f"{plan.run_dir}: the run takes about {needed_gb:,.1f} GB there, "
+        f"{cluster.disk_gb:,.1f} GB are free; set run_dir to a larger disk"
+    )
+
+
+def _list_phases_left(plan: RunPlan) -> Iterator[type[Phase]]:
+    for phase in registry.PHASES:
+        if phase.is_enabled(plan.config) and not _is_complete(plan, phase):
+            yield phase
+
+
+def _is_complete(plan: RunPlan, phase: type[Phase]) -> bool:
+    try:
+        return plan.folder(phase.name).complete()
+    except OSError:
+        # The run folder cannot be read. The run says so when it takes its lock.
+        return False
+
+
+def _check_stage(key: str, spec: StageSpec) -> Iterator[str]:
+    try:
+        spec.load()
+    # Stages open files with many libraries, and each has errors of its own.
+    except Exception as error:  # noqa: BLE001 - it is reported with the others
+        cause = str(error) or type(error).__name__
+        yield f"{key} cannot be opened: {cause}"

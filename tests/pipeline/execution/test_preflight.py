@@ -1,0 +1,56 @@
+"""What would fail at its phase is found before the first task."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from config_files.reader import ConfigError
+from pipeline.execution.engine import run
+from pipeline.execution.preflight import check_models, find_shortage_of_disk
+from tests.pipeline.conftest import Small
+
+
+def test_every_model_that_cannot_be_opened_is_one_fault(
+    small: Small, tmp_path: Path
+) -> None:
+    """The faults of all phases are listed at once, with phase, stage and cause."""
+    broken = tmp_path / "broken"
+    broken.write_text("no model")
+    plan = small.plan(
+        annotate={"language": {"model": str(broken)}}, tokenize={"tokenizer": str(broken)}
+    )
+    with pytest.raises(ConfigError) as caught:
+        check_models(plan)
+    language, tokenizer = caught.value.faults
+    assert language.startswith("annotate.language cannot be opened: ")
+    assert tokenizer.startswith("tokenize.tokenize cannot be opened: ")
+    assert all(str(broken) in fault for fault in (language, tokenizer))
+
+
+def test_models_of_finished_phases_are_not_opened(small: Small, lid_file: Path) -> None:
+    """A run that is complete needs no model."""
+    plan = small.plan()
+    check_models(plan)
+    list(run(plan))
+    kept = lid_file.read_bytes()
+    lid_file.write_bytes(b"no model")
+    try:
+        check_models(plan)
+    finally:
+        lid_file.write_bytes(kept)
+
+
+def test_a_disk_that_is_too_small_is_named(
+    small: Small, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line has the need and the free space; a large disk gives none."""
+    plan = small.plan()
+    assert find_shortage_of_disk(plan) is None
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=100))
+    shortage = find_shortage_of_disk(plan)
+    assert shortage is not None
+    assert "GB there, 0.0 GB are free; set run_dir to a larger disk" in shortage
