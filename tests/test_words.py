@@ -9,6 +9,7 @@ folder, or of all files:
 
 from __future__ import annotations
 
+import functools
 import io
 import re
 import subprocess
@@ -121,6 +122,16 @@ def split_identifiers(text: str) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", text.replace("_", " "))
 
 
+# Whether a text may have a retired word. Exceptions of single files are not considered.
+ANY_RETIRED = re.compile("|".join(word.pattern for word in RETIRED), re.IGNORECASE)
+
+
+@functools.cache  # most fragments are names that occur many times
+def may_be_retired(fragment: str) -> bool:
+    """Return whether one of all patterns matches the fragment."""
+    return ANY_RETIRED.search(split_identifiers(fragment)) is not None
+
+
 def read_fragments(path: Path, text: str) -> Iterator[tuple[int, str]]:
     """Yield line number and text of everything that is checked in a file.
 
@@ -168,6 +179,8 @@ def find_retired_words(name: str) -> Iterator[str]:
     seen: set[tuple[int, str]] = set()
     fragments = list(read_fragments(path, path.read_text(encoding="utf-8")))
     for number, fragment in [*fragments, *join_across_lines(fragments)]:
+        if not may_be_retired(fragment):
+            continue
         words = split_identifiers(fragment)
         for pattern, instead in patterns:
             found = pattern.search(words)

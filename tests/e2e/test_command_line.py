@@ -6,9 +6,12 @@ import gc
 import hashlib
 import json
 import re
+import resource
+import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -21,15 +24,24 @@ from tests.e2e.conftest import Chain
 from tests.faults.runs.small_run import run_command, start_driver
 
 
-def command(*arguments: str | Path, **environment: str) -> tuple[int, str]:
+def command(
+    *arguments: str | Path, work: Callable[..., None] = run_command, **environment: str
+) -> tuple[int, str]:
     """Return exit code and output of `python -m pipeline ...`, in a forked process."""
     environment = {"COLUMNS": "200", **environment}
     with tempfile.NamedTemporaryFile() as output:
         path, words = Path(output.name), map(str, arguments)
-        driver = start_driver(run_command, *words, messages=path, environment=environment)
+        driver = start_driver(work, *words, messages=path, environment=environment)
         driver.join()
         assert driver.exitcode is not None
         return driver.exitcode, path.read_text()
+
+
+def run_with_small_files(*arguments: str) -> None:
+    """Be `python -m pipeline`, with no file over 300,000 bytes. The work of a driver process."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    run_command(*arguments)
 
 
 @pytest.fixture
@@ -213,19 +225,10 @@ def test_run_resumes_after_a_full_disk(small: Path, tmp_path: Path) -> None:
     )
     wet.write_bytes(wet_record("https://example.org/big", f"Title\n{words}", number=9))
     files = f"input.files=['{tmp_path}/*.warc.wet']"
-    limited = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000)); "
-    limited += "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
-    limited += "sys.argv[0] = 'pipeline'; runpy.run_module('pipeline', run_name='__main__')"
-    done = subprocess.run(
-        [sys.executable, "-c", limited, "run", str(small), "--set", files],
-        cwd=REPOSITORY,
-        text=True,
-        capture_output=True,
-        check=False,
-    )
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "1 of 2 tasks failed; the others are done" in done.stderr
-    assert "File too large" in done.stderr
+    code, out = command("run", small, "--set", files, work=run_with_small_files)
+    assert code == 1, out
+    assert "1 of 2 tasks failed; the others are done" in out
+    assert "File too large" in out
     code, out = command("run", small, "--set", files)
     assert code == 0
     assert "extract: 2 tasks, 1 done before" in out

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
+import runpy
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import yaml
 
 from pipeline.runs.run_folder import RunFolder
-from tests.conftest import REPOSITORY, wet_record
+from tests.conftest import wet_record
+from tests.faults.runs.small_run import start_driver
 from tests.pipeline.conftest import Small
 
 # Clipboard, clear screen, C1, bidirectional override, zero width; brackets are markup for rich.
@@ -21,30 +22,28 @@ HOSTILE = "\x1b]52;c;x\x1b\\\x1b[2J\x9b2J\u202e\u200b[/red]"
 
 FORBIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e]")
 
-# Runs each command in one process, because starting one takes a second.
-RUN_COMMANDS = """
-import json, runpy, sys
-for module, *words in json.loads(sys.argv[1]):
-    sys.argv = [f"python -m {module}", *words]
-    print("====", module, words[0], flush=True)
-    try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
-    except SystemExit as end:
-        print("==== exit code", end.code, flush=True)
-"""
+
+def run_each(commands: Sequence[Sequence[str]]) -> None:
+    """Run commands one after another. The work of a driver process."""
+    for module, *words in commands:
+        sys.argv = [f"python -m {module}", *words]
+        name = words[0] if "--json" not in words else f"{words[0]} --json"
+        print("====", module, name, flush=True)
+        try:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        except SystemExit as end:
+            print("==== exit code", end.code, flush=True)
 
 
-def run_commands(*commands: list[str]) -> dict[str, str]:
-    """Run commands (module, verb, words); return "module verb" -> stdout and stderr."""
-    done = subprocess.run(
-        [sys.executable, "-c", RUN_COMMANDS, json.dumps(commands)],
-        cwd=REPOSITORY,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        check=True,
-        env={**os.environ, "PYTHONIOENCODING": "utf-8"},
-    )
-    parts = done.stdout.decode().split("==== ")
+def run_commands(messages: Path, *commands: Sequence[str]) -> dict[str, str]:
+    """Run commands (module, verb, words); return "module verb" -> stdout and stderr.
+
+    All run in one process, because starting one takes a second.
+    """
+    driver = start_driver(run_each, commands, messages=messages)
+    driver.join()
+    assert driver.exitcode == 0, messages.read_text()
+    parts = messages.read_bytes().decode().split("==== ")
     shown: dict[str, str] = {}
     for part, code in zip(parts[1::2], parts[2::2], strict=True):
         name, _, output = part.partition("\n")
@@ -80,10 +79,12 @@ def test_no_command_prints_a_control_character(hostile: Small) -> None:
     config, run = str(hostile.path), str(hostile.folder / "run")
     missing = str(hostile.folder / f"{HOSTILE}.yaml")
     shown = run_commands(
+        hostile.folder / "printed",
         ["pipeline", "plan", config],
         ["pipeline", "run", config],
         ["pipeline", "status", run],
         ["pipeline", "report", run],
+        ["pipeline", "report", run, "--json"],
         ["pipeline", "explain", run, "0"],
         ["pipeline", "preview", run, "--set", "select.language.min_score=0.999"],
         ["pipeline", "verify", run],
@@ -104,14 +105,12 @@ def test_no_command_prints_a_control_character(hostile: Small) -> None:
     assert "[/red]" in shown["loader inspect"]
     page = (hostile.folder / "run/report.html").read_text()
     assert FORBIDDEN.findall(page) == []
-    check_json(hostile, run)
+    check_json(hostile, run, shown["pipeline report --json"])
 
 
-def check_json(hostile: Small, run: str) -> None:
-    """Check that `--json` prints no control character, and that a reader gets the crawl's strings."""
-    shown = run_commands(["pipeline", "report", run, "--json"])["pipeline report"]
+def check_json(hostile: Small, run: str, shown: str) -> None:
+    """Check that a reader of the output of `--json` gets the crawl's strings."""
     text = shown.partition("exit code")[0]
-    assert FORBIDDEN.findall(text) == []
     languages = json.loads(text)["languages"]
     labels = yaml.safe_load(hostile.path.read_text())["annotate"]["language"]["labels"]
     assert languages
@@ -124,7 +123,8 @@ def test_a_run_whose_input_is_all_broken_names_no_dataset(small: Small) -> None:
     file = small.folder / "page.warc.gz"
     file.write_bytes(b"<html>404 Not Found</html>" * 100)
     small.config(input={"files": [str(file)]})
-    shown = run_commands(["pipeline", "run", str(small.path)])["pipeline run"]
+    command = ["pipeline", "run", str(small.path)]
+    shown = run_commands(small.folder / "printed", command)["pipeline run"]
     assert "The dataset is empty: no document was kept" in shown
     assert "100.00% of the records are quarantined" in shown
     assert "exit code 3" in shown

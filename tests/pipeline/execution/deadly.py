@@ -11,6 +11,7 @@ import pyarrow as pa
 from pipeline.phases.extract import Extract
 from stages.contract import Outcome
 from stages.filters.length import Length
+from tests.pipeline.execution.spinning import spin
 
 FAULTS = {
     "raise value": ValueError("bad value"),
@@ -19,11 +20,6 @@ FAULTS = {
 }
 # Environment variable: a file that gets a byte for every process that is killed.
 LOG = "DEADLY_LOG"
-
-
-def spin() -> None:
-    """Spend hours of CPU time in one call that holds the GIL and handles no signal."""
-    _ = 3 ** (1 << 40)
 
 
 class Deadly(Length):

@@ -22,7 +22,7 @@ PROGRAM = """
 import sys, time
 from pipeline.execution import watchdog
 from pipeline.processes import list_descendants
-from tests.pipeline.execution.deadly import spin
+from tests.pipeline.execution.spinning import spin
 request = sys.argv[1].encode()
 
 def work(cpu_s):
