@@ -19,6 +19,9 @@ BYTES_PER_DOCUMENT = 3_800
 # Enough that every file has every kind of page.
 MIN_DOCUMENTS_PER_FILE = 100
 
+# Of a crawl with less text than that many full files.
+MIN_FILES = 2
+
 SHARD_TOKENS = 5_000_000
 
 
@@ -31,10 +34,11 @@ def load_demo_config(
         megabytes: uncompressed WET text.
         run_dir: the run folder, a path or the URL of a bucket.
         overrides: further settings, `key=value`.
-        num_files: WET files of the crawl.
+        num_files: WET files of the crawl; fewer if they would have too few documents.
     """
     num_docs = round(megabytes * 1e6 / BYTES_PER_DOCUMENT)
-    num_docs = max(MIN_DOCUMENTS_PER_FILE * num_files, num_docs)
+    num_docs = max(MIN_DOCUMENTS_PER_FILE * min(num_files, MIN_FILES), num_docs)
+    num_files = min(num_files, num_docs // MIN_DOCUMENTS_PER_FILE)
     settings = [
         f"input.sample_crawl.documents={num_docs}",
         f"input.sample_crawl.documents_per_file={-(-num_docs // num_files)}",

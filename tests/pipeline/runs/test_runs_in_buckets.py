@@ -136,9 +136,9 @@ def test_a_run_with_cut_connections_has_the_same_bytes(
     on_disk: RunFolder,
     seaweed: Seaweed,
 ) -> None:
-    """Fifty connections are cut after 3,000 bytes of answers each."""
+    """Twenty connections are cut after 3,000 bytes of answers each."""
     proxy = FaultProxy(seaweed.port)
-    proxy.cut_after, proxy.cuts = 3_000, 50
+    proxy.cut_after, proxy.cuts = 3_000, 20
     before = requests["retries"]
     try:
         cut = config(
@@ -151,7 +151,7 @@ def test_a_run_with_cut_connections_has_the_same_bytes(
         list(run(make_plan(cut)))
     finally:
         proxy.close()
-    assert requests["retries"] - before >= 40
+    assert requests["retries"] - before >= 16
     assert outputs(RunFolder.open(str(bucket_store))) == outputs(on_disk)
 
 
