@@ -37,8 +37,10 @@ def name_processes(processes: Sequence[Process]) -> str:
 
 
 def find_log_folder() -> Path:
-    """Return the folder of the logs of the latest Ray that was started on this machine."""
-    return (_find_ray_folder() / "session_latest/logs").resolve()
+    """Return the folder of the logs of the latest Ray that this process has started."""
+    # `session_latest` may belong to another process. Names begin with the time of the start.
+    sessions = list(_find_ray_folder().glob(f"session_*_{os.getpid()}"))
+    return max(sessions, default=_find_ray_folder() / "session_latest") / "logs"
 
 
 def read_raylet_errors(driver: int, since: float) -> bytes:

@@ -18,7 +18,11 @@ import pytest
 
 from pipeline.errors import EngineLost
 from pipeline.execution.engine import run
-from pipeline.execution.ray_failures import describe_failure, iterate_in_thread
+from pipeline.execution.ray_failures import (
+    describe_failure,
+    find_log_folder,
+    iterate_in_thread,
+)
 from pipeline.planning.plan import make_plan
 from pipeline.processes import Process, list_descendants
 from tests.conftest import REPOSITORY, wet_record
@@ -223,6 +227,17 @@ def test_a_failure_of_ray_is_one_line_and_a_bug_is_not() -> None:
     bug = RayTaskError("extract", "traceback", KeyError("bug"))
     assert describe_failure(chain(bug)) is None
     assert describe_failure(KeyError("bug")) is None
+
+
+def test_the_logs_are_those_of_this_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other processes of the machine may have started a Ray later."""
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    for name in (f"1_{os.getpid()}", f"2_{os.getpid()}", f"3_{os.getpid() + 1}"):
+        (tmp_path / "ray" / f"session_{name}" / "logs").mkdir(parents=True)
+    found = find_log_folder()
+    assert found == tmp_path / "ray" / f"session_2_{os.getpid()}" / "logs"
 
 
 def test_rows_are_read_while_processes_are_checked() -> None:
