@@ -79,7 +79,7 @@ def _is_complete(plan: RunPlan, phase: type[Phase]) -> bool:
 def _check_stage(key: str, spec: StageSpec) -> Iterator[str]:
     try:
         spec.load()
-    # Stages open files with many libraries, and each has errors of its own.
+    # Stages open files with many libraries, and each raises other errors.
     except Exception as error:  # noqa: BLE001 - it is reported with the others
         cause = str(error) or type(error).__name__
         yield f"{key} cannot be opened: {cause}"
