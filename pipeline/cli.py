@@ -389,6 +389,59 @@ def explain(
 
 
 @app.command()
+def samples(
+    run: RunAddress,
+    decision: Annotated[
+        str | None,
+        typer.Option("--decision", "--reason", help="kept, or a drop reason."),
+    ] = None,
+    language: Annotated[str | None, typer.Option(help="Code of a language.")] = None,
+    domain: Annotated[str | None, typer.Option(help="Host of the URL.")] = None,
+    scores: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--score",
+            metavar="COLUMN=LOW:HIGH",
+            help="Range of a stored score, e.g. perplexity=:300. Repeatable.",
+        ),
+    ] = None,
+    num_samples: Annotated[
+        int, typer.Option("-n", "--num-samples", min=1, help="Number of documents.")
+    ] = 10,
+    seed: Annotated[
+        int, typer.Option(min=0, help="The same seed draws the same documents.")
+    ] = 0,
+    chars: Annotated[
+        int, typer.Option(min=0, help="Print the first characters of a text; 0: all.")
+    ] = 600,
+    before: Annotated[
+        bool,
+        typer.Option("--before", help="Print the text before duplicate lines are removed."),
+    ] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print one JSON object per document, with both texts."),
+    ] = False,
+) -> None:
+    """Print random documents with a decision, language, domain or score.
+
+    Prints the text of each. `explain` shows more about one of them.
+    """
+    from pipeline.reporting import samples as sampling
+    from pipeline.runs.run_folder import RunFolder
+
+    wanted = sampling.Filter(
+        decision, language, domain, sampling.parse_scores(scores or [])
+    )
+    found = sampling.draw_samples(RunFolder.open(run), wanted, num_samples, seed)
+    for sample in found:
+        if as_json:
+            sys.stdout.write(sampling.to_json(sample))
+        else:
+            console.print("\n".join(sampling.format_sample(sample, chars, before)), "\n")
+
+
+@app.command()
 def preview(run: RunAddress, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Show what other thresholds of `select` would keep.
 
