@@ -1,4 +1,4 @@
-"""The command line: `python -m pipeline run|plan|status|report|explain|preview|verify|export|...`.
+"""The command line: `python -m pipeline run|plan|status|report|explain|samples|...`.
 
 The commands parse arguments and print. Each imports what it needs when it is called, because
 `--help` must not load Ray, Arrow or numba.

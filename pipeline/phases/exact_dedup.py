@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pipeline.config import RunConfig
@@ -32,6 +31,7 @@ from pipeline.runs.hash_partitions import (
 )
 from pipeline.runs.phase_folder import PendingOutput, PhaseFolder
 from pipeline.runs.run_folder import RunFolder
+from pipeline.runs.split_output import read_table
 from stages.contract import Counters
 from stages.dedup import connected_components as components
 from stages.dedup.exact_dedup import hash_digests, hash_texts
@@ -106,8 +106,8 @@ class ExactDedup(PartitionPhase):
         """Return the hashes of the documents' contents, and their record numbers."""
         assert self.config.exact_dedup is not None
         extracted = self.plan.folder(Extract.name)
-        with extracted.open(Extract.documents.file_name(task_id)) as file:
-            documents = pq.read_table(file, columns=["doc_id", "digest"])
+        source = extracted.open(Extract.documents.file_name(task_id))
+        documents = read_table(source, ["doc_id", "digest"])
         records = documents.column("doc_id").to_numpy().astype(np.uint32)  # the lower half
         if self.config.exact_dedup.by == "digest":
             hashes, has_digest = hash_digests(documents.column("digest"))

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pipeline.config import RunConfig
@@ -24,7 +23,7 @@ from pipeline.phases.select import Select
 from pipeline.planning.stage_spec import StageSpec
 from pipeline.runs.hash_partitions import count_buckets, join_batches, write_buckets
 from pipeline.runs.phase_folder import PendingOutput
-from pipeline.runs.split_output import DECISIONS, SplitWriter, read_row_groups
+from pipeline.runs.split_output import DECISIONS, SplitWriter, read_row_groups, read_table
 from shardwriter.format import TokenizerEntry
 from stages.filters.classifiers import Classifiers
 from stages.transform.pii import Pii
@@ -95,10 +94,8 @@ class TokenizeDocuments(SplitPhase):
     def read(self, task_id: str, writer: SplitWriter) -> Generator[pa.Table]:
         """Yield the texts of the documents that select kept."""
         del writer
-        with self.plan.folder(Select.name).open(
-            Select.decisions.file_name(task_id)
-        ) as file:
-            decisions = pq.read_table(file, columns=["doc_id", "decision", "bucket"])
+        source = self.plan.folder(Select.name).open(Select.decisions.file_name(task_id))
+        decisions = read_table(source, ["doc_id", "decision", "bucket"])
         kept = decisions.filter(pc.equal(decisions.column("decision"), "kept"))
         kept_ids = kept.column("doc_id").combine_chunks()
         documents = self.plan.folder(Annotate.name).open(

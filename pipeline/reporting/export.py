@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.select import Select
 from pipeline.runs.run_folder import RunFolder, RunNotFound
-from pipeline.runs.split_output import read_row_groups
+from pipeline.runs.split_output import read_row_groups, read_table
 from storage.names import FileNames
 
 
@@ -76,8 +75,8 @@ def _write_files(run: RunFolder, folder: Path) -> Counter[str]:
 def _read_kept(run: RunFolder) -> Iterator[dict[str, Any]]:
     """Yield the kept documents in input order."""
     for split in run.splits:
-        with run.folder("select").open(Select.decisions.file_name(split.key)) as file:
-            decisions = pq.read_table(file, columns=["doc_id", "decision", "bucket"])
+        source = run.folder("select").open(Select.decisions.file_name(split.key))
+        decisions = read_table(source, ["doc_id", "decision", "bucket"])
         kept = decisions.filter(pc.equal(decisions.column("decision"), "kept"))
         ids = kept.column("doc_id").combine_chunks()
         for group in read_row_groups(

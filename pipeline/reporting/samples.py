@@ -24,6 +24,7 @@ from pipeline.phases.tokenize import compute_order_keys
 from pipeline.reporting.explain.find import read_row
 from pipeline.reporting.explain.text import format_values
 from pipeline.runs.run_folder import RunFolder, RunSplit
+from pipeline.runs.split_output import read_table
 from stages.warc.documents import extract_source_domains
 
 # Each document has one decision in the files of these phases.
@@ -117,10 +118,10 @@ def _read_decisions(run: RunFolder, split: RunSplit) -> Iterator[pa.Table]:
     for phase in _PHASES:
         folder = run.folder(phase.name)
         try:
-            with folder.open(phase.decisions.file_name(split.key)) as file:
-                yield pq.read_table(file, columns=_COLUMNS)
+            source = folder.open(phase.decisions.file_name(split.key))
         except FileNotFoundError:
             return
+        yield read_table(source, _COLUMNS)
 
 
 def _filter(run: RunFolder, split: RunSplit, rows: pa.Table, wanted: Filter) -> pa.Table:
@@ -140,13 +141,14 @@ def _find_by_scores(
     run: RunFolder, split: RunSplit, scores: Mapping[str, tuple[float, float]]
 ) -> pa.Array:
     """Return the ids of the documents whose scores are in the ranges."""
-    with run.folder(Annotate.name).open(Annotate.documents.file_name(split.key)) as file:
+    name = Annotate.documents.file_name(split.key)
+    with run.folder(Annotate.name).open(name) as file:
         stored = pq.read_schema(file).names
-        if unknown := sorted(scores.keys() - set(stored)):
-            raise ConfigError(
-                [f"--score {unknown[0]}: no such column; stored are {', '.join(stored)}"]
-            )
-        rows = pq.read_table(file, columns=["doc_id", *scores])
+    if unknown := sorted(scores.keys() - set(stored)):
+        raise ConfigError(
+            [f"--score {unknown[0]}: no such column; stored are {', '.join(stored)}"]
+        )
+    rows = read_table(run.folder(Annotate.name).open(name), ["doc_id", *scores])
     for column, (low, high) in scores.items():
         values = rows.column(column)
         is_inside = pc.and_(pc.greater_equal(values, low), pc.less_equal(values, high))

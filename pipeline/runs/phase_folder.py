@@ -8,7 +8,7 @@ names. So resuming a run means to run the tasks that have no record.
         pq.write_table(table, output.path("000007.documents.parquet"))
         output.record = {"counters": counters.to_json()}
     folder.record("000007")["outputs"]["000007.documents.parquet"]["sha256"]
-    pq.read_table(folder.open("000007.documents.parquet"))
+    read_table(folder.open("000007.documents.parquet"))
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writing the outputs of a task of a `SplitPhase`: decisions, counters, and Parquet files.
+"""Writing and reading the outputs of a task of a `SplitPhase`: decisions, counters, and Parquet files.
 
 Parquet files do not depend on the sizes of the batches in which their rows arrive.
 """
@@ -180,6 +180,45 @@ class RowGroups:
             self._pending = []
         if self._writer is not None:
             self._writer.close()
+
+
+def read_table(source: pa.NativeFile, columns: Sequence[str] | None = None) -> pa.Table:
+    """Read a Parquet file in this thread, and close it.
+
+    With pre_buffer a thread of Arrow reads the file, and may release it after this function has
+    returned. If Python is exiting then, the thread cannot get Python's lock, and the process aborts:
+    one command in eight that ended right after a read did.
+    """
+    with source, pq.ParquetFile(source, pre_buffer=False) as file:
+        return file.read(columns=columns, use_threads=False)
+
+
+def read_matching_rows(
+    source: pa.NativeFile, column: str, value: Any, columns: Sequence[str] | None = None
+) -> pa.Table:
+    """Read the rows of a Parquet file with this value in a column, as `read_table` does.
+
+    Row groups whose statistics exclude the value are skipped.
+    """
+    with source, pq.ParquetFile(source, pre_buffer=False) as file:
+        index = file.schema_arrow.get_field_index(column)
+        names = list(columns) if columns is not None else file.schema_arrow.names
+        found: list[pa.Table] = [file.schema_arrow.empty_table().select(names)]
+        for number in range(file.num_row_groups):
+            if _excludes(file.metadata.row_group(number).column(index), value):
+                continue
+            wanted = dict.fromkeys([*names, column])
+            rows = file.read_row_group(number, list(wanted), use_threads=False)
+            matching = rows.filter(pc.equal(rows.column(column), value))
+            found.append(matching.select(names))
+        return pa.concat_tables(found)
+
+
+def _excludes(chunk: pq.ColumnChunkMetaData, value: Any) -> bool:
+    statistics = chunk.statistics
+    if statistics is None or not statistics.has_min_max:
+        return False
+    return not statistics.min <= value <= statistics.max
 
 
 def read_row_groups(

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.extract import Extract
@@ -18,6 +16,7 @@ from pipeline.planning.previous_runs import find_owner
 from pipeline.reporting.explain.trace import OtherDocument, Row, ShardLocation
 from pipeline.runs.phase_folder import PhaseFolder
 from pipeline.runs.run_folder import RunFolder
+from pipeline.runs.split_output import read_matching_rows
 from shardwriter.format import MANIFEST_FILE, Manifest, ShardIndex, sample_key
 
 
@@ -48,9 +47,7 @@ def read_rows(
     Raises:
         FileNotFoundError: the file does not exist.
     """
-    with folder.open(file_name) as file:
-        scalar = pa.scalar(value, pq.read_schema(file).field(column).type)
-        return pq.read_table(file, columns=columns, filters=pc.field(column) == scalar)
+    return read_matching_rows(folder.open(file_name), column, value, columns)
 
 
 def read_row(

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from config_files.reader import ConfigError
 from pipeline.config import RunConfig
@@ -25,6 +24,7 @@ from pipeline.planning.run_plan import RunPlan
 from pipeline.reporting.preview.comparison import Comparison, Preview
 from pipeline.runs.phase_folder import PhaseFolder
 from pipeline.runs.run_folder import RunFolder, RunNotFound, RunSplit
+from pipeline.runs.split_output import read_table
 from storage import open_store
 
 # Config key -> value before and after.
@@ -88,8 +88,7 @@ def select_again(run: RunFolder, config: RunConfig) -> Iterator[pa.Table]:
 
 def read_decisions(folder: PhaseFolder, split: RunSplit) -> pa.Table:
     """Read the decisions of select on a split, sorted by document."""
-    with folder.open(Select.decisions.file_name(split.key)) as file:
-        return pq.read_table(file)
+    return read_table(folder.open(Select.decisions.file_name(split.key)))
 
 
 class _SelectIntoFolder(Select):

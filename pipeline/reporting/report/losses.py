@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from pipeline.config import ReportConfig
 from pipeline.phases.annotate import Annotate
@@ -21,6 +20,7 @@ from pipeline.phases.extract import Extract
 from pipeline.phases.phase import SplitPhase
 from pipeline.phases.select import Select
 from pipeline.runs.run_folder import RunFolder, RunSplit
+from pipeline.runs.split_output import read_table
 from stages.warc.documents import extract_source_domains
 from storage.errors import DamagedFile
 
@@ -195,8 +195,8 @@ def _read_decisions_of(
     run: RunFolder, split: RunSplit, phase: type[SplitPhase]
 ) -> pa.Table:
     file_name = phase.decisions.file_name(split.key)
-    with run.folder(phase.name).open(file_name) as file:
-        rows = pq.read_table(file, columns=["url", "language", "decision"])
+    source = run.folder(phase.name).open(file_name)
+    rows = read_table(source, ["url", "language", "decision"])
     ones = pa.repeat(pa.scalar(1, pa.int64()), rows.num_rows)
     phases = pa.repeat(phase.name, rows.num_rows)
     return rows.append_column("phase", phases).append_column("num_docs", ones)
@@ -224,8 +224,8 @@ def _name_files(run: RunFolder, loss: Loss) -> Loss:
     """Return the loss of an input split with the names of its files, as far as they are stored."""
     file_name = Extract.documents.file_name(loss.name)
     try:
-        with run.folder(Extract.name).open(file_name) as file:
-            files = pc.unique(pq.read_table(file, columns=["warc_file"]).column(0))
+        source = run.folder(Extract.name).open(file_name)
+        files = pc.unique(read_table(source, ["warc_file"]).column(0))
     except DamagedFile as fault:
         log.warning("%s", fault)
         return loss
