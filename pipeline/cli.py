@@ -163,9 +163,11 @@ def _prepare_run(settings: RunConfig) -> RunPlan:
     from pipeline.execution.engine import check
     from pipeline.execution.preflight import check_models, find_shortage_of_disk
     from pipeline.planning.plan import make_plan
-    from pipeline.planning.prepare import prepare
+    from pipeline.planning.prepare import describe_demo_models, prepare
 
     check(settings)
+    if note := describe_demo_models(settings):
+        console.print(note)
     prepare(settings)
     plan = make_plan(settings)
     if not plan.splits:
@@ -301,7 +303,7 @@ def plan(
 def _show_plan(settings: RunConfig, *, is_quiet: bool) -> tuple[int, float]:
     """Print the plan and return the number of input files and their bytes."""
     from pipeline.planning.plan import make_plan
-    from pipeline.planning.prepare import is_prepared
+    from pipeline.planning.prepare import describe_demo_models, is_prepared
     from pipeline.reporting.plan_table import print_plan
 
     if not is_prepared(settings) and not is_quiet:
@@ -312,6 +314,8 @@ def _show_plan(settings: RunConfig, *, is_quiet: bool) -> tuple[int, float]:
     planned = make_plan(settings)
     if not is_quiet:
         print_plan(planned, console)
+        if note := describe_demo_models(settings):
+            console.print(note)
     num_files = sum(len(split.files) for split in planned.splits)
     return num_files, float(sum(split.num_bytes for split in planned.splits))
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from collections.abc import Mapping
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -10,7 +11,6 @@ from stages.settings.base import Settings
 from stages.settings.dedup import MinHashSettings
 from stages.settings.filters import (
     Bucket,
-    ClassifiersFilterSettings,
     ClassifiersSettings,
     DecontaminationFilterSettings,
     DecontaminationSettings,
@@ -18,7 +18,9 @@ from stages.settings.filters import (
     LanguageSettings,
     LengthSettings,
     LinesSettings,
+    NamedSettings,
     PerplexitySettings,
+    ScoreRange,
     UrlSettings,
 )
 from stages.settings.quality import QualityFilterSettings, QualitySettings
@@ -165,6 +167,34 @@ class PerplexitySelection(Settings):
         return self
 
 
+class ScoreSelection(ScoreRange):
+    """The scores of one classifier that are kept. All limits are inclusive."""
+
+    keep_top: float | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        description="Share of the best documents of each language, of those that all other rules "
+        "of select keep: 0.1 keeps a tenth, by the scores of the run. Documents with equal scores "
+        "get the same decision. Documents without a score are kept; null sets no limit.",
+    )
+
+
+class ClassifiersSelection(NamedSettings):
+    """Name -> limits of the score."""
+
+    each: ClassVar[type[Settings]] = ScoreSelection
+    # pydantic checks the values of free keys against this annotation.
+    __pydantic_extra__: dict[  # pyright: ignore[reportIncompatibleVariableOverride]
+        str, ScoreSelection
+    ] = Field(init=False)
+
+    @property
+    def limits(self) -> Mapping[str, ScoreSelection]:
+        """The limits, sorted by name: the first broken one is the reason of a drop."""
+        return dict(sorted(self.__pydantic_extra__.items()))
+
+
 class SelectConfig(Settings):
     """Thresholds on the stored scores. A change reruns only dependent phases."""
 
@@ -174,7 +204,7 @@ class SelectConfig(Settings):
     perplexity: PerplexitySelection | None = Field(
         default=PerplexitySelection(), description="Perplexity buckets."
     )
-    classifiers: ClassifiersFilterSettings | None = Field(
+    classifiers: ClassifiersSelection | None = Field(
         default=None,
         description="Limits of the classifiers' scores, by name; null: no limits.",
     )

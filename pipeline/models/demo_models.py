@@ -149,3 +149,6 @@ _ASSETS = (
 
 # Name -> asset that is made on this machine.
 TRAINED: Mapping[str, Asset] = MappingProxyType({asset.name: asset for asset in _ASSETS})
+
+# Names of the models that are trained on little text, for the sample crawl.
+DEMO_NAMES = frozenset(TRAINED) - {KENLM_TOOLS.name}

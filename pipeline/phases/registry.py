@@ -10,6 +10,7 @@ from pipeline.phases.extract import Extract
 from pipeline.phases.fuzzy_clusters import FuzzyClusters
 from pipeline.phases.fuzzy_dedup import FuzzyDedup
 from pipeline.phases.paragraph_dedup import ParagraphDedup
+from pipeline.phases.percentiles import Percentiles
 from pipeline.phases.phase import Phase
 from pipeline.phases.select import Select
 from pipeline.phases.tokenize import TokenizeDocuments
@@ -24,6 +25,7 @@ PHASES: tuple[type[Phase], ...] = (
     Annotate,
     FuzzyClusters,
     FuzzyDedup,
+    Percentiles,
     Select,
     TokenizeDocuments,
     WriteShards,

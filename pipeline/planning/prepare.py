@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from pipeline.config import RunConfig
 from pipeline.models import registry as model_registry
+from pipeline.models.demo_models import DEMO_NAMES
 from pipeline.phases import registry
 from pipeline.planning.input_splits import locate_sample_crawl, make_sample_crawl
 from storage import open_store
@@ -38,6 +39,17 @@ def list_references(config: RunConfig) -> list[str]:
         for spec in phase.plan_stages(config):
             found |= dict.fromkeys(spec.stage.required_files(spec.settings))
     return list(found)
+
+
+def describe_demo_models(config: RunConfig) -> str | None:
+    """Return a note if models of the demo will score another input than the sample crawl."""
+    names = [name for name in list_references(config) if name in DEMO_NAMES]
+    if not names or config.input.sample_crawl is not None:
+        return None
+    return (
+        f"Note: {', '.join(names)} are demo models for the sample crawl; their scores of this input "
+        f"mean little. Use published models, or your own (docs/recipes.md)."
+    )
 
 
 def is_prepared(config: RunConfig) -> bool:

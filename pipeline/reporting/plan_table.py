@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from pipeline.phases import registry
+from pipeline.phases.cuts import Cut
+from pipeline.phases.percentiles import Percentiles
 from pipeline.phases.phase import Phase
+from pipeline.phases.select import Select
 from pipeline.planning.run_plan import RunPlan
 from pipeline.reporting.tables import make_table
 from terminal_output.console import SafeConsole
+
+UNKNOWN_CUTS = "percentiles will find the score"
 
 
 def print_plan(plan: RunPlan, console: SafeConsole) -> None:
@@ -28,6 +35,30 @@ def print_plan(plan: RunPlan, console: SafeConsole) -> None:
             (phase.name, stages, fingerprint, tasks, _describe_progress(plan, phase))
         )
     console.print(make_table("", ("phase", "stages", "fingerprint", "tasks", "done"), rows))
+    for line in _describe_cuts(plan):
+        console.print(line)
+
+
+def _describe_cuts(plan: RunPlan) -> Iterator[str]:
+    """Yield what `keep_top` of each classifier keeps, with the scores where percentiles is done."""
+    selection = plan.config.select.classifiers
+    limits = selection.limits if selection else {}
+    found = _compute_cuts(plan) if any(limit.keep_top for limit in limits.values()) else []
+    for name, limit in limits.items():
+        if limit.keep_top is None:
+            continue
+        setting = f"select.classifiers.{name}.keep_top"
+        cuts = [cut for cut in found if cut.setting.startswith(f"{setting}:")]
+        scores = ", ".join(f"{cut.language} from {cut.limit:.4g}" for cut in cuts)
+        yield f"{setting}: the best {limit.keep_top:.4g} of each language; {scores or UNKNOWN_CUTS}"
+
+
+def _compute_cuts(plan: RunPlan) -> list[Cut]:
+    """Return the limits that the scores of the run give; none before percentiles is done."""
+    is_known = plan.phase(Percentiles.name).fingerprint is not None
+    if not is_known or not plan.folder(Percentiles.name).complete():
+        return []
+    return Select(plan).compute_cuts()
 
 
 def _has_task_per_split(phase: type[Phase]) -> bool:

@@ -16,7 +16,8 @@ Classifiers of published datasets:
   (`data_prep/cc/classifier/classify.py`), which keeps 0.25 and more (`data_prep/cc/README.md`).
   0.5 keeps the pages that are classified as references, as LLaMA did.
 - DCLM's quality classifier (Li et al. 2024, arXiv:2406.11794, section 4.4): fasttext-oh-eli5,
-  label `__label__hq`, min 0.018112 for the best tenth.
+  label `__label__hq`, min 0.018112 for the best tenth of its pages. For other pages or another
+  model, `cuts` are percentiles of the run, which `count_scores` measures.
 - toxicity and obscenity in Dolma (Soldaini et al. 2024, arXiv:2402.00159).
 """
 
@@ -34,6 +35,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from stages.contract import DOCUMENT, Column, Outcome, Stage, chain, drop_where, keep_all
+from stages.counters import Counters
+from stages.filters.percentiles import Bins, make_log_edges
 from stages.settings.filters import (
     ClassifierSettings,
     ClassifiersFilterSettings,
@@ -42,6 +45,17 @@ from stages.settings.filters import (
 
 # Name of the model in a folder that a setting refers to.
 MODEL_FILE = "model.bin"
+
+# Stands for the language of documents that have a score, but no language.
+NO_LANGUAGE = "unknown"
+
+_LANGUAGE = pa.field("language", pa.string())
+
+# Bins of scores, for percentiles of a run. Their edges are odds, score / (1 - score), so they are
+# as fine near 0 and 1, where fastText puts most scores, as elsewhere. fastText gives no
+# probability below 1e-5.
+_ODDS = make_log_edges(1e-6, 1e6)
+SCORE_BINS = Bins(np.concatenate([[0.0], _ODDS / (1 + _ODDS)]))
 
 
 def score_column(name: str) -> str:
@@ -58,9 +72,7 @@ class Classifiers(Stage[ClassifiersSettings]):
 
     name = "classifiers"
     version = 1
-    needs: ClassVar[pa.Schema] = pa.schema(
-        [DOCUMENT.field("text"), pa.field("language", pa.string())]
-    )
+    needs: ClassVar[pa.Schema] = pa.schema([DOCUMENT.field("text"), _LANGUAGE])
 
     _models: Mapping[str, Any]
 
@@ -179,6 +191,22 @@ def score_lines(model: Any, label: str, lines: list[str]) -> NDArray[np.float64]
     return np.minimum(scores, 1.0)
 
 
+def count_scores(counters: Counters, name: str, documents: pa.Table) -> None:
+    """Count the scores of a classifier by language, in SCORE_BINS.
+
+    Args:
+        counters: the histograms `classifier.<name>.<language>` are added to them.
+        name: of the classifier.
+        documents: with `language` and the column of the scores. Documents without score do not count.
+    """
+    scored = documents.filter(pc.is_valid(documents.column(score_column(name))))
+    bins = SCORE_BINS.find(scored.column(score_column(name)))
+    languages = pc.fill_null(scored.column("language"), NO_LANGUAGE)
+    for language in pc.unique(languages).to_pylist():
+        is_language = pc.equal(languages, language).to_numpy()
+        counters.observe(f"classifier.{name}.{language}", bins[is_language].tolist())
+
+
 class ClassifiersFilter(Stage[ClassifiersFilterSettings]):
     """Drops documents with a score outside its limits. Documents without a score are kept."""
 
@@ -191,15 +219,17 @@ class ClassifiersFilter(Stage[ClassifiersFilterSettings]):
             "names.",
             "classifiers.score_too_high": "The score is above max of the classifier that the "
             "detail names.",
+            "classifiers.not_in_top": "The score is below the best ones, of which keep_top of the "
+            "classifier that the detail names gives the share, in this language.",
         }
     )
 
     @classmethod
     def required_columns(cls, settings: ClassifiersFilterSettings) -> pa.Schema:
-        """Return the scores that have limits."""
-        return pa.schema(
-            [pa.field(score_column(name), pa.float64()) for name in settings.limits]
-        )
+        """Return the scores that have limits, and the language if a limit depends on it."""
+        scores = [pa.field(score_column(name), pa.float64()) for name in settings.limits]
+        has_cuts = any(limits.cuts for limits in settings.limits.values())
+        return pa.schema([_LANGUAGE, *scores] if has_cuts else scores)
 
     def apply(self, batch: pa.Table) -> Outcome:
         """Keep the rows whose scores are all within their limits, or null."""
@@ -211,13 +241,28 @@ class ClassifiersFilter(Stage[ClassifiersFilterSettings]):
             if limits.max is not None:
                 high = "classifiers.score_too_high"
                 outcome = _drop_beyond(outcome, name, pc.greater, high, limits.max)
+            if limits.cuts:
+                cuts = _find_cuts(outcome.kept.column("language"), limits.cuts)
+                out = "classifiers.not_in_top"
+                outcome = _drop_beyond(outcome, name, pc.less, out, cuts)
         return outcome
 
 
+def _find_cuts(languages: Column, cuts: Mapping[str, float]) -> Column:
+    """(n,) float64: the cut of every row, null where its language has none."""
+    languages = pc.fill_null(languages, NO_LANGUAGE)
+    rows = pc.index_in(languages, value_set=pa.array(cuts, pa.string()))
+    return pc.take(pa.array(cuts.values(), pa.float64()), rows)
+
+
 def _drop_beyond(
-    outcome: Outcome, name: str, is_beyond: Callable[..., Column], reason: str, limit: float
+    outcome: Outcome,
+    name: str,
+    is_beyond: Callable[..., Column],
+    reason: str,
+    limit: float | Column,
 ) -> Outcome:
-    """Drop the kept rows whose score is beyond one limit."""
+    """Drop the kept rows whose score is beyond a limit. A row without a limit is kept."""
     kept = outcome.kept
     score = kept.column(score_column(name))
     is_dropped = pc.fill_null(is_beyond(score, limit), False)

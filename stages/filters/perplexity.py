@@ -1,7 +1,7 @@
 """Score documents with CCNet's language models, and sort them into head, middle and tail.
 
 The score is the perplexity of a document under a model of Wikipedia in its language. Documents are
-sorted by cutoffs, which can be percentiles of a run: `to_bins` and `percentile` measure them.
+sorted by cutoffs, which can be percentiles of a run: `BINS` measures them.
 
     perplexity = Perplexity(PerplexitySettings(models={"en": "lm-en"}), {"lm-en": folder})
     perplexity.open()
@@ -13,9 +13,7 @@ sorted by cutoffs, which can be percentiles of a run: `to_bins` and `percentile`
 from __future__ import annotations
 
 import csv
-import math
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar
@@ -23,7 +21,6 @@ from typing import ClassVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from stages.contract import (
     DOCUMENT,
@@ -40,6 +37,7 @@ from stages.filters.language_model import (
     LanguageModel,
     build_code_point_table,
 )
+from stages.filters.percentiles import Bins, make_log_edges
 from stages.settings.filters import PerplexityFilterSettings, PerplexitySettings
 
 
@@ -52,7 +50,7 @@ class Perplexity(Stage[PerplexitySettings]):
     adds = pa.schema([pa.field("perplexity", pa.float64())])
     counters: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
-            "perplexity.": "Histogram (see `bins`) of the perplexities of documents in the language"
+            "perplexity.": "Histogram (see `BINS`) of the perplexities of documents in the language"
         }
     )
 
@@ -86,69 +84,15 @@ class Perplexity(Stage[PerplexitySettings]):
                 perplexity = perplexities[row] = model.perplexity(texts[row].as_py() or "")
                 if perplexity is not None:
                     found.append(perplexity)
-            counters.observe(f"perplexity.{language}", to_bins(found).tolist())
+            counters.observe(f"perplexity.{language}", BINS.find(found).tolist())
         added = {"perplexity": pa.array(perplexities, pa.float64())}
         return keep_all(batch, added, counters)
 
 
-# --- Histograms and cutoffs ---
+# --- Cutoffs ---
 
-# Ratio of the edges of a bin: finer than CCNet's cutoffs, which are rounded to tens (en
-# 340).
-BIN_WIDTH = 1.005
-
-
-@cache
-def _bin_edges() -> NDArray[np.float64]:
-    """(n + 1,) float64: bin k holds edges[k] <= perplexity < edges[k + 1]; edges[0] is 1."""
-    # A running product is rounded in the same way on every machine; powers are not.
-    num_bins = math.ceil(math.log(MAX_PERPLEXITY) / math.log(BIN_WIDTH)) + 1
-    return np.multiply.accumulate(np.concatenate([[1.0], np.full(num_bins, BIN_WIDTH)]))
-
-
-def to_bins(
-    perplexities: Sequence[float] | NDArray[np.float64] | Column,
-) -> NDArray[np.int64]:
-    """Return the bin of every perplexity: bin k holds values from 1.005^k to below 1.005^(k + 1).
-
-    Args:
-        perplexities: (n,) without nulls, 1 to MAX_PERPLEXITY.
-
-    Returns:
-        (n,) int64, at least 0. Counts per bin merge by addition.
-    """
-    return (
-        np.searchsorted(_bin_edges(), np.asarray(perplexities, np.float64), side="right")
-        - 1
-    )
-
-
-def percentile(histogram: Mapping[int, int], percent: float) -> float:
-    """Return a perplexity such that at least `percent` per cent of the observations are below it.
-
-    This is the upper edge of the bin that contains the percentile (numpy's "inverted_cdf"). The
-    buckets compare strictly below a cutoff, so they include the percentile itself.
-
-    Args:
-        histogram: bin of `to_bins` -> number of observations.
-        percent: 0..100.
-
-    Raises:
-        ValueError: the histogram is empty or percent is outside 0..100.
-    """
-    total = sum(histogram.values())
-    if total == 0 or not 0 <= percent <= 100:
-        raise ValueError(
-            f"percentile {percent!r} of {total} observations; wanted 0..100 of at least one: is "
-            f"there a document of this language with a perplexity?"
-        )
-    rank = max(1, math.ceil(percent * total / 100))
-    seen = 0
-    for k in sorted(histogram):
-        seen += histogram[k]
-        if seen >= rank:
-            return float(_bin_edges()[k + 1])
-    raise AssertionError(f"counts of a histogram are at least 0, found {dict(histogram)!r}")
+# Bins of perplexities, for percentiles of a run.
+BINS = Bins(make_log_edges(1.0, MAX_PERPLEXITY))
 
 
 def read_cutoffs_csv(

@@ -342,7 +342,7 @@ class ClassifierSettings(Settings):
             yield model, (language,)
 
 
-class ScoreLimits(Settings):
+class ScoreRange(Settings):
     """The scores of one classifier that are kept. Both limits are inclusive."""
 
     min: float | None = Field(
@@ -362,7 +362,17 @@ class ScoreLimits(Settings):
         return self
 
 
-class _NamedSettings(Settings):
+class ScoreLimits(ScoreRange):
+    """The scores of one classifier that are kept. All limits are inclusive."""
+
+    cuts: Mapping[str, float] = Field(
+        default={},
+        description="Language -> lowest score kept of the documents in it, as `keep_top` has found "
+        "it. Documents in other languages are kept.",
+    )
+
+
+class NamedSettings(Settings):
     """Settings whose keys are names chosen by the user."""
 
     model_config = ConfigDict(extra="allow")
@@ -380,7 +390,7 @@ class _NamedSettings(Settings):
         return self
 
 
-class ClassifiersSettings(_NamedSettings):
+class ClassifiersSettings(NamedSettings):
     """Name -> classifier. Choose any name; the scores are stored in `classifier_<name>`."""
 
     each: ClassVar[type[Settings]] = ClassifierSettings
@@ -395,7 +405,7 @@ class ClassifiersSettings(_NamedSettings):
         return dict(sorted(self.__pydantic_extra__.items()))
 
 
-class ClassifiersFilterSettings(_NamedSettings):
+class ClassifiersFilterSettings(NamedSettings):
     """Name -> limits of the score."""
 
     each: ClassVar[type[Settings]] = ScoreLimits

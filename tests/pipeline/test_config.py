@@ -75,6 +75,7 @@ HIDDEN = {
     "annotate.minhash.store_ngrams",
     "fuzzy_dedup.threshold",
     "select.classifiers.wikipedia_reference.max",
+    "select.classifiers.wikipedia_reference.min",
 }
 
 

@@ -265,12 +265,13 @@ EXAMPLES = (
     Example(
         ClassifiersFilter,
         ClassifiersFilterSettings.model_validate(
-            {"hq": {"min": 0.2}, "toxic": {"max": 0.5}}
+            {"hq": {"min": 0.2, "cuts": {"en": 0.3}}, "toxic": {"max": 0.5}}
         ),
-        {"classifier_hq": 0.2, "classifier_toxic": None},
+        {"classifier_hq": 0.3, "classifier_toxic": None, "language": "en"},
         {
             "score_too_low": {"classifier_hq": 0.1},
             "score_too_high": {"classifier_toxic": 0.6},
+            "not_in_top": {"classifier_hq": 0.25},
         },
     ),
     Example(

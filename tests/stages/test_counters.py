@@ -147,5 +147,5 @@ def test_a_perplexity_histogram_uses_the_bins_of_the_cutoffs() -> None:
     """Summed bins give the percentile from which cutoffs are taken."""
     counters = Counters()
     for part in ([100.0], [200.0, 300.0]):
-        counters.observe("perplexity.en", perplexity.to_bins(np.array(part)).tolist())
-    assert perplexity.percentile(counters.histograms["perplexity.en"], 50) >= 200
+        counters.observe("perplexity.en", perplexity.BINS.find(np.array(part)).tolist())
+    assert perplexity.BINS.find_percentile(counters.histograms["perplexity.en"], 50) >= 200

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.phases.annotate import Annotate
+from pipeline.phases.cuts import Cut
 from pipeline.phases.tokenize import TokenizeDocuments, compute_order_keys
 from pipeline.reporting.explain.find import read_row
 from pipeline.reporting.explain.trace import KEPT
@@ -56,6 +57,16 @@ class Example:
 
 
 @dataclass(frozen=True)
+class CutChange:
+    """A limit of one language before and after; None: the setting gives none there."""
+
+    setting: str
+    language: str
+    before: float | None
+    after: float | None
+
+
+@dataclass(frozen=True)
 class Preview:
     """The effect of other thresholds on a run.
 
@@ -67,6 +78,7 @@ class Preview:
         newly_kept: their tokens are estimated, because they were never tokenized.
         languages: language -> kept before and after, largest first.
         reasons: drop reason -> documents dropped by select before and after.
+        cuts: limits that select takes from the scores of the run, before and after.
         examples_kept: newly kept documents, with the rule that dropped them. Drawn at random, but
             equal for equal previews.
         examples_dropped: newly dropped documents, with the rule that drops them.
@@ -82,6 +94,7 @@ class Preview:
     newly_dropped: Amount
     languages: Mapping[str, tuple[Amount, Amount]]
     reasons: Mapping[str, tuple[int, int]]
+    cuts: tuple[CutChange, ...]
     examples_kept: tuple[Example, ...]
     examples_dropped: tuple[Example, ...]
 
@@ -159,7 +172,10 @@ class Comparison:
         return self.run.has_finished(TokenizeDocuments.name)
 
     def summarize(
-        self, changes: Mapping[str, tuple[Any, Any]], outdated: tuple[str, ...]
+        self,
+        changes: Mapping[str, tuple[Any, Any]],
+        outdated: tuple[str, ...],
+        cuts: tuple[CutChange, ...],
     ) -> Preview:
         """Return the preview."""
         amounts = {group: self._estimate_tokens(group) for group in self._amounts}
@@ -178,6 +194,7 @@ class Comparison:
             ),
             languages=_compare_languages(before, after),
             reasons=self._count_reasons(),
+            cuts=cuts,
             examples_kept=tuple(self._read_example(row) for row in self._newly_kept.rows),
             examples_dropped=tuple(
                 self._read_example(row) for row in self._newly_dropped.rows
@@ -253,6 +270,15 @@ class Comparison:
             detail=decision["detail"],
             text=row["text"][:EXCERPT_CHARS] if row else "",
         )
+
+
+def compare_cuts(before: Iterable[Cut], after: Iterable[Cut]) -> tuple[CutChange, ...]:
+    """Return the limits of each setting and language, in the order of `after`, then of `before`."""
+    old = {(cut.setting, cut.language): cut.limit for cut in before}
+    new = {(cut.setting, cut.language): cut.limit for cut in after}
+    return tuple(
+        CutChange(*key, old.get(key), new.get(key)) for key in dict.fromkeys([*new, *old])
+    )
 
 
 def _compare_languages(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -15,13 +16,15 @@ from pipeline.execution.task import run_task
 from pipeline.phases import registry
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.extract import Extract
+from pipeline.phases.filter_phase import FilterPhase
 from pipeline.phases.fuzzy_dedup import FuzzyDedup
 from pipeline.phases.paragraph_dedup import ParagraphDedup
+from pipeline.phases.percentiles import Percentiles
 from pipeline.phases.select import Select
 from pipeline.planning.plan import plan_splits
 from pipeline.planning.recorded_plan import load_plan
 from pipeline.planning.run_plan import RunPlan
-from pipeline.reporting.preview.comparison import Comparison, Preview
+from pipeline.reporting.preview.comparison import Comparison, Preview, compare_cuts
 from pipeline.runs.phase_folder import PhaseFolder
 from pipeline.runs.run_folder import RunFolder, RunNotFound, RunSplit
 from pipeline.runs.split_output import read_table
@@ -57,9 +60,13 @@ def preview(run: RunFolder, overrides: Sequence[str]) -> Preview:
     )
     _check_only_select(changes)
     comparison = Comparison(run)
-    for split, decisions in zip(run.splits, select_again(run, changed), strict=True):
-        comparison.add(split, read_decisions(run.folder(Select.name), split), decisions)
-    return comparison.summarize(changes, _list_outdated_phases(run, stored))
+    with _open_select(run, changed) as phase:
+        for split, decisions in zip(run.splits, _select_again(run, phase), strict=True):
+            before = read_decisions(run.folder(Select.name), split)
+            comparison.add(split, before, decisions)
+        old_cuts = Select.read_cuts(run.folder(Select.name))
+        cuts = compare_cuts(old_cuts, phase.compute_cuts())
+    return comparison.summarize(changes, _list_outdated_phases(run, stored), cuts)
 
 
 def select_again(run: RunFolder, config: RunConfig) -> Iterator[pa.Table]:
@@ -69,21 +76,51 @@ def select_again(run: RunFolder, config: RunConfig) -> Iterator[pa.Table]:
         ConfigError: a rule needs scores that the run has not stored.
         RunAborted: a task failed.
     """
+    with _open_select(run, config) as phase:
+        yield from _select_again(run, phase)
+
+
+@contextlib.contextmanager
+def _open_select(run: RunFolder, config: RunConfig) -> Generator[Select]:
+    """Yield the phase select under this config, in a temporary folder, ready to run its tasks."""
+    plan = load_plan(run, config)
     with tempfile.TemporaryDirectory(prefix="preview-") as folder:
-        phase = _SelectIntoFolder(load_plan(run, config), PhaseFolder(open_store(folder)))
-        phase.folder.begin()
+        root = open_store(folder)
+        percentiles = _PercentilesIntoFolder(plan, PhaseFolder(root.child("percentiles")))
+        phase = _SelectIntoFolder(plan, PhaseFolder(root.child("select")), percentiles)
         try:
+            if Percentiles.is_enabled(config):
+                _count_scores(run, percentiles)
+            phase.folder.begin()
             phase.prepare_tasks()
         except (ValueError, TaskFailed) as error:
             fault = f"select: {error}; the required column was not stored by this run"
             raise ConfigError([fault]) from error
-        for split in run.splits:
-            result = run_task(phase, split.key, config.engine)
-            if result.failed is not None:
-                raise RunAborted(f"{run.run_dir}, input split {split.key}: {result.failed}")
-            yield read_decisions(phase.folder, split)
-            # Only one split's decisions are on the disk at a time.
-            phase.folder.path(Select.decisions.file_name(split.key)).unlink()
+        yield phase
+
+
+def _count_scores(run: RunFolder, phase: Percentiles) -> None:
+    """Run the phase percentiles on all splits."""
+    phase.folder.begin()
+    phase.prepare_tasks()
+    for split in run.splits:
+        _run_task(run, phase, split)
+    counters = phase.sum_of_records().to_json()
+    phase.folder.finish({"task_ids": len(run.splits), "of": "", "counters": counters})
+
+
+def _select_again(run: RunFolder, phase: Select) -> Iterator[pa.Table]:
+    for split in run.splits:
+        _run_task(run, phase, split)
+        yield read_decisions(phase.folder, split)
+        # Only one split's decisions are on the disk at a time.
+        phase.folder.path(Select.decisions.file_name(split.key)).unlink()
+
+
+def _run_task(run: RunFolder, phase: FilterPhase, split: RunSplit) -> None:
+    result = run_task(phase, split.key, phase.config.engine)
+    if result.failed is not None:
+        raise RunAborted(f"{run.run_dir}, input split {split.key}: {result.failed}")
 
 
 def read_decisions(folder: PhaseFolder, split: RunSplit) -> pa.Table:
@@ -91,8 +128,8 @@ def read_decisions(folder: PhaseFolder, split: RunSplit) -> pa.Table:
     return read_table(folder.open(Select.decisions.file_name(split.key)))
 
 
-class _SelectIntoFolder(Select):
-    """The phase select with another output folder."""
+class _PercentilesIntoFolder(Percentiles):
+    """The phase percentiles with another output folder."""
 
     def __init__(self, plan: RunPlan, folder: PhaseFolder) -> None:
         super().__init__(plan)
@@ -102,6 +139,25 @@ class _SelectIntoFolder(Select):
     def folder(self) -> PhaseFolder:
         """The output folder."""
         return self._folder
+
+
+class _SelectIntoFolder(Select):
+    """The phase select with another output folder, and other percentiles."""
+
+    def __init__(
+        self, plan: RunPlan, folder: PhaseFolder, percentiles: Percentiles
+    ) -> None:
+        super().__init__(plan)
+        self._folder, self._percentiles = folder, percentiles
+
+    @property
+    def folder(self) -> PhaseFolder:
+        """The output folder."""
+        return self._folder
+
+    def percentiles(self) -> Percentiles:
+        """Return the phase that has counted the scores."""
+        return self._percentiles
 
 
 def _list_changes(

@@ -50,11 +50,28 @@ def _print_tables(found: Preview, console: SafeConsole) -> None:
         )
     columns = ("language", "before", "after", "change", "tokens")
     console.print(make_table("Kept, by language", columns, _list_language_rows(found)))
+    if found.cuts:
+        columns = ("setting", "language", "before", "after")
+        title = "Limits from the scores of the run"
+        console.print(make_table(title, columns, _list_cut_rows(found)))
     rows: list[tuple[str, ...]] = []
     for reason, (before, after) in found.reasons.items():
         rows.append((reason, *_format_change(before, after)))
     columns = ("reason", "before", "after", "change")
     console.print(make_table("Dropped by select, by reason", columns, rows))
+
+
+def _list_cut_rows(found: Preview) -> Iterator[tuple[str, str, str, str]]:
+    """Yield the limits before and after, of the settings that have any."""
+    for cut in found.cuts[:NUM_LANGUAGES]:
+        before, after = map(_format_limit, (cut.before, cut.after))
+        yield cut.setting, cut.language, before, after
+    if len(found.cuts) > NUM_LANGUAGES:
+        yield f"{len(found.cuts) - NUM_LANGUAGES} more with --json", "", "", ""
+
+
+def _format_limit(limit: float | None) -> str:
+    return "none" if limit is None else f"{limit:.4g}"
 
 
 def _list_amount_rows(found: Preview) -> list[tuple[str, ...]]:

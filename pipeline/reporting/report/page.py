@@ -12,6 +12,7 @@ from pipeline.reporting.report.summary import (
     describe_reason,
     list_stage_counters,
     take_largest,
+    take_largest_cuts,
     take_slowest,
 )
 from stages.warc.causes import CAUSES
@@ -72,6 +73,7 @@ def _format_sections(report: Report) -> Iterator[str]:
     yield _format_section("Nearly all documents dropped by one phase", losses)
     yield _format_section("Kept, by language", _make_bars(report.languages))
     yield _format_section("Kept, by perplexity bucket", _make_bars(report.buckets))
+    yield _format_section("Limits from the scores of the run", _make_cut_bars(report))
     for counters in list_stage_counters(report):
         bars = [
             Bar(name, value, f"{value:,}") for name, value in take_largest(counters.rows)
@@ -98,6 +100,12 @@ def _make_loss_bars(losses: Losses) -> Iterator[Bar]:
         yield Bar(loss.name, loss.num_lost, f"{share} by {loss.phase}", note)
     if losses.num_others:
         yield Bar(f"{losses.num_others:,} more", 0, "")
+
+
+def _make_cut_bars(report: Report) -> Iterator[Bar]:
+    for cut in take_largest_cuts(report.cuts):
+        label = f"{cut.limit:.4g}, of {cut.num_scored:,} scored documents"
+        yield Bar(f"{cut.setting} ({cut.language})", cut.num_scored, label)
 
 
 def _make_bars(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from pipeline.config import InputConfig
 from pipeline.execution.task import TOO_SLOW
 from pipeline.phases import registry
 from pipeline.phases.annotate import Annotate
+from pipeline.phases.cuts import Cut
 from pipeline.phases.extract import Extract
 from pipeline.phases.phase import Phase
 from pipeline.phases.select import Select
@@ -55,6 +56,7 @@ class Report:
         language_tokens: language -> tokens, largest first.
         seconds: `phase: step` -> worker seconds, over all starts of the run.
         counters: phase -> counter -> number. What a stage declares is included even if it is zero.
+        cuts: limits that select has set for each language: percentiles of this run, and cutoffs.
     """
 
     run_dir: str
@@ -73,6 +75,7 @@ class Report:
     num_shards: int
     seconds: Mapping[str, float]
     counters: Mapping[str, Mapping[str, int]]
+    cuts: tuple[Cut, ...] = ()
 
     @property
     def quarantined_share(self) -> float:
@@ -137,6 +140,7 @@ def make_report(run: RunFolder) -> Report:
         num_shards=summaries[WriteShards.name].get("task_ids", 0),
         seconds=_sum_seconds(run),
         counters=_add_declared(run, counts),
+        cuts=_read_cuts(run),
     )
 
 
@@ -232,6 +236,11 @@ def take_largest(
     return rows
 
 
+def take_largest_cuts(cuts: Iterable[Cut]) -> list[Cut]:
+    """Return the limits of the languages with most documents."""
+    return sorted(cuts, key=lambda cut: -cut.num_scored)[:NUM_SHOWN]
+
+
 def take_slowest(seconds: Mapping[str, float]) -> list[tuple[str, float]]:
     """Return the steps that took most worker seconds."""
     return sorted(seconds.items(), key=lambda item: -item[1])[:NUM_SHOWN]
@@ -239,6 +248,13 @@ def take_slowest(seconds: Mapping[str, float]) -> list[tuple[str, float]]:
 
 def _read_summary(run: RunFolder, phase: str) -> dict[str, Any]:
     return run.folder(phase).summary() if run.has_finished(phase) else {}
+
+
+def _read_cuts(run: RunFolder) -> tuple[Cut, ...]:
+    """Return the limits that select has set; none before it has finished."""
+    if not run.has_finished(Select.name):
+        return ()
+    return Select.read_cuts(run.folder(Select.name))
 
 
 def _add_declared(run: RunFolder, counts: Counts) -> dict[str, dict[str, int]]:

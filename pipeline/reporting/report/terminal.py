@@ -14,6 +14,7 @@ from pipeline.reporting.report.summary import (
     list_stage_counters,
     sort_by_number,
     take_largest,
+    take_largest_cuts,
     take_slowest,
 )
 from pipeline.reporting.tables import make_table
@@ -41,6 +42,10 @@ def _make_tables(report: Report) -> Iterator[Table]:
     if report.buckets:
         rows = [(bucket, f"{number:,}") for bucket, number in report.buckets.items()]
         yield make_table("Kept, by bucket", ("bucket", "documents"), rows)
+    if report.cuts:
+        columns = ("setting", "language", "limit", "scored documents")
+        rows = _list_cut_rows(report)
+        yield make_table("Limits from the scores of the run", columns, rows)
     for counters in list_stage_counters(report):
         rows = [(name, f"{number:,}") for name, number in take_largest(counters.rows)]
         title = f"Counted by {counters.phase}: {counters.stage}"
@@ -92,6 +97,14 @@ def _list_loss_rows(losses: Losses) -> Iterator[tuple[str, ...]]:
     num_more = losses.num_others + len(losses.found[NUM_SHOWN:])
     if num_more:
         yield f"{num_more:,} more", "", "", "", ""
+
+
+def _list_cut_rows(report: Report) -> Iterator[tuple[str, ...]]:
+    shown = take_largest_cuts(report.cuts)
+    for cut in shown:
+        yield cut.setting, cut.language, f"{cut.limit:.4g}", f"{cut.num_scored:,}"
+    if len(report.cuts) > len(shown):
+        yield f"{len(report.cuts) - len(shown)} more in report.json", "", "", ""
 
 
 def _list_language_rows(report: Report) -> Iterator[tuple[str, str, str]]:

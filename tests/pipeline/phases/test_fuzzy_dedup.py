@@ -212,6 +212,7 @@ def test_a_higher_threshold_repeats_only_the_comparison(config: str) -> None:
     assert changed == {
         "fuzzy_clusters",
         "fuzzy_dedup",
+        "percentiles",
         "select",
         "tokenize",
         "write_shards",
@@ -234,6 +235,7 @@ def test_switched_off_it_has_no_tasks_and_select_does_not_depend_on_it(
     assert changed == {
         "fuzzy_clusters",
         "fuzzy_dedup",
+        "percentiles",
         "select",
         "tokenize",
         "write_shards",

@@ -55,7 +55,10 @@ def changed(before: dict[str, str | None], after: dict[str, str | None]) -> set[
 @pytest.mark.parametrize(
     ("override", "renewed"),
     [
-        ("select.language.min_score=0.65", {"select", "tokenize", "write_shards"}),
+        (
+            "select.language.min_score=0.65",
+            {"percentiles", "select", "tokenize", "write_shards"},
+        ),
         ("write_shards.sample_tokens=1000", {"write_shards"}),
         ("write_shards.seed=7", {"tokenize", "write_shards"}),
         ("paragraph_dedup.keep=keep_first", set(ALL_PHASES) - {"extract", "exact_dedup"}),

@@ -25,15 +25,14 @@ from stages.filters.language_model import (
     LanguageModel,
     normalize_for_lm,
 )
+from stages.filters.percentiles import BIN_WIDTH
 from stages.filters.perplexity import (
-    BIN_WIDTH,
+    BINS,
     Perplexity,
     PerplexityFilter,
     PerplexityFilterSettings,
     PerplexitySettings,
-    percentile,
     read_cutoffs_csv,
-    to_bins,
 )
 
 # ---- normalisation ----
@@ -309,7 +308,7 @@ def test_percentile_is_at_most_one_bin_above_the_exact_one(
     """It is above the exact order statistic, by less than one bin."""
     rank = max(1, -(-percent * len(values) // 100))
     exact = sorted(values)[rank - 1]
-    cutoff = percentile(Counter(to_bins(values).tolist()), percent)
+    cutoff = BINS.find_percentile(Counter(BINS.find(values).tolist()), percent)
     assert exact < cutoff <= exact * BIN_WIDTH * (1 + 1e-12)
     assert sum(value < cutoff for value in values) >= rank
 
@@ -320,7 +319,9 @@ def test_percentile_agrees_with_numpy(percent: int):
     values = np.random.default_rng(0).lognormal(6, 0.8, 4001).clip(1)
     exact = float(np.percentile(values, percent, method="inverted_cdf"))
     assert (
-        exact < percentile(Counter(to_bins(values).tolist()), percent) <= exact * BIN_WIDTH
+        exact
+        < BINS.find_percentile(Counter(BINS.find(values).tolist()), percent)
+        <= exact * BIN_WIDTH
     )
 
 
@@ -328,15 +329,15 @@ def test_percentile_agrees_with_numpy(percent: int):
 @given(st.lists(PERPLEXITIES, min_size=1), st.lists(PERPLEXITIES))
 def test_histograms_merge_by_addition(some: list[float], others: list[float]):
     """The percentile of added counts is that of the whole."""
-    added = Counter(to_bins(some).tolist()) + Counter(to_bins(others).tolist())
-    assert percentile(added, 30) == percentile(
-        Counter(to_bins([*others, *some]).tolist()), 30
+    added = Counter(BINS.find(some).tolist()) + Counter(BINS.find(others).tolist())
+    assert BINS.find_percentile(added, 30) == BINS.find_percentile(
+        Counter(BINS.find([*others, *some]).tolist()), 30
     )
 
 
 def test_bins_are_pinned():
     """Some bins are recorded, because later versions read stored bins."""
-    assert to_bins([1.0, 1.004, 1.005, 340.0, 1e6, MAX_PERPLEXITY]).tolist() == [
+    assert BINS.find([1.0, 1.004, 1.005, 340.0, 1e6, MAX_PERPLEXITY]).tolist() == [
         0,
         0,
         1,
@@ -344,7 +345,7 @@ def test_bins_are_pinned():
         2770,
         138500,
     ]
-    assert to_bins(pa.array([], pa.float64())).tolist() == []
+    assert BINS.find(pa.array([], pa.float64())).tolist() == []
 
 
 @pytest.mark.parametrize(
@@ -354,7 +355,7 @@ def test_bins_are_pinned():
 def test_percentile_of_nothing_is_refused(histogram: dict[int, int], percent: float):
     """An empty histogram or a percent outside 0..100 is an error, not a number."""
     with pytest.raises(ValueError, match=r"wanted 0\.\.100 of at least one"):
-        percentile(histogram, percent)
+        BINS.find_percentile(histogram, percent)
 
 
 def test_reads_the_cutoffs_of_ccnet(tmp_path: Path):

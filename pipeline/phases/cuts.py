@@ -1,0 +1,106 @@
+"""The limits that select computes from the scores of the run: cutoffs and cuts per language."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+
+from pipeline.config.phases import ClassifiersSelection
+from stages.counters import Counters
+from stages.filters import classifiers, perplexity
+from stages.settings.filters import ClassifiersFilterSettings, ScoreLimits
+
+# Language -> the perplexity at which head and middle end.
+Cutoffs = Mapping[str, tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A limit that select has set for one language.
+
+    Attributes:
+        setting: the part of the config that it comes from.
+        limit: the limit of the score.
+        num_scored: documents of the language whose scores it comes from.
+    """
+
+    setting: str
+    language: str
+    limit: float
+    num_scored: int
+
+
+def list_cuts(
+    cutoffs: Cutoffs, limits: Mapping[str, ScoreLimits], counters: Counters
+) -> list[Cut]:
+    """Return the limits of each language that has scores.
+
+    Args:
+        cutoffs: of the perplexity.
+        limits: of the classifiers, by name.
+        counters: of annotate and percentiles.
+    """
+    cuts: list[Cut] = []
+    for language, bins in _take_histograms(counters, "perplexity.").items():
+        for bucket, limit in zip(
+            ("head", "middle"), cutoffs.get(language, ()), strict=False
+        ):
+            setting = f"select.perplexity: {bucket} below"
+            cuts.append(Cut(setting, language, limit, sum(bins.values())))
+    for name, limit in limits.items():
+        for language, bins in _take_histograms(counters, f"classifier.{name}.").items():
+            if language in limit.cuts:
+                setting = f"select.classifiers.{name}.keep_top: from"
+                cuts.append(
+                    Cut(setting, language, limit.cuts[language], sum(bins.values()))
+                )
+    return cuts
+
+
+def dump_cuts(cuts: Iterable[Cut]) -> bytes:
+    """Return the cuts as JSON."""
+    return (json.dumps([asdict(cut) for cut in cuts], indent=1) + "\n").encode()
+
+
+def parse_cuts(content: bytes) -> tuple[Cut, ...]:
+    """Return the cuts that `dump_cuts` wrote."""
+    return tuple(Cut(**cut) for cut in json.loads(content))
+
+
+def compute_cutoffs(counters: Counters, percentiles: tuple[int, int]) -> Cutoffs:
+    """Return percentiles of the perplexities that annotate has counted, per language."""
+    head, middle = percentiles
+    find = perplexity.BINS.find_percentile
+    return {
+        language: (find(bins, head), find(bins, middle))
+        for language, bins in _take_histograms(counters, "perplexity.").items()
+    }
+
+
+def set_cuts(
+    selection: ClassifiersSelection, counters: Counters
+) -> ClassifiersFilterSettings:
+    """Return the settings of the filter, with a cut per language for each `keep_top`.
+
+    Args:
+        selection: the section of the config.
+        counters: of percentiles; without histograms, there are no cuts.
+    """
+    limits: dict[str, ScoreLimits] = {}
+    for name, chosen in selection.limits.items():
+        cuts: dict[str, float] = {}
+        if chosen.keep_top is not None:
+            for language, bins in _take_histograms(counters, f"classifier.{name}.").items():
+                cuts[language] = classifiers.SCORE_BINS.find_top_cut(bins, chosen.keep_top)
+        limits[name] = ScoreLimits(min=chosen.min, max=chosen.max, cuts=cuts)
+    return ClassifiersFilterSettings.model_validate(limits)
+
+
+def _take_histograms(counters: Counters, family: str) -> dict[str, Mapping[int, int]]:
+    """Return the histograms of a family, by language."""
+    return {
+        name.removeprefix(family): bins
+        for name, bins in sorted(counters.histograms.items())
+        if name.startswith(family)
+    }

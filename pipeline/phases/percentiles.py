@@ -1,0 +1,79 @@
+"""The phase percentiles: count the scores of the documents that all other rules of select keep.
+
+`select` finds the cut of a classifier's `keep_top` in these counts. The phase is off without one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from pipeline.config import RunConfig
+from pipeline.config.phases import ScoreSelection
+from pipeline.phases.annotate import Annotate
+from pipeline.phases.filter_phase import FILTERS, FilterPhase
+from pipeline.phases.fuzzy_dedup import FuzzyDedup
+from pipeline.phases.phase import TaskCost
+from pipeline.runs.phase_folder import PendingOutput
+from pipeline.runs.split_output import SplitWriter
+from stages.counters import Counters
+from stages.filters.classifiers import count_scores
+
+
+class Percentiles(FilterPhase):
+    """Count the scores of the documents that all rules but `keep_top` keep."""
+
+    name = "percentiles"
+    section = "select"
+    version = 1
+    parents = (Annotate, FuzzyDedup)
+    cost = TaskCost(grows_with="scored")
+
+    @classmethod
+    def is_enabled(cls, config: RunConfig) -> bool:
+        """Return whether a classifier has `keep_top`."""
+        return bool(list_shares(config))
+
+    @classmethod
+    def fingerprint_inputs(cls, config: RunConfig, num_files: int) -> dict[str, Any]:
+        """Return the versions of the filters."""
+        del config, num_files
+        return {"filters": [[stage.name, stage.version] for stage in FILTERS]}
+
+    def count_scores(self) -> Counters:
+        """Return no scores: this phase counts them, without any cut."""
+        return Counters()
+
+    def create_writer(self, task_id: str, output: PendingOutput) -> SplitWriter:
+        """Return the writer that counts the scores. The task has no files."""
+        return _Counter(output, task_id, list_shares(self.config))
+
+
+def list_shares(config: RunConfig) -> dict[str, ScoreSelection]:
+    """Return the limits of the classifiers that have `keep_top`, by name."""
+    selection = config.select.classifiers
+    limits = selection.limits if selection else {}
+    return {name: limit for name, limit in limits.items() if limit.keep_top is not None}
+
+
+class _Counter(SplitWriter):
+    """Counts the scores of documents by language."""
+
+    def __init__(
+        self, output: PendingOutput, task_id: str, classifiers: dict[str, ScoreSelection]
+    ) -> None:
+        super().__init__(output, task_id)
+        self._classifiers = classifiers
+
+    def add_dropped(self, batch: pa.Table, dropped: pa.Table) -> None:
+        """Count the documents. `select` writes the decisions on them."""
+        del batch
+        self.counters.add("documents", dropped.num_rows)
+
+    def write_kept(self, batch: pa.Table) -> None:
+        for name in self._classifiers:
+            count_scores(self.counters, name, batch)
+
+    def close(self) -> None:
+        """Write no file."""
