@@ -94,7 +94,7 @@ def draw_samples(
             keys = pa.array(compute_order_keys(found.column("doc_id").to_numpy(), seed))
             found = found.append_column("key", keys)
             both = found if drawn is None else pa.concat_tables([drawn, found])
-            # The smallest keys are a uniform sample, in whatever order splits are read.
+            # The smallest keys are a uniform sample, in any order of the splits.
             drawn = both.sort_by("key").slice(0, num_samples)
     if drawn is None or not drawn.num_rows:
         decisions = ", ".join(list_decisions(run)) or "none yet"

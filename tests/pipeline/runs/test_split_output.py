@@ -41,7 +41,7 @@ def write_parquet(rows: pa.Table, rows_per_group: int = 2) -> bytes:
 def test_matching_rows_are_those_that_pyarrow_finds(
     values: list[int | None], value: int, rows_per_group: int
 ) -> None:
-    """Whatever the row groups are; the column itself need not be asked for."""
+    """With row groups of any size. The column itself may be left out of the result."""
     rows = pa.table(
         {
             "key": pa.array(values, pa.uint64()),
