@@ -226,6 +226,7 @@ def change_ranks(seed: int, folder: Path) -> None:
     """Train on three numbers of ranks; two of the runs are killed."""
     draws = random.Random(seed)
     run_dir = folder / "run"
+    run_dir.mkdir()  # ranks write their rows to it; the trainer makes it on one rank only
     # 16 rows by 3 ranks of 2 rows leave a remainder.
     rows = {"global_batch_rows": 16, "micro_batch_rows": 2}
     for attempt in range(3):
