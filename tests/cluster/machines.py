@@ -267,6 +267,7 @@ def cluster(folder: Path, wheels: Path, own_cache: Path) -> Iterator[Cluster]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_raylet_start_wait_time_s": "120",  # on a machine that others use, too
         "RAY_agent_register_timeout_ms": "120000",
+        "RAY_worker_niceness": "0",  # Ray's default of 15 waits for the other tests
         "CORPUSMILL_CACHE": str(cache),
         "NUMBA_OPT": "0",  # the path of a job is new, so every kernel is compiled again
         "PIP_NO_INDEX": "1",

@@ -117,14 +117,18 @@ def test_a_complete_phase_keeps_its_partitions(
 
 
 @pytest.mark.ray
-def test_a_local_ray_with_one_worker_writes_the_same_bytes(
+def test_a_killed_run_on_a_local_ray_continues_to_the_same_bytes(
     chain: Chain, reference_run: Path, umask: int
 ) -> None:
-    """Every file of every phase equals that of the in-process engine, and follows the umask.
+    """Kill -9 of the driver and its Ray of one worker; the second run starts another Ray.
 
+    Every file of every phase equals that of the in-process engine, and follows the umask.
     Only the session of Ray is private.
     """
-    run_dir, _ = chain.run("local-ray", "engine.kind=ray", "engine.workers=1")
+    on_ray = ("engine.kind=ray", "engine.workers=1")
+    command = [word for setting in on_ray for word in ("--set", setting)]
+    _stop_when(chain, "local-ray", "annotate", signal.SIGKILL, *command)
+    run_dir, _ = chain.run("local-ray", *on_ray)
     assert digests(run_dir) == digests(reference_run)
     assert read_umask() == umask
     modes = read_modes(reference_run)
@@ -173,17 +177,6 @@ def test_a_run_stopped_by_sigterm_prints_how_to_continue(chain: Chain) -> None:
     )
     log = (chain.folder / "told-to-stop" / "log.jsonl").read_text().splitlines()
     assert json.loads(log[-1])["event"] == "RunEnded"
-
-
-@pytest.mark.ray
-def test_a_run_on_ray_that_is_killed_continues_to_the_same_bytes(
-    chain: Chain, reference_run: Path, request: pytest.FixtureRequest
-) -> None:
-    """Kill -9 of the driver and its local Ray; the second run is on a cluster."""
-    _stop_when(chain, "ray-killed", "annotate", signal.SIGKILL, "--engine", "ray")
-    request.getfixturevalue("shared_ray")
-    run_dir, _ = chain.run("ray-killed", "engine.kind=ray")
-    assert digests(run_dir) == digests(reference_run)
 
 
 def test_a_second_run_does_nothing(chain: Chain, reference_run: Path) -> None:
