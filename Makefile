@@ -4,7 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CONFIG ?= ccnet.yaml
-TEST_PROCESSES ?= 2
+# More than two cores, because tests with Ray and with faulty servers wait most of their time.
+TEST_PROCESSES ?= 3
 # The groups are made in tests/conftest.py, in the order in which they start.
 PARALLEL := --numprocesses $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder
 PACKAGE ?= stages
