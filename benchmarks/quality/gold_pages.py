@@ -71,7 +71,7 @@ def read_wcxb(folder: Path) -> Iterator[GoldPage]:
             path.stem,
             "collection" if kind == "category" else kind,
             gzip.decompress(html),
-            gold["ground_truth"]["main_content"] or "",
+            gold["ground_truth"].get("main_content") or "",
         )
 
 

@@ -1,0 +1,140 @@
+"""The main content of pages."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stages.html.main_content import MIN_INTRODUCTION_CHARS, extract_main_content
+from tests.stages.html.test_blocks import serialize
+
+SENTENCE = "The old mill by the river was opened on Sunday, and most of the village came. "
+PARAGRAPH = SENTENCE * 3
+MENU = "<ul><li><a href=/>Home</a><li><a href=/news>News</a><li><a href=/shop>Shop</a></ul>"
+TEASER = f"<div><h3><a href=/1>More</a></h3><p>{SENTENCE}</p></div>"
+
+
+def extract_lines(page: str) -> list[str]:
+    """Return the lines of the main content that are not blank."""
+    return [line for line in extract_main_content(serialize(page)).splitlines() if line]
+
+
+def make_page(*extras: str) -> str:
+    """Return a page with an article of four paragraphs, and markup after it."""
+    article = f"<h1>Mill</h1><div>{f'<p>{PARAGRAPH}</p>' * 4}</div>"
+    return f"<body>{MENU}{article}{''.join(extras)}</body>"
+
+
+@pytest.mark.parametrize(
+    "boilerplate",
+    [
+        MENU,
+        f"<nav><p>{PARAGRAPH}</nav>",
+        f"<footer><p>{PARAGRAPH}</footer>",
+        f"<aside><p>{PARAGRAPH}</aside>",
+        f"<div class='mainNav'><p>{PARAGRAPH}</div>",
+        f"<div id=site-footer><p>{PARAGRAPH}</div>",
+        f"<section class='wp_related_posts'>{TEASER * 4}</section>",
+        f"<ol class=comments-list><li>{PARAGRAPH}</ol>",
+        f"<div role=dialog><p>{PARAGRAPH}</div>",
+        f"<div style='display: none'><p>{PARAGRAPH}</div>",
+        f"<div hidden><p>{PARAGRAPH}</div>",
+        f"<div aria-hidden=true><p>{PARAGRAPH}</div>",
+        "<div class=author>By the miller, who lives there.</div>",
+        "<figure><figcaption>The mill in the year 1900.</figcaption></figure>",
+    ],
+)
+def test_boilerplate_is_dropped(boilerplate: str) -> None:
+    """By its tag, role, name or looks, or because it consists of links, also in the article."""
+    expected = [PARAGRAPH.strip()] * 4
+    assert extract_lines(make_page(boilerplate)) == expected
+    inside = make_page().replace("</p></div>", f"</p>{boilerplate}</div>")
+    assert extract_lines(inside) == expected
+
+
+@pytest.mark.parametrize(
+    "tag",
+    [
+        "div class=download-area",
+        "div class='col elementor-widget-container'",
+        "div class=thread",
+        "article class='post tag-menu comments-open'",
+        "div class=header",
+        "form",
+        "div class=widget",
+    ],
+)
+def test_content_is_kept_whatever_its_element_is_called(tag: str) -> None:
+    """Its name has no word of boilerplate, or it has most of the sentences of the page."""
+    name = tag.split(maxsplit=1)[0]
+    page = f"<body>{MENU}<{tag}>{f'<p>{PARAGRAPH}</p>' * 4}</{name}></body>"
+    assert extract_lines(page) == [PARAGRAPH.strip()] * 4
+
+
+def test_teasers_beside_an_article_are_dropped() -> None:
+    """The paragraphs of the article have one parent, and each teaser another."""
+    assert extract_lines(make_page(TEASER * 4)) == [PARAGRAPH.strip()] * 4
+
+
+def test_a_page_of_teasers_keeps_all_of_them() -> None:
+    """None of them has more sentences than the others."""
+    lines = extract_lines(f"<body>{MENU}<div>{TEASER * 8}</div></body>")
+    assert lines.count(SENTENCE.strip()) == 8
+
+
+def test_an_introduction_between_heading_and_article_is_kept() -> None:
+    """A short line there is not: it is a date or a name."""
+    introduction = SENTENCE * 2
+    assert len(introduction) > MIN_INTRODUCTION_CHARS
+    page = make_page().replace(
+        "</h1>", f"</h1><header><p>{introduction}</p><p>3 May, 2019.</p></header>"
+    )
+    assert extract_lines(page)[:2] == [introduction.strip(), PARAGRAPH.strip()]
+
+
+def test_lines_of_lists_tables_and_code_are_kept() -> None:
+    """Cells are joined as by resiliparse; code keeps its lines and its indentation."""
+    markup = (
+        f"<h2>Flour</h2><p>{SENTENCE}</p><ul><li>wheat<li>rye</ul>"
+        "<table><tr><th>a<th>b<tr><td>1<td>2</table><pre>if x:\n    y()\n</pre>"
+    )
+    page = make_page().replace("</p></div>", f"</p>{markup}</div>")
+    assert extract_main_content(serialize(page)).endswith(
+        f"\n\nFlour\n\n{SENTENCE.strip()}\n\nwheat\nrye\na\t\tb\n1\t\t2\n\nif x:\n    y()"
+    )
+
+
+WORDS = st.text("ab .,漢", max_size=60)
+ELEMENTS = st.sampled_from(
+    ["p", "div", "nav", "li", "td", "a href=x", "h1", "div class=menu"]
+)
+
+
+@given(st.lists(st.tuples(ELEMENTS, WORDS)))
+def test_every_line_is_text_of_the_page(parts: list[tuple[str, str]]) -> None:
+    """Blank lines and white space apart, no line is made up or put together."""
+    page = "".join(f"<{element}>{text}" for element, text in parts)
+    text = "".join("".join(text for _, text in parts).split())
+    for line in extract_lines(page):
+        assert line.strip()
+        assert "".join(line.split()) in text
+
+
+@pytest.mark.parametrize(
+    ("opened", "closed"),
+    [
+        ("<div>x", "</div>"),
+        ("<ul><li>x", "</li></ul>"),
+        ("<blockquote>Some words, and some more. ", "</blockquote>"),
+        ("<td>x", "</td>"),
+        ("<div class='nav'>Some words, and some more. ", "</div>"),
+    ],
+)
+def test_deeply_nested_elements_take_linear_time(opened: str, closed: str) -> None:
+    """20,000 of them take less than 5 s of CPU; a quadratic loop takes minutes."""
+    started = time.process_time()
+    extract_main_content(opened * 20_000 + closed * 20_000)
+    assert time.process_time() - started < 5
