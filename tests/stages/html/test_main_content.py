@@ -67,7 +67,7 @@ def test_boilerplate_is_dropped(boilerplate: str) -> None:
         "div class=widget",
     ],
 )
-def test_content_is_kept_whatever_its_element_is_called(tag: str) -> None:
+def test_content_is_kept_under_any_name_of_its_element(tag: str) -> None:
     """Its name has no word of boilerplate, or it has most of the sentences of the page."""
     name = tag.split(maxsplit=1)[0]
     page = f"<body>{MENU}<{tag}>{f'<p>{PARAGRAPH}</p>' * 4}</{name}></body>"
