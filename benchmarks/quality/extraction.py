@@ -3,7 +3,7 @@ r"""Compare the quality and speed of text extraction with trafilatura and resili
     python -m benchmarks.quality.extraction --gold FOLDER [--save]
 
 FOLDER holds clones of the gold sets (`gold_pages.py`). Sets that are absent are left out. The first
-run installs the peers into an environment of their own, which takes a minute.
+run installs the peers into a separate environment, which takes a minute.
 
 Half of each set is held out. The measures are in `text_scores.py`. `lost` counts pages with more than
 500 characters of text that give fewer than 100. The extractors take turns page by page, in a
@@ -47,6 +47,9 @@ def make_extractors() -> dict[str, Extractor]:
     found: dict[str, Extractor] = {
         "text": _make_ours(HtmlSettings()),
         "main content": _make_ours(HtmlSettings(main_content=True)),
+        "engine resiliparse": _make_ours(
+            HtmlSettings(main_content=True, engine="resiliparse")
+        ),
         "justext": _make_ours(HtmlSettings(justext=JustextSettings())),
         "resiliparse": _make_resiliparse(),
     }

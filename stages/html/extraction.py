@@ -21,6 +21,7 @@ from resiliparse.parse.html import HTMLTree
 
 from stages.html.charset import DecodedPage, decode_page
 from stages.html.justext import extract_main_text
+from stages.html.main_content import extract_main_content
 from stages.html.markup import clean_markup, mark_lone_characters, remove_marks
 from stages.kernels.markup_cost import estimate_parse_ns
 from stages.settings.warc import HtmlSettings
@@ -76,7 +77,7 @@ _CONTROL = bytes([*range(0x09), 0x0B, *range(0x0E, 0x20)])
 _FEW_TAGS = 500
 _FEW_CHARS = 2 * MAX_ATTRIBUTES  # an attribute has at least a space and a letter
 
-# Nanoseconds per tag and open element. The extraction of main content walks up from each node.
+# Nanoseconds per tag and open element. resiliparse's main content walks up from each node.
 _DEPTH_NS = 4
 _DEPTH_NS_OF_MAIN_CONTENT = 60
 
@@ -156,7 +157,8 @@ def _check_text(decoded: DecodedPage, page: bytes) -> Unusable | None:
 
 def _check_markup(page: bytes, settings: HtmlSettings) -> Unusable | None:
     """Return why a page in UTF-8 would take too long to parse, or None if it would not."""
-    depth_ns = _DEPTH_NS_OF_MAIN_CONTENT if settings.main_content else _DEPTH_NS
+    walks_up = settings.main_content and settings.engine == "resiliparse"
+    depth_ns = _DEPTH_NS_OF_MAIN_CONTENT if walks_up else _DEPTH_NS
     estimate_ns, max_attributes = estimate_parse_ns(page, depth_ns)
     if max_attributes > MAX_ATTRIBUTES:
         detail = f"a tag has more than {MAX_ATTRIBUTES} attributes"
@@ -170,7 +172,7 @@ def _check_markup(page: bytes, settings: HtmlSettings) -> Unusable | None:
 def _parse(decoded: DecodedPage, settings: HtmlSettings) -> Page | Unusable:
     try:
         markup = clean_markup(decoded.text)
-        if settings.main_content:
+        if settings.main_content and settings.engine == "resiliparse":
             markup = mark_lone_characters(markup)
         tree = HTMLTree.parse(markup)
         title = " ".join(remove_marks(tree.title or "").split())
@@ -191,7 +193,10 @@ def _parse(decoded: DecodedPage, settings: HtmlSettings) -> Page | Unusable:
 
 def _extract_main_content(tree: HTMLTree, settings: HtmlSettings) -> tuple[str, int | None]:
     """Return the main content and None, or all text and the characters of the main content."""
-    main_content = remove_marks(_extract_text(tree, settings, main_content=True))
+    if settings.engine == "resiliparse":
+        main_content = remove_marks(_extract_text(tree, settings, main_content=True))
+    else:
+        main_content = extract_main_content(tree.body.html if tree.body else "")
     num_chars = len(main_content)
     # All text is extracted for few pages only, because that takes half as long again.
     if num_chars >= MIN_MAIN_CONTENT_CHARS:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from difflib import get_close_matches
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -43,9 +43,14 @@ class HtmlSettings(Settings):
 
     main_content: bool = Field(
         default=False,
-        description="Remove navigation, footers and other boilerplate by resiliparse's rules. "
-        "Takes twice the time. Pages of which hardly anything is left keep all text "
-        "(docs/stages.md).",
+        description="Remove navigation, footers and other boilerplate. Takes twice the time. "
+        "Pages of which hardly anything is left keep all text (docs/stages.md).",
+    )
+    engine: Literal["blocks", "resiliparse"] = Field(
+        default="blocks",
+        description="The rules that find the main content. `blocks`: ours, from text, links and "
+        "names of elements. `resiliparse`: those of its main content extraction, as in DCLM; "
+        "they keep more boilerplate.",
     )
     justext: JustextSettings | None = Field(
         default=None,
@@ -68,12 +73,17 @@ class HtmlSettings(Settings):
 
     @model_validator(mode="after")
     def _check_one_engine(self) -> Self:
-        names = ("main_content", "alt_texts", "list_bullets")
-        given = [name for name in names if getattr(self, name)]
-        if self.justext is not None and given:
+        given = [name for name in ("alt_texts", "list_bullets") if getattr(self, name)]
+        if self.justext is not None and (self.main_content or given):
+            names = ["main_content", *given] if self.main_content else given
             raise ValueError(
-                f"{', '.join(given)} are settings of resiliparse; remove them, or set justext "
+                f"{', '.join(names)} are settings of resiliparse; remove them, or set justext "
                 "to null"
+            )
+        if self.main_content and self.engine == "blocks" and given:
+            raise ValueError(
+                f"{', '.join(given)} are settings of resiliparse; remove them, or set engine "
+                "to resiliparse"
             )
         return self
 

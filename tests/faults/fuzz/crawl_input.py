@@ -120,7 +120,10 @@ def fuzz_pages(seed: int, folder: Path) -> int:
     """Extract the text of mutated HTML pages."""
     all_settings = [
         HtmlSettings(),
-        HtmlSettings(main_content=True, alt_texts=True, list_bullets=True),
+        HtmlSettings(main_content=True),
+        HtmlSettings(
+            main_content=True, engine="resiliparse", alt_texts=True, list_bullets=True
+        ),
         HtmlSettings(justext=JustextSettings()),
     ]
 
