@@ -133,6 +133,7 @@ class Checkpointer:
         finally:
             self._thread.shutdown()
             self._stager.close()
+            self._ranks.close()
 
     def _write(self, staged: dict[str, Any], progress: dict[str, Any]) -> None:
         """Write and upload a checkpoint; runs in the background thread.

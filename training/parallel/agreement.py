@@ -30,6 +30,11 @@ class RankGroup:
         assert isinstance(group, dist.ProcessGroup)  # all ranks are members
         self.process_group = group
 
+    def close(self) -> None:
+        """Leave the process group, which has threads and sockets."""
+        if dist.is_initialized():
+            dist.destroy_process_group(self.process_group)
+
     def run_on_first(self, action: Callable[[], T]) -> T:
         """Run an action on rank 0; return its result, or raise its error, on all ranks."""
         result, error = _catch(action) if self._context.is_first else (None, None)

@@ -48,6 +48,9 @@ DRIVER_POINTS = (
 # Each phase once, with another moment each: a killed Ray must be started again.
 RAY_POINTS = tuple(zip(PHASES, itertools.cycle(TASK_MOMENTS), strict=False))
 
+# Ray starts another worker in each phase. On a busy machine that takes half a minute.
+WORKERS_TIMEOUT_S = 60.0 * len(PHASES)
+
 KILLED = (-signal.SIGKILL, -signal.SIGXFSZ)
 
 
@@ -111,7 +114,7 @@ def kill_workers(storage: str, seed: int, folder: Path) -> int:
     driver = start_driver(
         run_killed, plan, point, messages=messages, environment=environment
     )
-    code = wait_for(driver)
+    code = wait_for(driver, WORKERS_TIMEOUT_S)
     assert code == 0, f"the run ended with {code}: {messages.read_text()[-2000:]}"
     killed = {path.name for path in point.markers.iterdir()}
     assert killed == set(PHASES), f"not killed in {set(PHASES) - killed}"
@@ -197,7 +200,7 @@ def _make_attacks(storage: str, find_obstacle: Callable[[], str | None]) -> list
     ) -> Attack:
         name = f"crash: {victim}, {storage}"
         return Attack(
-            name, PROMISE, num_tries, num_small, attempt, find_obstacle, timeout_s=600.0
+            name, PROMISE, num_tries, num_small, attempt, find_obstacle, timeout_s=900.0
         )
 
     on_ray = len(RAY_POINTS)
