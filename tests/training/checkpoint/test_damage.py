@@ -23,7 +23,12 @@ from tests.training.checkpoint.planted_code import (
     CreateFile,
     replace_file,
 )
-from tests.training.checkpoint.saved import make_tensors, restore, save_steps
+from tests.training.checkpoint.saved import (
+    make_checkpointer,
+    make_tensors,
+    restore,
+    save_steps,
+)
 from training.checkpoint.block_digests import compute_digest
 from training.checkpoint.checkpointer import load_weights
 from training.checkpoint.marker import (
@@ -203,6 +208,15 @@ def test_invalid_values_are_named(run_dir: Path, key: str, value: Any) -> None:
     message = rf"{path / MARKER} has invalid values: {key}.*, found "
     with pytest.raises(CheckpointDamaged, match=message):
         restore(run_dir)
+
+
+def test_a_closed_checkpointer_leaves_no_thread(tmp_path: Path) -> None:
+    """Its process group has three threads. A program may train many runs one after another."""
+    counts: set[int] = set()
+    for _ in range(3):
+        make_checkpointer(tmp_path).close()
+        counts.add(len(os.listdir("/proc/self/task")))
+    assert len(counts) == 1
 
 
 def test_a_failed_write_is_named(tmp_path: Path) -> None:
