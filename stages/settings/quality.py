@@ -95,22 +95,22 @@ class QualityFilterSettings(Settings):
         description="Highest share of characters in the most frequent word 4-gram.",
     )
     max_duplicate_5gram_char_share: _Share = Field(
-        default=0.15, description="Highest share of characters in repeated word 5-grams."
+        default=0.15, description="Highest share of characters in repeats of word 5-grams."
     )
     max_duplicate_6gram_char_share: _Share = Field(
-        default=0.14, description="Highest share of characters in repeated word 6-grams."
+        default=0.14, description="Highest share of characters in repeats of word 6-grams."
     )
     max_duplicate_7gram_char_share: _Share = Field(
-        default=0.13, description="Highest share of characters in repeated word 7-grams."
+        default=0.13, description="Highest share of characters in repeats of word 7-grams."
     )
     max_duplicate_8gram_char_share: _Share = Field(
-        default=0.12, description="Highest share of characters in repeated word 8-grams."
+        default=0.12, description="Highest share of characters in repeats of word 8-grams."
     )
     max_duplicate_9gram_char_share: _Share = Field(
-        default=0.11, description="Highest share of characters in repeated word 9-grams."
+        default=0.11, description="Highest share of characters in repeats of word 9-grams."
     )
     max_duplicate_10gram_char_share: _Share = Field(
-        default=0.10, description="Highest share of characters in repeated word 10-grams."
+        default=0.10, description="Highest share of characters in repeats of word 10-grams."
     )
     min_terminal_line_share: _Share = Field(
         default=None,

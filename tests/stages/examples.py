@@ -162,12 +162,9 @@ _BROKEN_SIGNALS: Mapping[str, Row] = {
     "lorem_ipsum_too_frequent": {"rps_doc_lorem_ipsum": 0.01},
     "curly_brackets_too_many": {"rps_doc_curly_bracket": 0.01},
     "bad_words_too_many": {"rps_doc_ldnoobw_words": 1},
+    **{f"top_{n}gram_too_frequent": {f"frac_chars_top_{n}gram": 1.0} for n in (2, 3, 4)},
     **{
-        f"top_{n}gram_too_frequent": {f"rps_doc_frac_chars_top_{n}gram": 1.0}
-        for n in (2, 3, 4)
-    },
-    **{
-        f"duplicate_{n}grams_too_many": {f"rps_doc_frac_chars_dupe_{n}grams": 1.0}
+        f"duplicate_{n}grams_too_many": {f"frac_chars_dupe_{n}grams": 1.0}
         for n in (5, 6, 7, 8, 9, 10)
     },
 }

@@ -79,6 +79,18 @@ def _define_ngram_signals() -> Iterator[tuple[str, str]]:
             f"character counted once."
         )
         yield f"rps_doc_frac_chars_dupe_{n}grams", definition
+    for n in columns.TOP_NGRAMS:
+        definition = (
+            f"Characters of the most frequent word {n}-gram, joined by blanks, times its count, "
+            f"divided by the characters of the text. 0 if it occurs once."
+        )
+        yield f"frac_chars_top_{n}gram", definition
+    for n in columns.DUPE_NGRAMS:
+        definition = (
+            f"Characters of the words in word {n}-grams that are equal to an earlier one, read from "
+            f"the left without overlap, divided by the characters of the text."
+        )
+        yield f"frac_chars_dupe_{n}grams", definition
 
 
 # Signal -> definition. The names that begin with rps_ and their definitions are

@@ -49,7 +49,7 @@ class Quality(Stage[QualitySettings]):
     """Adds the signals of `DEFINITIONS`, and those that need a list of words. Drops nothing."""
 
     name = "quality"
-    version = 2
+    version = 3
     needs: ClassVar[pa.Schema] = pa.schema([DOC_ID, pa.field("text", pa.large_string())])
     adds: ClassVar[pa.Schema] = pa.schema(SIGNAL_FIELDS)
 
@@ -168,7 +168,7 @@ class QualityFilter(Stage[QualityFilterSettings]):
     """Drops documents that break a rule. The reason is the first broken rule of `RULES`."""
 
     name = "quality"
-    version = 1
+    version = 2
     needs: ClassVar[pa.Schema] = pa.schema([DOC_ID, _LANGUAGE])
     reasons: ClassVar[Mapping[str, str]] = MappingProxyType(
         {rule.reason: rule.sentence for rule in RULES}

@@ -40,7 +40,7 @@ def _ngram_rules() -> Iterator[Rule]:
     for n in columns.TOP_NGRAMS:
         yield Rule(
             f"max_top_{n}gram_char_share",
-            f"rps_doc_frac_chars_top_{n}gram",
+            f"frac_chars_top_{n}gram",
             f"quality.top_{n}gram_too_frequent",
             f"The share of characters in the most frequent word {n}-gram is above "
             f"max_top_{n}gram_char_share.",
@@ -48,9 +48,9 @@ def _ngram_rules() -> Iterator[Rule]:
     for n in columns.DUPE_NGRAMS:
         yield Rule(
             f"max_duplicate_{n}gram_char_share",
-            f"rps_doc_frac_chars_dupe_{n}grams",
+            f"frac_chars_dupe_{n}grams",
             f"quality.duplicate_{n}grams_too_many",
-            f"The share of characters in repeated word {n}-grams is above "
+            f"The share of characters in word {n}-grams that repeat an earlier one is above "
             f"max_duplicate_{n}gram_char_share.",
         )
 

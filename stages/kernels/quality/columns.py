@@ -59,11 +59,14 @@ SIGNALS = (
     "frac_chars_dupe_paragraphs",
     *(f"rps_doc_frac_chars_top_{n}gram" for n in TOP_NGRAMS),
     *(f"rps_doc_frac_chars_dupe_{n}grams" for n in DUPE_NGRAMS),
+    *(f"frac_chars_top_{n}gram" for n in TOP_NGRAMS),
+    *(f"frac_chars_dupe_{n}grams" for n in DUPE_NGRAMS),
 )
 
 NUM_SIGNALS = len(SIGNALS)
 
-# Index of each column, in the order of SIGNALS. All n-gram columns follow NGRAMS.
+# Index of each column, in the order of SIGNALS. RedPajama-V2's n-gram columns follow NGRAMS, and then
+# those of Gopher's rules.
 (
     WORD_COUNT,
     MEAN_WORD_LENGTH,
@@ -96,3 +99,5 @@ NUM_SIGNALS = len(SIGNALS)
     DUPE_PARAGRAPH_CHARS,
     NGRAMS,
 ) = range(30)
+
+NUM_NGRAM_LENGTHS = len(TOP_NGRAMS) + len(DUPE_NGRAMS)

@@ -99,6 +99,26 @@ def dupe_ngrams(words: Sequence[str], n: int) -> float:
     return share(sum(len(words[i]) for i in covered), sum(map(len, words)))
 
 
+def top_ngram_in_text(words: Sequence[str], n: int, text: str) -> float:
+    """Return the share of datatrove's find_top_duplicate, 0 if the n-gram occurs once."""
+    grams = Counter(" ".join(words[i : i + n]) for i in range(len(words) - n + 1))
+    gram, count = grams.most_common(1)[0] if grams else ("", 0)
+    return share(len(gram) * count * (count > 1), len(text))
+
+
+def repeated_ngrams(words: Sequence[str], n: int, text: str) -> float:
+    """Return the share of datatrove's find_all_duplicate."""
+    known: set[tuple[str, ...]] = set()
+    num_chars = i = 0
+    while i + n <= len(words):
+        gram = tuple(words[i : i + n])
+        is_repeated = gram in known
+        num_chars += sum(map(len, gram)) * is_repeated
+        known.add(gram)
+        i += n if is_repeated else 1
+    return share(num_chars, len(text))
+
+
 def defined_word_signals(text: str) -> dict[str, float]:
     """Return the signals of words, by their definitions."""
     raw_words = text.split()
@@ -132,6 +152,14 @@ def defined_word_signals(text: str) -> dict[str, float]:
         **{f"rps_doc_frac_chars_top_{n}gram": top_ngram(words, n) for n in range(2, 5)},
         **{
             f"rps_doc_frac_chars_dupe_{n}grams": dupe_ngrams(words, n) for n in range(5, 11)
+        },
+        **{
+            f"frac_chars_top_{n}gram": top_ngram_in_text(words, n, text)
+            for n in range(2, 5)
+        },
+        **{
+            f"frac_chars_dupe_{n}grams": repeated_ngrams(words, n, text)
+            for n in range(5, 11)
         },
     }
 
@@ -483,14 +511,21 @@ NEAR_AND_PAST: list[tuple[str, float, str, str, str, float]] = [
         "duplicate_paragraphs_too_long",
         3 / 7,
     ),
-    ("max_top_2gram_char_share", 0.8, "a b a b c", "a b a b", "top_2gram_too_frequent", 1),
+    (
+        "max_top_2gram_char_share",
+        6 / 9,
+        "a b a b c",
+        "a b a b",
+        "top_2gram_too_frequent",
+        6 / 7,
+    ),
     (
         "max_top_3gram_char_share",
         0.9,
         "a b c a b d",
         "a b c a b c",
         "top_3gram_too_frequent",
-        1,
+        10 / 11,
     ),
     (
         "max_top_4gram_char_share",
@@ -498,16 +533,16 @@ NEAR_AND_PAST: list[tuple[str, float, str, str, str, float]] = [
         "a b c d a b c",
         "a b c d a b c d",
         "top_4gram_too_frequent",
-        1,
+        14 / 15,
     ),
     *(
         (
             f"max_duplicate_{n}gram_char_share",
-            0.9,
+            0.25,
             " ".join("abcdefghij"[:n] + "abcdefghij"[: n - 1]),
             " ".join("abcdefghij"[:n] * 2),
             f"duplicate_{n}grams_too_many",
-            1.0,
+            n / (4 * n - 1),
         )
         for n in range(5, 11)
     ),
