@@ -161,8 +161,8 @@ def run(
 def _prepare_run(settings: RunConfig) -> RunPlan:
     """Fetch, make and open what a run needs, and return its plan."""
     from pipeline.execution.engine import check
-    from pipeline.execution.preflight import check_models, find_shortage_of_disk
     from pipeline.planning.plan import make_plan
+    from pipeline.planning.preflight import check_models, find_shortage_of_disk
     from pipeline.planning.prepare import describe_demo_models, prepare
 
     check(settings)

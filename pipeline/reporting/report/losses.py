@@ -186,14 +186,12 @@ def _read_decisions(run: RunFolder) -> Iterator[pa.Table]:
         for phase in PHASES:
             # A damaged file is reported by `verify`; the report needs no exact number here.
             try:
-                yield _read_decisions_of(run, split, phase)
+                yield _read_split(run, split, phase)
             except DamagedFile as fault:
                 log.warning("the decisions in it are not counted: %s", fault)
 
 
-def _read_decisions_of(
-    run: RunFolder, split: RunSplit, phase: type[SplitPhase]
-) -> pa.Table:
+def _read_split(run: RunFolder, split: RunSplit, phase: type[SplitPhase]) -> pa.Table:
     file_name = phase.decisions.file_name(split.key)
     source = run.folder(phase.name).open(file_name)
     rows = read_table(source, ["url", "language", "decision"])

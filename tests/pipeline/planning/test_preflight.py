@@ -10,7 +10,7 @@ import pytest
 
 from config_files.reader import ConfigError
 from pipeline.execution.engine import run
-from pipeline.execution.preflight import check_models, find_shortage_of_disk
+from pipeline.planning.preflight import check_models, find_shortage_of_disk
 from tests.pipeline.conftest import Small
 
 
