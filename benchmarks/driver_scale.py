@@ -41,8 +41,8 @@ from pipeline.phases.annotate import Annotate
 from pipeline.phases.fuzzy_clusters import FOREST, FuzzyClusters
 from pipeline.phases.fuzzy_dedup import FuzzyDedup
 from pipeline.phases.paragraph_dedup import ParagraphDedup
+from pipeline.phases.percentiles import Percentiles
 from pipeline.phases.phase import PartitionPhase, Phase, SplitPhase
-from pipeline.phases.select import Select
 from pipeline.phases.write_shards import WriteShards
 from pipeline.planning.plan import make_plan
 from pipeline.planning.prepare import prepare
@@ -148,7 +148,7 @@ def list_reading_actions(phase: Phase) -> Iterator[tuple[str, Callable[[], Any]]
             partial(phase.find_near_duplicates, last_split),
         )
     if isinstance(phase, Annotate):
-        yield "select: percentiles", Select(phase.plan).prepare_tasks
+        yield "percentiles: cutoffs", Percentiles(phase.plan).prepare_tasks
 
 
 def finish(phase: Phase) -> None:
