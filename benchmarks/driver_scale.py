@@ -38,9 +38,9 @@ from pipeline.execution.task_stats import peak_mb, reset_peak_memory
 from pipeline.models import registry as model_registry
 from pipeline.phases import registry
 from pipeline.phases.annotate import Annotate
-from pipeline.phases.fuzzy_clusters import FOREST, FuzzyClusters
-from pipeline.phases.fuzzy_dedup import FuzzyDedup
-from pipeline.phases.paragraph_dedup import ParagraphDedup
+from pipeline.phases.dedup.fuzzy_clusters import FOREST, FuzzyClusters
+from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
+from pipeline.phases.dedup.paragraph_dedup import ParagraphDedup
 from pipeline.phases.percentiles import Percentiles
 from pipeline.phases.phase import PartitionPhase, Phase, SplitPhase
 from pipeline.phases.write_shards import WriteShards

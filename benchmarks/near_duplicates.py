@@ -31,8 +31,8 @@ from benchmarks.result_file import save
 from pipeline.config import load
 from pipeline.execution.engine import PhaseStarted, TaskFinished, run
 from pipeline.execution.task_stats import peak_mb
-from pipeline.phases.fuzzy_clusters import FuzzyClusters
-from pipeline.phases.fuzzy_dedup import FuzzyDedup
+from pipeline.phases.dedup.fuzzy_clusters import FuzzyClusters
+from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
 from pipeline.planning.plan import make_plan
 
 WORDS_PER_DOCUMENT = 100

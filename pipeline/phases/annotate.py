@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pipeline.phases.exact_dedup import ExactDedup
+from pipeline.phases.dedup.exact_dedup import ExactDedup
+from pipeline.phases.dedup.paragraph_dedup import ParagraphDedup
 from pipeline.phases.extract import EXTRACTED, Extract
-from pipeline.phases.paragraph_dedup import ParagraphDedup
 from pipeline.phases.phase import Artifact, SplitPhase, TaskCost
 from pipeline.runs.hash_partitions import join_batches, write_buckets
 from pipeline.runs.phase_folder import PendingOutput

@@ -18,7 +18,7 @@ from pipeline.errors import TaskFailed
 from pipeline.models import registry as model_registry
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.cuts import Cutoffs, compute_cutoffs, set_cuts
-from pipeline.phases.fuzzy_dedup import FuzzyDedup
+from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
 from pipeline.phases.phase import SplitPhase
 from pipeline.planning.stage_spec import StageSpec
 from pipeline.runs.split_output import DECISIONS, SplitWriter, read_row_groups

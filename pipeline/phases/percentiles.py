@@ -12,8 +12,8 @@ import pyarrow as pa
 from pipeline.config import RunConfig
 from pipeline.config.phases import ScoreSelection
 from pipeline.phases.annotate import Annotate
+from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
 from pipeline.phases.filter_phase import FILTERS, FilterPhase
-from pipeline.phases.fuzzy_dedup import FuzzyDedup
 from pipeline.phases.phase import TaskCost
 from pipeline.runs.phase_folder import PendingOutput
 from pipeline.runs.split_output import SplitWriter

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from pipeline.phases.annotate import Annotate
-from pipeline.phases.exact_dedup import ExactDedup
+from pipeline.phases.dedup.exact_dedup import ExactDedup
+from pipeline.phases.dedup.fuzzy_clusters import FuzzyClusters
+from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
+from pipeline.phases.dedup.paragraph_dedup import ParagraphDedup
 from pipeline.phases.extract import Extract
-from pipeline.phases.fuzzy_clusters import FuzzyClusters
-from pipeline.phases.fuzzy_dedup import FuzzyDedup
-from pipeline.phases.paragraph_dedup import ParagraphDedup
 from pipeline.phases.percentiles import Percentiles
 from pipeline.phases.phase import Phase
 from pipeline.phases.select import Select

@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.cuts import Cut, dump_cuts, list_cuts, parse_cuts
+from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
 from pipeline.phases.filter_phase import FILTERS, REPRESENTATIVE, FilterPhase
-from pipeline.phases.fuzzy_dedup import FuzzyDedup
 from pipeline.phases.percentiles import Percentiles
 from pipeline.phases.phase import Artifact, MergedArtifact, TaskCost
 from pipeline.runs.phase_folder import PendingOutput, PhaseFolder

@@ -15,7 +15,8 @@ import pytest
 from pipeline.execution import engine
 from pipeline.execution.engine import PhaseFinished, PhaseStarted, TaskFinished
 from pipeline.execution.inline import InlineEngine
-from pipeline.phases import fuzzy_clusters, paragraph_dedup, registry
+from pipeline.phases import registry
+from pipeline.phases.dedup import fuzzy_clusters, paragraph_dedup
 from pipeline.phases.phase import Phase
 from pipeline.planning.plan import make_plan
 from storage.local import read_umask

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pipeline.phases.annotate import Annotate
-from pipeline.phases.exact_dedup import ExactDedup
+from pipeline.phases.dedup.exact_dedup import ExactDedup
 from pipeline.phases.extract import Extract
 from pipeline.phases.select import Select
 from pipeline.reporting.explain.find import (

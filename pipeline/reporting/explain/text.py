@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pipeline.phases.annotate import Annotate
-from pipeline.phases.exact_dedup import ExactDedup
+from pipeline.phases.dedup.exact_dedup import ExactDedup
+from pipeline.phases.dedup.paragraph_dedup import ParagraphDedup
 from pipeline.phases.extract import EXTRACTED, Extract
-from pipeline.phases.paragraph_dedup import ParagraphDedup
 from pipeline.phases.select import Select
 from pipeline.phases.write_shards import WriteShards
 from pipeline.reporting.explain.trace import (

@@ -15,10 +15,10 @@ from pipeline.errors import RunAborted, TaskFailed
 from pipeline.execution.task import run_task
 from pipeline.phases import registry
 from pipeline.phases.annotate import Annotate
+from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
+from pipeline.phases.dedup.paragraph_dedup import ParagraphDedup
 from pipeline.phases.extract import Extract
 from pipeline.phases.filter_phase import FilterPhase
-from pipeline.phases.fuzzy_dedup import FuzzyDedup
-from pipeline.phases.paragraph_dedup import ParagraphDedup
 from pipeline.phases.percentiles import Percentiles
 from pipeline.phases.select import Select
 from pipeline.planning.plan import plan_splits

@@ -18,7 +18,7 @@ from pipeline.capacity.fit import fit
 from pipeline.capacity.model import DISPATCH_S, Cluster, RunEstimate
 from pipeline.cli import app
 from pipeline.config import RunConfig, load
-from pipeline.phases.paragraph_dedup import BYTES_PER_PARAGRAPH
+from pipeline.phases.dedup.paragraph_dedup import BYTES_PER_PARAGRAPH
 from pipeline.runs.event_log import open_log
 from pipeline.runs.hash_partitions import count_partitions
 from tests.pipeline.conftest import Small

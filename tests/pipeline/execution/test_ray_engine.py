@@ -13,7 +13,7 @@ from pipeline.errors import RunAborted
 from pipeline.execution.engine import run
 from pipeline.execution.ray_engine import RayEngine, name_operator
 from pipeline.phases.annotate import Annotate
-from pipeline.phases.paragraph_dedup import ParagraphDedup
+from pipeline.phases.dedup.paragraph_dedup import ParagraphDedup
 from storage.local import read_umask
 from tests.pipeline.conftest import Small
 

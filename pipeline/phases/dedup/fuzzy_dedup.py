@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from pipeline.config import RunConfig
 from pipeline.phases.annotate import Annotate
-from pipeline.phases.fuzzy_clusters import (
+from pipeline.phases.dedup.fuzzy_clusters import (
     MAX_MEMBERS_PER_TASK,
     FuzzyClusters,
     Rule,

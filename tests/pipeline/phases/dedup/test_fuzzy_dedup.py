@@ -13,7 +13,8 @@ import pytest
 from config_files.reader import ConfigError
 from pipeline.config import load
 from pipeline.execution.engine import run
-from pipeline.phases import annotate, fuzzy_clusters
+from pipeline.phases import annotate
+from pipeline.phases.dedup import fuzzy_clusters
 from pipeline.planning.plan import make_plan
 from pipeline.runs.run_folder import RunFolder
 from stages.dedup.minhash import MinHash, MinHashSettings, split_ngrams

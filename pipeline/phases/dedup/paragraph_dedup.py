@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pipeline.config import RunConfig
-from pipeline.phases.exact_dedup import ExactDedup
+from pipeline.phases.dedup.exact_dedup import ExactDedup
 from pipeline.phases.extract import Extract
 from pipeline.phases.phase import Artifact, PartitionPhase, TaskCost
 from pipeline.planning.input_splits import InputSplit

@@ -1,0 +1,1 @@
+"""The global phases of deduplication: exact copies, paragraphs and near-duplicates."""
