@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -34,6 +35,12 @@ class Percentiles(FilterPhase):
     def is_enabled(cls, config: RunConfig) -> bool:
         """Return whether a classifier has `keep_top`."""
         return bool(list_shares(config))
+
+    @classmethod
+    def was_off(cls, recorded: Mapping[str, Any]) -> bool:
+        """Return whether no classifier had `keep_top` in a run with this stored config."""
+        limits = (recorded.get(cls.section) or {}).get("classifiers") or {}
+        return all((limit or {}).get("keep_top") is None for limit in limits.values())
 
     @classmethod
     def fingerprint_inputs(cls, config: RunConfig, num_files: int) -> dict[str, Any]:

@@ -170,6 +170,11 @@ class Phase(ABC):
         return getattr(config, cls.section) is not None
 
     @classmethod
+    def was_off(cls, recorded: Mapping[str, Any]) -> bool:
+        """Return whether the phase was off in a run with this stored config, of any version."""
+        return recorded.get(cls.section, {}) is None
+
+    @classmethod
     def enabled_parents(cls, config: RunConfig) -> tuple[type[Phase], ...]:
         """Return the parents that are on."""
         return tuple(parent for parent in cls.parents if parent.is_enabled(config))

@@ -140,7 +140,7 @@ def _read_phase(
     run: RunFolder, name: str, events: Sequence[Event], state: RunState, now: float
 ) -> PhaseStatus:
     # Not `run.config`: the status of a run of another version can still be read.
-    if run.recorded_config.get(registry.find_phase(name).section, {}) is None:
+    if registry.find_phase(name).was_off(run.recorded_config):
         return PhaseStatus(name, "off", 0, 0)
     of_phase = [event for event in events if event.get("phase") == name]
     started = next((event for event in of_phase if event["event"] == "PhaseStarted"), None)
