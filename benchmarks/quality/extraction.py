@@ -183,7 +183,8 @@ def main() -> None:
         parser.error(f"{args.gold} has none of the folders {', '.join(SETS)}; see --help")
     if not args.without_peers and run_with_peers(__spec__.name, PEERS):
         return
-    logging.disable()  # trafilatura logs every page that it cannot read
+    # It logs every page that it cannot read.
+    logging.getLogger("trafilatura").setLevel(logging.CRITICAL)
     figures: dict[str, Any] = {}
     for name, folder in folders.items():
         pages = list(SETS[name](folder))[:: args.every]

@@ -35,7 +35,7 @@ def _expected(*must: str, may: str, kept: tuple[float, float]) -> Expected:
 
 
 # A third of the crawl is English (CCNet's chain: other languages), and some of it is spam, short or copied.
-GOPHER = ("quality.words_too_few", "quality.duplicate_8grams_too_many")
+GOPHER = ("quality.words_too_few", "quality.stop_words_too_few")
 RECIPES = {
     "ccnet": _expected(
         *("length.too_few_chars", "paragraphs.none_left", "perplexity.bucket_not_wanted"),

@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 
 from pipeline.execution.engine import run
-from pipeline.phases import registry
 from pipeline.planning.plan import make_plan
 from pipeline.planning.run_plan import RunPlan
 from tests.faults.attack import Attack, find_nothing
@@ -25,6 +24,7 @@ from tests.faults.runs.kill_points import (
     set_kill_point,
 )
 from tests.faults.runs.small_run import (
+    PHASES,
     RAY_START_ATTEMPTS,
     check_outputs,
     find_missing_seaweed,
@@ -40,7 +40,6 @@ from tests.faults.runs.small_run import (
 from tests.loader.faults import FaultProxy
 
 PROMISE = "A killed run continues to the bytes of an undisturbed run."
-PHASES = tuple(registry.list_phase_names())
 DRIVER_POINTS = (
     *itertools.product(PHASES, PHASE_MOMENTS),
     *(("", moment) for moment in RUN_MOMENTS),

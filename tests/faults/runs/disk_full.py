@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from pipeline.phases import registry
 from pipeline.terminal import FAILED
 from tests.faults._small_disk import (
     PAGE_BYTES,
@@ -15,6 +14,7 @@ from tests.faults._small_disk import (
 )
 from tests.faults.attack import Attack
 from tests.faults.runs.small_run import (
+    PHASES,
     check_outputs,
     get_reference_run,
     make_config,
@@ -23,8 +23,6 @@ from tests.faults.runs.small_run import (
     wait_for,
     write_config,
 )
-
-PHASES = registry.list_phase_names()
 
 # The disk gets full where a phase has written these shares of its bytes.
 SHARES = (0.0, 0.3, 0.6, 0.95)

@@ -11,7 +11,6 @@ import time
 from functools import partial
 from pathlib import Path
 
-from pipeline.phases import registry
 from pipeline.planning.plan import make_plan
 from pipeline.planning.run_plan import RunPlan
 from pipeline.runs import run_lock
@@ -25,6 +24,7 @@ from tests.faults.runs.kill_points import (
     KillPoint,
 )
 from tests.faults.runs.small_run import (
+    PHASES,
     check_outputs,
     find_missing_seaweed,
     make_config,
@@ -35,7 +35,6 @@ from tests.faults.runs.small_run import (
     wait_for,
 )
 
-PHASES = registry.list_phase_names()
 MOMENTS = (BEFORE_WRITE, AFTER_RENAME, AFTER_RECORD, BEFORE_SUMMARY)
 POINTS = tuple(itertools.product(PHASES, MOMENTS))
 
