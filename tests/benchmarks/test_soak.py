@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 from pathlib import Path
 
@@ -27,20 +28,32 @@ def test_growth_is_the_slope_after_the_warm_up() -> None:
 
 
 def test_a_sample_counts_memory_open_files_and_children(tmp_path: Path) -> None:
-    """Of this process, while it has a child and a temporary file."""
+    """Of a program that opens a file and starts another one."""
     (tmp_path / "left").touch()
-    before = take_sample({"this": os.getpid()}, tmp_path)
-    child = subprocess.Popen(["sleep", "60"], stdin=subprocess.PIPE)
-    try:
-        after = take_sample({"this": os.getpid()}, tmp_path)
-    finally:
-        child.kill()
-        child.communicate()
+    script = "echo; read line; exec 3</dev/null; sleep 60 & echo; wait"
+    # `start_new_session`, to end both processes at once.
+    with subprocess.Popen(
+        ["sh", "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    ) as program:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        try:
+            program.stdout.readline()
+            before = take_sample({"this": program.pid}, tmp_path)
+            program.stdin.write(b"\n")
+            program.stdin.flush()
+            program.stdout.readline()
+            after = take_sample({"this": program.pid}, tmp_path)
+        finally:
+            os.killpg(program.pid, signal.SIGKILL)
     assert before["temp_files"] == 1
-    assert after["this_pss_mb"] > 1
+    assert after["this_pss_mb"] > 0
     assert after["this_rss_mb"] >= after["this_pss_mb"]
     assert after["this_open_files"] == before["this_open_files"] + 1
-    assert after["children"] == before["children"] + 1
+    assert (before["children"], after["children"]) == (0, 1)
 
 
 def test_a_run_with_other_bytes_is_counted_as_not_held(tmp_path: Path) -> None:
