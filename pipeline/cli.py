@@ -73,6 +73,21 @@ EngineKind = Annotated[
     str | None,
     typer.Option(metavar="auto|ray|inline", help="Instead of the config's engine.kind."),
 ]
+Preflight = Annotated[
+    bool,
+    typer.Option(
+        "--preflight",
+        help="Only fetch, make and open what the run needs, as `run` does before its first task.",
+    ),
+]
+ScoreRanges = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--score",
+        metavar="COLUMN=LOW:HIGH",
+        help="Range of a stored score, e.g. perplexity=:300. Repeatable.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -144,7 +159,7 @@ def run(
     from pipeline.reporting.prometheus import RunMetrics
 
     started = time.monotonic()
-    plan = _prepare_run(_load_config(config, overrides, run_dir, engine))
+    plan = _prepare_run(config, _load_config(config, overrides, run_dir, engine))
     metrics = RunMetrics(plan)
     with RunProgress(console) as progress:
         for event in run_plan(plan):
@@ -158,7 +173,7 @@ def run(
     _print_outcome(plan, f"{done}, in {time.monotonic() - started:.1f} s")
 
 
-def _prepare_run(settings: RunConfig) -> RunPlan:
+def _prepare_run(config: str, settings: RunConfig) -> RunPlan:
     """Fetch, make and open what a run needs, and return its plan."""
     from pipeline.execution.engine import check
     from pipeline.planning.plan import make_plan
@@ -171,7 +186,7 @@ def _prepare_run(settings: RunConfig) -> RunPlan:
     prepare(settings)
     plan = make_plan(settings)
     if not plan.splits:
-        fail("the input has no files; check the section `input`", WRONG_USAGE)
+        fail(f"{config}: the input has no files; check the section `input`", WRONG_USAGE)
     check_models(plan)
     if shortage := find_shortage_of_disk(plan):
         errors.print(shortage, style="yellow")
@@ -257,13 +272,7 @@ def plan(
             help="Rates: a finished run, or a .json file. Default: the shipped rates."
         ),
     ] = None,
-    preflight: Annotated[
-        bool,
-        typer.Option(
-            "--preflight",
-            help="Only fetch, make and open what the run needs, as `run` does before its first task.",
-        ),
-    ] = False,
+    preflight: Preflight = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the estimate as JSON.")
     ] = False,
@@ -277,7 +286,7 @@ def plan(
 
     settings = _load_config(config, overrides, run_dir, engine)
     if preflight:
-        planned = _prepare_run(settings)
+        planned = _prepare_run(config, settings)
         num_files = sum(len(split.files) for split in planned.splits)
         console.print(f"Ready to run: {num_files:,} input files, and every model opens.")
         return
@@ -401,14 +410,7 @@ def samples(
     ] = None,
     language: Annotated[str | None, typer.Option(help="Code of a language.")] = None,
     domain: Annotated[str | None, typer.Option(help="Host of the URL.")] = None,
-    scores: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--score",
-            metavar="COLUMN=LOW:HIGH",
-            help="Range of a stored score, e.g. perplexity=:300. Repeatable.",
-        ),
-    ] = None,
+    scores: ScoreRanges = None,
     num_samples: Annotated[
         int, typer.Option("-n", "--num-samples", min=1, help="Number of documents.")
     ] = 10,

@@ -18,10 +18,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from config_files.reader import ConfigError
-from pipeline.capacity.calibration import Calibration
+from pipeline.capacity.calibration import Calibration, read_calibration
 from pipeline.capacity.estimate_warnings import find_warnings
 from pipeline.capacity.model import Cluster, CostModel, RunEstimate
 from pipeline.config import RunConfig
+from pipeline.planning.run_plan import RunPlan
 
 
 def estimate(
@@ -51,6 +52,26 @@ def estimate(
     model = CostModel(config, calibration, cluster, num_files, input_bytes)
     found = model.estimate_run()
     return replace(found, warnings=tuple(find_warnings(model, found)))
+
+
+def estimate_plan(plan: RunPlan, config: RunConfig, cluster: Cluster) -> RunEstimate:
+    """Estimate a planned run with the shipped rates.
+
+    Args:
+        plan: its input splits are estimated; it has at least one.
+        config: its config, perhaps with other resources.
+        cluster: the machines.
+    """
+    # The sizes of the files of a snapshot are known to the server only.
+    is_snapshot = config.input.common_crawl is not None
+    input_bytes = float(sum(split.num_bytes for split in plan.splits))
+    return estimate(
+        config,
+        read_calibration(),
+        cluster,
+        num_files=sum(len(split.files) for split in plan.splits),
+        input_bytes=None if is_snapshot else input_bytes,
+    )
 
 
 def describe_cluster(

@@ -6,8 +6,7 @@ import importlib.util
 import logging
 import os
 
-from pipeline.capacity.calibration import read_calibration
-from pipeline.capacity.estimate import estimate
+from pipeline.capacity.estimate import estimate_plan
 from pipeline.capacity.model import Cluster
 from pipeline.config import RunConfig
 from pipeline.execution.inline import Engine, InlineEngine
@@ -74,19 +73,10 @@ def choose_kind(plan: RunPlan) -> tuple[str, str]:
 
 def estimate_seconds_left(plan: RunPlan, num_workers: int) -> float:
     """Return the estimated seconds of the tasks that are not done, with the shipped calibration."""
-    num_files = sum(len(split.files) for split in plan.splits)
-    if not num_files:
+    if not any(split.files for split in plan.splits):
         return 0.0
-    config = _ignore_resources(plan.config)
-    is_snapshot = config.input.common_crawl is not None
-    input_bytes = float(sum(split.num_bytes for split in plan.splits))
-    found = estimate(
-        config,
-        read_calibration(),
-        Cluster(nodes=1, cores=num_workers, memory_gb=ENOUGH_MEMORY_GB),
-        num_files=num_files,
-        input_bytes=None if is_snapshot else input_bytes,
-    )
+    cluster = Cluster(nodes=1, cores=num_workers, memory_gb=ENOUGH_MEMORY_GB)
+    found = estimate_plan(plan, _ignore_resources(plan.config), cluster)
     seconds = 0.0
     for phase, phase_estimate in zip(registry.PHASES, found.phases, strict=True):
         if phase_estimate.num_tasks:

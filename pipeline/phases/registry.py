@@ -11,7 +11,7 @@ from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
 from pipeline.phases.dedup.paragraph_dedup import ParagraphDedup
 from pipeline.phases.extract import Extract
 from pipeline.phases.percentiles import Percentiles
-from pipeline.phases.phase import Phase
+from pipeline.phases.phase import Phase, SplitPhase
 from pipeline.phases.select import Select
 from pipeline.phases.tokenize import TokenizeDocuments
 from pipeline.phases.write_shards import WriteShards
@@ -30,6 +30,10 @@ PHASES: tuple[type[Phase], ...] = (
     TokenizeDocuments,
     WriteShards,
 )
+
+# Each document has one decision in the files of these phases: it was dropped there, or select
+# kept it. A document without a token is dropped later, and counts as kept here.
+DECIDING_PHASES: tuple[type[SplitPhase], ...] = (Extract, Annotate, Select)
 
 
 def find_phase(name: str) -> type[Phase]:

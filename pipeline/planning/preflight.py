@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from config_files.reader import ConfigError
-from pipeline.capacity.calibration import read_calibration
-from pipeline.capacity.estimate import describe_cluster, estimate
+from pipeline.capacity.estimate import describe_cluster, estimate_plan
 from pipeline.phases import registry
 from pipeline.phases.phase import Phase
 from pipeline.planning.run_plan import RunPlan
@@ -38,20 +37,10 @@ def find_shortage_of_disk(plan: RunPlan) -> str | None:
 
     None: they fit, or the free space is unknown because the run folder is in a bucket.
     """
-    config = plan.config
-    cluster = describe_cluster(config, 1, None, None, None)
+    cluster = describe_cluster(plan.config, 1, None, None, None)
     if cluster.disk_gb is None or not plan.splits:
         return None
-    is_snapshot = config.input.common_crawl is not None
-    input_bytes = float(sum(split.num_bytes for split in plan.splits))
-    num_files = sum(len(split.files) for split in plan.splits)
-    found = estimate(
-        config,
-        read_calibration(),
-        cluster,
-        num_files=num_files,
-        input_bytes=None if is_snapshot else input_bytes,
-    )
+    found = estimate_plan(plan, plan.config, cluster)
     left = {phase.name for phase in _list_phases_left(plan)}
     needed_gb = sum(each.bytes_written for each in found.phases if each.name in left) / 1e9
     if needed_gb <= cluster.disk_gb:

@@ -18,17 +18,13 @@ import pyarrow.parquet as pq
 from config_files.reader import ConfigError
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.extract import Extract
-from pipeline.phases.phase import SplitPhase
-from pipeline.phases.select import Select
+from pipeline.phases.registry import DECIDING_PHASES
 from pipeline.phases.tokenize import compute_order_keys
 from pipeline.reporting.explain.find import read_row
 from pipeline.reporting.explain.text import format_values
 from pipeline.runs.run_folder import RunFolder, RunSplit
 from pipeline.runs.split_output import read_table
 from stages.warc.documents import extract_source_domains
-
-# Each document has one decision in the files of these phases.
-_PHASES: tuple[type[SplitPhase], ...] = (Extract, Annotate, Select)
 
 _COLUMNS = ["doc_id", "url", "decision", "value", "limit", "language"]
 
@@ -115,7 +111,7 @@ def list_decisions(run: RunFolder) -> list[str]:
 
 def _read_decisions(run: RunFolder, split: RunSplit) -> Iterator[pa.Table]:
     """Yield the decisions of each phase that has done the split."""
-    for phase in _PHASES:
+    for phase in DECIDING_PHASES:
         folder = run.folder(phase.name)
         try:
             source = folder.open(phase.decisions.file_name(split.key))

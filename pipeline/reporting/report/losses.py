@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.config import ReportConfig
-from pipeline.phases.annotate import Annotate
 from pipeline.phases.extract import Extract
 from pipeline.phases.phase import SplitPhase
+from pipeline.phases.registry import DECIDING_PHASES
 from pipeline.phases.select import Select
 from pipeline.runs.run_folder import RunFolder, RunSplit
 from pipeline.runs.split_output import read_table
@@ -25,10 +25,6 @@ from stages.warc.documents import extract_source_domains
 from storage.errors import DamagedFile
 
 log = logging.getLogger(__name__)
-
-# Each document has one decision in the files of these phases: it was dropped there, or select
-# kept it. A document without a token is dropped later, and counts as kept here.
-PHASES: tuple[type[SplitPhase], ...] = (Extract, Annotate, Select)
 
 KEPT = "kept"
 
@@ -94,7 +90,7 @@ class Losses:
 def find_losses(run: RunFolder) -> Losses:
     """Return the losses of a run; none before `select` is complete."""
     settings = run.config.report
-    has_decisions = all(run.has_finished(phase.name) for phase in PHASES)
+    has_decisions = all(run.has_finished(phase.name) for phase in DECIDING_PHASES)
     if settings.alarm_lost_share is None or not has_decisions:
         return Losses()
     domains, languages = _Sums("domain"), _Sums("language")
@@ -183,7 +179,7 @@ def _read_decisions(run: RunFolder) -> Iterator[pa.Table]:
     counts = run.folder(Extract.name).summary()["counters"]["counts"]
     step = max(1, math.ceil(counts.get("documents", 0) / MAX_DOCS_READ))
     for split in run.splits[::step]:
-        for phase in PHASES:
+        for phase in DECIDING_PHASES:
             # A damaged file is reported by `verify`; the report needs no exact number here.
             try:
                 yield _read_split(run, split, phase)
@@ -204,7 +200,7 @@ def _read_counters(run: RunFolder) -> pa.Table:
     """Return the numbers of documents of each input split, as SUMS."""
     rows: list[tuple[str, str, str, int]] = []
     keys = [split.key for split in run.splits]
-    for phase in PHASES:
+    for phase in DECIDING_PHASES:
         for record in run.folder(phase.name).intact_records(keys):
             counts = record["counters"]["counts"]
             name = record["task_id"]
