@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from config_files.reader import KeyPath, read, reread
 from pipeline.config.run import RunConfig
-from stages.settings.filters import LanguageSettings
 from stages.settings.languages import LID_176, read_labels, suggest_language
+from stages.settings.quality import QualityFilterSettings
 
 
 def load(path_or_name: str, overrides: Sequence[str] = ()) -> RunConfig:
@@ -48,7 +48,7 @@ def _find_faults(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
 
 def _find_faults_of_select(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
     yield from _find_missing_cutoffs(config)
-    yield from _find_unknown_languages(config)
+    yield from find_unknown_languages(config)
 
 
 def _find_missing_files(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
@@ -103,33 +103,62 @@ def _find_missing_cutoffs(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
         yield key, "no such file; wanted model, run, or the path of a cutoff.csv"
 
 
-def _find_unknown_languages(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
-    """Yield an error if the language model has no label for a language to keep."""
-    wanted = config.select.language.keep if config.select.language else None
-    known = _list_languages(config.annotate.language) if wanted else None
-    if not wanted or not known:
-        return
-    faults: list[str] = []
-    for language in wanted:
-        if language not in known:
-            nearest = suggest_language(language, known)
-            hint = (
-                f"did you mean {nearest!r}?"
-                if nearest
-                else f"it has {', '.join(sorted(known))}"
-            )
-            faults.append(f"{language!r} is no language of the model; {hint}")
-    if faults:
-        yield ("select", "language", "keep"), "; ".join(faults)
+def find_unknown_languages(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
+    """Yield an error for each key with a language for which the language model has no label.
 
-
-def _list_languages(settings: LanguageSettings) -> frozenset[str] | None:
-    """Return the codes that the language model can give, or None if its file is not here."""
-    path = Path(settings.model)
-    if path.is_file():
-        labels = read_labels(path)
-    else:
-        labels = frozenset(LID_176) if settings.model.startswith("lid.176.") else None
+    Nothing is found before the model is on this machine, except for lid.176.
+    """
+    settings = config.annotate.language
+    labels = _list_labels(settings.model)
     if labels is None:
-        return None
-    return frozenset(settings.labels.get(label, label) for label in labels)
+        return
+    known = frozenset(map(settings.find_code, labels))
+    for key, languages in _list_languages(config):
+        faults: list[str] = []
+        for language in languages:
+            if language not in known:
+                hint = _suggest_language(language, known)
+                faults.append(f"{language!r} is no language of {settings.model}; {hint}")
+        if faults:
+            yield key, "; ".join(faults)
+
+
+def _suggest_language(wrong: str, known: Collection[str]) -> str:
+    nearest = suggest_language(wrong, known)
+    if nearest is None:
+        return f"it has {', '.join(sorted(known))}"
+    hint = f"did you mean {nearest!r}?"
+    if wrong.startswith(f"{nearest}-"):
+        hint += " It is all scripts; annotate.language.labels can name them by label"
+    return hint
+
+
+def _list_languages(config: RunConfig) -> Iterator[tuple[KeyPath, Collection[str]]]:
+    """Yield the keys that name languages, with the languages."""
+    annotate, select = config.annotate, config.select
+    if select.language and select.language.keep:
+        yield ("select", "language", "keep"), select.language.keep
+    # A default applies to the languages that the model has.
+    if select.quality and select.quality.languages != QualityFilterSettings().languages:
+        yield ("select", "quality", "languages"), select.quality.languages or ()
+    if annotate.perplexity:
+        yield ("annotate", "perplexity", "models"), annotate.perplexity.models
+    if annotate.quality:
+        yield ("annotate", "quality", "stop_words"), annotate.quality.stop_words
+        yield ("annotate", "quality", "bad_words"), annotate.quality.bad_words
+    classifiers = annotate.classifiers
+    for name, classifier in classifiers.by_name.items() if classifiers else ():
+        yield ("annotate", "classifiers", name, "models"), classifier.models
+        yield ("annotate", "classifiers", name, "languages"), classifier.languages or ()
+
+
+def _list_labels(model: str) -> frozenset[str] | None:
+    """Return the labels of a language model, or None if it is not on this machine."""
+    from pipeline.models.registry import AssetError, resolve, status
+
+    if model.startswith("lid.176."):
+        return frozenset(LID_176)
+    try:
+        return read_labels(resolve(model)) if status(model) == "cached" else None
+    except (AssetError, OSError):
+        return None  # reported as a missing file, or by the check before a run

@@ -83,6 +83,31 @@ _ASSETS = (
         description="fastText's language identification, 176 languages, the full model that "
         "CCNet uses (131 MB)",
     ),
+    Asset(
+        name="glotlid-v3",
+        kind="language-identification",
+        version="3",
+        # The revision is pinned: model.bin on the main branch has changed between versions.
+        origin=HttpsFile(
+            "https://huggingface.co/cis-lmu/glotlid/resolve/"
+            "74cb50b709c9eefe0f790030c6c95c461b4e3b77/model_v3.bin"
+        ),
+        licence="Apache-2.0",
+        sha256=None,
+        description="GlotLID's language identification, 2,102 labels such as eng_Latn (1.7 GB)",
+    ),
+    Asset(
+        name="openlid",
+        kind="language-identification",
+        version="1",
+        origin=HttpsFile(
+            "https://huggingface.co/laurievb/OpenLID/resolve/"
+            "c863ba498d4889a209e6684489987e9cd69e28fe/model.bin"
+        ),
+        licence="GPL-3.0",
+        sha256=None,
+        description="OpenLID's language identification, 201 labels such as eng_Latn (1.2 GB)",
+    ),
     _make_summaries(
         "en", "en-us", "05ed445d555bcced1b3a3a42fecbed2ce426c1034429eb15ed043b166966b052"
     ),

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from config_files.reader import ConfigError
 from pipeline.capacity.estimate import describe_cluster, estimate_plan
+from pipeline.config.load import find_unknown_languages
 from pipeline.phases import registry
 from pipeline.phases.phase import Phase
 from pipeline.planning.run_plan import RunPlan
@@ -19,7 +20,8 @@ def check_models(plan: RunPlan) -> None:
     """Open every model, tokenizer and list of the phases that are left, one stage at a time.
 
     Raises:
-        ConfigError: with one line for each stage that cannot be opened.
+        ConfigError: with one line for each stage that cannot be opened, and for each key with a
+            language that the language model does not have.
     """
     checked: list[StageSpec] = []
     faults: list[str] = []
@@ -28,6 +30,9 @@ def check_models(plan: RunPlan) -> None:
             if spec not in checked:
                 checked.append(spec)
                 faults += _check_stage(f"{phase.name}.{spec.stage.name}", spec)
+    # The labels of a model that was not on this machine are known only now.
+    for key, message in find_unknown_languages(plan.config):
+        faults.append(f"{'.'.join(key)}: {message}")
     if faults:
         raise ConfigError(faults)
 

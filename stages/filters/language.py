@@ -26,7 +26,9 @@ from stages.settings.languages import LABEL_PREFIX
 
 
 class Language(Stage[LanguageSettings]):
-    """Adds `language` (label without prefix) and `language_score` (probability, two decimals).
+    """Adds `language` (a code) and `language_score` (probability, two decimals).
+
+    The code is that of the label in the tables of `stages.settings.languages`, or in `labels`.
 
     The text is read as one line, without its newlines. A text that is empty, or without anything
     that fastText can use, has language null and score 0.
@@ -34,7 +36,7 @@ class Language(Stage[LanguageSettings]):
     """
 
     name = "language"
-    version = 1
+    version = 2
     needs = pa.schema([DOCUMENT.field("text")])
     adds = pa.schema(
         [pa.field("language", pa.string()), pa.field("language_score", pa.float64())]
@@ -77,9 +79,9 @@ class Language(Stage[LanguageSettings]):
         labels, scores = predict_top_labels(
             self._model, text.cast(pa.large_binary()).to_pylist()
         )
-        # GlotLID and other models use other names than lid.176. A null label stays null.
-        names = [label and self.settings.labels.get(label, label) for label in labels]
-        languages = pa.array(names, pa.string())
+        # A null label stays null.
+        codes = [label and self.settings.find_code(label) for label in labels]
+        languages = pa.array(codes, pa.string())
         counters = Counters()
         counters.add_values("language.", languages)
         added = {"language": languages, "language_score": pa.array(scores)}

@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from stages.settings.base import Settings, Share
+from stages.settings.languages import LanguageCode, convert_label
 
 # Largest number of evaluation sets: the overlap kernel marks each set with one bit of a
 # uint64.
@@ -202,13 +203,13 @@ class LanguageSettings(Settings):
 
     model: str = Field(
         default="lid.176.ftz",
-        description="fastText model whose labels are language codes (lid.176, GlotLID, OpenLID): a "
-        "name of the model registry, or a path.",
+        description="fastText model whose labels are languages: lid.176.ftz, lid.176.bin, "
+        "glotlid-v3, openlid, or the path of another (docs/stages.md).",
     )
-    labels: dict[str, str] = Field(
+    labels: dict[str, LanguageCode] = Field(
         default={},
-        description="Label of the model -> language code; other labels are kept. Other stages and "
-        "`keep` use the codes of lid.176, so GlotLID needs {eng_Latn: en, fra_Latn: fr}.",
+        description="Label of the model -> code, for labels whose code in the table of "
+        "stages/settings/languages.py is not wanted: {zho_Hant: zh-Hant}.",
     )
     read: Literal["text", "page_sample"] = Field(
         default="text",
@@ -223,6 +224,10 @@ class LanguageSettings(Settings):
         "same label.",
     )
 
+    def find_code(self, label: str) -> str:
+        """Return the code of a label of the model."""
+        return self.labels.get(label) or convert_label(label)
+
 
 class LanguageFilterSettings(Settings):
     """The languages and scores that are kept."""
@@ -233,18 +238,11 @@ class LanguageFilterSettings(Settings):
         le=1.0,
         description="Lowest language_score kept. CCNet keeps 0.5 and more.",
     )
-    keep: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
+    keep: Annotated[tuple[LanguageCode, ...], Field(min_length=1)] | None = Field(
         default=None,
         description="Codes of the languages to keep (en, fr, zh, or 'no' in quotes), which the "
         "language model must have; null keeps every language.",
     )
-
-    @field_validator("keep", mode="before")
-    @classmethod
-    def _check_norwegian(cls, keep: object) -> object:
-        if isinstance(keep, list | tuple) and False in keep:
-            raise ValueError("YAML reads the code no as false; write 'no' in quotes")
-        return keep
 
 
 Bucket = Literal["head", "middle", "tail", "all"]
@@ -253,7 +251,7 @@ Bucket = Literal["head", "middle", "tail", "all"]
 class PerplexitySettings(Settings):
     """The language models."""
 
-    models: Mapping[str, str] = Field(
+    models: Mapping[LanguageCode, str] = Field(
         description="Language code -> folder with <code>.sp.model and <code>.arpa.bin: a name of "
         "the model registry, or a path. Documents in other languages get no perplexity.",
     )
@@ -295,7 +293,7 @@ class ClassifierSettings(Settings):
         description="A fastText model file, or a folder with model.bin: a path, or a name of the "
         "model registry. Give either model or models.",
     )
-    models: Mapping[str, str] = Field(
+    models: Mapping[LanguageCode, str] = Field(
         default={},
         description="Language code -> model, if there is one model for each language. Documents "
         "in other languages get no score.",
@@ -305,7 +303,7 @@ class ClassifierSettings(Settings):
         description="The score is the probability of this label. Spell it as the model does, such "
         "as __label__hq.",
     )
-    languages: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
+    languages: Annotated[tuple[LanguageCode, ...], Field(min_length=1)] | None = Field(
         default=None,
         description="Languages that `model` scores; null scores all documents.",
     )

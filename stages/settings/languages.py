@@ -1,4 +1,13 @@
-"""The codes of lid.176, the labels of other fastText models, and suggestions for wrong codes."""
+"""Codes of languages: the table that maps labels of models, and suggestions for wrong codes.
+
+The column `language` has the codes of lid.176: ISO 639-1 where it has one, else ISO 639-3. Labels of
+GlotLID, OpenLID and NLLB's model name a language by ISO 639-3 and a script by ISO 15924.
+
+    convert_label("eng_Latn")           # "en"
+    convert_label("zho_Hant")           # "zh": both scripts of Chinese are usual
+    convert_label("hin_Latn")           # "hi-Latn": Hindi is usually not in Latin letters
+    normalize_code("nob")               # "no": what a config means by the code
+"""
 
 from __future__ import annotations
 
@@ -7,8 +16,12 @@ import mmap
 import re
 import struct
 from collections.abc import Collection, Mapping
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
+from typing import Annotated, TypeAlias
+
+from pydantic import AfterValidator, BeforeValidator
 
 # fastText's prefix of every label.
 LABEL_PREFIX = "__label__"
@@ -17,7 +30,7 @@ LABEL_PREFIX = "__label__"
 #
 # Source: https://fasttext.cc/docs/en/language-identification.html; the names are those of ISO 639
 # and of the Wikipedias of which the model was made.
-_CODES_AND_NAMES = """
+_NAMES = """
 af:afrikaans als:alemannic am:amharic an:aragonese ar:arabic arz:egyptian as:assamese
 ast:asturian av:avaric az:azerbaijani azb:southazerbaijani ba:bashkir bar:bavarian
 bcl:bikol be:belarusian bg:bulgarian bh:bihari bn:bengali bo:tibetan bpy:bishnupriya
@@ -45,31 +58,177 @@ war:waray wuu:wu xal:kalmyk xmf:mingrelian yi:yiddish yo:yoruba yue:cantonese zh
 """
 
 
-def _parse_names(codes_and_names: str) -> Mapping[str, str]:
-    names: dict[str, str] = {}
-    for entry in codes_and_names.split():
-        code, _, name = entry.partition(":")
-        names[code] = name
-    return MappingProxyType(names)
+def _parse_pairs(pairs: str) -> Mapping[str, str]:
+    found: dict[str, str] = {}
+    for pair in pairs.split():
+        first, _, second = pair.partition(":")
+        found[first] = second
+    return MappingProxyType(found)
 
 
 # Code -> name in lower case, without blanks.
-LID_176 = _parse_names(_CODES_AND_NAMES)
+LID_176 = _parse_pairs(_NAMES)
 
-# Other codes and names for languages of lid.176.
+
+# ISO 639-3 -> code, for all languages with a code in ISO 639-1.
 #
-# Sources: ISO 639-3's mappings of codes; IANA's language subtag registry, "Preferred-Value" of
-# iw, in, ji and jw; and Norwegian Bokmål, whose Wikipedia is `no`.
-_OTHER_CODES: Mapping[str, str] = MappingProxyType(
+# Source: https://iso639-3.sil.org/code_tables (edition of 2026-02), without Avestan and Pali, which
+# have no usual script. Two codes are those of lid.176 and of the Wikipedias: no for Bokmål (nob),
+# sh for Serbo-Croatian (hbs).
+_ISO_639_3 = """
+aar:aa abk:ab afr:af aka:ak amh:am ara:ar arg:an asm:as ava:av aym:ay aze:az bak:ba bam:bm
+bel:be ben:bn bis:bi bod:bo bos:bs bre:br bul:bg cat:ca ces:cs cha:ch che:ce chu:cu chv:cv
+cor:kw cos:co cre:cr cym:cy dan:da deu:de div:dv dzo:dz ell:el eng:en epo:eo est:et eus:eu
+ewe:ee fao:fo fas:fa fij:fj fin:fi fra:fr fry:fy ful:ff gla:gd gle:ga glg:gl glv:gv grn:gn
+guj:gu hat:ht hau:ha hbs:sh heb:he her:hz hin:hi hmo:ho hrv:hr hun:hu hye:hy ibo:ig ido:io
+iii:ii iku:iu ile:ie ina:ia ind:id ipk:ik isl:is ita:it jav:jv jpn:ja kal:kl kan:kn kas:ks
+kat:ka kau:kr kaz:kk khm:km kik:ki kin:rw kir:ky kom:kv kon:kg kor:ko kua:kj kur:ku lao:lo
+lat:la lav:lv lim:li lin:ln lit:lt ltz:lb lub:lu lug:lg mah:mh mal:ml mar:mr mkd:mk mlg:mg
+mlt:mt mon:mn mri:mi msa:ms mya:my nau:na nav:nv nbl:nr nde:nd ndo:ng nep:ne nld:nl nno:nn
+nob:no nor:no nya:ny oci:oc oji:oj ori:or orm:om oss:os pan:pa pol:pl por:pt pus:ps que:qu
+roh:rm ron:ro run:rn rus:ru sag:sg san:sa sin:si slk:sk slv:sl sme:se smo:sm sna:sn snd:sd
+som:so sot:st spa:es sqi:sq srd:sc srp:sr ssw:ss sun:su swa:sw swe:sv tah:ty tam:ta tat:tt
+tel:te tgk:tg tgl:tl tha:th tir:ti ton:to tsn:tn tso:ts tuk:tk tur:tr twi:tw uig:ug ukr:uk
+urd:ur uzb:uz ven:ve vie:vi vol:vo wln:wa wol:wo xho:xh yid:yi yor:yo zha:za zho:zh zul:zu
+"""
+
+# More codes of ISO 639-3 -> code.
+#
+# The first two lines are the written standards of macrolanguages, by which GlotLID, OpenLID and
+# NLLB's model name them, and Filipino. Other varieties, such as Dari (prs) or the Arabic of Morocco
+# (ary), keep their codes. The last line has languages that lid.176 names as Wikipedia does.
+_STANDARD_VARIETIES = """
+als:sq arb:ar ayr:ay azj:az cmn:zh ekk:et fil:tl fuv:ff gaz:om gug:gn khk:mn kmr:ku knc:kr
+lvs:lv npi:ne ory:or pbt:ps pes:fa plt:mg quy:qu swh:sw uzn:uz ydd:yi zsm:ms
+bho:bh egl:eml gsw:als
+"""
+
+# Codes of ISO 639-3 that lid.176 has too.
+_SAME_CODES = """
+arz ast azb bar bcl bpy bxr cbk ceb ckb diq dsb dty frr gom hif hsb ilo jbo krc lez lmo lrc
+mai mhr min mrj mwl myv mzn nap nds new pam pfl pms pnb rue sah scn sco tyv vec vep vls war
+wuu xal xmf yue
+"""
+
+# Codes that others write -> code: withdrawn ones (IANA's language subtag registry), Norwegian
+# Bokmål, and the bibliographic codes of ISO 639-2.
+_OLD_CODES = """
+in:id iw:he ji:yi jw:jv mo:ro nb:no
+alb:sq arm:hy baq:eu bih:bh bur:my chi:zh cze:cs dut:nl fre:fr geo:ka ger:de gre:el ice:is mac:mk
+mao:mi may:ms per:fa rum:ro slo:sk tib:bo wel:cy
+"""
+
+# Script -> languages that are usually written in it; all others are usually written in Latin
+# letters. Chinese and Serbian have two usual scripts, which lid.176 does not tell apart.
+_SCRIPTS = """
+Arab: ar arz azb ckb fa ks lrc mzn pnb ps sd ug ur
+Armn: hy
+Beng: as bn bpy
+Cans: cr iu oj
+Cyrl: ab av ba be bg bxr ce cu cv kk krc kv ky lez mhr mk mn mrj myv os ru rue sah sh sr tg tt tyv uk
+  xal
+Deva: bh dty gom hi mai mr ne new sa
+Ethi: am ti
+Geor: ka xmf
+Grek: el
+Gujr: gu
+Guru: pa
+Hang: ko
+Hani: wuu yue zh
+Hans: wuu yue zh
+Hant: wuu yue zh
+Hebr: he yi
+Jpan: ja
+Khmr: km
+Knda: kn
+Laoo: lo
+Latn: sh sr
+Mlym: ml
+Mymr: my
+Orya: or
+Sinh: si
+Taml: ta
+Telu: te
+Thaa: dv
+Thai: th
+Tibt: bo dz
+Yiii: ii
+"""
+
+
+def _parse_scripts(table: str) -> Mapping[str, frozenset[str]]:
+    """Return code -> its usual scripts, for all languages that are not only in Latin letters."""
+    scripts: dict[str, set[str]] = {}
+    script = ""
+    for word in table.split():
+        if word.endswith(":"):
+            script = word.removesuffix(":")
+        else:
+            scripts.setdefault(word, set()).add(script)
+    return MappingProxyType({code: frozenset(names) for code, names in scripts.items()})
+
+
+# ISO 639-3 -> code.
+ISO_639_3: Mapping[str, str] = MappingProxyType(
     {
-        "nb": "no", "nob": "no", "nor": "no", "iw": "he", "in": "id", "ji": "yi", "jw": "jv",
-        "fil": "tl", "filipino": "tl", "cmn": "zh", "mandarin": "zh", "spa": "es",
-        "castilian": "es", "deu": "de", "ger": "de", "zho": "zh", "chi": "zh", "jpn": "ja",
-        "cn": "zh", "jp": "ja", "kr": "ko", "gr": "el", "ell": "el", "dk": "da", "se": "sv",
-        "swe": "sv", "cz": "cs", "ces": "cs", "ua": "uk", "farsi": "fa", "ben": "bn",
-        "por": "pt", "pol": "pl", "tur": "tr", "ind": "id", "heb": "he", "ukr": "uk",
+        **_parse_pairs(_ISO_639_3),
+        **_parse_pairs(_STANDARD_VARIETIES),
+        **{code: code for code in _SAME_CODES.split()},
     }
-)  # fmt: skip
+)
+# Every other code -> code.
+_CODES: Mapping[str, str] = MappingProxyType({**ISO_639_3, **_parse_pairs(_OLD_CODES)})
+_USUAL_SCRIPTS = _parse_scripts(_SCRIPTS)
+_LATIN = frozenset({"Latn"})
+
+# A language and a script: eng_Latn of GlotLID, zh-Hant of BCP 47.
+_WITH_SCRIPT = re.compile("([a-z]{2,3})[_-]([A-Z][a-z]{3})")
+
+
+@cache
+def convert_label(label: str) -> str:
+    """Return the code of a model's label.
+
+    Codes of other standards and old codes are replaced. A script is left out if the language is
+    usually written in it; else the code is a tag of BCP 47. A label that the tables do not have is
+    returned unchanged.
+
+    >>> convert_label("als"), convert_label("als_Latn")     # Alemannic, as in lid.176; Albanian
+    ('als', 'sq')
+    """
+    found = _WITH_SCRIPT.fullmatch(label)
+    if found is None:
+        return label if label in LID_176 else _CODES.get(label, label)
+    language, script = found.groups()
+    code = ISO_639_3.get(language, language if len(language) == 2 else None)
+    if code is None:
+        return label
+    return code if script in _USUAL_SCRIPTS.get(code, _LATIN) else f"{code}-{script}"
+
+
+def normalize_code(code: str) -> str:
+    """Return the code that documents have where a config says `code`.
+
+    It is `convert_label`, except that the script of a language with several usual ones is kept:
+    zh-Hant is not all of zh. Hani is any Chinese script.
+    """
+    normal = convert_label(code)
+    found = _WITH_SCRIPT.fullmatch(code)
+    if found is None or found[2] == "Hani" or len(_USUAL_SCRIPTS.get(normal, _LATIN)) == 1:
+        return normal
+    return f"{normal}-{found[2]}"
+
+
+def _refuse_false(code: object) -> object:
+    if code is False:
+        raise ValueError("YAML reads the code no as false; write 'no' in quotes")
+    return code
+
+
+# A code in a config, in the form that documents have.
+LanguageCode: TypeAlias = Annotated[
+    str, BeforeValidator(_refuse_false), AfterValidator(normalize_code)
+]
 
 
 # Of a fastText model: its first bytes, and where its parts begin.
@@ -100,6 +259,15 @@ def read_labels(model: Path) -> frozenset[str] | None:
     return None
 
 
+# Names and codes of countries that are mistaken for codes of languages -> code.
+_MISTAKEN = _parse_pairs(
+    """
+castilian:es farsi:fa filipino:tl mandarin:zh bokmål:no
+cn:zh cz:cs dk:da gr:el jp:ja kr:ko se:sv ua:uk
+"""
+)
+
+
 def suggest_language(wrong: str, known: Collection[str]) -> str | None:
     """Return the known code that is probably meant, or None.
 
@@ -108,9 +276,10 @@ def suggest_language(wrong: str, known: Collection[str]) -> str | None:
     """
     name = wrong.strip().lower()
     codes = {LID_176[code]: code for code in LID_176}
-    codes |= _OTHER_CODES
+    codes |= {**_CODES, **_MISTAKEN}
     primary = re.split("[-_]", name)[0]  # the language of a tag such as zh-Hant-TW
-    for candidate in (name, primary, codes.get(name), codes.get(primary)):
+    candidates = (name, convert_label(wrong), primary, codes.get(name), codes.get(primary))
+    for candidate in candidates:
         if candidate in known:
             return candidate
     names = [*known, *(name for name, code in codes.items() if code in known)]

@@ -8,6 +8,7 @@ from typing import Annotated, Self, TypeAlias
 from pydantic import Field, model_validator
 
 from stages.settings.base import Settings
+from stages.settings.languages import LanguageCode
 
 _Count: TypeAlias = Annotated[int | None, Field(ge=0)]
 _Limit: TypeAlias = Annotated[float | None, Field(ge=0)]
@@ -17,13 +18,13 @@ _Share: TypeAlias = Annotated[float | None, Field(ge=0, le=1)]
 class QualitySettings(Settings):
     """Lists of words. There is nothing else to set, because every signal is computed and stored."""
 
-    stop_words: Mapping[str, str] = Field(
+    stop_words: Mapping[LanguageCode, str] = Field(
         default={},
         description="Language -> file of stop words, one per line. Adds "
         "rps_doc_stop_word_fraction, the share of pieces that are in the list, case included "
         "(RedPajama-V2, with the lists of stopwords-json); null in other languages.",
     )
-    bad_words: Mapping[str, str] = Field(
+    bad_words: Mapping[LanguageCode, str] = Field(
         default={},
         description="Language -> file of words and phrases, one per line. Adds "
         "rps_doc_ldnoobw_words, the number of their occurrences (RedPajama-V2, with the list "
@@ -38,7 +39,7 @@ class QualityFilterSettings(Settings):
     quality rules, table A1 for repetition.
     """
 
-    languages: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
+    languages: Annotated[tuple[LanguageCode, ...], Field(min_length=1)] | None = Field(
         default=("en",),
         description="Languages to which the rules apply; documents in other languages are kept. "
         "null applies them to all. Gopher's rules are for English: its stop words are English, "

@@ -161,7 +161,7 @@ def test_missing_models_and_files_are_reported_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("wrong", "right"),
-    [("english", "en"), ("EN", "en"), ("nb", "no"), ("iw", "he"), ("zh-Hant", "zh")],
+    [("english", "en"), ("EN", "en"), ("cn", "zh"), ("pt-BR", "pt"), ("zh-Hant", "zh")],
 )
 def test_languages_that_the_model_does_not_have_are_faults(
     tmp_path: Path, wrong: str, right: str
@@ -170,8 +170,36 @@ def test_languages_that_the_model_does_not_have_are_faults(
     path = write(tmp_path, MINIMAL + f"select:\n  language:\n    keep: [fr, {wrong}]\n")
     (fault,) = list_faults(path)
     assert f"mine.yaml:7: select.language.keep is ('fr', {wrong!r}): " in fault
-    assert f"{wrong!r} is no language of the model; did you mean {right!r}?" in fault
+    assert f"{wrong!r} is no language of lid.176.ftz; did you mean {right!r}?" in fault
     load(path, [f"select.language.keep=[fr, {right!r}]"])
+
+
+def test_codes_of_other_standards_are_understood(tmp_path: Path) -> None:
+    """ISO 639-3, labels of GlotLID and old codes mean the same language."""
+    codes = "[eng, nob, iw, zho, fra_Latn, als_Latn]"
+    config = load(write(tmp_path, MINIMAL), [f"select.language.keep={codes}"])
+    assert config.select.language is not None
+    assert config.select.language.keep == ("en", "no", "he", "zh", "fr", "sq")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("annotate.perplexity", "{models: {english: lid.176.ftz}}"),
+        ("annotate.quality", "{stop_words: {english: words.txt}}"),
+        ("annotate.quality", "{bad_words: {english: words.txt}}"),
+        ("select.quality", "{languages: [english]}"),
+        ("annotate.classifiers.hq", "{label: a, models: {english: lid.176.ftz}}"),
+        ("annotate.classifiers.hq", "{label: a, model: lid.176.ftz, languages: [english]}"),
+    ],
+)
+def test_every_key_with_languages_is_checked(tmp_path: Path, key: str, value: str) -> None:
+    """A model or list of an unknown language would never be used."""
+    needed = ["annotate.quality={}"] if key == "select.quality" else []
+    faults = list_faults(write(tmp_path, MINIMAL), *needed, f"{key}={value}")
+    (fault,) = [each for each in faults if "is no language of" in each]
+    assert fault.startswith(f"--set {key}: {key}.")
+    assert "'english' is no language of lid.176.ftz; did you mean 'en'?" in fault
 
 
 def test_the_sample_of_pages_is_stored_and_read_or_neither(tmp_path: Path) -> None:
@@ -194,11 +222,11 @@ def test_norwegian_without_quotes_is_a_fault_that_names_the_cure(tmp_path: Path)
 def test_languages_of_renamed_labels_are_known(tmp_path: Path) -> None:
     """`annotate.language.labels` adds the new codes and removes the old ones."""
     path = write(tmp_path, MINIMAL)
-    renamed = "annotate.language.labels={en: eng}"
-    load(path, [renamed, "select.language.keep=[eng, fr]"])
+    renamed = "annotate.language.labels={en: anglais}"
+    load(path, [renamed, "select.language.keep=[anglais, fr]"])
     (fault,) = list_faults(path, renamed, "select.language.keep=[en]")
     assert "--set select.language.keep" in fault
-    assert "did you mean 'eng'?" in fault
+    assert "'en' is no language of lid.176.ftz" in fault
 
 
 def test_a_key_given_twice_is_a_fault(tmp_path: Path) -> None:

@@ -31,6 +31,24 @@ def test_every_model_that_cannot_be_opened_is_one_fault(
     assert all(str(broken) in fault for fault in (language, tokenizer))
 
 
+def test_languages_are_compared_with_the_labels_of_a_fetched_model(
+    small: Small, lid_file: Path, tmp_path: Path
+) -> None:
+    """The labels of a model that is not on this machine are unknown when the config is read."""
+    model = tmp_path / "later.bin"
+    model.touch()
+    plan = small.plan(
+        annotate={"language": {"model": str(model)}},
+        select={"language": {"keep": ["english"]}},
+    )
+    shutil.copyfile(lid_file, model)
+    with pytest.raises(ConfigError) as caught:
+        check_models(plan)
+    (fault,) = caught.value.faults
+    assert fault.startswith("select.language.keep: 'english' is no language of ")
+    assert fault.endswith("did you mean 'en'?")
+
+
 def test_models_of_finished_phases_are_not_opened(small: Small, lid_file: Path) -> None:
     """A run that is complete needs no model."""
     plan = small.plan()

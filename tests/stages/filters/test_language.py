@@ -23,7 +23,14 @@ from stages.filters.language import (
     LanguageFilterSettings,
     LanguageSettings,
 )
-from stages.settings.languages import LID_176, read_labels, suggest_language
+from stages.settings.languages import (
+    ISO_639_3,
+    LID_176,
+    convert_label,
+    normalize_code,
+    read_labels,
+    suggest_language,
+)
 
 # Texts that trip line readers: empty, blank, NUL, odd line breaks, the model's own markers.
 HOSTILE = [
@@ -190,15 +197,18 @@ def test_equals_predict_one_by_one(
     assert [row for text in texts for row in read_languages(tiny_stage, [text])] == wanted
 
 
-def test_labels_of_other_models_are_renamed(tmp_path: Path):
-    """Labels such as GlotLID's are renamed by `labels`."""
+@pytest.fixture(scope="module")
+def glot_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A fastText model whose labels are those of GlotLID, for English, Russian and Hindi."""
+    folder = tmp_path_factory.mktemp("glot")
     words = [
         "__label__eng_Latn the cat and the dog are here",
         "__label__rus_Cyrl кошка и собака уже здесь",
+        "__label__hin_Latn billi aur kutta yahan hain",
     ] * 50
-    (tmp_path / "train.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
+    (folder / "train.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
     model = fasttext.train_supervised(
-        str(tmp_path / "train.txt"),
+        str(folder / "train.txt"),
         dim=10,
         epoch=20,
         lr=0.5,
@@ -208,18 +218,61 @@ def test_labels_of_other_models_are_renamed(tmp_path: Path):
         thread=11,
         verbose=0,
     )
-    model.save_model(str(tmp_path / "glot.bin"))
-    texts = ["the dog", "собака здесь", ""]
-    as_it_is = read_languages(opened(tmp_path / "glot.bin"), texts)
+    model.save_model(str(folder / "glot.bin"))
+    return folder / "glot.bin"
+
+
+def test_labels_of_other_models_become_codes(glot_model: Path):
+    """The table gives the codes; `labels` has other codes for some labels."""
+    texts = ["the dog", "собака здесь", "kutta yahan", ""]
+    by_table = read_languages(opened(glot_model), texts)
     renaming = Language(
-        LanguageSettings(model="glot", labels={"eng_Latn": "en"}),
-        {"glot": tmp_path / "glot.bin"},
+        LanguageSettings(model="glot", labels={"rus_Cyrl": "russe"}), {"glot": glot_model}
     )
     renaming.open()
     renamed = read_languages(renaming, texts)
-    assert [label for label, _ in as_it_is] == ["eng_Latn", "rus_Cyrl", None]
-    assert [label for label, _ in renamed] == ["en", "rus_Cyrl", None]
-    assert [score for _, score in renamed] == [score for _, score in as_it_is]
+    assert [code for code, _ in by_table] == ["en", "ru", "hi-Latn", None]
+    assert [code for code, _ in renamed] == ["en", "russe", "hi-Latn", None]
+    assert [score for _, score in renamed] == [score for _, score in by_table]
+
+
+@pytest.mark.parametrize(
+    ("label", "code"),
+    [
+        ("deu_Latn", "de"),
+        ("cmn_Hani", "zh"),
+        ("zho_Hant", "zh"),
+        ("srp_Latn", "sr"),
+        ("uzn_Cyrl", "uz-Cyrl"),  # usually in Latin letters
+        ("als", "als"),  # of lid.176: Alemannic
+        ("als_Latn", "sq"),  # of ISO 639-3: Tosk Albanian
+        ("gsw_Latn", "als"),
+        ("nob_Latn", "no"),
+        ("ckb_Arab", "ckb"),
+        ("ary_Arab", "ary_Arab"),  # Moroccan Arabic has no code
+        ("zxx_Zxxx", "zxx_Zxxx"),
+    ],
+)
+def test_labels_become_the_codes_of_lid_176(label: str, code: str) -> None:
+    """A script is left out where it is usual; a label without a code stays."""
+    assert convert_label(label) == code
+
+
+def test_the_codes_of_lid_176_are_fixed_points() -> None:
+    """A label of lid.176 is its own code, in models and in configs."""
+    for code in LID_176:
+        assert (convert_label(code), normalize_code(code)) == (code, code)
+
+
+def test_a_config_can_name_one_script_of_several() -> None:
+    """All of Chinese is zh, so one of its scripts has another code. Hani is both."""
+    codes = ["cmn_Hani", "zho_Hant", "zh-Hant", "srp_Cyrl", "hin_Deva"]
+    assert list(map(normalize_code, codes)) == ["zh", "zh-Hant", "zh-Hant", "sr-Cyrl", "hi"]
+
+
+def test_labels_with_a_script_reach_every_code_of_lid_176() -> None:
+    """Except Nahuatl, a group of languages without a code in ISO 639-3."""
+    assert LID_176.keys() - set(ISO_639_3.values()) == {"nah"}
 
 
 def test_max_chars_reads_only_the_start(tiny_model: Path):
