@@ -167,7 +167,7 @@ class Machine:
             stderr=subprocess.STDOUT,
             text=True,
             check=False,
-            timeout=600,
+            timeout=1000,
         )
 
     def listening(self) -> set[int]:

@@ -31,7 +31,7 @@ from storage import open_store
 from tests.cluster.machines import BIN, REPOSITORY, Cluster, cluster, explain_absence
 from tests.e2e.conftest import digests
 
-pytestmark = [pytest.mark.cluster, pytest.mark.models, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.cluster, pytest.mark.models, pytest.mark.timeout(1500)]
 
 # What is not in the machines' caches when they are started, and the packages that hold it.
 FETCHED_BY_EACH = {
