@@ -162,7 +162,7 @@ def run(
     plan = _prepare_run(config, _load_config(config, overrides, run_dir, engine))
     metrics = RunMetrics(plan)
     with RunProgress(console) as progress:
-        for event in run_plan(plan):
+        for event in run_plan(plan, on_documents=progress.show_documents):
             progress.show(event)
             metrics.record(event)
     done = (

@@ -20,7 +20,7 @@ from pipeline.errors import RunAborted, TaskFailed
 from pipeline.execution.choose_engine import make_engine
 from pipeline.execution.inline import Engine
 from pipeline.execution.repair import Repairs
-from pipeline.execution.task import TaskResult, format_error
+from pipeline.execution.task import OnDocuments, TaskResult, format_error
 from pipeline.phases import registry
 from pipeline.phases.phase import Phase
 from pipeline.planning.fingerprints import fingerprint
@@ -40,16 +40,27 @@ MAX_FAILURES_SHOWN = 10
 
 @dataclass(frozen=True)
 class PhaseStarted:
-    """A phase starts; `num_done` of its `num_tasks` tasks were done before this run."""
+    """A phase starts.
+
+    Attributes:
+        phase: its name.
+        num_tasks: its tasks.
+        num_done: tasks that were done before this run.
+        share_done: their share of the phase's work, by the sizes of the tasks.
+    """
 
     phase: str
     num_tasks: int
     num_done: int
+    share_done: float = 0.0
 
 
 @dataclass(frozen=True)
 class TaskFinished:
-    """A task is committed, or has failed. The fields are those of `TaskResult`."""
+    """A task is committed, or has failed.
+
+    The fields are those of `TaskResult`, and `share`: the share of the phase's work, by the sizes of the tasks.
+    """
 
     phase: str
     task_id: str
@@ -58,6 +69,8 @@ class TaskFinished:
     cpu_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
     peak_mb: float | None = None
     worker: str = ""
+    num_documents: int = 0
+    share: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -104,12 +117,17 @@ def check(config: RunConfig) -> None:
         )
 
 
-def run(plan: RunPlan, engine: Engine | None = None) -> Iterator[Event]:
+def run(
+    plan: RunPlan,
+    engine: Engine | None = None,
+    on_documents: OnDocuments | None = None,
+) -> Iterator[Event]:
     """Run the tasks of a plan that are not done, and yield what happens.
 
     Args:
         plan: the plan.
         engine: runs the tasks; default: the engine that the config names.
+        on_documents: called while a task runs in this process, after each stage of each batch.
 
     Raises:
         RunAborted: a task failed (the other tasks of its phase are done), or another process runs this plan.
@@ -120,6 +138,7 @@ def run(plan: RunPlan, engine: Engine | None = None) -> Iterator[Event]:
         open_log(plan.run_dir) as log,
         engine or make_engine(plan) as workers,
     ):
+        workers.on_documents = on_documents
         record_plan(plan)
         log({"event": "RunStarted"})
         why = "its driver was stopped"
@@ -182,7 +201,10 @@ def _run_left_tasks(phase: Phase, engine: Engine) -> Generator[Event, None, list
     task_ids = phase.task_ids()
     done = folder.done()
     left = [task_id for task_id in task_ids if task_id not in done]
-    yield PhaseStarted(phase.name, len(task_ids), len(task_ids) - len(left))
+    shares = _compute_shares(phase, task_ids)
+    share_done = 1.0 - sum(shares[task_id] for task_id in left)
+    num_done = len(task_ids) - len(left)
+    yield PhaseStarted(phase.name, len(task_ids), num_done, share_done)
     failures: dict[str, str] = {}
     damages: dict[str, Damage] = {}
     for result in _run_tasks(phase, left, engine):
@@ -191,7 +213,7 @@ def _run_left_tasks(phase: Phase, engine: Engine) -> Generator[Event, None, list
             continue
         if result.failed is not None:
             failures[result.task_id] = result.failed
-        yield _make_task_event(phase, result)
+        yield _make_task_event(phase, result, shares[result.task_id])
     if damages:
         return list(damages.values())
     for task_id in set(left) - failures.keys() - folder.done():
@@ -206,10 +228,17 @@ def _run_left_tasks(phase: Phase, engine: Engine) -> Generator[Event, None, list
     return []
 
 
-def _make_task_event(phase: Phase, result: TaskResult) -> TaskFinished:
+def _compute_shares(phase: Phase, task_ids: Sequence[str]) -> dict[str, float]:
+    """Return task_id -> its share of the phase's work, by the sizes of the tasks."""
+    sizes = {task_id: phase.measure_task(task_id) for task_id in task_ids}
+    total = sum(sizes.values())
+    return {task_id: size / total for task_id, size in sizes.items()}
+
+
+def _make_task_event(phase: Phase, result: TaskResult, share: float) -> TaskFinished:
     values = dict(vars(result))
     del values["damage"]  # it has a separate event
-    return TaskFinished(phase.name, **values)
+    return TaskFinished(phase.name, **values, share=share)
 
 
 def _run_tasks(

@@ -7,15 +7,21 @@ from collections.abc import Iterator, Sequence
 from typing import Self
 
 from pipeline.config import EngineConfig
-from pipeline.execution.task import TaskResult, run_task
+from pipeline.execution.task import OnDocuments, TaskResult, run_task
 from pipeline.phases.phase import Phase
 
 
 class Engine(ABC):
-    """Runs the tasks of a phase. It is a context manager that releases what it has started."""
+    """Runs the tasks of a phase. It is a context manager that releases what it has started.
+
+    Attributes:
+        config: the engine's section of the config.
+        on_documents: called as tasks go on, by engines that can; see `run_task`.
+    """
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
+        self.on_documents: OnDocuments | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -37,4 +43,4 @@ class InlineEngine(Engine):
     def run_tasks(self, phase: Phase, task_ids: Sequence[str]) -> Iterator[TaskResult]:
         """Run the tasks in their order."""
         for task_id in task_ids:
-            yield run_task(phase, task_id, self.config)
+            yield run_task(phase, task_id, self.config, self.on_documents)

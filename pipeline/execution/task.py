@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
@@ -36,6 +36,11 @@ TOO_SLOW = "too_slow"
 PANIC = "panic"
 
 
+# Called with the number of documents that the running task has processed so far. A batch that
+# has passed one of k stages counts as a k-th of its documents.
+OnDocuments = Callable[[float], None]
+
+
 @dataclass(frozen=True)
 class TaskResult:
     """What a task took, or why it failed. It is small: the outputs are files.
@@ -46,6 +51,7 @@ class TaskResult:
         cpu_seconds: CPU time of this process per step.
         peak_mb: peak of the resident memory (MiB); None where the system does not report it.
         worker: host and process that ran it.
+        num_documents: documents that it read; 0 for a task that is no input split.
         failed: the error, if it failed; nothing is committed then.
         damage: the damaged output of another task that made it fail.
     """
@@ -55,6 +61,7 @@ class TaskResult:
     cpu_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
     peak_mb: float | None = None
     worker: str = ""
+    num_documents: int = 0
     failed: str | None = None
     damage: Damage | None = None
 
@@ -70,12 +77,24 @@ class TaskResult:
         return cls(**values, damage=None if damage is None else Damage(**damage))
 
 
-def run_task(phase: Phase, task_id: str, settings: EngineConfig) -> TaskResult:
+def run_task(
+    phase: Phase,
+    task_id: str,
+    settings: EngineConfig,
+    on_documents: OnDocuments | None = None,
+) -> TaskResult:
     """Run one task and commit its outputs.
 
     Faults of the task's own data or models come back as `TaskResult.failed`, so that the other tasks can go on.
+
+    Args:
+        phase: the phase.
+        task_id: the id of the task.
+        settings: the engine's section of the config.
+        on_documents: called after each stage of each batch.
     """
     timer = StepTimer()
+    num_documents = 0
     reset_peak_memory()
     try:
         timeout = DocumentTimeout(phase, task_id, settings)
@@ -86,14 +105,23 @@ def run_task(phase: Phase, task_id: str, settings: EngineConfig) -> TaskResult:
                 phase.run(task_id)
         else:
             assert isinstance(phase, SplitPhase)
-            _run_stages(phase, task_id, settings, timer, timeout)
+            num_documents = _run_stages(
+                phase, task_id, settings, timer, timeout, on_documents or _ignore
+            )
     except BaseException as error:
         if not is_data_fault(error):
             raise
         damage = error.damage if isinstance(error, DamagedOutput) else None
         failed = format_error(error)
         return TaskResult(task_id, worker=worker_name(), failed=failed, damage=damage)
-    return TaskResult(task_id, timer.seconds, timer.cpu_seconds, peak_mb(), worker_name())
+    return TaskResult(
+        task_id,
+        timer.seconds,
+        timer.cpu_seconds,
+        peak_mb(),
+        worker_name(),
+        num_documents,
+    )
 
 
 def _run_stages(
@@ -102,7 +130,9 @@ def _run_stages(
     settings: EngineConfig,
     timer: StepTimer,
     timeout: DocumentTimeout,
-) -> None:
+    on_documents: OnDocuments,
+) -> int:
+    """Run a task of a phase with stages, and return the number of documents."""
     chain = phase.stage_schemas()
     errors = _ErrorCount(settings.advanced.max_error_share)
     with timer.wrap("write", phase.folder.commit(task_id)) as output:
@@ -112,8 +142,9 @@ def _run_stages(
         with contextlib.closing(phase.read(task_id, writer)) as batches:
             for read in timer.iterate("read", batches):
                 batch = conform(read, phase.schema)
-                errors.num_documents += batch.num_rows
-                for spec, schema in chain:
+                num_before, num_rows = errors.num_documents, batch.num_rows
+                errors.num_documents += num_rows
+                for position, (spec, schema) in enumerate(chain, start=1):
                     if not batch.num_rows:
                         break
                     with timer.step(spec.stage.name), _naming(spec):
@@ -124,12 +155,19 @@ def _run_stages(
                         writer.add_dropped(batch, outcome.dropped)
                         writer.counters += outcome.counters
                     batch = conform(outcome.kept, schema)
+                    on_documents(num_before + num_rows * position / len(chain))
                 with timer.step("write"):
                     writer.add_kept(batch)
+                on_documents(errors.num_documents)
         errors.check()
         with timer.step("write"):
             writer.close()
             output.record = {"counters": writer.counters.to_json()}
+    return errors.num_documents
+
+
+def _ignore(_: float) -> None:
+    """Report no progress."""
 
 
 @contextlib.contextmanager

@@ -301,6 +301,11 @@ class Phase(ABC):
     def task_ids(self) -> list[str]:
         """Return the ids of all tasks, in order. Call it when the parents are complete."""
 
+    def measure_task(self, task_id: str) -> float:
+        """Return the size of a task relative to the phase's other tasks, for the progress of a run."""
+        del task_id
+        return 1.0
+
     def prepare_tasks(self) -> None:
         """Compute what all tasks share. Runs once, in the driver, when the parents are complete.
 
@@ -368,6 +373,10 @@ class SplitPhase(Phase):
         """Return the columns of the documents after the last stage."""
         chain = self.stage_schemas()
         return chain[-1][1] if chain else self.schema
+
+    def measure_task(self, task_id: str) -> float:
+        """Return the compressed bytes of the task's input split."""
+        return max(1.0, self.split(task_id).num_bytes)
 
     def prepare_tasks(self) -> None:
         """Compute the stages' settings and columns once, before the tasks are sent to workers."""

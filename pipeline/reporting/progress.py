@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Self
 
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from pipeline.execution.engine import (
     Event,
@@ -22,10 +15,103 @@ from pipeline.execution.engine import (
     PhaseStarted,
     TaskFinished,
 )
+from pipeline.reporting.rates import format_duration, format_rate
 from terminal_output.console import SafeConsole
 
-# Without a terminal, print a line this often.
-PLAIN_LINE_S = 10.0
+# Without a terminal: seconds until the first line of a phase. The pauses between later lines
+# grow with the age of the phase, so that the log of a long run stays short.
+MIN_PAUSE_S = 10.0
+MAX_PAUSE_S = 300.0
+PAUSE_PER_AGE = 0.1
+
+
+class PhaseProgress:
+    """How much of the current phase is done, measured by the sizes of its tasks.
+
+    Attributes:
+        num_done: tasks that are done, by this driver or an earlier one.
+        num_documents: documents that this driver has read, those of the running task included.
+    """
+
+    def __init__(
+        self,
+        started: PhaseStarted,
+        documents_per_phase: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Start to measure.
+
+        Args:
+            started: the event.
+            documents_per_phase: documents in all tasks, as far as they are known from earlier
+                phases; 0: unknown.
+            clock: returns seconds.
+        """
+        self.name = started.phase
+        self.num_tasks = started.num_tasks
+        self.num_done = self._num_done_before = started.num_done
+        self.num_documents = 0.0
+        self._share_before = self._share = started.share_done
+        self._expected = documents_per_phase
+        self._num_in_task = 0.0
+        self._clock = clock
+        self._started_s = clock()
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the start."""
+        return self._clock() - self._started_s
+
+    @property
+    def documents_per_phase(self) -> float:
+        """Documents in all tasks, by what the finished ones had; 0: unknown."""
+        share = self._share - self._share_before
+        if not share:
+            return self._expected
+        return (self.num_documents - self._num_in_task) / share
+
+    @property
+    def share_done(self) -> float:
+        """The share of the work that is done, from 0 to 1. It is estimated for the running task."""
+        expected = self.documents_per_phase
+        in_task = self._num_in_task / expected if expected else 0.0
+        return min(1.0, self._share + in_task)
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until the end at the speed so far; None: nothing is done yet."""
+        share = self.share_done - self._share_before
+        if not share:
+            return None
+        return self.age_s * (1.0 - self.share_done) / share
+
+    def set_documents(self, number: float) -> None:
+        """Count the documents that the running task has read so far."""
+        self.num_documents += number - self._num_in_task
+        self._num_in_task = number
+
+    def finish_task(self, event: TaskFinished) -> None:
+        """Count a task that is committed, or take back what a failed one had read."""
+        self.set_documents(event.num_documents)
+        self._num_in_task = 0.0
+        if event.failed is None:
+            self.num_done += 1
+            self._share += event.share
+
+    def format_rate(self) -> str:
+        """Return documents per time, or tasks per time where tasks count no documents.
+
+        While nothing is done, the text is empty.
+        """
+        if self.left_s is None:
+            return ""
+        if self.num_documents:
+            return format_rate(self.num_documents, self.age_s, "documents")
+        return format_rate(self.num_done - self._num_done_before, self.age_s, "tasks")
+
+    def format_left(self) -> str:
+        """Return `about 0:01:40 left`, or nothing while the end is unknown."""
+        return "" if self.left_s is None else f"about {format_duration(self.left_s)} left"
 
 
 class RunProgress:
@@ -35,17 +121,19 @@ class RunProgress:
         num_tasks: tasks that this run has finished.
     """
 
-    def __init__(self, console: SafeConsole) -> None:
+    def __init__(
+        self, console: SafeConsole, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.num_tasks = 0
         self._console = console
+        self._clock = clock
         self._bars = Progress(
-            TextColumn("{task.description:<16}"),
-            BarColumn(bar_width=32),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[rate]}"),
+            TextColumn("{task.description:<18}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[tasks]:>9}"),
             TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(compact=True),
+            TextColumn("{task.fields[rate]}"),
+            TextColumn("{task.fields[left]}"),
             console=console,
             disable=not console.is_terminal,
             # rich would interpret escape sequences in what other code prints.
@@ -53,12 +141,9 @@ class RunProgress:
             redirect_stderr=False,
         )
         self._bar: TaskID | None = None
-        self._started_s = 0.0
-        self._printed_s = 0.0
-        # Of the current phase:
-        self._num_planned = 0
-        self._num_done_before = 0
-        self._num_done = 0
+        self._phase: PhaseProgress | None = None
+        self._documents_per_phase = 0.0  # of the latest phase that counted them
+        self._next_line_s = 0.0
 
     def __enter__(self) -> Self:
         self._bars.start()
@@ -78,45 +163,55 @@ class RunProgress:
         else:
             self._finish_phase(event)
 
+    def show_documents(self, number: float) -> None:
+        """Show the number of documents that the running task has read so far."""
+        if self._phase is not None:
+            self._phase.set_documents(number)
+            self._update(self._phase)
+
     def _start_phase(self, event: PhaseStarted) -> None:
-        self._started_s = self._printed_s = time.monotonic()
-        self._num_planned = event.num_tasks
-        self._num_done_before = self._num_done = event.num_done
         if not event.num_tasks:  # the phase is off, or has nothing to do
             return
-        self._bar = self._bars.add_task(
-            event.phase, total=event.num_tasks, completed=event.num_done, rate=""
-        )
+        self._phase = PhaseProgress(event, self._documents_per_phase, self._clock)
+        self._next_line_s = MIN_PAUSE_S
+        self._bar = self._bars.add_task(event.phase, total=1.0, tasks="", rate="", left="")
+        self._update(self._phase)
         resumed = f", {event.num_done} done before" if event.num_done else ""
         self._print_plain(f"{event.phase}: {event.num_tasks} tasks{resumed}")
 
     def _finish_task(self, event: TaskFinished) -> None:
+        assert self._phase is not None
+        self._phase.finish_task(event)
         if event.failed is not None:
             message = f"{event.phase} {event.task_id} failed: {event.failed}"
             self._bars.console.print(message, style="red")
-            return
-        self.num_tasks += 1
-        self._num_done += 1
-        now_s = time.monotonic()
-        elapsed_s = max(now_s - self._started_s, 1e-9)
-        # Tasks of earlier drivers are not part of the rate.
-        rate = (self._num_done - self._num_done_before) / elapsed_s
-        assert self._bar is not None
-        self._bars.update(self._bar, completed=self._num_done, rate=f"{rate:.1f}/s")
-        if now_s - self._printed_s > PLAIN_LINE_S:
-            self._printed_s = now_s
-            left_s = (self._num_planned - self._num_done) / rate
-            self._print_plain(
-                f"{event.phase}: {self._num_done} of {self._num_planned} tasks, {rate:.1f}/s, "
-                f"about {left_s:.0f} s left"
-            )
+        else:
+            self.num_tasks += 1
+        self._update(self._phase)
 
     def _finish_phase(self, event: PhaseFinished) -> None:
+        phase, self._phase = self._phase, None
         if event.was_complete:
             self._console.print(f"{event.phase}: done before")
-        elif self._num_planned:
-            elapsed_s = time.monotonic() - self._started_s
-            self._print_plain(f"{event.phase}: done in {elapsed_s:.1f} s")
+        elif phase is not None:
+            self._documents_per_phase = (
+                phase.documents_per_phase or self._documents_per_phase
+            )
+            assert self._bar is not None
+            self._bars.update(self._bar, left="")
+            self._print_plain(f"{event.phase}: done in {format_duration(phase.age_s)}")
+
+    def _update(self, phase: PhaseProgress) -> None:
+        assert self._bar is not None
+        tasks = f"{phase.num_done:,}/{phase.num_tasks:,}"
+        rate, left = phase.format_rate(), phase.format_left()
+        self._bars.update(
+            self._bar, completed=phase.share_done, tasks=tasks, rate=rate, left=left
+        )
+        if phase.left_s is not None and phase.age_s > self._next_line_s:
+            pause_s = max(MIN_PAUSE_S, PAUSE_PER_AGE * phase.age_s)
+            self._next_line_s = phase.age_s + min(MAX_PAUSE_S, pause_s)
+            self._print_plain(f"{phase.name}: {tasks} tasks, {rate}, {left}")
 
     def _warn(self, line: str) -> None:
         self._bars.console.print(line, style="yellow")

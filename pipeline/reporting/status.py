@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from typing import Any, Literal
 
 from pipeline.phases import registry
 from pipeline.phases.extract import Extract
+from pipeline.reporting.rates import format_duration, format_rate
 from pipeline.reporting.report.summary import take_family, take_largest
 from pipeline.reporting.tables import make_table
 from pipeline.runs.run_folder import RunFolder
@@ -210,9 +210,9 @@ def _make_row(phase: PhaseStatus) -> tuple[str, ...]:
     if phase.state != "off" and phase.num_tasks:
         done = f"{phase.num_done:,} of {phase.num_tasks:,}"
     if phase.rate_per_s is not None:
-        rate = f"{phase.rate_per_s * 60:,.1f} per minute"
+        rate = format_rate(phase.rate_per_s, 1.0, "tasks")
     if phase.left_s is not None:
-        left = _format_duration(phase.left_s)
+        left = format_duration(phase.left_s)
     return phase.name, phase.state, done, rate, left
 
 
@@ -225,13 +225,9 @@ def _describe_quarantine(status: Status) -> str:
 
 
 def _describe_state(status: Status) -> str:
-    age = _format_duration(status.silent_s)
+    age = format_duration(status.silent_s)
     if status.state == "stopped":
         return f"{status.run_dir}: stopped {age} ago: {status.why.splitlines()[0]}"
     if status.state == "finished":
         return f"{status.run_dir}: finished {age} ago"
     return f"{status.run_dir}: {status.state}, the last event of its driver was {age} ago"
-
-
-def _format_duration(seconds: float) -> str:
-    return str(timedelta(seconds=round(seconds)))

@@ -306,7 +306,7 @@ def test_a_process_that_dies_fails_only_its_task_on_ray(
     first, *progress, last = lines
     assert first == "extract: 3 tasks"
     for line in progress:
-        assert re.fullmatch(r"extract: \d of 3 tasks, [\d.]+/s, about \d+ s left", line)
+        assert re.fullmatch(r"extract: \d/3 tasks, .+, about \d:\d\d:\d\d left", line)
     assert last == f"extract {why.replace(':', ' failed:', 1)}"
     assert done.stderr.splitlines() == [
         "phase extract: 1 of 3 tasks failed; the others are done",
@@ -321,3 +321,27 @@ def test_a_process_that_dies_fails_only_its_task_on_ray(
     ]
     found, events = small.run(**sections)
     assert list_tasks(events) == [found.splits[1].key]
+
+
+# ---- progress ----
+
+
+def test_documents_are_reported_while_tasks_run_in_this_process(
+    small: Small, files: list[Path]
+) -> None:
+    """Each task reports up to its number of documents; the shares of a phase add up to 1."""
+    plan = small.plan(input={"files": [str(path) for path in files]})
+    reported: list[float] = []
+    extracted: list[TaskFinished] = []
+    for event in run(plan, on_documents=reported.append):
+        if isinstance(event, TaskFinished):
+            if event.num_documents:
+                assert reported == sorted(reported)
+                assert reported[-1] == event.num_documents
+            reported.clear()
+            if event.phase == "extract":
+                extracted.append(event)
+    assert sum(event.num_documents for event in extracted) == len(TEXTS) + 3
+    assert sum(event.share for event in extracted) == pytest.approx(1.0)
+    smallest = min(extracted, key=lambda event: event.share)
+    assert smallest.num_documents == 1  # the file with one page
