@@ -32,6 +32,7 @@ class GoldPage(NamedTuple):
     text: str = ""
     wanted: tuple[str, ...] = ()
     unwanted: tuple[str, ...] = ()
+    url: str = ""
 
     @property
     def is_held_out(self) -> bool:
@@ -47,7 +48,7 @@ def read_articles(folder: Path) -> Iterator[GoldPage]:
     truth = json.loads((folder / "ground-truth.json").read_bytes())
     for name, gold in truth.items():
         html = gzip.decompress((folder / "html" / f"{name}.html.gz").read_bytes())
-        yield GoldPage(name, "article", html, gold["articleBody"])
+        yield GoldPage(name, "article", html, gold["articleBody"], url=gold["url"])
 
 
 def read_trafilatura(folder: Path) -> Iterator[GoldPage]:
@@ -58,7 +59,7 @@ def read_trafilatura(folder: Path) -> Iterator[GoldPage]:
         if not path.is_file():
             path = folder / "tests" / "eval" / gold["file"]
         wanted, unwanted = tuple(gold["with"]), tuple(gold["without"])
-        yield GoldPage(url, "page", path.read_bytes(), "", wanted, unwanted)
+        yield GoldPage(url, "page", path.read_bytes(), "", wanted, unwanted, url)
 
 
 def read_wcxb(folder: Path) -> Iterator[GoldPage]:
@@ -72,6 +73,7 @@ def read_wcxb(folder: Path) -> Iterator[GoldPage]:
             "collection" if kind == "category" else kind,
             gzip.decompress(html),
             gold["ground_truth"].get("main_content") or "",
+            url=gold.get("url") or f"https://wcxb.example/{path.stem}",
         )
 
 
