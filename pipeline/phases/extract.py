@@ -50,7 +50,7 @@ class Extract(SplitPhase):
     """Read records, make documents of them, and hash every paragraph."""
 
     name = "extract"
-    version = 7
+    version = 8
     stages = (Url, Unicode, Length, ParagraphHashes)
     schema = DOCUMENT
 

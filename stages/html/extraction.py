@@ -22,7 +22,12 @@ from resiliparse.parse.html import HTMLTree
 from stages.html.charset import DecodedPage, decode_page
 from stages.html.justext import extract_main_text
 from stages.html.main_content import extract_main_content
-from stages.html.markup import clean_markup, mark_lone_characters, remove_marks
+from stages.html.markup import (
+    clean_markup,
+    mark_lone_characters,
+    open_noscript,
+    remove_marks,
+)
 from stages.kernels.markup_cost import estimate_parse_ns
 from stages.settings.warc import HtmlSettings
 
@@ -170,8 +175,22 @@ def _check_markup(page: bytes, settings: HtmlSettings) -> Unusable | None:
 
 
 def _parse(decoded: DecodedPage, settings: HtmlSettings) -> Page | Unusable:
+    page = _parse_markup(clean_markup(decoded.text), decoded, settings)
+    if isinstance(page, Unusable) or len(page.text) >= MIN_MAIN_CONTENT_CHARS:
+        return page
+    markup = open_noscript(decoded.text)
+    if markup is None:
+        return page
+    opened = _parse_markup(markup, decoded, settings)
+    if isinstance(opened, Page) and _is_too_short(len(page.text), len(opened.text)):
+        return opened
+    return page
+
+
+def _parse_markup(
+    markup: str, decoded: DecodedPage, settings: HtmlSettings
+) -> Page | Unusable:
     try:
-        markup = clean_markup(decoded.text)
         if settings.main_content and settings.engine == "resiliparse":
             markup = mark_lone_characters(markup)
         tree = HTMLTree.parse(markup)
@@ -202,9 +221,16 @@ def _extract_main_content(tree: HTMLTree, settings: HtmlSettings) -> tuple[str, 
     if num_chars >= MIN_MAIN_CONTENT_CHARS:
         return main_content, None
     text = remove_marks(_extract_text(tree, settings, main_content=False))
-    if len(text) < MIN_PAGE_CHARS or num_chars >= MIN_MAIN_CONTENT_SHARE * len(text):
-        return main_content, None
-    return text, num_chars
+    if _is_too_short(num_chars, len(text)):
+        return text, num_chars
+    return main_content, None
+
+
+def _is_too_short(num_chars: int, num_page_chars: int) -> bool:
+    """Return whether a text of less than MIN_MAIN_CONTENT_CHARS has missed that of the page."""
+    if num_page_chars < MIN_PAGE_CHARS:
+        return False
+    return num_chars < MIN_MAIN_CONTENT_SHARE * num_page_chars
 
 
 def _extract_sample(tree: HTMLTree, settings: HtmlSettings) -> str | None:

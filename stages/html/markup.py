@@ -21,6 +21,7 @@ _RARE = re.compile("<(?:[nN][oO][sS][cC]|[rR][tTpP])")
 # sections 13.2.6.4.4 and 13.2.6.4.7).
 _OPAQUE = "script|style|textarea|title|iframe|noembed|noframes|xmp"
 _START = re.compile(rf"<(?:(!--)|(noscript|{_OPAQUE}){_NAME_END})", re.IGNORECASE)
+_NOSCRIPT_TAG = re.compile(rf"<(/?)noscript{_NAME_END}[^<>]*>", re.IGNORECASE)
 _END_OF_COMMENT = re.compile("--!?>")
 _END_TAGS = {
     name: re.compile(f"</{name}{_NAME_END}", re.IGNORECASE)
@@ -52,6 +53,16 @@ def clean_markup(html: str) -> str:
     if _RARE.search(html) is None:
         return html
     return _READING.sub("", _remove_noscript(html))
+
+
+def open_noscript(html: str) -> str | None:
+    """Return the page with its noscript elements as <div>, None if it has none.
+
+    Discourse and other applications send the text of a page in them, for crawlers that run no
+    scripts.
+    """
+    opened, num_tags = _NOSCRIPT_TAG.subn(r"<\1div>", html)
+    return _READING.sub("", opened) if num_tags else None
 
 
 def mark_lone_characters(html: str) -> str:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stages.html.extraction import HtmlSettings, Page, extract
-from stages.html.markup import clean_markup, mark_lone_characters
+from stages.html.markup import clean_markup, mark_lone_characters, open_noscript
 
 MODES = [
     HtmlSettings(),
@@ -46,6 +46,30 @@ def test_noscript_does_not_swallow_the_page(noscript: str, settings: HtmlSetting
     page = f"<body>{noscript}<p>{TEXT}</p></body>"
     assert extract_text(page, settings) == TEXT
     assert extract_text(f"<head>{noscript}</head><p>{TEXT}</p>", settings) == TEXT
+
+
+@pytest.mark.parametrize("settings", MODES, ids=MODE_NAMES)
+def test_a_page_whose_text_is_in_noscript_keeps_it(settings: HtmlSettings) -> None:
+    """Discourse sends its posts so, for crawlers that run no scripts."""
+    posts = "".join(f"<p>{TEXT} This is post {number}.</p>" for number in range(20))
+    page = (
+        "<head><noscript><link rel=stylesheet href=a.css></noscript></head><body>"
+        f"<p>Loading</p><noscript data-path=/t/1><div class=post>{posts}</div></noscript></body>"
+    )
+    text = extract_text(page, settings)
+    assert text.count("This is post") == 20
+    assert "stylesheet" not in text
+
+
+@pytest.mark.parametrize("settings", MODES, ids=MODE_NAMES)
+@pytest.mark.parametrize("num_sentences", [3, 16], ids=["too little", "a share"])
+def test_noscript_is_left_out_beside_other_text(
+    num_sentences: int, settings: HtmlSettings
+) -> None:
+    """A notice of under 500 characters, or a copy of the text, is no reason to read it."""
+    notice = f"<noscript><p>{'Please enable JavaScript to use it. ' * num_sentences}</p></noscript>"
+    page = f"<body>{notice}<p>{TEXT}</p></body>"
+    assert extract_text(page, settings) == TEXT
 
 
 @pytest.mark.parametrize(
@@ -162,4 +186,5 @@ def test_hostile_markup_takes_linear_time(markup: str) -> None:
     page = "<noscript><rt>" + markup * (49_999 // markup.count("<")) + "x" * 1_000_000
     start = time.process_time()
     mark_lone_characters(clean_markup(page))
+    open_noscript(page)
     assert time.process_time() - start < 10.0
