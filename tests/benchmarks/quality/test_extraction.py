@@ -96,7 +96,7 @@ def gold(tmp_path: Path) -> Path:
             "ground_truth": {"main_content": text},
         }
         (wcxb / "ground-truth" / f"{kind}.json").write_text(json.dumps(found))
-        bodies[kind] = {"articleBody": text}
+        bodies[kind] = {"articleBody": text, "url": f"https://example.org/{kind}"}
         strings[kind] = {
             "file": f"{kind}.html",
             "with": [paragraphs[1][:40], paragraphs[-1]],
