@@ -26,6 +26,7 @@ from stages.contract import DOCUMENT
 from stages.dedup.paragraphs import ParagraphHashes
 from stages.filters.length import Length
 from stages.filters.url import Url
+from stages.html.extraction import list_engine_versions
 from stages.transform.unicode import Unicode
 from stages.warc.reader import Quarantined, WarcReader
 
@@ -69,8 +70,14 @@ class Extract(SplitPhase):
 
     @classmethod
     def fingerprint_inputs(cls, config: RunConfig, num_files: int) -> dict[str, Any]:
-        """Return the number of files per input split."""
-        return {"files_per_split": get_files_per_split(config.input, num_files)}
+        """Return the number of files per input split, and the versions of the rules for HTML."""
+        inputs: dict[str, Any] = {
+            "files_per_split": get_files_per_split(config.input, num_files)
+        }
+        # Left out where the rules have no version: it would change every fingerprint.
+        if versions := list_engine_versions(config.extract.warc.html):
+            inputs["html_engine"] = versions
+        return inputs
 
     def read(self, task_id: str, writer: _ExtractWriter) -> Generator[pa.Table]:
         """Yield the documents of the split's files, one file after another.

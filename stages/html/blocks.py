@@ -45,6 +45,10 @@ _PREFORMATTED = split_names("listing pre")
 # Text nodes that are an image: symbols of icon fonts (private use area), and the link to a heading.
 _ICON = re.compile(r"\s*[\ue000-\uf8ff¶]\s*")
 
+# Chinese and Japanese write U+3000 between names and sentences. It is as wide as a character.
+_IDEOGRAPHIC_SPACE = "\u3000"
+_OTHER_SPACE = re.compile(rf"[^\S{_IDEOGRAPHIC_SPACE}]+")
+
 
 @dataclass(slots=True)
 class Block:
@@ -152,13 +156,20 @@ class _Reader:
         if self.num_preformatted:
             text = text.strip("\n")
         else:
-            lines = (" ".join(line.split()) for line in text.split("\n"))
+            lines = map(_collapse_space, text.split("\n"))
             text = "\n".join(filter(None, lines))
         if text and not text.isspace():
             num_link_chars = min(self.num_link_chars, len(text))
             self.page.blocks.append(Block(self.element, text, num_link_chars))
         self.pieces.clear()
         self.num_link_chars = 0
+
+
+def _collapse_space(line: str) -> str:
+    """Replace white space by one blank, except ideographic space inside the line."""
+    if _IDEOGRAPHIC_SPACE in line:
+        return _OTHER_SPACE.sub(" ", line).strip()
+    return " ".join(line.split())
 
 
 def _remove_raw(html: str) -> str:

@@ -21,6 +21,7 @@ from resiliparse.parse.html import HTMLTree
 
 from stages.html.charset import DecodedPage, decode_page
 from stages.html.justext import extract_main_text
+from stages.html.main_content import VERSION as BLOCKS_VERSION
 from stages.html.main_content import extract_main_content
 from stages.html.markup import (
     clean_markup,
@@ -116,6 +117,13 @@ class Unusable(NamedTuple):
 
     cause: str  # one of CAUSES
     detail: str
+
+
+def list_engine_versions(settings: HtmlSettings) -> dict[str, str]:
+    """Return name and version of the rules that find main content; {} for resiliparse and none."""
+    if settings.main_content and settings.engine == "blocks":
+        return {"blocks": str(BLOCKS_VERSION)}
+    return {}
 
 
 def extract(body: bytes, content_type: str, settings: HtmlSettings) -> Page | Unusable:

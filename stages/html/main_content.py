@@ -27,12 +27,15 @@ import re
 
 from stages.html.blocks import PARAGRAPH_TAGS, Block, Blocks, read_blocks, split_names
 
+# Raise it if an equal page gives other main content. It is part of the fingerprint of extract.
+VERSION = 2
+
 # Blocks that are shorter than the first have no prose. Blocks without the punctuation of a sentence
 # have prose if they are longer than the second, and it counts for less: captions, table cells.
 MIN_PROSE_CHARS = 20
 MIN_PLAIN_PROSE_CHARS = 40
 PLAIN_PROSE_WEIGHT = 0.3
-_PUNCTUATION = re.compile("[.,:;!?…。，！？；।،؟።]")
+_PUNCTUATION = re.compile("[.,:;!?…。，、：；！？．।،؛؟።]")
 
 # A block or element with a larger share of its characters in links is a list of links. jusText's
 # MAX_LINK_DENSITY is 0.2, for paragraphs without context.

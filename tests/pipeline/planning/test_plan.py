@@ -14,6 +14,7 @@ from pipeline.config import load
 from pipeline.phases import registry
 from pipeline.planning.fingerprints import fingerprint
 from pipeline.planning.plan import make_plan
+from stages.html import extraction
 from tests.conftest import REPOSITORY
 
 JSON = st.recursive(
@@ -75,6 +76,25 @@ def test_a_changed_key_reruns_its_phase_and_dependent_phases(
 ) -> None:
     """All other phases keep their folders."""
     assert changed(fingerprints(config), fingerprints(config, override)) == renewed
+
+
+def test_other_rules_for_main_content_rerun_only_runs_that_use_them(
+    config: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs of all text, of another engine or of jusText keep their folders."""
+    html = "extract.warc.html"
+    others = [
+        f"{html}.main_content=false",
+        f"{html}={{main_content: true, engine: resiliparse}}",
+        f"{html}.justext={{}}",
+    ]
+    before = [fingerprints(config, each) for each in others]
+    blocks = fingerprints(config, f"{html}.main_content=true")
+    monkeypatch.setattr(extraction, "BLOCKS_VERSION", extraction.BLOCKS_VERSION + 1)
+    assert [fingerprints(config, each) for each in others] == before
+    assert changed(blocks, fingerprints(config, f"{html}.main_content=true")) == set(
+        ALL_PHASES
+    )
 
 
 def test_more_input_reruns_global_phases_and_keeps_extracted_splits(

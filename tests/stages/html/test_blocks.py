@@ -29,6 +29,7 @@ def read_texts(page: str) -> list[str]:
     [
         ("a<p>b<b>c</b> <i>d</i><p>e", ["a", "bc d", "e"]),
         ("<p>a\n  b<br>c</p>d<hr>e", ["a b\nc", "d", "e"]),
+        ("<p>\u3000山田\u3000太郎 \t\n\u2003様\u3000</p>", ["山田\u3000太郎 様"]),
         ("<pre>\n  a\n\n  b\n</pre>", ["  a\n\n  b"]),
         ("<ul><li>a<li>b<ul><li>c</ul>d</ul>", ["a", "b", "c", "d"]),
         ("<table><tr><th>a<td>b<tr><td>c</table>", ["a", "b", "c"]),

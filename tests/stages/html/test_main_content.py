@@ -74,6 +74,18 @@ def test_content_is_kept_under_any_name_of_its_element(tag: str) -> None:
     assert extract_lines(page) == [PARAGRAPH.strip()] * 4
 
 
+@pytest.mark.parametrize("mark", "、：．。，！？；")
+def test_chinese_and_japanese_sentences_are_prose(mark: str) -> None:
+    """Each of their punctuation marks makes a sentence, so the content is found."""
+    line = f"村の水車小屋は日曜日に再び開かれ{mark}多くの村人がそれを見に来た"
+    teasers = (
+        "<div><h3><a href=/1>村</a></h3><p>市役所の新しい建物の写真とその周辺の地図</p></div>"
+        * 9
+    )
+    page = f"<body><div>{f'<p>{line}</p>' * 4}</div><div>{teasers}</div></body>"
+    assert extract_lines(page) == [line] * 4
+
+
 def test_teasers_beside_an_article_are_dropped() -> None:
     """The paragraphs of the article have one parent, and each teaser another."""
     assert extract_lines(make_page(TEASER * 4)) == [PARAGRAPH.strip()] * 4
