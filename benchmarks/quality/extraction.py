@@ -54,6 +54,9 @@ def make_extractors() -> dict[str, Extractor]:
         "resiliparse": _make_resiliparse(),
     }
     if find_spec("trafilatura"):
+        found["engine trafilatura"] = _make_ours(
+            HtmlSettings(main_content=True, engine="trafilatura")
+        )
         found["trafilatura"] = _make_trafilatura({})
         # as FineWeb
         found["trafilatura, precise"] = _make_trafilatura({"favor_precision": True})

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from config_files.reader import ConfigError
 from pipeline.config import RunConfig
 from pipeline.phases.phase import Artifact, SplitPhase, TaskCost
 from pipeline.planning.input_files import check_digest, local_copy
@@ -27,6 +28,7 @@ from stages.dedup.paragraphs import ParagraphHashes
 from stages.filters.length import Length
 from stages.filters.url import Url
 from stages.html.extraction import list_engine_versions
+from stages.html.trafilatura import ExtraNotInstalled
 from stages.transform.unicode import Unicode
 from stages.warc.reader import Quarantined, WarcReader
 
@@ -70,12 +72,20 @@ class Extract(SplitPhase):
 
     @classmethod
     def fingerprint_inputs(cls, config: RunConfig, num_files: int) -> dict[str, Any]:
-        """Return the number of files per input split, and the versions of the rules for HTML."""
+        """Return the number of files per input split, and the versions of the rules for HTML.
+
+        Raises:
+            ConfigError: the extra of the engine for HTML is not installed.
+        """
         inputs: dict[str, Any] = {
             "files_per_split": get_files_per_split(config.input, num_files)
         }
         # Left out where the rules have no version: it would change every fingerprint.
-        if versions := list_engine_versions(config.extract.warc.html):
+        try:
+            versions = list_engine_versions(config.extract.warc.html)
+        except ExtraNotInstalled as error:
+            raise ConfigError([str(error)]) from error
+        if versions:
             inputs["html_engine"] = versions
         return inputs
 

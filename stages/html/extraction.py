@@ -19,6 +19,7 @@ from typing import NamedTuple
 from resiliparse.extract.html2text import extract_plain_text
 from resiliparse.parse.html import HTMLTree
 
+from stages.html import trafilatura
 from stages.html.charset import DecodedPage, decode_page
 from stages.html.justext import extract_main_text
 from stages.html.main_content import VERSION as BLOCKS_VERSION
@@ -120,9 +121,15 @@ class Unusable(NamedTuple):
 
 
 def list_engine_versions(settings: HtmlSettings) -> dict[str, str]:
-    """Return name and version of the rules that find main content; {} for resiliparse and none."""
+    """Return names and versions of the rules that find main content; {} for resiliparse and none.
+
+    Raises:
+        ExtraNotInstalled: the engine is trafilatura, which is not installed.
+    """
     if settings.main_content and settings.engine == "blocks":
         return {"blocks": str(BLOCKS_VERSION)}
+    if settings.main_content and settings.engine == "trafilatura":
+        return trafilatura.list_versions()
     return {}
 
 
@@ -207,10 +214,12 @@ def _parse_markup(
         if settings.justext is not None:
             text = extract_main_text(decoded.text, settings.justext)
         elif settings.main_content:
-            text, main_content_chars = _extract_main_content(tree, settings)
+            text, main_content_chars = _extract_main_content(tree, markup, settings)
         else:
             text = _extract_text(tree, settings, main_content=False)
         sample = _extract_sample(tree, settings)
+    except trafilatura.ExtraNotInstalled:
+        raise  # a fault of the installation, not of the page
     except Exception as error:  # noqa: BLE001 - no page may end a run, for any error of the parsers
         return Unusable("html.not_parsable", str(error))
     return Page(
@@ -218,10 +227,14 @@ def _parse_markup(
     )
 
 
-def _extract_main_content(tree: HTMLTree, settings: HtmlSettings) -> tuple[str, int | None]:
+def _extract_main_content(
+    tree: HTMLTree, markup: str, settings: HtmlSettings
+) -> tuple[str, int | None]:
     """Return the main content and None, or all text and the characters of the main content."""
     if settings.engine == "resiliparse":
         main_content = remove_marks(_extract_text(tree, settings, main_content=True))
+    elif settings.engine == "trafilatura":
+        main_content = trafilatura.extract_main_content(markup)
     else:
         main_content = extract_main_content(tree.body.html if tree.body else "")
     num_chars = len(main_content)

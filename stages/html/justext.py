@@ -114,6 +114,25 @@ def _has_content_after(
     return False
 
 
+def revise_paragraphs(paragraphs: Sequence[Any], max_heading_distance: int) -> None:
+    """Set `class_type` of classified paragraphs as `justext.core.revise_paragraph_classification`.
+
+    Args:
+        paragraphs: of jusText, with `cf_class`.
+        max_heading_distance: largest number of characters between a short heading and its content.
+    """
+    classes: list[str] = []
+    headings: list[bool] = []
+    num_chars: list[int] = []
+    for paragraph in paragraphs:
+        classes.append(paragraph.cf_class)
+        headings.append(paragraph.heading)
+        num_chars.append(len(paragraph.text))
+    is_content = classify_in_context(classes, headings, num_chars, max_heading_distance)
+    for paragraph, is_kept in zip(paragraphs, is_content, strict=True):
+        paragraph.class_type = "good" if is_kept else "bad"
+
+
 def _revise_short(classes: Sequence[str]) -> list[str]:
     """Give each short paragraph the class of its neighbours.
 

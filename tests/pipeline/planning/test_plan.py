@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from config_files.reader import ConfigError
 from pipeline.config import load
 from pipeline.phases import registry
 from pipeline.planning.fingerprints import fingerprint
 from pipeline.planning.plan import make_plan
-from stages.html import extraction
+from stages.html import extraction, trafilatura
 from tests.conftest import REPOSITORY
 
 JSON = st.recursive(
@@ -95,6 +96,22 @@ def test_other_rules_for_main_content_rerun_only_runs_that_use_them(
     assert changed(blocks, fingerprints(config, f"{html}.main_content=true")) == set(
         ALL_PHASES
     )
+
+
+def test_another_version_of_trafilatura_reruns_all_phases(
+    config: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its output differs by version. Without the library there is no plan."""
+    override = "extract.warc.html={main_content: true, engine: trafilatura}"
+    found: list[dict[str, str | None]] = []
+    for version in ("2.3.1", "2.4.0"):
+        monkeypatch.setattr(trafilatura, "list_versions", lambda v=version: {"lxml": v})
+        found.append(fingerprints(config, override))
+    assert changed(*found) == set(ALL_PHASES)
+    monkeypatch.undo()
+    monkeypatch.setattr(trafilatura, "LIBRARIES", ("no-such-library",))
+    with pytest.raises(ConfigError, match=r"pip install 'corpusmill\[trafilatura\]'"):
+        make_plan(load(config, [override]))
 
 
 def test_more_input_reruns_global_phases_and_keeps_extracted_splits(

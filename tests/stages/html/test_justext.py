@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 
 import justext
@@ -13,7 +14,7 @@ from justext.paragraph import Paragraph
 from pydantic import ValidationError
 
 from stages.html.extraction import HtmlSettings, Page, extract
-from stages.html.justext import JustextSettings, classify_in_context, extract_main_text
+from stages.html.justext import JustextSettings, extract_main_text, revise_paragraphs
 
 WITH_JUSTEXT = HtmlSettings(justext=JustextSettings())
 SENTENCE = (
@@ -122,12 +123,10 @@ def test_context_rules_equal_justext(
         paragraph.cf_class, paragraph.class_type, paragraph.heading = kind, "", is_heading
         paragraph.text_nodes = ["x" * num_chars]
         paragraphs.append(paragraph)
+    ours = copy.deepcopy(paragraphs)
     revise_paragraph_classification(paragraphs)
-    classes, headings, num_chars = (
-        [each[column] for each in given_paragraphs] for column in range(3)
-    )
-    judged = classify_in_context(classes, headings, num_chars, MAX_HEADING_DISTANCE_DEFAULT)
-    assert judged == [not paragraph.is_boilerplate for paragraph in paragraphs]
+    revise_paragraphs(ours, MAX_HEADING_DISTANCE_DEFAULT)
+    assert [each.class_type for each in ours] == [each.class_type for each in paragraphs]
 
 
 @pytest.mark.parametrize(
