@@ -469,6 +469,25 @@ def preview(run: RunAddress, overrides: Overrides = None, as_json: AsJson = Fals
     print_preview(found, console)
 
 
+@app.command()
+def browse(
+    run: RunAddress,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0: any free one.")
+    ] = 0,
+) -> None:
+    """Show documents, scores and limits on a local web page.
+
+    Prints its address, which holds a secret. Reads the run only, and serves until Ctrl-C.
+    """
+    from pipeline.reporting.browse import build_index, serve
+    from pipeline.runs.run_folder import RunFolder
+
+    with build_index(RunFolder.open(run)) as index:
+        console.print(f"{index.num_docs:,} documents of {run}; Ctrl-C ends the server.")
+        serve(index, port, console.print)
+
+
 # ---------------------------------------------------------------------------- checking a dataset
 
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import runpy
+import signal
 import sys
+import time
+import urllib.request
 from collections.abc import Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -131,3 +136,31 @@ def test_a_run_whose_input_is_all_broken_names_no_dataset(small: Small) -> None:
     assert "verify" not in shown
     assert "manifest.json" not in shown
     assert RunFolder.open(small.folder / "run").dataset.exists("manifest.json")
+
+
+def test_browse_serves_a_run_until_it_is_interrupted(small: Small) -> None:
+    """It prints an address with a random token, answers there, and ends without an error."""
+    run, _ = small.run()
+    messages = small.folder / "printed"
+    command = ("pipeline", "browse", str(run.run_dir))
+    driver = start_driver(run_each, [command], messages=messages)
+    address = wait_for_line(
+        messages, driver, r"http://127\.0\.0\.1:\d+/[\w-]{32}/\n"
+    ).strip()
+    with urllib.request.urlopen(f"{address}api/run", timeout=60) as answer:  # noqa: S310
+        assert json.load(answer)["run_dir"] == str(run.run_dir)
+    assert driver.pid is not None
+    os.kill(driver.pid, signal.SIGINT)
+    driver.join()
+    printed = messages.read_text().partition(address)[2]
+    assert (driver.exitcode, printed) == (0, "\n==== exit code 0\n")
+
+
+def wait_for_line(messages: Path, driver: BaseProcess, pattern: str) -> str:
+    """Wait until a driver has printed a pattern, and return what matches."""
+    while driver.is_alive():
+        printed = messages.read_text() if messages.exists() else ""
+        if found := re.search(pattern, printed):
+            return found[0]
+        time.sleep(0.05)
+    raise AssertionError(messages.read_text())

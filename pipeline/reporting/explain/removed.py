@@ -40,18 +40,18 @@ def find_removed(
     """
     lines = extracted["text"].split("\n")
     if annotated is None:
-        numbers = set(_read_duplicate_lines(run, doc_id))
-        removed = [line for number, line in enumerate(lines) if number in numbers]
+        numbers = sorted(_read_duplicate_lines(run, doc_id))
         num_chars_left = None
     else:
         # Line rules remove further lines after paragraph_dedup.
         left = {*annotated["kept_lines"], *(annotated.get("lines_removed") or ())}
-        removed = [line for number, line in enumerate(lines) if number not in left]
+        numbers = [number for number in range(len(lines)) if number not in left]
         num_chars_left = annotated["num_chars"] + (annotated.get("chars_removed") or 0)
-    removed.sort(key=len, reverse=True)
+    removed = sorted((lines[number] for number in numbers), key=len, reverse=True)
     copies = _find_copies(run, doc_id, removed[:NUM_LOOKED_UP])
     return RemovedParagraphs(
         paragraphs=tuple(removed),
+        line_numbers=tuple(numbers),
         copies={line: describe_other(run, other) for line, other in copies.items()},
         num_left=len(lines) - len(removed),
         num_chars_left=num_chars_left,

@@ -61,6 +61,7 @@ class RemovedParagraphs:
 
     Attributes:
         paragraphs: the removed ones, longest first.
+        line_numbers: their places among the extracted lines, ascending.
         copies: paragraph -> the first other document that holds it, for the longest ones.
         num_left: number of paragraphs that were not removed.
         num_chars_left: their characters; None: nothing is left.
@@ -68,6 +69,7 @@ class RemovedParagraphs:
     """
 
     paragraphs: tuple[str, ...]
+    line_numbers: tuple[int, ...]
     copies: Mapping[str, OtherDocument]
     num_left: int
     num_chars_left: int | None

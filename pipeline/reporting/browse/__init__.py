@@ -1,0 +1,13 @@
+"""A local web page that shows the documents, scores and limits of a run, read-only.
+
+index.py collects the columns by which documents are found, search.py, texts.py, documents.py and
+domains.py answer questions from them, and server.py serves the answers to the page in assets/.
+
+    with build_index(RunFolder.open("runs/ccnet")) as index:
+        serve(index, port=8000, announce=print)
+"""
+
+from pipeline.reporting.browse.index import build_index
+from pipeline.reporting.browse.server import serve
+
+__all__ = ["build_index", "serve"]

@@ -1,0 +1,226 @@
+// One document: its decisions with all rules, its lines, its scores and its duplicates.
+
+import { ask } from "./api.js";
+import {
+  badge,
+  count,
+  crawled,
+  element,
+  formatLimit,
+  formatNumber,
+  replaceChildren,
+} from "./dom.js";
+
+const MARKS = {
+  duplicate: "removed: duplicate line",
+  rule: "removed by a line rule",
+};
+
+export async function showDocument(view, { rest }) {
+  const found = await ask("document", new URLSearchParams({ doc_id: rest }));
+  replaceChildren(
+    view,
+    element(
+      "article",
+      { class: "document" },
+      element("h1", {}, crawled(found.source.title || found.url)),
+      element("p", { class: "url" }, crawled(found.url, { dir: "ltr" })),
+      element("p", { class: "facts" }, badge(found.decision, found.is_kept), listFacts(found)),
+      element("h2", {}, "Text"),
+      describeLines(found),
+      found.cluster && describeCluster(found),
+      element("h2", {}, "Decisions"),
+      found.decisions.map(describeDecision),
+      found.location && describeLocation(found.location),
+      listScores(found.scores),
+    ),
+  );
+}
+
+function listFacts({ doc_id, source }) {
+  const facts = [
+    `document ${doc_id}`,
+    source.language,
+    source.date,
+    source.warc_file && `${source.warc_file} at byte ${formatNumber(source.warc_offset)}`,
+  ];
+  return facts.filter(Boolean).map((fact) => element("span", {}, crawled(fact)));
+}
+
+function describeDecision(decided) {
+  const isKept = decided.decision === "kept";
+  return element(
+    "section",
+    { class: "phase" },
+    element(
+      "h3",
+      {},
+      `${decided.phase} `,
+      decided.decision && badge(decided.decision, isKept),
+      decided.bucket && element("span", { class: "note" }, ` bucket ${decided.bucket}`),
+    ),
+    !isKept && formatLimit(decided) && element("p", {}, crawled(formatLimit(decided))),
+    decided.representative &&
+      element("p", {}, "Kept in its place: ", describeOther(decided.representative)),
+    decided.error && element("p", { class: "error" }, decided.error),
+    decided.rules.length > 0 && listRules(decided.rules),
+  );
+}
+
+function listRules(rules) {
+  const rows = rules.map((rule) =>
+    element(
+      "tr",
+      { class: rule.is_broken ? "broken" : null },
+      element("td", {}, rule.is_broken ? "breaks" : "passes"),
+      element("td", {}, rule.reason),
+      element("td", { class: "number" }, formatNumber(rule.value)),
+      element("td", { class: "number" }, formatNumber(rule.limit)),
+      element("td", {}, crawled(rule.detail)),
+    ),
+  );
+  return scrolled(
+    "Rules",
+    element(
+      "table",
+      {},
+      head(["", "rule", "value", "limit", ""], [2, 3]),
+      element("tbody", {}, rows),
+    ),
+  );
+}
+
+function head(names, numbers = []) {
+  const cells = names.map((name, place) =>
+    element("th", { scope: "col", class: numbers.includes(place) ? "number" : null }, name),
+  );
+  return element("thead", {}, element("tr", {}, cells));
+}
+
+// A table that is wider than the window is scrolled, by the keyboard too.
+function scrolled(label, table) {
+  return element(
+    "div",
+    { class: "scrolled", tabindex: "0", role: "region", "aria-label": label },
+    table,
+  );
+}
+
+function describeOther(other) {
+  const text = [
+    `document ${other.doc_id}`,
+    other.run_dir && ` of ${other.run_dir}`,
+    other.url && ": ",
+    other.url && crawled(other.url, { dir: "ltr" }),
+    other.decision && ` (${other.decision})`,
+  ];
+  // Documents of previous runs are in another run folder.
+  if (other.run_dir) return element("span", {}, text.filter(Boolean));
+  return element("a", { href: `#/document/${other.doc_id}` }, text.filter(Boolean));
+}
+
+function describeLocation(location) {
+  return element(
+    "p",
+    {},
+    `Stored in ${location.shard}, document ${formatNumber(location.row)}, `,
+    `sample ${location.sample}: ${count(location.num_tokens, "tokens")} `,
+    `from token ${formatNumber(location.token_start)} of the shard.`,
+  );
+}
+
+function describeLines({ lines, num_lines }) {
+  if (!num_lines) {
+    return element("p", {}, "No text is stored, because the document was dropped at once.");
+  }
+  const numRemoved = lines.filter((line) => line.mark !== "kept").length;
+  const rows = lines.flatMap((line) => [
+    element("div", { class: `line ${line.mark}` }, describeLine(line)),
+    element("div", { class: "line left" }, line.mark === "kept" && showText(line)),
+  ]);
+  return [
+    element(
+      "p",
+      {},
+      `${count(num_lines, "lines")}, ${formatNumber(numRemoved)} removed`,
+      lines.length < num_lines && `; the first ${formatNumber(lines.length)} are shown`,
+      ".",
+    ),
+    element(
+      "div",
+      { class: "lines" },
+      element("h3", {}, "As extracted"),
+      element("h3", {}, "What is left"),
+      rows,
+    ),
+  ];
+}
+
+function describeLine(line) {
+  if (line.mark === "kept") return showText(line);
+  return [
+    element("del", {}, showText(line)),
+    element(
+      "span",
+      { class: "note" },
+      MARKS[line.mark],
+      line.also_in && [", also in ", describeOther(line.also_in)],
+    ),
+  ];
+}
+
+function showText(line) {
+  return [crawled(line.text), line.is_cut && element("span", { class: "note" }, " … cut")];
+}
+
+function listScores(scores) {
+  const names = Object.keys(scores);
+  if (!names.length) return null;
+  return [
+    element("h2", {}, "Scores"),
+    element(
+      "dl",
+      { class: "scores" },
+      names.map((name) =>
+        element(
+          "div",
+          {},
+          element("dt", {}, name),
+          element("dd", {}, formatNumber(scores[name])),
+        ),
+      ),
+    ),
+  ];
+}
+
+function describeCluster({ doc_id, cluster }) {
+  const items = cluster.documents.map((other) =>
+    element(
+      "li",
+      {},
+      element(
+        "a",
+        {
+          href: `#/document/${other.doc_id}`,
+          "aria-current": other.doc_id === doc_id ? "true" : null,
+        },
+        crawled(other.url, { dir: "ltr" }),
+      ),
+      " ",
+      badge(other.decision, other.is_kept),
+      other.doc_id === cluster.representative &&
+        element("span", { class: "note" }, " representative"),
+    ),
+  );
+  return [
+    element("h2", {}, "Duplicates"),
+    element(
+      "p",
+      {},
+      `${count(cluster.num_docs, "documents")} have the same representative`,
+      items.length < cluster.num_docs && `; ${formatNumber(items.length)} are shown`,
+      ".",
+    ),
+    element("ol", { class: "cluster" }, items),
+  ];
+}

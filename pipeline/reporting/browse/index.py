@@ -1,0 +1,244 @@
+"""The columns of a run by which documents are found, in a memory-mapped scratch file.
+
+Phases store documents in row groups of 512 rows, and every read verifies them. A question about a
+million documents would take seconds there, so the columns are copied once. Texts are not copied.
+The operating system keeps in memory as much of the file as it has room for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Generator, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from pipeline.phases.annotate import Annotate
+from pipeline.phases.extract import Extract
+from pipeline.phases.filter_phase import NOT_READ
+from pipeline.phases.select import Select
+from pipeline.reporting.explain.trace import KEPT, NOT_DECIDED
+from pipeline.runs.run_folder import RunFolder, RunNotFound, RunSplit
+from pipeline.runs.split_output import read_table
+from stages.warc.documents import extract_source_domains
+
+# Columns of annotate that are shown with one document only.
+NOT_INDEXED = {
+    *NOT_READ,
+    "date",
+    "digest",
+    "warc_file",
+    "warc_offset",
+    "main_content_chars",
+    "page_sample",
+}
+
+DECIDED = ("doc_id", "decision", "value", "limit", "representative")
+
+# Stored as the number of a name: decisions, languages and domains repeat.
+NAMED = ("decision", "language", "source_domain")
+
+# Reading is mostly decompression, which frees Python's lock.
+NUM_THREADS = 4
+
+
+@dataclass
+class Names:
+    """The different values of a column, numbered in the order in which they were seen."""
+
+    values: list[str | None] = field(default_factory=list[str | None])
+    _numbers: dict[str | None, int] = field(default_factory=dict[str | None, int])
+
+    def encode(self, column: pa.ChunkedArray) -> pa.Array:
+        """Return the number of each value, (n,) int32. A null is a value too."""
+        encoded = column.combine_chunks().dictionary_encode(null_encoding="encode")
+        numbers: list[int] = []
+        for value in encoded.dictionary.to_pylist():
+            if value not in self._numbers:
+                self._numbers[value] = len(self.values)
+                self.values.append(value)
+            numbers.append(self._numbers[value])
+        return pa.array(numbers, pa.int32()).take(encoded.indices)
+
+    def find(self, value: str | None) -> int:
+        """Return the number of a value, or -1."""
+        return self._numbers.get(value, -1)
+
+
+@dataclass(frozen=True)
+class Index:
+    """The documents of a run, and the values by which they are found.
+
+    Attributes:
+        run: the run.
+        documents: (n,) the columns; first the documents with scores, then those that were dropped
+            before they got any. Both parts are in input order.
+        num_scored: the number of documents with scores.
+        names: column of NAMED -> its values.
+        num_splits: the input splits that extract has finished.
+    """
+
+    run: RunFolder
+    documents: pa.Table
+    num_scored: int
+    names: Mapping[str, Names]
+    num_splits: int
+
+    @property
+    def num_docs(self) -> int:
+        """The number of documents."""
+        return self.documents.num_rows
+
+    @cached_property
+    def score_names(self) -> list[str]:
+        """The numeric columns that annotate has stored."""
+        found: list[str] = []
+        for column in self.documents.schema:
+            is_number = pa.types.is_floating(column.type) or pa.types.is_integer(
+                column.type
+            )
+            if is_number and column.name not in {*DECIDED, *NAMED}:
+                found.append(column.name)
+        return found
+
+    def read_numbers(self, column: str) -> NDArray[Any]:
+        """Return a column of numbers, (n,). Nulls of scores are NaN."""
+        return self.documents.column(column).to_numpy()
+
+    def is_named(self, column: str, value: str | None) -> NDArray[np.bool_]:
+        """Return where a column of NAMED has this value, (n,)."""
+        return self.read_numbers(column) == self.names[column].find(value)
+
+    def find_row(self, doc_id: int) -> int | None:
+        """Return the row of a document."""
+        for start, stop in ((0, self.num_scored), (self.num_scored, self.num_docs)):
+            ids = self.doc_ids[start:stop]
+            row = int(np.searchsorted(ids, np.uint64(doc_id)))
+            if row < len(ids) and ids[row] == doc_id:
+                return start + row
+        return None
+
+    def find_represented(self, doc_id: int) -> NDArray[np.int64]:
+        """Return the rows of the documents in whose place this one is kept."""
+        wanted = pa.scalar(doc_id, pa.uint64())
+        is_represented = pc.equal(self.documents.column("representative"), wanted)
+        return np.flatnonzero(pc.fill_null(is_represented, False).to_numpy())
+
+    @cached_property
+    def doc_ids(self) -> NDArray[np.uint64]:
+        """The ids of the documents, (n,)."""
+        return self.read_numbers("doc_id")
+
+
+@contextlib.contextmanager
+def build_index(run: RunFolder) -> Generator[Index]:
+    """Copy the columns of all finished input splits into a scratch file, and yield the index.
+
+    Raises:
+        RunNotFound: extract has not finished an input split yet.
+    """
+    names = {column: Names() for column in NAMED}
+    with tempfile.TemporaryDirectory(prefix="browse-") as folder:
+        parts: list[pa.Table] = []
+        for read in (_read_scored, _read_unscored):
+            path = Path(folder) / f"{read.__name__}.arrow"
+            if _write_part(path, _read_splits(run, read), names):
+                with pa.memory_map(str(path)) as file:
+                    parts.append(pa.ipc.open_file(file).read_all())
+            else:
+                parts.append(pa.table({}))
+        if not any(part.num_columns for part in parts):
+            raise RunNotFound(f"{run.run_dir}: extract has not finished an input split yet")
+        documents = pa.concat_tables(parts, promote_options="default")
+        num_splits = len(run.folder(Extract.name).done())
+        yield Index(run, documents, parts[0].num_rows, names, num_splits)
+
+
+def _read_splits(run: RunFolder, read: Any) -> Iterator[pa.Table]:
+    """Yield a table for each input split that has one, in input order."""
+    with ThreadPoolExecutor(NUM_THREADS) as threads:
+        # A few at a time: `map` alone would read every split before the first is written.
+        step = 4 * NUM_THREADS
+        for start in range(0, len(run.splits), step):
+            splits = run.splits[start : start + step]
+            for table in threads.map(lambda split: read(run, split), splits):
+                if table is not None:
+                    yield table
+
+
+def _write_part(path: Path, tables: Iterator[pa.Table], names: Mapping[str, Names]) -> bool:
+    """Write tables into one Arrow file; return whether there were any."""
+    writer: Any = None
+    for table in tables:
+        for column in NAMED:
+            index = table.schema.get_field_index(column)
+            numbers = names[column].encode(table.column(index))
+            table = table.set_column(index, column, numbers)  # noqa: PLW2901
+        if writer is None:
+            writer = pa.ipc.new_file(path, table.schema)
+        writer.write_table(table.combine_chunks())
+    if writer is None:
+        return False
+    writer.close()
+    return True
+
+
+def _read_scored(run: RunFolder, split: RunSplit) -> pa.Table | None:
+    """Return the documents that annotate has stored, with the decisions of select."""
+    folder, name = run.folder(Annotate.name), Annotate.documents.file_name(split.key)
+    try:
+        with folder.open(name) as file:
+            stored = pq.read_schema(file).names
+    except FileNotFoundError:
+        return None
+    columns = [column for column in stored if column not in NOT_INDEXED]
+    documents = read_table(folder.open(name), columns)
+    decisions = _read_decisions(run, split, documents.column("doc_id"))
+    for column in decisions.schema:
+        documents = documents.append_column(column, decisions.column(column.name))
+    return documents
+
+
+def _read_decisions(run: RunFolder, split: RunSplit, doc_ids: pa.ChunkedArray) -> pa.Table:
+    """Return the decisions of select on documents, in their order."""
+    columns = [column for column in DECIDED if column != "doc_id"]
+    name = Select.decisions.file_name(split.key)
+    try:
+        rows = read_table(run.folder(Select.name).open(name), DECIDED)
+    except FileNotFoundError:  # the run has not come this far
+        schema = Select.decisions.schema
+        assert schema is not None
+        rows = pa.table({c: pa.nulls(len(doc_ids), schema.field(c).type) for c in columns})
+        return rows.set_column(0, "decision", pa.repeat(NOT_DECIDED, len(doc_ids)))
+    places = pc.index_in(doc_ids, value_set=rows.column("doc_id"))
+    return rows.select(columns).take(places)
+
+
+def _read_unscored(run: RunFolder, split: RunSplit) -> pa.Table | None:
+    """Return the documents that extract and annotate have dropped, sorted by id."""
+    columns = [*DECIDED, "url", "language", "num_chars"]
+    tables: list[pa.Table] = []
+    for phase in (Extract, Annotate):
+        name = phase.decisions.file_name(split.key)
+        with contextlib.suppress(FileNotFoundError):
+            tables.append(read_table(run.folder(phase.name).open(name), columns))
+    if not tables:
+        return None
+    rows = pa.concat_tables(tables).sort_by("doc_id")
+    domains = extract_source_domains(rows.column("url"))
+    return rows.append_column("source_domain", domains)
+
+
+def list_decisions(index: Index) -> list[str]:
+    """Return the decisions of the documents: kept first, then the reasons by name."""
+    found = [value for value in index.names["decision"].values if value is not None]
+    return sorted(found, key=lambda value: (value != KEPT, value))

@@ -1,0 +1,187 @@
+"""The page of browse in Chromium: views, keyboard, narrow and dark windows, hostile documents."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+
+import pytest
+
+from pipeline.reporting.browse.index import Index
+from tests.pipeline.reporting.browse.conftest import URLS
+
+sync_api = pytest.importorskip("playwright.sync_api")
+
+expect = sync_api.expect
+
+CHROMIUM = shutil.which("chromium")
+
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="no Chromium: apt-get install chromium"
+)
+
+TIMEOUT_MS = 60_000  # beside other work
+expect.set_options(timeout=TIMEOUT_MS)
+
+SIZES = {"wide": (1280, 900), "narrow": (400, 800)}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[sync_api.Browser]:
+    """Chromium without a window."""
+    with sync_api.sync_playwright() as playwright:
+        # The sandbox needs rights that containers do not give to root.
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox"]
+        )
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(params=[("wide", "light"), ("narrow", "dark")], ids=["wide", "narrow-dark"])
+def page(
+    browser: sync_api.Browser, address: str, request: pytest.FixtureRequest
+) -> Iterator[sync_api.Page]:
+    """The page in a window. At the end, no error and no violation of the policy was logged."""
+    size, scheme = request.param
+    width, height = SIZES[size]
+    context = browser.new_context(
+        viewport={"width": width, "height": height}, color_scheme=scheme
+    )
+    context.set_default_timeout(TIMEOUT_MS)
+    opened = context.new_page()
+    logged: list[str] = []
+    opened.on("console", lambda message: logged.append(message.text))
+    opened.on("pageerror", lambda error: logged.append(str(error)))
+    opened.on("request", lambda made: logged.extend(find_foreign(address, made.url)))
+    opened.goto(address)
+    opened.wait_for_selector(".documents > li")
+    yield opened
+    assert logged == []
+    context.close()
+
+
+def find_foreign(address: str, url: str) -> list[str]:
+    """Return the address of a request that is not to our server."""
+    return [] if url.startswith(address) else [url]
+
+
+def has_overflow(page: sync_api.Page) -> bool:
+    """Return whether something is wider than the window."""
+    return page.evaluate("document.documentElement.scrollWidth > innerWidth")
+
+
+def open_view(page: sync_api.Page, view: str, selector: str) -> None:
+    """Go to a view and wait for what it shows."""
+    page.evaluate("view => { location.hash = view }", view)
+    page.wait_for_selector(selector)
+
+
+def test_hostile_documents_are_shown_as_text(page: sync_api.Page) -> None:
+    """URLs, titles and texts with scripts: in the list, as a document, and as a domain."""
+    open_view(page, "#/documents?decision=kept&order=input", ".results:not([aria-busy])")
+    shown = page.locator(".documents .url").all_text_contents()
+    assert set(URLS) <= set(shown)
+    for link in page.query_selector_all(".documents h3 a"):
+        assert re.fullmatch(r"#/document/\d+", link.get_attribute("href") or "")
+    page.get_by_text("</title><img", exact=False).first.click()
+    expect(page.locator(".document .line").first).to_contain_text("<script>")
+    assert page.query_selector_all("main img, main script, iframe") == []
+    open_view(page, "#/domains", ".domains tbody tr")
+    assert page.title() == "corpusmill browse"
+    assert not has_overflow(page)
+
+
+def test_a_search_is_typed_and_its_address_can_be_opened_again(page: sync_api.Page) -> None:
+    """A slash goes to the first field; Enter searches; the address keeps the search."""
+    page.keyboard.press("/")
+    page.keyboard.type("near.example/1")
+    page.keyboard.press("Enter")
+    expect(page.locator(".summary")).to_contain_text("1 document of")
+    assert "url=near.example%2F1" in page.url
+    page.reload()
+    page.wait_for_selector(".documents > li")
+    assert page.input_value("[name=url]") == "near.example/1"
+    assert page.locator(".documents > li").count() == 1
+    # A slash is an ordinary character in a field.
+    page.focus("[name=url]")
+    page.keyboard.type("/")
+    assert page.input_value("[name=url]") == "near.example/1/"
+    assert not has_overflow(page)
+
+
+def test_every_control_is_reached_by_the_keyboard(page: sync_api.Page) -> None:
+    """In the order of the page, each with a visible focus and a name."""
+    wanted = page.locator("a, button, input, select, summary").filter(visible=True).count()
+    reached: list[str] = []
+    for _ in range(wanted + 5):
+        page.keyboard.press("Tab")
+        reached.append(
+            page.evaluate(
+                "(() => { const node = document.activeElement;"
+                " return node === document.body ? '' : getComputedStyle(node).outlineStyle })()"
+            )
+        )
+        if reached[-1] == "":
+            break
+    assert reached[-1] == ""
+    assert set(reached[:-1]) <= {"solid", "auto"}
+    assert (
+        len(reached) - 1 >= wanted - 1
+    )  # the skip link counts only while it has the focus
+    unnamed = page.evaluate(
+        "[...document.querySelectorAll('input, select')].filter("
+        "(node) => !node.labels.length && !node.ariaLabel).length"
+    )
+    assert unnamed == 0
+
+
+def test_removed_lines_are_marked_beside_what_is_left(
+    page: sync_api.Page, index: Index
+) -> None:
+    """With words, not by colour alone. In a narrow window there is one column."""
+    numbers = [number for number in index.doc_ids.tolist() if number >> 32 == 0]
+    for number in numbers:
+        open_view(page, f"#/document/{number}", f".document >> text=document {number}")
+        if page.locator(".line.duplicate").count():
+            break
+    assert "removed: duplicate line" in page.locator(".line.duplicate").first.inner_text()
+    is_wide = page.viewport_size["width"] > 500
+    assert page.locator(".line.left").first.is_visible() == is_wide
+    assert not has_overflow(page)
+
+
+def test_a_cluster_leads_to_its_other_documents(page: sync_api.Page) -> None:
+    """The representative is marked, and the document itself."""
+    open_view(page, "#/documents?decision=minhash", ".documents >> text=Near")
+    page.locator(".documents h3 a").first.click()
+    page.wait_for_selector(".cluster li")
+    assert page.locator(".cluster li").count() == 3
+    assert "representative" in page.locator(".cluster li").first.inner_text()
+    page.locator(".cluster a").first.click()
+    page.wait_for_selector(".document h1 + .url + .facts .badge.kept")
+    assert page.locator(".cluster a[aria-current]").count() == 1
+    assert not has_overflow(page)
+
+
+def test_a_domain_leads_to_its_documents(page: sync_api.Page) -> None:
+    """The table is filtered while typing, and every number is a search."""
+    open_view(page, "#/domains", ".domains tbody tr")
+    page.keyboard.press("/")
+    page.keyboard.type("near")
+    expect(page.locator(".domains tbody tr")).to_have_count(1)
+    assert not has_overflow(page)
+    page.locator(".domains td a").first.click()
+    page.wait_for_selector(".summary >> text=3 documents")
+
+
+def test_an_unknown_document_is_an_error_message(
+    browser: sync_api.Browser, address: str
+) -> None:
+    """The page says what the server says."""
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(f"{address}#/document/999999999999")
+    assert "no document '999999999999' was read" in page.inner_text("[role=alert]")
+    context.close()
