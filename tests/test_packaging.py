@@ -123,6 +123,8 @@ def test_the_wheel_holds_every_module_and_every_shipped_config(wheel: Path) -> N
     for package in TOP_PACKAGES:
         for path in (REPOSITORY / package).rglob("*.py"):
             expected.add(path.relative_to(REPOSITORY).as_posix())
+    for path in (REPOSITORY / "pipeline/reporting/browse/assets").iterdir():
+        expected.add(path.relative_to(REPOSITORY).as_posix())
     for path in (REPOSITORY / "configs").rglob("*"):
         if path.is_file():
             expected.add(f"config_files/{path.relative_to(REPOSITORY).as_posix()}")

@@ -123,7 +123,7 @@ def test_assets_have_their_types_and_hold_no_inline_code(address: str) -> None:
             assert not re.search(r"<script(?![^>]* src=)|<style|style=|\son\w+=", text)
 
 
-def test_answers_are_json_whatever_the_crawl_holds(address: str) -> None:
+def test_hostile_strings_are_sent_as_json(address: str) -> None:
     """The strings arrive unchanged; the type keeps browsers from reading them as markup."""
     status, headers, body = fetch(address, "api/documents?num_docs=100")
     assert (status, headers["Content-Type"]) == (200, "application/json")
