@@ -11,6 +11,7 @@ from pipeline.phases.phase import Phase
 from pipeline.phases.select import Select
 from pipeline.planning.run_plan import RunPlan
 from pipeline.reporting.tables import make_table
+from stages.filters.quality.rules import RULES, describe_exemptions
 from terminal_output.console import SafeConsole
 
 UNKNOWN_CUTS = "percentiles will find the score"
@@ -35,7 +36,7 @@ def print_plan(plan: RunPlan, console: SafeConsole) -> None:
             (phase.name, stages, fingerprint, tasks, _describe_progress(plan, phase))
         )
     console.print(make_table("", ("phase", "stages", "fingerprint", "tasks", "done"), rows))
-    for line in _describe_cuts(plan):
+    for line in (*_describe_cuts(plan), *_describe_rules_off(plan)):
         console.print(line)
 
 
@@ -51,6 +52,16 @@ def _describe_cuts(plan: RunPlan) -> Iterator[str]:
         cuts = [cut for cut in found if cut.setting.startswith(f"{setting}:")]
         scores = ", ".join(f"{cut.language} from {cut.limit:.4g}" for cut in cuts)
         yield f"{setting}: the best {limit.keep_top:.4g} of each language; {scores or UNKNOWN_CUTS}"
+
+
+def _describe_rules_off(plan: RunPlan) -> Iterator[str]:
+    """Yield the rules of `select.quality` that are off in some of its languages."""
+    quality = plan.config.select.quality
+    if quality is None:
+        return
+    limits = {rule.limit for rule in RULES if getattr(quality, rule.limit) is not None}
+    for line in describe_exemptions(limits, quality.languages):
+        yield f"select.quality: {line}"
 
 
 def _compute_cuts(plan: RunPlan) -> list[Cut]:

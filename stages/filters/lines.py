@@ -37,37 +37,17 @@ from stages.contract import (
     with_columns,
 )
 from stages.counters import Counters
+from stages.sentence_marks import SENTENCE_MARKS_CLASS
 from stages.settings.filters import LinesSettings
 
 _CITATION = r"\[\d*\]|\[edit\]|\[citation needed\]"  # `citation_regex` of C4's code
 _ELLIPSIS = "..."
 
-# Characters that end a sentence wherever they are.
-#
-# Source: Unicode 17, PropList.txt, property Sentence_Terminal, without !, ? and the full stops of
-# UAX #29's class ATerm, which are also decimal points and parts of abbreviations.
-_SENTENCE_MARKS = (
-    r"\x{589}\x{61D}-\x{61F}\x{6D4}\x{700}-\x{702}\x{7F9}\x{837}\x{839}\x{83D}\x{83E}"
-    r"\x{964}\x{965}\x{104A}\x{104B}\x{1362}\x{1367}\x{1368}\x{166E}\x{1735}\x{1736}"
-    r"\x{17D4}\x{17D5}\x{1803}\x{1809}\x{1944}\x{1945}\x{1AA8}-\x{1AAB}\x{1B4E}\x{1B4F}"
-    r"\x{1B5A}\x{1B5B}\x{1B5E}\x{1B5F}\x{1B7D}-\x{1B7F}\x{1C3B}\x{1C3C}\x{1C7E}\x{1C7F}"
-    r"\x{203C}\x{203D}\x{2047}-\x{2049}\x{2CF9}-\x{2CFB}\x{2E2E}\x{2E3C}\x{2E53}\x{2E54}"
-    r"\x{2E60}\x{2E61}\x{3002}\x{A4FF}\x{A60E}\x{A60F}\x{A6F3}\x{A6F7}\x{A876}\x{A877}"
-    r"\x{A8CE}\x{A8CF}\x{A92F}\x{A9C8}\x{A9C9}\x{AA5D}-\x{AA5F}\x{AAF0}\x{AAF1}\x{ABEB}"
-    r"\x{FE12}\x{FE15}\x{FE16}\x{FE56}\x{FE57}\x{FF01}\x{FF1F}\x{FF61}\x{10A56}\x{10A57}"
-    r"\x{10F55}-\x{10F59}\x{10F86}-\x{10F89}\x{11047}\x{11048}\x{110BE}-\x{110C1}"
-    r"\x{11141}-\x{11143}\x{111C5}\x{111C6}\x{111CD}\x{111DE}\x{111DF}\x{11238}\x{11239}"
-    r"\x{1123B}\x{1123C}\x{112A9}\x{113D4}\x{113D5}\x{1144B}\x{1144C}\x{115C2}\x{115C3}"
-    r"\x{115C9}-\x{115D7}\x{11641}\x{11642}\x{1173C}-\x{1173E}\x{11944}\x{11946}\x{11A42}"
-    r"\x{11A43}\x{11A9B}\x{11A9C}\x{11C41}\x{11C42}\x{11EF7}\x{11EF8}\x{11F43}\x{11F44}"
-    r"\x{16A6E}\x{16A6F}\x{16AF5}\x{16B37}\x{16B38}\x{16B44}\x{16D6E}\x{16D6F}\x{16E98}"
-    r"\x{1BC9F}\x{1DA88}"
-)
 _CLOSING = r"\p{Pe}\p{Pf}\"'"
 _SENTENCE_ENDS_INSIDE = "|".join(
     (
         rf"[.?!…][{_CLOSING}]*[\s\p{{Z}}]+[^\s\p{{Z}}]",
-        rf"[{_SENTENCE_MARKS}][{_CLOSING}]*[^{_SENTENCE_MARKS}{_CLOSING}]",
+        rf"[{SENTENCE_MARKS_CLASS}][{_CLOSING}]*[^{SENTENCE_MARKS_CLASS}{_CLOSING}]",
         # UAX #29, rule SB6: a full stop before a digit ends no sentence.
         r"．[^\p{Nd}．]",
     )

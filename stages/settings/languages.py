@@ -181,6 +181,11 @@ _CODES: Mapping[str, str] = MappingProxyType({**ISO_639_3, **_parse_pairs(_OLD_C
 _USUAL_SCRIPTS = _parse_scripts(_SCRIPTS)
 _LATIN = frozenset({"Latn"})
 
+# Scripts without blanks between words. Tibetan has marks between syllables.
+SCRIPTS_WITHOUT_BLANKS = frozenset(
+    {"Hani", "Hans", "Hant", "Jpan", "Khmr", "Laoo", "Mymr", "Thai", "Tibt"}
+)
+
 # A language and a script: eng_Latn of GlotLID, zh-Hant of BCP 47.
 _WITH_SCRIPT = re.compile("([a-z]{2,3})[_-]([A-Z][a-z]{3})")
 
@@ -217,6 +222,21 @@ def normalize_code(code: str) -> str:
     if found is None or found[2] == "Hani" or len(_USUAL_SCRIPTS.get(normal, _LATIN)) == 1:
         return normal
     return f"{normal}-{found[2]}"
+
+
+def list_scripts(code: str) -> frozenset[str]:
+    """Return the scripts of documents with this code, by ISO 15924.
+
+    >>> list_scripts("ja"), list_scripts("hi-Latn"), list_scripts("kbp_Latn")
+    (frozenset({'Jpan'}), frozenset({'Latn'}), frozenset({'Latn'}))
+    """
+    found = _WITH_SCRIPT.fullmatch(code)
+    return frozenset({found[2]}) if found else _USUAL_SCRIPTS.get(code, _LATIN)
+
+
+def has_blanks(code: str) -> bool:
+    """Return whether words are separated by blanks in the language."""
+    return list_scripts(code).isdisjoint(SCRIPTS_WITHOUT_BLANKS)
 
 
 def _refuse_false(code: object) -> object:

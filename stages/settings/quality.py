@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Self, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from stages.settings.base import Settings
-from stages.settings.languages import LanguageCode
+from stages.settings.languages import LanguageCode, has_blanks
 
 _Count: TypeAlias = Annotated[int | None, Field(ge=0)]
 _Limit: TypeAlias = Annotated[float | None, Field(ge=0)]
@@ -28,8 +28,20 @@ class QualitySettings(Settings):
         default={},
         description="Language -> file of words and phrases, one per line. Adds "
         "rps_doc_ldnoobw_words, the number of their occurrences (RedPajama-V2, with the list "
-        "LDNOOBW); null in other languages. An entry with ASCII punctuation matches nothing.",
+        "LDNOOBW); null in other languages. An entry with ASCII punctuation matches nothing. In "
+        "languages without blanks between words, an entry is found anywhere.",
     )
+
+    @field_validator("stop_words")
+    @classmethod
+    def _languages_have_words(cls, lists: Mapping[str, str]) -> Mapping[str, str]:
+        for language in lists:
+            if not has_blanks(language):
+                raise ValueError(
+                    f"{language} has no blanks between words, so the pieces of a text are no words "
+                    f"of a list; remove {language}"
+                )
+        return lists
 
 
 class QualityFilterSettings(Settings):
@@ -42,8 +54,8 @@ class QualityFilterSettings(Settings):
     languages: Annotated[tuple[LanguageCode, ...], Field(min_length=1)] | None = Field(
         default=("en",),
         description="Languages to which the rules apply; documents in other languages are kept. "
-        "null applies them to all. Gopher's rules are for English: its stop words are English, "
-        "and other scripts have no blanks between words.",
+        "null applies them to all. The limits are Gopher's, for English. Rules that measure "
+        "nothing in a language are off for it (docs/signals.md).",
     )
     min_words: _Count = Field(default=50, description="Fewest words.")
     max_words: _Count = Field(default=100_000, description="Most words.")
@@ -68,7 +80,9 @@ class QualityFilterSettings(Settings):
         description="Lowest share of words (separated by white space) with a letter.",
     )
     min_stop_words: _Count = Field(
-        default=2, le=8, description="Fewest different stop words of Gopher's eight."
+        default=2,
+        le=8,
+        description="Fewest different stop words of Gopher's eight; English only.",
     )
     max_duplicate_line_share: _Share = Field(
         default=0.3, description="Highest share of lines that repeat an earlier one."
@@ -115,7 +129,8 @@ class QualityFilterSettings(Settings):
     )
     min_terminal_line_share: _Share = Field(
         default=None,
-        description="Lowest share of lines that end with a mark of C4's; FineWeb: 0.12.",
+        description="Lowest share of lines that end with a mark of C4's, or one of another script; "
+        "FineWeb: 0.12.",
     )
     max_short_line_share: _Share = Field(
         default=None,
@@ -128,7 +143,8 @@ class QualityFilterSettings(Settings):
     )
     min_sentences: _Count = Field(
         default=None,
-        description="Fewest sentences, which end with . ! or ?; C4: 3, after its rules for lines.",
+        description="Fewest sentences, by the end marks of all scripts; C4: 3, after its rules for "
+        "lines.",
     )
     max_lorem_ipsum_share: _Share = Field(
         default=None, description='Most "lorem ipsum" per character of the words; C4: 0.'

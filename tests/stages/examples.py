@@ -135,7 +135,7 @@ _ORDINARY_SIGNALS = {
     "language": "en",
     "rps_doc_word_count": 200,
     "rps_doc_mean_word_length": 5.0,
-    "rps_doc_num_sentences": 10,
+    "num_sentences": 10,
     "num_stop_words": 5,
     "frac_lines_end_with_terminal_punctuation": 1.0,
 }
@@ -158,7 +158,7 @@ _BROKEN_SIGNALS: Mapping[str, Row] = {
     "terminal_lines_too_few": {"frac_lines_end_with_terminal_punctuation": 0.0},
     "short_lines_too_many": {"frac_short_lines": 1.0},
     "newlines_too_many": {"newline_to_word_ratio": 1.0},
-    "sentences_too_few": {"rps_doc_num_sentences": 1},
+    "sentences_too_few": {"num_sentences": 1},
     "lorem_ipsum_too_frequent": {"rps_doc_lorem_ipsum": 0.01},
     "curly_brackets_too_many": {"rps_doc_curly_bracket": 0.01},
     "bad_words_too_many": {"rps_doc_ldnoobw_words": 1},

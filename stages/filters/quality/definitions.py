@@ -52,10 +52,12 @@ _DEFINED: Mapping[str, str] = {
     "frac_words_without_letter": "Share of raw words without a letter of any script.",
     "num_stop_words": "Number of Gopher's eight English stop words that occur: the, be, to, of, "
     "and, that, have, with.",
+    "num_sentences": "The same as rps_doc_num_sentences, with the end marks of all scripts, such as 。 ？ । ؟ "
+    "(Unicode's property Sentence_Terminal).",
     "frac_lines_start_with_bulletpoint": "Share of lines that start with a bullet point, an en dash "
     "or a hyphen.",
-    "frac_lines_end_with_terminal_punctuation": "Share of lines that end with a mark of C4's: "
-    '. ! ? " or ”.',
+    "frac_lines_end_with_terminal_punctuation": "Share of lines that end with a mark of C4's "
+    '(. ! ? " ”), an end mark of another script (。 । ؟), or a closing quotation mark (» 」).',
     "frac_short_lines": "Share of lines of at most 30 characters.",
     "frac_dupe_lines": "Share of lines that are equal to an earlier line of the document.",
     "frac_chars_dupe_lines": "Share of the characters of lines in lines that are equal to an earlier "
@@ -102,7 +104,7 @@ DEFINITIONS: Mapping[str, str] = MappingProxyType(
 
 STOP_WORDS, BAD_WORDS = "rps_doc_stop_word_fraction", "rps_doc_ldnoobw_words"
 
-_COUNTS = ("rps_doc_word_count", "rps_doc_num_sentences", "num_stop_words")
+_COUNTS = ("rps_doc_word_count", "rps_doc_num_sentences", "num_stop_words", "num_sentences")
 
 # The columns that need no list of words.
 SIGNAL_FIELDS = tuple(

@@ -10,7 +10,9 @@ signals, so a limit can be changed without computing them again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar
@@ -39,21 +41,30 @@ from stages.filters.quality.rules import RULES, Rule
 from stages.kernels.quality import columns
 from stages.kernels.quality import signals as kernel
 from stages.kernels.quality.alphabet import Phrases, build_alphabet
+from stages.settings.languages import has_blanks
 from stages.settings.quality import QualityFilterSettings, QualitySettings
 from stages.string_buffers import read_string_buffers
 
 _LANGUAGE = pa.field("language", pa.string())
+
+# A temporary column: the number of the row's language in the batch.
+_LANGUAGE_NUMBER = "language_number"
+
+# The detail of a rule that does not apply to a document.
+_OFF = "off for its language"
 
 
 class Quality(Stage[QualitySettings]):
     """Adds the signals of `DEFINITIONS`, and those that need a list of words. Drops nothing."""
 
     name = "quality"
-    version = 3
+    version = 4
     needs: ClassVar[pa.Schema] = pa.schema([DOC_ID, pa.field("text", pa.large_string())])
     adds: ClassVar[pa.Schema] = pa.schema(SIGNAL_FIELDS)
 
-    _lists: Mapping[str, Mapping[str, Phrases]]  # signal -> language -> list
+    _lists: Mapping[
+        str, Mapping[str, Phrases | str]
+    ]  # signal -> language -> list or pattern
 
     @classmethod
     def required_columns(cls, settings: QualitySettings) -> pa.Schema:
@@ -82,12 +93,17 @@ class Quality(Stage[QualitySettings]):
         Raises:
             ValueError: a list is empty, or is not UTF-8.
         """
-        lists: dict[str, dict[str, Phrases]] = {}
+        lists: dict[str, dict[str, Phrases | str]] = {}
         for signal, files in _list_files(self.settings).items():
             has_case = signal == STOP_WORDS
             lists[signal] = {}
             for language, file in sorted(files.items()):
-                lists[signal][language] = _read_list(self.files[file], has_case)
+                phrases = _read_list(self.files[file], has_case)
+                lists[signal][language] = (
+                    Phrases.from_words(phrases)
+                    if has_blanks(language)
+                    else _make_pattern(phrases)
+                )
         self._lists = lists
 
     def apply(self, batch: pa.Table) -> Outcome:
@@ -115,7 +131,7 @@ def _list_files(settings: QualitySettings) -> dict[str, Mapping[str, str]]:
     return files
 
 
-def _read_list(path: Path, has_case: bool) -> Phrases:
+def _read_list(path: Path, has_case: bool) -> list[tuple[str, ...]]:
     """Read a list of words, one per line; or, if case does not matter, of phrases."""
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
@@ -131,7 +147,13 @@ def _read_list(path: Path, has_case: bool) -> Phrases:
             f"{path}: no word in this list; write one per line, or remove the list from "
             f"annotate.quality"
         )
-    return Phrases.from_words(sorted(phrases))
+    return sorted(phrases)
+
+
+def _make_pattern(phrases: Iterable[Sequence[str]]) -> str:
+    """Return an expression of RE2 that finds the phrases anywhere, the longest first."""
+    entries = sorted((" ".join(phrase) for phrase in phrases), key=len, reverse=True)
+    return "|".join(map(re.escape, entries))
 
 
 def _compute_signals(texts: pa.Array) -> dict[str, NDArray[np.float64]]:
@@ -147,19 +169,28 @@ def _compute_signals(texts: pa.Array) -> dict[str, NDArray[np.float64]]:
 
 
 def _count_listed(
-    texts: pa.Array, languages: Column, signal: str, lists: Mapping[str, Phrases]
+    texts: pa.Array,
+    languages: Column,
+    signal: str,
+    lists: Mapping[str, Phrases | str],
 ) -> pa.Array:
     """(n,) one of the signals that need a list; null where there is none for the language."""
     values = np.full(len(texts), np.nan)
     for language, phrases in lists.items():
         is_language = pc.fill_null(pc.equal(languages, language), False).combine_chunks()
+        rows = is_language.to_numpy(zero_copy_only=False)
+        if isinstance(phrases, str):
+            found = pc.count_substring_regex(
+                texts.filter(is_language), phrases, ignore_case=True
+            )
+            values[rows] = found.to_numpy()
+            continue
         buffers = read_string_buffers(texts.filter(is_language))
         counts = kernel.count_listed(
             *buffers, build_alphabet(), phrases, signal == STOP_WORDS
         )
         num_listed, num_words = counts[:, 0], counts[:, 1]
         is_share = signal == STOP_WORDS
-        rows = is_language.to_numpy(zero_copy_only=False)
         values[rows] = num_listed / np.maximum(num_words, 1) if is_share else num_listed
     return pa.array(values, mask=np.isnan(values)).cast(LIST_FIELDS[signal].type)
 
@@ -168,7 +199,7 @@ class QualityFilter(Stage[QualityFilterSettings]):
     """Drops documents that break a rule. The reason is the first broken rule of `RULES`."""
 
     name = "quality"
-    version = 2
+    version = 3
     needs: ClassVar[pa.Schema] = pa.schema([DOC_ID, _LANGUAGE])
     reasons: ClassVar[Mapping[str, str]] = MappingProxyType(
         {rule.reason: rule.sentence for rule in RULES}
@@ -185,19 +216,40 @@ class QualityFilter(Stage[QualityFilterSettings]):
         return pa.schema([*cls.needs, *needed])
 
     def apply(self, batch: pa.Table) -> Outcome:
-        """Keep the rows that break no rule, or are in a language without rules."""
-        outcome = keep_all(batch)
+        """Keep the rows that break no rule. A rule can be off in the language of a row."""
+        languages = pa.chunked_array(batch.column("language")).combine_chunks()
+        encoded = pc.dictionary_encode(languages, null_encoding="encode")
+        outcome = keep_all(batch, {_LANGUAGE_NUMBER: encoded.indices})
         for rule in RULES:
-            limit: float | None = getattr(self.settings, rule.limit)
-            if limit is not None:
-                outcome = chain(outcome, self._apply_rule(outcome.kept, rule, limit))
-        return outcome
+            if getattr(self.settings, rule.limit) is not None:
+                by_language = self._list_limits(encoded.dictionary, rule)
+                outcome = chain(outcome, _apply_rule(outcome.kept, rule, by_language))
+        return replace(outcome, kept=outcome.kept.drop_columns(_LANGUAGE_NUMBER))
 
-    def _apply_rule(self, batch: pa.Table, rule: Rule, limit: float) -> Outcome:
-        value = rule.compute_value(batch)
-        is_broken = rule.is_broken_by(value, limit)
-        if self.settings.languages is not None:
-            languages = pa.array(self.settings.languages, pa.string())
-            has_rules = pc.is_in(batch.column("language"), value_set=languages)
-            is_broken = pc.and_(is_broken, has_rules)
-        return drop_where(batch, is_broken, rule.reason, value=value, limit=limit)
+    def _list_limits(self, languages: pa.Array, rule: Rule) -> pa.Array:
+        """(num_languages,) float64: the limit in each language, null where the rule is off."""
+        known = languages.to_pylist()
+        return pa.array(
+            [self._find_limit(language, rule) for language in known], pa.float64()
+        )
+
+    def _find_limit(self, language: str | None, rule: Rule) -> float | None:
+        chosen = self.settings.languages
+        if chosen is not None and language not in chosen:
+            return None
+        if not rule.applies_to(language):
+            return None
+        return getattr(self.settings, rule.limit)
+
+
+def _apply_rule(batch: pa.Table, rule: Rule, by_language: pa.Array) -> Outcome:
+    value = rule.compute_value(batch)
+    limit, detail = by_language[0].as_py() if len(by_language) else None, None
+    if len(pc.unique(by_language)) > 1 or limit is None:
+        limit = by_language.take(batch.column(_LANGUAGE_NUMBER))
+        # `explain` prints it.
+        detail = pc.if_else(pc.is_null(limit), _OFF, pa.scalar(None, pa.string()))
+    is_broken = rule.is_broken_by(value, limit)
+    return drop_where(
+        batch, is_broken, rule.reason, value=value, limit=limit, detail=detail
+    )

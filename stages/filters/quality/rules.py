@@ -2,14 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from stages.contract import Column
 from stages.filters.quality.definitions import BAD_WORDS
 from stages.kernels.quality import columns
+from stages.settings.languages import LID_176, SCRIPTS_WITHOUT_BLANKS, list_scripts
+
+
+class Exemption(NamedTuple):
+    """Languages in which a rule measures nothing, and the reason."""
+
+    reason: str
+    scripts: frozenset[str] = frozenset()  # ISO 15924
+    only_english: bool = False
+
+    def covers(self, language: str) -> bool:
+        """Return whether a rule with this exemption is off in the language."""
+        if self.only_english:
+            return language != "en"
+        return not self.scripts.isdisjoint(list_scripts(language))
+
+
+_CHINESE_AND_JAPANESE = {"Hani", "Hans", "Hant", "Jpan"}
+
+NO_BLANKS = Exemption("no blanks between words", SCRIPTS_WITHOUT_BLANKS)
+# Korean words have two to four characters, so min_mean_word_length 3 would drop most texts.
+SYLLABLES = Exemption(
+    "a character is a syllable or a word", frozenset({*_CHINESE_AND_JAPANESE, "Hang"})
+)
+NO_END_MARKS = Exemption("sentences have no end marks", frozenset({"Laoo", "Thai", "Tibt"}))
+NOT_ENGLISH = Exemption("the words are English", only_english=True)
 
 
 class Rule(NamedTuple):
@@ -19,6 +46,13 @@ class Rule(NamedTuple):
     signal: str
     reason: str
     sentence: str
+    exemptions: tuple[Exemption, ...] = ()
+
+    def applies_to(self, language: str | None) -> bool:
+        """Return whether the rule measures something in the language. None: it is not known."""
+        if language is None:
+            return True
+        return not any(exemption.covers(language) for exemption in self.exemptions)
 
     def compute_value(self, batch: pa.Table) -> pa.ChunkedArray:
         """(n,) the values that are compared with the limit."""
@@ -26,8 +60,10 @@ class Rule(NamedTuple):
         # The setting counts words with a letter, as Gopher does; the signal counts the others.
         return pc.subtract(1.0, signal) if self.limit == "min_alpha_word_share" else signal
 
-    def is_broken_by(self, value: pa.ChunkedArray, limit: float) -> pa.ChunkedArray:
-        """(n,) bool: whether the rule is broken. A null value breaks no rule."""
+    def is_broken_by(
+        self, value: pa.ChunkedArray, limit: float | Column
+    ) -> pa.ChunkedArray:
+        """(n,) bool: whether the rule is broken. A null value or limit breaks no rule."""
         is_broken = (
             pc.less(value, limit)
             if self.limit.startswith("min")
@@ -63,36 +99,42 @@ RULES = (
         "rps_doc_word_count",
         "quality.words_too_few",
         "The number of words is below min_words.",
+        (NO_BLANKS,),
     ),
     Rule(
         "max_words",
         "rps_doc_word_count",
         "quality.words_too_many",
         "The number of words is above max_words.",
+        (NO_BLANKS,),
     ),
     Rule(
         "min_mean_word_length",
         "rps_doc_mean_word_length",
         "quality.words_too_short",
         "The mean length of a word is below min_mean_word_length characters.",
+        (NO_BLANKS, SYLLABLES),
     ),
     Rule(
         "max_mean_word_length",
         "rps_doc_mean_word_length",
         "quality.words_too_long",
         "The mean length of a word is above max_mean_word_length characters.",
+        (NO_BLANKS,),
     ),
     Rule(
         "max_symbol_share",
         "hash_to_word_ratio",
         "quality.hashes_too_many",
         'The number of "#" per word is above max_symbol_share.',
+        (NO_BLANKS,),
     ),
     Rule(
         "max_symbol_share",
         "ellipsis_to_word_ratio",
         "quality.ellipses_too_many",
         "The number of ellipses per word is above max_symbol_share.",
+        (NO_BLANKS,),
     ),
     Rule(
         "max_bullet_line_share",
@@ -111,12 +153,14 @@ RULES = (
         "frac_words_without_letter",
         "quality.alpha_words_too_few",
         "The share of words with a letter is below min_alpha_word_share.",
+        (NO_BLANKS,),
     ),
     Rule(
         "min_stop_words",
         "num_stop_words",
         "quality.stop_words_too_few",
         "The number of different English stop words is below min_stop_words.",
+        (NOT_ENGLISH,),
     ),
     Rule(
         "max_duplicate_line_share",
@@ -150,12 +194,14 @@ RULES = (
         "frac_lines_end_with_terminal_punctuation",
         "quality.terminal_lines_too_few",
         "The share of lines that end with terminal punctuation is below min_terminal_line_share.",
+        (NO_END_MARKS,),
     ),
     Rule(
         "max_short_line_share",
         "frac_short_lines",
         "quality.short_lines_too_many",
         "The share of short lines is above max_short_line_share.",
+        (SYLLABLES,),
     ),
     Rule(
         "max_newlines_per_word",
@@ -163,12 +209,14 @@ RULES = (
         "quality.newlines_too_many",
         "The number of line feeds per word or sequence of punctuation is above "
         "max_newlines_per_word.",
+        (NO_BLANKS,),
     ),
     Rule(
         "min_sentences",
-        "rps_doc_num_sentences",
+        "num_sentences",
         "quality.sentences_too_few",
         "The number of sentences is below min_sentences.",
+        (NO_END_MARKS,),
     ),
     Rule(
         "max_lorem_ipsum_share",
@@ -189,3 +237,25 @@ RULES = (
         "The number of listed words and phrases is above max_bad_words.",
     ),
 )
+
+
+def describe_exemptions(
+    limits: Collection[str], languages: Iterable[str] | None
+) -> Iterator[str]:
+    """Yield a line for each exemption, with the settings and languages in which they are off.
+
+    Args:
+        limits: the settings that are not null.
+        languages: languages to which the rules apply; None: all.
+    """
+    for exemption in (NOT_ENGLISH, NO_BLANKS, SYLLABLES, NO_END_MARKS):
+        settings: dict[str, None] = {}
+        for rule in RULES:
+            if exemption in rule.exemptions and rule.limit in limits:
+                settings[rule.limit] = None
+        covered = [code for code in languages or LID_176 if exemption.covers(code)]
+        if settings and covered:
+            names = ", ".join(covered)
+            if languages is None and exemption.only_english:
+                names = "all languages but en"
+            yield f"off for {names}: {', '.join(settings)} ({exemption.reason})"

@@ -16,20 +16,17 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from stages.kernels.quality import columns
 from stages.kernels.quality.columns import BULLETS, STOP_WORDS, TERMINAL_PUNCTUATION
+from stages.sentence_marks import SENTENCE_MARKS
 
 Ints: TypeAlias = NDArray[np.int32]
 Kinds: TypeAlias = NDArray[np.uint16]
 
 SPACE, ALPHABETIC, PUNCTUATION, BULLET, TERMINAL = 1, 2, 4, 8, 16
-WORD_CHARACTER, UPPER, LOWER, NUMERIC, ASCII_LETTER, SENTENCE_END = (
-    32,
-    64,
-    128,
-    256,
-    512,
-    1024,
-)
+WORD_CHARACTER, UPPER, LOWER, NUMERIC, ASCII_LETTER = 32, 64, 128, 256, 512
+# Marks that RedPajama-V2 counts, and those of all scripts.
+SENTENCE_END_IN_RPV2, SENTENCE_END, TERMINAL_IN_RPV2 = 1024, 2048, 4096
 
 # First code point that is not in the tables.
 #
@@ -95,8 +92,10 @@ _MARKS = (
     (string.punctuation, PUNCTUATION),
     (BULLETS, BULLET),
     (TERMINAL_PUNCTUATION, TERMINAL),
+    (columns.TERMINAL_IN_RPV2, TERMINAL_IN_RPV2),
     (string.ascii_letters, ASCII_LETTER),
-    (".!?", SENTENCE_END),
+    (".!?", SENTENCE_END_IN_RPV2),
+    (".!?" + SENTENCE_MARKS, SENTENCE_END),
     ("_", WORD_CHARACTER),
 )
 

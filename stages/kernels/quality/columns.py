@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from stages.sentence_marks import CLOSING_QUOTES, SENTENCE_MARKS
+
 # English words counted by Rae et al. 2021 (Gopher), appendix A.1.1.
 STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
 
 # Bullets of RedPajama-V2 (core/quality_signals/lines.py), and the hyphen as in datatrove.
 BULLETS = "-\u2013\u2022\u2023\u25a0\u25a1\u25aa\u25ab\u25b6\u25c0\u25e6"
 
-# C4's marks at the end of a line.
+# RedPajama-V2's marks at the end of a line.
 #
-# Raffel et al. 2020, section 2.2: period, exclamation mark, question mark, end quotation mark.
-TERMINAL_PUNCTUATION = '.!?"\u201d'
+# Raffel et al. 2020 (C4), section 2.2: period, exclamation mark, question mark, end quotation mark.
+TERMINAL_IN_RPV2 = ".!?\u201d"
+# The same in all scripts, as in datatrove.
+TERMINAL_PUNCTUATION = ".!?" + SENTENCE_MARKS + CLOSING_QUOTES
 
 # Member of `BULLETS` that RedPajama-V2 does not count.
 NOT_A_BULLET_IN_RPV2 = ord("-")
-# Member of `TERMINAL_PUNCTUATION` that RedPajama-V2 does not count.
-NOT_TERMINAL_IN_RPV2 = ord('"')
 
 # Longest short line of FineWeb (Penedo et al. 2024, section 3.6).
 SHORT_LINE_CHARS = 30
@@ -50,6 +52,7 @@ SIGNALS = (
     "newline_to_word_ratio",
     "frac_words_without_letter",
     "num_stop_words",
+    "num_sentences",
     "frac_lines_start_with_bulletpoint",
     "frac_lines_end_with_terminal_punctuation",
     "frac_short_lines",
@@ -90,6 +93,7 @@ NUM_SIGNALS = len(SIGNALS)
     NEWLINES,
     WORDS_WITHOUT_LETTER,
     NUM_STOP_WORDS,
+    ALL_SENTENCES,
     BULLET_LINES,
     TERMINAL_LINES,
     SHORT_LINES,
@@ -98,6 +102,6 @@ NUM_SIGNALS = len(SIGNALS)
     DUPE_PARAGRAPHS,
     DUPE_PARAGRAPH_CHARS,
     NGRAMS,
-) = range(30)
+) = range(31)
 
 NUM_NGRAM_LENGTHS = len(TOP_NGRAMS) + len(DUPE_NGRAMS)

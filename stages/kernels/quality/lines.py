@@ -19,6 +19,7 @@ from stages.kernels.quality.alphabet import (
     PUNCTUATION,
     SPACE,
     TERMINAL,
+    TERMINAL_IN_RPV2,
     UPPER,
     Ints,
     Kinds,
@@ -113,12 +114,11 @@ def _measure_edges(
         start, end = lines.starts[i], lines.ends[i]
         first, last = points[start], points[end - 1]
         is_bullet = kinds[start] & BULLET != 0
-        is_terminal = kinds[end - 1] & TERMINAL != 0
         num_ellipses += last == _ELLIPSIS or _ends_with_dots(points, start, end)
         num_bullets += is_bullet
         num_bullets_rpv2 += is_bullet and first != columns.NOT_A_BULLET_IN_RPV2
-        num_terminals += is_terminal
-        num_terminals_rpv2 += is_terminal and last != columns.NOT_TERMINAL_IN_RPV2
+        num_terminals += kinds[end - 1] & TERMINAL != 0
+        num_terminals_rpv2 += kinds[end - 1] & TERMINAL_IN_RPV2 != 0
         num_short += end - start <= columns.SHORT_LINE_CHARS
     signals[columns.ELLIPSIS_LINES] = num_ellipses / num_lines
     signals[columns.BULLET_LINES] = num_bullets / num_lines

@@ -23,6 +23,7 @@ from stages.kernels.quality.alphabet import (
     NUM_CLASSIFIED,
     PUNCTUATION,
     SENTENCE_END,
+    SENTENCE_END_IN_RPV2,
     SPACE,
     UPPER,
     WORD_CHARACTER,
@@ -80,9 +81,11 @@ def count_symbols(points: Ints) -> Symbols:
 @njit(nogil=True)
 def measure_wordpunct(kinds: Kinds, symbols: Symbols, signals: NDArray[np.float64]) -> None:
     """Write the signals of wordpunct tokens and sentences, and the share of curly brackets."""
-    num_tokens = num_no_alpha = num_all_caps = num_sentences = 0
+    num_tokens = num_no_alpha = num_all_caps = 0
     bits = 0  # union of the bits of the current token's characters
-    last, in_sentence = SPACE, False
+    last = SPACE
+    num_sentences = num_sentences_rpv2 = 0
+    in_sentence = in_sentence_rpv2 = False
     for kind in kinds:
         # A token ends where white space or membership of \w changes.
         if (kind ^ last) & (SPACE | WORD_CHARACTER):
@@ -93,16 +96,20 @@ def measure_wordpunct(kinds: Kinds, symbols: Symbols, signals: NDArray[np.float6
             bits = 0
         bits |= kind
         last = kind
-        # A sentence starts at a word character and ends at one of ".!?".
-        num_sentences += kind & WORD_CHARACTER != 0 and not in_sentence
-        in_sentence = (
-            in_sentence or kind & WORD_CHARACTER != 0
-        ) and kind & SENTENCE_END == 0
+        # A sentence starts at a word character and ends at a mark.
+        is_word = kind & WORD_CHARACTER != 0
+        num_sentences += is_word and not in_sentence
+        in_sentence = (in_sentence or is_word) and kind & SENTENCE_END == 0
+        num_sentences_rpv2 += is_word and not in_sentence_rpv2
+        in_sentence_rpv2 = (
+            in_sentence_rpv2 or is_word
+        ) and kind & SENTENCE_END_IN_RPV2 == 0
     if not last & SPACE:
         num_tokens += 1
         num_no_alpha += bits & ASCII_LETTER == 0
         num_all_caps += bits & (UPPER | LOWER) == UPPER
-    signals[columns.NUM_SENTENCES] = num_sentences
+    signals[columns.NUM_SENTENCES] = num_sentences_rpv2
+    signals[columns.ALL_SENTENCES] = num_sentences
     if len(kinds) > 0:
         signals[columns.CURLY_BRACKETS] = symbols.curly_brackets / len(kinds)
     if num_tokens > 0:

@@ -26,6 +26,7 @@ from stages.filters.quality import (
     QualityFilterSettings,
     QualitySettings,
 )
+from stages.sentence_marks import SENTENCE_MARKS
 
 OFF: dict[str, Any] = {
     name: None
@@ -175,6 +176,9 @@ def defined_piece_signals(text: str) -> dict[str, float]:
     num_symbols = text.count("#") + text.count("...") + text.count("…")
     return {
         "rps_doc_num_sentences": len(re.findall(r"\b[^.!?]+[.!?]*", text)),
+        "num_sentences": len(
+            re.findall(rf"\b[^.!?{SENTENCE_MARKS}]+[.!?{SENTENCE_MARKS}]*", text)
+        ),
         "rps_doc_symbol_to_word_ratio": share(num_symbols, len(pieces)),
         "rps_doc_frac_no_alph_words": share(
             sum(not re.search("[a-zA-Z]", p) for p in pieces), len(pieces)
@@ -217,7 +221,7 @@ def defined_line_signals(text: str) -> dict[str, float]:
             sum(x[0] in "-–•‣▶◀◦■□▪▫" for x in lines), len(lines)
         ),
         "frac_lines_end_with_terminal_punctuation": share(
-            sum(x[-1] in '.!?"”' for x in lines), len(lines)
+            sum(x[-1] in '.!?"”»›」』﹂﹄｣' + SENTENCE_MARKS for x in lines), len(lines)
         ),
         "frac_short_lines": share(sum(len(x) <= 30 for x in lines), len(lines)),
         "rps_lines_ending_with_terminal_punctution_mark_mean": mean(
@@ -276,7 +280,27 @@ PHRASES = [
     '."',
     "”",
 ]
-SCRIPTS = ["12", "½", "漢字", "ไทย", "😀", "İ", "ΣΑΣ", "ǅ", "Ⓐ", "Ⅷ", "A_B", "Ab", "NATO"]
+SCRIPTS = [
+    "。",
+    "漢字！",
+    "।",
+    "؟",
+    "」",
+    "»",
+    "12",
+    "½",
+    "漢字",
+    "ไทย",
+    "😀",
+    "İ",
+    "ΣΑΣ",
+    "ǅ",
+    "Ⓐ",
+    "Ⅷ",
+    "A_B",
+    "Ab",
+    "NATO",
+]
 RARE = [
     "lorem ",
     "ipsum",
