@@ -197,6 +197,7 @@ class AttackRun:
         self.row.num_tries += num_inputs
         if message is not None:
             self.row.breaks.append(Break(seed, message))
+            log.info("%s, seed %d broke: %s", self.attack.name, seed, message)
 
 
 def plan_attacks(

@@ -228,8 +228,29 @@ def load_metadata(file: BinaryIO, name: str) -> Metadata:
         raise CheckpointDamaged(
             f"{name} holds {type(metadata).__name__!r} instead of the index of a checkpoint"
         )
+    try:
+        _check_chunks(metadata)
+    except Exception as error:  # values of any type may be where DCP stores its own
+        raise CheckpointDamaged(f"{name} is a damaged index: {error}") from error
     metadata.storage_meta = StorageMeta()
     return metadata
+
+
+def _check_chunks(metadata: Metadata) -> None:
+    """Raise an error if a tensor is not covered by its chunks, or a chunk is in no file."""
+    for name, entry in metadata.state_dict_metadata.items():
+        if not isinstance(entry, TensorStorageMetadata):
+            raise TypeError(f"{name!r} is no tensor")
+        num_values = 0
+        for chunk in entry.chunks:
+            ends = (o + s for o, s in zip(chunk.offsets, chunk.sizes, strict=True))
+            is_inside = all(e <= size for e, size in zip(ends, entry.size, strict=True))
+            place = metadata.storage_data.get(MetadataIndex(name, chunk.offsets))
+            if not is_inside or not isinstance(place, _StorageInfo):
+                raise ValueError(f"the chunk of {name!r} at {tuple(chunk.offsets)} is lost")
+            num_values += chunk.sizes.numel()
+        if num_values != entry.size.numel():
+            raise ValueError(f"{name!r} has {num_values} of {entry.size.numel()} values")
 
 
 # Without BytesStorageMetadata: DCP unpickles what it describes. Our checkpoints hold tensors only.
