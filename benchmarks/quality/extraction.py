@@ -57,6 +57,7 @@ def make_extractors() -> dict[str, Extractor]:
         found["engine trafilatura"] = _make_ours(
             HtmlSettings(main_content=True, engine="trafilatura")
         )
+        found["engine vote"] = _make_ours(HtmlSettings(main_content=True, engine="vote"))
         found["trafilatura"] = _make_trafilatura({})
         # as FineWeb
         found["trafilatura, precise"] = _make_trafilatura({"favor_precision": True})
@@ -188,14 +189,13 @@ def main() -> None:
         return
     # It logs every page that it cannot read.
     logging.getLogger("trafilatura").setLevel(logging.CRITICAL)
-    figures: dict[str, Any] = {}
     for name, folder in folders.items():
         pages = list(SETS[name](folder))[:: args.every]
-        figures[name] = measure(pages, make_extractors())
-        figures[name]["annotations_sha256"] = digest_annotations(folder)
-        print_table(name, figures[name])
-    if args.save:
-        print(save("extraction", figures, libraries=LIBRARIES))
+        figures = measure(pages, make_extractors())
+        figures["annotations_sha256"] = digest_annotations(folder)
+        print_table(name, figures)
+        if args.save:
+            print(save(f"extraction_{name}", figures, libraries=LIBRARIES))
 
 
 if __name__ == "__main__":

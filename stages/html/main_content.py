@@ -107,6 +107,11 @@ def extract_main_content(html: str) -> str:
         html: the body of the page as resiliparse serializes it.
     """
     page = read_blocks(html)
+    return join_blocks(page, find_main_blocks(page))
+
+
+def find_main_blocks(page: Blocks) -> list[int]:
+    """Return the indices of the blocks of the main content, in order."""
     prose = [_measure_prose(block) for block in page.blocks]
     is_dropped = _find_boilerplate(page, prose)
     for i, block in enumerate(page.blocks):
@@ -117,8 +122,7 @@ def extract_main_content(html: str) -> str:
     kept = [i for i, block in enumerate(page.blocks) if is_inside[block.element]]
     if kept:
         kept = _find_introduction(page, prose, kept[0]) + kept
-    blocks = [page.blocks[i] for i in kept if not _is_link(page, page.blocks[i])]
-    return _join_lines(page, blocks)
+    return [i for i in kept if not _is_link(page, page.blocks[i])]
 
 
 def _measure_prose(block: Block) -> float:
@@ -261,11 +265,12 @@ def _is_link(page: Blocks, block: Block) -> bool:
     )
 
 
-def _join_lines(page: Blocks, blocks: list[Block]) -> str:
+def join_blocks(page: Blocks, indices: list[int]) -> str:
     r"""Join blocks as resiliparse does: cells of a row by \t\t, items by \n, paragraphs by \n\n."""
     pieces: list[str] = []
     last_row = last_tag = None
-    for block in blocks:
+    for i in indices:
+        block = page.blocks[i]
         tag = page.tags[block.element]
         row = page.parents[block.element] if tag in ("td", "th") else None
         if pieces:
