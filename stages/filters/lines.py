@@ -9,6 +9,10 @@ more for each end mark inside the line: .?!… with a blank after it, or another
 Unicode's property Sentence_Terminal (。！？ of Chinese and Japanese, । of Hindi, ؟ and ۔ of Arabic
 and Urdu). Thai and Lao have no end mark: each of their lines counts as one sentence.
 
+The rules are for English. They judge lines of other scripts by what these have: a line may end with a
+mark of Sentence_Terminal, and Thai, Lao and Tibetan lines need no mark. Words are not counted in lines
+of scripts without blanks between words.
+
     stage = Lines(LinesSettings(min_sentences=1))
     stage.apply(batch).kept       # "Home\nIt was signed in Ghent.[3]" -> "It was signed in Ghent."
 """
@@ -53,6 +57,15 @@ _SENTENCE_ENDS_INSIDE = "|".join(
     )
 )
 
+# A line that ends with a mark of another script, and quotation marks after it.
+_FOREIGN_END = rf"[{SENTENCE_MARKS_CLASS}][{_CLOSING}]*$"
+
+# Scripts without blanks between words, and those whose sentences have no end marks.
+_WITHOUT_BLANKS = (
+    r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}"
+)
+_WITHOUT_END_MARKS = r"\p{Thai}\p{Lao}\p{Tibetan}"
+
 _Bools: TypeAlias = NDArray[np.bool_]
 _Ints: TypeAlias = NDArray[np.int64]
 
@@ -67,7 +80,7 @@ class Lines(Stage[LinesSettings]):
     """
 
     name = "lines"
-    version = 2
+    version = 3
     needs: ClassVar[pa.Schema] = pa.schema(
         [DOCUMENT.field("text"), pa.field("kept_lines", pa.list_(pa.uint32()))]
     )
@@ -132,15 +145,16 @@ class Lines(Stage[LinesSettings]):
         settings = self.settings
         lines = pc.utf8_trim_whitespace(lines)
         # The order matters: a rule only counts lines that no earlier rule has removed.
-        is_kept = _has_no_long_word(lines, settings.max_word_chars)
+        is_other = ~_to_numpy(pc.string_is_ascii(lines))  # may be in another script
+        is_kept = _has_no_long_word(lines, settings.max_word_chars, is_other)
         if settings.remove_citations:
             lines = _remove_citations(lines)
         if settings.end_marks is not None:
-            is_kept &= _has_end_mark(lines, settings.end_marks)
+            is_kept &= _has_end_mark(lines, settings.end_marks, is_other)
         if settings.min_words_per_line:
-            rows = np.flatnonzero(is_kept)
-            num_words = _count_words(lines.take(pa.array(rows)))
-            is_kept[rows] = num_words >= settings.min_words_per_line
+            is_kept &= ~_has_few_words(
+                lines, is_kept, settings.min_words_per_line, is_other
+            )
         has_lorem_ipsum = np.zeros(len(lines), np.bool_)
         if settings.drop_lorem_ipsum:
             has_lorem_ipsum = is_kept & _contains(lines, ["lorem ipsum"])
@@ -235,7 +249,9 @@ def _to_numpy(is_true: Column) -> _Bools:
     return is_true.to_numpy(zero_copy_only=False)
 
 
-def _has_no_long_word(lines: pa.Array, max_word_chars: int | None) -> _Bools:
+def _has_no_long_word(
+    lines: pa.Array, max_word_chars: int | None, is_other: _Bools
+) -> _Bools:
     has_none = np.ones(len(lines), np.bool_)
     if max_word_chars is None:
         return has_none
@@ -248,14 +264,43 @@ def _has_no_long_word(lines: pa.Array, max_word_chars: int | None) -> _Bools:
     ):
         longest = max(map(len, line.split()), default=0)
         has_none[row] = longest <= max_word_chars
-    return has_none
+    return has_none | _are_mostly(lines, ~has_none & is_other, _WITHOUT_BLANKS)
 
 
-def _has_end_mark(lines: pa.Array, end_marks: Sequence[str]) -> _Bools:
+def _has_few_words(
+    lines: pa.Array, is_asked: _Bools, min_words: int, is_other: _Bools
+) -> _Bools:
+    """Return which of the asked lines have fewer words, in a script that has words."""
+    rows = np.flatnonzero(is_asked)
+    has_few = np.zeros(len(lines), np.bool_)
+    has_few[rows] = _count_words(lines.take(pa.array(rows))) < min_words
+    return has_few & ~_are_mostly(lines, has_few & is_other, _WITHOUT_BLANKS)
+
+
+def _has_end_mark(lines: pa.Array, end_marks: Sequence[str], is_other: _Bools) -> _Bools:
     has_mark = np.zeros(len(lines), np.bool_)
     for mark in end_marks:
         has_mark |= _to_numpy(pc.ends_with(lines, mark))
-    return has_mark & ~_to_numpy(pc.ends_with(lines, _ELLIPSIS))
+    has_mark &= ~_to_numpy(pc.ends_with(lines, _ELLIPSIS))
+    rows = np.flatnonzero(~has_mark & is_other)
+    # The expression is slow on whole lines.
+    ends = pc.utf8_slice_codeunits(lines.take(pa.array(rows)), -8)
+    has_mark[rows] = _to_numpy(pc.match_substring_regex(ends, _FOREIGN_END))
+    return has_mark | _are_mostly(lines, ~has_mark & is_other, _WITHOUT_END_MARKS)
+
+
+def _are_mostly(lines: pa.Array, is_asked: _Bools, characters: str) -> _Bools:
+    """Return which of the asked lines have at least half of their letters in a character class."""
+    is_mostly = np.zeros(len(lines), np.bool_)
+    rows = np.flatnonzero(is_asked)
+    asked = lines.take(pa.array(rows))
+    # One search is faster than counting, and hardly any line of most languages is found.
+    has_some = _to_numpy(pc.match_substring_regex(asked, f"[{characters}]"))
+    rows, asked = rows[has_some], asked.filter(pa.array(has_some))
+    num_found = pc.count_substring_regex(asked, f"[{characters}]").to_numpy()
+    num_letters = pc.count_substring_regex(asked, r"[\p{L}\p{M}]").to_numpy()
+    is_mostly[rows] = 2 * num_found >= num_letters
+    return is_mostly
 
 
 def _contains(lines: pa.Array, phrases: Sequence[str]) -> _Bools:

@@ -159,7 +159,8 @@ class LinesSettings(Settings):
     max_word_chars: int | None = Field(
         default=1000,
         ge=1,
-        description="Remove lines with a longer word; null sets no limit. C4's code: 1000.",
+        description="Remove lines with a longer word; null sets no limit. C4's code: 1000. Not for "
+        "scripts without blanks between words.",
     )
     remove_citations: bool = Field(
         default=True,
@@ -168,13 +169,14 @@ class LinesSettings(Settings):
     end_marks: Annotated[tuple[_Phrase, ...], Field(min_length=1)] | None = Field(
         default=(".", "?", "!", '"'),
         description="Remove lines that end with none of these, or with an ellipsis (...); null "
-        "turns the rule off, as FineWeb does.",
+        "turns the rule off, as FineWeb does. Lines of other scripts may also end with their marks "
+        "(。 । ؟); Thai, Lao and Tibetan lines need none.",
     )
     min_words_per_line: int = Field(
         default=5,
         ge=0,
         description="Remove lines of fewer words, separated by white space. C4: 5; FineWeb: 3; 0 "
-        "turns the rule off.",
+        "turns the rule off. Not for scripts without blanks between words.",
     )
     drop_lorem_ipsum: bool = Field(
         default=True,

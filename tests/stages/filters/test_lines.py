@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from stages.filters.lines import Lines, LinesSettings
+from stages.sentence_marks import SENTENCE_MARKS
 from stages.settings.filters import POLICY_PHRASES
+from tests.stages.filters.other_scripts import MENU_ITEMS, TEXTS
 
 # Every rule turned off.
 NOTHING = LinesSettings(
@@ -246,12 +248,19 @@ PIECES += [
 texts_of_pieces = st.lists(st.sampled_from(PIECES), max_size=24).map("".join) | st.text(
     max_size=20
 )
+# The blocks of Han, Kana, Thai, Lao, Tibetan, Burmese and Khmer, and the end marks of other scripts.
+OTHER_SCRIPTS = re.compile(
+    "[\u0e00-\u109f\u1780-\u17ff\u19e0-\u19ff\u2e80-\u9fff\ua9e0-\ua9ff\uaa60-\uaa7f"
+    "\uf900-\ufaff\uff66-\uff9f\U00016fe0-\U00016fff\U0001aff0-\U0001b16f\U0001f200"
+    f"\U00020000-\U0003ffff{SENTENCE_MARKS}]"
+)
 
 
 @settings(deadline=None)
 @given(st.lists(st.none() | texts_of_pieces, max_size=6))
 def test_equals_c4_line_by_line(texts: list[str | None]) -> None:
-    """In any batch, the text that is left equals that of C4's loop."""
+    """In any batch, the text that is left equals that of C4's loop, where words have blanks."""
+    texts = [None if text is None else OTHER_SCRIPTS.sub("", text) for text in texts]
     stage = Lines(LinesSettings(min_sentences=0))
     wanted = [c4(text or "") for text in texts]
     assert [
@@ -274,6 +283,32 @@ def test_a_second_pass_removes_nothing_more(text: str) -> None:
         outcome.kept.select(["text", "kept_lines"])
     )
     assert again.kept["chars_removed"].to_pylist() == [0] * outcome.kept.num_rows
+
+
+@pytest.mark.parametrize("language", TEXTS)
+def test_sentences_of_every_script_are_kept(language: str) -> None:
+    """All of C4's rules leave the whole text."""
+    text = TEXTS[language]
+    assert list_decisions(Lines(LinesSettings()), [text]) == [text]
+
+
+@pytest.mark.parametrize("language", MENU_ITEMS)
+def test_lines_without_end_mark_go_where_the_script_has_marks(language: str) -> None:
+    """An item of a menu is no sentence in any of these languages."""
+    text = TEXTS[language]
+    page = f"{MENU_ITEMS[language]}\n{text}\n{MENU_ITEMS[language]}"
+    assert list_decisions(Lines(LinesSettings()), [page]) == [text]
+
+
+def test_words_are_not_counted_where_no_blanks_separate_them() -> None:
+    """Neither a short line nor a long paragraph says anything about words there."""
+    short, long = "你好。", "这是一个很长的段落，" * 200 + "完。"
+    assert list_decisions(make_stage(min_words_per_line=5), [short]) == [short]
+    assert list_decisions(make_stage(max_word_chars=1000), [long]) == [long]
+    # Half of the letters decide.
+    mixed = ["ab 你好", "abc 你好"]
+    found = list_decisions(make_stage(min_words_per_line=5), mixed)
+    assert found == ["ab 你好", "lines.none_left"]
 
 
 def test_an_empty_phrase_is_refused() -> None:
