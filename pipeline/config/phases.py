@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal, Self
+from types import MappingProxyType
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from stages.settings.base import Settings
+from stages.settings.base import Settings, Share
 from stages.settings.dedup import MinHashSettings
 from stages.settings.filters import (
     Bucket,
@@ -26,6 +27,24 @@ from stages.settings.filters import (
 from stages.settings.quality import QualityFilterSettings, QualitySettings
 from stages.settings.transform import PiiSettings, TokenizeSettings, UnicodeSettings
 from stages.settings.warc import WarcSettings
+
+# Without labels: long texts in long lines, in the words of an encyclopedia. The share of unique
+# words falls with the length of a text, and is high for lists of names and products.
+# benchmarks/quality/document_scores.py measures the combination and its parts.
+DEFAULT_WEIGHTS: Mapping[str, float] = MappingProxyType(
+    {
+        "classifier_wikipedia_reference": 1,
+        "perplexity": -1,
+        "num_chars": 1,
+        "rps_doc_frac_unique_words": -1,
+        "rps_lines_num_words_mean": 1,
+    }
+)
+
+# A mean of fewer signals is no combination.
+MIN_DEFAULT_SIGNALS = 2
+
+_Weight = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class ExtractConfig(Settings):
@@ -195,6 +214,41 @@ class ClassifiersSelection(NamedSettings):
         return dict(sorted(self.__pydantic_extra__.items()))
 
 
+class CombinedScoreConfig(Settings):
+    """One quality score per document, from stored scores; it is stored as `quality_score`.
+
+    The score is the weighted mean of the signals' percentile ranks in the document's language.
+    """
+
+    signals: Annotated[Mapping[str, _Weight], Field(min_length=1)] | None = Field(
+        default=None,
+        description="Stored column -> weight of its percentile rank; negative: lower values are better. Null: "
+        "those of `classifier_wikipedia_reference: 1`, `perplexity: -1`, `num_chars: 1`, "
+        "`rps_doc_frac_unique_words: -1` and `rps_lines_num_words_mean: 1` that the run stores.",
+    )
+    min: Share | None = Field(
+        default=None, description="Lowest score kept, 0..1; null sets no limit."
+    )
+    keep_top: float | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        description="Share of the best documents of each language, of those that all other rules "
+        "of select keep. Documents with equal scores get the same decision. Documents without a "
+        "score are kept; null sets no limit.",
+    )
+
+    @model_validator(mode="after")
+    def _weights_are_not_zero(self) -> Self:
+        for name, weight in (self.signals or {}).items():
+            if weight == 0:
+                raise ValueError(
+                    f"signals.{name} is 0, which leaves the signal out; remove it, or give a "
+                    "positive or negative weight"
+                )
+        return self
+
+
 class SelectConfig(Settings):
     """Thresholds on the stored scores. A change reruns only dependent phases."""
 
@@ -214,6 +268,10 @@ class SelectConfig(Settings):
     decontamination: DecontaminationFilterSettings | None = Field(
         default=None,
         description="Limits of the overlap with evaluation sets; null: no limits.",
+    )
+    score: CombinedScoreConfig | None = Field(
+        default=None,
+        description="One quality score from several stored scores; null: no score.",
     )
 
 

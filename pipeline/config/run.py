@@ -11,6 +11,8 @@ from pydantic import Field, model_validator
 from pipeline.config.engine import EngineConfig
 from pipeline.config.input import InputConfig
 from pipeline.config.phases import (
+    DEFAULT_WEIGHTS,
+    MIN_DEFAULT_SIGNALS,
     AnnotateConfig,
     ExactDedupConfig,
     ExtractConfig,
@@ -173,6 +175,51 @@ class RunConfig(Settings):
                 f"the sets of annotate.decontamination are {', '.join(sorted(scored.sets))}"
             )
         return self
+
+    @model_validator(mode="after")
+    def _score_has_signals(self) -> Self:
+        if self.select.score is None:
+            return self
+        stored = list_signals(self.annotate)
+        for name in self.select.score.signals or {}:
+            if name not in stored:
+                raise ValueError(
+                    f"select.score.signals names {name}, which annotate does not store; "
+                    f"{_suggest(name, stored)}"
+                )
+        if len(self.score_weights) < MIN_DEFAULT_SIGNALS and not self.select.score.signals:
+            raise ValueError(
+                f"select.score.signals is null, and of the default signals annotate stores "
+                f"{', '.join(self.score_weights)} alone; set annotate.quality to {{}}, name "
+                "models in annotate.perplexity, or name signals"
+            )
+        return self
+
+    @property
+    def score_weights(self) -> Mapping[str, float]:
+        """Signal of the quality score -> weight; empty without `select.score`."""
+        if self.select.score is None:
+            return {}
+        if self.select.score.signals is not None:
+            return self.select.score.signals
+        stored = list_signals(self.annotate)
+        return {name: weight for name, weight in DEFAULT_WEIGHTS.items() if name in stored}
+
+
+def list_signals(annotate: AnnotateConfig) -> list[str]:
+    """Return the stored columns that a quality score can be made of."""
+    from stages.kernels.quality import columns  # importing a config stays light
+
+    names = ["num_chars", "num_lines", "language_score"]
+    if annotate.perplexity is not None:
+        names.append("perplexity")
+    if annotate.classifiers is not None:
+        names += [f"classifier_{name}" for name in annotate.classifiers.by_name]
+    if annotate.quality is not None:
+        names += columns.SIGNALS
+        names += ["rps_doc_stop_word_fraction"] if annotate.quality.stop_words else []
+        names += ["rps_doc_ldnoobw_words"] if annotate.quality.bad_words else []
+    return names
 
 
 def _suggest(name: str, known: Collection[str]) -> str:

@@ -9,8 +9,10 @@ Files that each phase writes, per input split or partition (read back by range, 
                      SPLIT.ngrams.arrow, to compare candidates for near-duplicates
     fuzzy_clusters   p000of001.forest.arrow: similar pairs  clusters.arrow: documents that pairs connect
     fuzzy_dedup      p000of001.dropped.arrow  near_duplicates.arrow: per split, the documents to drop and the ones kept
-    percentiles      nothing but counters: scores of classifiers by language
+    signal_percentiles  nothing but counters: the signals of the quality score, by language
+    percentiles      nothing but counters: scores by language
     select           SPLIT.decisions.parquet: every document that reached this phase, kept or dropped  cuts.json
+                     SPLIT.scores.parquet: the quality scores of kept documents
     tokenize         SPLIT.tokens.bin  SPLIT.documents.arrow: both in the order of the global shuffle
     write_shards     shard-000000.tar  shard-000000.idx  ...  manifest.json
 """

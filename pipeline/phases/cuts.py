@@ -6,10 +6,12 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
+from pipeline.config import RunConfig
 from pipeline.config.phases import ClassifiersSelection
 from stages.counters import Counters
-from stages.filters import classifiers, perplexity
+from stages.filters import classifiers, perplexity, score
 from stages.settings.filters import ClassifiersFilterSettings, ScoreLimits
+from stages.settings.score import ScoreSettings
 
 # Language -> the perplexity at which head and middle end.
 Cutoffs = Mapping[str, tuple[float, float]]
@@ -32,13 +34,17 @@ class Cut:
 
 
 def list_cuts(
-    cutoffs: Cutoffs, limits: Mapping[str, ScoreLimits], counters: Counters
+    cutoffs: Cutoffs,
+    limits: Mapping[str, ScoreLimits],
+    score_cuts: Mapping[str, float],
+    counters: Counters,
 ) -> list[Cut]:
     """Return the limits of each language that has scores.
 
     Args:
         cutoffs: of the perplexity.
         limits: of the classifiers, by name.
+        score_cuts: of the quality score, by language.
         counters: of annotate and percentiles.
     """
     cuts: list[Cut] = []
@@ -55,6 +61,10 @@ def list_cuts(
                 cuts.append(
                     Cut(setting, language, limit.cuts[language], sum(bins.values()))
                 )
+    for language, bins in _take_histograms(counters, "score.").items():
+        if language in score_cuts:
+            setting = "select.score.keep_top: from"
+            cuts.append(Cut(setting, language, score_cuts[language], sum(bins.values())))
     return cuts
 
 
@@ -95,6 +105,26 @@ def set_cuts(
                 cuts[language] = classifiers.SCORE_BINS.find_top_cut(bins, chosen.keep_top)
         limits[name] = ScoreLimits(min=chosen.min, max=chosen.max, cuts=cuts)
     return ClassifiersFilterSettings.model_validate(limits)
+
+
+def make_score_settings(
+    config: RunConfig, signals: Counters, counters: Counters
+) -> ScoreSettings:
+    """Return the settings of the stage `score`, with a cut per language for `keep_top`.
+
+    Args:
+        config: the run's config, with `select.score`.
+        signals: of the phase signal_percentiles; without histograms, no document has a score.
+        counters: of percentiles; without histograms, there are no cuts.
+    """
+    chosen = config.select.score
+    assert chosen is not None
+    cuts: dict[str, float] = {}
+    if chosen.keep_top is not None:
+        for language, bins in _take_histograms(counters, "score.").items():
+            cuts[language] = classifiers.SCORE_BINS.find_top_cut(bins, chosen.keep_top)
+    weighted = score.make_signals(config.score_weights, signals.histograms)
+    return ScoreSettings(signals=weighted, min=chosen.min, cuts=cuts)
 
 
 def _take_histograms(counters: Counters, family: str) -> dict[str, Mapping[int, int]]:

@@ -17,9 +17,15 @@ from pipeline.config.phases import ClassifiersSelection
 from pipeline.errors import TaskFailed
 from pipeline.models import registry as model_registry
 from pipeline.phases.annotate import Annotate
-from pipeline.phases.cuts import Cutoffs, compute_cutoffs, set_cuts
+from pipeline.phases.cuts import (
+    Cutoffs,
+    compute_cutoffs,
+    make_score_settings,
+    set_cuts,
+)
 from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
 from pipeline.phases.phase import SplitPhase
+from pipeline.phases.signal_percentiles import SignalPercentiles
 from pipeline.planning.stage_spec import StageSpec
 from pipeline.runs.split_output import DECISIONS, SplitWriter, read_row_groups
 from stages.counters import Counters
@@ -30,7 +36,9 @@ from stages.filters.decontamination import DecontaminationFilter
 from stages.filters.language import LanguageFilter
 from stages.filters.perplexity import PerplexityFilter, PerplexityFilterSettings
 from stages.filters.quality import QualityFilter
+from stages.filters.score import Score
 from stages.settings.filters import ClassifiersFilterSettings
+from stages.settings.score import ScoreSettings
 
 REPRESENTATIVE = DECISIONS.field("representative")
 
@@ -38,8 +46,8 @@ REPRESENTATIVE = DECISIONS.field("representative")
 NOT_READ = ("text", "kept_lines", "lines_removed")
 
 
-# The filters of select in their order, which decides the reason of a drop. Classifiers are last,
-# because their `keep_top` is a share of what the others keep.
+# The filters of select in their order, which decides the reason of a drop. Classifiers and the
+# quality score are last, because their `keep_top` is a share of what the others keep.
 FILTERS = (
     LanguageFilter,
     PerplexityFilter,
@@ -47,6 +55,7 @@ FILTERS = (
     DecontaminationFilter,
     MinHashFilter,
     ClassifiersFilter,
+    Score,
 )
 
 
@@ -63,7 +72,8 @@ class FilterPhase(SplitPhase):
     def plan_stages(cls, config: RunConfig) -> tuple[StageSpec, ...]:
         """Return the filters without what comes from the run itself.
 
-        These are the filter by perplexity, because of its cutoffs, and the cuts of classifiers.
+        These are the filter by perplexity, because of its cutoffs, the cuts of classifiers, and
+        the percentiles and cuts of the quality score.
         """
         specs: list[StageSpec] = []
         for spec in super().plan_stages(config):
@@ -71,6 +81,9 @@ class FilterPhase(SplitPhase):
                 assert config.select.classifiers is not None
                 settings = set_cuts(config.select.classifiers, Counters())
                 specs.append(replace(spec, settings=settings))
+            elif spec.stage is Score:
+                score_settings = make_score_settings(config, Counters(), Counters())
+                specs.append(replace(spec, settings=score_settings))
             elif spec.stage is not PerplexityFilter:
                 specs.append(spec)
         return tuple(specs)
@@ -105,13 +118,26 @@ class FilterPhase(SplitPhase):
         return tuple(specs)
 
     def _set_cuts(self, spec: StageSpec) -> StageSpec:
-        if spec.stage is not ClassifiersFilter:
-            return spec
-        return replace(spec, settings=self.classifiers_settings)
+        if spec.stage is ClassifiersFilter:
+            return replace(spec, settings=self.classifiers_settings)
+        if spec.stage is Score:
+            return replace(spec, settings=self.score_settings)
+        return spec
 
     @abstractmethod
     def count_scores(self) -> Counters:
         """Return the scores that the cuts of `keep_top` come from, as histograms."""
+
+    def signal_percentiles(self) -> SignalPercentiles:
+        """Return the phase that counts the signals of the quality score."""
+        return SignalPercentiles(self.plan)
+
+    @cached_property
+    def score_settings(self) -> ScoreSettings:
+        """The signals of the quality score with their percentiles, and its limits."""
+        return make_score_settings(
+            self.config, self.signal_percentiles().counters(), self.count_scores()
+        )
 
     @cached_property
     def classifiers_settings(self) -> ClassifiersFilterSettings:

@@ -1,6 +1,7 @@
 """The phase percentiles: count the scores of the documents that all other rules of select keep.
 
-`select` finds the cut of a classifier's `keep_top` in these counts. The phase is off without one.
+`select` finds the cuts of `keep_top` in these counts: those of classifiers, and that of the quality
+score. The phase is off without one.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from pipeline.phases.annotate import Annotate
 from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
 from pipeline.phases.filter_phase import FILTERS, FilterPhase
 from pipeline.phases.phase import TaskCost
+from pipeline.phases.signal_percentiles import SignalPercentiles
 from pipeline.runs.phase_folder import PendingOutput
 from pipeline.runs.split_output import SplitWriter
 from stages.counters import Counters
-from stages.filters.classifiers import count_scores
+from stages.filters import classifiers, score
 
 
 class Percentiles(FilterPhase):
@@ -28,19 +30,20 @@ class Percentiles(FilterPhase):
     name = "percentiles"
     section = "select"
     version = 1
-    parents = (Annotate, FuzzyDedup)
+    parents = (Annotate, FuzzyDedup, SignalPercentiles)
     cost = TaskCost(grows_with="scored")
 
     @classmethod
     def is_enabled(cls, config: RunConfig) -> bool:
-        """Return whether a classifier has `keep_top`."""
-        return bool(list_shares(config))
+        """Return whether a classifier, or the quality score, has `keep_top`."""
+        return bool(list_shares(config)) or has_score_share(config)
 
     @classmethod
     def was_off(cls, recorded: Mapping[str, Any]) -> bool:
-        """Return whether no classifier had `keep_top` in a run with this stored config."""
-        limits = (recorded.get(cls.section) or {}).get("classifiers") or {}
-        return all((limit or {}).get("keep_top") is None for limit in limits.values())
+        """Return whether nothing had `keep_top` in a run with this stored config."""
+        section = recorded.get(cls.section) or {}
+        limits = [*(section.get("classifiers") or {}).values(), section.get("score")]
+        return all((limit or {}).get("keep_top") is None for limit in limits)
 
     @classmethod
     def fingerprint_inputs(cls, config: RunConfig, num_files: int) -> dict[str, Any]:
@@ -54,7 +57,8 @@ class Percentiles(FilterPhase):
 
     def create_writer(self, task_id: str, output: PendingOutput) -> SplitWriter:
         """Return the writer that counts the scores. The task has no files."""
-        return _Counter(output, task_id, list_shares(self.config))
+        names = tuple(list_shares(self.config))
+        return _Counter(output, task_id, names, has_score_share(self.config))
 
 
 def list_shares(config: RunConfig) -> dict[str, ScoreSelection]:
@@ -64,14 +68,24 @@ def list_shares(config: RunConfig) -> dict[str, ScoreSelection]:
     return {name: limit for name, limit in limits.items() if limit.keep_top is not None}
 
 
+def has_score_share(config: RunConfig) -> bool:
+    """Return whether the quality score has `keep_top`."""
+    return config.select.score is not None and config.select.score.keep_top is not None
+
+
 class _Counter(SplitWriter):
     """Counts the scores of documents by language."""
 
     def __init__(
-        self, output: PendingOutput, task_id: str, classifiers: dict[str, ScoreSelection]
+        self,
+        output: PendingOutput,
+        task_id: str,
+        classifier_names: tuple[str, ...],
+        with_quality_score: bool,
     ) -> None:
         super().__init__(output, task_id)
-        self._classifiers = classifiers
+        self._classifier_names = classifier_names
+        self._with_quality_score = with_quality_score
 
     def add_dropped(self, batch: pa.Table, dropped: pa.Table) -> None:
         """Count the documents. `select` writes the decisions on them."""
@@ -79,8 +93,10 @@ class _Counter(SplitWriter):
         self.counters.add("documents", dropped.num_rows)
 
     def write_kept(self, batch: pa.Table) -> None:
-        for name in self._classifiers:
-            count_scores(self.counters, name, batch)
+        for name in self._classifier_names:
+            classifiers.count_scores(self.counters, name, batch)
+        if self._with_quality_score:
+            score.count_scores(self.counters, batch)
 
     def close(self) -> None:
         """Write no file."""

@@ -13,6 +13,7 @@ from pipeline.phases.extract import Extract
 from pipeline.phases.percentiles import Percentiles
 from pipeline.phases.phase import Phase, SplitPhase
 from pipeline.phases.select import Select
+from pipeline.phases.signal_percentiles import SignalPercentiles
 from pipeline.phases.tokenize import TokenizeDocuments
 from pipeline.phases.write_shards import WriteShards
 from stages.contract import Stage
@@ -25,6 +26,7 @@ PHASES: tuple[type[Phase], ...] = (
     Annotate,
     FuzzyClusters,
     FuzzyDedup,
+    SignalPercentiles,
     Percentiles,
     Select,
     TokenizeDocuments,

@@ -25,7 +25,9 @@ from pipeline.runs.hash_partitions import count_buckets, join_batches, write_buc
 from pipeline.runs.phase_folder import PendingOutput
 from pipeline.runs.split_output import DECISIONS, SplitWriter, read_row_groups, read_table
 from shardwriter.format import TokenizerEntry
+from stages.contract import with_columns
 from stages.filters.classifiers import Classifiers
+from stages.filters.score import QUALITY_SCORE
 from stages.transform.pii import Pii
 from stages.transform.tokenize import Tokenize
 
@@ -64,7 +66,7 @@ class TokenizeDocuments(SplitPhase):
     documents = Artifact("documents.arrow", grows_with="kept")  # the columns of `index`
     decisions = Artifact("decisions.parquet", DECISIONS, grows_with="kept")
 
-    reads = (Annotate.documents, Select.decisions)
+    reads = (Annotate.documents, Select.decisions, Select.scores)
     amounts = {"kept": "documents_kept", "tokens": "tokens"}
     cost = TaskCost(grows_with="tokens", steps={"read": "left"}, held_bytes=4)
 
@@ -76,11 +78,12 @@ class TokenizeDocuments(SplitPhase):
 
     @cached_property
     def index(self) -> pa.Schema:
-        """The columns of the index: DOCUMENT_INDEX, scores of classifiers, and numbers of replaced items."""
+        """The columns of the index: DOCUMENT_INDEX, scores, and numbers of replaced items."""
         classifiers = self.config.annotate.classifiers
         scores = [] if classifiers is None else Classifiers.added_columns(classifiers)
+        quality = [] if self.config.select.score is None else [QUALITY_SCORE]
         replaced = [] if self.config.tokenize.pii is None else PII
-        return pa.schema([*DOCUMENT_INDEX, *scores, *replaced])
+        return pa.schema([*DOCUMENT_INDEX, *scores, *quality, *replaced])
 
     @cached_property
     def schema(self) -> pa.Schema:  # type: ignore[override]
@@ -89,7 +92,8 @@ class TokenizeDocuments(SplitPhase):
         indexed = [name for name in self.index.names if name in stored.names]
         names = dict.fromkeys(["doc_id", "text", "num_chars", *indexed])  # each once
         columns = [stored.field(name) for name in names]
-        return pa.schema([*columns, pa.field("bucket", pa.string())])
+        quality = [] if self.config.select.score is None else [QUALITY_SCORE]
+        return pa.schema([*columns, pa.field("bucket", pa.string()), *quality])
 
     def read(self, task_id: str, writer: SplitWriter) -> Generator[pa.Table]:
         """Yield the texts of the documents that select kept."""
@@ -97,11 +101,16 @@ class TokenizeDocuments(SplitPhase):
         source = self.plan.folder(Select.name).open(Select.decisions.file_name(task_id))
         decisions = read_table(source, ["doc_id", "decision", "bucket"])
         kept = decisions.filter(pc.equal(decisions.column("decision"), "kept"))
+        decided = kept.drop_columns("decision")
+        if self.config.select.score is not None:
+            scores = self._read_scores(task_id, kept.column("doc_id"))
+            decided = decided.append_column(QUALITY_SCORE, scores)
         kept_ids = kept.column("doc_id").combine_chunks()
         documents = self.plan.folder(Annotate.name).open(
             Annotate.documents.file_name(task_id)
         )
-        names = [name for name in self.schema.names if name != "bucket"]
+        added = [name for name in decided.column_names if name != "doc_id"]
+        names = [name for name in self.schema.names if name not in added]
         for batch in read_row_groups(
             documents, names, self.config.engine.advanced.batch_mb
         ):
@@ -109,8 +118,16 @@ class TokenizeDocuments(SplitPhase):
             is_kept = pc.is_valid(rows)
             found = batch.filter(is_kept)
             if found.num_rows:
-                buckets = kept.column("bucket").take(rows.filter(is_kept))
-                yield found.append_column("bucket", buckets)
+                found_rows = rows.filter(is_kept)
+                columns = {name: decided.column(name).take(found_rows) for name in added}
+                yield with_columns(found, columns)
+
+    def _read_scores(self, task_id: str, doc_ids: pa.ChunkedArray) -> pa.ChunkedArray:
+        """Return the quality scores of documents, (n,) float64."""
+        file_name = Select.scores.file_name(task_id)
+        stored = read_table(self.plan.folder(Select.name).open(file_name))
+        rows = pc.index_in(doc_ids, value_set=stored.column("doc_id").combine_chunks())
+        return stored.column(QUALITY_SCORE.name).take(rows)
 
     def create_writer(self, task_id: str, output: PendingOutput) -> SplitWriter:
         """Return the writer of the tokens file and its index."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
+from pipeline.config import RunConfig
 from pipeline.phases import registry
 from pipeline.phases.cuts import Cut
-from pipeline.phases.percentiles import Percentiles
+from pipeline.phases.percentiles import Percentiles, list_shares
 from pipeline.phases.phase import Phase
 from pipeline.phases.select import Select
 from pipeline.planning.run_plan import RunPlan
@@ -36,22 +38,39 @@ def print_plan(plan: RunPlan, console: SafeConsole) -> None:
             (phase.name, stages, fingerprint, tasks, _describe_progress(plan, phase))
         )
     console.print(make_table("", ("phase", "stages", "fingerprint", "tasks", "done"), rows))
-    for line in (*_describe_cuts(plan), *_describe_rules_off(plan)):
+    notes = (_describe_score(plan), _describe_cuts(plan), _describe_rules_off(plan))
+    for line in itertools.chain(*notes):
         console.print(line)
 
 
+def _describe_score(plan: RunPlan) -> Iterator[str]:
+    """Yield the signals of the quality score, if there is one."""
+    weights = plan.config.score_weights.items()
+    if weights:
+        parts = ", ".join(f"{name} {weight:+g}" for name, weight in weights)
+        yield f"select.score: weights of percentile ranks: {parts}"
+
+
 def _describe_cuts(plan: RunPlan) -> Iterator[str]:
-    """Yield what `keep_top` of each classifier keeps, with the scores where percentiles is done."""
-    selection = plan.config.select.classifiers
-    limits = selection.limits if selection else {}
-    found = _compute_cuts(plan) if any(limit.keep_top for limit in limits.values()) else []
-    for name, limit in limits.items():
-        if limit.keep_top is None:
-            continue
-        setting = f"select.classifiers.{name}.keep_top"
+    """Yield what each `keep_top` keeps, with the scores where percentiles is done."""
+    shares = _list_shares(plan.config)
+    found = _compute_cuts(plan) if shares else []
+    for setting, share in shares.items():
         cuts = [cut for cut in found if cut.setting.startswith(f"{setting}:")]
         scores = ", ".join(f"{cut.language} from {cut.limit:.4g}" for cut in cuts)
-        yield f"{setting}: the best {limit.keep_top:.4g} of each language; {scores or UNKNOWN_CUTS}"
+        yield f"{setting}: the best {share:.4g} of each language; {scores or UNKNOWN_CUTS}"
+
+
+def _list_shares(config: RunConfig) -> dict[str, float]:
+    """Return the settings `keep_top` that are on, with their shares."""
+    shares: dict[str, float] = {}
+    for name, limit in list_shares(config).items():
+        assert limit.keep_top is not None
+        shares[f"select.classifiers.{name}.keep_top"] = limit.keep_top
+    score = config.select.score
+    if score is not None and score.keep_top is not None:
+        shares["select.score.keep_top"] = score.keep_top
+    return shares
 
 
 def _describe_rules_off(plan: RunPlan) -> Iterator[str]:

@@ -36,7 +36,12 @@ from numpy.typing import NDArray
 
 from stages.contract import DOCUMENT, Column, Outcome, Stage, chain, drop_where, keep_all
 from stages.counters import Counters
-from stages.filters.percentiles import Bins, make_log_edges
+from stages.filters.percentiles import (
+    NO_LANGUAGE,
+    Bins,
+    count_by_language,
+    make_log_edges,
+)
 from stages.settings.filters import (
     ClassifierSettings,
     ClassifiersFilterSettings,
@@ -45,9 +50,6 @@ from stages.settings.filters import (
 
 # Name of the model in a folder that a setting refers to.
 MODEL_FILE = "model.bin"
-
-# Stands for the language of documents that have a score, but no language.
-NO_LANGUAGE = "unknown"
 
 _LANGUAGE = pa.field("language", pa.string())
 
@@ -199,12 +201,8 @@ def count_scores(counters: Counters, name: str, documents: pa.Table) -> None:
         name: of the classifier.
         documents: with `language` and the column of the scores. Documents without score do not count.
     """
-    scored = documents.filter(pc.is_valid(documents.column(score_column(name))))
-    bins = SCORE_BINS.find(scored.column(score_column(name)))
-    languages = pc.fill_null(scored.column("language"), NO_LANGUAGE)
-    for language in pc.unique(languages).to_pylist():
-        is_language = pc.equal(languages, language).to_numpy()
-        counters.observe(f"classifier.{name}.{language}", bins[is_language].tolist())
+    family = f"classifier.{name}"
+    count_by_language(counters, family, score_column(name), documents, SCORE_BINS)
 
 
 class ClassifiersFilter(Stage[ClassifiersFilterSettings]):
@@ -242,14 +240,19 @@ class ClassifiersFilter(Stage[ClassifiersFilterSettings]):
                 high = "classifiers.score_too_high"
                 outcome = _drop_beyond(outcome, name, pc.greater, high, limits.max)
             if limits.cuts:
-                cuts = _find_cuts(outcome.kept.column("language"), limits.cuts)
+                cuts = find_cuts(outcome.kept.column("language"), limits.cuts)
                 out = "classifiers.not_in_top"
                 outcome = _drop_beyond(outcome, name, pc.less, out, cuts)
         return outcome
 
 
-def _find_cuts(languages: Column, cuts: Mapping[str, float]) -> Column:
-    """(n,) float64: the cut of every row, null where its language has none."""
+def find_cuts(languages: Column, cuts: Mapping[str, float]) -> Column:
+    """(n,) float64: the cut of every row, null where its language has none.
+
+    Args:
+        languages: (n,) string, null for a document without language.
+        cuts: language -> cut.
+    """
     languages = pc.fill_null(languages, NO_LANGUAGE)
     rows = pc.index_in(languages, value_set=pa.array(cuts, pa.string()))
     return pc.take(pa.array(cuts.values(), pa.float64()), rows)

@@ -17,9 +17,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from stages.contract import Column
+from stages.counters import Counters
+
+# Stands for the language of documents that have a score, but no language.
+NO_LANGUAGE = "unknown"
 
 # Ratio of the edges of a bin: finer than CCNet's cutoffs, which are rounded to tens (en
 # 340).
@@ -99,6 +105,31 @@ class Bins:
         return float(
             self._edges[_find_rank(histogram, rank, sorted(histogram, reverse=True))]
         )
+
+
+def name_languages(documents: pa.Table) -> Column:
+    """(n,) string: the language of every row, NO_LANGUAGE where it has none."""
+    return pc.fill_null(documents.column("language"), NO_LANGUAGE)
+
+
+def count_by_language(
+    counters: Counters, family: str, column: str, documents: pa.Table, bins: Bins
+) -> None:
+    """Count the values of a column by language.
+
+    Args:
+        counters: the histograms `<family>.<language>` are added to them.
+        family: the start of their names.
+        column: name of the column.
+        documents: with `language` and the column. Documents without a value do not count.
+        bins: of the values.
+    """
+    scored = documents.filter(pc.is_valid(documents.column(column)))
+    found = bins.find(scored.column(column))
+    languages = name_languages(scored)
+    for language in pc.unique(languages).to_pylist():
+        is_language = pc.equal(languages, language).to_numpy()
+        counters.observe(f"{family}.{language}", found[is_language].tolist())
 
 
 def _find_rank(histogram: Mapping[int, int], rank: int, bins: Iterable[int]) -> int:

@@ -64,7 +64,9 @@ from stages.filters.quality import (
     QualityFilterSettings,
     QualitySettings,
 )
+from stages.filters.score import SIGNAL_BINS, Score
 from stages.filters.url import Url, UrlSettings
+from stages.settings.score import ScoreSettings
 from stages.transform.pii import Pii, PiiSettings
 from stages.transform.tokenize import Tokenize, TokenizeSettings
 from stages.transform.unicode import Unicode, UnicodeSettings
@@ -73,6 +75,10 @@ Row = Mapping[str, Any]
 
 REFERENCE_LABEL = "__label__reference"
 CRAWL_LABEL = "__label__crawl"
+
+
+# Bin of `SIGNAL_BINS` -> documents: texts of 10, 100 and 1,000 characters.
+LENGTHS = dict.fromkeys(SIGNAL_BINS.find([10, 100, 1000]).tolist(), 1)
 
 
 @dataclass(frozen=True)
@@ -270,6 +276,21 @@ EXAMPLES = (
             "score_too_high": {"classifier_toxic": 0.6},
             "not_in_top": {"classifier_hq": 0.25},
         },
+    ),
+    Example(
+        Score,
+        ScoreSettings.model_validate(
+            {
+                "signals": {
+                    "num_chars": {"weight": 1, "histograms": {"en": LENGTHS}},
+                    "perplexity": {"weight": -2, "histograms": {"en": {0: 1}}},
+                },
+                "min": 0.2,
+                "cuts": {"en": 0.6},
+            }
+        ),
+        {"num_chars": 1000, "perplexity": None, "language": "en"},
+        {"too_low": {"num_chars": 1}, "not_in_top": {"num_chars": 100}},
     ),
     Example(
         Quality,

@@ -19,6 +19,7 @@ from pipeline.reporting.explain.trace import RuleCheck, RuleReport
 from pipeline.runs.run_folder import RunFolder
 from stages.contract import RuleResult, evaluate_all_rules
 from stages.filters.perplexity import PerplexityFilterSettings
+from stages.filters.score import Score, ScorePart
 
 
 def check_rules(
@@ -41,7 +42,7 @@ def check_rules(
     except (AssetError, ConfigError, OSError, TaskFailed, ValueError) as error:
         return RuleReport(error=str(error))
     checks = tuple(_read_check(result) for result in results)
-    return RuleReport(checks, _find_bucket_ends(stages, rows))
+    return RuleReport(checks, _find_bucket_ends(stages, rows), _explain_score(stages, rows))
 
 
 def _list_stages(run: RunFolder, phase: str) -> list[StageSpec]:
@@ -100,3 +101,13 @@ def _find_bucket_ends(
             if ends:
                 return ends[0], ends[1]
     return None
+
+
+def _explain_score(stages: list[StageSpec], rows: pa.Table) -> tuple[ScorePart, ...]:
+    """Return the parts of the document's quality score."""
+    for spec in stages:
+        if spec.stage is Score:
+            stage = spec.opened()
+            assert isinstance(stage, Score)
+            return tuple(stage.explain(rows))
+    return ()

@@ -20,6 +20,7 @@ from pipeline.reporting.explain.trace import (
     RuleReport,
 )
 from stages.filters.lines import Lines
+from stages.filters.score import QUALITY_SCORE, ScorePart
 
 LABEL_WIDTH = 17
 INDENT = " " * LABEL_WIDTH
@@ -166,6 +167,24 @@ def _format_rules(trace: DocumentTrace, phase: str) -> Iterator[str]:
         head, middle = report.bucket_ends
         language = trace.columns["language"]
         yield f"{INDENT}buckets of {language}: head below {head:g}, middle below {middle:g}"
+    yield from _format_score(report.score_parts)
+
+
+def _format_score(parts: Sequence[ScorePart]) -> Iterator[str]:
+    """Describe how the quality score is made."""
+    if not parts:
+        return
+    total = sum(each.part for each in parts)
+    yield f"{INDENT}{QUALITY_SCORE.name} {total:.4f}, a mean of percentile ranks in the language:"
+    for each in parts:
+        if each.rank is None:
+            yield f"{INDENT}  {each.signal}: no value, does not count"
+            continue
+        share = each.part / total if total else 0.0
+        yield (
+            f"{INDENT}  {each.signal} {each.value:.6g}: percentile rank {each.rank:.3f}, "
+            f"weight {each.weight:+g}, adds {each.part:.4f} ({share:.0%})"
+        )
 
 
 def _format_decision(trace: DocumentTrace, phase: str, decided: Row) -> Iterator[str]:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from stages.filters.score import ScorePart
+
 KEPT = "kept"
 NOT_DECIDED = "not decided yet"
 
@@ -31,11 +33,13 @@ class RuleReport:
     Attributes:
         checks: the rules in the order of the phase, including those after the one that decided.
         bucket_ends: perplexities at which the buckets head and middle end; None: no buckets.
+        score_parts: the parts of the quality score, largest first; empty without `select.score`.
         error: why the rules could not be evaluated, else "".
     """
 
     checks: tuple[RuleCheck, ...] = ()
     bucket_ends: tuple[float, float] | None = None
+    score_parts: tuple[ScorePart, ...] = ()
     error: str = ""
 
 

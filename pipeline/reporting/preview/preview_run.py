@@ -18,9 +18,10 @@ from pipeline.phases.annotate import Annotate
 from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
 from pipeline.phases.dedup.paragraph_dedup import ParagraphDedup
 from pipeline.phases.extract import Extract
-from pipeline.phases.filter_phase import FilterPhase
 from pipeline.phases.percentiles import Percentiles
+from pipeline.phases.phase import SplitPhase
 from pipeline.phases.select import Select
+from pipeline.phases.signal_percentiles import SignalPercentiles
 from pipeline.planning.plan import plan_splits
 from pipeline.planning.recorded_plan import load_plan
 from pipeline.planning.run_plan import RunPlan
@@ -84,13 +85,17 @@ def select_again(run: RunFolder, config: RunConfig) -> Iterator[pa.Table]:
 def _open_select(run: RunFolder, config: RunConfig) -> Generator[Select]:
     """Yield the phase select under this config, in a temporary folder, ready to run its tasks."""
     plan = load_plan(run, config)
-    with tempfile.TemporaryDirectory(prefix="preview-") as folder:
-        root = open_store(folder)
-        percentiles = _PercentilesIntoFolder(plan, PhaseFolder(root.child("percentiles")))
-        phase = _SelectIntoFolder(plan, PhaseFolder(root.child("select")), percentiles)
+    with tempfile.TemporaryDirectory(prefix="preview-") as scratch:
+        root = open_store(scratch)
+        signals = _SignalsIntoFolder(plan, PhaseFolder(root.child("signal_percentiles")))
+        folder = PhaseFolder(root.child("percentiles"))
+        percentiles = _PercentilesIntoFolder(plan, folder, signals)
+        folder = PhaseFolder(root.child("select"))
+        phase = _SelectIntoFolder(plan, folder, signals, percentiles)
         try:
-            if Percentiles.is_enabled(config):
-                _count_scores(run, percentiles)
+            for counting in (signals, percentiles):
+                if counting.is_enabled(config):
+                    _count_scores(run, counting)
             phase.folder.begin()
             phase.prepare_tasks()
         except (ValueError, TaskFailed) as error:
@@ -99,8 +104,8 @@ def _open_select(run: RunFolder, config: RunConfig) -> Generator[Select]:
         yield phase
 
 
-def _count_scores(run: RunFolder, phase: Percentiles) -> None:
-    """Run the phase percentiles on all splits."""
+def _count_scores(run: RunFolder, phase: SignalPercentiles | Percentiles) -> None:
+    """Run a phase that has nothing but counters on all splits."""
     phase.folder.begin()
     phase.prepare_tasks()
     for split in run.splits:
@@ -113,11 +118,13 @@ def _select_again(run: RunFolder, phase: Select) -> Iterator[pa.Table]:
     for split in run.splits:
         _run_task(run, phase, split)
         yield read_decisions(phase.folder, split)
-        # Only one split's decisions are on the disk at a time.
-        phase.folder.path(Select.decisions.file_name(split.key)).unlink()
+        # Only one split's files are on the disk at a time.
+        for artifact in (Select.decisions, Select.scores):
+            path = phase.folder.path(artifact.file_name(split.key))
+            path.unlink(missing_ok=True)
 
 
-def _run_task(run: RunFolder, phase: FilterPhase, split: RunSplit) -> None:
+def _run_task(run: RunFolder, phase: SplitPhase, split: RunSplit) -> None:
     result = run_task(phase, split.key, phase.config.engine)
     if result.failed is not None:
         raise RunAborted(f"{run.run_dir}, input split {split.key}: {result.failed}")
@@ -128,8 +135,8 @@ def read_decisions(folder: PhaseFolder, split: RunSplit) -> pa.Table:
     return read_table(folder.open(Select.decisions.file_name(split.key)))
 
 
-class _PercentilesIntoFolder(Percentiles):
-    """The phase percentiles with another output folder."""
+class _SignalsIntoFolder(SignalPercentiles):
+    """The phase signal_percentiles with another output folder."""
 
     def __init__(self, plan: RunPlan, folder: PhaseFolder) -> None:
         super().__init__(plan)
@@ -141,19 +148,46 @@ class _PercentilesIntoFolder(Percentiles):
         return self._folder
 
 
-class _SelectIntoFolder(Select):
-    """The phase select with another output folder, and other percentiles."""
+class _PercentilesIntoFolder(Percentiles):
+    """The phase percentiles with another output folder, and other counts of signals."""
 
     def __init__(
-        self, plan: RunPlan, folder: PhaseFolder, percentiles: Percentiles
+        self, plan: RunPlan, folder: PhaseFolder, signals: SignalPercentiles
     ) -> None:
         super().__init__(plan)
-        self._folder, self._percentiles = folder, percentiles
+        self._folder, self._signals = folder, signals
 
     @property
     def folder(self) -> PhaseFolder:
         """The output folder."""
         return self._folder
+
+    def signal_percentiles(self) -> SignalPercentiles:
+        """Return the phase that has counted the signals."""
+        return self._signals
+
+
+class _SelectIntoFolder(Select):
+    """The phase select with another output folder, and other counts of scores."""
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        folder: PhaseFolder,
+        signals: SignalPercentiles,
+        percentiles: Percentiles,
+    ) -> None:
+        super().__init__(plan)
+        self._folder, self._signals, self._percentiles = folder, signals, percentiles
+
+    @property
+    def folder(self) -> PhaseFolder:
+        """The output folder."""
+        return self._folder
+
+    def signal_percentiles(self) -> SignalPercentiles:
+        """Return the phase that has counted the signals."""
+        return self._signals
 
     def percentiles(self) -> Percentiles:
         """Return the phase that has counted the scores."""

@@ -59,7 +59,7 @@ def changed(before: dict[str, str | None], after: dict[str, str | None]) -> set[
     [
         (
             "select.language.min_score=0.65",
-            {"percentiles", "select", "tokenize", "write_shards"},
+            {"signal_percentiles", "percentiles", "select", "tokenize", "write_shards"},
         ),
         ("write_shards.sample_tokens=1000", {"write_shards"}),
         ("write_shards.seed=7", {"tokenize", "write_shards"}),

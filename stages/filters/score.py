@@ -1,0 +1,239 @@
+"""Combine stored scores into one quality score per document, and drop documents by it.
+
+The score is the weighted mean of percentile ranks. The percentile rank of a value is the share of
+the run's documents in the same language that are below it, with half of the equal ones. So signals
+of any scale can be combined, and no labels are needed.
+
+    signals = {
+        "num_chars": {"weight": 1, "histograms": {"en": {4100: 9, 4200: 1}}},
+        "perplexity": {"weight": -1, "histograms": {"en": {3900: 5, 4000: 5}}},
+    }
+    score = Score(ScoreSettings(signals=signals))
+    score.open()
+    score.apply(batch).kept                                   # quality_score 0.725
+    score.explain(batch)                                      # the part of each signal
+
+`count_signal` measures the histograms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from stages.contract import Column, Outcome, Stage, chain, drop_where, keep_all
+from stages.counters import Counters
+from stages.filters.classifiers import SCORE_BINS, find_cuts, score_column
+from stages.filters.percentiles import (
+    Bins,
+    count_by_language,
+    make_log_edges,
+    name_languages,
+)
+from stages.filters.quality.definitions import LIST_FIELDS, SIGNAL_FIELDS
+from stages.settings.score import ScoreSettings, WeightedSignal
+
+QUALITY_SCORE = pa.field("quality_score", pa.float64())
+
+_LANGUAGE = pa.field("language", pa.string())
+
+# Every other column with numbers is float64.
+_FIELDS = {field.name: field for field in (*SIGNAL_FIELDS, *LIST_FIELDS.values())} | {
+    name: pa.field(name, pa.int64()) for name in ("num_chars", "num_lines")
+}
+
+# Bins of signals, 0.5 % wide: counts, lengths, perplexities and shares. None is negative.
+SIGNAL_BINS = Bins(np.concatenate([[0.0], make_log_edges(1e-6, 1e12)]))
+
+
+def signal_field(name: str) -> pa.Field:
+    """Return the stored column of a signal."""
+    return _FIELDS.get(name, pa.field(name, pa.float64()))
+
+
+def count_signal(counters: Counters, name: str, documents: pa.Table) -> None:
+    """Count the values of a signal by language.
+
+    Args:
+        counters: the histograms `signal.<name>.<language>` are added to them.
+        name: of the column.
+        documents: with `language` and the signal. Documents without a value do not count.
+    """
+    count_by_language(counters, f"signal.{name}", name, documents, _choose_bins(name))
+
+
+def count_scores(counters: Counters, documents: pa.Table) -> None:
+    """Count the quality scores by language, as the histograms `score.<language>`, in SCORE_BINS."""
+    count_by_language(counters, "score", QUALITY_SCORE.name, documents, SCORE_BINS)
+
+
+def _choose_bins(name: str) -> Bins:
+    """Return the bins of a signal. Those of classifiers are as fine near 1 as near 0."""
+    return SCORE_BINS if name.startswith(score_column("")) else SIGNAL_BINS
+
+
+@dataclass(frozen=True)
+class ScorePart:
+    """The part of one signal in a document's score.
+
+    Attributes:
+        value: of the signal; None: the document has none, and the signal counts for nothing.
+        rank: percentile rank, 0..1, high is good: from below for a positive weight, else from above.
+        part: what the signal adds to the score; all parts of a document add up to its score.
+    """
+
+    signal: str
+    weight: float
+    value: float | None
+    rank: float | None
+    part: float
+
+
+class _PercentileRanks:
+    """Percentile ranks of the values of one signal in one language."""
+
+    def __init__(self, histogram: Mapping[int, int]) -> None:
+        self._bins = np.array(sorted(histogram), np.int64)
+        self._counts = np.array([histogram[k] for k in sorted(histogram)], np.int64)
+        self._num_below = np.concatenate([[0], np.cumsum(self._counts)])
+
+    def rank(self, bins: NDArray[np.int64]) -> NDArray[np.float64]:
+        """(n,) float64: the share of documents in lower bins, and half of those in the same bin."""
+        places = np.searchsorted(self._bins, bins)
+        last = len(self._bins) - 1
+        is_counted = self._bins[np.minimum(places, last)] == bins
+        num_equal = np.where(is_counted, self._counts[np.minimum(places, last)], 0)
+        num_halves = 2 * self._num_below[places] + num_equal
+        return num_halves / (2 * self._num_below[-1])
+
+
+class Score(Stage[ScoreSettings]):
+    """Adds `quality_score`, and drops documents whose score is below a limit.
+
+    A signal without a value, or without counts in the document's language, is left out of the mean.
+    A document without any has a null score, and is kept.
+    """
+
+    name = "score"
+    version = 1
+    needs: ClassVar[pa.Schema] = pa.schema([_LANGUAGE])
+    adds: ClassVar[pa.Schema] = pa.schema([QUALITY_SCORE])
+    reasons: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {
+            "score.too_low": "The quality score is below min.",
+            "score.not_in_top": "The quality score is below the best ones, of which keep_top gives "
+            "the share, in this language.",
+        }
+    )
+
+    _tables: Mapping[str, Mapping[str, _PercentileRanks]]  # signal -> language
+
+    @classmethod
+    def required_columns(cls, settings: ScoreSettings) -> pa.Schema:
+        """Return the language and the signals."""
+        return pa.schema([_LANGUAGE, *map(signal_field, sorted(settings.signals))])
+
+    def open(self) -> None:
+        """Sum up the histograms."""
+        self._tables = {
+            name: {
+                language: _PercentileRanks(histogram)
+                for language, histogram in signal.histograms.items()
+            }
+            for name, signal in sorted(self.settings.signals.items())
+        }
+
+    def apply(self, batch: pa.Table) -> Outcome:
+        """Add the score, and keep the rows whose score reaches the limits, or is null."""
+        score = self._compute(batch)
+        outcome = keep_all(batch, {QUALITY_SCORE.name: score})
+        if self.settings.min is not None:
+            outcome = _drop_below(outcome, "score.too_low", self.settings.min)
+        if self.settings.cuts:
+            cuts = find_cuts(outcome.kept.column("language"), self.settings.cuts)
+            outcome = _drop_below(outcome, "score.not_in_top", cuts)
+        return outcome
+
+    def explain(self, document: pa.Table) -> list[ScorePart]:
+        """Return the parts of the score of one document, the largest first.
+
+        Args:
+            document: one row with the columns of `apply`.
+        """
+        ranks = {name: self._rank(document, name)[0] for name in self._tables}
+        weights = {
+            name: abs(signal.weight) for name, signal in self.settings.signals.items()
+        }
+        total = sum(weights[name] for name in ranks if not np.isnan(ranks[name]))
+        parts: list[ScorePart] = []
+        for name, rank in ranks.items():
+            value = document.column(name)[0].as_py()
+            weight = self.settings.signals[name].weight
+            if np.isnan(rank):
+                parts.append(ScorePart(name, weight, value, None, 0.0))
+            else:
+                part = float(weights[name] * rank / total)
+                parts.append(ScorePart(name, weight, value, float(rank), part))
+        return sorted(parts, key=lambda each: (-each.part, each.signal))
+
+    def _compute(self, batch: pa.Table) -> pa.Array:
+        """(n,) float64: the score of every row, null where no signal counts."""
+        total, weights = np.zeros(batch.num_rows), np.zeros(batch.num_rows)
+        for name in self._tables:
+            rank = self._rank(batch, name)
+            weight = np.where(np.isnan(rank), 0.0, abs(self.settings.signals[name].weight))
+            total += weight * np.nan_to_num(rank)
+            weights += weight
+        has_score = weights > 0
+        score = total / np.where(has_score, weights, 1.0)
+        return pa.array(score, pa.float64(), mask=~has_score)
+
+    def _rank(self, batch: pa.Table, name: str) -> NDArray[np.float64]:
+        """(n,) float64: the percentile rank, 0..1 and high is good; NaN without one."""
+        values = pc.cast(batch.column(name), pa.float64()).to_numpy(zero_copy_only=False)
+        languages = name_languages(batch)
+        ranks = np.full(batch.num_rows, np.nan)
+        for language in pc.unique(languages).to_pylist():
+            table = self._tables[name].get(language)
+            if table is None:
+                continue
+            is_language = pc.equal(languages, language).to_numpy(zero_copy_only=False)
+            rows = np.flatnonzero(is_language & ~np.isnan(values))
+            ranks[rows] = table.rank(_choose_bins(name).find(values[rows]))
+        return 1 - ranks if self.settings.signals[name].weight < 0 else ranks
+
+
+def _drop_below(outcome: Outcome, reason: str, limit: float | Column) -> Outcome:
+    """Drop the kept rows whose score is below a limit. A row without either is kept."""
+    score = outcome.kept.column(QUALITY_SCORE.name)
+    is_dropped = pc.fill_null(pc.less(score, limit), False)
+    return chain(
+        outcome, drop_where(outcome.kept, is_dropped, reason, value=score, limit=limit)
+    )
+
+
+def make_signals(
+    weights: Mapping[str, float], histograms: Mapping[str, Mapping[int, int]]
+) -> dict[str, WeightedSignal]:
+    """Return the signals with the histograms that `count_signal` has counted.
+
+    Args:
+        weights: signal -> weight.
+        histograms: `signal.<name>.<language>` -> bin -> documents.
+    """
+    signals: dict[str, WeightedSignal] = {}
+    for name, weight in sorted(weights.items()):
+        family = f"signal.{name}."
+        by_language: dict[str, Mapping[int, int]] = {}
+        for counted, bins in sorted(histograms.items()):
+            if counted.startswith(family):
+                by_language[counted.removeprefix(family)] = bins
+        signals[name] = WeightedSignal(weight=weight, histograms=by_language)
+    return signals

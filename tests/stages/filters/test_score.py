@@ -1,0 +1,108 @@
+"""The quality score is the weighted mean of ranks among the documents of a language."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stages.contract import DOC_ID
+from stages.counters import Counters
+from stages.filters.percentiles import BIN_WIDTH
+from stages.filters.score import Score, ScorePart, count_signal, make_signals, signal_field
+from stages.settings.score import ScoreSettings
+
+WEIGHTS = {"num_chars": 3.0, "perplexity": -1.0, "classifier_hq": 1.0}
+
+
+def make_batch(rows: Sequence[dict[str, object]]) -> pa.Table:
+    """Return a batch of the signals in WEIGHTS."""
+    fields = [DOC_ID, pa.field("language", pa.string()), *map(signal_field, WEIGHTS)]
+    ids = [{"doc_id": number, **row} for number, row in enumerate(rows)]
+    return pa.Table.from_pylist(ids, schema=pa.schema(fields))
+
+
+def open_score(batch: pa.Table, **limits: object) -> Score:
+    """Return the stage with the ranks of a batch."""
+    counters = Counters()
+    for name in WEIGHTS:
+        count_signal(counters, name, batch)
+    signals = make_signals(WEIGHTS, counters.histograms)
+    score = Score(ScoreSettings.model_validate({"signals": signals, **limits}))
+    score.open()
+    return score
+
+
+def read_scores(score: Score, batch: pa.Table) -> list[float | None]:
+    return score.apply(batch).kept.column("quality_score").to_pylist()
+
+
+PAGES: list[dict[str, object]] = [
+    {"language": "en", "num_chars": 100, "perplexity": 900.0, "classifier_hq": 0.1},
+    {"language": "en", "num_chars": 500, "perplexity": 300.0, "classifier_hq": 0.9},
+    {"language": "fr", "num_chars": 500, "perplexity": None, "classifier_hq": 0.9},
+    {"language": "fr", "num_chars": 900, "perplexity": None, "classifier_hq": 0.2},
+    {"language": None, "num_chars": 70, "perplexity": None, "classifier_hq": None},
+]
+
+
+def test_each_signal_counts_by_its_rank_and_weight_within_the_language() -> None:
+    """Of two values, the ranks are 1/4 and 3/4. A missing signal leaves the mean."""
+    batch = make_batch(PAGES)
+    scores = read_scores(open_score(batch), batch)
+    # en: all signals agree. fr: length for the second, the classifier for the first.
+    french = [(3 * 0.25 + 0.75) / 4, (3 * 0.75 + 0.25) / 4]
+    assert scores == pytest.approx([0.25, 0.75, *french, 0.5])
+
+
+def test_a_document_without_any_rank_has_no_score_and_is_kept() -> None:
+    """Its language was not in the run, or it has no value."""
+    score = open_score(make_batch(PAGES), min=1.0)
+    others = make_batch([{"language": "de", "num_chars": 5}, {"language": "en"}])
+    outcome = score.apply(others)
+    assert outcome.kept.column("quality_score").to_pylist() == [None, None]
+
+
+def test_the_parts_add_up_to_the_score() -> None:
+    """`explain` has a part per signal, the largest first, and none for a missing value."""
+    batch = make_batch(PAGES)
+    score = open_score(batch)
+    parts: list[ScorePart] = []
+    for number, total in enumerate(read_scores(score, batch)):
+        parts = score.explain(batch.slice(number, 1))
+        assert sum(part.part for part in parts) == pytest.approx(total)
+        assert [part.part for part in parts] == sorted(
+            (part.part for part in parts), reverse=True
+        )
+    assert [part.signal for part in parts] == ["num_chars", "classifier_hq", "perplexity"]
+    assert [part.rank for part in parts] == [0.5, None, None]
+
+
+def test_limits_are_inclusive() -> None:
+    """A score that is equal to `min`, or to the cut of its language, is kept."""
+    batch = make_batch(PAGES[:2])
+    kept = open_score(batch, min=0.25, cuts={"en": 0.75}).apply(batch)
+    assert kept.kept.column("doc_id").to_pylist() == [1]
+    (dropped,) = kept.dropped.to_pylist()
+    assert (dropped["reason"], dropped["value"]) == ("score.not_in_top", 0.25)
+
+
+@settings(max_examples=50)
+@given(st.lists(st.integers(0, 10**7), min_size=1, max_size=40))
+def test_ranks_are_those_of_sorted_values_up_to_the_width_of_a_bin(
+    lengths: list[int],
+) -> None:
+    """The rank of a value is the share below it and half of the equal ones."""
+    batch = make_batch([{"language": "en", "num_chars": length} for length in lengths])
+    values = np.array(lengths)
+    scores = open_score(batch).apply(batch).kept.column("quality_score").to_numpy()
+    for value, rank in zip(lengths, scores, strict=True):
+        low, high = value / BIN_WIDTH, value * BIN_WIDTH
+        least = (values < low).sum() + ((values >= low) & (values <= value)).sum() / 2 - 0.5
+        most = (values <= high).sum()
+        assert least / len(values) - 1e-9 <= rank <= most / len(values) + 1e-9
+    assert scores.mean() == pytest.approx(0.5)
