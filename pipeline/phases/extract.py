@@ -53,7 +53,7 @@ class Extract(SplitPhase):
     """Read records, make documents of them, and hash every paragraph."""
 
     name = "extract"
-    version = 8
+    version = 9
     stages = (Url, Unicode, Length, ParagraphHashes)
     schema = DOCUMENT
 

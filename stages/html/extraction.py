@@ -196,15 +196,30 @@ def _check_markup(page: bytes, settings: HtmlSettings) -> Unusable | None:
 
 def _parse(decoded: DecodedPage, settings: HtmlSettings) -> Page | Unusable:
     page = _parse_markup(clean_markup(decoded.text), decoded, settings)
-    if isinstance(page, Unusable) or len(page.text) >= MIN_MAIN_CONTENT_CHARS:
+    if isinstance(page, Unusable) or _count_least_chars(page) >= MIN_MAIN_CONTENT_CHARS:
         return page
     markup = open_noscript(decoded.text)
     if markup is None:
         return page
     opened = _parse_markup(markup, decoded, settings)
-    if isinstance(opened, Page) and _is_too_short(len(page.text), len(opened.text)):
+    if isinstance(opened, Page) and _has_missed_text(page, opened):
         return opened
     return page
+
+
+def _count_least_chars(page: Page) -> int:
+    """Return the characters of the text, or of the sample if it is shorter.
+
+    jusText reads noscript elements. The sample does not, so it can be empty beside a long text.
+    """
+    return len(page.text) if page.sample is None else min(len(page.text), len(page.sample))
+
+
+def _has_missed_text(page: Page, opened: Page) -> bool:
+    """Return whether text or sample is much longer with the noscript elements (`opened`)."""
+    if _is_too_short(len(page.text), len(opened.text)):
+        return True
+    return _is_too_short(len(page.sample or ""), len(opened.sample or ""))
 
 
 def _parse_markup(

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stages.html.extraction import HtmlSettings, Page, extract
+from stages.html.justext import JustextSettings
 from stages.html.markup import clean_markup, mark_lone_characters, open_noscript
 
 MODES = [
@@ -59,6 +60,26 @@ def test_a_page_whose_text_is_in_noscript_keeps_it(settings: HtmlSettings) -> No
     text = extract_text(page, settings)
     assert text.count("This is post") == 20
     assert "stylesheet" not in text
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        HtmlSettings(page_sample_chars=600),
+        HtmlSettings(page_sample_chars=600, justext=JustextSettings()),
+    ],
+    ids=["plain", "justext"],
+)
+def test_the_sample_of_such_a_page_has_its_posts(settings: HtmlSettings) -> None:
+    """jusText reads noscript elements, so the text alone does not show that the sample is empty."""
+    post = f"{TEXT} It is one of the posts that were written for the test of all of this. "
+    posts = f"<p>{post * 3}</p>" * 5
+    page = f"<body><p>Loading</p><noscript><div>{posts}</div></noscript></body>"
+    found = extract(page.encode(), "text/html; charset=utf-8", settings)
+    assert isinstance(found, Page)
+    assert found.sample is not None
+    assert len(found.sample) == 600
+    assert TEXT in found.text
 
 
 @pytest.mark.parametrize("settings", MODES, ids=MODE_NAMES)
