@@ -71,7 +71,7 @@ def test_a_page_whose_text_is_in_noscript_keeps_it(settings: HtmlSettings) -> No
     ids=["plain", "justext"],
 )
 def test_the_sample_of_such_a_page_has_its_posts(settings: HtmlSettings) -> None:
-    """jusText reads noscript elements, so the text alone does not show that the sample is empty."""
+    """The text alone does not show that the sample is empty: jusText reads noscript elements."""
     post = f"{TEXT} It is one of the posts that were written for the test of all of this. "
     posts = f"<p>{post * 3}</p>" * 5
     page = f"<body><p>Loading</p><noscript><div>{posts}</div></noscript></body>"
