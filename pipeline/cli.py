@@ -148,6 +148,12 @@ def run(
     overrides: Overrides = None,
     run_dir: RunDir = None,
     engine: EngineKind = None,
+    is_quiet: Annotated[
+        bool,
+        typer.Option(
+            "--quiet", "-q", help="Print only warnings, errors and where the dataset is."
+        ),
+    ] = False,
 ) -> None:
     """Run a config, from crawl files to shards.
 
@@ -157,8 +163,11 @@ def run(
     from pipeline.execution.engine import run as run_plan
     from pipeline.reporting.progress import RunProgress
     from pipeline.reporting.prometheus import RunMetrics
+    from pipeline.reporting.report import print_report
+    from pipeline.runs.run_folder import RunFolder
 
     started = time.monotonic()
+    console.quiet = is_quiet
     plan = _prepare_run(config, _load_config(config, overrides, run_dir, engine))
     metrics = RunMetrics(plan)
     with RunProgress(console) as progress:
@@ -170,7 +179,12 @@ def run(
         if progress.num_tasks
         else "nothing was left to do"
     )
-    _print_outcome(plan, f"{done}, in {time.monotonic() - started:.1f} s")
+    found = RunFolder.open(plan.run_dir)
+    report = _write_report(found)
+    console.print()
+    print_report(report, console)
+    console.quiet = False
+    _print_outcome(plan, found, report, f"{done}, in {time.monotonic() - started:.1f} s")
 
 
 def _prepare_run(config: str, settings: RunConfig) -> RunPlan:
@@ -193,19 +207,15 @@ def _prepare_run(config: str, settings: RunConfig) -> RunPlan:
     return plan
 
 
-def _print_outcome(plan: RunPlan, what_was_done: str) -> None:
-    """Write and print the report of a finished run, and the next commands.
+def _print_outcome(
+    plan: RunPlan, found: RunFolder, report: Report, what_was_done: str
+) -> None:
+    """Print where the dataset of a finished run is, and the next commands.
 
     Exits with a code if too much input could not be read.
     """
-    from pipeline.reporting.report import list_exceeded_limits, make_report, print_report
-    from pipeline.runs.run_folder import RunFolder
+    from pipeline.reporting.report import list_exceeded_limits
 
-    found = RunFolder.open(plan.run_dir)
-    report = make_report(found)
-    _write_report(found, report)
-    console.print()
-    print_report(report, console)
     if report.num_tokens:
         outcome = _describe_dataset(plan, found)
     else:
@@ -232,11 +242,14 @@ def _describe_dataset(plan: RunPlan, run: RunFolder) -> str:
     )
 
 
-def _write_report(run: RunFolder, report: Report) -> None:
-    from pipeline.reporting.report import to_html, to_json
+def _write_report(run: RunFolder) -> Report:
+    """Write the report of a run into its folder, and return it."""
+    from pipeline.reporting.report import make_report, to_html, to_json
 
+    report = make_report(run)
     run.run_dir.put("report.html", to_html(report).encode())
     run.run_dir.put("report.json", to_json(report).encode())
+    return report
 
 
 # ----------------------------------------------------------------------------------------- plan
@@ -362,8 +375,7 @@ def show_report(run: RunAddress, as_json: AsJson = False) -> None:
     if as_json:
         sys.stdout.write(to_json(report))
         return
-    _write_report(found, report)
-    print_report(report, console)
+    print_report(_write_report(found), console)
     console.print(f"\nAs a page: {run}/report.html")
 
 
@@ -385,17 +397,23 @@ def status(run: RunAddress, as_json: AsJson = False) -> None:
 
 @app.command()
 def explain(
-    run: RunAddress, document: Annotated[str, typer.Argument(help="A URL or a doc_id.")]
+    run: RunAddress,
+    document: Annotated[str, typer.Argument(help="A URL or a doc_id.")],
+    as_json: AsJson = False,
 ) -> None:
     """Show why a document was kept or dropped.
 
     Prints where it was read, its scores, every rule with its limit, and where it is stored.
     """
     from pipeline.reporting.explain import explain as trace_document
-    from pipeline.reporting.explain import format_trace
+    from pipeline.reporting.explain import format_trace, to_json
     from pipeline.runs.run_folder import RunFolder
 
-    for trace in trace_document(RunFolder.open(run), document):
+    traces = trace_document(RunFolder.open(run), document)
+    if as_json:
+        sys.stdout.write(to_json(traces))
+        return
+    for trace in traces:
         for line in format_trace(trace):
             console.print(line)
         console.print()

@@ -129,9 +129,23 @@ def test_explain_shows_kept_and_dropped_documents(reference_run: Path) -> None:
     assert code == 0
     assert "select           dropped: minhash.near_duplicate\n" in trace
     assert f"near-duplicate of document {stays['doc_id']}: {stays['url']} (" in trace
+    code, text = command("explain", reference_run, copy["url"], "--json")
+    (found,) = json.loads(text)
+    assert (code, found["decision"]) == (0, "minhash.near_duplicate")
+    assert found["representatives"]["select"]["doc_id"] == stays["doc_id"]
+    assert found["rows"]["select.decisions"]["doc_id"] == copy["doc_id"]
     code, message = command("explain", reference_run, "https://nowhere.example/")
     assert code == 2
     assert "no document 'https://nowhere.example/'" in message
+
+
+def test_a_quiet_run_prints_only_where_the_dataset_is(small: Path, tmp_path: Path) -> None:
+    """Progress and report are left out; report.html is written."""
+    code, out = command("run", small, "--quiet")
+    assert code == 0
+    assert "tasks done, in" in out.strip().splitlines()[0]
+    assert len(out.strip().splitlines()) == 4
+    assert (tmp_path / "run" / "report.html").exists()
 
 
 def test_verify_finds_a_flipped_bit(small: Path, tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
-"""Format the trace of a document as lines of text."""
+"""Format the traces of documents as lines of text, or as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 from pipeline.phases.annotate import Annotate
@@ -43,6 +45,15 @@ LISTED_CHARS = 100
 def format_trace(trace: DocumentTrace) -> list[str]:
     """Return the trace as lines, phase by phase."""
     return [f"document {trace.doc_id}: {trace.url}", *_format_phases(trace)]
+
+
+def to_json(traces: Iterable[DocumentTrace]) -> str:
+    """Return the traces as a JSON list. The rows of phases have keys such as `select.decisions`."""
+    objects: list[dict[str, Any]] = []
+    for trace in traces:
+        rows = {f"{phase}.{kind}": dict(row) for (phase, kind), row in trace.rows.items()}
+        objects.append(asdict(replace(trace, rows={})) | {"rows": rows})
+    return json.dumps(objects, indent=1, ensure_ascii=False, default=str) + "\n"
 
 
 def format_values(values: Mapping[str, Any]) -> str:
