@@ -13,12 +13,12 @@ def format_duration(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds)))
 
 
-def format_rate(number: float, seconds: float, unit: str) -> str:
+def format_rate(number: float, seconds: float, items: str) -> str:
     """Return `812 documents/s`, or `4.5 tasks/min` where that is below one per second."""
     rate = number / max(seconds, 1e-9)
     if rate < MIN_RATE_PER_S:
-        return f"{_format_number(rate * 60)} {unit}/min"
-    return f"{_format_number(rate)} {unit}/s"
+        return f"{_format_number(rate * 60)} {items}/min"
+    return f"{_format_number(rate)} {items}/s"
 
 
 def _format_number(number: float) -> str:
