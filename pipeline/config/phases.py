@@ -95,6 +95,23 @@ class ParagraphDedupConfig(Settings):
     )
 
 
+class SubstringDedupConfig(Settings):
+    """Find spans of words that an earlier document has; the first document keeps them."""
+
+    min_words: int = Field(
+        default=50,
+        ge=5,
+        le=10_000,
+        description="Length from which a span of words counts, in words as those of "
+        "`annotate.minhash.ngram_words` (Lee et al. 2022, RefinedWeb: 50 tokens).",
+    )
+    action: Literal["cut", "drop"] = Field(
+        default="cut",
+        description="cut: remove the spans from the texts (RefinedWeb); drop: drop the documents "
+        "that have any.",
+    )
+
+
 class AnnotateConfig(Settings):
     """Remove duplicate lines and score the documents that still have text.
 

@@ -19,6 +19,7 @@ from pipeline.config.phases import (
     FuzzyDedupConfig,
     ParagraphDedupConfig,
     SelectConfig,
+    SubstringDedupConfig,
     TokenizeConfig,
     WriteShardsConfig,
 )
@@ -69,6 +70,9 @@ class RunConfig(Settings):
     )
     paragraph_dedup: ParagraphDedupConfig = Field(
         default=ParagraphDedupConfig(), description="Deduplication of paragraphs."
+    )
+    substring_dedup: SubstringDedupConfig | None = Field(
+        default=None, description="Deduplication of spans of words; null: off."
     )
     annotate: AnnotateConfig = Field(
         default=AnnotateConfig(), description="Scores of every document."

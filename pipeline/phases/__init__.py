@@ -5,6 +5,8 @@ Files that each phase writes, per input split or partition (read back by range, 
     extract          SPLIT.documents.parquet  SPLIT.hashes.arrow  SPLIT.decisions.parquet  SPLIT.quarantine.jsonl
     exact_dedup      SPLIT.contents.arrow  exact_dedup.arrow: per split, the documents to drop and the ones kept
     paragraph_dedup  g000-p000of001.duplicate_lines.arrow: per split of the group, the lines to remove
+    substring_hashes SPLIT.windows.arrow: hashes of all windows of words
+    substring_dedup  p000of001.repeated.arrow: per split, the windows that an earlier document has
     annotate         SPLIT.documents.parquet  SPLIT.decisions.parquet  SPLIT.bands.arrow
                      SPLIT.ngrams.arrow, to compare candidates for near-duplicates
     fuzzy_clusters   p000of001.forest.arrow: similar pairs  clusters.arrow: documents that pairs connect

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from pipeline.phases.dedup.exact_dedup import ExactDedup
 from pipeline.phases.dedup.paragraph_dedup import ParagraphDedup
+from pipeline.phases.dedup.substring_dedup import SubstringDedup
 from pipeline.phases.extract import EXTRACTED, Extract
 from pipeline.phases.phase import Artifact, SplitPhase, TaskCost
 from pipeline.runs.hash_partitions import join_batches, write_buckets
@@ -27,6 +28,7 @@ from stages.contract import with_columns
 from stages.dedup.exact_dedup import ExactDedupFilter
 from stages.dedup.minhash import MinHash, MinHashSettings
 from stages.dedup.paragraphs import ParagraphRemoval
+from stages.dedup.substring_dedup import DROP, SPANS, RepeatedSpans
 from stages.filters.classifiers import Classifiers
 from stages.filters.decontamination import Decontamination
 from stages.filters.language import Language
@@ -41,6 +43,8 @@ NOT_WITH_DOCUMENTS = (
     "representative",
     "copy_by",
     "duplicate_lines",
+    "repeated_spans",
+    "drop_repeated",
     "minhash",
     "minhash_ngrams",
 )
@@ -73,9 +77,10 @@ class Annotate(SplitPhase):
 
     name = "annotate"
     version = 3
-    parents = (Extract, ExactDedup, ParagraphDedup)
+    parents = (Extract, ExactDedup, ParagraphDedup, SubstringDedup)
     stages = (
         ExactDedupFilter,
+        RepeatedSpans,
         ParagraphRemoval,
         Lines,
         Length,
@@ -86,14 +91,14 @@ class Annotate(SplitPhase):
         Decontamination,
         MinHash,
     )
-    filters = {ExactDedupFilter: ExactDedup}
+    filters = {ExactDedupFilter: ExactDedup, RepeatedSpans: SubstringDedup}
 
     documents = Artifact("documents.parquet")  # the columns of `stored`
     decisions = Artifact("decisions.parquet", DECISIONS, grows_with="documents")
     bands = Artifact("bands.arrow", BANDS, grows_with="band_hashes")  # by range of hashes
     ngrams = Artifact("ngrams.arrow", NGRAMS)  # see `read_ngrams`
 
-    reads = (Extract.documents, ParagraphDedup.duplicate_lines)
+    reads = (Extract.documents, ParagraphDedup.duplicate_lines, SubstringDedup.repeated)
     amounts = {
         "left": "chars",
         "scored": "documents_kept",
@@ -105,17 +110,22 @@ class Annotate(SplitPhase):
         held_bytes=64,
         held_per="band_hashes",
         # measured with 10,000 splits
-        open_artifact_s={ParagraphDedup.duplicate_lines: 0.0004},
+        open_artifact_s={
+            ParagraphDedup.duplicate_lines: 0.0004,
+            SubstringDedup.repeated: 0.0004,
+        },
     )
 
     @property
     def schema(self) -> pa.Schema:  # type: ignore[override]
-        """The columns of extract, the lines to remove, and for copies the document that is kept."""
+        """The columns of extract, and the findings of the deduplication phases that are on."""
         duplicate_lines = pa.field("duplicate_lines", pa.list_(pa.uint32()))
-        if self.config.exact_dedup is None:
-            return pa.schema([*EXTRACTED, duplicate_lines])
-        representative = DECISIONS.field("representative")
-        return pa.schema([*EXTRACTED, duplicate_lines, representative, COPY_BY])
+        fields = [*EXTRACTED, duplicate_lines]
+        if self.config.exact_dedup is not None:
+            fields += [DECISIONS.field("representative"), COPY_BY]
+        if self.config.substring_dedup is not None:
+            fields += [SPANS, DROP]
+        return pa.schema(fields)
 
     @property
     def stored(self) -> pa.Schema:
@@ -125,11 +135,12 @@ class Annotate(SplitPhase):
         )
 
     def read(self, task_id: str, writer: SplitWriter) -> Generator[pa.Table]:
-        """Yield the extracted documents, with the findings of exact_dedup and paragraph_dedup."""
+        """Yield the extracted documents, with the findings of the deduplication phases."""
         del writer
         split = self.split(task_id)
         copies = ExactDedup(self.plan).find_copies(split)
         duplicate_lines = ParagraphDedup(self.plan).find_duplicate_lines(split)
+        spans = SubstringDedup(self.plan).find_spans(split)
         documents = self.plan.folder(Extract.name).open(
             Extract.documents.file_name(task_id)
         )
@@ -141,12 +152,16 @@ class Annotate(SplitPhase):
                 pa.array(records.astype(np.uint32)), value_set=copies["record"]
             )
             added = {
-                "duplicate_lines": _list_lines(records, duplicate_lines),
+                "duplicate_lines": _list_by_record(records, duplicate_lines),
+                "repeated_spans": _list_by_record(records, spans),
                 "representative": copies["representative"].take(rows),
             }
             if self.config.exact_dedup is not None:
                 by = pa.scalar(self.config.exact_dedup.by)
                 added["copy_by"] = pc.if_else(pc.is_valid(rows), by, None)
+            if self.config.substring_dedup is not None:
+                is_drop = self.config.substring_dedup.action == "drop"
+                added["drop_repeated"] = pa.repeat(is_drop, batch.num_rows)
             wanted = self.schema.names
             yield with_columns(
                 batch, {name: added[name] for name in added if name in wanted}
@@ -159,20 +174,20 @@ class Annotate(SplitPhase):
         return _AnnotateWriter(output, task_id, self.stored, bands)
 
 
-def _list_lines(
-    records: NDArray[np.uint64], duplicate_lines: NDArray[np.uint64]
+def _list_by_record(
+    records: NDArray[np.uint64], values: NDArray[np.uint64]
 ) -> pa.ListArray:
-    """Return the lines to remove, per record.
+    """Return the lower halves of values, per record: lines to remove, or bounds of spans.
 
     Args:
         records: (n,) record numbers, sorted.
-        duplicate_lines: record << 32 | line, sorted.
+        values: record << 32 | value, sorted.
     """
-    of_record = duplicate_lines >> np.uint64(32)
+    of_record = values >> np.uint64(32)
     starts = np.searchsorted(of_record, records)
     end = np.searchsorted(of_record, records[-1], side="right")
     offsets = pa.array(np.append(starts, end), pa.int32())
-    return pa.ListArray.from_arrays(offsets, pa.array(duplicate_lines.astype(np.uint32)))
+    return pa.ListArray.from_arrays(offsets, pa.array(values.astype(np.uint32)))
 
 
 class _BandWriter:

@@ -9,6 +9,7 @@ from pipeline.phases.dedup.exact_dedup import ExactDedup
 from pipeline.phases.dedup.fuzzy_clusters import FuzzyClusters
 from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
 from pipeline.phases.dedup.paragraph_dedup import ParagraphDedup
+from pipeline.phases.dedup.substring_dedup import SubstringDedup, SubstringHashes
 from pipeline.phases.extract import Extract
 from pipeline.phases.percentiles import Percentiles
 from pipeline.phases.phase import Phase, SplitPhase
@@ -23,6 +24,8 @@ PHASES: tuple[type[Phase], ...] = (
     Extract,
     ExactDedup,
     ParagraphDedup,
+    SubstringHashes,
+    SubstringDedup,
     Annotate,
     FuzzyClusters,
     FuzzyDedup,

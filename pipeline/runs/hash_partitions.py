@@ -20,8 +20,9 @@ the narrowest bucket of all files.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -96,6 +97,42 @@ def write_buckets(path: Path, rows: pa.RecordBatch, num_buckets: int | None = No
         for start, end in pairwise(bounds):
             # One bucket at a time, so that there is no second copy of all rows.
             file.write_batch(rows.take(pa.array(order[start:end])))
+
+
+def write_merged_buckets(
+    path: Path, schema: pa.Schema, parts: Iterable[pa.RecordBatch], num_buckets: int
+) -> int:
+    """Write what `write_buckets` would write of all parts together, with one in memory.
+
+    The bytes do not depend on where the rows are divided. Each part is written next to `path`
+    first, then the parts are merged bucket by bucket.
+
+    Args:
+        path: the file.
+        schema: of the parts.
+        parts: the rows in input order.
+        num_buckets: a power of two from 2 to MAX_BUCKETS.
+
+    Returns:
+        The number of rows.
+    """
+    paths: list[Path] = []
+    num_rows = 0
+    for rows in parts:
+        paths.append(path.with_name(f"{path.name}.part{len(paths)}"))
+        write_buckets(paths[-1], rows, num_buckets)
+        num_rows += rows.num_rows
+        del rows  # before the next part is made
+    with contextlib.ExitStack() as stack:
+        sources = [stack.enter_context(pa.memory_map(str(part))) for part in paths]
+        files = [pa.ipc.open_file(source) for source in sources]
+        with pa.ipc.new_file(path, schema) as merged:
+            for bucket in range(num_buckets):
+                batches = [file.get_batch(bucket) for file in files]
+                merged.write_batch(join_batches(schema, batches))
+    for part in paths:
+        part.unlink()
+    return num_rows
 
 
 def join_batches(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:

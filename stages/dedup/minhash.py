@@ -77,7 +77,7 @@ def _normal_form(character: str) -> str:
 
 
 @cache
-def _characters() -> characters.CharacterTable:
+def get_characters() -> characters.CharacterTable:
     """Return the rule of `split_ngrams` for every character, from this Python's Unicode tables.
 
     Takes 0.1 s and 60 kB.
@@ -122,7 +122,7 @@ def signatures(
         return np.empty((0, settings.num_permutations), np.uint32), np.empty(0, np.bool_)
     permutations = _permutations(settings.num_permutations)
     minima, num_words = minhash_kernel.compute_signatures(
-        *read_string_buffers(texts), _characters(), settings.ngram_words, permutations
+        *read_string_buffers(texts), get_characters(), settings.ngram_words, permutations
     )
     return minima, num_words > 0
 
@@ -142,7 +142,7 @@ def ngram_sets(
     if len(texts) == 0:
         return pa.array([], pa.large_list(pa.uint32()))
     offsets, hashes = minhash_kernel.hash_ngrams(
-        *read_string_buffers(texts), _characters(), settings.ngram_words
+        *read_string_buffers(texts), get_characters(), settings.ngram_words
     )
     return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(hashes))
 
@@ -200,7 +200,7 @@ class MinHash(Stage[MinHashSettings]):
     def open(self) -> None:
         """Compute the permutations with datasketch, and the table of characters."""
         _permutations(self.settings.num_permutations)
-        _characters()
+        get_characters()
 
     def apply(self, batch: pa.Table) -> Outcome:
         """Add the band hashes, and the n-grams that fuzzy_dedup compares."""

@@ -31,6 +31,7 @@ from stages.dedup.paragraphs import (
     ParagraphRemoval,
     ParagraphRemovalSettings,
 )
+from stages.dedup.substring_dedup import RepeatedSpans, RepeatedSpansSettings
 from stages.filters.classifiers import (
     MODEL_FILE,
     Classifiers,
@@ -329,6 +330,17 @@ EXAMPLES = (
         ExactDedupFilterSettings(),
         {"copy_by": None},
         {"same_digest": {"copy_by": "digest"}, "same_text": {"copy_by": "text"}},
+    ),
+    Example(
+        RepeatedSpans,
+        RepeatedSpansSettings(),
+        {
+            "text": _TEXT,
+            "repeated_spans": [0, 2],
+            "drop_repeated": False,
+            "duplicate_lines": [],
+        },
+        {"repeated_span": {"drop_repeated": True}},
     ),
     Example(MinHash, MinHashSettings(), {"text": _TEXT}, {}),
     Example(

@@ -15,12 +15,14 @@ from pipeline.reporting.explain.find import (
     read_row,
 )
 from pipeline.reporting.explain.removed import find_removed
+from pipeline.reporting.explain.repeated import find_repeated_spans
 from pipeline.reporting.explain.rules import check_rules
 from pipeline.reporting.explain.trace import (
     KEPT,
     NOT_DECIDED,
     DocumentTrace,
     RemovedParagraphs,
+    RepeatedSpan,
     Row,
     RuleReport,
 )
@@ -66,13 +68,15 @@ def _trace_document(run: RunFolder, doc_id: int) -> DocumentTrace | None:
         return None
     columns = {name: value for row in rows.values() for name, value in row.items()}
     decision = _find_decision(rows)
+    repeated, removed = _find_removed(run, doc_id, rows, decision)
     return DocumentTrace(
         doc_id=doc_id,
         url=columns["url"],
         decision=decision,
         columns=columns,
         rows=rows,
-        removed=_find_removed(run, doc_id, rows, decision),
+        repeated=repeated,
+        removed=removed,
         rules=_check_rules(run, doc_id, rows),
         representatives={
             phase: describe_other(run, row["representative"])
@@ -107,15 +111,20 @@ def _find_decision(rows: Rows) -> str:
 
 def _find_removed(
     run: RunFolder, doc_id: int, rows: Rows, decision: str
-) -> RemovedParagraphs | None:
-    """Return what paragraph_dedup removed, or None if it has not looked at the document."""
+) -> tuple[tuple[RepeatedSpan, ...], RemovedParagraphs | None]:
+    """Return what substring_dedup and paragraph_dedup removed.
+
+    Returns:
+        Nothing and None if annotate has not looked at the text of the document.
+    """
     extracted = rows.get((Extract.name, DOCUMENTS))
     annotated = rows.get((Annotate.name, DOCUMENTS))
     is_exact_copy = decision.startswith(f"{ExactDedup.name}.")
     was_dropped = (Annotate.name, DECISIONS) in rows and not is_exact_copy
     if extracted is None or (annotated is None and not was_dropped):
-        return None
-    return find_removed(run, doc_id, extracted, annotated)
+        return (), None
+    repeated, text = find_repeated_spans(run, doc_id, extracted["text"])
+    return repeated, find_removed(run, doc_id, extracted, annotated, text)
 
 
 def _check_rules(run: RunFolder, doc_id: int, rows: Rows) -> dict[str, RuleReport]:

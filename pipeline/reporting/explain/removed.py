@@ -28,7 +28,7 @@ RECORD_BITS = np.uint64(0xFFFF_FFFF)
 
 
 def find_removed(
-    run: RunFolder, doc_id: int, extracted: Row, annotated: Row | None
+    run: RunFolder, doc_id: int, extracted: Row, annotated: Row | None, text: str
 ) -> RemovedParagraphs:
     """Return what paragraph_dedup removed.
 
@@ -37,6 +37,7 @@ def find_removed(
         doc_id: the document.
         extracted: its row in the documents of extract.
         annotated: its row in the documents of annotate; None: annotate dropped it.
+        text: its text after substring_dedup, with as many lines.
     """
     lines = extracted["text"].split("\n")
     if annotated is None:
@@ -47,13 +48,18 @@ def find_removed(
         left = {*annotated["kept_lines"], *(annotated.get("lines_removed") or ())}
         numbers = [number for number in range(len(lines)) if number not in left]
         num_chars_left = annotated["num_chars"] + (annotated.get("chars_removed") or 0)
-    removed = sorted((lines[number] for number in numbers), key=len, reverse=True)
+    removed: list[str] = []
+    for number, rest in enumerate(text.split("\n")):
+        # Lines that substring_dedup emptied are no duplicate paragraphs.
+        if number in numbers and (rest.strip() or not lines[number].strip()):
+            removed.append(lines[number])
+    removed.sort(key=len, reverse=True)
     copies = _find_copies(run, doc_id, removed[:NUM_LOOKED_UP])
     return RemovedParagraphs(
         paragraphs=tuple(removed),
         line_numbers=tuple(numbers),
         copies={line: describe_other(run, other) for line, other in copies.items()},
-        num_left=len(lines) - len(removed),
+        num_left=len(lines) - len(numbers),
         num_chars_left=num_chars_left,
         may_be_in_previous=bool(run.previous),
     )

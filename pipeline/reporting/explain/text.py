@@ -10,6 +10,7 @@ from typing import Any
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.dedup.exact_dedup import ExactDedup
 from pipeline.phases.dedup.paragraph_dedup import ParagraphDedup
+from pipeline.phases.dedup.substring_dedup import SubstringDedup
 from pipeline.phases.extract import EXTRACTED, Extract
 from pipeline.phases.select import Select
 from pipeline.phases.write_shards import WriteShards
@@ -18,6 +19,7 @@ from pipeline.reporting.explain.trace import (
     DocumentTrace,
     OtherDocument,
     RemovedParagraphs,
+    RepeatedSpan,
     Row,
     RuleReport,
 )
@@ -74,6 +76,8 @@ def _format_phases(trace: DocumentTrace) -> Iterator[str]:
     if extracted:
         yield from _format_extracted(extracted)
         yield from _format_rules(trace, Extract.name)
+    if trace.repeated:
+        yield from _format_repeated(trace.repeated)
     if trace.removed:
         yield from _format_removed(trace.removed)
     if annotated:
@@ -107,6 +111,20 @@ def _format_extracted(row: Row) -> Iterator[str]:
             f"{INDENT}all text of the page, because its main content has only "
             f"{row['main_content_chars']:,} characters"
         )
+
+
+def _format_repeated(repeated: Sequence[RepeatedSpan]) -> Iterator[str]:
+    num_words = sum(span.num_words for span in repeated)
+    spans = "span of words" if len(repeated) == 1 else "spans of words"
+    yield (
+        f"{_label(SubstringDedup.name)}{len(repeated)} {spans} in earlier documents, "
+        f"{num_words:,} words"
+    )
+    for span in repeated[:NUM_LISTED]:
+        yield f"{_format_line(span.text)} ({span.num_words:,} words)"
+        if span.first:
+            yield f"{INDENT}  first in document {_format_other(span.first)}"
+    yield from _format_rest([span.text for span in repeated])
 
 
 def _format_removed(removed: RemovedParagraphs) -> Iterator[str]:

@@ -81,6 +81,21 @@ class RemovedParagraphs:
 
 
 @dataclass(frozen=True)
+class RepeatedSpan:
+    """A span of words of a document that an earlier document has.
+
+    Attributes:
+        text: its words as the document has them.
+        num_words: their number.
+        first: the first document that has its first words; None: not looked up, or deleted.
+    """
+
+    text: str
+    num_words: int
+    first: OtherDocument | None
+
+
+@dataclass(frozen=True)
 class ShardLocation:
     """Where a document is stored in a dataset."""
 
@@ -99,6 +114,7 @@ class DocumentTrace:
         decision: "kept", the drop reason, or NOT_DECIDED.
         columns: all stored columns, for programs.
         rows: (phase, kind of file) -> the row stored there.
+        repeated: what substring_dedup found, longest first.
         removed: what paragraph_dedup removed; None: not known (yet).
         rules: phase -> its rules.
         representatives: phase -> the document that is kept in place of this one.
@@ -110,6 +126,7 @@ class DocumentTrace:
     decision: str
     columns: Row
     rows: Mapping[tuple[str, str], Row]
+    repeated: tuple[RepeatedSpan, ...]
     removed: RemovedParagraphs | None
     rules: Mapping[str, RuleReport]
     representatives: Mapping[str, OtherDocument]

@@ -22,6 +22,7 @@ from pipeline.reporting.report.losses import Losses, find_losses
 from pipeline.runs.run_folder import RunFolder
 from stages.contract import DocumentCountError, Stage
 from stages.dedup.paragraphs import ParagraphRemoval
+from stages.dedup.substring_dedup import RepeatedSpans
 from stages.filters.lines import Lines
 from terminal_output import escape
 
@@ -313,7 +314,7 @@ def _count_chars_left(
 ) -> int:
     """Return the characters that are left after a stage.
 
-    A dropped document is counted with the characters that it had when it was dropped. Two stages
+    A dropped document is counted with the characters that it had when it was dropped. Three stages
     of annotate also remove text from documents that they keep. What paragraph_dedup removed is not
     counted, so the characters after it are added up from those that later stages keep and drop.
     """
@@ -324,6 +325,8 @@ def _count_chars_left(
                 left += dropped_chars
         return left
     left = num_chars - sum(counts[f"dropped_chars.{reason}"] for reason in reasons)
+    if stage is RepeatedSpans:
+        return left - counts["repeated_chars"]
     return left - counts["chars_removed"] if stage is Lines else left
 
 

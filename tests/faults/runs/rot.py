@@ -37,6 +37,8 @@ READ_FILES = (
     ("extract", "*.hashes.arrow"),
     ("exact_dedup", "exact_dedup.arrow"),
     ("paragraph_dedup", "*.duplicate_lines.arrow"),
+    ("substring_hashes", "*.windows.arrow"),
+    ("substring_dedup", "*.repeated.arrow"),
     ("annotate", "*.documents.parquet"),
     ("annotate", "*.bands.arrow"),
     ("fuzzy_clusters", "clusters.arrow"),

@@ -18,11 +18,13 @@ from pipeline.runs.hash_partitions import (
     Partition,
     count_buckets,
     count_partitions,
+    join_batches,
     name_partitions,
     read_around,
     read_keys,
     read_slice,
     write_buckets,
+    write_merged_buckets,
 )
 
 ROWS = pa.schema([pa.field("hash", pa.uint64()), pa.field("record", pa.uint32())])
@@ -92,6 +94,29 @@ def test_every_row_is_in_one_chunk_with_all_equal_hashes(
         order = np.argsort(file["hash"].to_numpy(), kind="stable")
         again = np.argsort(rows["hash"].to_numpy(), kind="stable")
         assert rows.take(again).equals(pa.Table.from_batches([file.take(order)]))
+
+
+@settings(max_examples=10, deadline=None)
+@given(sizes=st.lists(st.sampled_from([0, 1, 300]), max_size=4), seed=st.integers(0, 9))
+def test_merged_parts_have_the_bytes_of_one_file(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], seed: int
+) -> None:
+    """The file does not show where its rows were divided, and no other file is left."""
+    folder = tmp_path_factory.mktemp("parts")
+    parts = write_files(folder, sizes, seed)
+    all_rows = join_batches(ROWS, parts)
+    write_merged_buckets(folder / "one", ROWS, [all_rows], 256)
+    before = set(folder.iterdir())
+    num_rows = write_merged_buckets(folder / "many", ROWS, parts, 256)
+    assert num_rows == all_rows.num_rows
+    assert (folder / "many").read_bytes() == (folder / "one").read_bytes()
+    assert set(folder.iterdir()) - before == {folder / "many"}
+    write_buckets(folder / "whole", all_rows, 256)
+    partition = name_partitions(1)[0]
+    merged, whole = (
+        read_slice(_open(folder / name), partition) for name in ("many", "whole")
+    )
+    assert merged.rows.equals(whole.rows)
 
 
 def test_rows_around_a_hash_include_all_rows_with_it(tmp_path: Path) -> None:

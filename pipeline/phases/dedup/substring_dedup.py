@@ -1,0 +1,304 @@
+"""The phases substring_hashes and substring_dedup: find spans of words that an earlier document has, over the whole crawl.
+
+A span of at least `min_words` words is repeated in a document if an earlier document, or one of a previous run, has it.
+The first document keeps it. The result depends on the texts and their order alone. Each removed span, word for word,
+occurs in an earlier document.
+
+    extract: SPLIT.documents.parquet ──▶ SPLIT.windows.arrow    hashes of all windows of min_words words
+    SPLIT.windows.arrow ──▶ p000of004.repeated.arrow            the windows that an earlier document has, per split
+
+Source: Lee et al. 2022, "Deduplicating Training Data Makes Language Models Better", section 4.1, with words in place of
+tokens. They, and Penedo et al. 2023 (RefinedWeb, section 3.3), remove spans of 50 tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from pipeline.config import RunConfig
+from pipeline.phases.extract import Extract
+from pipeline.phases.phase import Artifact, PartitionPhase, TaskCost
+from pipeline.planning.input_splits import InputSplit
+from pipeline.planning.previous_runs import find_unfinished
+from pipeline.runs.hash_partitions import (
+    FileSlice,
+    Partition,
+    count_buckets,
+    count_partitions,
+    name_partitions,
+    read_slice,
+    take_rows,
+    write_merged_buckets,
+)
+from pipeline.runs.phase_folder import PhaseFolder
+from pipeline.runs.run_folder import RunFolder
+from pipeline.runs.split_output import read_row_groups
+from stages.contract import Counters
+from stages.dedup.substring_dedup import hash_windows
+
+# Memory per window of the part of a split that is hashed at a time: 24 as stored, and the order of
+# the buckets.
+BYTES_HELD = 36
+
+# Memory of a partition per window: 24 as read, and 24 while its chunks are built. Later 8 for
+# a result, and the memory for one chunk.
+BYTES_PER_WINDOW = 48
+
+# Bytes of text per word, for the estimate of the number of partitions; English text has 6.
+BYTES_PER_WORD = 6
+
+# A window of words: two hashes, its document, and the place of its first word there.
+WINDOWS = pa.schema(
+    [
+        pa.field("hash", pa.uint64()),
+        pa.field("check", pa.uint64()),
+        pa.field("record", pa.uint32()),
+        pa.field("word", pa.uint32()),
+    ]
+)
+
+REPEATED = pa.schema([WINDOWS.field("record"), WINDOWS.field("word")])
+
+
+class SubstringHashes(PartitionPhase):
+    """Hash all windows of words of every document."""
+
+    name = "substring_hashes"
+    section = "substring_dedup"
+    version = 1
+    parents = (Extract,)
+    task_kind = "splits"
+    depends_on_all_splits = False
+
+    windows = Artifact("windows.arrow", WINDOWS)  # by range of hashes
+
+    reads = (Extract.documents,)
+    cost = TaskCost(grows_with="text")
+
+    def task_ids(self) -> list[str]:
+        """Return the keys of the splits; none where the phase is off."""
+        if self.config.substring_dedup is None:
+            return []
+        return [split.key for split in self.plan.splits]
+
+    def run(self, task_id: str) -> None:
+        """Write the windows of the documents of one split."""
+        record = self.plan.folder(Extract.name).record(task_id)
+        text_bytes = record["counters"]["counts"].get("text_bytes", 0)
+        num_buckets = count_buckets(text_bytes // BYTES_PER_WORD)
+        counters = Counters()
+        with self.folder.commit(task_id) as output:
+            path = output.path(self.windows.file_name(task_id))
+            parts = self._collect_parts(self._read_windows(task_id))
+            counters.add("windows", write_merged_buckets(path, WINDOWS, parts, num_buckets))
+            output.record = {"counters": counters.to_json()}
+
+    def _collect_parts(
+        self, batches: Iterator[list[NDArray[Any]]]
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of many batches at a time, as many as half the memory of a task holds."""
+        max_rows = self.config.engine.memory_mb * 2**19 // BYTES_HELD
+        waiting: list[list[NDArray[Any]]] = []
+        num_rows = 0
+        for columns in batches:
+            waiting.append(columns)
+            num_rows += len(columns[0])
+            if num_rows >= max_rows:
+                yield _concatenate(waiting)
+                num_rows = 0
+        if waiting:
+            yield _concatenate(waiting)
+
+    def _read_windows(self, task_id: str) -> Iterator[list[NDArray[Any]]]:
+        """Yield the columns of WINDOWS of some documents at a time."""
+        assert self.config.substring_dedup is not None
+        num_words = self.config.substring_dedup.min_words
+        documents = self.plan.folder(Extract.name).open(
+            Extract.documents.file_name(task_id)
+        )
+        batch_mb = self.config.engine.advanced.batch_mb
+        for batch in read_row_groups(documents, ["doc_id", "text"], batch_mb):
+            starts, hashes = hash_windows(batch.column("text"), num_words)
+            counts = np.diff(starts)
+            records = batch.column("doc_id").to_numpy().astype(np.uint32)  # the lower half
+            words = np.arange(starts[-1]) - np.repeat(starts[:-1], counts)
+            yield [*hashes, np.repeat(records, counts), words.astype(np.uint32)]
+
+
+def _concatenate(batches: list[list[NDArray[Any]]]) -> pa.RecordBatch:
+    """Return the rows of all batches, and empty the list."""
+    columns: list[NDArray[Any]] = []
+    for _ in WINDOWS:
+        # The columns are removed, so that only one of them is in memory twice.
+        column = [batch.pop(0) for batch in batches]
+        columns.append(np.concatenate(column))
+    batches.clear()
+    return pa.record_batch(columns, schema=WINDOWS)
+
+
+class SubstringDedup(PartitionPhase):
+    """Find the windows that an earlier document has, by ranges of hash space."""
+
+    name = "substring_dedup"
+    version = 1
+    parents = (SubstringHashes,)
+
+    repeated = Artifact("repeated.arrow", REPEATED)  # one batch per split
+
+    reads = (SubstringHashes.windows,)
+    cost = TaskCost(
+        grows_with="text",
+        held_bytes=BYTES_PER_WINDOW // BYTES_PER_WORD,
+        # as paragraph_dedup
+        open_s=0.0006,
+        is_hash_partitioned=True,
+    )
+
+    @classmethod
+    def phases_read_in_previous_runs(cls, config: RunConfig) -> tuple[str, ...]:
+        """Return substring_hashes: the windows there are compared too."""
+        return (SubstringHashes.name,) if cls.is_enabled(config) else ()
+
+    @classmethod
+    def check_previous_run(cls, config: RunConfig, run: RunFolder) -> Iterator[str]:
+        """Yield the reasons why windows cannot be compared."""
+        ours, theirs = config.substring_dedup, run.config.substring_dedup
+        if ours is None:
+            return
+        if theirs is None or theirs.min_words != ours.min_words:
+            found = "null" if theirs is None else theirs.model_dump()
+            yield (
+                f"its substring_dedup is {found}, ours is {ours.model_dump()}; "
+                "set min_words to the same number"
+            )
+        else:
+            yield from find_unfinished(run, SubstringHashes.name)
+
+    @classmethod
+    def estimate_num_tasks(
+        cls, config: RunConfig, num_splits: int, amounts: Mapping[str, float]
+    ) -> int:
+        """Return the number of partitions."""
+        del num_splits
+        if config.substring_dedup is None:
+            return 0
+        num_windows = math.ceil(amounts["text"] / BYTES_PER_WORD)
+        return count_partitions(num_windows, BYTES_PER_WINDOW, config.engine.memory_mb)
+
+    def task_ids(self) -> list[str]:
+        """Return the names of all partitions; none where the phase is off."""
+        if self.config.substring_dedup is None:
+            return []
+        return name_partitions(self.num_partitions)
+
+    @cached_property
+    def num_partitions(self) -> int:
+        """The number of partitions. Each fits into the memory of a task."""
+        if self.folder.complete():
+            # As many as there were: `engine.memory_mb` may be another one by now.
+            return self.folder.summary()["task_ids"]
+        num_windows = sum(self.counts(SubstringHashes.name, "windows"))
+        return count_partitions(num_windows, BYTES_PER_WINDOW, self.config.engine.memory_mb)
+
+    def run(self, task_id: str) -> None:
+        """Read one range of the windows of all splits, and write the repeated ones per split."""
+
+        def read(source: tuple[PhaseFolder, str]) -> FileSlice:
+            folder, key = source
+            name = SubstringHashes.windows.file_name(key)
+            return read_slice(folder.open(name), task_id)
+
+        sources = self.sources(SubstringHashes.name)
+        partition = Partition(self.folder.each(sources, read), task_id)
+        masks = _find_repeated(partition)
+        num_previous = len(self.plan.previous_splits)
+        counters = Counters()
+        with self.folder.commit(task_id) as output:
+            path = output.path(self.repeated.file_name(task_id))
+            with pa.ipc.new_file(path, REPEATED) as file:
+                own = zip(partition.files, masks, strict=True)
+                for rows, mask in list(own)[num_previous:]:
+                    file.write_batch(rows.select(REPEATED.names).filter(pa.array(mask)))
+                    counters.add("windows_repeated", int(mask.sum()))
+            output.record = {"counters": counters.to_json()}
+
+    def find_spans(self, split: InputSplit) -> NDArray[np.uint64]:
+        """Return the repeated spans of a split as record << 32 | word.
+
+        Returns:
+            (2 n,) first word, end, first word, end ... of n spans, sorted. Spans of a document are
+            apart.
+        """
+        settings = self.config.substring_dedup
+        if settings is None:
+            return np.empty(0, np.uint64)
+
+        def read(partition: str) -> NDArray[np.uint64]:
+            with self.folder.open(self.repeated.file_name(partition)) as source:
+                batch = pa.ipc.open_file(source).get_batch(split.index)
+                records = batch["record"].to_numpy().astype(np.uint64)
+                return records << np.uint64(32) | batch["word"].to_numpy()
+
+        names = name_partitions(self.num_partitions)
+        windows = np.sort(np.concatenate(self.folder.each(names, read)))
+        return join_windows(windows, settings.min_words)
+
+
+def join_windows(windows: NDArray[np.uint64], num_words: int) -> NDArray[np.uint64]:
+    """Return the spans that windows cover.
+
+    Args:
+        windows: (n,) record << 32 | first word of each window, sorted.
+        num_words: words per window.
+
+    Returns:
+        (2 m,) first word and end of m spans, as record << 32 | word, sorted. Windows that overlap
+        or touch are one span.
+    """
+    if not len(windows):
+        return windows
+    # Windows of two records are farther apart than any number of words.
+    is_apart = np.diff(windows) > num_words
+    starts = windows[np.append(True, is_apart)]
+    ends = windows[np.append(is_apart, True)] + np.uint64(num_words)
+    return np.stack([starts, ends], axis=1).reshape(-1)
+
+
+def _find_repeated(partition: Partition) -> list[NDArray[np.bool_]]:
+    """Return whether an earlier document has each window, for the rows of each file."""
+    checks = [rows["check"].to_numpy() for rows in partition.files]
+    masks = [np.zeros(rows.num_rows, np.bool_) for rows in partition.files]
+    for chunk in partition.chunks():
+        hashes, ids = partition.gather(chunk)
+        found = find_repeated_windows(hashes, take_rows(checks, chunk), ids)
+        ends = np.cumsum([rows.stop - rows.start for rows in chunk])[:-1]
+        for mask, rows, part in zip(masks, chunk, np.split(found, ends), strict=True):
+            mask[rows] = part
+    return masks
+
+
+def find_repeated_windows(
+    hashes: NDArray[np.uint64], checks: NDArray[np.uint64], ids: NDArray[np.uint64]
+) -> NDArray[np.bool_]:
+    """Return whether an earlier document has each window, shape (n,).
+
+    Args:
+        hashes: (n,) the first hash of each window.
+        checks: (n,) its second hash.
+        ids: (n,) the document of each window, in non-decreasing order.
+    """
+    # The sort is stable, so the first of equal windows is that of the first document.
+    order = np.lexsort((checks, hashes))
+    is_first = np.ones(len(ids), np.bool_)
+    is_first[1:] = (np.diff(hashes[order]) != 0) | (np.diff(checks[order]) != 0)
+    first_ids = ids[order][is_first][np.cumsum(is_first) - 1]
+    is_repeated = np.empty(len(ids), np.bool_)
+    is_repeated[order] = ids[order] != first_ids
+    return is_repeated
