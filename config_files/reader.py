@@ -206,7 +206,9 @@ def _format_fault(
 
     For an unknown key it has the nearest valid key.
     """
-    location = tuple(map(str, error["loc"]))
+    # "|" begins the tag of a union (stages/settings/base.py), which is no key of the file.
+    parts = map(str, error["loc"])
+    location = tuple(part for part in parts if not part.startswith("|"))
     key = ".".join(location) or "the file"
     place = _format_place(where, location, lines)
     if error["type"] == "extra_forbidden":

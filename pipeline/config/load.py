@@ -8,6 +8,7 @@ from typing import Any
 
 from config_files.reader import KeyPath, read, reread
 from pipeline.config.run import RunConfig
+from stages.settings.base import list_named_languages
 from stages.settings.languages import LID_176, read_labels, suggest_language
 from stages.settings.quality import QualityFilterSettings
 
@@ -138,6 +139,7 @@ def _list_languages(config: RunConfig) -> Iterator[tuple[KeyPath, Collection[str
     annotate, select = config.annotate, config.select
     if select.language and select.language.keep:
         yield ("select", "language", "keep"), select.language.keep
+    yield from _list_limits(config)
     # A default applies to the languages that the model has.
     if select.quality and select.quality.languages != QualityFilterSettings().languages:
         yield ("select", "quality", "languages"), select.quality.languages or ()
@@ -150,6 +152,17 @@ def _list_languages(config: RunConfig) -> Iterator[tuple[KeyPath, Collection[str
     for name, classifier in classifiers.by_name.items() if classifiers else ():
         yield ("annotate", "classifiers", name, "models"), classifier.models
         yield ("annotate", "classifiers", name, "languages"), classifier.languages or ()
+
+
+def _list_limits(config: RunConfig) -> Iterator[tuple[KeyPath, Collection[str]]]:
+    """Yield the limits of select that differ by language, with the languages."""
+    language, quality = config.select.language, config.select.quality
+    if language:
+        key = ("select", "language", "min_score")
+        yield key, list_named_languages(language.min_score)
+    for name, limit in quality or ():
+        if name != "languages":
+            yield ("select", "quality", name), list_named_languages(limit)
 
 
 def _list_labels(model: str) -> frozenset[str] | None:

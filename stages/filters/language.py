@@ -19,8 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from stages.contract import DOCUMENT, Outcome, Stage, chain, drop_where, keep_all
+from stages.contract import DOCUMENT, Column, Outcome, Stage, chain, drop_where, keep_all
 from stages.counters import Counters
+from stages.settings.base import DEFAULT
 from stages.settings.filters import LanguageFilterSettings, LanguageSettings
 from stages.settings.languages import LABEL_PREFIX
 
@@ -135,7 +136,7 @@ class LanguageFilter(Stage[LanguageFilterSettings]):
     def apply(self, batch: pa.Table) -> Outcome:
         """Keep the rows with a score of at least min_score, in one of the languages to keep."""
         score = batch.column("language_score")
-        min_score = self.settings.min_score
+        min_score = self._find_min_scores(batch.column("language"))
         is_low = pc.less(score, min_score)
         low = drop_where(
             batch, is_low, "language.score_too_low", value=score, limit=min_score
@@ -147,3 +148,12 @@ class LanguageFilter(Stage[LanguageFilterSettings]):
         is_unwanted = pc.invert(pc.is_in(language, value_set=wanted))
         unwanted = drop_where(low.kept, is_unwanted, "language.not_wanted", detail=language)
         return chain(low, unwanted)
+
+    def _find_min_scores(self, languages: Column) -> float | Column:
+        """Return the limit, or (n,) float64, the limit of every row."""
+        min_score = self.settings.min_score
+        if not isinstance(min_score, Mapping):
+            return min_score
+        rows = pc.index_in(languages, value_set=pa.array(min_score, pa.string()))
+        limits = pa.array(min_score.values(), pa.float64()).take(rows)
+        return pc.fill_null(limits, min_score[DEFAULT])

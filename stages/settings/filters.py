@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from stages.settings.base import Settings, Share
+from stages.settings.base import ByLanguage, Settings, Share
 from stages.settings.languages import LanguageCode, convert_label
 
 # Largest number of evaluation sets: the overlap kernel marks each set with one bit of a
@@ -234,11 +234,10 @@ class LanguageSettings(Settings):
 class LanguageFilterSettings(Settings):
     """The languages and scores that are kept."""
 
-    min_score: float = Field(
+    min_score: ByLanguage[Share] = Field(
         default=0.5,
-        ge=0.0,
-        le=1.0,
-        description="Lowest language_score kept. CCNet keeps 0.5 and more.",
+        description="Lowest language_score kept. CCNet keeps 0.5 and more. "
+        "{default: 0.5, de: 0.65} has another limit for German.",
     )
     keep: Annotated[tuple[LanguageCode, ...], Field(min_length=1)] | None = Field(
         default=None,

@@ -7,12 +7,19 @@ from typing import Annotated, Self, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
 
-from stages.settings.base import Settings
+from stages.settings.base import (
+    DEFAULT,
+    ByLanguage,
+    Settings,
+    find_limit,
+    list_named_languages,
+)
 from stages.settings.languages import LanguageCode, has_blanks
 
-_Count: TypeAlias = Annotated[int | None, Field(ge=0)]
-_Limit: TypeAlias = Annotated[float | None, Field(ge=0)]
-_Share: TypeAlias = Annotated[float | None, Field(ge=0, le=1)]
+_Count: TypeAlias = ByLanguage[Annotated[int | None, Field(ge=0)]]
+_StopWords: TypeAlias = ByLanguage[Annotated[int | None, Field(ge=0, le=8)]]
+_Limit: TypeAlias = ByLanguage[Annotated[float | None, Field(ge=0)]]
+_Share: TypeAlias = ByLanguage[Annotated[float | None, Field(ge=0, le=1)]]
 
 
 class QualitySettings(Settings):
@@ -45,7 +52,7 @@ class QualitySettings(Settings):
 
 
 class QualityFilterSettings(Settings):
-    """Inclusive limits of the quality signals; null turns a rule off.
+    """Inclusive limits of the quality signals, or {default: 50, de: 40}; null turns a rule off.
 
     Source of the defaults: Rae et al. 2021 (Gopher), appendix A.1.1: the text for the
     quality rules, table A1 for repetition.
@@ -79,9 +86,8 @@ class QualityFilterSettings(Settings):
         default=0.8,
         description="Lowest share of words (separated by white space) with a letter.",
     )
-    min_stop_words: _Count = Field(
+    min_stop_words: _StopWords = Field(
         default=2,
-        le=8,
         description="Fewest different stop words of Gopher's eight; English only.",
     )
     max_duplicate_line_share: _Share = Field(
@@ -165,10 +171,25 @@ class QualityFilterSettings(Settings):
             ("min_words", "max_words"),
             ("min_mean_word_length", "max_mean_word_length"),
         ):
-            least, most = getattr(self, low), getattr(self, high)
-            if least is not None and most is not None and least > most:
-                raise ValueError(
-                    f"{low} is {least}, above {high}, which is {most}: no document could be kept; "
-                    f"lower {low}"
+            lower, upper = getattr(self, low), getattr(self, high)
+            named = (*list_named_languages(lower), *list_named_languages(upper))
+            for language in (DEFAULT, *named):
+                _check_range(
+                    (low, find_limit(lower, language)),
+                    (high, find_limit(upper, language)),
+                    language,
                 )
         return self
+
+
+def _check_range(
+    low: tuple[str, float | None], high: tuple[str, float | None], language: str
+) -> None:
+    """Raise ValueError if the lower limit is above the upper limit; each is a name and a value."""
+    (low_name, least), (high_name, most) = low, high
+    if least is not None and most is not None and least > most:
+        where = "" if language == DEFAULT else f" in {language}"
+        raise ValueError(
+            f"{low_name} is {least}{where}, above {high_name}, which is {most}: no document could "
+            f"be kept; lower {low_name}"
+        )

@@ -202,6 +202,25 @@ def test_every_key_with_languages_is_checked(tmp_path: Path, key: str, value: st
     assert "'english' is no language of lid.176.ftz; did you mean 'en'?" in fault
 
 
+def test_faults_of_limits_by_language_name_key_and_language(tmp_path: Path) -> None:
+    """The key is the one of the file, without pydantic's names of a union."""
+    path = write(
+        tmp_path, MINIMAL + "select:\n  language:\n    min_score: {default: 0.5, de: 2}\n"
+    )
+    (fault,) = list_faults(path)
+    assert "mine.yaml:7: select.language.min_score.de is 2, " in fault
+    (fault,) = list_faults(path, "select.language.min_score={default: 0.5, german: 0.6}")
+    assert "'german' is no language of lid.176.ftz; did you mean 'de'?" in fault
+    (fault,) = list_faults(
+        path,
+        "select.language.min_score=0.5",
+        "select.quality={min_words: {default: 1, qq: 2}}",
+    )
+    assert (
+        "select.quality.min_words is {'default': 1, 'qq': 2}: 'qq' is no language" in fault
+    )
+
+
 def test_the_sample_of_pages_is_stored_and_read_or_neither(tmp_path: Path) -> None:
     """Either half alone has no effect."""
     path = write(tmp_path, MINIMAL)

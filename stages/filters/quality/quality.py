@@ -41,6 +41,7 @@ from stages.filters.quality.rules import RULES, Rule
 from stages.kernels.quality import columns
 from stages.kernels.quality import signals as kernel
 from stages.kernels.quality.alphabet import Phrases, build_alphabet
+from stages.settings.base import find_limit
 from stages.settings.languages import has_blanks
 from stages.settings.quality import QualityFilterSettings, QualitySettings
 from stages.string_buffers import read_string_buffers
@@ -239,7 +240,7 @@ class QualityFilter(Stage[QualityFilterSettings]):
             return None
         if not rule.applies_to(language):
             return None
-        return getattr(self.settings, rule.limit)
+        return find_limit(getattr(self.settings, rule.limit), language)
 
 
 def _apply_rule(batch: pa.Table, rule: Rule, by_language: pa.Array) -> Outcome:

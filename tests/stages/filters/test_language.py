@@ -388,6 +388,21 @@ def test_filter_checks_the_score_before_the_language():
     ]
 
 
+def test_a_language_can_have_its_own_limit():
+    """Others, and documents without a language, have the default."""
+    rows = [("de", 0.6), ("de", 0.65), ("fr", 0.5), ("fr", 0.49), (None, 0.0)]
+    limits = LanguageFilterSettings.model_validate(
+        {"min_score": {"default": 0.5, "deu": 0.65}}
+    )
+    kept, dropped = apply_filter(limits, rows)
+    assert kept == [1, 2]
+    assert [(row["doc_id"], row["limit"]) for row in dropped] == [
+        (0, 0.65),
+        (3, 0.5),
+        (4, 0.5),
+    ]
+
+
 def test_filter_keeps_every_language_by_default():
     """Without a list only the score decides, and with min_score 0 nothing is dropped."""
     rows = [("en", 0.7), ("qu", 0.8), (None, 0.0)]
@@ -415,7 +430,15 @@ def test_filter_accounts_balance(rows: list[tuple[str | None, int]]):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"min_score": 1.7}, {"min_score": -0.1}, {"keep": ()}, {"threshold": 0.5}]
+    "wrong",
+    [
+        {"min_score": 1.7},
+        {"min_score": -0.1},
+        {"min_score": {"default": 0.5, "de": 1.7}},
+        {"min_score": {"de": 0.65}},
+        {"keep": ()},
+        {"threshold": 0.5},
+    ],
 )
 def test_filter_settings_are_checked(wrong: dict[str, Any]):
     """Scores outside 0..1, an empty list and unknown keys are refused."""

@@ -649,6 +649,33 @@ def test_other_languages_are_not_checked():
     )
 
 
+def test_a_language_can_have_its_own_limits():
+    """A number, or null for no limit; the limit of the document's language is reported."""
+    limits = {"languages": None, "min_words": {"default": 3, "de": 2, "fr": None}}
+    for language, limit in (("en", 3), ("de", 2), ("fr", None)):
+        dropped = apply_filter(["a b", "a"], language=language, **limits).dropped
+        wanted = [limit for words in (2, 1) if limit is not None and words < limit]
+        assert dropped["limit"].to_pylist() == wanted
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"min_words": {"de": 2}}, "no limit for other languages than de; add default"),
+        ({"min_words": {"default": 2, "de": -1}}, "greater than or equal to 0"),
+        ({"min_stop_words": {"default": 2, "en": 9}}, "less than or equal to 8"),
+        (
+            {"min_words": {"default": 2, "de": 60}, "max_words": 50},
+            "min_words is 60 in de, above max_words, which is 50",
+        ),
+    ],
+)
+def test_wrong_limits_of_a_language_are_refused(wrong: dict[str, Any], message: str):
+    """The error names the language."""
+    with pytest.raises(ValidationError, match=message):
+        QualityFilterSettings.model_validate(wrong)
+
+
 def test_defaults_are_gophers():
     """Rae et al. 2021, appendix A.1.1 and table A1; the rules of C4 and FineWeb are off."""
     limits = QualityFilterSettings().model_dump()
