@@ -21,13 +21,15 @@ from loader.export import (
     export_parquet,
     read_documents,
 )
+from loader.lookup import DocumentFinder
+from loader.order.rank_batches import RankBatches
 from loader.order_check import OrderCheck, check_order, check_rows
 from loader.reading.manifest_columns import ManifestColumns, read_manifest_columns
 from loader.reading.shard_reader import ShardReader
 from loader.row_stream import RowStream, open_row_stream
 from loader.storage import ReadFailed, ReadSettings
 from loader.token_loader import TokenLoader
-from shardwriter.format import FormatError
+from shardwriter.format import FormatError, shard_file
 from terminal_output import escape_output
 
 DONE, FAILED, WRONG_USAGE = 0, 1, 2
@@ -241,6 +243,75 @@ def _parse_world_sizes(text: str) -> list[int]:
             f"{text!r} is not a list of numbers of at least 1, such as 1,2,8"
         )
     return world_sizes
+
+
+@app.command()
+def which(
+    manifest: ManifestArgument,
+    seq_len: SeqLen = 2048,
+    global_batch_rows: Annotated[
+        int, typer.Option(min=1, help="Rows of a step, over all ranks.")
+    ] = 8,
+    seed: Seed = 0,
+    step: Annotated[
+        int | None, typer.Option(min=0, help="List the documents of this step.")
+    ] = None,
+    doc_id: Annotated[
+        int | None, typer.Option(min=0, help="List the steps that read this document.")
+    ] = None,
+    epochs: Annotated[
+        int, typer.Option(min=1, help="With --doc-id: epochs to search.")
+    ] = 1,
+    world_size: Annotated[int, typer.Option(min=1, help="Number of ranks.")] = 1,
+    rank: Annotated[
+        int | None, typer.Option(min=0, help="Only this rank. Default: all.")
+    ] = None,
+) -> None:
+    """List the documents that a step reads, or the steps that read a document.
+
+    The order of rows is arithmetic: no step before is computed, and no tokens are read.
+    """
+    if (step is None) == (doc_id is None):
+        raise typer.BadParameter("give either --step or --doc-id")
+    settings = ReadSettings()
+    stream = open_row_stream(manifest, seq_len=seq_len, seed=seed, settings=settings)
+    finder = DocumentFinder(stream, settings)
+    ranks = range(world_size) if rank is None else [rank]
+    for number in ranks:
+        batches = RankBatches(global_batch_rows, number, world_size)
+        if step is not None:
+            _print_step(finder, batches, step)
+        else:
+            assert doc_id is not None
+            _print_document(finder, batches, doc_id, epochs)
+
+
+def _print_step(finder: DocumentFinder, batches: RankBatches, step: int) -> None:
+    """Print the documents of the rows that a rank reads in a step."""
+    found = batches.make_step(step * batches.global_batch_rows)
+    assert found is not None  # the stream is endless
+    for part in finder.list_parts(found.positions):
+        url = "" if part.metadata is None else part.metadata.get("url", "")
+        last = part.first_token + part.num_tokens - 1
+        typer.echo(
+            f"rank {batches.rank}, row {part.position - found.first_position}: "
+            f"document {part.doc_id}, tokens {part.first_token}..{last}, "
+            f"{shard_file(part.shard)}  {url}"
+        )
+
+
+def _print_document(
+    finder: DocumentFinder, batches: RankBatches, doc_id: int, epochs: int
+) -> None:
+    """Print the steps in which a rank reads a document."""
+    num_rows = batches.global_batch_rows // batches.world_size
+    for epoch in range(epochs):
+        for position in finder.list_positions(0, doc_id, epoch):
+            step, row = divmod(position, batches.global_batch_rows)
+            if row // num_rows == batches.rank:
+                typer.echo(
+                    f"epoch {epoch}, step {step}, rank {batches.rank}, row {row % num_rows}"
+                )
 
 
 @app.command()

@@ -163,6 +163,25 @@ class RowOrder:
             shards[chosen], rows[chosen] = self.layout(epoch).locate(layout_rows)
         return shards, rows
 
+    def find_position(self, epoch: int, shard: int, row: int) -> int | None:
+        """Return the position of a row in an epoch, or None if the row is left over there.
+
+        It is the inverse of `locate`, in O(window_rows + S).
+        """
+        layout = self.layout(epoch)
+        slot = int(np.flatnonzero(layout.shards == shard)[0])
+        layout_row = int(layout.row_starts[slot]) + row
+        if layout_row >= self.epoch_rows:
+            return None
+        # Rows move only within their window of their section: one of its places holds the row.
+        section, in_section = divmod(layout_row, self.section_rows)
+        first_place = in_section // self.window_rows * self.window_rows
+        last_place = min(first_place + self.window_rows, self.section_rows)
+        places = np.arange(first_place, last_place)
+        positions = places * self.interleave_depth + section
+        found = np.flatnonzero(self._find_layout_rows(epoch, positions) == layout_row)
+        return epoch * self.epoch_rows + int(positions[found[0]])
+
     def locate_left_over(self, epoch: int) -> tuple[Int64Array, Int64Array]:
         """Return the shards and rows that have no position in this epoch."""
         return self.layout(epoch).locate(np.arange(self.epoch_rows, self.num_rows))

@@ -10,7 +10,7 @@ For example:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -34,11 +34,16 @@ _SIZE = slice(124, 135)
 
 
 def read_metadata(
-    reader: ShardReader, shard: int
+    reader: ShardReader, shard: int, samples: Iterable[int] | None = None
 ) -> Iterator[list[DocumentMetadata] | None]:
     """Yield the documents' metadata of each sample, or None if the dataset has no metadata.
 
     Tokens are not read.
+
+    Args:
+        reader: of the dataset.
+        shard: number of the shard.
+        samples: numbers of samples; None: all.
 
     Raises:
         ReadFailed: bytes cannot be read.
@@ -50,17 +55,21 @@ def read_metadata(
     # (S,) documents and token bytes of each sample
     num_docs = np.diff(np.searchsorted(index.doc_starts, index.sample_starts)).tolist()
     num_bytes = (np.diff(index.sample_starts) * index.token_dtype.itemsize).tolist()
+    # (S,) where the tokens start, after the header of a .npy file
+    offsets = index.sample_offsets.tolist()
     read_range = reader.files.open_ranges(name)
-    start = 0
-    for sample, offset in enumerate(index.sample_offsets.tolist()):
-        # The members before the tokens end where the header of the tokens member starts.
-        stop = offset - NPY_HEADER_BYTES - TAR_BLOCK_BYTES
+    for sample in range(len(offsets)) if samples is None else samples:
+        # A sample starts where the tokens of the one before end, padded to whole blocks. Its
+        # other members end where the header of its tokens starts.
+        start = 0
+        if sample:
+            content_bytes = NPY_HEADER_BYTES + num_bytes[sample - 1]
+            start = offsets[sample - 1] - NPY_HEADER_BYTES + _round_up(content_bytes)
+        stop = offsets[sample] - NPY_HEADER_BYTES - TAR_BLOCK_BYTES
         data = read_range(start, stop)
         where = f"{reader.files.where(name)}, bytes {start}..{stop - 1}"
         member = f"{sample_key(shard, sample)}.{METADATA_MEMBER}"
         yield _find_metadata(data, member, num_docs[sample], where)
-        # Skip the tokens member: its tar header, and its content padded to whole blocks.
-        start = stop + TAR_BLOCK_BYTES + _round_up(NPY_HEADER_BYTES + num_bytes[sample])
 
 
 def _find_metadata(
