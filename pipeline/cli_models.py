@@ -115,3 +115,41 @@ def train_reference(
     names = ("precision", "recall", "roc_auc")
     figures = ", ".join(f"{name} {record[name]:.3f}" for name in names)
     console.print(f"{out}: on held-out texts: {figures}")
+
+
+@train_app.command("quality")
+def train_quality(
+    labels: Annotated[
+        Path,
+        typer.Option(
+            help='JSON lines: {"url": ..., "label": true} or {"doc_id": ..., "label": false}.'
+        ),
+    ],
+    run: Annotated[str, typer.Option(help="The run that has scored these documents.")],
+    out: Annotated[Path, typer.Option(help="JSON file to write.")],
+) -> None:
+    """Fit a logistic model of the stored scores to labelled documents of a run.
+
+    Prints its cross-validated figures and a calibration table.
+    """
+    from pipeline.models.quality_training import fit_quality, read_labels
+    from pipeline.runs.done_records import to_json
+    from pipeline.runs.run_folder import RunFolder
+    from storage.local import put_file
+
+    fitted = fit_quality(RunFolder.open(run), read_labels(labels))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    put_file(out, to_json(fitted))
+    figures = fitted["cross_validation"]
+    console.print(
+        f"{out}: {fitted['num_documents']:,} labelled documents ({fitted['num_good']:,} good), "
+        f"{fitted['num_not_found']:,} labels without a document; cross-validated: roc_auc "
+        f"{figures['roc_auc']:.3f}, average_precision {figures['average_precision']:.3f}"
+    )
+    console.print("probability, documents, mean probability, good documents:")
+    for row in fitted["calibration"]:
+        console.print(
+            f"  {row['from']:.1f} to {row['to']:.1f}  {row['num_documents']:6,}  "
+            f"{row['mean_score']:.3f}  {row['good_share']:.3f}"
+        )
+    console.print(f"Next: set select.score to the object `score` of {out}")

@@ -13,7 +13,8 @@ labels tell texts from lists, which is the larger part of a quality filter's wor
 The pipeline extracts the pages (main content), scores them with the models of the demo, and
 combines the scores (`select.score: {}`), all in WORK, where a second call finds them. A figure is
 the area under the ROC curve (AUC) or the average precision of one column on all pages. Figures of
-the half that `GoldPage.is_held_out` names are beside them: nobody chose signals by it.
+the half that `GoldPage.is_held_out` names are beside them: nobody chose signals by it. The last row
+is a logistic model that `models train quality` fits to the labels of the other half.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from benchmarks.quality.gold_warc import write_warc
 from benchmarks.result_file import save
 from pipeline.config import RunConfig
 from pipeline.execution.engine import run
-from pipeline.models.classifier_training import compute_roc_auc
+from pipeline.models.classifier_training import compute_average_precision, compute_roc_auc
+from pipeline.models.quality_training import fit_quality
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.select import Select
 from pipeline.planning.plan import make_plan
@@ -62,8 +64,8 @@ Values = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 
-def make_config(work: Path) -> RunConfig:
-    """Return a config that scores all pages and drops none."""
+def make_config(work: Path, score: Mapping[str, Any]) -> RunConfig:
+    """Return a config that scores all pages, with this section `select.score`, and drops none."""
     classifier = {
         "models": {language: f"demo-reference-{language}" for language in LANGUAGES},
         "label": "__label__reference",
@@ -79,7 +81,7 @@ def make_config(work: Path) -> RunConfig:
         "extract": {"warc": {"html": {"main_content": True}}, "length": None},
         "paragraph_dedup": {"keep": "keep_all"},
         "annotate": annotate,
-        "select": {"language": None, "score": {}},
+        "select": {"language": None, "score": score},
         "tokenize": {"tokenizer": "gpt2-bpe"},
         "engine": {"kind": "inline"},
     }
@@ -106,19 +108,6 @@ def measure(values: Values, is_good: Mask) -> dict[str, float]:
         "auc": round(auc, 3),
         "average_precision": round(compute_average_precision(values, is_good), 3),
     }
-
-
-def compute_average_precision(values: Values, is_good: Mask) -> float:
-    """Return the mean precision at the good pages, in the order of falling values.
-
-    Pages with equal values count as a group with one precision, as in scikit-learn.
-    """
-    order = np.argsort(-values, kind="stable")
-    good, ordered = is_good[order], values[order]
-    is_last = np.append(ordered[1:] != ordered[:-1], True)
-    num_good = np.cumsum(good)[is_last]
-    precision = num_good / (np.flatnonzero(is_last) + 1)
-    return float((np.diff(num_good, prepend=0) * precision).sum() / good.sum())
 
 
 def compare(documents: pa.Table, pages: Sequence[GoldPage]) -> dict[str, Any]:
@@ -153,6 +142,43 @@ def _list_values(documents: pa.Table) -> Iterator[tuple[str, Values]]:
         yield name, sign * np.where(np.isnan(values), np.nanmedian(values), values)
 
 
+def compare_fitted(
+    work: Path, documents: pa.Table, pages: Sequence[GoldPage]
+) -> dict[str, Any]:
+    """Fit a model to the pages that are not held out, for each question.
+
+    Returns:
+        Question -> the figures of the model's cross-validation, and those on the held-out half.
+    """
+    doc_ids = documents.column("doc_id").to_pylist()
+    figures: dict[str, Any] = {}
+    for question, kinds in QUESTIONS.items():
+        labels: dict[str | int, bool] = {}
+        for doc_id in doc_ids:
+            page = pages[doc_id & 0xFFFF_FFFF]
+            if not page.is_held_out:
+                labels[doc_id] = page.kind in kinds
+        fitted = fit_quality(RunFolder.open(work / "run"), labels)
+        scored = score_pages(work, fitted["score"])
+        its = compare(scored, pages)[question]["columns"]["quality_score"]
+        figures[question] = {
+            "held_out": its["held_out"],
+            "cross_validation": fitted["cross_validation"],
+            "num_labels": len(labels),
+            "num_signals": len(fitted["score"]["signals"]),
+        }
+    return figures
+
+
+def score_pages(work: Path, score: Mapping[str, Any]) -> pa.Table:
+    """Run the pipeline with this section `select.score`, and return the scores."""
+    config = make_config(work, score)
+    prepare(config)
+    for _ in run(make_plan(config)):
+        pass
+    return read_scores(RunFolder.open(work / "run"))
+
+
 def print_tables(figures: Mapping[str, Any]) -> None:
     """Print a table per question."""
     for question, its in figures.items():
@@ -165,6 +191,8 @@ def print_tables(figures: Mapping[str, Any]) -> None:
             row = " ".join(f"{value:6.3f}" for value in all_pages)
             rest = " ".join(f"{value:6.3f}" for value in held_out)
             print(f"{name:32} {row}         {rest}")
+        rest = " ".join(f"{value:6.3f}" for value in its["fitted"]["held_out"].values())
+        print(f"{'fitted to the other half':32} {'':22} {rest}")
 
 
 def main() -> None:
@@ -180,12 +208,10 @@ def main() -> None:
     args.work.mkdir(parents=True, exist_ok=True)
     if not (args.work / "pages.warc.gz").exists():
         write_warc(pages, args.work / "pages.warc.gz")
-    config = make_config(args.work)
-    prepare(config)
-    for _ in run(make_plan(config)):
-        pass
-    documents = read_scores(RunFolder.open(args.work / "run"))
+    documents = score_pages(args.work, {})
     figures = compare(documents, pages)
+    for question, fitted in compare_fitted(args.work, documents, pages).items():
+        figures[question]["fitted"] = fitted
     print_tables(figures)
     if args.save:
         saved = {

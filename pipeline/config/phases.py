@@ -243,6 +243,12 @@ class CombinedScoreConfig(Settings):
         "those of `classifier_wikipedia_reference: 1`, `perplexity: -1`, `num_chars: 1`, "
         "`rps_doc_frac_unique_words: -1` and `rps_lines_num_words_mean: 1` that the run stores.",
     )
+    intercept: float | None = Field(
+        default=None,
+        allow_inf_nan=False,
+        description="Of a logistic model, with its `signals`, as `models train quality` writes them: "
+        "the score is then the probability of a good page. Null: the weighted mean.",
+    )
     min: Share | None = Field(
         default=None, description="Lowest score kept, 0..1; null sets no limit."
     )
@@ -263,6 +269,15 @@ class CombinedScoreConfig(Settings):
                     f"signals.{name} is 0, which leaves the signal out; remove it, or give a "
                     "positive or negative weight"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _intercept_has_signals(self) -> Self:
+        if self.intercept is not None and self.signals is None:
+            raise ValueError(
+                f"intercept is {self.intercept}, and signals is null: an intercept belongs to the "
+                "weights of a model; give both as `models train quality` has written them"
+            )
         return self
 
 

@@ -282,3 +282,21 @@ def compute_roc_auc(positive: np.ndarray, negative: np.ndarray) -> float:
     ranks = (left + right + 1) / 2
     u = ranks.sum() - len(positive) * (len(positive) + 1) / 2
     return float(u / (len(positive) * len(negative)))
+
+
+def compute_average_precision(scores: np.ndarray, is_positive: np.ndarray) -> float:
+    """Return the mean precision at the positives, in the order of falling scores.
+
+    Equal scores count as a group with one precision, as in scikit-learn.
+
+    Args:
+        scores: (n,) float64.
+        is_positive: (n,) bool, at least one of them true.
+    """
+    order = np.argsort(-scores, kind="stable")
+    positive, ordered = is_positive[order], scores[order]
+    is_last = np.append(ordered[1:] != ordered[:-1], True)  # of its group
+    num_positive = np.cumsum(positive)[is_last]
+    precision = num_positive / (np.flatnonzero(is_last) + 1)
+    num_new = np.diff(num_positive, prepend=0)
+    return float((num_new * precision).sum() / positive.sum())

@@ -124,7 +124,9 @@ def make_score_settings(
         for language, bins in _take_histograms(counters, "score.").items():
             cuts[language] = classifiers.SCORE_BINS.find_top_cut(bins, chosen.keep_top)
     weighted = score.make_signals(config.score_weights, signals.histograms)
-    return ScoreSettings(signals=weighted, min=chosen.min, cuts=cuts)
+    return ScoreSettings(
+        signals=weighted, intercept=chosen.intercept, min=chosen.min, cuts=cuts
+    )
 
 
 def _take_histograms(counters: Counters, family: str) -> dict[str, Mapping[int, int]]:

@@ -13,11 +13,15 @@ of any scale can be combined, and no labels are needed.
     score.apply(batch).kept                                   # quality_score 0.725
     score.explain(batch)                                      # the part of each signal
 
+With an `intercept`, the score is that of a logistic model, the probability of a good page:
+1 / (1 + exp(-(intercept + sum of |weight| x percentile rank))). `models train quality` fits it.
+
 `count_signal` measures the histograms.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -48,6 +52,9 @@ _LANGUAGE = pa.field("language", pa.string())
 _FIELDS = {field.name: field for field in (*SIGNAL_FIELDS, *LIST_FIELDS.values())} | {
     name: pa.field(name, pa.int64()) for name in ("num_chars", "num_lines")
 }
+
+# The percentile rank of a signal without a value, in a logistic model.
+NO_RANK = 0.5
 
 # Bins of signals, 0.5 % wide: counts, lengths, perplexities and shares. None is negative.
 SIGNAL_BINS = Bins(np.concatenate([[0.0], make_log_edges(1e-6, 1e12)]))
@@ -86,7 +93,8 @@ class ScorePart:
     Attributes:
         value: of the signal; None: the document has none, and the signal counts for nothing.
         rank: percentile rank, 0..1, high is good: from below for a positive weight, else from above.
-        part: what the signal adds to the score; all parts of a document add up to its score.
+        part: what the signal adds to the score; all parts of a document add up to its score. With
+            an intercept: what it adds to the log-odds, in comparison with a percentile rank of 0.5.
     """
 
     signal: str
@@ -117,8 +125,9 @@ class _PercentileRanks:
 class Score(Stage[ScoreSettings]):
     """Adds `quality_score`, and drops documents whose score is below a limit.
 
-    A signal without a value, or without counts in the document's language, is left out of the mean.
-    A document without any has a null score, and is kept.
+    A signal without a value, or without counts in the document's language, is left out of the mean;
+    in a logistic model it has the percentile rank NO_RANK. A document without any signal has a null
+    score, and is kept.
     """
 
     name = "score"
@@ -167,32 +176,43 @@ class Score(Stage[ScoreSettings]):
         Args:
             document: one row with the columns of `apply`.
         """
-        ranks = {name: self._rank(document, name)[0] for name in self._tables}
-        weights = {
-            name: abs(signal.weight) for name, signal in self.settings.signals.items()
-        }
-        total = sum(weights[name] for name in ranks if not np.isnan(ranks[name]))
+        ranks = {name: float(self._rank(document, name)[0]) for name in self._tables}
+        known = [name for name in ranks if not math.isnan(ranks[name])]
+        total = sum(abs(self.settings.signals[name].weight) for name in known)
         parts: list[ScorePart] = []
         for name, rank in ranks.items():
-            value = document.column(name)[0].as_py()
             weight = self.settings.signals[name].weight
-            if np.isnan(rank):
+            value = document.column(name)[0].as_py()
+            if name not in known:
                 parts.append(ScorePart(name, weight, value, None, 0.0))
+            elif self.settings.intercept is None:
+                part = abs(weight) * rank / total
+                parts.append(ScorePart(name, weight, value, rank, part))
             else:
-                part = float(weights[name] * rank / total)
-                parts.append(ScorePart(name, weight, value, float(rank), part))
-        return sorted(parts, key=lambda each: (-each.part, each.signal))
+                part = abs(weight) * (rank - NO_RANK)
+                parts.append(ScorePart(name, weight, value, rank, part))
+        return sorted(parts, key=lambda each: (-abs(each.part), each.signal))
+
+    def measure_ranks(self, batch: pa.Table) -> NDArray[np.float64]:
+        """(n, k) float64: the percentile ranks of the signals, sorted by name; NaN without one."""
+        ranks = [self._rank(batch, name) for name in self._tables]
+        return np.stack(ranks, axis=1)
 
     def _compute(self, batch: pa.Table) -> pa.Array:
         """(n,) float64: the score of every row, null where no signal counts."""
         total, weights = np.zeros(batch.num_rows), np.zeros(batch.num_rows)
+        no_rank = 0.0 if self.settings.intercept is None else NO_RANK
         for name in self._tables:
             rank = self._rank(batch, name)
-            weight = np.where(np.isnan(rank), 0.0, abs(self.settings.signals[name].weight))
-            total += weight * np.nan_to_num(rank)
-            weights += weight
+            weight = abs(self.settings.signals[name].weight)
+            total += weight * np.where(np.isnan(rank), no_rank, rank)
+            weights += np.where(np.isnan(rank), 0.0, weight)
         has_score = weights > 0
-        score = total / np.where(has_score, weights, 1.0)
+        if self.settings.intercept is None:
+            score = total / np.where(has_score, weights, 1.0)
+        else:
+            # The last bits of an exponential depend on the mathematical library.
+            score = np.round(1 / (1 + np.exp(-(self.settings.intercept + total))), 8)
         return pa.array(score, pa.float64(), mask=~has_score)
 
     def _rank(self, batch: pa.Table, name: str) -> NDArray[np.float64]:

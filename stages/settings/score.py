@@ -29,6 +29,12 @@ class ScoreSettings(Settings):
     signals: Mapping[str, WeightedSignal] = Field(
         min_length=1, description="Name of a stored column -> its weight and percentiles."
     )
+    intercept: float | None = Field(
+        default=None,
+        allow_inf_nan=False,
+        description="Null: the score is the weighted mean of percentile ranks; a number: it is the "
+        "logistic function of the weighted sum and this number.",
+    )
     min: Share | None = Field(
         default=None, description="Lowest score kept; null sets no limit."
     )

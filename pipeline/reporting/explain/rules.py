@@ -19,7 +19,7 @@ from pipeline.reporting.explain.trace import RuleCheck, RuleReport
 from pipeline.runs.run_folder import RunFolder
 from stages.contract import RuleResult, evaluate_all_rules
 from stages.filters.perplexity import PerplexityFilterSettings
-from stages.filters.score import Score, ScorePart
+from stages.filters.score import QUALITY_SCORE, Score, ScorePart
 
 
 def check_rules(
@@ -42,7 +42,11 @@ def check_rules(
     except (AssetError, ConfigError, OSError, TaskFailed, ValueError) as error:
         return RuleReport(error=str(error))
     checks = tuple(_read_check(result) for result in results)
-    return RuleReport(checks, _find_bucket_ends(stages, rows), _explain_score(stages, rows))
+    score = None
+    if QUALITY_SCORE.name in rows.column_names:
+        score = rows.column(QUALITY_SCORE.name)[0].as_py()
+    parts = _explain_score(stages, rows)
+    return RuleReport(checks, _find_bucket_ends(stages, rows), parts, score)
 
 
 def _list_stages(run: RunFolder, phase: str) -> list[StageSpec]:

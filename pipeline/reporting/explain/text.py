@@ -24,7 +24,7 @@ from pipeline.reporting.explain.trace import (
     RuleReport,
 )
 from stages.filters.lines import Lines
-from stages.filters.score import QUALITY_SCORE, ScorePart
+from stages.filters.score import QUALITY_SCORE
 
 LABEL_WIDTH = 17
 INDENT = " " * LABEL_WIDTH
@@ -42,6 +42,7 @@ NO_SCORES = {*EXTRACTED.names, "num_chars", "num_lines", "chars_removed"}
 
 NUM_LISTED = 5
 LISTED_CHARS = 100
+NUM_PARTS = 10  # of the quality score
 
 
 def format_trace(trace: DocumentTrace) -> list[str]:
@@ -196,24 +197,27 @@ def _format_rules(trace: DocumentTrace, phase: str) -> Iterator[str]:
         head, middle = report.bucket_ends
         language = trace.columns["language"]
         yield f"{INDENT}buckets of {language}: head below {head:g}, middle below {middle:g}"
-    yield from _format_score(report.score_parts)
+    yield from _format_score(report)
 
 
-def _format_score(parts: Sequence[ScorePart]) -> Iterator[str]:
-    """Describe how the quality score is made."""
-    if not parts:
+def _format_score(report: RuleReport) -> Iterator[str]:
+    """Describe how the quality score is made: its largest parts, as shares of all parts."""
+    if report.quality_score is None:
         return
-    total = sum(each.part for each in parts)
-    yield f"{INDENT}{QUALITY_SCORE.name} {total:.4f}, a mean of percentile ranks in the language:"
-    for each in parts:
-        if each.rank is None:
+    yield f"{INDENT}{QUALITY_SCORE.name} {report.quality_score:.4f}, from percentile ranks:"
+    total = sum(abs(each.part) for each in report.score_parts)
+    for each in report.score_parts[:NUM_PARTS]:
+        if each.rank is None or each.value is None:
             yield f"{INDENT}  {each.signal}: no value, does not count"
             continue
-        share = each.part / total if total else 0.0
+        share = abs(each.part) / total if total else 0.0
         yield (
             f"{INDENT}  {each.signal} {each.value:.6g}: percentile rank {each.rank:.3f}, "
-            f"weight {each.weight:+g}, adds {each.part:.4f} ({share:.0%})"
+            f"weight {each.weight:+g}, adds {each.part:+.4f} ({share:.0%})"
         )
+    num_left = len(report.score_parts) - NUM_PARTS
+    if num_left > 0:
+        yield f"{INDENT}  and {num_left} smaller parts"
 
 
 def _format_decision(trace: DocumentTrace, phase: str, decided: Row) -> Iterator[str]:

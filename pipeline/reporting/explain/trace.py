@@ -34,12 +34,14 @@ class RuleReport:
         checks: the rules in the order of the phase, including those after the one that decided.
         bucket_ends: perplexities at which the buckets head and middle end; None: no buckets.
         score_parts: the parts of the quality score, largest first; empty without `select.score`.
+        quality_score: the score; None: no score.
         error: why the rules could not be evaluated, else "".
     """
 
     checks: tuple[RuleCheck, ...] = ()
     bucket_ends: tuple[float, float] | None = None
     score_parts: tuple[ScorePart, ...] = ()
+    quality_score: float | None = None
     error: str = ""
 
 

@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pyarrow as pa
-import pytest
 
-from benchmarks.quality.document_scores import COLUMNS, compare, compute_average_precision
+from benchmarks.quality.document_scores import COLUMNS, compare
 from benchmarks.quality.gold_pages import GoldPage
-
-
-def test_average_precision_is_the_mean_precision_at_the_good_pages() -> None:
-    """Pages with equal values have one precision."""
-    is_good = np.array([True, False, True])
-    assert compute_average_precision(np.array([3.0, 2.0, 1.0]), is_good) == pytest.approx(
-        5 / 6
-    )
-    assert compute_average_precision(np.zeros(3), is_good) == pytest.approx(2 / 3)
 
 
 def test_a_page_is_found_by_its_record_and_low_values_may_be_better() -> None:

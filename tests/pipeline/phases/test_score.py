@@ -117,6 +117,7 @@ def test_the_plan_names_the_signals(scored: Small) -> None:
         ),
         ({"signals": {"num_char": 1}}, {}, "did you mean num_chars?"),
         ({"signals": {"num_chars": 0}}, {}, "signals.num_chars is 0"),
+        ({"intercept": 1}, {}, "intercept is 1.0, and signals is null"),
         ({"keep_top": 0}, {}, "greater than 0"),
         ({"weights": {}}, {}, "weights"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -106,3 +107,15 @@ def test_ranks_are_those_of_sorted_values_up_to_the_width_of_a_bin(
         most = (values <= high).sum()
         assert least / len(values) - 1e-9 <= rank <= most / len(values) + 1e-9
     assert scores.mean() == pytest.approx(0.5)
+
+
+def test_an_intercept_makes_a_probability() -> None:
+    """The logistic function of the weighted sum; a missing signal has the percentile rank 1/2."""
+    batch = make_batch(PAGES)
+    logistic = open_score(batch, intercept=-2.0)
+    # fr: ranks 1/4 and 3/4, and none of the perplexity
+    total = 3 * 0.25 + 0.5 + 0.75
+    scores = read_scores(logistic, batch)
+    assert scores[2] == pytest.approx(1 / (1 + math.exp(2 - total)), abs=1e-8)
+    parts = {part.signal: part.part for part in logistic.explain(batch.slice(2, 1))}
+    assert parts == {"num_chars": 3 * -0.25, "classifier_hq": 0.25, "perplexity": 0}
