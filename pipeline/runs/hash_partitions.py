@@ -124,7 +124,8 @@ def write_merged_buckets(
         num_rows += rows.num_rows
         del rows  # before the next part is made
     with contextlib.ExitStack() as stack:
-        sources = [stack.enter_context(pa.memory_map(str(part))) for part in paths]
+        # Pages of memory maps would count as memory of the process.
+        sources = [stack.enter_context(pa.OSFile(str(part))) for part in paths]
         files = [pa.ipc.open_file(source) for source in sources]
         with pa.ipc.new_file(path, schema) as merged:
             for bucket in range(num_buckets):
