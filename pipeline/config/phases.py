@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
-from stages.settings.base import Settings, Share
+from stages.settings.base import ByLanguage, Settings, Share
 from stages.settings.dedup import MinHashSettings
 from stages.settings.filters import (
     Bucket,
     ClassifiersSettings,
     DecontaminationFilterSettings,
     DecontaminationSettings,
-    LanguageFilterSettings,
+    KeptLanguages,
     LanguageSettings,
     LengthSettings,
     LinesSettings,
@@ -174,6 +174,37 @@ class FuzzyDedupConfig(Settings):
     )
 
 
+FROM_RUN = "run"
+
+
+def _find_kind(value: object) -> str:
+    return "|run" if isinstance(value, str) else "|score"
+
+
+_MinScore: TypeAlias = Annotated[
+    Annotated[Share, Tag("|score")] | Annotated[Literal["run"], Tag("|run")],
+    Discriminator(_find_kind),
+]
+
+
+class LanguageSelection(KeptLanguages):
+    """The languages and scores that are kept."""
+
+    min_score: ByLanguage[_MinScore] = Field(
+        default=0.5,
+        description="Lowest language_score kept. CCNet keeps 0.5 and more. `run`: the median of "
+        "the language's scores in this run minus their standard deviation, within 0.3 and 0.9 "
+        "(FineWeb2). {default: run, en: 0.65} has another limit for English.",
+    )
+
+    @property
+    def uses_run(self) -> bool:
+        """Whether a limit comes from the scores of the run."""
+        limits = self.min_score
+        values = limits.values() if isinstance(limits, Mapping) else (limits,)
+        return FROM_RUN in values
+
+
 class PerplexitySelection(Settings):
     """Sort documents into head, middle and tail by perplexity, and choose the buckets to keep."""
 
@@ -284,8 +315,8 @@ class CombinedScoreConfig(Settings):
 class SelectConfig(Settings):
     """Thresholds on the stored scores. A change reruns only dependent phases."""
 
-    language: LanguageFilterSettings | None = Field(
-        default=LanguageFilterSettings(), description="Language rules."
+    language: LanguageSelection | None = Field(
+        default=LanguageSelection(), description="Language rules."
     )
     perplexity: PerplexitySelection | None = Field(
         default=PerplexitySelection(), description="Perplexity buckets."

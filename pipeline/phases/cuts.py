@@ -7,10 +7,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
 from pipeline.config import RunConfig
-from pipeline.config.phases import ClassifiersSelection
+from pipeline.config.phases import FROM_RUN, ClassifiersSelection, LanguageSelection
 from stages.counters import Counters
 from stages.filters import classifiers, perplexity, score
-from stages.settings.filters import ClassifiersFilterSettings, ScoreLimits
+from stages.filters.language import LOWEST_MIN_SCORE, compute_min_score
+from stages.settings.base import DEFAULT, find_limit, list_named_languages
+from stages.settings.filters import (
+    ClassifiersFilterSettings,
+    LanguageFilterSettings,
+    ScoreLimits,
+)
 from stages.settings.score import ScoreSettings
 
 # Language -> the perplexity at which head and middle end.
@@ -34,6 +40,7 @@ class Cut:
 
 
 def list_cuts(
+    min_scores: Mapping[str, float],
     cutoffs: Cutoffs,
     limits: Mapping[str, ScoreLimits],
     score_cuts: Mapping[str, float],
@@ -42,12 +49,17 @@ def list_cuts(
     """Return the limits of each language that has scores.
 
     Args:
+        min_scores: language -> limit of the language score, if it comes from the run.
         cutoffs: of the perplexity.
         limits: of the classifiers, by name.
         score_cuts: of the quality score, by language.
         counters: of annotate and percentiles.
     """
     cuts: list[Cut] = []
+    scores = _take_histograms(counters, "language_score.")
+    for language, limit in min_scores.items():
+        setting = "select.language.min_score: from"
+        cuts.append(Cut(setting, language, limit, sum(scores[language].values())))
     for language, bins in _take_histograms(counters, "perplexity.").items():
         for bucket, limit in zip(
             ("head", "middle"), cutoffs.get(language, ()), strict=False
@@ -86,6 +98,46 @@ def compute_cutoffs(counters: Counters, percentiles: tuple[int, int]) -> Cutoffs
         language: (find(bins, head), find(bins, middle))
         for language, bins in _take_histograms(counters, "perplexity.").items()
     }
+
+
+def has_language_scores(counters: Counters) -> bool:
+    """Return whether annotate has counted language scores, or has no document with a language."""
+    if _take_histograms(counters, "language_score."):
+        return True
+    return not any(name.startswith("language.") for name in counters.counts)
+
+
+def compute_min_scores(
+    selection: LanguageSelection, counters: Counters
+) -> dict[str, float]:
+    """Return the limit of each language whose limit comes from the scores of the run."""
+    found: dict[str, float] = {}
+    for language, bins in _take_histograms(counters, "language_score.").items():
+        if find_limit(selection.min_score, language) == FROM_RUN:
+            found[language] = compute_min_score(bins)
+    return found
+
+
+def set_min_scores(
+    selection: LanguageSelection, min_scores: Mapping[str, float]
+) -> LanguageFilterSettings:
+    """Return the settings of the filter.
+
+    Args:
+        selection: the section of the config.
+        min_scores: the limits that come from the run.
+    """
+    if not selection.uses_run:
+        return LanguageFilterSettings.model_validate(selection.model_dump())
+    limits: dict[str, float] = dict(min_scores)
+    # No document of a language without scores reaches the filter, only those without a language.
+    for language in (DEFAULT, *list_named_languages(selection.min_score)):
+        limit = find_limit(selection.min_score, language)
+        if limit == FROM_RUN:
+            limits.setdefault(language, LOWEST_MIN_SCORE)
+        else:
+            limits[language] = float(limit)
+    return LanguageFilterSettings(min_score=limits, keep=selection.keep)
 
 
 def set_cuts(

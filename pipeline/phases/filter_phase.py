@@ -20,8 +20,11 @@ from pipeline.phases.annotate import Annotate
 from pipeline.phases.cuts import (
     Cutoffs,
     compute_cutoffs,
+    compute_min_scores,
+    has_language_scores,
     make_score_settings,
     set_cuts,
+    set_min_scores,
 )
 from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
 from pipeline.phases.phase import SplitPhase
@@ -72,8 +75,8 @@ class FilterPhase(SplitPhase):
     def plan_stages(cls, config: RunConfig) -> tuple[StageSpec, ...]:
         """Return the filters without what comes from the run itself.
 
-        These are the filter by perplexity, because of its cutoffs, the cuts of classifiers, and
-        the percentiles and cuts of the quality score.
+        These are the filter by perplexity, because of its cutoffs, the cuts of classifiers, the
+        percentiles and cuts of the quality score, and limits of the language score.
         """
         specs: list[StageSpec] = []
         for spec in super().plan_stages(config):
@@ -84,6 +87,10 @@ class FilterPhase(SplitPhase):
             elif spec.stage is Score:
                 score_settings = make_score_settings(config, Counters(), Counters())
                 specs.append(replace(spec, settings=score_settings))
+            elif spec.stage is LanguageFilter:
+                assert config.select.language is not None
+                limits = set_min_scores(config.select.language, {})
+                specs.append(replace(spec, settings=limits))
             elif spec.stage is not PerplexityFilter:
                 specs.append(spec)
         return tuple(specs)
@@ -122,7 +129,29 @@ class FilterPhase(SplitPhase):
             return replace(spec, settings=self.classifiers_settings)
         if spec.stage is Score:
             return replace(spec, settings=self.score_settings)
+        if spec.stage is LanguageFilter:
+            assert self.config.select.language is not None
+            limits = set_min_scores(self.config.select.language, self.min_scores)
+            return replace(spec, settings=limits)
         return spec
+
+    @cached_property
+    def min_scores(self) -> dict[str, float]:
+        """Language -> lowest language score, for the limits that come from the run.
+
+        Raises:
+            TaskFailed: the run has not counted the scores.
+        """
+        selection = self.config.select.language
+        if selection is None or not selection.uses_run:
+            return {}
+        counters = Annotate(self.plan).counters()
+        if not has_language_scores(counters):
+            raise TaskFailed(
+                "select.language.min_score is run, and annotate has counted no language scores: "
+                "an older version has run it; run it again, or set a number"
+            )
+        return compute_min_scores(selection, counters)
 
     @abstractmethod
     def count_scores(self) -> Counters:

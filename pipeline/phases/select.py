@@ -64,7 +64,8 @@ class Select(FilterPhase):
         has_score = self.config.select.score is not None
         score_cuts = self.score_settings.cuts if has_score else {}
         limits = self.classifiers_settings.limits
-        return list_cuts(self.find_cutoffs(), limits, score_cuts, counters)
+        cutoffs = self.find_cutoffs()
+        return list_cuts(self.min_scores, cutoffs, limits, score_cuts, counters)
 
     def finish(self) -> None:
         """Write the limits that come from the scores of the run."""

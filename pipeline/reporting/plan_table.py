@@ -13,6 +13,7 @@ from pipeline.phases.phase import Phase
 from pipeline.phases.select import Select
 from pipeline.planning.run_plan import RunPlan
 from pipeline.reporting.tables import make_table
+from stages.filters.language import HIGHEST_MIN_SCORE, LOWEST_MIN_SCORE
 from stages.filters.quality.rules import RULES, describe_exemptions
 from terminal_output.console import SafeConsole
 
@@ -53,6 +54,12 @@ def _describe_score(plan: RunPlan) -> Iterator[str]:
 
 def _describe_cuts(plan: RunPlan) -> Iterator[str]:
     """Yield what each `keep_top` keeps, with the scores where percentiles is done."""
+    language = plan.config.select.language
+    if language is not None and language.uses_run:
+        yield (
+            "select.language.min_score: run, the median of a language's scores minus their "
+            f"deviation, within {LOWEST_MIN_SCORE} and {HIGHEST_MIN_SCORE}"
+        )
     shares = _list_shares(plan.config)
     found = _compute_cuts(plan) if shares else []
     for setting, share in shares.items():

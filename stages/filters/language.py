@@ -10,7 +10,10 @@ LanguageFilter(LanguageFilterSettings(min_score=0.5)).apply(scored)
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -37,13 +40,16 @@ class Language(Stage[LanguageSettings]):
     """
 
     name = "language"
-    version = 2
+    version = 3
     needs = pa.schema([DOCUMENT.field("text")])
     adds = pa.schema(
         [pa.field("language", pa.string()), pa.field("language_score", pa.float64())]
     )
     counters: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {"language.": "Documents in the language"}
+        {
+            "language.": "Documents in the language",
+            "language_score.": "Histogram of the scores of documents in the language, in hundredths",
+        }
     )
 
     _model: Any
@@ -85,8 +91,51 @@ class Language(Stage[LanguageSettings]):
         languages = pa.array(codes, pa.string())
         counters = Counters()
         counters.add_values("language.", languages)
+        _count_scores(counters, languages, scores)
         added = {"language": languages, "language_score": pa.array(scores)}
         return keep_all(batch, added, counters)
+
+
+def _count_scores(
+    counters: Counters, languages: pa.Array, scores: NDArray[np.float64]
+) -> None:
+    """Count the scores by language. They have two decimals, so the counts lose nothing."""
+    hundredths = np.rint(scores * 100).astype(np.int64)
+    for language in pc.unique(languages.drop_null()).to_pylist():
+        is_language = pc.fill_null(pc.equal(languages, language), False)
+        found = hundredths[is_language.to_numpy(zero_copy_only=False)]
+        counters.observe(f"language_score.{language}", found.tolist())
+
+
+# Limits from the scores of a run, see `compute_min_score`.
+LOWEST_MIN_SCORE, HIGHEST_MIN_SCORE = 0.3, 0.9
+
+
+def compute_min_score(histogram: Mapping[int, int]) -> float:
+    """Return the median minus the standard deviation, within 0.3 and 0.9; four decimals.
+
+    Models are less sure of some languages than of others, so a limit for all drops most of these.
+    Source: Penedo et al. 2025 (FineWeb2, arXiv:2506.20920), language identification.
+
+    Args:
+        histogram: score in hundredths -> number of documents, at least one.
+    """
+    num_scores = sum(histogram.values())
+    # Whole numbers have no rounding, so the order of tasks has no effect.
+    total = sum(score * count for score, count in histogram.items())
+    squares = sum(score * score * count for score, count in histogram.items())
+    deviation = math.sqrt(num_scores * squares - total * total) / num_scores
+    limit = (_find_median(histogram, num_scores) - deviation) / 100
+    return min(max(round(limit, 4), LOWEST_MIN_SCORE), HIGHEST_MIN_SCORE)
+
+
+def _find_median(histogram: Mapping[int, int], num_scores: int) -> float:
+    """Return the middle score; the mean of the two in the middle of an even number."""
+    scores = sorted(histogram)
+    num_up_to = list(accumulate(histogram[score] for score in scores))
+    low = scores[bisect_right(num_up_to, (num_scores - 1) // 2)]
+    high = scores[bisect_right(num_up_to, num_scores // 2)]
+    return (low + high) / 2
 
 
 def predict_top_labels(

@@ -231,18 +231,21 @@ class LanguageSettings(Settings):
         return self.labels.get(label) or convert_label(label)
 
 
-class LanguageFilterSettings(Settings):
-    """The languages and scores that are kept."""
+class KeptLanguages(Settings):
+    """The languages that are kept."""
 
-    min_score: ByLanguage[Share] = Field(
-        default=0.5,
-        description="Lowest language_score kept. CCNet keeps 0.5 and more. "
-        "{default: 0.5, de: 0.65} has another limit for German.",
-    )
     keep: Annotated[tuple[LanguageCode, ...], Field(min_length=1)] | None = Field(
         default=None,
         description="Codes of the languages to keep (en, fr, zh, or 'no' in quotes), which the "
         "language model must have; null keeps every language.",
+    )
+
+
+class LanguageFilterSettings(KeptLanguages):
+    """The languages and scores that are kept."""
+
+    min_score: ByLanguage[Share] = Field(
+        default=0.5, description="Lowest language_score kept, or one per language."
     )
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import lzma
 import pickle
 import re
+from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import fasttext
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -22,6 +24,7 @@ from stages.filters.language import (
     LanguageFilter,
     LanguageFilterSettings,
     LanguageSettings,
+    compute_min_score,
 )
 from stages.settings.languages import (
     ISO_639_3,
@@ -273,6 +276,28 @@ def test_a_config_can_name_one_script_of_several() -> None:
 def test_labels_with_a_script_reach_every_code_of_lid_176() -> None:
     """Except Nahuatl, a group of languages without a code in ISO 639-3."""
     assert LID_176.keys() - set(ISO_639_3.values()) == {"nah"}
+
+
+def test_scores_are_counted_by_language(tiny_stage: Language) -> None:
+    """In hundredths; a text without a language has no score."""
+    texts = ["the cat and the dog", "le chat et le chien", "the dog", ""]
+    outcome = tiny_stage.apply(make_batch(texts))
+    counted: dict[str, list[float]] = {"language_score.en": [], "language_score.fr": []}
+    for row in outcome.kept.to_pylist():
+        if row["language"] is not None:
+            counted[f"language_score.{row['language']}"].append(row["language_score"])
+    found = outcome.counters.histograms
+    assert found.keys() == counted.keys()
+    for name, scores in counted.items():
+        assert sorted(found[name].elements()) == sorted(round(100 * s) for s in scores)
+
+
+@given(st.lists(st.integers(0, 100), min_size=1, max_size=60))
+def test_a_limit_of_the_run_is_median_minus_deviation(hundredths: list[int]) -> None:
+    """As numpy computes them from all scores, within 0.3 and 0.9."""
+    scores = np.array(hundredths) / 100
+    wanted = min(max(float(np.median(scores) - np.std(scores)), 0.3), 0.9)
+    assert compute_min_score(Counter(hundredths)) == pytest.approx(wanted, abs=5.1e-5)
 
 
 def test_max_chars_reads_only_the_start(tiny_model: Path):
