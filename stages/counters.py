@@ -7,8 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 
 @dataclass
@@ -44,10 +46,12 @@ class Counters:
         for row in pc.value_counts(values.drop_null()).to_pylist():
             self.add(f"{family}{row['values']}", row["counts"])
 
-    def observe(self, name: str, bins: Sequence[int]) -> None:
+    def observe(self, name: str, bins: Sequence[int] | NDArray[np.int64]) -> None:
         """Add one observation per element of `bins` to a histogram."""
         if len(bins):
-            self.histograms.setdefault(name, Counter()).update(int(b) for b in bins)
+            numbers, counts = np.unique(np.asarray(bins), return_counts=True)
+            observed = dict(zip(numbers.tolist(), counts.tolist(), strict=True))
+            self.histograms.setdefault(name, Counter()).update(observed)
 
     def __add__(self, other: Counters) -> Counters:
         total = Counters()

@@ -84,7 +84,7 @@ class Perplexity(Stage[PerplexitySettings]):
                 perplexity = perplexities[row] = model.perplexity(texts[row].as_py() or "")
                 if perplexity is not None:
                     found.append(perplexity)
-            counters.observe(f"perplexity.{language}", BINS.find(found).tolist())
+            counters.observe(f"perplexity.{language}", BINS.find(found))
         added = {"perplexity": pa.array(perplexities, pa.float64())}
         return keep_all(batch, added, counters)
 

@@ -1,11 +1,13 @@
 """The questions of the page: reads their parameters, and answers with values for JSON.
 
-ANSWERS["documents"](index, Parameters({"domain": ["example.org"]}))
+ANSWERS["documents"](Session(index), Parameters({"domain": ["example.org"]}))
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,10 @@ import numpy as np
 from config_files.reader import ConfigError
 from pipeline.reporting.browse.documents import describe_document
 from pipeline.reporting.browse.domains import SORT_KEYS, list_domains
+from pipeline.reporting.browse.effects import Effects, compare_effects
+from pipeline.reporting.browse.histograms import describe_histograms, find_edges
 from pipeline.reporting.browse.index import Index
+from pipeline.reporting.browse.limits import Limit, list_limits, list_overrides
 from pipeline.reporting.browse.search import (
     Order,
     Search,
@@ -29,6 +34,31 @@ MAX_ON_PAGE = 100
 
 # Largest doc_id and seed.
 MAX_NUMBER = 2**64 - 1
+
+
+class Session:
+    """A run that is browsed."""
+
+    def __init__(self, index: Index) -> None:
+        self.index = index
+
+    @cached_property
+    def effects(self) -> Effects:
+        """The effects of other limits. The latest ones are kept."""
+        return Effects(self.index)
+
+    @cached_property
+    def limits(self) -> list[Limit]:
+        """The limits that can be changed, each with its bounds."""
+        limits: list[Limit] = []
+        for limit in list_limits(self.index.run.config, self.index.score_names):
+            values = self.index.read_numbers(limit.score)[: self.index.num_scored]
+            edges, _ = find_edges(values.astype(np.float64))
+            low, high = limit.bounds or (float(edges[0]), float(edges[-1]))
+            if limit.value is not None:
+                low, high = min(low, limit.value), max(high, limit.value)
+            limits.append(replace(limit, bounds=(low, high)))
+        return limits
 
 
 class Parameters:
@@ -63,9 +93,10 @@ class Parameters:
         return given
 
 
-def describe_run(index: Index, parameters: Parameters) -> dict[str, Any]:
+def describe_run(session: Session, parameters: Parameters) -> dict[str, Any]:
     """Return what the page shows before any question: names and numbers of the run."""
     del parameters
+    index = session.index
     everything = np.ones(index.num_docs, np.bool_)
     return {
         "run_dir": str(index.run.run_dir),
@@ -79,8 +110,9 @@ def describe_run(index: Index, parameters: Parameters) -> dict[str, Any]:
     }
 
 
-def answer_documents(index: Index, parameters: Parameters) -> dict[str, Any]:
+def answer_documents(session: Session, parameters: Parameters) -> dict[str, Any]:
     """Return a page of the documents that a search finds."""
+    index = session.index
     search = Search(
         url=parameters.text("url"),
         domain=parameters.text("domain"),
@@ -110,25 +142,54 @@ def answer_documents(index: Index, parameters: Parameters) -> dict[str, Any]:
     return answer
 
 
-def answer_document(index: Index, parameters: Parameters) -> dict[str, Any]:
+def answer_document(session: Session, parameters: Parameters) -> dict[str, Any]:
     """Return a document with its trace."""
-    return describe_document(index, parameters.number("doc_id", 0))
+    return describe_document(session.index, parameters.number("doc_id", 0))
 
 
-def answer_domains(index: Index, parameters: Parameters) -> dict[str, Any]:
+def answer_domains(session: Session, parameters: Parameters) -> dict[str, Any]:
     """Return a page of the table of domains."""
     return list_domains(
-        index,
+        session.index,
         parameters.text("name"),
         parameters.choice("order", SORT_KEYS),
-        parameters.number("offset", 0, index.num_docs),
+        parameters.number("offset", 0, session.index.num_docs),
         parameters.number("num_domains", 50, MAX_ON_PAGE),
     )
 
 
-ANSWERS: Mapping[str, Callable[[Index, Parameters], dict[str, Any]]] = {
+def describe_limits(session: Session, parameters: Parameters) -> dict[str, Any]:
+    """Return the limits that can be changed."""
+    del parameters
+    is_outdated = session.effects.is_outdated
+    return {
+        "limits": [asdict(limit) for limit in session.limits],
+        "is_outdated": is_outdated,
+    }
+
+
+def answer_effect(session: Session, parameters: Parameters) -> dict[str, Any]:
+    """Return the effect of changed limits, and the histograms of a score under them."""
+    changes: dict[str, str] = {}
+    for entry in parameters.texts("set"):
+        key, _, value = entry.partition("=")
+        changes[key] = value
+    overrides = list_overrides(session.limits, changes)
+    before = session.effects.compute(())
+    after = session.effects.compute(tuple(overrides))
+    score = parameters.choice("score", session.index.score_names)
+    return {
+        "overrides": overrides,
+        **compare_effects(session.index, before, after),
+        "histograms": describe_histograms(session.index, score, before, after),
+    }
+
+
+ANSWERS: Mapping[str, Callable[[Session, Parameters], dict[str, Any]]] = {
     "run": describe_run,
     "documents": answer_documents,
     "document": answer_document,
     "domains": answer_domains,
+    "limits": describe_limits,
+    "effect": answer_effect,
 }

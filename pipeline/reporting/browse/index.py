@@ -26,7 +26,7 @@ from pipeline.phases.annotate import Annotate
 from pipeline.phases.extract import Extract
 from pipeline.phases.filter_phase import NOT_READ
 from pipeline.phases.select import Select
-from pipeline.reporting.explain.trace import KEPT, NOT_DECIDED
+from pipeline.reporting.explain.trace import NOT_DECIDED
 from pipeline.runs.run_folder import RunFolder, RunNotFound, RunSplit
 from pipeline.runs.split_output import read_table
 from stages.warc.documents import extract_source_domains
@@ -238,7 +238,8 @@ def _read_unscored(run: RunFolder, split: RunSplit) -> pa.Table | None:
     return rows.append_column("source_domain", domains)
 
 
-def list_decisions(index: Index) -> list[str]:
-    """Return the decisions of the documents: kept first, then the reasons by name."""
-    found = [value for value in index.names["decision"].values if value is not None]
-    return sorted(found, key=lambda value: (value != KEPT, value))
+def take_rows(table: pa.Table, rows: NDArray[np.int64]) -> pa.Table:
+    """Return a few rows of a table. `Table.take` would copy each column with text as a whole."""
+    return pa.concat_tables(
+        [table.slice(0, 0), *(table.slice(row, 1) for row in rows.tolist())]
+    )

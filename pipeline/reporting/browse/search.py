@@ -13,13 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from config_files.reader import ConfigError
 from pipeline.phases.tokenize import compute_order_keys
-from pipeline.reporting.browse.index import NAMED, Index
+from pipeline.reporting.browse.index import NAMED, Index, take_rows
 from pipeline.reporting.explain.trace import KEPT
 
 # In a search, documents that were dropped for any reason.
@@ -164,7 +163,7 @@ def _sort_keys(index: Index, rows: NDArray[np.int64], order: Order) -> NDArray[A
 def describe_rows(index: Index, rows: NDArray[Any]) -> list[dict[str, Any]]:
     """Return documents with their decisions and scores, as JSON. Ids are text: they exceed 2^53."""
     described: list[dict[str, Any]] = []
-    for row in index.documents.take(pa.array(rows)).to_pylist():
+    for row in take_rows(index.documents, rows).to_pylist():
         names = {column: index.names[column].values[row[column]] for column in NAMED}
         scores = {name: row[name] for name in index.score_names if row[name] is not None}
         other = row["representative"]

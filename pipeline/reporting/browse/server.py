@@ -22,7 +22,7 @@ from aiohttp import web
 
 from config_files.reader import ConfigError
 from pipeline.errors import TaskFailed
-from pipeline.reporting.browse.answers import ANSWERS, Parameters
+from pipeline.reporting.browse.answers import ANSWERS, Parameters, Session
 from pipeline.reporting.browse.index import Index
 from pipeline.runs.run_folder import RunNotFound
 
@@ -117,7 +117,7 @@ class _Server:
     """The handlers of an application."""
 
     def __init__(self, index: Index) -> None:
-        self._index = index
+        self._session = Session(index)
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="browse")
         folder = resources.files("pipeline.reporting.browse").joinpath("assets")
         # Only these names are served: a path cannot lead out of the folder.
@@ -146,7 +146,7 @@ class _Server:
         loop = asyncio.get_running_loop()
         try:
             found = await loop.run_in_executor(
-                self._threads, answer, self._index, parameters
+                self._threads, answer, self._session, parameters
             )
         except ConfigError as error:
             return _send({"error": "\n".join(error.faults)}, 400)

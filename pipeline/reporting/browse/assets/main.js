@@ -1,17 +1,24 @@
-// Shows the view that the address names: #/documents?language=en, #/document/17, #/domains.
+// Shows the view that the address names: #/documents?language=en, #/document/17, #/scores.
 
 import { ask, Outdated } from "./api.js";
 import { element, replaceChildren } from "./dom.js";
 import { showDocument } from "./document.js";
 import { showDocuments } from "./documents.js";
 import { showDomains } from "./domains.js";
+import { showScores } from "./scores.js";
 
 const TABS = [
   ["documents", "Documents"],
+  ["scores", "Scores"],
   ["domains", "Domains"],
 ];
 
-const VIEWS = { documents: showDocuments, document: showDocument, domains: showDomains };
+const VIEWS = {
+  documents: showDocuments,
+  document: showDocument,
+  domains: showDomains,
+  scores: showScores,
+};
 
 const view = document.getElementById("view");
 let run;

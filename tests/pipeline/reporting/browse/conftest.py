@@ -15,11 +15,16 @@ from pipeline.reporting.browse import build_index
 from pipeline.reporting.browse.index import Index
 from pipeline.reporting.browse.server import make_application
 from pipeline.runs.run_folder import RunFolder
+from stages.settings.quality import QualityFilterSettings
 from tests.conftest import wet_record
 from tests.pipeline.conftest import make_small
 from tests.pipeline.reporting.pages import PAGES, write_pages
+from tests.stages.examples import REFERENCE_LABEL, tiny_reference
 
 TOKEN = "the-token"
+
+# Limits of quality signals, all off.
+NO_RULES = dict.fromkeys(QualityFilterSettings.model_fields)
 
 # Each sets the title of the page if a browser runs it.
 SCRIPT = "<script>document.title='hacked'</script>"
@@ -61,6 +66,9 @@ def browsed(
 ) -> RunFolder:
     """A run with documents of every decision, near-duplicates, and hostile pages."""
     small = make_small(tmp_path_factory.mktemp("browse"), tiny_tokenizer, lid_file)
+    model = small.folder / "model"
+    model.mkdir()
+    classifier = {"model": str(tiny_reference(model)), "label": REFERENCE_LABEL}
     files = [
         write_pages(small.folder / "pages.warc.wet", [*PAGES, "good", "copy", "half"]),
         write_attacks(small.folder / "attacks.warc.wet"),
@@ -69,9 +77,13 @@ def browsed(
     return small.run(
         input={"files": [str(file) for file in files]},
         extract={"length": {"min_chars": 5}},
-        annotate={"quality": {}, "minhash": {}},
+        annotate={"quality": {}, "minhash": {}, "classifiers": {"good": classifier}},
         fuzzy_dedup={},
-        select={"language": {"min_score": 0.0, "keep": ["en"]}},
+        select={
+            "language": {"min_score": 0.0, "keep": ["en"]},
+            "quality": {**NO_RULES, "languages": None, "min_words": 8},
+            "classifiers": {"good": {"keep_top": 1.0}},
+        },
     )[0]
 
 

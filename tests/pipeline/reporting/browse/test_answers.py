@@ -10,7 +10,7 @@ import pytest
 
 from config_files.reader import ConfigError
 from pipeline.reporting.browse import build_index
-from pipeline.reporting.browse.answers import ANSWERS, Parameters
+from pipeline.reporting.browse.answers import ANSWERS, Parameters, Session
 from pipeline.reporting.browse.index import Index
 from pipeline.reporting.browse.search import Search, find_documents
 from pipeline.reporting.browse.texts import search_texts
@@ -27,7 +27,7 @@ def ask(index: Index, question: str, **parameters: Any) -> dict[str, Any]:
         name: [str(item) for item in (value if isinstance(value, list) else [value])]
         for name, value in parameters.items()
     }
-    return ANSWERS[question](index, Parameters(lists))
+    return ANSWERS[question](Session(index), Parameters(lists))
 
 
 def list_ids(answer: dict[str, Any]) -> list[int]:

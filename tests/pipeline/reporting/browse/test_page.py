@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="no Chromium: apt-get install chromium"
 )
 
-TIMEOUT_MS = 60_000  # beside other work
+TIMEOUT_MS = 30_000  # beside other work
 expect.set_options(timeout=TIMEOUT_MS)
 
 SIZES = {"wide": (1280, 900), "narrow": (400, 800)}
@@ -176,12 +176,45 @@ def test_a_domain_leads_to_its_documents(page: sync_api.Page) -> None:
     page.wait_for_selector(".summary >> text=3 documents")
 
 
-def test_an_unknown_document_is_an_error_message(
-    browser: sync_api.Browser, address: str
-) -> None:
-    """The page says what the server says."""
+def test_a_slider_shows_at_once_what_would_be_kept(page: sync_api.Page) -> None:
+    """Arrow keys move it; its score is shown; the address keeps it; a button undoes it."""
+    open_view(page, "#/scores", ".effect .summary")
+    before = page.inner_text(".effect .summary")
+    slider = page.get_by_label("quality.min_words", exact=True)
+    slider.focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("code")).to_contain_text("--set 'select.quality.min_words=")
+    assert page.input_value("[data-search]") == "rps_doc_word_count"
+    page.keyboard.press("End")
+    expect(page.locator("h2").first).to_contain_text("Newly dropped")
+    expect(page.locator(".documents .excerpt").first).to_be_visible()
+    assert "set=select.quality.min_words" in page.url
+    assert not has_overflow(page)
+    after = page.inner_text(".effect .summary")
+    page.reload()
+    expect(page.locator(".effect .summary")).to_have_text(after)
+    page.get_by_role("button", name="Reset limits").click()
+    expect(page.locator(".effect .summary")).to_have_text(before)
+    assert page.locator(".histogram rect").count() > 0
+
+
+def test_a_limit_can_be_turned_off(page: sync_api.Page) -> None:
+    """By its check box."""
+    open_view(page, "#/scores?score=num_chars", ".effect .summary")
+    page.get_by_label("quality.min_words is on").click()
+    expect(page.locator("code")).to_contain_text("select.quality.min_words=null")
+    assert page.get_by_label("quality.min_words", exact=True).is_disabled()
+
+
+def test_an_error_is_a_message(browser: sync_api.Browser, address: str) -> None:
+    """The page shows the message of the server, and goes on."""
     context = browser.new_context()
+    context.set_default_timeout(TIMEOUT_MS)
     page = context.new_page()
     page.goto(f"{address}#/document/999999999999")
     assert "no document '999999999999' was read" in page.inner_text("[role=alert]")
+    open_view(page, "#/scores?set=select.quality.max_words=2", "[role=alert]")
+    assert "no document could be kept" in page.inner_text("[role=alert]")
+    page.get_by_role("button", name="Reset limits").click()
+    page.wait_for_selector(".effect .summary")
     context.close()

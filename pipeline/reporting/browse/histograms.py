@@ -1,0 +1,134 @@
+"""Histograms of a stored score, per language, with the documents kept before and after."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.reporting.browse.effects import Effect
+from pipeline.reporting.browse.index import Index
+from pipeline.reporting.browse.limits import list_lines
+from pipeline.reporting.browse.search import UNKNOWN, check_score
+
+NUM_BINS = 60
+
+# Languages with a histogram of their own: those with most documents.
+MAX_LANGUAGES = 12
+
+# Quantiles at which the axis ends. Values beyond are counted in the first and last bin.
+AXIS_QUANTILES = (0.002, 0.998)
+
+# Values from which the axis is made; quantiles of all of them would cost most of a request.
+NUM_AXIS_VALUES = 50_000
+
+# The axis is logarithmic if the upper end is so many times the median.
+LOG_RATIO = 8.0
+
+
+def describe_histograms(
+    index: Index, score: str, before: Effect, after: Effect
+) -> dict[str, Any]:
+    """Return the histograms of a score in all languages together and in the largest ones.
+
+    Returns:
+        "edges" (NUM_BINS + 1,), "is_log", and "histograms": for each language its documents, by
+        bin and side: dropped, newly kept, newly dropped, kept; and the lines of the limits.
+
+    Raises:
+        ConfigError: there is no such score.
+    """
+    check_score(index, score)
+    values = index.read_numbers(score)[: index.num_scored].astype(np.float64)
+    lines = (*list_lines(before.phase, score), *list_lines(after.phase, score))
+    edges, is_log = find_edges(values, [line.value for line in lines])
+    is_valid = ~np.isnan(values)
+    bins = _find_bins(values[is_valid], edges, is_log)
+    languages = index.read_numbers("language")[: index.num_scored][is_valid]
+    sides = (before.is_kept * 2 + after.is_kept)[is_valid]
+    num_languages = len(index.names["language"].values)
+    places = (languages.astype(np.int64) * NUM_BINS + bins) * 4 + sides
+    counts = np.bincount(places, minlength=num_languages * NUM_BINS * 4)
+    by_language = counts.reshape(num_languages, NUM_BINS, 4)
+    return {
+        "score": score,
+        "edges": edges.tolist(),
+        "is_log": is_log,
+        "histograms": _list_histograms(index, score, by_language, before, after),
+    }
+
+
+def _list_histograms(
+    index: Index, score: str, counts: NDArray[np.int64], before: Effect, after: Effect
+) -> list[dict[str, Any]]:
+    """Return the histograms, from counts of shape (languages, NUM_BINS, 4)."""
+    names = [name or UNKNOWN for name in index.names["language"].values]
+    lines_before = list_lines(before.phase, score)
+    lines_after = list_lines(after.phase, score)
+    totals = counts.sum(axis=(1, 2))
+    largest = np.argsort(-totals, kind="stable")[:MAX_LANGUAGES].tolist()
+    chosen: list[tuple[str | None, NDArray[np.int64]]] = [(None, counts.sum(axis=0))]
+    chosen += [(names[i], counts[i]) for i in largest if totals[i]]
+    found: list[dict[str, Any]] = []
+    for language, by_side in chosen:
+        lines: list[dict[str, Any]] = []
+        for line in lines_after:
+            was = [o.value for o in lines_before if _is_same(o, line)]
+            if line.language in (None, language):
+                lines.append({**asdict(line), "before": was[0] if was else None})
+        found.append(
+            {
+                "language": language,
+                "num_docs": int(by_side.sum()),
+                "dropped": by_side[:, 0].tolist(),
+                "newly_kept": by_side[:, 1].tolist(),
+                "newly_dropped": by_side[:, 2].tolist(),
+                "kept": by_side[:, 3].tolist(),
+                "lines": lines,
+            }
+        )
+    return found
+
+
+def _is_same(line: Any, other: Any) -> bool:
+    return (line.label, line.language) == (other.label, other.language)
+
+
+def find_edges(
+    values: NDArray[np.float64], limits: Sequence[float] = ()
+) -> tuple[NDArray[np.float64], bool]:
+    """Return the edges of the bins, (NUM_BINS + 1,), and whether they are logarithmic.
+
+    Args:
+        values: (n,) the scores; NaN: none.
+        limits: values that the axis includes.
+    """
+    drawn = values[:: max(1, len(values) // NUM_AXIS_VALUES)]
+    drawn = drawn[~np.isnan(drawn)]
+    if not len(drawn):
+        return np.linspace(0.0, 1.0, NUM_BINS + 1), False
+    low, middle, high = np.quantile(drawn, [AXIS_QUANTILES[0], 0.5, AXIS_QUANTILES[1]])
+    for limit in limits:
+        # A limit that is far away does not squeeze the bars; its line is at the end of the axis.
+        if low - (high - low) < limit < high + (high - low):
+            low, high = min(low, limit), max(high, limit)
+    if low == high:
+        low, high = low - 0.5, high + 0.5
+    is_log = bool(low > 0 and high > LOG_RATIO * middle)
+    space = np.geomspace if is_log else np.linspace
+    return space(low, high, NUM_BINS + 1), is_log
+
+
+def _find_bins(
+    values: NDArray[np.float64], edges: NDArray[np.float64], is_log: bool
+) -> NDArray[np.int64]:
+    """Return the bin of each value, (n,); the first and the last bin take what is beyond."""
+    low, high = edges[0], edges[-1]
+    clipped = np.clip(values, low, high)
+    if is_log:
+        low, high, clipped = np.log(low), np.log(high), np.log(clipped)
+    places = ((clipped - low) * (NUM_BINS / (high - low))).astype(np.int64)
+    return np.minimum(places, NUM_BINS - 1)

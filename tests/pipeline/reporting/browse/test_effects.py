@@ -1,0 +1,178 @@
+"""The effect of other limits: it is what `preview` finds, and the histograms add up."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from config_files.reader import ConfigError
+from pipeline.reporting.browse.answers import ANSWERS, Parameters, Session
+from pipeline.reporting.browse.histograms import NUM_BINS, find_edges
+from pipeline.reporting.browse.index import Index
+from pipeline.reporting.browse.limits import OFF, list_limits, list_overrides
+from pipeline.reporting.preview import preview
+from stages.filters.quality.rules import RULES
+
+WORDS = "rps_doc_word_count"
+
+
+@pytest.fixture(scope="module")
+def session(index: Index) -> Session:
+    return Session(index)
+
+
+def ask(session: Session, *changes: str, score: str = "language_score") -> dict[str, Any]:
+    """Ask for the effect of changed limits."""
+    return ANSWERS["effect"](session, Parameters({"set": changes, "score": [score]}))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [],
+        ["select.language.min_score=0.999"],
+        ["select.quality.min_words=40"],
+        ["select.quality.min_words=null"],
+        ["select.quality.max_words=12", "select.quality.min_words=1"],
+        ["select.classifiers.good.keep_top=0.25"],
+        ["select.classifiers.good.keep_top=0.5", "select.classifiers.good.max=0.5"],
+        ["select.classifiers.good.keep_top=null", "select.language.min_score=0.9"],
+    ],
+)
+def test_the_effect_is_that_of_preview(session: Session, changes: list[str]) -> None:
+    """Documents, characters, languages, reasons, and the documents that change sides."""
+    found = ask(session, *changes)
+    wanted = preview(session.index.run, changes)
+    assert found["num_kept"] == [wanted.before.num_docs, wanted.after.num_docs]
+    assert found["num_chars"] == [wanted.before.num_chars, wanted.after.num_chars]
+    assert {name: tuple(pair) for name, pair in found["reasons"].items()} == wanted.reasons
+    languages = {
+        name: (before.num_docs, after.num_docs)
+        for name, (before, after) in wanted.languages.items()
+    }
+    kept = {name: (pair[1], pair[2]) for name, pair in found["languages"].items()}
+    assert {name: pair for name, pair in kept.items() if any(pair)} == languages
+    for side, examples in (
+        ("newly_kept", wanted.examples_kept),
+        ("newly_dropped", wanted.examples_dropped),
+    ):
+        assert found[side]["num_docs"] == getattr(wanted, side).num_docs
+        by_id = {str(one.doc_id): one for one in examples}
+        for example in found[side]["examples"]:
+            same = by_id[example["doc_id"]]
+            for name in ("reason", "value", "limit", "detail"):
+                assert example[name] == getattr(same, name)
+    assert not session.effects.is_outdated
+
+
+def test_some_change_moves_documents_to_each_side(session: Session) -> None:
+    """Otherwise the test above would compare nothing."""
+    more = ask(session, "select.quality.min_words=null")
+    fewer = ask(session, "select.quality.min_words=40")
+    assert more["newly_kept"]["examples"]
+    assert fewer["newly_dropped"]["examples"]
+    assert all(one["excerpt"] for one in fewer["newly_dropped"]["examples"])
+
+
+def test_the_histograms_have_each_document_once(session: Session) -> None:
+    """In all languages together and by language; the sides agree with the numbers."""
+    answer = ask(session, "select.quality.min_words=40", score=WORDS)
+    everything, *languages = answer["histograms"]["histograms"]
+    sides = ("dropped", "newly_kept", "newly_dropped", "kept")
+    totals = {side: np.array(everything[side]) for side in sides}
+    assert everything["language"] is None
+    for side in sides:
+        assert len(everything[side]) == NUM_BINS
+        assert np.array_equal(sum(np.array(one[side]) for one in languages), totals[side])
+    assert sum(total.sum() for total in totals.values()) == answer["num_scored"]
+    before, after = answer["num_kept"]
+    assert (totals["kept"] + totals["newly_dropped"]).sum() == before
+    assert (totals["kept"] + totals["newly_kept"]).sum() == after
+    (line,) = [line for line in everything["lines"] if line["label"] == "min_words"]
+    assert (line["value"], line["before"]) == (40, 8)
+
+
+def test_a_cut_is_drawn_in_its_own_language(session: Session) -> None:
+    """keep_top finds one limit per language."""
+    answer = ask(session, score="classifier_good")["histograms"]
+    cuts = {
+        one["language"]: [line["value"] for line in one["lines"]]
+        for one in answer["histograms"]
+    }
+    assert cuts.pop(None) == []
+    assert len(cuts["en"]) == 1
+    assert answer["edges"][0] <= cuts["en"][0] <= answer["edges"][-1]
+
+
+@pytest.mark.parametrize("score", ["num_chars", WORDS, "language_score", "classifier_good"])
+def test_every_value_is_in_the_bin_of_its_edges(session: Session, score: str) -> None:
+    """Values beyond the axis are in the first and last bin."""
+    answer = ask(session, score=score)["histograms"]
+    values = session.index.read_numbers(score)[: session.index.num_scored]
+    edges = np.array(answer["edges"])
+    bins = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, NUM_BINS - 1)
+    everything = answer["histograms"][0]
+    drawn = sum(np.array(everything[side]) for side in ("dropped", "kept"))
+    assert np.array_equal(np.bincount(bins, minlength=NUM_BINS), drawn)
+
+
+def test_the_axis_fits_the_values() -> None:
+    """Skewed values get a logarithmic axis; a limit nearby is on it; no values are no error."""
+    values = np.exp(np.random.default_rng(1).normal(6, 1.5, 10_000))
+    edges, is_log = find_edges(values)
+    assert is_log
+    assert np.all(np.diff(edges) > 0)
+    edges, is_log = find_edges(np.linspace(10.0, 20.0, 100), [9.0, 1e9])
+    assert not is_log
+    assert edges[0] == 9.0
+    assert edges[-1] < 21
+    for values in (np.array([]), np.array([np.nan]), np.array([3.0, 3.0])):
+        edges, is_log = find_edges(values)
+        assert np.all(np.diff(edges) > 0)
+        assert not is_log
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("select.language.keep=en", "select.language.keep: no such limit; wanted one of"),
+        ("run_dir=/", "run_dir: no such limit"),
+        ("select.language.min_score=x", "select.language.min_score: 'x' is not a number"),
+        ("select.language.min_score=null", "'null' is not a number"),
+        ("select.language.min_score=7", "less than or equal to 1"),
+        ("select.quality.min_words=5.5", "'5.5' is not a number"),
+        ("select.quality.min_words=1\nrun_dir=/", "is not a number"),
+    ],
+)
+def test_only_limits_can_be_changed(session: Session, change: str, message: str) -> None:
+    """A wrong key or value is named."""
+    with pytest.raises(ConfigError) as raised:
+        ask(session, change)
+    assert message in "\n".join(raised.value.faults)
+
+
+def test_every_rule_has_a_limit_that_can_be_moved(session: Session) -> None:
+    """Of the quality rules on stored signals. Its bounds include its value."""
+    answer = ANSWERS["limits"](session, Parameters({}))
+    keys = {limit["key"] for limit in answer["limits"]}
+    stored = [rule for rule in RULES if rule.signal in session.index.score_names]
+    assert {f"select.quality.{rule.limit}" for rule in stored} < keys
+    for limit in answer["limits"]:
+        low, high = limit["bounds"]
+        assert low < high
+        assert limit["value"] is None or low <= limit["value"] <= high
+
+
+def test_the_percentiles_are_one_key(session: Session) -> None:
+    """One of the two changes; the other stays."""
+    config = session.index.run.change_config(["select.perplexity.cutoffs=run"])
+    limits = list_limits(config, ["perplexity"])
+    assert [limit.value for limit in limits] == [30, 60]
+    moved = list_overrides(limits, {"select.perplexity.percentiles.1": "45"})
+    assert moved == ["select.perplexity.percentiles=[30, 45]"]
+    assert list_overrides(limits, {}) == []
+    optional = dataclasses.replace(limits[0], key="x", is_optional=True)
+    assert list_overrides([optional], {"x": OFF}) == ["x=null"]
