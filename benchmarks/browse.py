@@ -87,7 +87,7 @@ def read_artifact(run: RunFolder, artifact: Artifact) -> pa.Table:
 
 
 def renumber(table: pa.Table, number: int) -> pa.Table:
-    """Return the rows as those of one split, on domains of its own."""
+    """Return the rows as those of one split, with other domains."""
     columns = {name: table.column(name) for name in table.column_names}
     for name in ("doc_id", "representative"):
         if name in columns:

@@ -67,9 +67,14 @@ def find_foreign(address: str, url: str) -> list[str]:
     return [] if url.startswith(address) else [url]
 
 
-def has_overflow(page: sync_api.Page) -> bool:
-    """Return whether something is wider than the window."""
-    return page.evaluate("document.documentElement.scrollWidth > innerWidth")
+def find_overflow(page: sync_api.Page) -> list[str]:
+    """Return the elements that are wider than the window, if the page can be scrolled sideways."""
+    return page.evaluate(
+        "document.documentElement.scrollWidth <= innerWidth ? [] :"
+        " [...document.querySelectorAll('*')]"
+        ".filter((node) => node.getBoundingClientRect().right > innerWidth)"
+        ".map((node) => `${node.tagName} ${node.className} ${node.textContent.slice(0, 60)}`)"
+    )
 
 
 def open_view(page: sync_api.Page, view: str, selector: str) -> None:
@@ -90,7 +95,7 @@ def test_hostile_documents_are_shown_as_text(page: sync_api.Page) -> None:
     assert page.query_selector_all("main img, main script, iframe") == []
     open_view(page, "#/domains", ".domains tbody tr")
     assert page.title() == "corpusmill browse"
-    assert not has_overflow(page)
+    assert find_overflow(page) == []
 
 
 def test_a_search_is_typed_and_its_address_can_be_opened_again(page: sync_api.Page) -> None:
@@ -108,7 +113,7 @@ def test_a_search_is_typed_and_its_address_can_be_opened_again(page: sync_api.Pa
     page.focus("[name=url]")
     page.keyboard.type("/")
     assert page.input_value("[name=url]") == "near.example/1/"
-    assert not has_overflow(page)
+    assert find_overflow(page) == []
 
 
 def test_every_control_is_reached_by_the_keyboard(page: sync_api.Page) -> None:
@@ -149,7 +154,7 @@ def test_removed_lines_are_marked_beside_what_is_left(
     assert "removed: duplicate line" in page.locator(".line.duplicate").first.inner_text()
     is_wide = page.viewport_size["width"] > 500
     assert page.locator(".line.left").first.is_visible() == is_wide
-    assert not has_overflow(page)
+    assert find_overflow(page) == []
 
 
 def test_a_cluster_leads_to_its_other_documents(page: sync_api.Page) -> None:
@@ -162,7 +167,7 @@ def test_a_cluster_leads_to_its_other_documents(page: sync_api.Page) -> None:
     page.locator(".cluster a").first.click()
     page.wait_for_selector(".document h1 + .url + .facts .badge.kept")
     assert page.locator(".cluster a[aria-current]").count() == 1
-    assert not has_overflow(page)
+    assert find_overflow(page) == []
 
 
 def test_a_domain_leads_to_its_documents(page: sync_api.Page) -> None:
@@ -171,7 +176,7 @@ def test_a_domain_leads_to_its_documents(page: sync_api.Page) -> None:
     page.keyboard.press("/")
     page.keyboard.type("near")
     expect(page.locator(".domains tbody tr")).to_have_count(1)
-    assert not has_overflow(page)
+    assert find_overflow(page) == []
     page.locator(".domains td a").first.click()
     page.wait_for_selector(".summary >> text=3 documents")
 
@@ -189,7 +194,7 @@ def test_a_slider_shows_at_once_what_would_be_kept(page: sync_api.Page) -> None:
     expect(page.locator("h2").first).to_contain_text("Newly dropped")
     expect(page.locator(".documents .excerpt").first).to_be_visible()
     assert "set=select.quality.min_words" in page.url
-    assert not has_overflow(page)
+    assert find_overflow(page) == []
     after = page.inner_text(".effect .summary")
     page.reload()
     expect(page.locator(".effect .summary")).to_have_text(after)
