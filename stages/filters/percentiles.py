@@ -129,7 +129,7 @@ def count_by_language(
     languages = name_languages(scored)
     for language in pc.unique(languages).to_pylist():
         is_language = pc.equal(languages, language).to_numpy()
-        counters.observe(f"{family}.{language}", found[is_language].tolist())
+        counters.observe(f"{family}.{language}", found[is_language])
 
 
 def _find_rank(histogram: Mapping[int, int], rank: int, bins: Iterable[int]) -> int:

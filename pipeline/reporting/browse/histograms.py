@@ -43,8 +43,7 @@ def describe_histograms(
     """
     check_score(index, score)
     values = index.read_numbers(score)[: index.num_scored].astype(np.float64)
-    lines = (*list_lines(before.phase, score), *list_lines(after.phase, score))
-    edges, is_log = find_edges(values, [line.value for line in lines])
+    edges, is_log = find_edges(values, _list_limits(index, score, before, after))
     is_valid = ~np.isnan(values)
     bins = _find_bins(values[is_valid], edges, is_log)
     languages = index.read_numbers("language")[: index.num_scored][is_valid]
@@ -66,19 +65,18 @@ def _list_histograms(
 ) -> list[dict[str, Any]]:
     """Return the histograms, from counts of shape (languages, NUM_BINS, 4)."""
     names = [name or UNKNOWN for name in index.names["language"].values]
-    lines_before = list_lines(before.phase, score)
-    lines_after = list_lines(after.phase, score)
     totals = counts.sum(axis=(1, 2))
     largest = np.argsort(-totals, kind="stable")[:MAX_LANGUAGES].tolist()
     chosen: list[tuple[str | None, NDArray[np.int64]]] = [(None, counts.sum(axis=0))]
     chosen += [(names[i], counts[i]) for i in largest if totals[i]]
     found: list[dict[str, Any]] = []
     for language, by_side in chosen:
-        lines: list[dict[str, Any]] = []
-        for line in lines_after:
-            was = [o.value for o in lines_before if _is_same(o, line)]
-            if line.language in (None, language):
-                lines.append({**asdict(line), "before": was[0] if was else None})
+        old_lines = list_lines(before.phase, score, language)
+        old = {line.label: line.value for line in old_lines}
+        lines = [
+            {**asdict(line), "before": old.get(line.label)}
+            for line in list_lines(after.phase, score, language)
+        ]
         found.append(
             {
                 "language": language,
@@ -93,8 +91,13 @@ def _list_histograms(
     return found
 
 
-def _is_same(line: Any, other: Any) -> bool:
-    return (line.label, line.language) == (other.label, other.language)
+def _list_limits(index: Index, score: str, before: Effect, after: Effect) -> list[float]:
+    """Return the limits of a score in all languages."""
+    limits: list[float] = []
+    for language in (None, *index.names["language"].values):
+        for effect in (before, after):
+            limits += [line.value for line in list_lines(effect.phase, score, language)]
+    return limits
 
 
 def find_edges(

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from config_files.reader import ConfigError
 from pipeline.config import RunConfig
 from pipeline.phases.filter_phase import FilterPhase
 from stages.filters.classifiers import score_column
 from stages.filters.quality.rules import RULES
+from stages.settings.base import find_limit
 from stages.settings.filters import (
     ClassifiersFilterSettings,
     LanguageFilterSettings,
@@ -55,12 +57,10 @@ class Line:
 
     Attributes:
         label: the limit.
-        language: the only language in which it applies; None: all.
         value: of the score.
     """
 
     label: str
-    language: str | None
     value: float
 
 
@@ -73,8 +73,18 @@ def list_limits(config: RunConfig, score_names: Collection[str]) -> list[Limit]:
 
 def _of_language(config: RunConfig) -> Iterator[Limit]:
     if config.select.language is not None:
-        value = config.select.language.min_score
-        yield Limit("select.language.min_score", "language_score", value, (0, 1))
+        for suffix, value in _by_language(config.select.language.min_score):
+            key = f"select.language.min_score{suffix}"
+            yield Limit(key, "language_score", value, (0, 1))
+
+
+def _by_language(value: Any) -> Iterator[tuple[str, float | None]]:
+    """Yield the end of the key and the limit, for each language that has its own limit."""
+    if isinstance(value, Mapping):
+        for language, limit in value.items():
+            yield f".{language}", limit
+    else:
+        yield "", value
 
 
 def _of_perplexity(config: RunConfig) -> Iterator[Limit]:
@@ -110,8 +120,9 @@ def _of_quality(config: RunConfig) -> Iterator[Limit]:
         bounds = (0.0, 1.0) if rule.limit.endswith("_share") else None
         if rule.limit == "min_stop_words":
             bounds = (0, 8)
-        key = f"select.quality.{rule.limit}"
-        yield Limit(key, rule.signal, value, bounds, True, is_whole)
+        for suffix, one in _by_language(value):
+            key = f"select.quality.{rule.limit}{suffix}"
+            yield Limit(key, rule.signal, one, bounds, True, is_whole)
 
 
 def list_overrides(limits: Sequence[Limit], changes: Mapping[str, str]) -> list[str]:
@@ -145,42 +156,57 @@ def _parse_value(limit: Limit, text: str) -> float | None:
         raise ConfigError([f"{limit.key}: {text!r} is not a number"]) from None
 
 
-def list_lines(phase: FilterPhase, score: str) -> list[Line]:
-    """Return where the limits of select cut a score."""
+def list_lines(phase: FilterPhase, score: str, language: str | None) -> list[Line]:
+    """Return where the limits of select cut a score in a language.
+
+    Args:
+        phase: select or percentiles.
+        score: the column.
+        language: None: in all languages together; limits that differ by language are left out.
+    """
     lines: list[Line] = []
     for spec in phase.stage_specs():
         settings = spec.settings
         if isinstance(settings, LanguageFilterSettings) and score == "language_score":
-            lines.append(Line("min_score", None, settings.min_score))
+            lines += _draw("min_score", settings.min_score, language)
         elif isinstance(settings, PerplexityFilterSettings) and score == "perplexity":
-            for language, (head, middle) in settings.cutoffs.items():
-                lines.append(Line("head below", language, head))
-                lines.append(Line("middle below", language, middle))
+            ends = settings.cutoffs.get(language or "", ())
+            for label, end in zip(("head below", "middle below"), ends, strict=False):
+                lines += _draw(label, end, language)
         elif isinstance(settings, ClassifiersFilterSettings):
-            lines += _draw_classifiers(settings, score)
+            lines += _draw_classifiers(settings, score, language)
         elif isinstance(settings, QualityFilterSettings):
-            lines += _draw_quality(settings, score)
+            lines += _draw_quality(settings, score, language)
     return lines
 
 
-def _draw_classifiers(settings: ClassifiersFilterSettings, score: str) -> Iterator[Line]:
+def _draw(label: str, limit: Any, language: str | None) -> Iterator[Line]:
+    """Yield the line of a limit, which may differ by language, or be off."""
+    if isinstance(limit, Mapping) and language is None:
+        return
+    value = find_limit(limit, language)
+    if value is not None:
+        yield Line(label, value)
+
+
+def _draw_classifiers(
+    settings: ClassifiersFilterSettings, score: str, language: str | None
+) -> Iterator[Line]:
     for name, limits in settings.limits.items():
-        if score_column(name) != score:
-            continue
-        if limits.min is not None:
-            yield Line("min", None, limits.min)
-        if limits.max is not None:
-            yield Line("max", None, limits.max)
-        for language, cut in limits.cuts.items():
-            yield Line("keep_top from", language, cut)
+        if score_column(name) == score:
+            yield from _draw("min", limits.min, language)
+            yield from _draw("max", limits.max, language)
+            yield from _draw("keep_top from", limits.cuts.get(language or ""), language)
 
 
-def _draw_quality(settings: QualityFilterSettings, score: str) -> Iterator[Line]:
+def _draw_quality(
+    settings: QualityFilterSettings, score: str, language: str | None
+) -> Iterator[Line]:
+    is_judged = settings.languages is None or language in (None, *settings.languages)
     for rule in RULES:
-        limit: float | None = getattr(settings, rule.limit)
-        if rule.signal != score or limit is None:
+        if rule.signal != score or not is_judged or not rule.applies_to(language):
             continue
-        # The signal counts the other words (`Rule.compute_value`).
-        value = 1 - limit if rule.limit == "min_alpha_word_share" else limit
-        for language in settings.languages or (None,):
-            yield Line(rule.limit, language, value)
+        for line in _draw(rule.limit, getattr(settings, rule.limit), language):
+            # The signal counts the other words (`Rule.compute_value`).
+            is_rest = rule.limit == "min_alpha_word_share"
+            yield Line(line.label, 1 - line.value if is_rest else line.value)

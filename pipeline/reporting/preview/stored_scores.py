@@ -16,13 +16,15 @@ from functools import cached_property
 import pyarrow as pa
 
 from pipeline.config import RunConfig
-from pipeline.phases.percentiles import Percentiles, list_shares
+from pipeline.phases.percentiles import Percentiles, has_score_share, list_shares
 from pipeline.phases.select import Select
 from pipeline.planning.run_plan import RunPlan
 from pipeline.planning.stage_spec import StageSpec
 from stages.contract import DROPPED
 from stages.counters import Counters
-from stages.filters.classifiers import ClassifiersFilter, count_scores
+from stages.filters import classifiers, score
+from stages.filters.classifiers import ClassifiersFilter
+from stages.filters.score import Score
 from stages.settings.filters import PerplexityFilterSettings
 
 
@@ -53,12 +55,14 @@ class SelectInMemory(Select):
             specs = [spec for spec in self._percentiles.stage_specs() if _is_last(spec)]
             kept, _ = _apply(specs, self._filtered[0])
             for name in list_shares(self.config):
-                count_scores(counters, name, kept)
+                classifiers.count_scores(counters, name, kept)
+            if has_score_share(self.config):
+                score.count_scores(counters, kept)
         return counters
 
     @cached_property
     def _filtered(self) -> tuple[pa.Table, pa.Table]:
-        """The documents that all filters but the classifiers keep, and those that they drop."""
+        """The documents that the filters without `keep_top` keep, and those that they drop."""
         specs = self._percentiles.stage_specs()
         needed = {"doc_id", "language"}
         for spec in specs:
@@ -95,8 +99,8 @@ def change_plan(plan: RunPlan, config: RunConfig) -> RunPlan:
 
 
 def _is_last(spec: StageSpec) -> bool:
-    """Return whether a filter comes after all that percentiles looks at."""
-    return spec.stage is ClassifiersFilter
+    """Return whether the limits of a filter come from what the other filters keep."""
+    return spec.stage in (ClassifiersFilter, Score)
 
 
 def _apply(specs: Sequence[StageSpec], documents: pa.Table) -> tuple[pa.Table, pa.Table]:
