@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -96,25 +97,52 @@ def train_reference(
     positive: Annotated[
         list[Path], typer.Option(help="Texts of reference pages, one per line. Repeatable.")
     ],
-    negative: Annotated[
-        list[Path], typer.Option(help="Texts of random pages, one per line. Repeatable.")
-    ],
     out: Annotated[
         Path, typer.Option(help="Folder to create. Name it in annotate.classifiers.")
     ],
+    negative: Annotated[
+        list[Path] | None,
+        typer.Option(help="Texts of random pages, one per line. Repeatable."),
+    ] = None,
+    crawl: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="WARC files. Text that is not main content becomes negative. Repeatable."
+        ),
+    ] = None,
 ) -> None:
-    """Train a reference classifier as LLaMA does.
+    """Train a reference classifier as LLaMA does, or with negatives out of pages.
 
-    Trains a fastText model and prints its scores on held-out texts.
+    Trains a fastText model, and evaluates it on pages of held-out domains of the crawl. Without
+    --crawl, its figures say only how well it tells the two sources apart.
     """
     from pipeline.models import classifier_training
-    from pipeline.models.corpus import read_texts
+    from pipeline.models.corpus import read_crawl, read_texts
 
-    texts = (read_texts(positive), read_texts(negative))
-    record = classifier_training.train_reference(*texts, out)
+    if not negative and not crawl:
+        raise typer.BadParameter("give --crawl (WARC files), --negative (texts), or both")
+    texts = (read_texts(positive), read_texts(negative or []))
+    pages = read_crawl(crawl or [])
+    record = classifier_training.train_reference(*texts, out, crawl=pages)
+    if on_crawl := record.get("crawl"):
+        console.print(
+            f"{out}: on {on_crawl['num_held_out_pages']} pages of "
+            f"{on_crawl['num_held_out_domains']} held-out domains, main content against the rest "
+            f"of their text: {_format_figures(on_crawl)}"
+        )
+    console.print(
+        f"{out}: on held-out texts of the training sources: {_format_figures(record)}"
+    )
+    if not crawl:
+        console.print(
+            "These figures say how well the model tells the sources apart, not good pages from "
+            "bad ones. Give --crawl to evaluate it on pages."
+        )
+
+
+def _format_figures(record: Mapping[str, Any]) -> str:
     names = ("precision", "recall", "roc_auc")
-    figures = ", ".join(f"{name} {record[name]:.3f}" for name in names)
-    console.print(f"{out}: on held-out texts: {figures}")
+    return ", ".join(f"{name} {record[name]:.3f}" for name in names)
 
 
 @train_app.command("quality")

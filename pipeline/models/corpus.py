@@ -8,9 +8,12 @@ import importlib.metadata
 import json
 import lzma
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, NamedTuple, cast
+
+from stages.settings.warc import HtmlSettings, WarcSettings
+from stages.warc.reader import WarcReader
 
 # Describes a trained model. It is written last, so a folder that has it is complete.
 RECORD_FILE = "record.json"
@@ -72,6 +75,47 @@ def _parse_line(line: bytes, is_json: bool, where: str) -> str:
         raise TextUnreadable(
             f"{where}: wanted {wanted}, found {line[:60]!r} ({error})"
         ) from error
+
+
+class CrawlPage(NamedTuple):
+    """A page of a crawl, divided by main content extraction."""
+
+    domain: str
+    main_content: str  # "" if hardly anything would be left (docs/stages.md)
+    left_out: (
+        str  # lines of its text that are not in the main content: menus, teasers, footers
+    )
+
+
+def read_crawl(files: Iterable[Path]) -> Iterator[CrawlPage]:
+    """Yield the HTML pages of WARC or ARC files, in order. Broken records are left out.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    html = HtmlSettings(main_content=True, page_sample_chars=_ALL_CHARS)
+    for path in files:
+        for batch in WarcReader(
+            path, WarcSettings(html=html), split=0, batch_bytes=_BATCH_BYTES
+        ):
+            for row in batch.select(_PAGE_COLUMNS).to_pylist():
+                if row["page_sample"] is not None:
+                    yield _divide_page(row)
+
+
+# More than a record may have.
+_ALL_CHARS = 1 << 31
+_BATCH_BYTES = 1 << 24
+_PAGE_COLUMNS = ["source_domain", "text", "main_content_chars", "page_sample"]
+
+
+def _divide_page(row: Mapping[str, Any]) -> CrawlPage:
+    has_main_content = row["main_content_chars"] is None
+    main_content = row["text"] if has_main_content else ""
+    main_lines = {line.strip() for line in main_content.splitlines()}
+    lines = map(str.strip, row["page_sample"].splitlines())
+    left_out = [line for line in lines if line and line not in main_lines]
+    return CrawlPage(row["source_domain"] or "", main_content, "\n".join(left_out))
 
 
 def is_held_out(text: str, share: float) -> bool:
