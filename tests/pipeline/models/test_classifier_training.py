@@ -18,6 +18,7 @@ from pipeline.models.classifier_training import (
     compute_roc_auc,
     train_reference,
 )
+from pipeline.models.corpus import CrawlPage
 from pipeline.models.kenlm_build import TrainingFailed
 from stages.filters import classifiers
 from tests.pipeline.models.documents import make_documents
@@ -100,3 +101,50 @@ def test_too_few_texts_for_a_classifier_are_refused(tmp_path: Path) -> None:
         TrainingFailed, match=r"train reference: \d+ references and 0 crawl pages held out"
     ):
         train_reference(make_documents(300), ["one"], tmp_path)
+
+
+SMALL = ReferenceSettings(num_epochs=20, dimension=8, held_out_share=0.3)
+
+
+def make_crawl(num_domains: int) -> list[CrawlPage]:
+    """Return two pages per domain; their prose is like that of references."""
+    prose = make_documents(2 * num_domains, seed=3)
+    menus = [f"home login cart {number} share follow" for number in range(2 * num_domains)]
+    pages: list[CrawlPage] = []
+    for number, (text, menu) in enumerate(zip(prose, menus, strict=True)):
+        pages.append(CrawlPage(f"{number // 2}.example", text, menu))
+    return pages
+
+
+def test_a_crawl_gives_negatives_and_an_evaluation_on_other_domains(tmp_path: Path) -> None:
+    """Main content scores high and the rest low for texts of any source."""
+    crawl = make_crawl(100)
+    record = train_reference(make_documents(300), [], tmp_path, SMALL, crawl)
+    found = record["crawl"]
+    assert found["roc_auc"] > 0.99
+    assert found["num_held_out_pages"] == 2 * found["num_held_out_domains"]
+    num_training = len(crawl) - found["num_held_out_pages"]
+    assert record["negative"]["num_docs"] == num_training
+    assert record["positive"]["num_docs"] == 300 + num_training
+    assert json.loads((tmp_path / "record.json").read_text()) == record
+
+
+def test_a_model_that_tells_sources_apart_is_found_out_on_pages(tmp_path: Path) -> None:
+    """Its own held-out texts are separated perfectly, the parts of pages are not."""
+    references = [f"encyclopedia {text}" for text in make_documents(300)]
+    pages = [f"blog {text}" for text in make_documents(300, seed=5)]
+    # Pages whose parts differ by chance only.
+    halves = make_documents(400, seed=7)
+    crawl: list[CrawlPage] = []
+    for number in range(200):
+        first, second = halves[2 * number : 2 * number + 2]
+        crawl.append(CrawlPage(f"{number}.example", first, second))
+    record = train_reference(references, pages, tmp_path, SMALL, crawl)
+    assert record["crawl"]["roc_auc"] < 0.7
+    assert "crawl" not in train_reference(references, pages, tmp_path, SMALL)
+
+
+def test_a_crawl_of_few_domains_is_refused(tmp_path: Path) -> None:
+    """Nothing would be known about pages of other domains."""
+    with pytest.raises(TrainingFailed, match="give pages of more domains"):
+        train_reference(make_documents(300), [], tmp_path, SMALL, make_crawl(3))

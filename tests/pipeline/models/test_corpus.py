@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.models.corpus import TextUnreadable, is_held_out, read_texts
+from pipeline.models.corpus import (
+    CrawlPage,
+    TextUnreadable,
+    is_held_out,
+    read_crawl,
+    read_texts,
+)
+from tests.stages.warc.files import page, record, response
 
 
 def test_texts_are_read_from_every_kind_of_file(tmp_path: Path) -> None:
@@ -66,3 +73,24 @@ def test_share_of_texts_is_held_out() -> None:
     assert len(tenth) == pytest.approx(400, rel=0.15)
     assert tenth < {text for text in texts if is_held_out(text, 0.3)}
     assert not any(is_held_out(text, 0.0) for text in texts)
+
+
+SENTENCES = (
+    "The old mill by the river was opened on Sunday, and all of the village came. " * 4
+)
+
+
+def test_pages_of_a_crawl_are_divided_by_main_content(tmp_path: Path) -> None:
+    """A page without main content is left out as a whole; other records are no pages."""
+    footer = "All rights reserved. " * 30
+    pages = [
+        f"<nav>Home</nav><article><p>{SENTENCES}</article><footer>Imprint</footer>",
+        f"<footer>{footer}</footer>",
+    ]
+    records = [record(b"a text of a WET file"), b"broken"]
+    records += [response(page(f"<body>{each}".encode())) for each in pages]
+    (tmp_path / "a.warc").write_bytes(b"".join(records))
+    assert list(read_crawl([tmp_path / "a.warc"])) == [
+        CrawlPage("example.org", SENTENCES.strip(), "Home\nImprint"),
+        CrawlPage("example.org", "", footer.strip()),
+    ]
