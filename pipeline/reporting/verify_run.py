@@ -65,6 +65,9 @@ def find_shard_damage(run: RunFolder, findings: Sequence[Finding]) -> Iterator[R
     # "shard-000000.tar, sample 000000-00012, byte 1574528" begins with the file.
     named = {re.split("[,:]", finding.where)[0] for finding in findings}
     phase = WriteShards(load_plan(run))
+    # With the manifest of another dataset, the findings name shards that are whole.
+    if findings and check_output(phase.folder, MANIFEST_FILE) is not None:
+        named.add(MANIFEST_FILE)
     for task_id in _list_tasks(phase):
         for damage in _check_named(phase.folder, task_id, named):
             yield _add_sources(WriteShards, run, damage)

@@ -96,6 +96,20 @@ def test_a_flipped_bit_of_a_shard_is_named(small: Small) -> None:
         assert "; write_shards makes it again from tokenize" in output
 
 
+def test_the_manifest_of_another_dataset_is_named(small: Small) -> None:
+    """Its shards have the same names and are whole. The next run writes the manifest again."""
+    found, _ = small.run()
+    other, _ = small.run("other", tokenize={"seed": 7})
+    path = found.folder("write_shards").path("manifest.json")
+    whole = path.read_bytes()
+    path.write_bytes(other.folder("write_shards").path("manifest.json").read_bytes())
+    code, output = verify(found.run_dir, "--deep")
+    assert code == FAILED
+    assert f"{path}: found" in output
+    small.run()
+    assert path.read_bytes() == whole
+
+
 def test_the_faults_are_printed_as_json(small: Small) -> None:
     """Only the JSON object is on stdout; the exit code is the same."""
     found, _ = small.run()

@@ -74,7 +74,7 @@ def make_tree(folder: Path) -> Mapping[str, Any]:
         },
         "exact_dedup": {},
         "paragraph_dedup": {"keep": "keep_first"},
-        "substring_dedup": {"min_words": 20},
+        "substring_dedup": {"min_words": 50},
         "annotate": {
             "language": {"model": str(tiny_lid(folder / "lid.bin"))},
             "quality": {},
