@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pipeline.config.run import list_signals
@@ -100,7 +101,7 @@ def fit_quality(run: RunFolder, labels: Labels) -> dict[str, Any]:
         raise RunNotFound(
             f"{run.run_dir}: annotate is not done yet; run the config to its end first"
         )
-    signals = sorted(list_signals(run.config.annotate))
+    signals = _list_stored_signals(run)
     documents = _read_labelled(run, signals, labels)
     is_good = np.array(documents.column("label").to_pylist(), np.bool_)
     ranks = _measure_ranks(run, signals, documents)
@@ -121,6 +122,14 @@ def fit_quality(run: RunFolder, labels: Labels) -> dict[str, Any]:
         "num_not_found": len(labels) - _count_found(documents, labels),
         "labels_sha256": _digest(labels),
     }
+
+
+def _list_stored_signals(run: RunFolder) -> list[str]:
+    """Return the signals of the run, sorted. A run of an older version may lack some."""
+    folder, first = run.folder(Annotate.name), run.splits[0]
+    with folder.open(Annotate.documents.file_name(first.key)) as file:
+        stored = pq.read_schema(file).names
+    return sorted(set(list_signals(run.config.annotate)) & set(stored))
 
 
 def _read_documents(run: RunFolder, names: Sequence[str]) -> Iterator[pa.Table]:

@@ -176,7 +176,9 @@ class Score(Stage[ScoreSettings]):
         Args:
             document: one row with the columns of `apply`.
         """
-        ranks = {name: float(self._rank(document, name)[0]) for name in self._tables}
+        ranks = dict(
+            zip(self._tables, self.measure_ranks(document)[0].tolist(), strict=True)
+        )
         known = [name for name in ranks if not math.isnan(ranks[name])]
         total = sum(abs(self.settings.signals[name].weight) for name in known)
         parts: list[ScorePart] = []
@@ -195,15 +197,16 @@ class Score(Stage[ScoreSettings]):
 
     def measure_ranks(self, batch: pa.Table) -> NDArray[np.float64]:
         """(n, k) float64: the percentile ranks of the signals, sorted by name; NaN without one."""
-        ranks = [self._rank(batch, name) for name in self._tables]
-        return np.stack(ranks, axis=1)
+        rows = _group_by_language(batch)
+        return np.stack([self._rank(batch, name, rows) for name in self._tables], axis=1)
 
     def _compute(self, batch: pa.Table) -> pa.Array:
         """(n,) float64: the score of every row, null where no signal counts."""
         total, weights = np.zeros(batch.num_rows), np.zeros(batch.num_rows)
         no_rank = 0.0 if self.settings.intercept is None else NO_RANK
+        rows = _group_by_language(batch)
         for name in self._tables:
-            rank = self._rank(batch, name)
+            rank = self._rank(batch, name, rows)
             weight = abs(self.settings.signals[name].weight)
             total += weight * np.where(np.isnan(rank), no_rank, rank)
             weights += np.where(np.isnan(rank), 0.0, weight)
@@ -215,19 +218,28 @@ class Score(Stage[ScoreSettings]):
             score = np.round(1 / (1 + np.exp(-(self.settings.intercept + total))), 8)
         return pa.array(score, pa.float64(), mask=~has_score)
 
-    def _rank(self, batch: pa.Table, name: str) -> NDArray[np.float64]:
+    def _rank(
+        self, batch: pa.Table, name: str, rows_by_language: Mapping[str, NDArray[np.int64]]
+    ) -> NDArray[np.float64]:
         """(n,) float64: the percentile rank, 0..1 and high is good; NaN without one."""
         values = pc.cast(batch.column(name), pa.float64()).to_numpy(zero_copy_only=False)
-        languages = name_languages(batch)
         ranks = np.full(batch.num_rows, np.nan)
-        for language in pc.unique(languages).to_pylist():
+        for language, rows in rows_by_language.items():
             table = self._tables[name].get(language)
-            if table is None:
-                continue
-            is_language = pc.equal(languages, language).to_numpy(zero_copy_only=False)
-            rows = np.flatnonzero(is_language & ~np.isnan(values))
-            ranks[rows] = table.rank(_choose_bins(name).find(values[rows]))
+            if table is not None:
+                scored = rows[~np.isnan(values[rows])]
+                ranks[scored] = table.rank(_choose_bins(name).find(values[scored]))
         return 1 - ranks if self.settings.signals[name].weight < 0 else ranks
+
+
+def _group_by_language(batch: pa.Table) -> dict[str, NDArray[np.int64]]:
+    """Return language -> the numbers of its rows."""
+    languages = name_languages(batch)
+    groups: dict[str, NDArray[np.int64]] = {}
+    for language in pc.unique(languages).to_pylist():
+        is_language = pc.equal(languages, language).to_numpy(zero_copy_only=False)
+        groups[language] = np.flatnonzero(is_language)
+    return groups
 
 
 def _drop_below(outcome: Outcome, reason: str, limit: float | Column) -> Outcome:

@@ -10,13 +10,16 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
+from pipeline import cli
 from pipeline.models.classifier_training import compute_average_precision
 from pipeline.models.corpus import TextUnreadable
 from pipeline.models.kenlm_build import TrainingFailed
 from pipeline.models.quality_training import fit_quality, read_labels
 from pipeline.phases.select import Select
 from pipeline.runs.run_folder import RunFolder
+from stages.kernels.quality import columns
 from tests.conftest import wet_record
 from tests.pipeline.conftest import Small
 
@@ -51,7 +54,30 @@ def read_scores(run: RunFolder) -> np.ndarray:
     return pq.read_table(path).column("quality_score").to_numpy()
 
 
-def test_the_model_is_a_section_of_the_config_and_predicts_the_labels(pages: Small) -> None:
+def train(run: RunFolder, labels: Mapping[str | int, bool], out: Path) -> str:
+    """Run the command, and return what it printed, on one line."""
+    lines = [json.dumps({"url": url, "label": label}) for url, label in labels.items()]
+    path = out.parent.parent / "labels.jsonl"
+    path.write_text("\n".join(lines))
+    words = [
+        "models",
+        "train",
+        "quality",
+        "--labels",
+        path,
+        "--run",
+        run.run_dir,
+        "--out",
+        out,
+    ]
+    result = CliRunner().invoke(cli.app, [str(word) for word in words])
+    assert result.exit_code == 0, result.output
+    return " ".join(result.output.split())
+
+
+def test_the_model_is_a_section_of_the_config_and_predicts_the_labels(
+    pages: Small, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The longer half of the pages is good. Scores of a run with the model are its probabilities."""
     run, _ = pages.run("scored")
     labels: dict[str | int, bool]
@@ -69,6 +95,13 @@ def test_the_model_is_a_section_of_the_config_and_predicts_the_labels(pages: Sma
     # The likelihood of an intercept without penalty is largest where the means are equal.
     assert scores.mean() == pytest.approx(0.5, abs=1e-3)
     assert scores[NUM_PAGES // 2 :].min() > scores[: NUM_PAGES // 2].max()
+    out = pages.folder / "models" / "quality.json"
+    result = train(run, labels, out)
+    assert json.loads(out.read_text())["score"] == fitted["score"]
+    assert "60 labelled documents (30 good), 0 labels without a document" in result
+    # A run of an older version lacks signals.
+    monkeypatch.setattr(columns, "SIGNALS", (*columns.SIGNALS, "signal_of_a_later_version"))
+    assert fit_quality(run, labels)["score"] == fitted["score"]
     few: dict[str | int, bool] = {
         make_url(number): number > 5 for number in range(NUM_PAGES)
     }
