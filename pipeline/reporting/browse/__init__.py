@@ -1,8 +1,8 @@
 """A local web page that shows the documents, scores and limits of a run, read-only.
 
 index.py collects the columns by which documents are found. search.py, texts.py, documents.py,
-domains.py, effects.py and histograms.py answer questions from them. server.py serves the answers
-to the page in assets/.
+differences.py, domains.py, effects.py and histograms.py answer questions from them. server.py
+serves the answers to the page in assets/.
 
     with build_index(RunFolder.open("runs/ccnet")) as index:
         serve(index, port=8000, announce=print)

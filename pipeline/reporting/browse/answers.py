@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from config_files.reader import ConfigError
+from pipeline.reporting.browse.differences import compare_texts
 from pipeline.reporting.browse.documents import describe_document
 from pipeline.reporting.browse.domains import SORT_KEYS, list_domains
 from pipeline.reporting.browse.effects import Effects, compare_effects
@@ -147,6 +148,12 @@ def answer_document(session: Session, parameters: Parameters) -> dict[str, Any]:
     return describe_document(session.index, parameters.number("doc_id", 0))
 
 
+def answer_differences(session: Session, parameters: Parameters) -> dict[str, Any]:
+    """Return the words in which two documents differ."""
+    first, second = (parameters.number(name, 0) for name in ("first", "second"))
+    return compare_texts(session.index, first, second)
+
+
 def answer_domains(session: Session, parameters: Parameters) -> dict[str, Any]:
     """Return a page of the table of domains."""
     return list_domains(
@@ -189,6 +196,7 @@ ANSWERS: Mapping[str, Callable[[Session, Parameters], dict[str, Any]]] = {
     "run": describe_run,
     "documents": answer_documents,
     "document": answer_document,
+    "differences": answer_differences,
     "domains": answer_domains,
     "limits": describe_limits,
     "effect": answer_effect,

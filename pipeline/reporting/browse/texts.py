@@ -86,12 +86,17 @@ def search_texts(
 def read_excerpts(index: Index, rows: NDArray[np.int64]) -> dict[int, str]:
     """Return doc_id -> the first EXCERPT_CHARS characters of the text, where one is stored."""
     excerpts: dict[int, str] = {}
-    for artifact, part in _list_parts(index, np.sort(rows)):
-        for texts in _read_texts(index.run, artifact, index.doc_ids[part]):
-            cut = pc.utf8_slice_codeunits(texts.column("text"), 0, EXCERPT_CHARS)
-            ids = texts.column("doc_id").to_pylist()
-            excerpts.update(zip(ids, cut.to_pylist(), strict=True))
+    for texts in read_texts(index, rows):
+        cut = pc.utf8_slice_codeunits(texts.column("text"), 0, EXCERPT_CHARS)
+        ids = texts.column("doc_id").to_pylist()
+        excerpts.update(zip(ids, cut.to_pylist(), strict=True))
     return excerpts
+
+
+def read_texts(index: Index, rows: NDArray[np.int64]) -> Iterator[pa.Table]:
+    """Yield tables of doc_id and text of some documents, in the order of the index."""
+    for artifact, part in _list_parts(index, np.sort(rows)):
+        yield from _read_texts(index.run, artifact, index.doc_ids[part])
 
 
 def _list_parts(

@@ -1,6 +1,6 @@
 // One document: its decisions with all rules, its lines, its scores and its duplicates.
 
-import { ask } from "./api.js";
+import { ask, Outdated } from "./api.js";
 import {
   badge,
   count,
@@ -193,6 +193,50 @@ function listScores(scores) {
   ];
 }
 
+// Shows, when it is opened, the words in which a document and its representative differ.
+function makeDifferences(representative, docId) {
+  const shown = element("div", { class: "differences" });
+  return element(
+    "details",
+    { ontoggle: show },
+    element("summary", {}, "Differences from the representative"),
+    shown,
+  );
+
+  async function show(event) {
+    if (!event.target.open || shown.childNodes.length) return;
+    const asked = new URLSearchParams({ first: representative, second: docId });
+    try {
+      const answer = await ask("differences", asked);
+      replaceChildren(
+        shown,
+        answer.segments.map(showSegment),
+        answer.is_cut && element("p", { class: "note" }, "Only the beginnings are compared."),
+      );
+    } catch (error) {
+      if (error instanceof Outdated) return;
+      replaceChildren(shown, element("p", { class: "error", role: "alert" }, error.message));
+    }
+  }
+}
+
+const SEGMENTS = { both: "span", first: "del", second: "ins" };
+
+// Words before and after a difference; what is between is left out.
+const CONTEXT_CHARS = 200;
+
+function showSegment([side, text]) {
+  const isLong = side === "both" && text.length > 3 * CONTEXT_CHARS;
+  const parts = isLong
+    ? [
+        crawled(text.slice(0, CONTEXT_CHARS)),
+        element("span", { class: "note" }, ` … ${count(text.length, "characters")} … `),
+        crawled(text.slice(-CONTEXT_CHARS)),
+      ]
+    : crawled(text);
+  return element(SEGMENTS[side], {}, parts);
+}
+
 function describeCluster({ doc_id, cluster }) {
   const items = cluster.documents.map((other) =>
     element(
@@ -208,8 +252,9 @@ function describeCluster({ doc_id, cluster }) {
       ),
       " ",
       badge(other.decision, other.is_kept),
-      other.doc_id === cluster.representative &&
-        element("span", { class: "note" }, " representative"),
+      other.doc_id === cluster.representative
+        ? element("span", { class: "note" }, " representative")
+        : makeDifferences(cluster.representative, other.doc_id),
     ),
   );
   return [

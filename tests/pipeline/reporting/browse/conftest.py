@@ -83,6 +83,7 @@ def browsed(
             "language": {"min_score": 0.0, "keep": ["en"]},
             "quality": {**NO_RULES, "languages": None, "min_words": 8},
             "classifiers": {"good": {"keep_top": 1.0}},
+            "score": {"min": 0.0},
         },
     )[0]
 

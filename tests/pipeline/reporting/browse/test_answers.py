@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from config_files.reader import ConfigError
 from pipeline.reporting.browse import build_index
 from pipeline.reporting.browse.answers import ANSWERS, Parameters, Session
+from pipeline.reporting.browse.differences import MAX_WORDS, list_segments
 from pipeline.reporting.browse.index import Index
 from pipeline.reporting.browse.search import Search, find_documents
 from pipeline.reporting.browse.texts import search_texts
@@ -161,6 +163,37 @@ def test_every_near_duplicate_shows_the_same_cluster(index: Index) -> None:
         assert sorted(list_ids(cluster)) == [int(other["doc_id"]) for other in near]
     alone = ask(index, "documents", url="attack")["documents"][0]
     assert ask(index, "document", doc_id=alone["doc_id"])["cluster"] is None
+
+
+def test_differences_rebuild_both_texts(index: Index) -> None:
+    """Near-duplicates differ in one word; documents without a stored text are an error."""
+    near = list_ids(ask(index, "documents", domain="near.example", order="input"))
+    answer = ask(index, "differences", first=near[0], second=near[1])
+    assert [pair for pair in answer["segments"] if pair[0] != "both"] == [
+        ("first", "first "),
+        ("second", "second "),
+    ]
+    assert not answer["is_cut"]
+    for side, doc_id in (("first", near[0]), ("second", near[1])):
+        (trace,) = explain(index.run, str(doc_id))
+        text = "".join(text for of, text in answer["segments"] if of in ("both", side))
+        assert text == trace.rows["annotate", "documents"]["text"]
+    short = list_ids(ask(index, "documents", decision="length"))[0]
+    with pytest.raises(RunNotFound, match=f"no text of document {short} is stored"):
+        ask(index, "differences", first=short, second=near[0])
+
+
+@pytest.mark.parametrize("pattern", ["a ", "a b ", "a b a a b "])
+def test_hostile_repetition_does_not_make_the_comparison_slow(pattern: str) -> None:
+    """The words of both texts are frequent; the comparison ends at once and is right."""
+    first = (pattern.split() * MAX_WORDS)[:MAX_WORDS]
+    second = ["x", *first[:-1]]
+    start = time.process_time()
+    segments = list_segments(first, second)
+    assert time.process_time() - start < 20
+    for words, side in ((first, "first"), (second, "second")):
+        text = "".join(text for of, text in segments if of in ("both", side))
+        assert text == "".join(words)
 
 
 def test_the_table_of_domains_adds_up(index: Index) -> None:

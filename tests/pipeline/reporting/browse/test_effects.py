@@ -12,7 +12,7 @@ from config_files.reader import ConfigError
 from pipeline.reporting.browse.answers import ANSWERS, Parameters, Session
 from pipeline.reporting.browse.histograms import NUM_BINS, find_edges
 from pipeline.reporting.browse.index import Index
-from pipeline.reporting.browse.limits import OFF, list_limits, list_overrides
+from pipeline.reporting.browse.limits import OFF, list_limits, list_lines, list_overrides
 from pipeline.reporting.preview import preview
 from stages.filters.quality.rules import RULES
 
@@ -75,6 +75,35 @@ def test_some_change_moves_documents_to_each_side(session: Session) -> None:
     assert more["newly_kept"]["examples"]
     assert fewer["newly_dropped"]["examples"]
     assert all(one["excerpt"] for one in fewer["newly_dropped"]["examples"])
+
+
+def test_the_quality_score_decides_as_in_preview(session: Session) -> None:
+    """Its cuts come from the documents that the other filters keep, like those of classifiers."""
+    overrides = ("select.score.keep_top=0.5", "select.classifiers.good.keep_top=0.6")
+    effect = session.effects.compute(overrides)
+    wanted = preview(session.index.run, overrides)
+    assert int(effect.is_kept.sum()) == wanted.after.num_docs
+    assert effect.count_reasons()["score.not_in_top"] > 0
+    assert effect.count_reasons() == {
+        reason: after for reason, (_, after) in wanted.reasons.items() if after
+    }
+
+
+def test_a_limit_by_language_is_a_slider_for_each(session: Session) -> None:
+    """And a line in each language; in all languages together there is none."""
+    override = "select.language.min_score={default: 0.25, en: 0.5}"
+    config = session.index.run.change_config([override])
+    (default, english) = list_limits(config, ["language_score"])
+    assert (default.key, default.value) == ("select.language.min_score.default", 0.25)
+    assert (english.key, english.value) == ("select.language.min_score.en", 0.5)
+    overrides = list_overrides([default, english], {english.key: "0.75"})
+    assert overrides == ["select.language.min_score.en=0.75"]
+    phase = session.effects.compute((override,)).phase
+    lines = {
+        language: [line.value for line in list_lines(phase, "language_score", language)]
+        for language in (None, "en", "fr")
+    }
+    assert lines == {None: [], "en": [0.5], "fr": [0.25]}
 
 
 def test_the_histograms_have_each_document_once(session: Session) -> None:

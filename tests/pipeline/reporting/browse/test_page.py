@@ -164,6 +164,14 @@ def test_a_cluster_leads_to_its_other_documents(page: sync_api.Page) -> None:
     page.wait_for_selector(".cluster li")
     assert page.locator(".cluster li").count() == 3
     assert "representative" in page.locator(".cluster li").first.inner_text()
+    page.locator(".cluster summary").first.focus()
+    page.keyboard.press("Enter")
+    expect(page.locator(".differences del").first).to_have_text(
+        re.compile("first|second|third")
+    )
+    expect(page.locator(".differences ins").first).to_have_text(
+        re.compile("first|second|third")
+    )
     page.locator(".cluster a").first.click()
     page.wait_for_selector(".document h1 + .url + .facts .badge.kept")
     assert page.locator(".cluster a[aria-current]").count() == 1
