@@ -99,7 +99,7 @@ def test_a_flipped_bit_of_a_shard_is_named(small: Small) -> None:
 def test_the_manifest_of_another_dataset_is_named(small: Small) -> None:
     """Its shards have the same names and are whole. The next run writes the manifest again."""
     found, _ = small.run()
-    other, _ = small.run("other", tokenize={"seed": 7})
+    other, _ = small.run("other", write_shards={"seed": 7})
     path = found.folder("write_shards").path("manifest.json")
     whole = path.read_bytes()
     path.write_bytes(other.folder("write_shards").path("manifest.json").read_bytes())
