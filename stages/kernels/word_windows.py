@@ -104,8 +104,9 @@ def cut_words(
     new_offsets, num_cut = np.zeros_like(offsets), np.zeros(len(offsets) - 1, np.int64)
     num_bytes = 0
     for t in range(len(offsets) - 1):
-        found = _split_words(utf8, offsets[t], offsets[t + 1], table, bounds, words)
-        i, last_end = offsets[t], np.int64(0)
+        i, last_end, found = offsets[t], np.int64(0), 0
+        if starts[t] < starts[t + 1]:  # most texts have no range
+            found = _split_words(utf8, i, offsets[t + 1], table, bounds, words)
         for k in range(starts[t], starts[t + 1] - 1, 2):
             first, end = np.int64(ranges[k]), np.int64(ranges[k + 1])
             if not last_end <= first < end <= found:
@@ -119,7 +120,7 @@ def cut_words(
             num_cut[t] += end - first
         num_bytes = _copy(utf8, i, offsets[t + 1], new_utf8, num_bytes)
         new_offsets[t + 1] = num_bytes
-    emptied = _list_emptied(utf8, offsets, new_utf8, new_offsets)
+    emptied = _list_emptied(utf8, offsets, new_utf8, new_offsets, num_cut)
     return new_utf8[:num_bytes], new_offsets, num_cut, emptied, -1
 
 
@@ -280,10 +281,9 @@ def _copy(
     utf8: NDArray[np.uint8], start: int, end: int, new_utf8: NDArray[np.uint8], at: int
 ) -> int:
     """Copy utf8[start:end], and return the new end of the written bytes."""
-    for i in range(start, end):
-        new_utf8[at] = utf8[i]
-        at += 1
-    return at
+    new_end = at + end - start
+    new_utf8[at:new_end] = utf8[start:end]
+    return new_end
 
 
 @njit(nogil=True)
@@ -328,13 +328,14 @@ def _list_emptied(
     offsets: NDArray[np.int64],
     new_utf8: NDArray[np.uint8],
     new_offsets: NDArray[np.int64],
+    num_cut: NDArray[np.int64],
 ) -> NDArray[np.uint64]:
     """Return text << 32 | line of the lines that have only blanks left."""
     emptied = np.empty(_max_words(offsets[0], offsets[-1]) + len(offsets), np.uint64)
     num_emptied = 0
     for t in range(len(offsets) - 1):
         i, j, line = offsets[t], new_offsets[t], 0
-        while i <= offsets[t + 1]:
+        while num_cut[t] and i <= offsets[t + 1]:
             end = _find_line_end(utf8, i, offsets[t + 1])
             new_end = _find_line_end(new_utf8, j, new_offsets[t + 1])
             if not _is_blank(utf8, i, end) and _is_blank(new_utf8, j, new_end):
