@@ -9,7 +9,7 @@ from typing import Any
 from config_files.reader import KeyPath, read, reread
 from pipeline.config.run import RunConfig
 from stages.settings.base import list_named_languages
-from stages.settings.languages import LID_176, read_labels, suggest_language
+from stages.settings.languages import LID_176, convert_label, read_labels, suggest_language
 from stages.settings.quality import QualityFilterSettings
 
 
@@ -118,19 +118,22 @@ def find_unknown_languages(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
         faults: list[str] = []
         for language in languages:
             if language not in known:
-                hint = _suggest_language(language, known)
+                hint = _suggest_language(language, known, labels)
                 faults.append(f"{language!r} is no language of {settings.model}; {hint}")
         if faults:
             yield key, "; ".join(faults)
 
 
-def _suggest_language(wrong: str, known: Collection[str]) -> str:
+def _suggest_language(wrong: str, known: Collection[str], labels: Collection[str]) -> str:
     nearest = suggest_language(wrong, known)
     if nearest is None:
         return f"it has {', '.join(sorted(known))}"
     hint = f"did you mean {nearest!r}?"
     if wrong.startswith(f"{nearest}-"):
-        hint += " It is all scripts; annotate.language.labels can name them by label"
+        hint += " It is all scripts"
+        scripts = sorted(each for each in labels if convert_label(each) == nearest)
+        if len(scripts) > 1:
+            hint += f"; annotate.language.labels can rename {' or '.join(scripts)}"
     return hint
 
 
