@@ -1,9 +1,9 @@
 """Compare the decisions of our rules on repeated n-grams with those of datatrove, rule by rule.
 
-    python -m benchmarks.quality.repetition --files "crawl/*.warc.gz" [--documents 1500] [--save]
+    python -m benchmarks.quality.repetition --files "crawl/*.warc.gz" [--main-content] [--save]
 
-Prints for each rule of Gopher's table A1 on n-grams the documents that it drops, and the share with
-equal decisions. RedPajama-V2's signals with the same limits are shown beside ours. Equal texts count
+Prints for each rule of Gopher's table A1 on n-grams the documents that it drops, the share with
+equal decisions, and how many documents only one of the two drops. RedPajama-V2's signals with the same limits are shown beside ours. Equal texts count
 once. Documents under Gopher's 50 words are left out: another rule drops them first.
 """
 
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from benchmarks.quality.peer_environment import run_with_peers
 from benchmarks.result_file import save
 from stages.filters.quality import Quality, QualityFilterSettings, QualitySettings
-from stages.settings.warc import WarcSettings
+from stages.settings.warc import HtmlSettings, WarcSettings
 from stages.warc.reader import WarcReader
 
 PEERS = Path(__file__).with_name("repetition-peers.txt")
@@ -33,10 +33,10 @@ LENGTHS = range(2, 11)
 LAST_TOP = 4  # the rules for n = 2 to 4 judge the most frequent n-gram
 
 
-def read_texts(pattern: str, num_documents: int) -> list[str]:
+def read_texts(pattern: str, num_documents: int, html: HtmlSettings) -> list[str]:
     """Return different texts of at least MIN_WORDS words, in input order."""
     texts: dict[str, None] = {}
-    for text in _read_pages(pattern):
+    for text in _read_pages(pattern, WarcSettings(html=html)):
         if len(text.split()) >= MIN_WORDS:
             texts[text] = None
         if len(texts) == num_documents:
@@ -44,9 +44,9 @@ def read_texts(pattern: str, num_documents: int) -> list[str]:
     return list(texts)
 
 
-def _read_pages(pattern: str) -> Iterator[str]:
+def _read_pages(pattern: str, settings: WarcSettings) -> Iterator[str]:
     for number, path in enumerate(sorted(glob.glob(pattern, recursive=True))):
-        batches = WarcReader(Path(path), WarcSettings(), split=number, batch_bytes=1 << 22)
+        batches = WarcReader(Path(path), settings, split=number, batch_bytes=1 << 22)
         for batch in batches:
             yield from filter(None, batch.column("text").to_pylist())
 
@@ -109,6 +109,8 @@ def compare(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
             "dropped_by_datatrove": int(peer.sum()),
             "dropped_by_ours": int(ours.sum()),
             "dropped_by_redpajama": int(redpajama.sum()),
+            "dropped_only_by_datatrove": int((peer & ~ours).sum()),
+            "dropped_only_by_ours": int((ours & ~peer).sum()),
             "agreement_of_ours": round(float(np.mean(peer == ours)), 4),
             "agreement_of_redpajama": round(float(np.mean(peer == redpajama)), 4),
         }
@@ -122,18 +124,27 @@ def main() -> None:
     )
     parser.add_argument("--files", required=True, help="a pattern of WARC or WET files")
     parser.add_argument("--documents", type=int, default=1500)
+    parser.add_argument(
+        "--main-content", action="store_true", help="of HTML pages, as in the recipes"
+    )
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
     args = parser.parse_args()
     if run_with_peers("benchmarks.quality.repetition", PEERS):
         return
-    texts = read_texts(args.files, args.documents)
+    html = HtmlSettings(main_content=args.main_content)
+    texts = read_texts(args.files, args.documents, html)
     figures = compare(texts)
     print(f"{len(texts)} documents")
     for signal, found in figures.items():
         print(signal, found)
     if args.save:
-        result = {"documents": len(texts), "rules": figures}
-        print(save("quality_repetition", result, libraries=LIBRARIES))
+        result = {
+            "documents": len(texts),
+            "main_content": args.main_content,
+            "rules": figures,
+        }
+        name = "quality_repetition" + "_main_content" * args.main_content
+        print(save(name, result, libraries=LIBRARIES))
 
 
 if __name__ == "__main__":

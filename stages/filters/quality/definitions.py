@@ -7,6 +7,8 @@ The terms of the definitions:
   is RedPajama-V2's normalised word, but not in NFD form: an accented letter is one character.
 - A *piece* is a sequence of letters, digits and underscores, or a sequence of other characters that
   are not white space (RedPajama-V2's raw word).
+- A *token* is a punctuation character or symbol (Unicode categories P and S) at an end of a raw
+  word, or the rest of the raw word.
 - A *line* ends at a line feed. Blank lines do not count, nor does white space around a line.
 - A *paragraph* is a sequence of lines between blank lines.
 
@@ -83,14 +85,14 @@ def _define_ngram_signals() -> Iterator[tuple[str, str]]:
         yield f"rps_doc_frac_chars_dupe_{n}grams", definition
     for n in columns.TOP_NGRAMS:
         definition = (
-            f"Characters of the most frequent word {n}-gram, joined by blanks, times its count, "
+            f"Characters of the most frequent {n}-gram of tokens, joined by blanks, times its count, "
             f"divided by the characters of the text. 0 if it occurs once."
         )
         yield f"frac_chars_top_{n}gram", definition
     for n in columns.DUPE_NGRAMS:
         definition = (
-            f"Characters of the words in word {n}-grams that are equal to an earlier one, read from "
-            f"the left without overlap, divided by the characters of the text."
+            f"Characters of the tokens in {n}-grams of tokens that are equal to an earlier one, read "
+            f"from the left without overlap, divided by the characters of the text."
         )
         yield f"frac_chars_dupe_{n}grams", definition
 

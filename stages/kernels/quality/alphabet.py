@@ -8,6 +8,7 @@ compiled signals equal a definition in plain Python.
 from __future__ import annotations
 
 import string
+import unicodedata
 from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple, Self, TypeAlias
@@ -27,6 +28,7 @@ SPACE, ALPHABETIC, PUNCTUATION, BULLET, TERMINAL = 1, 2, 4, 8, 16
 WORD_CHARACTER, UPPER, LOWER, NUMERIC, ASCII_LETTER = 32, 64, 128, 256, 512
 # Marks that RedPajama-V2 counts, and those of all scripts.
 SENTENCE_END_IN_RPV2, SENTENCE_END, TERMINAL_IN_RPV2 = 1024, 2048, 4096
+SYMBOL = 8192  # punctuation and symbols of all scripts (Unicode categories P and S)
 
 # First code point that is not in the tables.
 #
@@ -109,6 +111,7 @@ def _classify_character(character: str) -> int:
         | UPPER * character.isupper()
         | LOWER * is_lower
         | NUMERIC * character.isnumeric()
+        | SYMBOL * (unicodedata.category(character)[0] in "PS")
     )
 
 

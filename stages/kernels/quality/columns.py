@@ -68,8 +68,8 @@ SIGNALS = (
 
 NUM_SIGNALS = len(SIGNALS)
 
-# Index of each column, in the order of SIGNALS. RedPajama-V2's n-gram columns follow NGRAMS, and then
-# those of Gopher's rules.
+# Index of each column, in the order of SIGNALS. RedPajama-V2's n-gram columns follow NGRAMS, and
+# those of Gopher's rules TOKEN_NGRAMS.
 (
     WORD_COUNT,
     MEAN_WORD_LENGTH,
@@ -104,4 +104,4 @@ NUM_SIGNALS = len(SIGNALS)
     NGRAMS,
 ) = range(31)
 
-NUM_NGRAM_LENGTHS = len(TOP_NGRAMS) + len(DUPE_NGRAMS)
+TOKEN_NGRAMS = NGRAMS + len(TOP_NGRAMS) + len(DUPE_NGRAMS)

@@ -1,9 +1,10 @@
-"""Shares of characters in frequent and in duplicated word n-grams.
+"""Shares of characters in frequent and in duplicated n-grams.
 
-Source: Rae et al. 2021 (Gopher), table A1, in two readings. RedPajama-V2 counts every occurrence of a
-repeated n-gram, and divides by the characters of the words. For Gopher's rules, as in datatrove,
-only occurrences after the first one count, and the characters of the text divide. N-grams are built length by length, and only
-those that occur twice are followed to the next:
+Source: Rae et al. 2021 (Gopher), table A1, in two readings. RedPajama-V2 counts every occurrence of
+a repeated n-gram of words, and divides by the characters of the words. For Gopher's rules, as in
+datatrove, only occurrences after the first one count, punctuation belongs to the n-grams, and the
+characters of the text divide. N-grams are built length by length, and only those that occur twice
+are followed to the next:
 
     the cat and the cat sat      words     0 1 2 0 1 3      ids in order of first occurrence
                                  twice     0 1 . 0 1 .
@@ -18,29 +19,24 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from stages.kernels.quality.alphabet import Ints
-from stages.kernels.quality.columns import DUPE_NGRAMS, NUM_NGRAM_LENGTHS, TOP_NGRAMS
-from stages.kernels.quality.sequence_ids import count_ids, join_ngrams
+from stages.kernels.quality.alphabet import SPACE, SYMBOL, Ints, Kinds
+from stages.kernels.quality.columns import DUPE_NGRAMS, TOP_NGRAMS
+from stages.kernels.quality.sequence_ids import count_ids, join_ngrams, number_sequences
 
 _FIRST_TOP, _LAST_TOP, _LAST_DUPE = TOP_NGRAMS[0], TOP_NGRAMS[-1], DUPE_NGRAMS[-1]
 
 
 @njit(nogil=True)
 def measure_ngrams(
-    words: Ints,
-    num_ids: int,
-    starts: Ints,
-    num_text_chars: int,
-    signals: NDArray[np.float64],
+    words: Ints, num_ids: int, starts: Ints, signals: NDArray[np.float64]
 ) -> None:
-    """Write the shares for n = 2 to 10, and stop at the first n without a repeated n-gram.
+    """Write RedPajama-V2's shares for n = 2 to 10; stop at the first n without a repeated n-gram.
 
     Args:
         words: (num_words,) id of each word.
         num_ids: ids of words are below this number.
         starts: (num_words + 1,) first character of each word; last: the end of the last word.
-        num_text_chars: characters of the text, with white space and punctuation.
-        signals: one element per length for RedPajama-V2, then one for Gopher; filled with zeros.
+        signals: one element per length, filled with zeros.
     """
     num_chars = starts[-1] - starts[0]
     grams, counts = words, count_ids(words, num_ids)
@@ -49,32 +45,84 @@ def measure_ngrams(
         if len(counts) == 0:
             return
         if n <= _LAST_TOP:
-            covered_chars, repeated_chars = _count_top_chars(grams, counts, starts, n)
+            covered_chars = _count_top_chars(grams, counts, starts, n, 0)
         else:
             covered_chars = _count_dupe_chars(grams, counts, starts, n)
-            repeated_chars = _count_repeated_chars(grams, len(counts), starts, n)
-        index = n - _FIRST_TOP
-        signals[index] = covered_chars / num_chars
-        signals[NUM_NGRAM_LENGTHS + index] = repeated_chars / num_text_chars
+        signals[n - _FIRST_TOP] = covered_chars / num_chars
 
 
 @njit(nogil=True)
-def _count_top_chars(grams: Ints, counts: Ints, starts: Ints, n: int) -> tuple[int, int]:
+def measure_token_ngrams(points: Ints, kinds: Kinds, signals: NDArray[np.float64]) -> None:
+    """Write the shares of Gopher's rules for n = 2 to 10; stop as `measure_ngrams` does.
+
+    Args:
+        points: code points of the text.
+        kinds: bits of each character.
+        signals: one element per length, filled with zeros.
+    """
+    token_starts, token_ends = split_tokens(kinds)
+    if len(token_starts) == 0:
+        return
+    grams, num_ids = number_sequences(points, token_starts, token_ends)
+    starts = np.zeros(len(grams) + 1, np.int32)  # as if there were no white space
+    starts[1:] = np.cumsum(token_ends - token_starts)
+    counts = count_ids(grams, num_ids)
+    for n in range(_FIRST_TOP, _LAST_DUPE + 1):
+        grams, counts = join_ngrams(grams, counts)
+        if len(counts) == 0:
+            return
+        if n <= _LAST_TOP:
+            repeated_chars = _count_top_chars(grams, counts, starts, n, n - 1)
+        else:
+            repeated_chars = _count_repeated_chars(grams, len(counts), starts, n)
+        signals[n - _FIRST_TOP] = repeated_chars / len(points)
+
+
+@njit(nogil=True)
+def split_tokens(kinds: Kinds) -> tuple[Ints, Ints]:
+    """Return where each token starts and ends.
+
+    Each punctuation character or symbol at an end of a raw word is a token, and the rest of the raw
+    word is one. datatrove's words are those of spaCy, which splits most raw words in this way.
+    """
+    starts, ends = np.empty(len(kinds), np.int32), np.empty(len(kinds), np.int32)
+    num_tokens = start = 0
+    while start < len(kinds):
+        if kinds[start] & SPACE:
+            start += 1
+            continue
+        end, first, last = start, -1, -1
+        while end < len(kinds) and not kinds[end] & SPACE:
+            if not kinds[end] & SYMBOL:
+                first = end if first < 0 else first
+                last = end
+            end += 1
+        i = start
+        while i < end:
+            starts[num_tokens] = i
+            i = last + 1 if i == first else i + 1
+            ends[num_tokens] = i
+            num_tokens += 1
+        start = end
+    return starts[:num_tokens], ends[:num_tokens]
+
+
+@njit(nogil=True)
+def _count_top_chars(
+    grams: Ints, counts: Ints, starts: Ints, n: int, num_blanks: int
+) -> int:
     """Return the characters of the most frequent n-gram times its count, 0 if it occurs once.
 
-    Of several equally frequent n-grams, the one that occurs first counts.
-
-    Returns:
-        The characters of its words, and the same with a blank between words.
+    Of several equally frequent n-grams, the one that occurs first counts. `num_blanks` is the number
+    of blanks between its words.
     """
     top = np.argmax(counts)
     if counts[top] < 2:
-        return 0, 0
+        return 0
     for i in range(len(grams)):
         if grams[i] == top:
-            num_chars = starts[i + n] - starts[i]
-            return num_chars * counts[top], (num_chars + n - 1) * counts[top]
-    return 0, 0
+            return (starts[i + n] - starts[i] + num_blanks) * counts[top]
+    return 0
 
 
 @njit(nogil=True)

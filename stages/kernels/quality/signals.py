@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from stages.kernels.compilation import compiled
 from stages.kernels.quality.alphabet import Alphabet, Ints, Phrases, classify, decode_text
-from stages.kernels.quality.columns import NUM_SIGNALS
+from stages.kernels.quality.columns import NUM_SIGNALS, TOKEN_NGRAMS
 from stages.kernels.quality.lines import measure_lines
+from stages.kernels.quality.ngrams import measure_token_ngrams
 from stages.kernels.quality.sequence_ids import number_sequences
 from stages.kernels.quality.words import (
     count_listed_phrases,
@@ -36,6 +37,7 @@ def measure(
         symbols = count_symbols(points)
         measure_wordpunct(kinds, symbols, signals[i])
         num_javascript = measure_words(points, kinds, alphabet, symbols, signals[i])
+        measure_token_ngrams(points, kinds, signals[i, TOKEN_NGRAMS:])
         measure_lines(points, kinds, num_javascript, signals[i])
     return signals
 

@@ -181,7 +181,7 @@ def measure_words(
     signals[columns.NUM_STOP_WORDS] = np.count_nonzero(counts[:_NUM_STOP_WORDS])
     num_lorem_ipsum = _count_lorem_ipsum(split.letters, starts)
     signals[columns.LOREM_IPSUM] = num_lorem_ipsum / (num_chars + num_words - 1)
-    measure_ngrams(words, num_ids, starts, len(points), signals[columns.NGRAMS :])
+    measure_ngrams(words, num_ids, starts, signals[columns.NGRAMS : columns.TOKEN_NGRAMS])
     return counts[_JAVASCRIPT]
 
 

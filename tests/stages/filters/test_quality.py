@@ -6,6 +6,7 @@ import lzma
 import math
 import re
 import string
+import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -100,6 +101,18 @@ def dupe_ngrams(words: Sequence[str], n: int) -> float:
     return share(sum(len(words[i]) for i in covered), sum(map(len, words)))
 
 
+def split_tokens(text: str) -> list[str]:
+    """Return the tokens: each punctuation character or symbol around a raw word, and the rest."""
+    tokens: list[str] = []
+    for raw in text.split():
+        is_symbol = [unicodedata.category(c)[0] in "PS" for c in raw]
+        num_before = is_symbol.index(False) if False in is_symbol else len(raw)
+        num_after = is_symbol[::-1].index(False) if False in is_symbol else 0
+        end = len(raw) - num_after
+        tokens += [*raw[:num_before], raw[num_before:end], *raw[end:]]
+    return [token for token in tokens if token]
+
+
 def top_ngram_in_text(words: Sequence[str], n: int, text: str) -> float:
     """Return the share of datatrove's find_top_duplicate, 0 if the n-gram occurs once."""
     grams = Counter(" ".join(words[i : i + n]) for i in range(len(words) - n + 1))
@@ -131,6 +144,7 @@ def defined_word_signals(text: str) -> dict[str, float]:
         )
         if w
     ]
+    tokens = split_tokens(text)
     counts, num_ellipses = Counter(words), text.count("...") + text.count("…")
     return {
         "rps_doc_word_count": len(words),
@@ -155,11 +169,11 @@ def defined_word_signals(text: str) -> dict[str, float]:
             f"rps_doc_frac_chars_dupe_{n}grams": dupe_ngrams(words, n) for n in range(5, 11)
         },
         **{
-            f"frac_chars_top_{n}gram": top_ngram_in_text(words, n, text)
+            f"frac_chars_top_{n}gram": top_ngram_in_text(tokens, n, text)
             for n in range(2, 5)
         },
         **{
-            f"frac_chars_dupe_{n}grams": repeated_ngrams(words, n, text)
+            f"frac_chars_dupe_{n}grams": repeated_ngrams(tokens, n, text)
             for n in range(5, 11)
         },
     }
@@ -348,6 +362,17 @@ def test_every_character_is_classified_as_python_does():
     beyond = "".join(map(chr, range(0x34000, 0x110000)))
     assert beyond.lower() == beyond
     assert not any(c.isspace() or c.isalnum() or c.isupper() or c.istitle() for c in beyond)
+    assert not any(unicodedata.category(c)[0] in "PS" for c in beyond)
+
+
+def test_punctuation_counts_in_the_n_grams_of_gophers_rules():
+    """A table of prices repeats its punctuation; datatrove's words have it, RedPajama-V2's not."""
+    text = " ".join(f"({price}) / ($):" for price in "abcdefgh")
+    [signals] = measure([text])
+    # ") / ( $ )" seven times after the first, and ") / ( $" eight times.
+    assert signals["frac_chars_dupe_5grams"] == 7 * 5 / len(text)
+    assert signals["frac_chars_top_4gram"] == 8 * len(") / ( $") / len(text)
+    assert signals["rps_doc_frac_chars_dupe_5grams"] == 0
 
 
 def test_definitions_name_every_signal():
