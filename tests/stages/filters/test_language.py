@@ -15,6 +15,7 @@ import fasttext
 import numpy as np
 import pyarrow as pa
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -34,6 +35,7 @@ from stages.settings.languages import (
     read_labels,
     suggest_language,
 )
+from tests.conftest import REPOSITORY
 
 # Texts that trip line readers: empty, blank, NUL, odd line breaks, the model's own markers.
 HOSTILE = [
@@ -341,6 +343,20 @@ def test_labels_of_lid_176_hold_their_floor(shared_data: Path):
         )
         found = [label for label, _ in read_languages(stage, texts)]
         assert found.count(language) / len(texts) >= floor, language
+
+
+@pytest.mark.shared_data
+def test_c4_keeps_english_with_many_names(shared_data: Path):
+    """Langdetect gives this text more than 0.99, which C4 asks for, and fastText 0.8."""
+    text = (
+        "Pick up the Yeti Rambler at REI, Costco or Target. Colors: Navy, Charcoal, Seafoam. "
+        "It fits most car cup holders."
+    )
+    stage = opened(shared_data / "models" / "lid.176.ftz")
+    [(language, score)] = read_languages(stage, [text])
+    c4 = yaml.safe_load((REPOSITORY / "configs" / "c4.yaml").read_text(encoding="utf-8"))
+    assert language == "en"
+    assert c4["select"]["language"]["min_score"] <= score
 
 
 @pytest.mark.shared_data
