@@ -95,19 +95,23 @@ def train_lm(
 @train_app.command("reference")
 def train_reference(
     positive: Annotated[
-        list[Path], typer.Option(help="Texts of reference pages, one per line. Repeatable.")
+        list[Path],
+        typer.Option(
+            help="Texts of reference pages, one per line. Repeatable.", exists=True
+        ),
     ],
     out: Annotated[
         Path, typer.Option(help="Folder to create. Name it in annotate.classifiers.")
     ],
     negative: Annotated[
         list[Path] | None,
-        typer.Option(help="Texts of random pages, one per line. Repeatable."),
+        typer.Option(help="Texts of random pages, one per line. Repeatable.", exists=True),
     ] = None,
     crawl: Annotated[
         list[Path] | None,
         typer.Option(
-            help="WARC files. Text that is not main content becomes negative. Repeatable."
+            help="WARC files. Text that is not main content becomes negative. Repeatable.",
+            exists=True,
         ),
     ] = None,
 ) -> None:

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from pipeline.cli_models import models_app
 from pipeline.models.classifier_training import (
     CRAWL_LABEL,
     REFERENCE_LABEL,
@@ -148,3 +150,19 @@ def test_a_crawl_of_few_domains_is_refused(tmp_path: Path) -> None:
     """Nothing would be known about pages of other domains."""
     with pytest.raises(TrainingFailed, match="give pages of more domains"):
         train_reference(make_documents(300), [], tmp_path, SMALL, make_crawl(3))
+
+
+def test_the_command_says_what_its_figures_are_about(tmp_path: Path) -> None:
+    """Without pages of a crawl they compare two sources. Some negatives are needed."""
+    for name, seed in (("references", 0), ("pages", 5)):
+        texts = [text.replace("\n", " ") for text in make_documents(300, seed)]
+        (tmp_path / name).write_text("\n".join(texts), encoding="utf-8")
+    words = ["train", "reference", "--out", str(tmp_path / "model")]
+    words += ["--positive", str(tmp_path / "references")]
+    refused = CliRunner().invoke(models_app, words)
+    assert refused.exit_code == 2
+    assert "give --crawl" in refused.output
+    done = CliRunner().invoke(models_app, [*words, "--negative", str(tmp_path / "pages")])
+    assert done.exit_code == 0
+    assert "tells the sources apart" in " ".join(done.output.split())
+    assert json.loads((tmp_path / "model" / "record.json").read_text())["roc_auc"] > 0
