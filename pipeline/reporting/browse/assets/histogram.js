@@ -3,8 +3,9 @@
 import { count, element, formatNumber } from "./dom.js";
 
 const WIDTH = 320;
-const HEIGHT = 130;
-const TOP = 16; // of the bars; labels of lines are above
+const HEIGHT = 140;
+const ROW = 11; // height of the label of a line
+const TOP = 26; // of the bars; the labels of two lines are above
 const BOTTOM = 18; // for the labels of the axis
 
 // From the bottom up.
@@ -37,7 +38,7 @@ export function drawHistogram(histogram, { edges, is_log: isLog }) {
       drawBars(histogram, edges, scale),
       svg("path", { class: "axis", d: `M0 ${HEIGHT - BOTTOM}H${WIDTH}` }),
       drawTicks(edges, isLog, scale),
-      histogram.lines.map((line) => drawLine(line, scale)),
+      histogram.lines.map((line, place) => drawLine(line, place % 2, scale)),
     ),
   );
 }
@@ -117,12 +118,14 @@ function drawTicks(edges, isLog, scale) {
   );
 }
 
-function drawLine(line, scale) {
+// Labels of neighbours are in two rows, so that they do not overlap.
+function drawLine(line, row, scale) {
+  const bottom = 9 + row * ROW;
   const x = scale(line.value);
   const anchor = x > WIDTH / 2 ? "end" : "start";
   const isMoved = line.before != null && line.before !== line.value;
   const path = (at, name) =>
-    svg("path", { class: name, d: `M${at} ${TOP - 4}V${HEIGHT - BOTTOM}` });
+    svg("path", { class: name, d: `M${at} ${bottom + 2}V${HEIGHT - BOTTOM}` });
   return svg(
     "g",
     {},
@@ -130,7 +133,7 @@ function drawLine(line, scale) {
     path(x, "limit"),
     svg(
       "text",
-      { class: "tick", x, y: 9, "text-anchor": anchor },
+      { class: "tick", x, y: bottom, "text-anchor": anchor },
       `${line.label} ${formatNumber(line.value)}`,
     ),
   );
