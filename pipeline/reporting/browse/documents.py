@@ -14,12 +14,13 @@ from pipeline.phases.registry import DECIDING_PHASES
 from pipeline.reporting.browse.index import Index
 from pipeline.reporting.browse.search import describe_rows
 from pipeline.reporting.explain import DocumentTrace, explain
-from pipeline.reporting.explain.trace import KEPT, OtherDocument
+from pipeline.reporting.explain.trace import KEPT, OtherDocument, RepeatedSpan
 
 # Lines and documents beyond these numbers are counted, not shown.
 MAX_LINES = 2_000
 MAX_LINE_CHARS = 5_000
 MAX_CLUSTER = 50
+MAX_SPANS = 20
 
 
 def describe_document(index: Index, doc_id: int) -> dict[str, Any]:
@@ -39,6 +40,8 @@ def describe_document(index: Index, doc_id: int) -> dict[str, Any]:
         "scores": _list_scores(index, trace),
         "lines": lines[:MAX_LINES],
         "num_lines": len(lines),
+        "repeated": [_describe_span(span) for span in trace.repeated[:MAX_SPANS]],
+        "num_repeated": len(trace.repeated),
         "decisions": list(_list_decisions(trace)),
         "location": asdict(trace.location) if trace.location else None,
         "cluster": _describe_cluster(index, trace),
@@ -61,12 +64,18 @@ def _list_scores(index: Index, trace: DocumentTrace) -> dict[str, float]:
 
 
 def _mark_lines(trace: DocumentTrace) -> Iterator[dict[str, Any]]:
-    """Yield the extracted lines, each marked as kept, duplicate, or removed by a line rule."""
+    """Yield the extracted lines with their marks.
+
+    A mark is "kept", "duplicate", "rule" (removed by a line rule), or "span" (substring_dedup cut
+    all of its words).
+    """
     extracted = trace.rows.get((Extract.name, "documents"))
     if extracted is None:
         return
     annotated = trace.rows.get((Annotate.name, "documents")) or {}
     by_rule = set[int](annotated.get("lines_removed") or ())
+    # Without stored lines, nothing is left of the document, or it was not annotated yet.
+    left = set[int](annotated["kept_lines"]) if annotated else None
     removed = trace.removed
     duplicates = set[int](removed.line_numbers if removed else ())
     copies = removed.copies if removed else {}
@@ -76,6 +85,8 @@ def _mark_lines(trace: DocumentTrace) -> Iterator[dict[str, Any]]:
             mark = "duplicate"
         elif number in by_rule:
             mark = "rule"
+        elif left is not None and number not in left:
+            mark = "span"
         other = copies.get(line) if mark == "duplicate" else None
         yield {
             "mark": mark,
@@ -83,6 +94,14 @@ def _mark_lines(trace: DocumentTrace) -> Iterator[dict[str, Any]]:
             "is_cut": len(line) > MAX_LINE_CHARS,
             "also_in": _describe_other(other) if other else None,
         }
+
+
+def _describe_span(span: RepeatedSpan) -> dict[str, Any]:
+    return {
+        "text": span.text[:MAX_LINE_CHARS],
+        "num_words": span.num_words,
+        "first": _describe_other(span.first) if span.first else None,
+    }
 
 
 def _describe_other(other: OtherDocument) -> dict[str, Any]:

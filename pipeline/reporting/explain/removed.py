@@ -48,16 +48,16 @@ def find_removed(
         left = {*annotated["kept_lines"], *(annotated.get("lines_removed") or ())}
         numbers = [number for number in range(len(lines)) if number not in left]
         num_chars_left = annotated["num_chars"] + (annotated.get("chars_removed") or 0)
-    removed: list[str] = []
+    duplicates: list[int] = []
     for number, rest in enumerate(text.split("\n")):
         # Lines that substring_dedup emptied are no duplicate paragraphs.
         if number in numbers and (rest.strip() or not lines[number].strip()):
-            removed.append(lines[number])
-    removed.sort(key=len, reverse=True)
+            duplicates.append(number)
+    removed = sorted((lines[number] for number in duplicates), key=len, reverse=True)
     copies = _find_copies(run, doc_id, removed[:NUM_LOOKED_UP])
     return RemovedParagraphs(
         paragraphs=tuple(removed),
-        line_numbers=tuple(numbers),
+        line_numbers=tuple(duplicates),
         copies={line: describe_other(run, other) for line, other in copies.items()},
         num_left=len(lines) - len(numbers),
         num_chars_left=num_chars_left,

@@ -14,6 +14,7 @@ import {
 const MARKS = {
   duplicate: "removed: duplicate line",
   rule: "removed by a line rule",
+  span: "removed: all of its words are in an earlier document",
 };
 
 export async function showDocument(view, { rest }) {
@@ -28,6 +29,7 @@ export async function showDocument(view, { rest }) {
       element("p", { class: "facts" }, badge(found.decision, found.is_kept), listFacts(found)),
       element("h2", {}, "Text"),
       describeLines(found),
+      describeSpans(found),
       found.cluster && describeCluster(found),
       element("h2", {}, "Decisions"),
       found.decisions.map(describeDecision),
@@ -153,6 +155,34 @@ function describeLines({ lines, num_lines }) {
       element("h3", {}, "What is left"),
       rows,
     ),
+  ];
+}
+
+// Spans within a line that is left are not marked there, because only their words are stored.
+function describeSpans({ repeated, num_repeated: numRepeated }) {
+  if (!numRepeated) return null;
+  const spans = repeated.map((span) =>
+    element(
+      "li",
+      {},
+      crawled(span.text),
+      element(
+        "span",
+        { class: "note" },
+        ` ${count(span.num_words, "words")}`,
+        span.first && [", first in ", describeOther(span.first)],
+      ),
+    ),
+  );
+  return [
+    element("h2", {}, "Repeated spans"),
+    element(
+      "p",
+      {},
+      `substring_dedup found ${count(numRepeated, "spans")} of words that an earlier document has. `,
+      "If its action is cut, they are not in the dataset; the lines above show them.",
+    ),
+    element("ol", { class: "cluster" }, spans),
   ];
 }
 

@@ -19,6 +19,7 @@ from pipeline.reporting.browse.texts import search_texts
 from pipeline.reporting.explain import explain
 from pipeline.runs.phase_folder import read_digests
 from pipeline.runs.run_folder import RunFolder, RunNotFound
+from tests.conftest import wet_record
 from tests.pipeline.conftest import Small
 from tests.pipeline.reporting.pages import read_decisions
 
@@ -262,3 +263,22 @@ def test_an_unfinished_run_shows_the_splits_that_are_done(small: Small) -> None:
     wanted = "extract has not finished an input split yet"
     with pytest.raises(RunNotFound, match=wanted), build_index(run):
         pass
+
+
+def test_spans_that_an_earlier_document_has_are_listed(small: Small) -> None:
+    """A line that lost all of its words is marked; a line that lost some is left."""
+    words = " ".join(f"{one}{other}" for one in "abc" for other in "defghij")
+    first = f"the treaty of the museum begins\n{words}\nand it ends in the first way"
+    second = f"another treaty begins\n{words}\nthe other says {words} as well"
+    file = small.folder / "spans.warc.wet"
+    pages = [
+        wet_record(f"https://example.org/{name}", f"Title\n{text}")
+        for name, text in (("first", first), ("second", second))
+    ]
+    file.write_bytes(b"".join(pages))
+    run, _ = small.run(input={"files": [str(file)]}, substring_dedup={"min_words": 10})
+    with build_index(run) as built:
+        found = ask(built, "document", doc_id=1)
+    assert [line["mark"] for line in found["lines"]] == ["kept", "span", "kept"]
+    assert found["num_repeated"] == len(found["repeated"]) > 0
+    assert found["repeated"][0]["first"]["url"] == "https://example.org/first"
