@@ -24,6 +24,7 @@ QUICK_ARGUMENTS = {
     "driver_scale": ["--splits", "8"],
     "paragraph_hashing": ["--megabytes", "0.1", "--rounds", "1"],
     "verification": ["--megabytes", "0.4", "--rounds", "1"],
+    "substring_dedup": ["--documents", "100", "--pairs", "1"],
     "document_time": ["--documents=100", "--tags=200", "--rounds=1", "--families=4"],
 }
 

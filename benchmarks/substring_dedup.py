@@ -88,8 +88,9 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="substring-dedup-") as name:
         # The first runs compile kernels and load models.
-        measure(WARM_DOCUMENTS, OFF, Path(name) / "warm-off")
-        measure(WARM_DOCUMENTS, ON, Path(name) / "warm-on")
+        warm_documents = min(WARM_DOCUMENTS, arguments.documents)
+        measure(warm_documents, OFF, Path(name) / "warm-off")
+        measure(warm_documents, ON, Path(name) / "warm-on")
         found = compare(arguments.documents, arguments.pairs, Path(name))
     print(json.dumps(found, indent=1))
     if arguments.save:

@@ -25,6 +25,7 @@ PRINTED = {
     "driver_scale": "driver in total",
     "paragraph_hashing": "hash_paragraphs",
     "verification": "verification of what phases read",
+    "substring_dedup": "median_ratio",
     "document_time": "CPU with a limit against without",
 }
 
