@@ -3,8 +3,8 @@ r"""Find the main content of a page by a vote: two of three extractors keep a bl
     extract_by_vote(tree.body.html, markup)      # "Bread\n\nFlour, water."
 
 Our rules judge sentences and names of elements (`main_content.py`), trafilatura the tree, and jusText
-stop words and links. They err on different pages: on labelled pages, a majority of extractors is
-better than each of them (Bevendorff et al. 2023, "An Empirical Comparison of Web Content Extraction
+stop words and links. They err on different pages: over several sets of pages, a majority of
+extractors is better than each of them (Bevendorff et al. 2023, "An Empirical Comparison of Web Content Extraction
 Algorithms", SIGIR). No limit was chosen here.
 """
 

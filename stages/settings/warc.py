@@ -52,7 +52,7 @@ class HtmlSettings(Settings):
         "names of elements. `resiliparse`: those of its main content extraction, as in DCLM; "
         "they keep more boilerplate. `trafilatura`: as in FineWeb and RefinedWeb; four times "
         "slower than `blocks`, and needs the extra trafilatura. `vote`: what two of `blocks`, "
-        "trafilatura and jusText keep; ten times slower, the best on labelled pages.",
+        "trafilatura and jusText keep; seven times slower, the best on mixed pages.",
     )
     justext: JustextSettings | None = Field(
         default=None,
