@@ -4,8 +4,8 @@ r"""Find the main content of a page by a vote: two of three extractors keep a bl
 
 Our rules judge sentences and names of elements (`main_content.py`), trafilatura the tree, and jusText
 stop words and links. They err on different pages: over several sets of pages, a majority of
-extractors is better than each of them (Bevendorff et al. 2023, "An Empirical Comparison of Web Content Extraction
-Algorithms", SIGIR). No limit was chosen here.
+extractors is better than each of them (Bevendorff et al. 2023, "An Empirical Comparison of Web
+Content Extraction Algorithms", SIGIR). No limit was chosen here.
 """
 
 from __future__ import annotations
