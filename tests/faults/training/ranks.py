@@ -51,6 +51,9 @@ STRATEGIES = ("zero1", "zero3", "ddp")
 # A rank whose peer was killed ends at once; this is for a busy machine.
 END_TIMEOUT_S = 120.0
 
+# Changes in the folder of checkpoints by which two equal runs may differ.
+MAX_EARLIER = 4
+
 # Of several ranks that are left, one may wait in its training step for another one, whose
 # checkpoint thread waits for the first, until their timeouts. torchrun ends them at once.
 OTHERS_TIMEOUT_S = 5.0
@@ -157,11 +160,17 @@ def kill_rank(seed: int, folder: Path) -> None:
     strategy = STRATEGIES[seed % len(STRATEGIES)]
     expected, points = get_undisturbed(strategy)
     rank, moment = points[seed // len(STRATEGIES) % len(points)]
-    settings = {**expected, "run_dir": str(folder / "run")}
-    with start(2, train_killed, settings, rank, moment, folder=folder) as processes:
-        for process in processes:
-            process.join(END_TIMEOUT_S)
-        codes = [process.exitcode for process in processes]
+    codes = [0, 0]
+    # A run can have a few changes fewer than the counted one: then the last one is not reached.
+    for earlier in range(MAX_EARLIER):
+        settings = {**expected, "run_dir": str(folder / f"run-{earlier}")}
+        arguments = settings, rank, moment - earlier
+        with start(2, train_killed, *arguments, folder=folder) as processes:
+            for process in processes:
+                process.join(END_TIMEOUT_S)
+            codes = [process.exitcode for process in processes]
+        if codes != [0, 0]:
+            break
     assert codes[rank] == -signal.SIGKILL, f"rank {rank} ended with {codes[rank]}"
     assert codes[1 - rank] is not None, "the other rank hangs"
     assert codes[1 - rank] != 0, "the other rank has not noticed"
@@ -233,7 +242,10 @@ def change_ranks(seed: int, folder: Path) -> None:
         num_ranks = draws.randrange(1, 5)
         parallel = {"strategy": draws.choice(STRATEGIES)}
         settings = make_run(run_dir, data=rows, parallel=parallel)
-        kill = (draws.randrange(num_ranks), draws.randrange(2 * attempt, STEPS))
+        # The run continues after its newest checkpoint.
+        saved = list_complete_checkpoints(run_dir / "checkpoints")
+        first_step = int(saved[-1].name.rpartition("-")[2]) if saved else 0
+        kill = (draws.randrange(num_ranks), draws.randrange(first_step, STEPS))
         if attempt == 2:
             run_world(num_ranks, train_recorded, settings, str(attempt), (), folder=folder)
             continue
