@@ -38,7 +38,7 @@ from benchmarks.near_duplicates import wet_record
 from benchmarks.result_file import save
 from pipeline.config import load
 from pipeline.execution.engine import PhaseFinished, run
-from pipeline.models.demo_texts import summaries
+from pipeline.models.demo.texts import summaries
 from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
 from pipeline.planning.plan import make_plan
 from pipeline.planning.run_plan import RunPlan

@@ -137,7 +137,7 @@ def group_lines(lines: Sequence[str]) -> list[str]:
 def default_corpora() -> dict[str, list[str]]:
     """Return the demo's summaries in English and French, or random words if these are not installed."""
     try:
-        demo_texts = importlib.import_module("pipeline.models.demo_texts")
+        demo_texts = importlib.import_module("pipeline.models.demo.texts")
     except ModuleNotFoundError:
         return {name: generate_texts(letters) for name, letters in ALPHABETS.items()}
     return {

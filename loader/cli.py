@@ -21,9 +21,9 @@ from loader.export import (
     export_parquet,
     read_documents,
 )
-from loader.lookup import DocumentFinder
 from loader.order.rank_batches import RankBatches
 from loader.order_check import OrderCheck, check_order, check_rows
+from loader.reading.lookup import DocumentFinder
 from loader.reading.manifest_columns import ManifestColumns, read_manifest_columns
 from loader.reading.shard_reader import ShardReader
 from loader.row_stream import RowStream, open_row_stream

@@ -174,11 +174,8 @@ def run(
         for event in run_plan(plan, on_documents=progress.show_documents):
             progress.show(event)
             metrics.record(event)
-    done = (
-        f"{progress.num_tasks} tasks done"
-        if progress.num_tasks
-        else "nothing was left to do"
-    )
+    num_tasks = progress.num_tasks
+    done = f"{num_tasks} tasks done" if num_tasks else "nothing was left to do"
     found = RunFolder.open(plan.run_dir)
     report = _write_report(found)
     console.print()

@@ -32,9 +32,9 @@ from numpy.typing import NDArray
 
 from pipeline.config import RunConfig, load
 from pipeline.execution.engine import run
-from pipeline.models import demo_texts
 from pipeline.models import registry as model_registry
 from pipeline.models.corpus import is_held_out
+from pipeline.models.demo import texts as demo_texts
 from pipeline.phases.tokenize import compute_order_keys, describe_tokenizer
 from pipeline.planning.plan import make_plan
 from pipeline.planning.prepare import prepare

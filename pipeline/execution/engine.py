@@ -125,12 +125,12 @@ def run(
     """Run the tasks of a plan that are not done, and yield what happens.
 
     Args:
-        plan: the plan.
-        engine: runs the tasks; default: the engine that the config names.
+        plan: its tasks.
+        engine: runs them; default: the engine that the config names.
         on_documents: called while a task runs in this process, after each stage of each batch.
 
     Raises:
-        RunAborted: a task failed (the other tasks of its phase are done), or another process runs this plan.
+        RunAborted: a task failed (others of its phase are done), or another process runs this plan.
     """
     check(plan.config)
     with (

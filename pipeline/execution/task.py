@@ -86,12 +86,7 @@ def run_task(
     """Run one task and commit its outputs.
 
     Faults of the task's own data or models come back as `TaskResult.failed`, so that the other tasks can go on.
-
-    Args:
-        phase: the phase.
-        task_id: the id of the task.
-        settings: the engine's section of the config.
-        on_documents: called after each stage of each batch.
+    `on_documents` is called after each stage of each batch.
     """
     timer = StepTimer()
     num_documents = 0

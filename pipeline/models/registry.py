@@ -24,7 +24,7 @@ from pipeline.models.cache import (
     is_present,
     obtain,
 )
-from pipeline.models.demo_models import TRAINED
+from pipeline.models.demo.models import TRAINED
 from pipeline.models.download import AssetError, download
 from pipeline.models.published import PUBLISHED
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pipeline.config import RunConfig
 from pipeline.models import registry as model_registry
-from pipeline.models.demo_models import DEMO_NAMES
+from pipeline.models.demo.models import DEMO_NAMES
 from pipeline.phases import registry
 from pipeline.planning.input_splits import locate_sample_crawl, make_sample_crawl
 from storage import open_store

@@ -81,7 +81,7 @@ def generate(
         languages: of the good pages, in equal shares; the library must have summaries in them.
         layout: `flat`: files in `out`; `common-crawl`: under `crawl-data/CC-MAIN-SAMPLE/`, with the
             list of their paths.
-        library: source of texts; default: `pipeline.models.demo_texts`.
+        library: source of texts; default: `pipeline.models.demo.texts`.
 
     Raises:
         ValueError: an argument is out of range, or the library has too little text.
@@ -90,7 +90,7 @@ def generate(
     """
     _check_arguments(out, num_documents, documents_per_file, languages)
     if library is None:
-        from pipeline.models import demo_texts
+        from pipeline.models.demo import texts as demo_texts
 
         library = demo_texts
     pages = Pages(num_documents, documents_per_file, seed, tuple(languages), library)

@@ -16,7 +16,7 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])(?<!\b\w\.)\s+(?=[^\W\d_])")
 
 
 class Library(Protocol):
-    """Source of texts: the module `pipeline.models.demo_texts`, or an object with its functions."""
+    """Source of texts: the module `pipeline.models.demo.texts`, or an object with its functions."""
 
     def summaries(
         self, language: str, part: Literal["pages"], /

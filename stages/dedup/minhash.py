@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from stages.contract import Outcome, Settings, Stage, drop_where, keep_all
 from stages.counters import Counters
 from stages.kernels import characters
-from stages.kernels import minhash as minhash_kernel
+from stages.kernels.dedup import minhash as minhash_kernel
 from stages.settings.dedup import MinHashSettings, compute_bands
 from stages.string_buffers import make_read_only, read_string_buffers
 

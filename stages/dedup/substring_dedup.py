@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from stages.contract import Outcome, Settings, Stage, chain, drop_where, keep_all
 from stages.counters import Counters
 from stages.dedup.minhash import get_characters
-from stages.kernels import word_windows as kernel
+from stages.kernels.dedup import word_windows as kernel
 from stages.string_buffers import make_read_only, read_string_buffers
 
 SPANS = pa.field("repeated_spans", pa.list_(pa.uint32()))

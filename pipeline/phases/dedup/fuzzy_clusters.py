@@ -46,7 +46,7 @@ from stages.contract import Counters
 from stages.dedup import connected_components as components
 from stages.dedup.connected_components import Pairs
 from stages.dedup.minhash import MinHash, MinHashSettings, compute_bands, flatten_lists
-from stages.kernels import near_duplicates as kernel
+from stages.kernels.dedup import near_duplicates as kernel
 
 # Memory of a partition per band hash if all documents are near-duplicates: 20 as read, and
 # 20 while its chunks are built. Later, without the rows, 24 for group and score, 16 for the

@@ -1,7 +1,7 @@
 """The phase fuzzy_dedup: decide which documents of each cluster of near-duplicates are dropped.
 
 With a rule, a document is dropped only if it is similar to a preferred document that is kept, its representative
-(stages/kernels/near_duplicates.py). Without one, all documents of a cluster but the preferred one are dropped. Documents
+(stages/kernels/dedup/near_duplicates.py). Without one, all documents of a cluster but the preferred one are dropped. Documents
 that previous runs kept are preferred to all others. Thresholds on scores do not influence the decisions
 (docs/decisions/0006-near-duplicates-before-thresholds.md).
 
@@ -35,7 +35,7 @@ from pipeline.planning.input_splits import InputSplit
 from pipeline.runs.hash_partitions import name_partitions
 from stages.contract import Counters
 from stages.dedup.minhash import flatten_lists, hash_bands_of_ngrams
-from stages.kernels import near_duplicates as kernel
+from stages.kernels.dedup import near_duplicates as kernel
 
 # By ids in the order of `sources`: a document to drop, and the one that is kept.
 DROPPED = pa.schema(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipeline.reporting.browse.index import Index
 from pipeline.reporting.explain.trace import KEPT
@@ -43,26 +44,30 @@ def list_domains(
         "name": lambda i: names[i],
     }[sort_key]
     page = sorted(wanted, key=order)[offset : offset + num_domains]
-    # Positions in the page; rows of other domains get -1.
-    places = np.full(len(names), -1)
-    places[page] = np.arange(len(page))
-    row_places = places[domain_of_row]
-    is_lost = (row_places >= 0) & ~is_kept
-    pairs = row_places[is_lost] * len(decisions) + index.read_numbers("decision")[is_lost]
-    counts = np.bincount(pairs, minlength=len(page) * len(decisions))
-    losses = counts.reshape(len(page), len(decisions))
-    return {
-        "num_domains": len(wanted),
-        "domains": [
+    domains: list[dict[str, Any]] = []
+    for i, losses in zip(page, _count_losses(index, page), strict=True):
+        domains.append(
             {
                 "name": names[i],
                 "num_docs": int(num_docs[i]),
                 "num_kept": int(num_kept[i]),
-                "reasons": _list_reasons(losses[place], decisions),
+                "reasons": _list_reasons(losses, decisions),
             }
-            for place, i in enumerate(page)
-        ],
-    }
+        )
+    return {"num_domains": len(wanted), "domains": domains}
+
+
+def _count_losses(index: Index, domains: list[int]) -> NDArray[np.int64]:
+    """Return the lost documents of some domains by decision, (domains, decisions)."""
+    # Places in the list; rows of other domains get -1.
+    places = np.full(len(index.names["source_domain"].values), -1)
+    places[domains] = np.arange(len(domains))
+    row_places = places[index.read_numbers("source_domain")]
+    is_lost = (row_places >= 0) & ~index.is_named("decision", KEPT)
+    num_decisions = len(index.names["decision"].values)
+    pairs = row_places[is_lost] * num_decisions + index.read_numbers("decision")[is_lost]
+    counts = np.bincount(pairs, minlength=len(domains) * num_decisions)
+    return counts.reshape(len(domains), num_decisions)
 
 
 def _list_reasons(counts: Any, decisions: list[str]) -> list[dict[str, Any]]:

@@ -72,12 +72,10 @@ def search_texts(
             is_hit = pc.match_substring(texts.column("text"), wanted, ignore_case=True)
             matching = texts.filter(pc.fill_null(is_hit, False)).column("doc_id").to_numpy()
             hits += part[np.searchsorted(ids, matching)].tolist()
-            is_enough = len(hits) >= max_found or time.monotonic() > end
-            if is_enough:
+            if len(hits) >= max_found or time.monotonic() > end:
                 last_id = texts.column("doc_id")[-1].as_py()
                 num_searched += int(np.searchsorted(ids, np.uint64(last_id), side="right"))
-                is_done = num_searched == len(rows)
-                next_row = None if is_done else int(rows[num_searched])
+                next_row = None if num_searched == len(rows) else int(rows[num_searched])
                 return TextSearch(hits, num_searched, next_row)
         num_searched += len(part)
     return TextSearch(hits, num_searched, None)

@@ -15,10 +15,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from pipeline.models import demo_texts
 from pipeline.models.cache import Asset, Trained, find_known_digest, obtain
 from pipeline.models.classifier_training import ReferenceSettings, train_reference
 from pipeline.models.corpus import list_versions
+from pipeline.models.demo import texts as demo_texts
 from pipeline.models.kenlm_build import KENLM_TOOLS, kenlm_tools
 from pipeline.models.lm_training import LmSettings, list_lm_versions, train_lm
 from pipeline.models.published import CC_BY_SA_4, PUBLISHED

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.models.demo_models import DemoLm, DemoReference
+from pipeline.models.demo.models import DemoLm, DemoReference
 
 
 @pytest.mark.parametrize(

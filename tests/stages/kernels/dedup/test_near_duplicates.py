@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from stages.dedup.connected_components import find_roots, spanning_forest, unite
-from stages.kernels.near_duplicates import choose_representatives, find_similar_pairs
+from stages.kernels.dedup.near_duplicates import choose_representatives, find_similar_pairs
 
 SETS = st.lists(st.sets(st.integers(0, 6)), min_size=2, max_size=12)
 RULES = st.tuples(st.sampled_from([0.0, 0.3, 0.5, 0.8]), st.booleans())

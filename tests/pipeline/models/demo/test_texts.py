@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.models import demo_texts
-from pipeline.models.demo_texts import assign_part
+from pipeline.models.demo import texts as demo_texts
+from pipeline.models.demo.texts import assign_part
 
 
 @given(st.text())

@@ -1,0 +1,1 @@
+"""The inner loops of deduplication: MinHash, exact similarities, spans of words."""
