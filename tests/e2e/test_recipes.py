@@ -117,6 +117,8 @@ def test_every_recipe_has_its_table() -> None:
     sections = {section.split("\n")[0]: section for section in page.split("\n## ")[1:]}
     others = {
         "Scores of classifiers: a fixed limit, or a share of the run",
+        "One quality score from several scores",
+        "Train a reference classifier on pages",
         "Toxic and adult pages, by a model of your own",
         "Evaluation sets out of the training data",
         "What no recipe has yet",

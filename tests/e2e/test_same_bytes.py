@@ -193,7 +193,13 @@ def test_a_changed_threshold_reruns_select_and_dependent_phases(chain: Chain) ->
     chain.run("threshold")
     _, events = chain.run("threshold", "select.language.min_score=0.9")
     started = [event.phase for event in events if isinstance(event, PhaseStarted)]
-    assert started == ["percentiles", "select", "tokenize", "write_shards"]
+    assert started == [
+        "signal_percentiles",
+        "percentiles",
+        "select",
+        "tokenize",
+        "write_shards",
+    ]
 
 
 def _set_num_partitions(num_partitions: int, monkeypatch: pytest.MonkeyPatch) -> None:

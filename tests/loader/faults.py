@@ -115,6 +115,8 @@ class FaultProxy:
 
     async def _end(self) -> None:
         self._server.close()
+        # A handler that is cancelled before it begins leaves its socket open.
+        await asyncio.sleep(0.02)
         while others := [
             task for task in asyncio.all_tasks() if task is not asyncio.current_task()
         ]:

@@ -143,7 +143,7 @@ def test_browse_serves_a_run_until_it_is_interrupted(small: Small) -> None:
     run, _ = small.run()
     messages = small.folder / "printed"
     command = ("pipeline", "browse", str(run.run_dir))
-    driver = start_driver(run_each, [command], messages=messages)
+    driver = start_driver(run_interruptibly, [command], messages=messages)
     address = wait_for_line(
         messages, driver, r"http://127\.0\.0\.1:\d+/[\w-]{32}/\n"
     ).strip()
@@ -151,9 +151,15 @@ def test_browse_serves_a_run_until_it_is_interrupted(small: Small) -> None:
         assert json.load(answer)["run_dir"] == str(run.run_dir)
     assert driver.pid is not None
     os.kill(driver.pid, signal.SIGINT)
-    driver.join()
+    driver.join(60)
     printed = messages.read_text().partition(address)[2]
     assert (driver.exitcode, printed) == (0, "\n==== exit code 0\n")
+
+
+def run_interruptibly(commands: Sequence[Sequence[str]]) -> None:
+    """Run commands in a process that does not ignore SIGINT, as one in background would."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    run_each(commands)
 
 
 def wait_for_line(messages: Path, driver: BaseProcess, pattern: str) -> str:

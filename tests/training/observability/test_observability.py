@@ -220,7 +220,7 @@ def test_every_panel_of_training_shows_a_real_run(
     config = make_config(
         tmp_path / "tiny",
         language,
-        steps=300,  # seconds, on any machine: rates are of several answers
+        steps=600,  # seconds, on any machine: rates are of several answers
         data={"global_batch_rows": 2},
         observability={
             "every_steps": 5,
