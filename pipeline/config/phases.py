@@ -41,7 +41,7 @@ DEFAULT_WEIGHTS: Mapping[str, float] = MappingProxyType(
     }
 )
 
-# A mean of fewer signals is no combination.
+# The default combination needs at least this many of its signals.
 MIN_DEFAULT_SIGNALS = 2
 
 _Weight = Annotated[float, Field(allow_inf_nan=False)]
