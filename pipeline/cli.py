@@ -180,6 +180,7 @@ def run(
     report = _write_report(found)
     console.print()
     print_report(report, console)
+    console.print()
     console.quiet = False
     _print_outcome(plan, found, report, f"{done}, in {time.monotonic() - started:.1f} s")
 
@@ -217,7 +218,7 @@ def _print_outcome(
         outcome = _describe_dataset(plan, found)
     else:
         outcome = "The dataset is empty: no document was kept"
-    console.print(f"\n{what_was_done}. {outcome}")
+    console.print(f"{what_was_done}. {outcome}")
     faults = list_exceeded_limits(report, plan.config.input)
     if faults:
         faults.append(f"causes: {found.folder('extract').root}/*.quarantine.jsonl")
