@@ -115,7 +115,7 @@ def train_reference(
         ),
     ] = None,
 ) -> None:
-    """Train a reference classifier as LLaMA does, or with negatives out of pages.
+    """Train a reference classifier as LLaMA does, or with text outside of main content as negatives.
 
     Trains a fastText model, and evaluates it on pages of held-out domains of the crawl. Without
     --crawl, its figures say only how well it tells the two sources apart.

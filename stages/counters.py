@@ -53,6 +53,14 @@ class Counters:
             observed = dict(zip(numbers.tolist(), counts.tolist(), strict=True))
             self.histograms.setdefault(name, Counter()).update(observed)
 
+    def take_histograms(self, family: str) -> dict[str, Mapping[int, int]]:
+        """Return the histograms of a family without their prefix, sorted: `en` for `score.en`."""
+        found: dict[str, Mapping[int, int]] = {}
+        for name, bins in sorted(self.histograms.items()):
+            if name.startswith(family):
+                found[name.removeprefix(family)] = bins
+        return found
+
     def __add__(self, other: Counters) -> Counters:
         total = Counters()
         total += self

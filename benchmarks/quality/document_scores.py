@@ -148,7 +148,7 @@ def compare_fitted(
     """Fit a model to the pages that are not held out, for each question.
 
     Returns:
-        Question -> the figures of the model's cross-validation, and those on the held-out half.
+        Question -> the model's figures in cross-validation and on the held-out half.
     """
     doc_ids = documents.column("doc_id").to_pylist()
     figures: dict[str, Any] = {}

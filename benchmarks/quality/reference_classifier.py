@@ -65,7 +65,7 @@ def measure(
             held_out.append((page, gold))
     random_pages = [page.main_content for page in training if page.main_content]
     whole_pages = [f"{page.main_content}\n{page.left_out}" for page in training]
-    # Name -> texts of pages, and pages that are divided.
+    # Name -> negative texts, and pages whose left-out text is negative.
     negatives: dict[str, tuple[list[str], list[CrawlPage]]] = {
         "random pages": (random_pages, []),
         "what main content leaves out": ([], training),

@@ -175,7 +175,7 @@ def _measure_ranks(run: RunFolder, signals: Sequence[str], documents: pa.Table) 
     for batch in _read_documents(run, ["language", *signals]):
         for name in signals:
             count_signal(counters, name, batch)
-    weighted = make_signals(dict.fromkeys(signals, 1.0), counters.histograms)
+    weighted = make_signals(dict.fromkeys(signals, 1.0), counters)
     stage = Score(ScoreSettings(signals=weighted))
     stage.open()
     ranks = stage.measure_ranks(documents)

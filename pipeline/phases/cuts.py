@@ -56,24 +56,24 @@ def list_cuts(
         counters: of annotate and percentiles.
     """
     cuts: list[Cut] = []
-    scores = _take_histograms(counters, "language_score.")
+    scores = counters.take_histograms("language_score.")
     for language, limit in min_scores.items():
         setting = "select.language.min_score: from"
         cuts.append(Cut(setting, language, limit, sum(scores[language].values())))
-    for language, bins in _take_histograms(counters, "perplexity.").items():
+    for language, bins in counters.take_histograms("perplexity.").items():
         for bucket, limit in zip(
             ("head", "middle"), cutoffs.get(language, ()), strict=False
         ):
             setting = f"select.perplexity: {bucket} below"
             cuts.append(Cut(setting, language, limit, sum(bins.values())))
     for name, limit in limits.items():
-        for language, bins in _take_histograms(counters, f"classifier.{name}.").items():
+        for language, bins in counters.take_histograms(f"classifier.{name}.").items():
             if language in limit.cuts:
                 setting = f"select.classifiers.{name}.keep_top: from"
                 cuts.append(
                     Cut(setting, language, limit.cuts[language], sum(bins.values()))
                 )
-    for language, bins in _take_histograms(counters, "score.").items():
+    for language, bins in counters.take_histograms("score.").items():
         if language in score_cuts:
             setting = "select.score.keep_top: from"
             cuts.append(Cut(setting, language, score_cuts[language], sum(bins.values())))
@@ -96,13 +96,13 @@ def compute_cutoffs(counters: Counters, percentiles: tuple[int, int]) -> Cutoffs
     find = perplexity.BINS.find_percentile
     return {
         language: (find(bins, head), find(bins, middle))
-        for language, bins in _take_histograms(counters, "perplexity.").items()
+        for language, bins in counters.take_histograms("perplexity.").items()
     }
 
 
 def has_language_scores(counters: Counters) -> bool:
     """Return whether annotate has counted language scores, or has no document with a language."""
-    if _take_histograms(counters, "language_score."):
+    if counters.take_histograms("language_score."):
         return True
     return not any(name.startswith("language.") for name in counters.counts)
 
@@ -112,7 +112,7 @@ def compute_min_scores(
 ) -> dict[str, float]:
     """Return the limit of each language whose limit comes from the scores of the run."""
     found: dict[str, float] = {}
-    for language, bins in _take_histograms(counters, "language_score.").items():
+    for language, bins in counters.take_histograms("language_score.").items():
         if find_limit(selection.min_score, language) == FROM_RUN:
             found[language] = compute_min_score(bins)
     return found
@@ -153,7 +153,7 @@ def set_cuts(
     for name, chosen in selection.limits.items():
         cuts: dict[str, float] = {}
         if chosen.keep_top is not None:
-            for language, bins in _take_histograms(counters, f"classifier.{name}.").items():
+            for language, bins in counters.take_histograms(f"classifier.{name}.").items():
                 cuts[language] = classifiers.SCORE_BINS.find_top_cut(bins, chosen.keep_top)
         limits[name] = ScoreLimits(min=chosen.min, max=chosen.max, cuts=cuts)
     return ClassifiersFilterSettings.model_validate(limits)
@@ -173,18 +173,9 @@ def make_score_settings(
     assert chosen is not None
     cuts: dict[str, float] = {}
     if chosen.keep_top is not None:
-        for language, bins in _take_histograms(counters, "score.").items():
+        for language, bins in counters.take_histograms("score.").items():
             cuts[language] = classifiers.SCORE_BINS.find_top_cut(bins, chosen.keep_top)
-    weighted = score.make_signals(config.score_weights, signals.histograms)
+    weighted = score.make_signals(config.score_weights, signals)
     return ScoreSettings(
         signals=weighted, intercept=chosen.intercept, min=chosen.min, cuts=cuts
     )
-
-
-def _take_histograms(counters: Counters, family: str) -> dict[str, Mapping[int, int]]:
-    """Return the histograms of a family, by language."""
-    return {
-        name.removeprefix(family): bins
-        for name, bins in sorted(counters.histograms.items())
-        if name.startswith(family)
-    }

@@ -57,8 +57,7 @@ class Percentiles(FilterPhase):
 
     def create_writer(self, task_id: str, output: PendingOutput) -> SplitWriter:
         """Return the writer that counts the scores. The task has no files."""
-        names = tuple(list_shares(self.config))
-        return _Counter(output, task_id, names, has_score_share(self.config))
+        return _Counter(output, task_id, self.config)
 
 
 def list_shares(config: RunConfig) -> dict[str, ScoreSelection]:
@@ -73,19 +72,20 @@ def has_score_share(config: RunConfig) -> bool:
     return config.select.score is not None and config.select.score.keep_top is not None
 
 
+def count_scores(counters: Counters, config: RunConfig, documents: pa.Table) -> None:
+    """Count the scores that have `keep_top`, by language."""
+    for name in list_shares(config):
+        classifiers.count_scores(counters, name, documents)
+    if has_score_share(config):
+        score.count_scores(counters, documents)
+
+
 class _Counter(SplitWriter):
     """Counts the scores of documents by language."""
 
-    def __init__(
-        self,
-        output: PendingOutput,
-        task_id: str,
-        classifier_names: tuple[str, ...],
-        with_quality_score: bool,
-    ) -> None:
+    def __init__(self, output: PendingOutput, task_id: str, config: RunConfig) -> None:
         super().__init__(output, task_id)
-        self._classifier_names = classifier_names
-        self._with_quality_score = with_quality_score
+        self._config = config
 
     def add_dropped(self, batch: pa.Table, dropped: pa.Table) -> None:
         """Count the documents. `select` writes the decisions on them."""
@@ -93,10 +93,7 @@ class _Counter(SplitWriter):
         self.counters.add("documents", dropped.num_rows)
 
     def write_kept(self, batch: pa.Table) -> None:
-        for name in self._classifier_names:
-            classifiers.count_scores(self.counters, name, batch)
-        if self._with_quality_score:
-            score.count_scores(self.counters, batch)
+        count_scores(self.counters, self._config, batch)
 
     def close(self) -> None:
         """Write no file."""

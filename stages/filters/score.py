@@ -243,7 +243,7 @@ def _group_by_language(batch: pa.Table) -> dict[str, NDArray[np.int64]]:
 
 
 def _drop_below(outcome: Outcome, reason: str, limit: float | Column) -> Outcome:
-    """Drop the kept rows whose score is below a limit. A row without either is kept."""
+    """Drop the kept rows whose score is below a limit. A row without a score or limit is kept."""
     score = outcome.kept.column(QUALITY_SCORE.name)
     is_dropped = pc.fill_null(pc.less(score, limit), False)
     return chain(
@@ -252,20 +252,16 @@ def _drop_below(outcome: Outcome, reason: str, limit: float | Column) -> Outcome
 
 
 def make_signals(
-    weights: Mapping[str, float], histograms: Mapping[str, Mapping[int, int]]
+    weights: Mapping[str, float], counters: Counters
 ) -> dict[str, WeightedSignal]:
     """Return the signals with the histograms that `count_signal` has counted.
 
     Args:
         weights: signal -> weight.
-        histograms: `signal.<name>.<language>` -> bin -> documents.
+        counters: with these histograms.
     """
     signals: dict[str, WeightedSignal] = {}
     for name, weight in sorted(weights.items()):
-        family = f"signal.{name}."
-        by_language: dict[str, Mapping[int, int]] = {}
-        for counted, bins in sorted(histograms.items()):
-            if counted.startswith(family):
-                by_language[counted.removeprefix(family)] = bins
+        by_language = counters.take_histograms(f"signal.{name}.")
         signals[name] = WeightedSignal(weight=weight, histograms=by_language)
     return signals

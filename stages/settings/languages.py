@@ -157,7 +157,7 @@ Yiii: ii
 
 
 def _parse_scripts(table: str) -> Mapping[str, frozenset[str]]:
-    """Return code -> its usual scripts, for all languages that are not only in Latin letters."""
+    """Return code -> its usual scripts, for all languages that use other scripts than Latin."""
     scripts: dict[str, set[str]] = {}
     script = ""
     for word in table.split():

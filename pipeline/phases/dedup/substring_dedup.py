@@ -103,7 +103,7 @@ class SubstringHashes(PartitionPhase):
     def _collect_parts(
         self, batches: Iterator[list[NDArray[Any]]]
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of many batches at a time, as many as half the memory of a task holds."""
+        """Join the rows of batches into parts that fill half of the memory of a task."""
         max_rows = self.config.engine.memory_mb * 2**19 // BYTES_HELD
         waiting: list[list[NDArray[Any]]] = []
         num_rows = 0

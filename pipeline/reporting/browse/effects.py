@@ -33,7 +33,7 @@ NUM_CACHED = 4
 
 @dataclass(frozen=True)
 class Effect:
-    """The decisions of select under some limits.
+    """The decisions of select with changed limits.
 
     Attributes:
         phase: the phase with these limits.

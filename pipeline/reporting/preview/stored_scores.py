@@ -16,13 +16,12 @@ from functools import cached_property
 import pyarrow as pa
 
 from pipeline.config import RunConfig
-from pipeline.phases.percentiles import Percentiles, has_score_share, list_shares
+from pipeline.phases.percentiles import Percentiles, count_scores
 from pipeline.phases.select import Select
 from pipeline.planning.run_plan import RunPlan
 from pipeline.planning.stage_spec import StageSpec
 from stages.contract import DROPPED
 from stages.counters import Counters
-from stages.filters import classifiers, score
 from stages.filters.classifiers import ClassifiersFilter
 from stages.filters.score import Score
 from stages.settings.filters import PerplexityFilterSettings
@@ -54,10 +53,7 @@ class SelectInMemory(Select):
         if Percentiles.is_enabled(self.config):
             specs = [spec for spec in self._percentiles.stage_specs() if _is_last(spec)]
             kept, _ = _apply(specs, self._filtered[0])
-            for name in list_shares(self.config):
-                classifiers.count_scores(counters, name, kept)
-            if has_score_share(self.config):
-                score.count_scores(counters, kept)
+            count_scores(counters, self.config, kept)
         return counters
 
     @cached_property

@@ -82,7 +82,7 @@ def test_limits_of_the_run_decide_and_are_shown(pages: Small) -> None:
 
 
 def test_preview_of_limits_of_the_run_equals_a_run(pages: Small) -> None:
-    """From a run with a fixed limit, because annotate counts the scores of every run."""
+    """The run before may have a fixed limit: annotate counts the language scores in every run."""
     before, _ = pages.run("before", select={"language": {"min_score": 0.0}})
     found = preview(before, ["select.language.min_score=run"])
     after, _ = pages.run("after", select={"language": {"min_score": "run"}})

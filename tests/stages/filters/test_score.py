@@ -32,7 +32,7 @@ def open_score(batch: pa.Table, **limits: object) -> Score:
     counters = Counters()
     for name in WEIGHTS:
         count_signal(counters, name, batch)
-    signals = make_signals(WEIGHTS, counters.histograms)
+    signals = make_signals(WEIGHTS, counters)
     score = Score(ScoreSettings.model_validate({"signals": signals, **limits}))
     score.open()
     return score

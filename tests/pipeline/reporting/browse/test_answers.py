@@ -135,7 +135,7 @@ def test_a_text_is_found_wherever_the_search_is_interrupted(index: Index) -> Non
 
 
 def test_a_document_shows_what_explain_shows(index: Index) -> None:
-    """Of every document: decision, source, and each line as kept or removed."""
+    """For every document: its decision, its source, and each line as kept or removed."""
     for doc_id in index.doc_ids.tolist():
         found = ask(index, "document", doc_id=doc_id)
         (trace,) = explain(index.run, str(doc_id))
