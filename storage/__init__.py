@@ -34,7 +34,7 @@ def open_store(
         counters: Where requests are counted; None: `storage.retries.requests`.
 
     Raises:
-        InvalidAddress: the address names no bucket.
+        InvalidAddress: the address names no bucket, or obstore is not installed.
     """
     if isinstance(address, Store):
         return address

@@ -69,12 +69,18 @@ def connect(
         retries_parts: Let obstore repeat failed requests.
 
     Raises:
-        InvalidAddress: obstore is not installed, the endpoint is http on another machine, or the
-            profile has no keys.
+        InvalidAddress: the endpoint is http on another machine, or the profile has no keys.
     """
     # The environment is part of the cache key: tests and notebooks change keys and endpoint.
     aws = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
     return _connect(root, settings, timeout_s, retries_parts, tuple(sorted(aws.items())))
+
+
+def check_installed(address: str) -> None:
+    """Raise InvalidAddress if the package that reads object stores is not installed."""
+    if importlib.util.find_spec("obstore") is None:
+        remedy = "install the extra s3: pip install 'corpusmill[s3]'"
+        raise InvalidAddress(address, "object storage needs the package obstore", remedy)
 
 
 @functools.lru_cache(maxsize=64)
@@ -85,9 +91,6 @@ def _connect(
     retries_parts: bool,
     environment: tuple[tuple[str, str], ...],
 ) -> Any:
-    if importlib.util.find_spec("obstore") is None:
-        remedy = "install the extra s3: pip install 'corpusmill[s3]'"
-        raise InvalidAddress(root, "object storage needs the package obstore", remedy)
     from obstore.store import S3Store, from_url
 
     options = dict(settings.options)

@@ -15,7 +15,14 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self, TypeVar, cast
 
 from storage.base import Buffer, Store
-from storage.client import S3, connect, get_status, is_temporary, translate_errors
+from storage.client import (
+    S3,
+    check_installed,
+    connect,
+    get_status,
+    is_temporary,
+    translate_errors,
+)
 from storage.errors import InvalidAddress, NotFound
 from storage.local import make_scratch_folder
 from storage.object_file import REQUEST_BYTES, ObjectFile, RangeDownload, check_complete
@@ -67,8 +74,9 @@ class ObjectStore(Store):
         """Return the folder at an address, e.g. s3://bucket/runs/x or https://host/dataset.
 
         Raises:
-            InvalidAddress: an s3 address names no bucket.
+            InvalidAddress: an s3 address names no bucket, or obstore is not installed.
         """
+        check_installed(address)
         if not address.startswith(S3):
             return cls(address.rstrip("/"), "", settings, counters)
         bucket, _, key = address.removeprefix(S3).partition("/")
