@@ -40,6 +40,14 @@ from shardwriter.format.members import (
     shard_file,
     token_dtype,
 )
+from shardwriter.format.retractions import (
+    RETRACTIONS_FILE,
+    RetractionEntry,
+    RetractionLog,
+    read_tombstones,
+    tombstones_file,
+)
+from shardwriter.format.rewritten import RewrittenShard, open_rewritten, rewritten_file
 
 __all__ = [
     "DOCS_DTYPE",
@@ -53,12 +61,16 @@ __all__ = [
     "METADATA_MEMBER",
     "NPY_HEADER_BYTES",
     "REFETCH",
+    "RETRACTIONS_FILE",
     "REWRITE",
     "TAR_BLOCK_BYTES",
     "TOKENS_MEMBER",
     "Count",
     "FormatError",
     "Manifest",
+    "RetractionEntry",
+    "RetractionLog",
+    "RewrittenShard",
     "ShardCorrupt",
     "ShardEntry",
     "ShardIndex",
@@ -68,8 +80,12 @@ __all__ = [
     "find_start_faults",
     "index_file",
     "npy_header",
+    "open_rewritten",
     "read_index",
+    "read_tombstones",
+    "rewritten_file",
     "sample_key",
     "shard_file",
     "token_dtype",
+    "tombstones_file",
 ]

@@ -14,8 +14,20 @@ from pathlib import Path
 
 from shardwriter.format import MANIFEST_FILE, FormatError, Manifest
 from shardwriter.verification.doc_ids import find_repeated_doc_ids
-from shardwriter.verification.findings import File, Finding, Folder, LocalFolder, check_file
+from shardwriter.verification.findings import (
+    File,
+    Finding,
+    Folder,
+    LocalFolder,
+    check_file,
+    has_digest,
+)
 from shardwriter.verification.index_check import check_index
+from shardwriter.verification.retraction_check import (
+    apply_rewrite,
+    check_retractions,
+    read_rewritten,
+)
 from shardwriter.verification.sample_check import check_samples
 
 
@@ -25,7 +37,8 @@ def verify(dataset: str | os.PathLike[str]) -> list[Finding]:
     Every file is hashed, every tar is read, and samples, documents and tokens are counted again.
     Each sample is compared with its checksum and its entry in the index. Token ids must be in the
     vocabulary, and documents must end with the end-of-document id. No doc_id may occur twice, and
-    no shard may be in the folder that is not in the manifest.
+    no shard may be in the folder that is not in the manifest. Tombstones of retracted documents must
+    be the places of these documents.
 
     Memory holds one sample, one index and at most `DOC_IDS_IN_MEMORY` document ids. Damaged data
     does not raise.
@@ -47,16 +60,22 @@ def verify_folder(folder: Folder, manifest_file: str = MANIFEST_FILE) -> list[Fi
         return findings
     _check_unnamed_files(folder, manifest, findings)
     index_files: list[tuple[File, int]] = []
+    rewritten = read_rewritten(folder, findings)
     for entry in manifest.shards:
         index_path, tar_path = File(folder, entry.index_file), File(folder, entry.file)
         index = check_index(index_path, entry, manifest.tokenizer, findings)
         # A tar with a wrong checksum is still read, because its samples show where the damage is.
-        if check_file(tar_path, entry.shard_bytes, entry.sha256, findings):
-            check_samples(tar_path, entry, manifest.tokenizer, index, findings)
+        sha256, tar_index = entry.sha256, index
+        # A killed rewrite leaves shards as they were.
+        if entry.shard in rewritten and not has_digest(tar_path, entry.sha256):
+            sha256, tar_index = apply_rewrite(rewritten[entry.shard], index)
+        if check_file(tar_path, entry.shard_bytes, sha256, findings):
+            check_samples(tar_path, entry, manifest.tokenizer, tar_index, findings)
         if index is not None:
             # Indexes take too much memory. Their ids are read again at the end.
             index_files.append((index_path, index.num_docs))
     findings += find_repeated_doc_ids(index_files)
+    findings += check_retractions(folder, manifest, rewritten)
     return findings
 
 

@@ -90,6 +90,15 @@ class File:
         return self.folder.read_bytes(self.name)
 
 
+def has_digest(path: File, sha256: str) -> bool:
+    """Whether a file can be read and has this SHA-256."""
+    try:
+        with path.open() as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == sha256
+    except OSError:
+        return False
+
+
 def check_file(path: File, num_bytes: int, sha256: str, findings: list[Finding]) -> bool:
     """Compare a file with its size and SHA-256; return whether the file can be read."""
     try:
