@@ -46,12 +46,29 @@ class Counters:
         for row in pc.value_counts(values.drop_null()).to_pylist():
             self.add(f"{family}{row['values']}", row["counts"])
 
-    def observe(self, name: str, bins: Sequence[int] | NDArray[np.int64]) -> None:
-        """Add one observation per element of `bins` to a histogram."""
-        if len(bins):
+    def observe(
+        self,
+        name: str,
+        bins: Sequence[int] | NDArray[np.int64],
+        amounts: NDArray[np.int64] | None = None,
+    ) -> None:
+        """Add observations to a histogram.
+
+        Args:
+            name: of the histogram.
+            bins: (n,) the bin of each observation.
+            amounts: (n,) what each one adds to its bin; None: one.
+        """
+        if not len(bins):
+            return
+        if amounts is None:
             numbers, counts = np.unique(np.asarray(bins), return_counts=True)
-            observed = dict(zip(numbers.tolist(), counts.tolist(), strict=True))
-            self.histograms.setdefault(name, Counter()).update(observed)
+        else:
+            numbers, places = np.unique(np.asarray(bins), return_inverse=True)
+            counts = np.zeros(len(numbers), np.int64)
+            np.add.at(counts, places, amounts)
+        observed = dict(zip(numbers.tolist(), counts.tolist(), strict=True))
+        self.histograms.setdefault(name, Counter()).update(observed)
 
     def take_histograms(self, family: str) -> dict[str, Mapping[int, int]]:
         """Return the histograms of a family without their prefix, sorted: `en` for `score.en`."""

@@ -6,12 +6,14 @@ nor on the order in which these are merged. The root of a component is its lowes
 
     documents, starts = group_equal_hashes(hashes, documents)      # [10, 30, 10, 20], [0, 2, 4]
     pairs = pair_with_first(documents, starts)                     # [[10, 30], [10, 20]]
-    parents = np.zeros(40, np.uint64)                              # or a memory-mapped file
+    parents = np.zeros(40, np.uint64)
     unite(parents, spanning_forest(pairs))
-    find_roots(parents, np.array([20, 30]))                        # [10, 10]
+    replace_by_roots(parents)                                      # parents[20] = parents[30] = 10
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 from numba import njit
@@ -21,6 +23,9 @@ from stages.kernels.compilation import compiled
 
 # (n, 2): ids, or positions, of pairs of near-duplicates.
 Pairs = NDArray[np.uint64]
+
+# Positions of documents: 32 bits as long as they suffice.
+Positions = NDArray[np.unsignedinteger[Any]]
 
 
 def group_equal_hashes(
@@ -72,7 +77,7 @@ def spanning_forest(pairs: Pairs) -> Pairs:
 
 
 @compiled
-def unite(parents: NDArray[np.uint64], pairs: Pairs) -> NDArray[np.bool_]:
+def unite(parents: Positions, pairs: Pairs) -> NDArray[np.bool_]:
     """Join the components of each pair of positions; return (n,) bool whether they were apart.
 
     The lower of two roots becomes the root of both (union-find: Galler and Fischer 1964, with the
@@ -80,7 +85,7 @@ def unite(parents: NDArray[np.uint64], pairs: Pairs) -> NDArray[np.bool_]:
 
     Args:
         parents: (num_positions,) the position of each parent *plus one*, 0 for a root. It starts
-            as zeros, so a sparse file of any size takes only the space that is written.
+            as zeros.
         pairs: (n, 2) positions.
     """
     has_joined = np.zeros(len(pairs), np.bool_)
@@ -95,9 +100,9 @@ def unite(parents: NDArray[np.uint64], pairs: Pairs) -> NDArray[np.bool_]:
 
 
 @njit(nogil=True)
-def _root(parents: NDArray[np.uint64], position: np.int64) -> np.int64:
+def _root(parents: Positions, position: np.int64) -> np.int64:
     while parents[position] != 0:
-        parent = np.int64(parents[position] - np.uint64(1))
+        parent = np.int64(parents[position]) - 1
         if parents[parent] != 0:
             parents[position] = parents[parent]  # path halving
         position = parent
@@ -105,11 +110,54 @@ def _root(parents: NDArray[np.uint64], position: np.int64) -> np.int64:
 
 
 @compiled
-def find_roots(
-    parents: NDArray[np.uint64], positions: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Return the root of each position, shape (n,), and shorten the paths in `parents`."""
-    found = np.empty(len(positions), np.int64)
-    for i in range(len(positions)):
-        found[i] = _root(parents, positions[i])
-    return found
+def replace_by_roots(parents: Positions) -> None:
+    """Replace the parent of each position by its root. `unite` cannot be called afterwards."""
+    for i in range(len(parents)):
+        # A parent is lower than its child, so it already has its root.
+        if parents[i] == 0:
+            parents[i] = i
+        else:
+            parents[i] = parents[np.int64(parents[i]) - 1]
+
+
+@compiled
+def sort_by_root(roots: Positions, ends: Positions, order: Positions) -> None:
+    """Sort positions by their root, and the positions of each root in increasing order.
+
+    Args:
+        roots: (n,) the root of each position.
+        ends: (n,) zeros; then the end in `order` of each root's positions.
+        order: (n,) anything; then the sorted positions.
+    """
+    for root in roots:
+        ends[root] += np.uint64(1)
+    num_before = np.int64(0)
+    for i in range(len(ends)):
+        size = np.int64(ends[i])
+        ends[i] = num_before
+        num_before += size
+    for i in range(len(roots)):
+        order[ends[roots[i]]] = i
+        ends[roots[i]] += np.uint64(1)
+
+
+@compiled
+def merge_sorted(
+    one: NDArray[np.uint64], other: NDArray[np.uint64], merged: NDArray[np.uint64]
+) -> int:
+    """Merge two increasing arrays without repetition, and return the number of values.
+
+    Args:
+        one: (n,) increasing.
+        other: (m,) increasing.
+        merged: (n + m,) anything; then it starts with the values.
+    """
+    i, j, num_merged = 0, 0, 0
+    while i < len(one) or j < len(other):
+        is_first = j == len(other) or (i < len(one) and one[i] <= other[j])
+        value = one[i] if is_first else other[j]
+        i += i < len(one) and one[i] == value
+        j += j < len(other) and other[j] == value
+        merged[num_merged] = value
+        num_merged += 1
+    return num_merged

@@ -31,7 +31,8 @@ from numpy.typing import NDArray
 from stages.contract import Outcome, Settings, Stage, drop_where, keep_all
 from stages.counters import Counters
 from stages.kernels import characters
-from stages.kernels.dedup import minhash as minhash_kernel
+from stages.kernels.dedup.ngram_hashes import hash_ngrams
+from stages.kernels.dedup.signatures import hash_bands, sign_ngrams
 from stages.settings.dedup import MinHashSettings, compute_bands
 from stages.string_buffers import make_read_only, read_string_buffers
 
@@ -101,7 +102,7 @@ def _is_plain(text: str) -> bool:
         text.split() == [text]
         and text.lower() == text
         and not UNSPACED.search(text)
-        and text.isprintable()
+        and _PUNCTUATION.isdisjoint(text)
     )
 
 
@@ -118,13 +119,9 @@ def signatures(
         signatures: (n, num_permutations) uint32.
         has_words: (n,) False for a text without words.
     """
-    if len(texts) == 0:
-        return np.empty((0, settings.num_permutations), np.uint32), np.empty(0, np.bool_)
+    starts, hashes = flatten_lists(ngram_sets(texts, settings))
     permutations = _permutations(settings.num_permutations)
-    minima, num_words = minhash_kernel.compute_signatures(
-        *read_string_buffers(texts), get_characters(), settings.ngram_words, permutations
-    )
-    return minima, num_words > 0
+    return sign_ngrams(starts, hashes, permutations), np.diff(starts) > 0
 
 
 def ngram_sets(
@@ -141,7 +138,7 @@ def ngram_sets(
     """
     if len(texts) == 0:
         return pa.array([], pa.large_list(pa.uint32()))
-    offsets, hashes = minhash_kernel.hash_ngrams(
+    offsets, hashes = hash_ngrams(
         *read_string_buffers(texts), get_characters(), settings.ngram_words
     )
     return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(hashes))
@@ -161,10 +158,11 @@ def hash_bands_of_ngrams(
         has_words: (n,) False for a text without words.
     """
     starts, values = flatten_lists(ngrams)
+    num_bands, rows = compute_bands(settings)
     permutations = _permutations(settings.num_permutations)
-    minima = minhash_kernel.sign_ngrams(starts, values, permutations)
-    hashes = minhash_kernel.hash_bands(minima, *compute_bands(settings))
-    return hashes, np.diff(starts) > 0
+    in_bands = np.ascontiguousarray(permutations[:, : num_bands * rows])
+    minima = sign_ngrams(starts, values, in_bands)
+    return hash_bands(minima, num_bands, rows), np.diff(starts) > 0
 
 
 def flatten_lists(lists: pa.LargeListArray) -> tuple[NDArray[np.int64], NDArray[Any]]:
@@ -204,17 +202,14 @@ class MinHash(Stage[MinHashSettings]):
 
     def apply(self, batch: pa.Table) -> Outcome:
         """Add the band hashes, and the n-grams that fuzzy_dedup compares."""
-        added: dict[str, pa.Array | pa.ChunkedArray] = {}
+        ngrams = ngram_sets(batch.column("text"), self.settings)
+        hashes, has_words = hash_bands_of_ngrams(ngrams, self.settings)
+        added: dict[str, pa.Array] = {"minhash": _to_lists(hashes, has_words)}
         if self.settings.store_ngrams:
-            ngrams = ngram_sets(batch.column("text"), self.settings)
-            hashes, has_words = hash_bands_of_ngrams(ngrams, self.settings)
             added["minhash_ngrams"] = ngrams
-        else:
-            minima, has_words = signatures(batch.column("text"), self.settings)
-            hashes = minhash_kernel.hash_bands(minima, *compute_bands(self.settings))
         counters = Counters()
         counters.add("band_hashes", np.count_nonzero(has_words) * hashes.shape[1])
-        return keep_all(batch, {"minhash": _to_lists(hashes, has_words), **added}, counters)
+        return keep_all(batch, added, counters)
 
 
 def _to_lists(

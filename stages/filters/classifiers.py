@@ -27,7 +27,7 @@ import difflib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -42,6 +42,8 @@ from stages.filters.percentiles import (
     count_by_language,
     make_log_edges,
 )
+from stages.kernels.fasttext import model as fasttext_model
+from stages.kernels.fasttext.model import FastTextModel
 from stages.settings.filters import (
     ClassifierSettings,
     ClassifiersFilterSettings,
@@ -76,7 +78,7 @@ class Classifiers(Stage[ClassifiersSettings]):
     version = 1
     needs: ClassVar[pa.Schema] = pa.schema([DOCUMENT.field("text"), _LANGUAGE])
 
-    _models: Mapping[str, Any]
+    _models: Mapping[str, FastTextModel]
 
     @classmethod
     def required_files(cls, settings: ClassifiersSettings) -> tuple[str, ...]:
@@ -139,20 +141,17 @@ def _is_member(values: Column, wanted: tuple[str, ...]) -> Column:
     return pc.is_in(values, value_set=pa.array(wanted, pa.string()))
 
 
-def load_model(path: Path) -> Any:
+def load_model(path: Path) -> FastTextModel:
     """Return the fastText model in a file, or in `model.bin` of a folder.
 
     Raises:
         ValueError: there is no such file, or it is not a fastText model.
     """
-    import fasttext
-
-    file = path / MODEL_FILE if path.is_dir() else path
-    return fasttext.load_model(str(file))
+    return fasttext_model.load_model(path / MODEL_FILE if path.is_dir() else path)
 
 
-def _check_label(model: Any, label: str, where: str) -> None:
-    labels: list[str] = model.get_labels()
+def _check_label(model: FastTextModel, label: str, where: str) -> None:
+    labels = model.labels
     if label in labels:
         return
     nearest = difflib.get_close_matches(label, labels, 3, cutoff=0.3) or sorted(labels)[:10]
@@ -171,7 +170,7 @@ def to_line(text: str) -> str:
     return " ".join(text.strip().splitlines())
 
 
-def score_lines(model: Any, label: str, lines: list[str]) -> NDArray[np.float64]:
+def score_lines(model: FastTextModel, label: str, lines: list[str]) -> NDArray[np.float64]:
     """Return P(label) of every line; NaN for an empty line, 0 where fastText omits the label.
 
     Args:
@@ -182,13 +181,8 @@ def score_lines(model: Any, label: str, lines: list[str]) -> NDArray[np.float64]
     Returns:
         (n,) float64 in 0..1.
     """
-    # k = -1 returns all labels: with a smaller k the label could be missing from the best k.
-    ended = [line + "\n" for line in lines]
-    all_labels, all_scores = model.f.multilinePredict(ended, -1, 0.0, "strict")
-    scores = np.full(len(lines), np.nan)
-    for row, labels in enumerate(all_labels):
-        if lines[row]:  # an empty line keeps NaN
-            scores[row] = all_scores[row][labels.index(label)] if label in labels else 0.0
+    scores = model.score_label(pa.array(lines, pa.large_string()), label)
+    scores[[not line for line in lines]] = np.nan
     # fastText adds 1e-5 to each probability, so the largest ones are slightly above 1.
     return np.minimum(scores, 1.0)
 

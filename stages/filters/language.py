@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import accumulate
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from stages.contract import DOCUMENT, Column, Outcome, Stage, chain, drop_where, keep_all
 from stages.counters import Counters
+from stages.kernels.fasttext.model import FastTextModel, load_model
 from stages.settings.base import DEFAULT
 from stages.settings.filters import LanguageFilterSettings, LanguageSettings
 from stages.settings.languages import LABEL_PREFIX
@@ -52,7 +53,8 @@ class Language(Stage[LanguageSettings]):
         }
     )
 
-    _model: Any
+    _model: FastTextModel
+    _codes: Mapping[str, str]  # label -> code
 
     @classmethod
     def required_columns(cls, settings: LanguageSettings) -> pa.Schema:
@@ -72,9 +74,11 @@ class Language(Stage[LanguageSettings]):
         Raises:
             ValueError: the file is missing or is not a fastText model.
         """
-        import fasttext
-
-        self._model = fasttext.load_model(str(self.files[self.settings.model]))
+        self._model = load_model(self.files[self.settings.model])
+        self._codes = {
+            label: self.settings.find_code(label.removeprefix(LABEL_PREFIX))
+            for label in self._model.labels
+        }
 
     def apply(self, batch: pa.Table) -> Outcome:
         """Add the language and its score to each row."""
@@ -83,17 +87,23 @@ class Language(Stage[LanguageSettings]):
             text = pc.coalesce(batch.column("page_sample"), text)
         if self.settings.max_chars is not None:
             text = pc.utf8_slice_codeunits(text, 0, self.settings.max_chars)
-        labels, scores = predict_top_labels(
-            self._model, text.cast(pa.large_binary()).to_pylist()
-        )
-        # A null label stays null.
-        codes = [label and self.settings.find_code(label) for label in labels]
-        languages = pa.array(codes, pa.string())
+        languages, scores = self._identify(text)
         counters = Counters()
         counters.add_values("language.", languages)
         _count_scores(counters, languages, scores)
         added = {"language": languages, "language_score": pa.array(scores)}
         return keep_all(batch, added, counters)
+
+    def _identify(self, texts: Column) -> tuple[pa.Array, NDArray[np.float64]]:
+        """Return the (n,) languages and the (n,) scores, 0 where the language is null."""
+        labels, scores = self._model.predict_best(texts)
+        codes = [None if label is None else self._codes[label] for label in labels]
+        # fastText identifies an empty text by the end of its line.
+        is_empty = pc.equal(pc.fill_null(pc.binary_length(texts), 0), 0)
+        languages = pc.if_else(is_empty, None, pa.array(codes, pa.string()))
+        scores[is_empty.to_numpy()] = 0.0
+        # fastText adds 1e-5 to each probability. Rounding removes it, so the largest score is 1.
+        return languages, np.round(scores, 2)
 
 
 def _count_scores(
@@ -136,33 +146,6 @@ def _find_median(histogram: Mapping[int, int], num_scores: int) -> float:
     low = scores[bisect_right(num_up_to, (num_scores - 1) // 2)]
     high = scores[bisect_right(num_up_to, num_scores // 2)]
     return (low + high) / 2
-
-
-def predict_top_labels(
-    model: Any, texts: Sequence[bytes | None]
-) -> tuple[list[str | None], NDArray[np.float64]]:
-    """Return the most probable label of each text, and its score.
-
-    Args:
-        model: a model of `fasttext.load_model`.
-        texts: (n,) UTF-8.
-
-    Returns:
-        (n,) labels without their prefix, and (n,) float64 scores in 0..1 with two decimals.
-    """
-    # multilinePredict gives the results of `predict` line by line. One call with bytes does not
-    # decode the texts, which saves a tenth of the time. `predict` appends the newline too: it ends
-    # the line, and counts as one of its words.
-    lines = [(text or b"").replace(b"\n", b"") + b"\n" for text in texts]
-    all_labels, all_scores = model.f.multilinePredict(lines, 1, 0.0, "strict")
-    labels: list[str | None] = []
-    scores = np.zeros(len(texts), np.float64)
-    for row, (text, found) in enumerate(zip(texts, all_labels, strict=True)):
-        has_label = bool(text) and len(found) > 0
-        labels.append(found[0].removeprefix(LABEL_PREFIX) if has_label else None)
-        scores[row] = all_scores[row][0] if has_label else 0.0
-    # fastText adds 1e-5 to each probability. Rounding removes it, so the largest score is 1.
-    return labels, np.round(scores, 2)
 
 
 class LanguageFilter(Stage[LanguageFilterSettings]):

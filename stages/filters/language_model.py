@@ -14,7 +14,12 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
+
+from stages.kernels.characters import list_categories
+from stages.kernels.language_model.normalization import UNSUPPORTED
+from stages.kernels.language_model.scoring import TextScorer, load_text_scorer
 
 # ASCII mark -> the marks that it replaces. CCNet's table also has １, but digits are 0 by
 # then.
@@ -40,15 +45,18 @@ _REPLACED = {
 _EXPANDED = {"…": "...", "—": " - ", "．": ". "}
 _CONTROLS = (*range(32), *range(127, 160))
 _DELETED = 0xFFFFFFFF  # beyond the last code point
+# All characters: planes 4 to 13 of Unicode are empty, 15 and 16 are for private use.
+PLANES = range(0x40000), range(0xE0000, 0xF0000)
 
 
 @cache
 def build_code_point_table() -> NDArray[np.uint32]:
-    """Return (0x110000,) uint32: the replacement of each code point, or _DELETED. Takes 0.2 s."""
+    """Return (0x110000,) uint32: the replacement of each code point, or _DELETED. Takes 0.1 s."""
     table = np.arange(0x110000, dtype="<u4")
-    categories = np.array([unicodedata.category(chr(code)) for code in range(len(table))])
-    table[categories == "Nd"] = ord("0")  # the digits that \d matches
-    table[categories == "Mn"] = _DELETED
+    for plane in PLANES:
+        codes, categories = list_categories(plane.start, plane.stop)
+        table[codes[categories == b"Nd"]] = ord("0")  # the digits that \d matches
+        table[codes[categories == b"Mn"]] = _DELETED
     for ascii_mark, marks in _REPLACED.items():
         table[list(map(ord, marks))] = ord(ascii_mark)
     table[list(_CONTROLS)] = _DELETED
@@ -98,7 +106,7 @@ class LanguageModel:
 
         Raises:
             FileNotFoundError: one of the two is missing.
-            OSError, RuntimeError: one of the two cannot be read as such a model.
+            OSError, RuntimeError, ValueError: one of the two cannot be read as such a model.
         """
         import kenlm
         import sentencepiece
@@ -120,19 +128,43 @@ class LanguageModel:
         config.arpa_complain = kenlm.ARPALoadComplain.NONE
         self._pieces = sentencepiece.SentencePieceProcessor(model_file=str(pieces_file))
         self._lm = kenlm.Model(str(lm_file), config)
-        # Whether no piece of this model contains white space, see `perplexity`.
+        # Whether no piece of this model contains white space, see `_score`.
         pieces = self._pieces.encode("a".join(SPACES), out_type=str)
         self._is_piece_one_token = len(" ".join(pieces).split()) == len(pieces)
+        self._scorer: TextScorer | None = None
+        if self._is_piece_one_token:
+            self._scorer = load_text_scorer(
+                self._pieces.serialized_model_proto(), lm_file, normalize_for_lm
+            )
 
     def perplexity(self, text: str) -> float | None:
-        """Return 10^(-log10 p / (num_tokens + 1)) of the text as one sentence, one decimal.
+        """Return the perplexity of one text, see `perplexities`."""
+        return self.perplexities(pa.array([text]))[0]
+
+    def perplexities(self, texts: pa.Array | pa.ChunkedArray) -> list[float | None]:
+        """Return 10^(-log10 p / (num_tokens + 1)) of each text as one sentence, one decimal.
 
         None if the normalised text is empty. Tokens are the pieces, joined by blanks and split at
         white space; the additional one is the end of the sentence. At most MAX_PERPLEXITY.
         Source: `DocLM` in cc_net's `perplexity.py`.
+
+        Args:
+            texts: (n,) string or large_string. A null counts as an empty text.
         """
-        # One text per call is as fast as a list, and bounds memory by the longest text. Bytes are
-        # 1.3 times as fast as str, because pieces are joined without being decoded.
+        if self._scorer is None:
+            return [self._score_by_libraries(text.as_py() or "") for text in texts]
+        log10_probs, num_tokens = self._scorer.score(texts)
+        perplexities: list[float | None] = []
+        scored = zip(log10_probs.tolist(), num_tokens.tolist(), strict=True)
+        for i, (log10_prob, num) in enumerate(scored):
+            if num == UNSUPPORTED:
+                perplexities.append(self._score_by_libraries(texts[i].as_py() or ""))
+            else:
+                perplexities.append(_to_perplexity(log10_prob, num) if num else None)
+        return perplexities
+
+    def _score_by_libraries(self, text: str) -> float | None:
+        # Bytes are 1.3 times as fast as str, because pieces are joined without being decoded.
         pieces = self._pieces.encode(normalize_for_lm(text).encode(), out_type=bytes)
         if not pieces:
             return None
@@ -141,8 +173,10 @@ class LanguageModel:
         num_tokens = (
             len(pieces) if self._is_piece_one_token else len(sentence.decode().split())
         )
-        # The order of the arguments matters: min(limit, NaN) is the limit.
-        exponent = min(
-            math.log10(MAX_PERPLEXITY), -self._lm.score(sentence) / (num_tokens + 1)
-        )
-        return round(10.0**exponent, 1)
+        return _to_perplexity(self._lm.score(sentence), num_tokens)
+
+
+def _to_perplexity(log10_prob: float, num_tokens: int) -> float:
+    # The order of the arguments matters: min(limit, NaN) is the limit.
+    exponent = min(math.log10(MAX_PERPLEXITY), -log10_prob / (num_tokens + 1))
+    return round(10.0**exponent, 1)

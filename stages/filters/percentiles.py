@@ -107,6 +107,25 @@ class Bins:
         )
 
 
+class PercentileRanks:
+    """Percentile ranks of values, such as those of one signal in one language."""
+
+    def __init__(self, histogram: Mapping[int, int]) -> None:
+        """Sum up a histogram: bin -> number of values, not empty."""
+        self._bins = np.array(sorted(histogram), np.int64)
+        self._counts = np.array([histogram[k] for k in sorted(histogram)], np.int64)
+        self._num_below = np.concatenate([[0], np.cumsum(self._counts)])
+
+    def rank(self, bins: NDArray[np.int64]) -> NDArray[np.float64]:
+        """(n,) float64: the share of documents in lower bins, and half of those in the same bin."""
+        places = np.searchsorted(self._bins, bins)
+        last = len(self._bins) - 1
+        is_counted = self._bins[np.minimum(places, last)] == bins
+        num_equal = np.where(is_counted, self._counts[np.minimum(places, last)], 0)
+        num_halves = 2 * self._num_below[places] + num_equal
+        return num_halves / (2 * self._num_below[-1])
+
+
 def name_languages(documents: pa.Table) -> Column:
     """(n,) string: the language of every row, NO_LANGUAGE where it has none."""
     return pc.fill_null(documents.column("language"), NO_LANGUAGE)

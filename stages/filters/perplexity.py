@@ -71,20 +71,20 @@ class Perplexity(Stage[PerplexitySettings]):
 
     def apply(self, batch: pa.Table) -> Outcome:
         """Add the perplexity to each row."""
-        texts, languages = batch.column("text"), batch.column("language").to_pylist()
+        texts, languages = batch.column("text"), batch.column("language")
         perplexities: list[float | None] = [None] * batch.num_rows
         # One language after another: alternating models evict each other from the processor's
         # caches, which costs 10 % of the time with three languages.
         counters = Counters()
         for language, model in self._models.items():
-            found: list[float] = []
-            for row, row_language in enumerate(languages):
-                if row_language != language:
-                    continue
-                perplexity = perplexities[row] = model.perplexity(texts[row].as_py() or "")
-                if perplexity is not None:
-                    found.append(perplexity)
-            counters.observe(f"perplexity.{language}", BINS.find(found))
+            is_language = pc.fill_null(pc.equal(languages, language), False)
+            rows = np.flatnonzero(is_language.to_numpy())
+            found = model.perplexities(texts.take(rows))
+            for row, perplexity in zip(rows, found, strict=True):
+                perplexities[row] = perplexity
+            counters.observe(
+                f"perplexity.{language}", BINS.find([p for p in found if p is not None])
+            )
         added = {"perplexity": pa.array(perplexities, pa.float64())}
         return keep_all(batch, added, counters)
 

@@ -37,6 +37,7 @@ from stages.counters import Counters
 from stages.filters.classifiers import SCORE_BINS, find_cuts, score_column
 from stages.filters.percentiles import (
     Bins,
+    PercentileRanks,
     count_by_language,
     make_log_edges,
     name_languages,
@@ -73,7 +74,7 @@ def count_signal(counters: Counters, name: str, documents: pa.Table) -> None:
         name: of the column.
         documents: with `language` and the signal. Documents without a value do not count.
     """
-    count_by_language(counters, f"signal.{name}", name, documents, _choose_bins(name))
+    count_by_language(counters, f"signal.{name}", name, documents, choose_bins(name))
 
 
 def count_scores(counters: Counters, documents: pa.Table) -> None:
@@ -81,9 +82,10 @@ def count_scores(counters: Counters, documents: pa.Table) -> None:
     count_by_language(counters, "score", QUALITY_SCORE.name, documents, SCORE_BINS)
 
 
-def _choose_bins(name: str) -> Bins:
-    """Return the bins of a signal. Those of classifiers are as fine near 1 as near 0."""
-    return SCORE_BINS if name.startswith(score_column("")) else SIGNAL_BINS
+def choose_bins(name: str) -> Bins:
+    """Return the bins of a stored number. Those of probabilities are as fine near 1 as near 0."""
+    is_share = name.startswith(score_column("")) or name == QUALITY_SCORE.name
+    return SCORE_BINS if is_share else SIGNAL_BINS
 
 
 @dataclass(frozen=True)
@@ -102,24 +104,6 @@ class ScorePart:
     value: float | None
     rank: float | None
     part: float
-
-
-class _PercentileRanks:
-    """Percentile ranks of the values of one signal in one language."""
-
-    def __init__(self, histogram: Mapping[int, int]) -> None:
-        self._bins = np.array(sorted(histogram), np.int64)
-        self._counts = np.array([histogram[k] for k in sorted(histogram)], np.int64)
-        self._num_below = np.concatenate([[0], np.cumsum(self._counts)])
-
-    def rank(self, bins: NDArray[np.int64]) -> NDArray[np.float64]:
-        """(n,) float64: the share of documents in lower bins, and half of those in the same bin."""
-        places = np.searchsorted(self._bins, bins)
-        last = len(self._bins) - 1
-        is_counted = self._bins[np.minimum(places, last)] == bins
-        num_equal = np.where(is_counted, self._counts[np.minimum(places, last)], 0)
-        num_halves = 2 * self._num_below[places] + num_equal
-        return num_halves / (2 * self._num_below[-1])
 
 
 class Score(Stage[ScoreSettings]):
@@ -142,7 +126,7 @@ class Score(Stage[ScoreSettings]):
         }
     )
 
-    _tables: Mapping[str, Mapping[str, _PercentileRanks]]  # signal -> language
+    _tables: Mapping[str, Mapping[str, PercentileRanks]]  # signal -> language
 
     @classmethod
     def required_columns(cls, settings: ScoreSettings) -> pa.Schema:
@@ -153,7 +137,7 @@ class Score(Stage[ScoreSettings]):
         """Sum up the histograms."""
         self._tables = {
             name: {
-                language: _PercentileRanks(histogram)
+                language: PercentileRanks(histogram)
                 for language, histogram in signal.histograms.items()
             }
             for name, signal in sorted(self.settings.signals.items())
@@ -228,7 +212,7 @@ class Score(Stage[ScoreSettings]):
             table = self._tables[name].get(language)
             if table is not None:
                 scored = rows[~np.isnan(values[rows])]
-                ranks[scored] = table.rank(_choose_bins(name).find(values[scored]))
+                ranks[scored] = table.rank(choose_bins(name).find(values[scored]))
         return 1 - ranks if self.settings.signals[name].weight < 0 else ranks
 
 

@@ -114,7 +114,10 @@ class _Reader:
                     num_skipped += -1 if slash else 1
                 if num_skipped:
                     continue
-            elif name in _SKIPPED and not slash:
+            elif not slash and (
+                # Custom elements can be hidden until they are opened (HTML Standard, section 6.12).
+                name in _SKIPPED or ("-" in name and " popover=" in attributes)
+            ):
                 skipped, num_skipped = name, 1
                 continue
             elif name in BLOCK_TAGS:

@@ -28,7 +28,7 @@ import re
 from stages.html.blocks import PARAGRAPH_TAGS, Block, Blocks, read_blocks, split_names
 
 # Raise it if an equal page gives other main content. It is part of the fingerprint of extract.
-VERSION = 2
+VERSION = 3
 
 # Blocks that are shorter than the first have no prose. Blocks without the punctuation of a sentence
 # have prose if they are longer than the second, and it counts for less: captions, table cells.
@@ -82,13 +82,18 @@ _CHROME_NAME = re.compile(
     r"(?:nav(?:bar|igation|box)?|menu|breadcrumb|footer|sidebar|side-bar|shar(?:e|ing)|"
     r"social|sociable|related|comment|disqus|newsletter|subscribe|subscription|signup|sign-up|"
     r"cookie[a-z]*|consent|gdpr|pagination|pager|taglist|tag-list|byline|copyright|outbrain|taboola|"
+    # Notices of OneTrust, Usercentrics, TrustArc, Complianz, iubenda and Quantcast.
+    r"onetrust|usercentrics|truste|trustarc|cmplz|iubenda|qc-cmp|"
     r"noprint|no-print|advert|advertisement|advertorial|(?<![a-z])(?:search|skip|jump|login)|"
     r"masthead|toolbar|popup|trending)s?(?![a-z])"
 )
 _DOUBTFUL_NAME = re.compile(
     r"(?<![a-z])(?:widget|ad|promo[a-z]*|sponsor[a-z]*|banner|recommend[a-z]*|modal|overlay|tag|"
     r"author|meta|teaser[a-z]*|print|rating|hidden|popular|toc|infobox|dropdown|header|caption|"
-    r"credit)s?(?![a-z])"
+    r"credit|"
+    # Boxes about the author of a post: XenForo, vBulletin, phpBB, Invision, Stack Exchange.
+    r"(?:message|cell)-+user(?!-)|user-?(?:info|details|extra|title|banner)|post-?profile|"
+    r"author-(?:column|pane|info|details|stat))s?(?![a-z])"
 )
 # Part of the page builder Elementor, which has all content in its widgets.
 _NO_NAME = re.compile(r"elementor-widget")
@@ -96,7 +101,7 @@ _NO_NAME = re.compile(r"elementor-widget")
 # Elements whose names describe the whole page or the whole post ("post-type-post tag-ads").
 _WHOLE_PAGE_TAGS = split_names("article body main")
 
-_ATTRIBUTE = re.compile(r' (class|id|role|style|hidden|aria-hidden)="([^"]*)"')
+_ATTRIBUTE = re.compile(r' (class|id|role|style|hidden|popover|aria-hidden)="([^"]*)"')
 _CAMEL_CASE = re.compile("(?<=[a-z])(?=[A-Z])")
 
 
@@ -171,7 +176,7 @@ def _find_limit(attributes: str) -> float:
             elif _DOUBTFUL_NAME.search(words):
                 limit = max(limit, DOUBTFUL_NAME_SHARE)
         elif (
-            name == "hidden"
+            name in ("hidden", "popover")
             or (name == "role" and value in _CHROME_ROLES)
             or (name == "aria-hidden" and value == "true")
             or (name == "style" and "display:none" in value.replace(" ", ""))

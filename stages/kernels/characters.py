@@ -11,6 +11,7 @@ and the kernels look the actions up:
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -35,9 +36,15 @@ ALONE = 5
 PAGE_BITS = 7
 # Code points per page of a `CharacterTable`. The first page is ASCII.
 PAGE = 1 << PAGE_BITS
-NUM_PAGES = 0x110000 // PAGE
+NUM_CODE_POINTS = 0x110000
+NUM_PAGES = NUM_CODE_POINTS // PAGE
 
 _SURROGATES = range(0xD800, 0xE000)
+# Pages that are looked at together: most of Unicode is unchanged by every rule.
+_PAGES_PER_BLOCK = 16
+
+
+_KEPT_PAGE = (KEEP,) * PAGE
 
 
 class CharacterTable(NamedTuple):
@@ -64,9 +71,15 @@ def build_character_table(
     """
     pages = np.empty(NUM_PAGES, np.uint16)
     row_of_page: dict[tuple[int, ...], int] = {}
-    for page in range(NUM_PAGES):
-        actions = _list_page_actions(page * PAGE, action, is_unchanged)
-        pages[page] = row_of_page.setdefault(actions, len(row_of_page))
+    for first in range(0, NUM_PAGES, _PAGES_PER_BLOCK):
+        block = range(first, first + _PAGES_PER_BLOCK)
+        text = join_characters(block.start * PAGE, block.stop * PAGE)
+        if len(text) == len(block) * PAGE and is_unchanged(text):
+            pages[first : block.stop] = row_of_page.setdefault(_KEPT_PAGE, len(row_of_page))
+            continue
+        for page in block:
+            actions = _list_page_actions(page * PAGE, action, is_unchanged)
+            pages[page] = row_of_page.setdefault(actions, len(row_of_page))
     distinct = np.array(list(row_of_page), np.uint32)
 
     ascii_actions = distinct[pages[0]]
@@ -80,12 +93,35 @@ def build_character_table(
 def _list_page_actions(
     first: int, action: Callable[[str], int], is_unchanged: Callable[[str], bool]
 ) -> tuple[int, ...]:
-    if first in _SURROGATES:  # not characters: valid UTF-8 contains none
+    characters = join_characters(first, first + PAGE)
+    if not characters:
         return (EXACT,) * PAGE
-    characters = [chr(code_point) for code_point in range(first, first + PAGE)]
-    if is_unchanged("".join(characters)):
-        return (KEEP,) * PAGE
-    return tuple(action(character) for character in characters)
+    if is_unchanged(characters):
+        return _KEPT_PAGE
+    return tuple(map(action, characters))
+
+
+def join_characters(first: int, end: int) -> str:
+    """Return the characters from one code point to another, without surrogates.
+
+    Surrogates are not characters: valid UTF-8 contains none.
+    """
+    codes = np.arange(first, end, dtype="<u4")
+    is_surrogate = (codes >= _SURROGATES.start) & (codes < _SURROGATES.stop)
+    return codes[~is_surrogate].tobytes().decode("utf-32-le")
+
+
+def list_categories(first: int, end: int) -> tuple[NDArray[np.uint32], NDArray[np.bytes_]]:
+    """Return the code points from one to another, without surrogates, and their categories.
+
+    Returns:
+        codes: (n,) uint32.
+        categories: (n,) S2, such as b"Lu".
+    """
+    characters = join_characters(first, end)
+    categories = "".join(map(unicodedata.category, characters)).encode()
+    codes = np.frombuffer(characters.encode("utf-32-le"), "<u4")
+    return codes, np.frombuffer(categories, "S2")
 
 
 def pack_replacement(replacement: str) -> int:

@@ -10,12 +10,16 @@ text is copied at once:
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+from numba import njit, types
 from numpy.typing import NDArray
 
 from stages.kernels.compilation import compiled
 
 _LINE_FEED = 0x0A
+
+# Of the C library. They take a third of the time of loops over bytes in numba.
+_memchr = types.ExternalFunction("memchr", types.intp(types.intp, types.int32, types.intp))
+_memcpy = types.ExternalFunction("memcpy", types.intp(types.intp, types.intp, types.intp))
 
 
 def _find_edge_bytes() -> NDArray[np.bool_]:
@@ -99,9 +103,9 @@ def _clean_text(
 @njit(nogil=True)
 def _next_line(data: NDArray[np.uint8], line: int, stop: int) -> tuple[int, int, int]:
     """Return the start and end of the stripped line at `line`, and the start of the next line."""
-    end = line
-    while end < stop and data[end] != _LINE_FEED:
-        end += 1
+    address = data.ctypes.data
+    found = _memchr(address + line, _LINE_FEED, stop - line)
+    end = stop if found == 0 else found - address
     low, high = line, end
     # Most lines begin and end with a byte that no white space has: nothing to strip.
     if line < end and (_IS_EDGE[data[line]] or _IS_EDGE[data[end - 1]]):
@@ -114,7 +118,7 @@ def _copy(
     data: NDArray[np.uint8], low: int, high: int, text: NDArray[np.uint8], written: int
 ) -> int:
     """Append data[low:high] to `text` and return the new number of bytes written."""
-    text[written : written + high - low] = data[low:high]
+    _memcpy(text.ctypes.data + written, data.ctypes.data + low, high - low)
     return written + high - low
 
 

@@ -25,9 +25,13 @@ from stages.kernels.characters import (
     look_up_action,
 )
 from stages.kernels.compilation import compiled
-from stages.kernels.sha1 import PADDING_BYTES, SCHEDULE_WORDS, sha1_prefix
+from stages.kernels.sha1 import SLACK_BYTES, sha1_prefixes
+from stages.kernels.utf8 import find_longest
 
 _LINE_FEED = 0x0A
+# Normal forms that are hashed together, unless a text is longer. They fit into the second-level
+# cache, and leave few lanes of `sha1_prefixes` empty.
+_BUFFER_BYTES = 1 << 18
 
 
 @compiled
@@ -73,34 +77,31 @@ def hash_lines(
     # Most rows stay unused. They cost nothing: the operating system maps memory at the first write.
     exact = np.empty((num_lines, 3), np.int64)
     num_exact = 0
+    starts, ends = np.empty(num_lines, np.int64), np.empty(num_lines, np.int64)
     # An action writes at most 4 bytes for at least 2 bytes read (ASCII: 1 for 1).
-    message = np.empty(2 * _find_longest(offsets) + PADDING_BYTES, np.uint8)
-    schedule = np.empty(SCHEDULE_WORDS, np.uint32)
+    capacity = max(2 * find_longest(offsets), _BUFFER_BYTES)
+    messages = np.empty(capacity + SLACK_BYTES, np.uint8)
+    first, num_written = 0, 0  # line from which on normal forms wait, and their bytes
     for t in range(len(first_lines) - 1):
-        start = offsets[t]
+        start, line = offsets[t], first_lines[t]
+        if num_written + 2 * (offsets[t + 1] - start) > capacity:
+            sha1_prefixes(
+                messages, starts[first:line], ends[first:line], hashes[first:line]
+            )
+            first, num_written = line, 0
         for line in range(first_lines[t], first_lines[t + 1]):
             end = _find_line_end(utf8, start, offsets[t + 1])
-            num_bytes = _normalize(utf8, start, end, table, message)
-            if num_bytes >= 0:
-                hashes[line] = sha1_prefix(message, num_bytes, schedule)
-            else:
-                exact[num_exact, 0], exact[num_exact, 1], exact[num_exact, 2] = (
-                    line,
-                    start,
-                    end,
-                )
+            num_bytes = _normalize(utf8, start, end, table, messages[num_written:])
+            if num_bytes < 0:
+                exact[num_exact, 0], exact[num_exact, 1] = line, start
+                exact[num_exact, 2] = end
                 num_exact += 1
+            starts[line] = num_written
+            num_written += max(num_bytes, 0)
+            ends[line] = num_written
             start = end + 1
+    sha1_prefixes(messages, starts[first:], ends[first:], hashes[first:])
     return hashes, exact[:num_exact].copy()
-
-
-@njit(nogil=True)
-def _find_longest(offsets: NDArray[np.int64]) -> int:
-    """Return the length of the longest text in bytes."""
-    longest = 0
-    for t in range(len(offsets) - 1):
-        longest = max(longest, offsets[t + 1] - offsets[t])
-    return longest
 
 
 @njit(nogil=True)

@@ -1,4 +1,4 @@
-"""Settings of the quality signals, and of the rules on them."""
+"""Settings of the quality signals, of the rules on them, and of quality bins."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from stages.settings.base import (
     list_named_languages,
 )
 from stages.settings.languages import LanguageCode, has_blanks
+
+# Dolma 3 repeats documents up to seven times (Olmo 3, arXiv:2512.13961).
+MAX_COPIES = 7
 
 _Count: TypeAlias = ByLanguage[Annotated[int | None, Field(ge=0)]]
 _StopWords: TypeAlias = ByLanguage[Annotated[int | None, Field(ge=0, le=8)]]
@@ -192,4 +195,33 @@ def _check_range(
         raise ValueError(
             f"{low_name} is {least}{where}, above {high_name}, which is {most}: no document could "
             f"be kept; lower {low_name}"
+        )
+
+
+class QualityBin(Settings):
+    """The documents from one percentile to the next bin, and how often each is stored."""
+
+    from_percentile: float = Field(
+        ge=0,
+        lt=100,
+        description="Where the bin begins, in percent of the documents of a language: 0 is the "
+        "worst document, 90 the beginning of the best tenth.",
+    )
+    num_copies: float = Field(
+        ge=0,
+        le=MAX_COPIES,
+        allow_inf_nan=False,
+        description="How often the dataset contains each document of the bin; 0 drops them. With "
+        "2.5, each has two copies, and half of them, chosen by a hash of doc_id, a third one.",
+    )
+
+
+def check_bins(bins: tuple[QualityBin, ...]) -> None:
+    """Raise ValueError unless the bins begin at 0 and rise."""
+    starts = [each.from_percentile for each in bins]
+    if starts[0] != 0 or starts != sorted(set(starts)):
+        found = ", ".join(f"{start:g}" for start in starts)
+        raise ValueError(
+            f"bins begin at the percentiles {found}; they must rise from 0, so that every "
+            "document is in one bin"
         )

@@ -1,4 +1,4 @@
-"""Settings of the record reader and of text extraction from HTML pages."""
+"""Settings of the readers of records and rows, and of text extraction from HTML pages."""
 
 from __future__ import annotations
 
@@ -141,3 +141,32 @@ class WarcSettings(Settings):
     advanced: WarcAdvanced = Field(
         default=WarcAdvanced(), description="Limits that hardly any run needs to change."
     )
+
+
+class TextColumns(Settings):
+    """The columns of a row. `metadata.url` is the column `url` in the object `metadata`."""
+
+    text: str = Field(
+        default="text", min_length=1, description="Column with the text of a document."
+    )
+    url: str | None = Field(
+        default=None, min_length=1, description="Column with its URL; null: there is none."
+    )
+    id: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Column with the name of a document, which stands in for a missing URL. "
+        "Without both, the name is `<file>#<row>`.",
+    )
+    date: str | None = Field(
+        default=None, min_length=1, description="Column with the time of its collection."
+    )
+    title: str | None = Field(
+        default=None, min_length=1, description="Column with its title."
+    )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns to read, each once."""
+        given = (self.text, self.url, self.id, self.date, self.title)
+        return tuple(dict.fromkeys(name for name in given if name is not None))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+
+from stages.kernels.characters import list_categories
 
 _DIFFICULT_TEXTS = (
     "",
@@ -36,6 +38,9 @@ _SURROUNDINGS = ("{0}", " {0}", "{0} ", "a{0}b", "a {0} b{0}{0}\n{0}\n\n{0}")
 
 _CHARACTERS_PER_TEXT = 64
 
+# Of planes 2 and 3.
+_FIRST_IDEOGRAPH = 0x20000
+
 
 def build_probe_texts(spec: Mapping[str, Any]) -> pa.Array:
     """Return difficult texts, the added tokens in various contexts, and samples of Unicode.
@@ -55,22 +60,23 @@ def build_probe_texts(spec: Mapping[str, Any]) -> pa.Array:
 
 def _sample_unicode() -> Iterator[str]:
     """Yield texts with each sampled character after a letter, a blank, a digit and itself."""
-    sample = list(_sample_characters())
+    sample = _sample_characters()
     for start in range(0, len(sample), _CHARACTERS_PER_TEXT):
         characters = sample[start : start + _CHARACTERS_PER_TEXT]
         yield "".join(f"a{c} {c}1{c}{c}\n" for c in characters)
 
 
-def _sample_characters() -> Iterator[str]:
-    """Yield both sides of each change of category, and every 16th code point.
+def _sample_characters() -> str:
+    """Return both sides of each change of category, and every 16th code point.
 
     Libraries differ where their Unicode tables differ, which is mostly at the ends of ranges.
     Planes 0 to 3 are covered, up to the last assigned code point; surrogates are not characters.
+    Planes 2 and 3 have only ideographs, in ranges of hundreds: every 64th is enough.
     """
-    points = [p for p in range(0x32000) if not 0xD800 <= p < 0xE000]
-    categories = ["", *map(unicodedata.category, map(chr, points)), ""]
-    for index, point in enumerate(points, start=1):
-        before, here, after = categories[index - 1 : index + 2]
-        is_seam = before != here or here != after
-        if is_seam or point % 16 == 0:
-            yield chr(point)
+    codes, categories = list_categories(0, 0x32000)
+    is_sampled = codes % np.where(codes < _FIRST_IDEOGRAPH, 16, 64) == 0
+    is_seam = categories[1:] != categories[:-1]
+    is_sampled[:-1] |= is_seam
+    is_sampled[1:] |= is_seam
+    is_sampled[-1] = True
+    return codes[is_sampled].tobytes().decode("utf-32-le")

@@ -30,10 +30,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stages.contract import DOC_ID, Outcome, Stage, drop_where, keep_all, with_columns
+from stages.kernels import token_ids
 from stages.settings.transform import TokenizeSettings
+from stages.string_buffers import make_read_only
 from stages.transform.encoders import (
     Ids,
-    Offsets,
     ReferenceEncoder,
     choose_encoder,
     load_reference,
@@ -126,11 +127,11 @@ class Tokenize(Stage[TokenizeSettings]):
         tokens: list[pa.Array] = []
         forged = [np.zeros(0, np.int64)]
         for texts in _slice_texts(_read_texts(batch), SLICE_BYTES):
-            ids, offsets = self._encoder.encode(texts)
+            ids, offsets = map(make_read_only, self._encoder.encode(texts))
             # Before the ends are added: they are reserved ids themselves.
-            forged.append(_find_reserved(ids, offsets, self._reserved))
+            forged.append(token_ids.find_reserved(ids, offsets, self._reserved))
             if self._end is not None:
-                ids, offsets = _append_end(ids, offsets, self._end)
+                ids, offsets = token_ids.append_ends(ids, offsets, self._end)
             tokens.append(pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(ids)))
         column = pa.chunked_array(tokens, self.adds.field("tokens").type)
         num_tokens = pc.cast(pc.list_value_length(column), pa.int64())
@@ -207,7 +208,7 @@ def _list_reserved_ids(definition: Definition, end: int | None) -> Ids:
     reserved = set(definition.special_ids.values()) - {definition.unk_id}
     if end is not None:
         reserved.add(end)
-    return np.array(sorted(reserved), dtype=np.uint32)
+    return make_read_only(np.array(sorted(reserved), dtype=np.uint32))
 
 
 def _check_reserved_ids(
@@ -229,7 +230,9 @@ def _check_reserved_ids(
             decoded.append(reference.decode([token_id]))
     texts = spellings + decoded
     ids, offsets = reference.encode(pa.array(texts, pa.large_string()))
-    for text, found in zip(texts, _find_reserved(ids, offsets, reserved), strict=True):
+    ids, offsets = make_read_only(ids), make_read_only(offsets)
+    found_ids = token_ids.find_reserved(ids, offsets, reserved)
+    for text, found in zip(texts, found_ids, strict=True):
         if found >= 0:
             raise ValueError(
                 f"{definition.files[0]}: the text {text!r} encodes to id {found}, which must only "
@@ -256,33 +259,6 @@ def _slice_texts(texts: pa.Array, slice_bytes: int) -> Iterator[pa.Array]:
         stop = max(stop, start + 1)  # a text over slice_bytes is a slice alone
         yield texts.slice(start, stop - start)
         start = stop
-
-
-def _append_end(ids: Ids, offsets: Offsets, end: int) -> tuple[Ids, Offsets]:
-    """Insert `end` after the ids of each text."""
-    num_texts = len(offsets) - 1
-    new_offsets = offsets + np.arange(num_texts + 1)  # text i moves by the i ends before it
-    values = np.empty(len(ids) + num_texts, dtype=np.uint32)
-    is_end = np.zeros(len(values), dtype=np.bool_)
-    is_end[new_offsets[1:] - 1] = True
-    values[is_end] = end
-    values[~is_end] = ids
-    return values, new_offsets
-
-
-def _find_reserved(ids: Ids, offsets: Offsets, reserved: Ids) -> npt.NDArray[np.int64]:
-    """(num_texts,) int64: the first of the (sorted) reserved ids in each text, or -1."""
-    first = np.full(len(offsets) - 1, -1, dtype=np.int64)
-    if not len(reserved):
-        return first
-    # Special ids are close together at one end of the vocabulary, so two comparisons exclude
-    # nearly every token. Only the rest is searched by np.isin, which is slower.
-    hits = np.flatnonzero((ids >= reserved[0]) & (ids <= reserved[-1]))
-    hits = hits[np.isin(ids[hits], reserved)]
-    rows = np.searchsorted(offsets, hits, side="right") - 1
-    # In reverse order, so the first hit of a row is written last.
-    first[rows[::-1]] = ids[hits[::-1]]
-    return first
 
 
 def _drop_forged(annotated: pa.Table, forged: npt.NDArray[np.int64]) -> Outcome:

@@ -6,5 +6,6 @@ From the file to documents, one module per step:
     record_framing  decompressed bytes -> records, and broken stretches (`arc`: the ARC format)
     http            content of a response record -> status, content type, body
     documents       record -> row, skip reason or quarantine cause
-    reader          rows -> Arrow tables and a report
+    tables          rows -> Arrow tables
+    reader          a file -> tables and a report
 """

@@ -16,10 +16,10 @@ A record of n content bytes ends after them if one of these follows:
     two CRLF (ISO 28500:2017, section 4)
     any newlines, then a version line, the end of a gzip member or the end of the file
 
-It does not end there if decompression fails right after it, or if a gzip member inside it begins
-with a version line. (Members that begin elsewhere inside a record are fine: some writers cut
-members by size.) In ARC files a header line replaces the version line, and one newline the
-two CRLF.
+It does not end there if decompression fails after it and no version line comes before the failure:
+its bytes may be wrong then. Nor if a gzip member inside it begins with a version line. (Members
+that begin elsewhere inside a record are fine: some writers cut members by size.) In ARC files a
+header line replaces the version line, and one newline the two CRLF.
 
     "WARC/1.0\r\n...Content-Length: 5\r\n\r\n" "Hello" "\r\n\r\n" "WARC/1.0\r\n..."      Record
     "WARC/1.0\r\n...Content-Length: 3\r\n\r\n" "Hel" "lo\r\n\r\nWARC/1.0\r\n..."
@@ -39,14 +39,20 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from stages.warc import arc
-from stages.warc.decompress import Fault, StreamWindow
+from stages.warc.decompress import Fault
 from stages.warc.http import parse_fields
 from stages.warc.input_content import InputContent
+from stages.warc.stream_window import StreamWindow
 
 _MAX_HEADER_BYTES = 64 << 10  # the standard sets no limit; FastWARC allows 32 KiB
 _MAX_NEWLINES = 64 << 10  # after a record: more newlines than this also prove its end
+_MAX_LOOKAHEAD_BYTES = (
+    1 << 20
+)  # read after a record to see whether its gzip member is intact
 _MAX_REWINDS = 16  # per file; each decompresses a gzip member once more
 _MIN_ITEM_BYTES = 1 << 20  # nothing smaller counts as a decompression bomb
+_HEADER_END = b"\r\n\r\n"
+_USUAL_VERSIONS = (b"WARC/1.0\r\n", b"WARC/1.1\r\n")
 _START_BYTES = 128  # the version line and the first field name are shorter
 _VERSION = re.compile(rb"WARC/\d{1,2}\.\d{1,3}[ \t]{0,8}(\r?\n)", re.IGNORECASE)
 _HEADER_START = re.compile(_VERSION.pattern + rb"[!-9;-~]{1,64}[ \t]{0,8}:", re.IGNORECASE)
@@ -173,6 +179,8 @@ class RecordReader:
         window = self.window
         window.begin_item()
         self._skip_newlines()
+        if (record := self._read_whole_record()) is not None:
+            return record
         has_start = window.read_until(window.position + self._framing.start_bytes)
         if not has_start and not window.available and window.fault is None:
             return None
@@ -185,6 +193,37 @@ class RecordReader:
         if isinstance(item, Broken):
             self.num_faults += 1
         return item
+
+    def _read_whole_record(self) -> Record | None:
+        """Read a sound record that is an intact gzip member by itself, as nearly all are.
+
+        Returns:
+            The record; None, without a move of the position, if the next bytes are anything else.
+        """
+        window = self.window
+        member = window.buffer
+        if window.position or not window.is_single_member or self._framing is not _WARC:
+            return None
+        header_end = member.find(_HEADER_END, 0, _MAX_HEADER_BYTES)
+        if header_end < 0 or not member.startswith(_USUAL_VERSIONS):
+            return None
+        fields = parse_fields(bytes(member[:header_end]))
+        length = fields.get(b"content-length", b"")
+        type_name = fields.get(b"warc-type", b"").decode("latin-1").lower()
+        start, end = header_end + len(_HEADER_END), len(member) - len(_WARC.separator)
+        is_sound = (
+            type_name in _TYPES
+            and _LENGTH.fullmatch(length)
+            and int(length) == end - start <= self._max_record_bytes
+            and member.endswith(_WARC.separator)
+        )
+        if not is_sound:
+            return None
+        offset, _ = window.locate()
+        content = bytes(member[start:end])
+        window.advance(len(member))
+        self._has_seen_header = True
+        return Record(offset, type_name, fields, content)
 
     def _skip_newlines(self) -> None:
         window = self.window
@@ -331,13 +370,28 @@ class RecordReader:
             return True
         if window.read_until(after + 1):
             window.read_until(after + self._framing.start_bytes)
+            if self._framing.start.match(window.buffer, after):
+                return True
+            if any(True for _ in window.find_members(end, after)):
+                return True
             is_standard = window.buffer[end:after_separator] == separator
-            return (
-                is_standard
-                or any(True for _ in window.find_members(end, after))
-                or bool(self._framing.start.match(window.buffer, after))
-            )
+            return is_standard and self._is_member_intact(end)
         return window.fault is None or window.fault.is_verified
+
+    def _is_member_intact(self, index: int) -> bool:
+        """Return False if decompression fails soon after `index`, in the same gzip member.
+
+        A flipped bit may give wrong bytes long before decompression fails. They may also hide
+        the end of the deflate stream, so that garbage follows a record that seems complete.
+        """
+        window = self.window
+        limit = index + _MAX_LOOKAHEAD_BYTES
+        while not window.ends_member and len(window.buffer) < limit:
+            if any(True for _ in window.find_members(index, len(window.buffer))):
+                return True
+            if not window.read_more():
+                return window.fault is None or window.fault.is_verified
+        return True
 
     def _find_newlines_end(self, start: int) -> int:
         """Return the index after the newlines that begin at `start`."""

@@ -67,6 +67,8 @@ from stages.filters.quality import (
 )
 from stages.filters.score import SIGNAL_BINS, Score
 from stages.filters.url import Url, UrlSettings
+from stages.mixing.mix import Mix
+from stages.settings.mixing import MixSettings
 from stages.settings.score import ScoreSettings
 from stages.transform.pii import Pii, PiiSettings
 from stages.transform.tokenize import Tokenize, TokenizeSettings
@@ -292,6 +294,23 @@ EXAMPLES = (
         ),
         {"num_chars": 1000, "perplexity": None, "language": "en"},
         {"too_low": {"num_chars": 1}, "not_in_top": {"num_chars": 100}},
+    ),
+    Example(
+        Mix,
+        MixSettings.model_validate(
+            {
+                "column": "num_chars",
+                "bins": [
+                    {"from_percentile": 0, "num_copies": 0},
+                    {"from_percentile": 40, "num_copies": 1},
+                    {"from_percentile": 70, "num_copies": 2.5},
+                ],
+                "histograms": {"en": LENGTHS},
+                "cuts": {"en": {"percentile": 70, "share": 1}},
+            }
+        ),
+        {"num_chars": 1000, "language": "en"},
+        {"no_copy": {"num_chars": 10}, "over_budget": {"num_chars": 100}},
     ),
     Example(
         Quality,

@@ -7,8 +7,8 @@ The terms of the definitions:
   is RedPajama-V2's normalised word, but not in NFD form: an accented letter is one character.
 - A *piece* is a sequence of letters, digits and underscores, or a sequence of other characters that
   are not white space (RedPajama-V2's raw word).
-- A *token* is a punctuation character or symbol (Unicode categories P and S) at an end of a raw
-  word, or the rest of the raw word.
+- A *token* is a part of a raw word: a punctuation character at one of its ends, a hyphen, slash or
+  such between two letters, or what is left between these (`stages.kernels.quality.tokens`).
 - A *line* ends at a line feed. Blank lines do not count, nor does white space around a line.
 - A *paragraph* is a sequence of lines between blank lines.
 

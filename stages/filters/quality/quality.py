@@ -59,7 +59,7 @@ class Quality(Stage[QualitySettings]):
     """Adds the signals of `DEFINITIONS`, and those that need a list of words. Drops nothing."""
 
     name = "quality"
-    version = 5
+    version = 6
     needs: ClassVar[pa.Schema] = pa.schema([DOC_ID, pa.field("text", pa.large_string())])
     adds: ClassVar[pa.Schema] = pa.schema(SIGNAL_FIELDS)
 

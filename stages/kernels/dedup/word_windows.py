@@ -52,7 +52,7 @@ def hash_windows(
     Args:
         utf8: the bytes of all texts.
         offsets: (n + 1,) where each text starts in `utf8`.
-        table: as in `stages.kernels.dedup.minhash.compute_signatures`.
+        table: as in `stages.kernels.dedup.ngram_hashes.hash_ngrams`.
         num_words: words per window. A shorter text has no window.
 
     Returns:
@@ -162,7 +162,7 @@ def _split_words(
 ) -> int:
     """Write start and end of each word of utf8[start:end], and its two hashes.
 
-    The words are those of `stages.kernels.dedup.minhash`. The bounds include punctuation.
+    The words are those of `stages.kernels.dedup.ngram_hashes`. The bounds include punctuation.
 
     Returns:
         The number of words.

@@ -28,7 +28,15 @@ SPACE, ALPHABETIC, PUNCTUATION, BULLET, TERMINAL = 1, 2, 4, 8, 16
 WORD_CHARACTER, UPPER, LOWER, NUMERIC, ASCII_LETTER = 32, 64, 128, 256, 512
 # Marks that RedPajama-V2 counts, and those of all scripts.
 SENTENCE_END_IN_RPV2, SENTENCE_END, TERMINAL_IN_RPV2 = 1024, 2048, 4096
-SYMBOL = 8192  # punctuation and symbols of all scripts (Unicode categories P and S)
+# For tokens.py: marks at the ends of a word, signs of currencies, and other marks that can split it.
+AFFIX, CURRENCY, MARK = 8192, 16384, 32768
+
+# spaCy's punctuation and quotation marks. To these it adds pictures (Unicode category So).
+_AFFIXES = (
+    "\u2026\u2014\u2013,:;!?\u00bf\u061f\u00a1()[]{}<>_#*&\u3002\uff1f\uff01\uff0c\u3001\uff1b\uff1a\uff5e\u00b7"
+    "\u0964\u060c\u06d4\u061b\u066a'\"\u201d\u201c`\u2018\u00b4\u2019\u201a\u201e\u00bb\u00ab\u300c\u300d\u300e\u300f\uff08\uff09"
+    "\u3014\u3015\u3010\u3011\u300a\u300b\u3008\u3009\u27e6\u27e7"
+)
 
 # First code point that is not in the tables.
 #
@@ -99,6 +107,8 @@ _MARKS = (
     (".!?", SENTENCE_END_IN_RPV2),
     (".!?" + SENTENCE_MARKS, SENTENCE_END),
     ("_", WORD_CHARACTER),
+    (_AFFIXES, AFFIX),
+    (".%§=/-~+^", MARK),
 )
 
 
@@ -111,7 +121,8 @@ def _classify_character(character: str) -> int:
         | UPPER * character.isupper()
         | LOWER * is_lower
         | NUMERIC * character.isnumeric()
-        | SYMBOL * (unicodedata.category(character)[0] in "PS")
+        | AFFIX * (unicodedata.category(character) == "So")
+        | CURRENCY * (unicodedata.category(character) == "Sc")
     )
 
 

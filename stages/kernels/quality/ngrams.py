@@ -2,7 +2,7 @@
 
 Source: Rae et al. 2021 (Gopher), table A1, in two readings. RedPajama-V2 counts every occurrence of
 a repeated n-gram of words, and divides by the characters of the words. For Gopher's rules, as in
-datatrove, only occurrences after the first one count, punctuation belongs to the n-grams, and the
+datatrove, only occurrences after the first one count, the n-grams are of tokens (tokens.py), and the
 characters of the text divide. N-grams are built length by length, and only those that occur twice
 are followed to the next:
 
@@ -19,9 +19,10 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from stages.kernels.quality.alphabet import SPACE, SYMBOL, Ints, Kinds
+from stages.kernels.quality.alphabet import Ints, Kinds
 from stages.kernels.quality.columns import DUPE_NGRAMS, TOP_NGRAMS
 from stages.kernels.quality.sequence_ids import count_ids, join_ngrams, number_sequences
+from stages.kernels.quality.tokens import split_tokens
 
 _FIRST_TOP, _LAST_TOP, _LAST_DUPE = TOP_NGRAMS[0], TOP_NGRAMS[-1], DUPE_NGRAMS[-1]
 
@@ -60,7 +61,7 @@ def measure_token_ngrams(points: Ints, kinds: Kinds, signals: NDArray[np.float64
         kinds: bits of each character.
         signals: one element per length, filled with zeros.
     """
-    token_starts, token_ends = split_tokens(kinds)
+    token_starts, token_ends = split_tokens(points, kinds)
     if len(token_starts) == 0:
         return
     grams, num_ids = number_sequences(points, token_starts, token_ends)
@@ -76,35 +77,6 @@ def measure_token_ngrams(points: Ints, kinds: Kinds, signals: NDArray[np.float64
         else:
             repeated_chars = _count_repeated_chars(grams, len(counts), starts, n)
         signals[n - _FIRST_TOP] = repeated_chars / len(points)
-
-
-@njit(nogil=True)
-def split_tokens(kinds: Kinds) -> tuple[Ints, Ints]:
-    """Return where each token starts and ends.
-
-    Each punctuation character or symbol at an end of a raw word is a token, and the rest of the raw
-    word is one. datatrove's words are those of spaCy, which splits most raw words in this way.
-    """
-    starts, ends = np.empty(len(kinds), np.int32), np.empty(len(kinds), np.int32)
-    num_tokens = start = 0
-    while start < len(kinds):
-        if kinds[start] & SPACE:
-            start += 1
-            continue
-        end, first, last = start, -1, -1
-        while end < len(kinds) and not kinds[end] & SPACE:
-            if not kinds[end] & SYMBOL:
-                first = end if first < 0 else first
-                last = end
-            end += 1
-        i = start
-        while i < end:
-            starts[num_tokens] = i
-            i = last + 1 if i == first else i + 1
-            ends[num_tokens] = i
-            num_tokens += 1
-        start = end
-    return starts[:num_tokens], ends[:num_tokens]
 
 
 @njit(nogil=True)

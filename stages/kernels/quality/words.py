@@ -69,12 +69,18 @@ def count_symbols(points: Ints) -> Symbols:
         num_ellipses += point == _ELLIPSIS
         num_curly += (point == _OPENING) + (point == _CLOSING)
         num_newlines += point == _NEWLINE
-    num_dots = 0
-    for point in points:
-        num_dots = num_dots + 1 if point == _DOT else 0
-        if num_dots == 3:
+    i = 2
+    while i < len(points):
+        # Few third characters are dots, so most steps take three characters.
+        if points[i] != _DOT:
+            i += 3
+        elif points[i - 1] != _DOT:
+            i += 2
+        elif points[i - 2] != _DOT:
+            i += 1
+        else:
             num_ellipses += 1
-            num_dots = 0
+            i += 3
     return Symbols(num_hashes, num_ellipses, num_curly, num_newlines)
 
 

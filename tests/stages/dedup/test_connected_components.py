@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stages.dedup.connected_components import (
-    find_roots,
     group_equal_hashes,
+    merge_sorted,
     pair_with_first,
+    replace_by_roots,
     select_groups_reaching,
+    sort_by_root,
     spanning_forest,
     unite,
 )
@@ -40,17 +43,41 @@ def array(pairs: list[tuple[int, int]]) -> np.ndarray:
     return np.array(pairs, np.uint64).reshape(-1, 2)
 
 
-@given(PAIRS, st.integers(1, 4), st.randoms(use_true_random=False))
+@given(
+    PAIRS,
+    st.integers(1, 4),
+    st.randoms(use_true_random=False),
+    st.sampled_from([np.uint32, np.uint64]),
+)
 def test_forests_merge_to_the_components_of_all_pairs(
-    pairs: list[tuple[int, int]], num_parts: int, random: np.random.Generator
+    pairs: list[tuple[int, int]],
+    num_parts: int,
+    random: np.random.Generator,
+    dtype: type[np.unsignedinteger[Any]],
 ) -> None:
     """For any distribution of the pairs over forests, and any order of merging."""
     parts = [spanning_forest(array(pairs[i::num_parts])) for i in range(num_parts)]
     random.shuffle(parts)
-    parents = np.zeros(NUM_NODES, np.uint64)
+    parents = np.zeros(NUM_NODES, dtype)
     for part in parts:
         unite(parents, part)
-    assert find_roots(parents, np.arange(NUM_NODES)).tolist() == label_components(pairs)
+    replace_by_roots(parents)
+    labels = label_components(pairs)
+    assert parents.tolist() == labels
+    ends, order = np.zeros(NUM_NODES, dtype), np.empty(NUM_NODES, dtype)
+    sort_by_root(parents, ends, order)
+    assert order.tolist() == sorted(range(NUM_NODES), key=labels.__getitem__)
+    for label in set(labels):
+        assert ends[label] == sum(other <= label for other in labels)
+
+
+@given(st.sets(st.integers(0, 2**64 - 1)), st.sets(st.integers(0, 20)))
+def test_sorted_arrays_merge_without_repetition(one: set[int], other: set[int]) -> None:
+    """The result is the sorted union, also of large ids."""
+    arrays = [np.array(sorted(part), np.uint64) for part in (one, other)]
+    merged = np.empty(len(one) + len(other), np.uint64)
+    num_merged = merge_sorted(arrays[0], arrays[1], merged)
+    assert merged[:num_merged].tolist() == sorted(one | other)
 
 
 @given(PAIRS)

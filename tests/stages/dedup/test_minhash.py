@@ -27,7 +27,7 @@ from stages.dedup.minhash import (
 )
 
 TEXT = st.text(
-    st.sampled_from("aB .,\n\x1c\u00a0é漢かกİΣσȺ😀'-")
+    st.sampled_from("aB .,\n\x00\x1c\u00a0é漢かกİΣσȺ😀'-")
     | st.characters(exclude_categories=["Cs"]),
     max_size=60,
 )
@@ -86,6 +86,45 @@ def test_ngram_sets_are_those_of_the_rule(texts: list[str], ngram_words: int) ->
     assert found == [
         sorted(int.from_bytes(digest, "little") for digest in one) for one in digests
     ]
+
+
+@given(
+    st.lists(
+        st.text(st.characters(max_codepoint=127) | st.sampled_from("ab ,é漢İ")), max_size=9
+    )
+)
+def test_words_of_long_texts_follow_the_rule(pieces: list[str]) -> None:
+    """They are split 64 bytes at a time, with characters other than ASCII between."""
+    text = "".join(pieces * 5)
+    (found,) = ngram_sets(pa.array([text]), MinHashSettings(ngram_words=1)).to_pylist()
+    digests = [
+        hashlib.sha1(word.encode(), usedforsecurity=False).digest()[:4]
+        for word in set(split_ngrams(text, 1))
+    ]
+    assert found == sorted(int.from_bytes(digest, "little") for digest in digests)
+
+
+@pytest.mark.parametrize("num_before", [0, 61, 62, 63, 64, 65, 127])
+def test_every_ascii_character_follows_the_rule(num_before: int) -> None:
+    """At any place of a block of 64 bytes, and with its word in two blocks."""
+    texts = ["a" * num_before + chr(code) + "b c" + "d" * 99 for code in range(128)]
+    found = ngram_sets(pa.array(texts), MinHashSettings(ngram_words=1)).to_pylist()
+    for text, hashes in zip(texts, found, strict=True):
+        words = {word.encode() for word in split_ngrams(text, 1)}
+        digests = [hashlib.sha1(one, usedforsecurity=False).digest()[:4] for one in words]
+        assert hashes == sorted(int.from_bytes(one, "little") for one in digests), text
+
+
+def test_long_texts_with_repetitions_and_long_words_follow_the_rule() -> None:
+    """They are sorted and hashed by other code than short ones."""
+    rng = np.random.default_rng(1)
+    words = [f"w{n}" for n in rng.integers(0, 90, 1_000)] + ["long" * n for n in range(400)]
+    text, settings = " ".join(words), MinHashSettings(ngram_words=2)
+    found = ngram_sets(pa.array([text, "short", text]), settings).to_pylist()
+    grams = {gram.encode() for gram in split_ngrams(text, 2)}
+    digests = [hashlib.sha1(gram, usedforsecurity=False).digest()[:4] for gram in grams]
+    assert found[0] == found[2]
+    assert found[0] == sorted(int.from_bytes(digest, "little") for digest in digests)
 
 
 def test_a_signature_equals_its_recorded_value() -> None:

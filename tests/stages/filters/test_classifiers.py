@@ -20,6 +20,7 @@ from stages.filters.classifiers import (
     ClassifiersFilter,
     ClassifiersFilterSettings,
     ClassifiersSettings,
+    load_model,
     score_lines,
     to_line,
 )
@@ -186,7 +187,7 @@ def test_a_classifier_has_one_model_or_one_per_language(
 
 def test_a_label_that_fasttext_omits_has_probability_zero(files: dict[str, Path]) -> None:
     """An empty line has no score at all."""
-    model = fasttext.load_model(str(files["reference"] / "model.bin"))
+    model = load_model(files["reference"])
     scores = score_lines(model, "__label__other", [CITED, ""])
     assert scores[0] == 0
     assert np.isnan(scores[1])

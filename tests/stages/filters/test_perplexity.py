@@ -21,6 +21,7 @@ from pydantic import ValidationError
 
 from stages.filters.language_model import (
     MAX_PERPLEXITY,
+    PLANES,
     SPACES,
     LanguageModel,
     normalize_for_lm,
@@ -508,3 +509,9 @@ def test_filter_settings_are_checked(wrong: dict[str, Any]):
     """Cutoffs out of order, below 0 or not numbers, and unknown buckets are refused."""
     with pytest.raises(ValidationError):
         PerplexityFilterSettings(**wrong)
+
+
+def test_no_digit_or_accent_is_in_a_plane_that_is_left_out() -> None:
+    """The other planes of this Python's Unicode have no characters, or private ones."""
+    others = set(range(0x110000)).difference(*PLANES)
+    assert {unicodedata.category(chr(code)) for code in others} <= {"Cn", "Co"}

@@ -273,11 +273,14 @@ def test_every_encoder_gives_the_same_ids(
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-@given(text=st.text())
+@given(text=st.text().filter(lambda text: "<|" not in text))
 def test_json_ids_equal_those_of_tokenizers(
     stages: dict[str, tuple[Tokenize, ...]], json_file: Path, text: str
 ):
-    """Without truncation and padding, and with the end-of-document id."""
+    """Without truncation and padding, and with the end-of-document id.
+
+    The library reads the names of special tokens in a text as these tokens.
+    """
     bare = tokenizers.Tokenizer.from_file(str(json_file))
     bare.no_truncation()
     bare.no_padding()

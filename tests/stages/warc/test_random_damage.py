@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.stages.warc.files import (
@@ -58,6 +58,8 @@ def test_damage_never_raises_and_keeps_earlier_records(
     reading.report.check()
 
 
+# The second bit hides the end of the deflate data: garbage follows a complete record.
+@example(flips=[(0.15625, 1), (0.162109375, 1)])
 @given(
     flips=st.lists(
         st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), max_size=6

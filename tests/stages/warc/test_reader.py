@@ -147,6 +147,21 @@ def test_offset_locates_the_record_on_disk(folder: Path) -> None:
     ]
 
 
+def test_parts_of_a_batch_give_the_rows_of_batches(folder: Path) -> None:
+    """Several parts, one with a text that is not UTF-8, and one longer than the batch."""
+    contents = [f"Title {i}\n" + f" text {i} \n" * 3000 for i in range(30)]
+    contents.append("Long\n" + "long line " * 200_000)
+    records = [record(content.encode()) for content in contents]
+    records.insert(15, record(b"\xff" * 99))
+    data = b"".join(map(member, records))
+    whole, single = Reading(folder, data), Reading(folder, data, batch_bytes=1)
+    assert whole.causes == single.causes == ["not_utf8"]
+    assert [row["doc_id"] for row in whole.rows] == [row["doc_id"] for row in single.rows]
+    assert whole.report.counters() == single.report.counters()
+    for row, content in zip(whole.rows, contents, strict=True):
+        assert (row["title"], row["text"]) == clean_in_python(content)
+
+
 @pytest.mark.parametrize("batch_bytes", [1, 1000, 3000, MIB])
 def test_rows_do_not_depend_on_batch_bytes(folder: Path, batch_bytes: int) -> None:
     """Any batch size gives the same rows in the same order and the same report."""

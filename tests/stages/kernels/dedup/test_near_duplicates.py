@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from stages.dedup.connected_components import find_roots, spanning_forest, unite
+from stages.dedup.connected_components import replace_by_roots, spanning_forest, unite
 from stages.kernels.dedup.near_duplicates import choose_representatives, find_similar_pairs
 
 SETS = st.lists(st.sets(st.integers(0, 6)), min_size=2, max_size=12)
@@ -32,7 +32,8 @@ def label_components(pairs: Sequence[tuple[int, int]], num_nodes: int) -> list[i
     """Return the lowest member of each node's component."""
     parents = np.zeros(num_nodes, np.uint64)
     unite(parents, np.array(pairs, np.uint64).reshape(-1, 2))
-    return find_roots(parents, np.arange(num_nodes)).tolist()
+    replace_by_roots(parents)
+    return parents.tolist()
 
 
 @given(SETS, RULES, st.integers(1, 11))

@@ -1,0 +1,1 @@
+"""Predict with supervised fastText models: a reader of their files, and compiled loops."""

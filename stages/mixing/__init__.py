@@ -1,0 +1,1 @@
+"""How often each document is stored: copies by quality bin, and a budget of tokens."""

@@ -1,0 +1,274 @@
+"""JSONL and Parquet files with a column of texts become documents."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stages.settings.warc import TextColumns
+from stages.text_records import jsonl, reader
+from stages.text_records.reader import TextReader
+
+PLAIN = TextColumns()
+
+
+class Reading:
+    """The rows and the report of one file."""
+
+    def __init__(self, path: Path, columns: TextColumns = PLAIN, **options: Any) -> None:
+        options = {"split": 0, "batch_bytes": 1 << 20} | options
+        self.reader = TextReader(path, columns, **options)
+        self.rows: list[dict[str, Any]] = []
+        for table in self.reader:
+            self.rows += table.to_pylist()
+        self.report = self.reader.report
+
+    @property
+    def texts(self) -> list[str]:
+        return [row["text"] for row in self.rows]
+
+    @property
+    def causes(self) -> list[str]:
+        return [entry.cause for entry in self.report.quarantine]
+
+
+def write_lines(path: Path, lines: Iterable[str | bytes]) -> Path:
+    encoded = [line.encode() if isinstance(line, str) else line for line in lines]
+    path.write_bytes(b"\n".join([*encoded, b""]))
+    return path
+
+
+def write_rows(folder: Path, rows: Sequence[Mapping[str, Any]], name: str) -> Path:
+    """Write rows as JSONL, compressed JSONL or Parquet."""
+    path = folder / name
+    if name.endswith(".parquet"):
+        pq.write_table(
+            pa.Table.from_pylist([dict(row) for row in rows]), path, row_group_size=2
+        )
+        return path
+    data = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    if name.endswith(".gz"):
+        data = gzip.compress(data, mtime=0)
+    elif name.endswith(".zst"):
+        data = pa.compress(data, codec="zstd", asbytes=True)
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.parquet"])
+def test_every_column_is_read_from_every_format(tmp_path: Path, name: str) -> None:
+    """Columns in objects too. Lines of texts are stripped, as in crawl files."""
+    rows = [
+        {
+            "body": f"First of {number}. \r\n  Second\0.",
+            "meta": {"url": f"https://Example.org:80/{number}", "day": "2026-01-02"},
+            "head": f"Title {number}",
+        }
+        for number in range(5)
+    ]
+    columns = TextColumns(text="body", url="meta.url", date="meta.day", title="head")
+    found = Reading(write_rows(tmp_path, rows, name), columns, split=3, first_record=10)
+    assert [row["doc_id"] for row in found.rows] == [3 << 32 | 10 + i for i in range(5)]
+    last = found.rows[-1]
+    assert last["text"] == "First of 4.\nSecond ."
+    assert last["url"] == "https://Example.org:80/4"
+    assert last["source_domain"] == "example.org"
+    assert (last["date"], last["title"]) == ("2026-01-02", "Title 4")
+    assert last["warc_file"] == name
+    if name != "a.jsonl":
+        assert last["warc_offset"] == 4
+    assert found.report.num_documents == found.report.num_records == 5
+
+
+def test_offsets_of_uncompressed_lines_are_bytes(tmp_path: Path) -> None:
+    """`tail -c +OFFSET` finds the line."""
+    path = write_rows(tmp_path, [{"text": "ä"}, {"text": "b"}], "a.jsonl")
+    offset = Reading(path).rows[1]["warc_offset"]
+    assert json.loads(path.read_bytes()[offset:]) == {"text": "b"}
+
+
+def test_a_document_without_url_is_named_by_id_or_place(tmp_path: Path) -> None:
+    """So every document can be explained by its name."""
+    rows = [{"text": "a", "url": None, "id": 17}, {"text": "b", "url": "", "id": None}]
+    path = write_rows(tmp_path, rows, "a.parquet")
+    found = Reading(path, TextColumns(url="url", id="id"))
+    assert [row["url"] for row in found.rows] == ["17", "a.parquet#1"]
+    assert found.rows[1]["source_domain"] == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("nope", "not_json"),
+        ('{"text": "cut of', "not_json"),
+        ("[" * 100_000, "not_json"),
+        ("9" * 5_000, "not_json"),
+        ('["text"]', "not_json"),
+        (b'{"text": "\xff"}', "not_utf8"),
+        (r'{"text": "\ud800"}', "not_utf8"),
+        ('{"txt": "a"}', "column_missing"),
+        ('{"text": 3}', "wrong_type"),
+        ('{"text": "a", "url": ["b"]}', "wrong_type"),
+    ],
+    ids=lambda value: value[:20] if isinstance(value, str) else None,
+)
+def test_a_broken_line_is_quarantined_alone(
+    tmp_path: Path, line: str | bytes, cause: str
+) -> None:
+    """The lines around it are read, and the entry has its place."""
+    path = write_lines(tmp_path / "a.jsonl", ['{"text": "A"}', line, "", '{"text": "B"}'])
+    found = Reading(path, TextColumns(url="url"))
+    assert found.texts == ["A", "B"]
+    assert found.causes == [f"text.{cause}"]
+    (entry,) = found.report.quarantine
+    assert (entry.record, entry.offset) == (1, len('{"text": "A"}\n'))
+
+
+def test_null_texts_are_skipped(tmp_path: Path) -> None:
+    """They are intact rows without a document."""
+    path = write_rows(tmp_path, [{"text": None}, {"text": "a"}], "a.parquet")
+    found = Reading(path)
+    assert (found.texts, found.causes) == (["a"], [])
+    assert found.report.skipped == {"text_null": 1}
+
+
+def test_a_line_that_is_too_long_is_not_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading goes on after it."""
+    monkeypatch.setattr(jsonl, "MAX_LINE_BYTES", 300_000)
+    long = json.dumps({"text": "x" * 700_000})
+    path = write_lines(tmp_path / "a.jsonl", [long, '{"text": "b"}', long, '{"text": "c"}'])
+    found = Reading(path)
+    assert found.texts == ["b", "c"]
+    assert found.causes == ["text.row_too_large"] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [("a.jsonl.gz", "text.truncated"), ("a.jsonl.zst", "text.compression_corrupt")],
+)
+def test_the_rows_before_a_truncation_are_kept(
+    tmp_path: Path, name: str, cause: str
+) -> None:
+    """The lost rest is one entry."""
+    rows = [{"text": f"{number} " * 500} for number in range(2_000)]
+    path = write_rows(tmp_path, rows, name)
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) * 2 // 3])
+    found = Reading(path)
+    assert found.causes == [cause]
+    assert found.texts == [f"{i} " * 499 + str(i) for i in range(len(found.texts))]
+    assert 1_000 < len(found.texts) < 2_000
+
+
+def test_a_damaged_row_group_is_one_entry(tmp_path: Path) -> None:
+    """Other row groups are read."""
+    rows = [{"text": f"Row {number} {'word ' * 50}"} for number in range(8)]
+    path = write_rows(tmp_path, rows, "a.parquet")
+    metadata = pq.read_metadata(path)
+    start = metadata.row_group(1).column(0).dictionary_page_offset
+    data = bytearray(path.read_bytes())
+    data[start : start + 60] = b"\xff" * 60
+    path.write_bytes(data)
+    found = Reading(path)
+    assert [text[:5] for text in found.texts] == [f"Row {i}" for i in (0, 1, 4, 5, 6, 7)]
+    assert found.causes == ["text.parquet_corrupt"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "cause"),
+    [
+        ("a.jsonl", b"", "text.empty_file"),
+        ("a.parquet", b"PAR1 cut", "text.parquet_corrupt"),
+    ],
+)
+def test_a_file_without_rows_is_lost(
+    tmp_path: Path, name: str, content: bytes, cause: str
+) -> None:
+    """It is quarantined as a whole."""
+    (tmp_path / name).write_bytes(content)
+    found = Reading(tmp_path / name)
+    assert found.causes == [cause]
+    assert found.report.is_lost
+
+
+def test_an_intact_file_without_rows_is_not_lost(tmp_path: Path) -> None:
+    """Programs that write partitions leave such files."""
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": pa.array([], pa.string())}), path)
+    report = Reading(path).report
+    assert (report.skipped, report.is_lost) == ({"no_rows": 1}, False)
+
+
+def test_a_file_of_broken_rows_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list of broken rows is bounded; a small share of broken rows is not."""
+    monkeypatch.setattr(reader, "_MAX_FAULTS", 10)
+    bad = Reading(write_lines(tmp_path / "bad.jsonl", ["x"] * 100))
+    assert bad.causes == ["text.not_json"] * 11 + ["text.too_many_faults"]
+    good = Reading(write_lines(tmp_path / "a.jsonl", (['{"text":"a"}'] * 19 + ["x"]) * 20))
+    assert good.report.num_documents == 380
+
+
+def test_values_of_other_types_become_text(tmp_path: Path) -> None:
+    """Times are in UTC and in ISO 8601, and numbers in digits."""
+    zone = timezone(timedelta(hours=2))
+    table = pa.table(
+        {
+            "text": pa.array(["a"]).dictionary_encode(),
+            "date": pa.array(
+                [datetime(2026, 1, 2, 3, tzinfo=zone)], pa.timestamp("ns", "UTC")
+            ),
+            "id": pa.array([5], pa.int64()),
+            "title": pa.array(["T"], pa.string_view()),
+        }
+    )
+    path = tmp_path / "a.parquet"
+    pq.write_table(table, path)
+    (row,) = Reading(path, TextColumns(date="date", id="id", title="title")).rows
+    when = datetime(2026, 1, 2, 1, tzinfo=UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    assert (row["date"], row["url"], row["title"]) == (when, "5", "T")
+
+
+@given(
+    lengths=st.lists(st.integers(0, 60), max_size=30),
+    part_bytes=st.integers(1, 200),
+    batch_bytes=st.integers(1, 100),
+)
+def test_parts_of_a_file_have_each_line_once(
+    tmp_path_factory: pytest.TempPathFactory,
+    lengths: list[int],
+    part_bytes: int,
+    batch_bytes: int,
+) -> None:
+    """For parts of any size: a line belongs to the part in which it begins."""
+    path = tmp_path_factory.mktemp("parts") / "a.jsonl"
+    texts = [f"{number}{'x' * length}" for number, length in enumerate(lengths)]
+    write_lines(path, [json.dumps({"text": text}) for text in texts])
+    size = path.stat().st_size
+    found: list[str] = []
+    for start in range(0, size, part_bytes):
+        stop = min(start + part_bytes, size)
+        found += Reading(path, start=start, stop=stop, batch_bytes=batch_bytes).texts
+    assert found == texts
+
+
+def test_row_groups_are_read_in_parts(tmp_path: Path) -> None:
+    """Rows keep their numbers in the file."""
+    rows = [{"text": str(number)} for number in range(7)]
+    path = write_rows(tmp_path, rows, "a.parquet")
+    found = Reading(path, start=1, stop=3)
+    assert found.texts == ["2", "3", "4", "5"]
+    assert [row["warc_offset"] for row in found.rows] == [2, 3, 4, 5]
