@@ -1,30 +1,26 @@
-"""The command line of the loader: inspect, check, measure and export a dataset."""
+"""The command line of the loader: inspect, pack, check, measure and export a dataset."""
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import sys
 import time
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
-import numpy as np
 import typer
 
-from loader.export import (
-    Document,
-    export_mds,
-    export_megatron,
-    export_parquet,
-    read_documents,
-)
+from loader.export import export_mds, export_megatron, export_parquet
+from loader.inspection import describe_counts, open_decoder, sample_documents
 from loader.order.rank_batches import RankBatches
 from loader.order_check import OrderCheck, check_order, check_rows
+from loader.packed.best_fit import DEFAULT_WINDOW_TOKENS
+from loader.packed.index_file import PackingCounts
+from loader.packed.pack import pack_dataset
 from loader.reading.lookup import DocumentFinder
-from loader.reading.manifest_columns import ManifestColumns, read_manifest_columns
+from loader.reading.manifest_columns import read_manifest_columns
 from loader.reading.shard_reader import ShardReader
 from loader.row_stream import RowStream, open_row_stream
 from loader.storage import ReadFailed, ReadSettings
@@ -40,7 +36,7 @@ DEFAULT_CHECKED_BATCH_ROWS = 64
 app = typer.Typer(
     name="loader",
     help=(
-        "Inspect, check, measure and export a dataset of token shards.\n\n"
+        "Inspect, pack, check, measure and export a dataset of token shards.\n\n"
         "Exit codes: 0 done; 1 a check failed, or the dataset cannot be read; 2 wrong usage."
     ),
     no_args_is_help=True,
@@ -57,6 +53,12 @@ ManifestArgument = Annotated[
     ),
 ]
 SeqLen = Annotated[int, typer.Option(min=1, help="Tokens per row.")]
+Packed = Annotated[
+    bool,
+    typer.Option(
+        "--packed", help="Packed rows, by the file that `pack` wrote beside the manifest."
+    ),
+]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the row order.")]
 
 
@@ -102,77 +104,69 @@ def inspect(
 ) -> None:
     """Show counts, languages and some documents."""
     columns = read_manifest_columns(manifest, ReadSettings())
-    _print_counts(columns)
-    _print_labels("language", columns.totals["languages"], columns.totals["num_tokens"])
-    _print_labels("bucket", columns.totals["buckets"], columns.totals["num_tokens"])
-    decode = _open_decoder(tokenizer, columns)
-    for document in _sample_documents(columns, documents):
+    for line in describe_counts(columns):
+        typer.echo(line)
+    decode = open_decoder(tokenizer, columns)
+    for document in sample_documents(columns, documents):
         shown = decode(document.tokens[:MAX_SHOWN_TOKENS])
         if len(document.tokens) > MAX_SHOWN_TOKENS:
             shown += f" ... ({len(document.tokens):,} tokens)"
         typer.echo(f"\ndocument {document.doc_id}\n  {shown}")
 
 
-def _print_counts(columns: ManifestColumns) -> None:
-    totals, tokenizer = columns.totals, columns.tokenizer
-    typer.echo(f"dataset    {columns.address}")
-    typer.echo(f"digest     {columns.digest}")
-    dtype = tokenizer.token_dtype.name
-    typer.echo(f"tokenizer  {tokenizer.name}, {tokenizer.vocab_size:,} ids, {dtype}")
-    size = f"{totals['shard_bytes']:,} bytes, {totals['num_samples']:,} samples"
-    typer.echo(f"shards     {totals['num_shards']:,}, {size}")
-    typer.echo(f"documents  {totals['num_docs']:,}")
-    typer.echo(f"tokens     {totals['num_tokens']:,}")
-    if columns.num_shards:
-        # [minimum, median, maximum] of the tokens per shard
-        percentiles = np.percentile(columns.num_tokens, [0, 50, 100])
-        low, median, high = percentiles.astype(np.int64).tolist()
-        typer.echo(
-            f"           {low:,} / {median:,} / {high:,} per shard (min, median, max)"
-        )
+@app.command()
+def pack(
+    manifest: ManifestArgument,
+    seq_len: SeqLen = 2048,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Path or address of the file. Default: beside the manifest.",
+        ),
+    ] = None,
+    window_tokens: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Documents of about this many tokens are packed together."
+        ),
+    ] = DEFAULT_WINDOW_TOKENS,
+) -> None:
+    """Lay the documents out in rows by best fit, so that documents that fit are not cut.
 
-
-def _print_labels(title: str, counts: dict[str, dict[str, int]], total_tokens: int) -> None:
-    """Print documents and tokens of each language or bucket, the largest first."""
-    by_tokens = sorted(counts.items(), key=lambda item: -item[1]["num_tokens"])
-    for label, count in by_tokens:
-        share = count["num_tokens"] / max(1, total_tokens)
-        shown = f"{count['num_docs']:>14,} documents {count['num_tokens']:>18,} tokens"
-        typer.echo(f"{title:10} {label:10} {shown} {share:7.2%}")
-
-
-def _open_decoder(tokenizer: Path | None, columns: ManifestColumns) -> Callable[[Any], str]:
-    """Return a function that shows tokens as text, or as numbers if no tokenizer is given.
-
-    Raises:
-        FormatError: the dataset was made with another tokenizer.
+    The shards stay as they are: the file has the places of the documents in the rows.
     """
-    if tokenizer is None:
-        return lambda tokens: " ".join(map(str, tokens.tolist()))
-    from tokenizers import Tokenizer
-
-    found = hashlib.sha256(tokenizer.read_bytes()).hexdigest()
-    if found != columns.tokenizer.sha256:
-        raise FormatError(
-            str(tokenizer),
-            f"sha256 {found}",
-            f"{columns.tokenizer.sha256} of {columns.tokenizer.name!r}",
-            "give the tokenizer that made the dataset",
-        )
-    opened = Tokenizer.from_file(str(tokenizer))
-    return lambda tokens: opened.decode(tokens.tolist())
+    settings = ReadSettings()
+    columns = read_manifest_columns(manifest, settings)
+    file, counts = pack_dataset(
+        columns, seq_len=seq_len, settings=settings, out=out, window_tokens=window_tokens
+    )
+    _print_packing(counts, seq_len)
+    typer.echo(file)
 
 
-def _sample_documents(columns: ManifestColumns, num: int) -> list[Document]:
-    """Return the first documents of `num` shards, spread evenly over the dataset."""
-    # Empty shards are valid, but have no document to show.
-    filled_shards = np.flatnonzero(columns.num_docs)
-    if not len(filled_shards) or num < 1:
-        return []
-    reader = ShardReader(columns, seq_len=1, settings=ReadSettings())
-    num_shown = min(num, len(filled_shards))
-    chosen = np.linspace(0, len(filled_shards) - 1, num=num_shown).astype(np.int64)
-    return [next(read_documents(reader, shard)) for shard in filled_shards[chosen].tolist()]
+def _print_packing(counts: PackingCounts, seq_len: int) -> None:
+    """Print what a packing did to the documents, beside plain rows."""
+    docs, tokens = max(1, counts.num_docs), max(1, counts.num_tokens)
+    num_places = counts.num_rows * (seq_len + 1)
+    padding = counts.count_padding(seq_len)
+    typer.echo(
+        f"{counts.num_rows:,} rows of {seq_len} tokens, from {counts.num_docs:,} documents "
+        f"of {counts.num_tokens:,} tokens; no token is left out"
+    )
+    typer.echo(
+        f"documents cut                  {counts.num_cut_docs:>12,} {counts.num_cut_docs / docs:7.2%}"
+        f"   plain rows {counts.plain_num_cut_docs:>12,} {counts.plain_num_cut_docs / docs:7.2%}"
+    )
+    typer.echo(
+        f"tokens without their beginning {counts.num_cut_tokens:>12,} "
+        f"{counts.num_cut_tokens / tokens:7.2%}"
+        f"   plain rows {counts.plain_num_cut_tokens:>12,} "
+        f"{counts.plain_num_cut_tokens / tokens:7.2%}"
+    )
+    typer.echo(
+        f"padding                        {padding:>12,} {padding / max(1, num_places):7.2%}"
+    )
 
 
 @app.command()
@@ -193,9 +187,16 @@ def check(
     read: Annotated[
         bool, typer.Option("--read", help="Also read every row and compare checksums.")
     ] = False,
+    packed: Packed = False,
 ) -> None:
     """Check that the ranks read each row exactly once."""
-    stream = open_row_stream(manifest, seq_len=seq_len, seed=seed, settings=ReadSettings())
+    stream = open_row_stream(
+        manifest,
+        seq_len=seq_len,
+        seed=seed,
+        settings=ReadSettings(),
+        packing=packed or None,
+    )
     order = stream.orders[0]
     num_left_over = order.num_rows - order.epoch_rows
     typer.echo(
@@ -266,6 +267,7 @@ def which(
     rank: Annotated[
         int | None, typer.Option(min=0, help="Only this rank. Default: all.")
     ] = None,
+    packed: Packed = False,
 ) -> None:
     """List the documents that a step reads, or the steps that read a document.
 
@@ -274,9 +276,13 @@ def which(
     if (step is None) == (doc_id is None):
         raise typer.BadParameter("give either --step or --doc-id")
     settings = ReadSettings()
-    stream = open_row_stream(manifest, seq_len=seq_len, seed=seed, settings=settings)
+    stream = open_row_stream(
+        manifest, seq_len=seq_len, seed=seed, settings=settings, packing=packed or None
+    )
     finder = DocumentFinder(stream, settings)
     ranks = range(world_size) if rank is None else [rank]
+    if doc_id is not None and finder.is_retracted(0, doc_id):
+        typer.echo(f"document {doc_id} is retracted: these steps read masked tokens")
     for number in ranks:
         batches = RankBatches(global_batch_rows, number, world_size)
         if step is not None:
@@ -296,7 +302,7 @@ def _print_step(finder: DocumentFinder, batches: RankBatches, step: int) -> None
         typer.echo(
             f"rank {batches.rank}, row {part.position - found.first_position}: "
             f"document {part.doc_id}, tokens {part.first_token}..{last}, "
-            f"{shard_file(part.shard)}  {url}"
+            f"{shard_file(part.shard)}{'  retracted' if part.is_retracted else ''}  {url}"
         )
 
 
@@ -323,6 +329,7 @@ def bench(
         float, typer.Option(min=0, help="Time to measure each output.")
     ] = 5.0,
     seed: Seed = 0,
+    packed: Packed = False,
 ) -> None:
     """Measure the speed of the loader on this machine."""
     # Import torch outside of the measured time.
@@ -340,6 +347,7 @@ def bench(
             rank=0,
             world_size=1,
             tokens=tokens,
+            packing=packed or None,
         )
         next(loader)
         first_batch_ms = (time.perf_counter() - started) * 1e3

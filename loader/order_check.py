@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from loader.order.permutation import Int64Array
-from loader.order.rank_batches import RankBatches
-from loader.reading.shard_reader import ShardReader
+from loader.order.rank_batches import RankBatches, Step, list_positions
+from loader.reading.row_reader import open_readers
 from loader.row_stream import RowStream
 from loader.storage import ReadSettings
 
@@ -77,12 +77,12 @@ def check_order(
 
 def _list_positions(batches: RankBatches, start: int) -> tuple[Int64Array, int]:
     """Return all positions of a rank from `start` on, and the position after the last step."""
-    taken = [np.zeros(0, np.int64)]
+    taken: list[Step] = []
     position, carried_rows = start, 0
     while step := batches.make_step(position, carried_rows):
-        taken.append(step.positions)
+        taken.append(step)
         position, carried_rows = step.next_position, step.carried_rows
-    return np.concatenate(taken), position
+    return list_positions(taken), position
 
 
 class ReadCheck(NamedTuple):
@@ -99,12 +99,11 @@ def check_rows(stream: RowStream) -> ReadCheck:
         ReadFailed, FormatError: see `ShardReader`.
     """
     settings = ReadSettings(on_corrupt="skip_and_count")
-    reader = ShardReader(stream.manifests[0], seq_len=stream.seq_len, settings=settings)
+    (reader,) = open_readers(stream, settings)
     num_damaged_rows = 0
     for shard, num_rows in enumerate(stream.orders[0].shard_rows.tolist()):
         for first in range(0, num_rows, _ROWS_PER_READ):
             rows = np.arange(first, min(first + _ROWS_PER_READ, num_rows))
-            tokens = np.empty((len(rows), stream.seq_len + 1), reader.token_dtype)
-            is_whole = reader.read_rows(np.full(len(rows), shard), rows, tokens)
-            num_damaged_rows += int((~is_whole).sum())
+            _, marks = reader.read(np.full(len(rows), shard), rows)
+            num_damaged_rows += int((~marks.is_whole).sum())
     return ReadCheck(num_damaged_rows, reader.counters["damaged_samples"])

@@ -8,7 +8,7 @@ For example:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,16 @@ from loader.order.row_order import (
     RowOrder,
     choose_interleave_depth,
 )
+from loader.packed.packing_index import PackingIndex, PackingSource, open_packing
 from loader.reading.manifest_columns import ManifestColumns, read_manifest_columns
 from loader.state import LoaderState
 from loader.storage import ReadSettings
 from shardwriter.format import FormatError, Manifest, TokenizerEntry
 
 Source = str | Path | Manifest
+
+# Where the packing of a dataset is; of a mixture, of each source by name, or True for all of them.
+Packing = PackingSource | Mapping[str, PackingSource]
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +45,7 @@ class RowStream:
     orders:        row order of each source
     segments:      weights of a mixture: first position -> weights; else empty
     mixture_order: order of a mixture's sources, or None for a single dataset
+    packings:      packing of each source, or () for plain rows
     """
 
     seq_len: int
@@ -50,11 +55,27 @@ class RowStream:
     orders: tuple[RowOrder, ...]
     segments: dict[int, tuple[float, ...]]
     mixture_order: MixtureOrder | None
+    packings: tuple[PackingIndex, ...] = ()
 
     @property
     def num_rows(self) -> int:
         """Number of rows of all sources."""
         return sum(order.num_rows for order in self.orders)
+
+    @property
+    def ignored_entry(self) -> str | None:
+        """Name of the entry of stored batches that marks tokens which are no labels, or None."""
+        if self.packings:
+            return "is_ignored"
+        if any(manifest.tombstones is not None for manifest in self.manifests):
+            return "is_retracted"
+        return None
+
+    def is_read_in_future(self, source: int) -> bool:
+        """Whether a source has a weight at the end of the schedule; always for a single dataset."""
+        if not self.segments:
+            return True
+        return self.segments[max(self.segments)][source] > 0
 
     def locate(self, positions: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
         """Return the source, shard and row at each position, each (n,) int64."""
@@ -117,7 +138,7 @@ class RowStream:
                 if first_position == 0 or first_position < position:
                     weights.append((first_position, segment_weights))
         return LoaderState(
-            sources=tuple(manifest.digest for manifest in self.manifests),
+            sources=tuple(manifest.current_digest for manifest in self.manifests),
             seq_len=self.seq_len,
             seed=self.seed,
             interleave_depths=tuple(order.interleave_depth for order in self.orders),
@@ -128,6 +149,7 @@ class RowStream:
             skipped_rows=skipped_rows,
             weights=tuple(weights),
             order_version=ORDER_VERSION,
+            packings=tuple(packing.head.digest for packing in self.packings),
         )
 
     def read_state(
@@ -151,7 +173,8 @@ class RowStream:
             current = self.make_state(
                 state.position, global_batch_rows=rank_batches.global_batch_rows
             )
-            state.check_same_stream(current)
+            lineages = [manifest.lineage for manifest in self.manifests]
+            state.check_same_stream(current, lineages)
         end = rank_batches.end
         if end is not None and state.position > end:
             raise ValueError(
@@ -169,31 +192,92 @@ def open_row_stream(
     settings: ReadSettings,
     interleave_depth: int | None = None,
     window_rows: int = DEFAULT_WINDOW_ROWS,
+    packing: Packing | None = None,
 ) -> RowStream:
     """Read the manifests of the sources and set up their row order.
 
+    Args:
+        source: a dataset, or a mixture.
+        seq_len: tokens per row.
+        seed: of the order.
+        settings: how the files are read.
+        interleave_depth: None: chosen from the number of rows.
+        window_rows: rows that are permuted among each other.
+        packing: None for plain rows.
+
     Raises:
-        ReadFailed: a manifest cannot be read.
-        FormatError: a file is not a manifest, or the sources have different tokenizers.
+        ReadFailed: a manifest or a packing cannot be read.
+        FormatError: a file is not a manifest or not the packing of its dataset, or the sources have
+            different tokenizers.
         ValueError: a dataset has no rows, or fewer than `interleave_depth`.
     """
-    if isinstance(source, Mixture):
-        names = tuple(source.sources)
-        locations: list[Source] = list(source.sources.values())
-        segments = source.segments
-        mixture_order = MixtureOrder(segments, seed)
-    else:
-        names, locations, segments, mixture_order = ("",), [source], {}, None
+    names, locations = _list_sources(source)
+    segments = source.segments if isinstance(source, Mixture) else {}
+    mixture_order = MixtureOrder(segments, seed) if segments else None
     manifests = tuple(read_manifest_columns(location, settings) for location in locations)
     _check_tokenizers(names, manifests)
+    packings: list[PackingIndex] = []
+    for place, manifest in zip(_list_packings(packing, names), manifests, strict=True):
+        if place is not None:
+            opened = open_packing(place, manifest, seq_len=seq_len, settings=settings)
+            packings.append(opened)
     orders: list[RowOrder] = []
-    for manifest in manifests:
-        shard_rows = manifest.count_shard_rows(seq_len)
+    for shard_rows in _count_shard_rows(manifests, packings, seq_len):
         depth = interleave_depth or choose_interleave_depth(int(shard_rows.sum()))
         orders.append(RowOrder(shard_rows, seed, depth, window_rows))
     return RowStream(
-        seq_len, seed, names, manifests, tuple(orders), segments, mixture_order
+        seq_len,
+        seed,
+        names,
+        manifests,
+        tuple(orders),
+        segments,
+        mixture_order,
+        tuple(packings),
     )
+
+
+def _list_sources(source: Source | Mixture) -> tuple[tuple[str, ...], list[Source]]:
+    """Return the names of the sources and where they are; ("",) for a single dataset."""
+    if isinstance(source, Mixture):
+        return tuple(source.sources), list(source.sources.values())
+    return ("",), [source]
+
+
+def _count_shard_rows(
+    manifests: Sequence[ManifestColumns], packings: Sequence[PackingIndex], seq_len: int
+) -> list[Int64Array]:
+    """Return the (S,) rows of each shard of each source."""
+    if packings:
+        return [packing.head.shard_rows for packing in packings]
+    return [manifest.count_shard_rows(seq_len) for manifest in manifests]
+
+
+def _list_packings(
+    packing: Packing | None, names: Sequence[str]
+) -> Sequence[PackingSource | None]:
+    """Return where the packing of each source is.
+
+    Raises:
+        ValueError: a mixture has a single address, or the names are not those of the sources.
+    """
+    if packing is None:
+        return [None] * len(names)
+    if packing is True:
+        return [True for _ in names]
+    if isinstance(packing, Mapping):
+        if set(packing) != set(names):
+            raise ValueError(
+                f"packing is given for {sorted(packing)}, but the sources are {sorted(names)}; "
+                f"name each source, or give packing=True"
+            )
+        return [packing[name] for name in names]
+    if names != ("",):
+        raise ValueError(
+            f"packing is {str(packing)!r} for {len(names)} sources; give packing=True, or "
+            f"a mapping from the name of each source to its packing"
+        )
+    return [packing]
 
 
 def _check_tokenizers(names: Sequence[str], manifests: Sequence[ManifestColumns]) -> None:

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from shardwriter.format import FormatError
+
+_T = TypeVar("_T")
 
 # Raise this when a state of the previous version would be read wrongly.
 STATE_VERSION = 2
@@ -30,6 +32,7 @@ _IDENTITY_FIELDS = (
     "interleave_depths",
     "window_rows",
     "weights",
+    "packings",
 )
 
 OVERRIDE = "allow_mismatch=True"
@@ -85,7 +88,7 @@ class ResumeMismatch(ValueError):
 class LoaderState:
     """Position in a row stream, with the values that identify the stream.
 
-    sources:           digest of the manifest of each source
+    sources:           digest of each source: of its manifest, or after its last retraction
     interleave_depths: of each source
     weights:           of a mixture: [first position, [weight of each source]] for each segment that
                        has taken effect; empty for a single dataset
@@ -93,6 +96,7 @@ class LoaderState:
     position:          rows read so far, over all ranks and epochs
     carried_rows:      rows that an uneven step left to the next one (see order/rank_batches.py)
     skipped_rows:      damaged rows that the saving rank skipped so far
+    packings:          digest of the packing of each source; empty for plain rows
     """
 
     sources: tuple[str, ...]
@@ -107,6 +111,7 @@ class LoaderState:
     weights: tuple[tuple[int, tuple[float, ...]], ...] = ()
     order_version: int = 1
     version: int = STATE_VERSION
+    packings: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return numbers, strings and lists, which JSON, DCP and torchdata preserve."""
@@ -114,6 +119,10 @@ class LoaderState:
         value["sources"] = list(self.sources)
         value["interleave_depths"] = list(self.interleave_depths)
         value["weights"] = [[first, list(weights)] for first, weights in self.weights]
+        value["packings"] = list(self.packings)
+        if not self.packings:
+            # A state of plain rows is the same as before rows could be packed.
+            del value["packings"]
         return value
 
     @classmethod
@@ -130,6 +139,8 @@ class LoaderState:
         if version != STATE_VERSION:
             raise ResumeMismatch({"version": (version, STATE_VERSION)})
         names = {field.name for field in fields(cls)}
+        if "packings" not in value:
+            names.remove("packings")
         # Refuse unknown keys too: a state of another program must not resume at a random position.
         if set(value) != names:
             missing = sorted(names - value.keys())
@@ -145,18 +156,65 @@ class LoaderState:
             sources=_read_digests("sources", value["sources"]),
             interleave_depths=_read_depths("interleave_depths", value["interleave_depths"]),
             weights=_read_weights("weights", value["weights"]),
+            packings=_read_digests("packings", value.get("packings", ())),
             **read,
         )
 
-    def check_same_stream(self, current: LoaderState) -> None:
-        """Raise ResumeMismatch if `current` is the state of another stream."""
+    def check_same_stream(
+        self, current: LoaderState, lineages: Sequence[Sequence[str]] = ()
+    ) -> None:
+        """Raise ResumeMismatch if `current` is the state of another stream.
+
+        Args:
+            current: a state of the stream.
+            lineages: digests that each source has had, up to its last retraction. The order of
+                rows is the same under all of them.
+        """
+        saved, wanted = self._describe_past(), current._describe_past()
+        used_lineages = current._pick_used(lineages)
         differences: dict[str, tuple[Any, Any]] = {}
         for name in _IDENTITY_FIELDS:
-            saved_value, current_value = getattr(self, name), getattr(current, name)
-            if saved_value != current_value:
-                differences[name] = (saved_value, current_value)
+            if name == "sources" and _are_earlier(saved[name], used_lineages):
+                continue
+            if saved[name] != wanted[name]:
+                differences[name] = (saved[name], wanted[name])
         if differences:
             raise ResumeMismatch(differences)
+
+    def _describe_past(self) -> dict[str, Any]:
+        """Return the values of the identity fields, for the sources that have given rows.
+
+        A source whose weight has been 0 so far has no influence on the order. So a source can be
+        added to a mixture, and a single dataset can become a mixture.
+        """
+        past = {name: getattr(self, name) for name in _IDENTITY_FIELDS}
+        for name in ("sources", "interleave_depths", "packings"):
+            past[name] = self._pick_used(past[name])
+        weights = tuple((first, self._pick_used(row)) for first, row in self.weights)
+        # The rows of a single source are in its own order, with any weight.
+        past["weights"] = () if len(past["sources"]) == 1 else weights
+        return past
+
+    def _pick_used(self, values: Sequence[_T]) -> tuple[_T, ...]:
+        """Return the values of the sources that have had a weight above 0."""
+        num_sources = len(self.sources)
+        is_used = [not self.weights] * num_sources
+        for _, weights in self.weights:
+            if len(weights) != num_sources:  # a damaged state, which fits no stream
+                return tuple(values)
+            is_used = [
+                used or weight > 0 for used, weight in zip(is_used, weights, strict=True)
+            ]
+        if len(values) != num_sources:
+            return tuple(values)
+        return tuple(value for value, used in zip(values, is_used, strict=True) if used)
+
+
+def _are_earlier(digests: Sequence[str], lineages: Sequence[Sequence[str]]) -> bool:
+    """Whether each source has had the digest with which a state was saved."""
+    if not digests or len(digests) != len(lineages):
+        return False
+    return all(digest in lineage for digest, lineage in zip(digests, lineages, strict=True))
 
 
 def _read_integer(name: str, value: Any, least: int = 0, most: int = _MAX_INTEGER) -> int:

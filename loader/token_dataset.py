@@ -6,7 +6,7 @@ faster.
 
     dataset = TokenDataset("/data/web", seq_len=2048, seed=7)
     sampler = dataset.sampler(global_batch_rows=512)
-    batches = DataLoader(dataset, batch_sampler=sampler, num_workers=2)
+    batches = DataLoader(dataset, batch_sampler=sampler, collate_fn=dataset.collate)
     for step, batch in enumerate(batches, start=1):
         ...
         state = sampler.state_dict(batches=step)
@@ -16,19 +16,19 @@ Give the number of batches to `state_dict`: worker processes have already drawn 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from loader.batches.batch_builder import IGNORED_LABEL
+from loader.batches.batch_builder import IGNORED_LABEL, split_inputs_and_labels
+from loader.batches.rows_ahead import RowsAhead
 from loader.batches.torch_import import import_torch
 from loader.order.mixture import Mixture
 from loader.order.rank_batches import RankBatches, Uneven
 from loader.order.row_order import DEFAULT_WINDOW_ROWS
 from loader.rank_discovery import Mesh, resolve_rank
 from loader.reading.row_reader import RowReader
-from loader.row_stream import RowStream, Source, open_row_stream
+from loader.row_stream import Packing, RowStream, Source, open_row_stream
 from loader.storage import ReadSettings
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ class TokenDataset:
         epochs: int = 1,
         interleave_depth: int | None = None,
         window_rows: int = DEFAULT_WINDOW_ROWS,
+        packing: Packing | None = None,
         settings: ReadSettings | None = None,
     ) -> None:
         """Read the manifest.
@@ -65,9 +66,11 @@ class TokenDataset:
             settings=self._settings,
             interleave_depth=interleave_depth,
             window_rows=window_rows,
+            packing=packing,
         )
         self._num_rows = epochs * self.stream.orders[0].epoch_rows
-        self._rows: RowReader | None = None
+        self._rows: RowsAhead | None = None
+        self._torch: Any = None
 
     def __len__(self) -> int:
         return self._num_rows
@@ -75,29 +78,34 @@ class TokenDataset:
     def __getitem__(self, position: int) -> dict[str, torch.Tensor]:
         return self.__getitems__([position])[0]
 
-    def __getitems__(self, positions: Sequence[int]) -> list[dict[str, torch.Tensor]]:
+    def __getitems__(self, positions: Sequence[int]) -> RowBatch:
         """Return the rows at several positions, read together. DataLoader calls this method."""
-        torch = import_torch("TokenDataset")
         if positions and not 0 <= min(positions) <= max(positions) < len(self):
             raise IndexError(
                 f"positions {min(positions)}..{max(positions)}, must be in 0..{len(self) - 1}"
             )
         # Opened on first use, which is inside the worker process.
         if self._rows is None:
-            self._rows = RowReader(self.stream, self._settings)
-        tokens = np.empty((len(positions), self.stream.seq_len + 1), self._rows.token_dtype)
-        is_whole, _ = self._rows.read_positions(np.array(positions, np.int64), tokens)
-        widened = torch.from_numpy(tokens.astype(np.int64))
-        items = [
-            {"input_ids": row[:-1].clone(), "labels": row[1:].clone()} for row in widened
-        ]
-        for item in np.flatnonzero(~is_whole).tolist():
-            items[item]["labels"].fill_(IGNORED_LABEL)
-        return items
+            self._torch = import_torch("TokenDataset")
+            self._rows = RowsAhead(RowReader(self.stream, self._settings), len(self))
+        tokens, marks = self._rows.read(positions)
+        input_ids, labels = split_inputs_and_labels(tokens, marks.ignored)
+        labels[~marks.is_whole] = IGNORED_LABEL
+        convert = self._torch.from_numpy
+        return RowBatch({"input_ids": convert(input_ids), "labels": convert(labels)})
+
+    @staticmethod
+    def collate(rows: RowBatch) -> dict[str, torch.Tensor]:
+        """Return a batch {"input_ids": (B, T) int64, "labels": (B, T) int64}.
+
+        As `collate_fn` of DataLoader, it passes on the tensors that were read. DataLoader's own
+        function gives the same batch, but takes the rows apart and copies them into new tensors.
+        """
+        return rows.batch
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the open files: each worker process opens its own."""
-        return {**self.__dict__, "_rows": None}
+        return {**self.__dict__, "_rows": None, "_torch": None}
 
     def sampler(
         self,
@@ -119,6 +127,32 @@ class TokenDataset:
             global_batch_rows, rank, world_size, uneven, len(self), drop_last
         )
         return PositionSampler(self.stream, rank_batches, allow_mismatch=allow_mismatch)
+
+
+class RowBatch(Sequence["dict[str, torch.Tensor]"]):
+    """The rows of a batch. Item k is row k: {"input_ids": (T,) int64, "labels": (T,) int64}.
+
+    batch: all rows, as {"input_ids": (B, T) int64, "labels": (B, T) int64}
+    """
+
+    def __init__(self, batch: dict[str, torch.Tensor]) -> None:
+        self.batch = batch
+
+    def __len__(self) -> int:
+        return len(self.batch["input_ids"])
+
+    def __getitem__(self, row: Any) -> Any:
+        return self._rows[row]
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        return iter(self._rows)
+
+    @functools.cached_property
+    def _rows(self) -> list[dict[str, torch.Tensor]]:
+        """The rows of the tensors. They are not copied."""
+        names = list(self.batch)
+        columns = (self.batch[name].unbind() for name in names)
+        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 class PositionSampler:

@@ -27,7 +27,7 @@ from loader.order.rank_batches import RankBatches, Step, Uneven
 from loader.order.row_order import DEFAULT_WINDOW_ROWS
 from loader.rank_discovery import Mesh, resolve_rank
 from loader.reading.row_reader import RowReader
-from loader.row_stream import Source, open_row_stream
+from loader.row_stream import Packing, Source, open_row_stream
 from loader.state import LoaderState
 from loader.storage import ReadSettings
 from shardwriter.format import TokenizerEntry
@@ -71,6 +71,10 @@ class TokenLoader:
         interleave_depth: number of places of an epoch that are read in turn. It is part of the
             order. None: chosen from the number of rows, at most 64.
         window_rows: rows that are permuted among each other. It is part of the order.
+        packing: None for plain rows. True for rows that documents are packed into without being
+            cut where they fit, by the file that `python -m loader pack` wrote beside the
+            manifest; or the path or address of that file; for a mixture also a mapping from the
+            names of the sources.
         uneven: what to do if the ranks cannot divide a step equally: "refuse", or "carry" rows
             to the next step (see loader/order/rank_batches.py).
         drop_last: skip the last step if it is smaller than the others.
@@ -107,6 +111,7 @@ class TokenLoader:
         epochs: int | None = None,
         interleave_depth: int | None = None,
         window_rows: int = DEFAULT_WINDOW_ROWS,
+        packing: Packing | None = None,
         uneven: Uneven = "refuse",
         drop_last: bool = False,
         tokens: Literal["int64", "stored"] = "int64",
@@ -121,11 +126,10 @@ class TokenLoader:
         settings = settings or ReadSettings()
         # Checks that need no dataset come first: they fail without waiting for a network.
         copier = open_cuda_copier(device)
+        reports_damage = settings.on_corrupt == "skip_and_count"
+        target = copier.device if copier is not None else None
         self._builder = BatchBuilder(
-            tokens,
-            documents,
-            reports_damage=settings.on_corrupt == "skip_and_count",
-            device=copier.device if copier is not None else None,
+            tokens, documents, reports_damage=reports_damage, device=target
         )
         self._stream = open_row_stream(
             source,
@@ -134,7 +138,9 @@ class TokenLoader:
             settings=settings,
             interleave_depth=interleave_depth,
             window_rows=window_rows,
+            packing=packing,
         )
+        self._builder.ignored_entry = self._stream.ignored_entry
         end = self._stream.find_end(epochs)
         self._rank_batches = RankBatches(
             global_batch_rows, self.rank, self.world_size, uneven, end, drop_last

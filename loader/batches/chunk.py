@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from loader.order.rank_batches import Step
 from loader.reading.open_shard import Tokens
 from loader.reading.packing import BoolArray
+from loader.retraction.tombstones import TokenRanges
 
 if TYPE_CHECKING:
     import torch
@@ -22,6 +23,7 @@ class Chunk:
     is_whole:    (n,) bool, false for damaged rows
     num_damaged: number of damaged rows
     marks:       (n, T) bool, document starts, or None if they were not requested
+    ignored:     tokens that must not be labels, or None; see `RowMarks`
     on_device:   the same tokens on a CUDA device, or None
     copied:      CUDA event after which `on_device` is valid
     """
@@ -31,5 +33,6 @@ class Chunk:
     is_whole: BoolArray
     num_damaged: int
     marks: BoolArray | None
+    ignored: TokenRanges | None = None
     on_device: torch.Tensor | None = None
     copied: Any = None

@@ -15,8 +15,7 @@ import numpy as np
 
 from loader.batches.chunk import Chunk
 from loader.batches.cuda_copy import CudaCopier
-from loader.order.permutation import Int64Array
-from loader.order.rank_batches import RankBatches, Step
+from loader.order.rank_batches import RankBatches, Step, list_positions
 from loader.reading.row_reader import RowReader
 
 # At this size, the fixed cost of a chunk is a tenth of the cost of copying its rows.
@@ -136,19 +135,19 @@ class ChunkReader:
         rows_requested = self._requested[0] - self._planned[0]
         if rows_requested > self._ahead_rows * 3 // 4:
             return
-        positions: list[Int64Array] = []
+        steps: list[Step] = []
         while self._requested[0] < self._planned[0] + self._ahead_rows:
             step = self._rank_batches.make_step(*self._requested)
             if step is None:
                 break
-            positions.append(step.positions)
+            steps.append(step)
             self._requested = step.next_position, step.carried_rows
-        if positions:
+        if steps:
             # The result is not awaited: reading the same rows reports any error.
             if self._request_pool is None:
                 self._request_pool = self._start_threads(1)
             self._request = self._request_pool.submit(
-                self._rows.prefetch_positions, np.concatenate(positions)
+                self._rows.prefetch_positions, list_positions(steps)
             )
 
     def _start_threads(self, num_threads: int) -> ThreadPoolExecutor:
@@ -173,19 +172,13 @@ class ChunkReader:
         return steps
 
     def _read_chunk(self, steps: list[Step]) -> Chunk:
-        # (n,) positions of all steps, read in one call
-        positions = np.concatenate([step.positions for step in steps])
-        shape = len(positions), self._rows.stream.seq_len + 1
-        if self._copier is None:
-            tokens, pinned = np.empty(shape, self._rows.token_dtype), None
-        else:
-            # Read directly into pinned memory: a copy from pageable memory would block the thread.
-            tokens, pinned = self._copier.allocate_pinned(shape, self._rows.token_dtype)
-        is_whole, marks = self._rows.read_positions(
-            positions, tokens, with_marks=self._with_marks
+        # The rows of all steps are read in one call.
+        tokens, marks = self._rows.read_positions(
+            list_positions(steps), with_marks=self._with_marks
         )
+        is_whole = marks.is_whole
         num_damaged = len(is_whole) - int(np.count_nonzero(is_whole))
-        chunk = Chunk(steps, tokens, is_whole, num_damaged, marks)
-        if self._copier is not None and pinned is not None:
-            chunk.on_device, chunk.copied = self._copier.start_copy(pinned)
+        chunk = Chunk(steps, tokens, is_whole, num_damaged, marks.doc_starts, marks.ignored)
+        if self._copier is not None:
+            chunk.on_device, chunk.copied = self._copier.start_copy(tokens)
         return chunk

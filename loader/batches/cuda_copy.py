@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from loader.batches.torch_import import import_torch
 from loader.reading.open_shard import Tokens
 
@@ -21,17 +19,13 @@ class CudaCopier:
         self.device = device
         self._copy_stream = self._torch.cuda.Stream(device)
 
-    def allocate_pinned(
-        self, shape: tuple[int, int], dtype: np.dtype[Any]
-    ) -> tuple[Tokens, torch.Tensor]:
-        """Return one page-locked buffer, as an array and as a tensor."""
+    def start_copy(self, tokens: Tokens) -> tuple[torch.Tensor, Any]:
+        """Start to copy tokens; return the copy and the event after which it is valid."""
         # As stored: 2 or 4 bytes per token are copied to the device. int64 would need 8.
-        torch_dtype = {2: self._torch.uint16, 4: self._torch.uint32}[dtype.itemsize]
-        tensor = self._torch.empty(shape, dtype=torch_dtype, pin_memory=True)
-        return tensor.numpy(), tensor
-
-    def start_copy(self, pinned: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Start to copy a pinned tensor; return the copy and the event after which it is valid."""
+        dtype = {2: self._torch.uint16, 4: self._torch.uint32}[tokens.itemsize]
+        # A copy from pageable memory would block this thread.
+        pinned = self._torch.empty(tokens.shape, dtype=dtype, pin_memory=True)
+        pinned.numpy()[...] = tokens
         # On a separate stream, the copy overlaps with the training step on the default stream.
         with self._torch.cuda.stream(self._copy_stream):
             on_device = pinned.to(self.device, non_blocking=True)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from loader.order.permutation import Int64Array
 from loader.reading.open_shard import Tokens
+from loader.reading.packing import BoolArray
 from loader.reading.shard_reader import ShardReader
 
 
@@ -36,7 +37,10 @@ class Document(NamedTuple):
 
 
 def read_sample_documents(reader: ShardReader, shard: int) -> Iterator[SampleDocuments]:
-    """Yield the documents of each sample of a shard. Raises as `ShardReader.read_sample`."""
+    """Yield the documents of each sample of a shard, without retracted ones.
+
+    Raises as `ShardReader.read_sample`.
+    """
     index = reader.load_index(shard)
     # (S + 1,) first document of each sample
     first_docs = np.searchsorted(index.doc_starts, index.sample_starts).tolist()
@@ -46,7 +50,21 @@ def read_sample_documents(reader: ShardReader, shard: int) -> Iterator[SampleDoc
         # sample.
         offsets = index.doc_starts[first : stop + 1] - index.sample_starts[sample]
         tokens = reader.read_sample(shard, sample)
-        yield SampleDocuments(index.doc_ids[first:stop], offsets, tokens)
+        documents = SampleDocuments(index.doc_ids[first:stop], offsets, tokens)
+        retracted = reader.mark_retracted_in_sample(shard, sample)
+        if retracted is not None:
+            documents = _leave_out(documents, retracted)
+        yield documents
+
+
+def _leave_out(documents: SampleDocuments, retracted: BoolArray) -> SampleDocuments:
+    """Return the documents that are not retracted. All tokens of a document are, or none."""
+    is_left = ~retracted[documents.offsets[:-1]]
+    num_tokens = np.diff(documents.offsets)[is_left]
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(num_tokens)])
+    return SampleDocuments(
+        documents.doc_ids[is_left], offsets, documents.tokens[~retracted]
+    )
 
 
 def read_documents(reader: ShardReader, shard: int) -> Iterator[Document]:

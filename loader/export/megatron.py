@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from loader.export.documents import create_file
+from loader.export.documents import create_file, read_sample_documents
 from loader.order.permutation import Int64Array
 from loader.reading.shard_reader import ShardReader
 
@@ -52,11 +52,9 @@ def _write_tokens(reader: ShardReader, path: Path) -> Int64Array:
     doc_num_tokens: list[Int64Array] = [np.zeros(0, np.int64)]
     with create_file(path) as file:
         for shard in range(reader.manifest.num_shards):
-            index = reader.load_index(shard)
-            doc_num_tokens.append(np.diff(index.doc_starts))
-            for sample in range(index.num_samples):
-                tokens = reader.read_sample(shard, sample)
-                file.write(tokens.astype(dtype, copy=False).tobytes())
+            for sample in read_sample_documents(reader, shard):
+                doc_num_tokens.append(np.diff(sample.offsets))
+                file.write(sample.tokens.astype(dtype, copy=False).tobytes())
     return np.concatenate(doc_num_tokens)
 
 

@@ -10,7 +10,9 @@ exactly its share, rounded to whole rows. Each source has its own row order and 
         schedule={2_000_000: {"web": 0.5, "code": 0.5}},     # from this position on
     )
 
-A position in the schedule is `step * global_batch_rows`.
+A position in the schedule is `step * global_batch_rows`. A source that is named in `sources` and
+has its first weight in the schedule is added there, and a source without a weight there is removed.
+Neither changes an earlier row, so a run can be continued with a source added or removed.
 
 Example with blocks of 8 positions in place of 65,536, sources A and B with weights 3 and 1, and
 seed 4. Each block gets 6 rows of A and 2 of B. A permutation with the key

@@ -18,6 +18,7 @@ be left without a step; `count_rows_left` reports them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -46,6 +47,14 @@ class Step(NamedTuple):
     def positions(self) -> Int64Array:
         """(rows_per_rank,) int64 positions of this rank's rows."""
         return np.arange(self.first_position, self.first_position + self.rows_per_rank)
+
+
+def list_positions(steps: Sequence[Step]) -> Int64Array:
+    """Return the (n,) int64 positions of the rows of several steps on this rank, in order."""
+    firsts = np.array([step.first_position for step in steps], np.int64)
+    counts = np.array([step.rows_per_rank for step in steps], np.int64)
+    rows_before = np.cumsum(counts) - counts
+    return np.repeat(firsts - rows_before, counts) + np.arange(counts.sum())
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from loader.reading.manifest_columns import ManifestColumns
 from loader.storage import Buffer, Cache, Counters, ReadSettings, open_dataset
 
 
@@ -18,13 +17,20 @@ class DatasetFiles:
     """
 
     def __init__(
-        self, manifest: ManifestColumns, settings: ReadSettings, counters: Counters
+        self, folder: str, digest: str, settings: ReadSettings, counters: Counters
     ) -> None:
+        """Open a folder.
+
+        Args:
+            folder: path or address.
+            digest: identifies the content, so that a new dataset at the same address never gets
+                old blocks from the cache.
+            settings: how remote files are read.
+            counters: where requests are counted.
+        """
         self._counters = counters
-        # The digest identifies the content, so a new dataset at the same address never gets old
-        # blocks.
-        self._cache_key_prefix = manifest.digest[:16]
-        self._store = open_dataset(manifest.address, settings, counters)
+        self._cache_key_prefix = digest[:16]
+        self._store = open_dataset(folder, settings, counters)
         self._cache: Cache | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._prefetch_pool: ThreadPoolExecutor | None = None
@@ -52,6 +58,10 @@ class DatasetFiles:
     def map(self, name: str) -> Buffer:
         """Map a local file into memory."""
         return self._store.map(name)
+
+    def read_bytes(self, name: str) -> bytes:
+        """Return the content of a small file, without the cache."""
+        return self._store.read_bytes(name)
 
     def open_ranges(self, name: str) -> Callable[[int, int], memoryview]:
         """Return a function that reads bytes start..stop - 1 of a file, without the cache."""

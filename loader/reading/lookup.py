@@ -19,6 +19,7 @@ import numpy as np
 
 from loader.order.permutation import Int64Array
 from loader.reading.metadata import DocumentMetadata, read_metadata
+from loader.reading.row_reader import open_readers
 from loader.reading.shard_reader import ShardReader
 from loader.row_stream import RowStream
 from loader.storage import ReadSettings
@@ -36,6 +37,7 @@ class DocumentPart:
         doc_id: the document.
         first_token: its first token in the row, counted from the start of the document.
         num_tokens: its tokens in the row.
+        is_retracted: it was retracted, so its tokens and labels are masked.
         metadata: its metadata in the shard; None if the dataset has none.
     """
 
@@ -46,6 +48,7 @@ class DocumentPart:
     doc_id: int
     first_token: int
     num_tokens: int
+    is_retracted: bool
     metadata: DocumentMetadata | None
 
 
@@ -54,10 +57,7 @@ class DocumentFinder:
 
     def __init__(self, stream: RowStream, settings: ReadSettings) -> None:
         self._stream = stream
-        self._readers = tuple(
-            ShardReader(manifest, seq_len=stream.seq_len, settings=settings)
-            for manifest in stream.manifests
-        )
+        self._readers = tuple(open_readers(stream, settings))
         # (source, shard, sample) -> metadata of its documents: rows of a step share samples
         self._metadata: dict[tuple[int, int, int], list[DocumentMetadata] | None] = {}
 
@@ -87,14 +87,23 @@ class DocumentFinder:
         """
         reader, order = self._readers[source], self._stream.orders[source]
         shard, first, stop = _find_document(reader, doc_id)
-        seq_len = self._stream.seq_len
-        last_row = min((stop - 1) // seq_len, int(order.shard_rows[shard]) - 1)
         positions: list[int] = []
-        for row in range(first // seq_len, last_row + 1):
+        for row in reader.find_rows(shard, first, stop):
             position = order.find_position(epoch, shard, row)
             if position is not None:
                 positions.append(position)
         return sorted(positions)
+
+    def is_retracted(self, source: int, doc_id: int) -> bool:
+        """Return whether a document of a dataset was retracted.
+
+        Raises:
+            ValueError: the dataset has no such document.
+            ReadFailed, FormatError, ShardCorrupt: an index cannot be read.
+        """
+        reader = self._readers[source]
+        shard, first, _ = _find_document(reader, doc_id)
+        return _is_token_retracted(reader, shard, first)
 
     def close(self) -> None:
         """Close the files."""
@@ -106,23 +115,23 @@ class DocumentFinder:
     ) -> Iterator[DocumentPart]:
         reader = self._readers[source]
         index = reader.load_index(shard)
-        start = row * self._stream.seq_len
-        stop = start + self._stream.seq_len
-        first_doc = int(np.searchsorted(index.doc_starts, start, side="right")) - 1
-        last_doc = int(np.searchsorted(index.doc_starts, stop, side="left")) - 1
-        for doc in range(first_doc, last_doc + 1):
-            doc_start, doc_stop = index.doc_starts[doc : doc + 2].tolist()
-            first = max(start, doc_start)
-            yield DocumentPart(
-                position=position,
-                source=source,
-                shard=shard,
-                row=row,
-                doc_id=int(index.doc_ids[doc]),
-                first_token=first - doc_start,
-                num_tokens=min(stop, doc_stop) - first,
-                metadata=self._read_metadata(source, shard, doc),
-            )
+        for start, stop in reader.list_inputs(shard, row):
+            first_doc = int(np.searchsorted(index.doc_starts, start, side="right")) - 1
+            last_doc = int(np.searchsorted(index.doc_starts, stop, side="left")) - 1
+            for doc in range(first_doc, last_doc + 1):
+                doc_start, doc_stop = index.doc_starts[doc : doc + 2].tolist()
+                first = max(start, doc_start)
+                yield DocumentPart(
+                    position=position,
+                    source=source,
+                    shard=shard,
+                    row=row,
+                    doc_id=int(index.doc_ids[doc]),
+                    first_token=first - doc_start,
+                    num_tokens=min(stop, doc_stop) - first,
+                    is_retracted=_is_token_retracted(reader, shard, first),
+                    metadata=self._read_metadata(source, shard, doc),
+                )
 
     def _read_metadata(self, source: int, shard: int, doc: int) -> DocumentMetadata | None:
         """Return the metadata of the document with this number in the shard."""
@@ -137,6 +146,14 @@ class DocumentFinder:
             (self._metadata[key],) = read_metadata(reader, shard, [sample])
         documents = self._metadata[key]
         return None if documents is None else documents[doc - first_doc]
+
+
+def _is_token_retracted(reader: ShardReader, shard: int, token: int) -> bool:
+    """Return whether a token, counted from the start of the shard, is retracted."""
+    tombstones = reader.manifest.tombstones
+    if tombstones is None:
+        return False
+    return len(tombstones.find(np.array([shard]), np.array([token]), 1).rows) > 0
 
 
 def _find_document(reader: ShardReader, doc_id: int) -> tuple[int, int, int]:

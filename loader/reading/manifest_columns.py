@@ -15,7 +15,7 @@ import hashlib
 import json
 import re
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from loader.order.permutation import Int64Array
 from loader.order.row_order import count_rows
+from loader.retraction.tombstones import Tombstones, read_retractions
 from loader.storage import ReadFailed, ReadSettings, open_dataset, read_whole
 from shardwriter.format import MANIFEST_FILE, FormatError, Manifest, TokenizerEntry
 from storage.errors import AccessRefused, NotFound
@@ -57,6 +58,9 @@ class ManifestColumns:
     num_docs:     documents of each shard
     num_tokens:   tokens of each shard
     index_sha256: (S, 32) uint8, SHA-256 of each index
+    lineage:      digests that the dataset has had: of its manifest, and after each retraction
+    tombstones:   its retracted tokens, or None
+    rewritten:    shards that may have been rewritten without these tokens
     """
 
     address: str
@@ -68,6 +72,9 @@ class ManifestColumns:
     num_docs: Int64Array
     num_tokens: Int64Array
     index_sha256: NDArray[np.uint8]
+    lineage: tuple[str, ...] = ()
+    tombstones: Tombstones | None = None
+    rewritten: frozenset[int] = frozenset()
 
     @classmethod
     def from_manifest(cls, manifest: Manifest) -> Self:
@@ -75,6 +82,11 @@ class ManifestColumns:
         value = manifest.to_json()
         columns = _make_columns(map(_shrink_shard_entry, value["shards"]), value["totals"])
         return cls("", manifest.digest, manifest.tokenizer, value["totals"], **columns)
+
+    @property
+    def current_digest(self) -> str:
+        """Digest of the dataset with its retractions; without any, that of the manifest."""
+        return self.lineage[-1] if self.lineage else self.digest
 
     @property
     def num_shards(self) -> int:
@@ -108,6 +120,8 @@ def read_manifest_columns(
 ) -> ManifestColumns:
     """Read the manifest at a path or address of the manifest, of its folder or of a run.
 
+    The retractions beside it are read too.
+
     Raises:
         ReadFailed: the manifest cannot be read.
         FormatError: the file is not a manifest, has another version, or was changed after it was
@@ -129,7 +143,9 @@ def read_manifest_columns(
 
 def _read_manifest(folder: str, name: str, settings: ReadSettings) -> ManifestColumns:
     store = open_dataset(folder, settings)
-    return _parse_manifest(read_whole(store, name), store.locate(name), folder)
+    columns = _parse_manifest(read_whole(store, name), store.locate(name), folder)
+    retractions = read_retractions(store, columns.digest, columns.num_tokens)
+    return replace(columns, **retractions._asdict())
 
 
 def _list_other_folders(folder: str, settings: ReadSettings) -> Iterator[str]:
@@ -235,7 +251,7 @@ def _shrink_shard_entry(value: dict[str, Any]) -> Any:
 
 def _make_columns(
     entries: Iterable[_ShardNumbers], totals: Mapping[str, Any]
-) -> dict[str, NDArray[Any]]:
+) -> dict[str, Any]:
     """Return the columns of the shard entries, which may hold any JSON values.
 
     Raises:
@@ -257,7 +273,7 @@ def _make_columns(
     if totals["num_shards"] != len(numbers):
         raise ValueError(f"{len(numbers)} shards, but totals.num_shards differs")
     by_name = dict(zip(_ShardNumbers._fields, zip(*numbers, strict=True), strict=False))
-    columns: dict[str, NDArray[Any]] = {}
+    columns: dict[str, Any] = {}
     for name in _COLUMNS:
         values = by_name.get(name, ())
         # Added up as Python's integers, which do not overflow.

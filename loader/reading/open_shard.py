@@ -23,6 +23,7 @@ class OpenShard:
     checked:         (S,) bool, samples whose checksum was compared
     tar:             the mapped tar as an array of tokens, or None if the shard is remote
     block_bytes:     a remote shard is fetched in blocks of about this size
+    other_crcs:      sample -> checksums that its tokens may have after a rewrite
     damaged:         (S,) bool, samples whose checksum is wrong
     token_offsets:   (S,) int64, start of each sample's tokens in the tar, counted in tokens
     sample_blocks:   (S,) int64, number of the block with which each sample is fetched
@@ -32,6 +33,7 @@ class OpenShard:
     checked: BoolArray
     tar: Tokens | None
     block_bytes: int
+    other_crcs: dict[int, set[int]] = field(default_factory=dict[int, set[int]])
     damaged: BoolArray = field(init=False)
     token_offsets: Int64Array = field(init=False)
     sample_blocks: Int64Array = field(init=False)
@@ -55,6 +57,11 @@ class OpenShard:
     def number(self) -> int:
         """Number of the shard in the dataset."""
         return self.index.shard
+
+    def has_crc(self, sample: int, crc: int) -> bool:
+        """Whether the tokens of a sample may have this checksum."""
+        is_original = crc == self.index.sample_crcs[sample]
+        return bool(is_original) or crc in self.other_crcs.get(sample, ())
 
     def block_samples(self, block: int) -> tuple[int, int]:
         """Return the first and last sample of a block."""

@@ -6,10 +6,28 @@ import numpy as np
 
 from loader.order.permutation import Int64Array
 from loader.reading.open_shard import Tokens
-from loader.reading.packing import BoolArray
-from loader.reading.shard_reader import ShardReader
+from loader.reading.shard_reader import RowMarks, ShardReader
+from loader.retraction.tombstones import TokenRanges
 from loader.row_stream import RowStream
 from loader.storage import Counters, ReadSettings
+
+
+def open_readers(
+    stream: RowStream, settings: ReadSettings, counters: Counters | None = None
+) -> list[ShardReader]:
+    """Return a reader for each source of a stream. Raises as `ShardReader`."""
+    readers: list[ShardReader] = []
+    for source, manifest in enumerate(stream.manifests):
+        reader = ShardReader(
+            manifest,
+            seq_len=stream.seq_len,
+            settings=settings,
+            counters=counters,
+            packing=stream.packings[source] if stream.packings else None,
+            checks_files=stream.is_read_in_future(source),
+        )
+        readers.append(reader)
+    return readers
 
 
 class RowReader:
@@ -24,12 +42,7 @@ class RowReader:
     def __init__(self, stream: RowStream, settings: ReadSettings) -> None:
         self.stream = stream
         self.counters = Counters()
-        self._readers: list[ShardReader] = []
-        for manifest in stream.manifests:
-            reader = ShardReader(
-                manifest, seq_len=stream.seq_len, settings=settings, counters=self.counters
-            )
-            self._readers.append(reader)
+        self._readers = open_readers(stream, settings, self.counters)
         self.token_dtype = self._readers[0].token_dtype
         self.is_remote = any(reader.is_remote for reader in self._readers)
 
@@ -47,36 +60,33 @@ class RowReader:
                 reader.prefetch_rows(shards[chosen], rows[chosen])
 
     def read_positions(
-        self, positions: Int64Array, out: Tokens, *, with_marks: bool = False
-    ) -> tuple[BoolArray, BoolArray | None]:
-        """Read the rows at (n,) positions into `out` (n, seq_len + 1).
+        self, positions: Int64Array, *, with_marks: bool = False
+    ) -> tuple[Tokens, RowMarks]:
+        """Return the rows at (n,) positions, (n, seq_len + 1) tokens, and their marks.
 
-        Returns:
-            (n,) bool, false for damaged rows; and if `with_marks`, the document starts as
-            (n, seq_len) bool. Raises as `ShardReader.read_rows`.
+        Raises as `ShardReader.read`.
         """
         sources, shards, rows = self.stream.locate(positions)
-        # A single dataset is read directly into `out`, without the copy below.
+        # The rows of a single dataset are returned without the copy below.
         if len(self._readers) == 1:
-            reader = self._readers[0]
-            marks = reader.mark_document_starts(shards, rows) if with_marks else None
-            return reader.read_rows(shards, rows, out), marks
+            return self._readers[0].read(shards, rows, with_marks=with_marks)
+        seq_len = self.stream.seq_len
+        tokens = np.empty((len(positions), seq_len + 1), self.token_dtype)
         is_whole = np.empty(len(positions), np.bool_)
-        marks = (
-            np.empty((len(positions), self.stream.seq_len), np.bool_)
-            if with_marks
-            else None
-        )
+        doc_starts = np.empty((len(positions), seq_len), np.bool_) if with_marks else None
+        ignored: list[TokenRanges] = []
         for source, reader in enumerate(self._readers):
             chosen = np.flatnonzero(sources == source)
-            # read_rows needs contiguous memory, and out[chosen] would be a copy that is thrown
-            # away.
-            tokens = np.empty((len(chosen), out.shape[1]), out.dtype)
-            is_whole[chosen] = reader.read_rows(shards[chosen], rows[chosen], tokens)
-            out[chosen] = tokens
-            if marks is not None:
-                marks[chosen] = reader.mark_document_starts(shards[chosen], rows[chosen])
-        return is_whole, marks
+            tokens[chosen], found = reader.read(
+                shards[chosen], rows[chosen], with_marks=with_marks
+            )
+            is_whole[chosen] = found.is_whole
+            if doc_starts is not None:
+                doc_starts[chosen] = found.doc_starts
+            if found.ignored is not None:
+                ignored.append(found.ignored._replace(rows=chosen[found.ignored.rows]))
+        joined = TokenRanges.join(ignored) if ignored else None
+        return tokens, RowMarks(is_whole, doc_starts, joined)
 
     def close(self) -> None:
         """Stop the threads and close the files of the readers."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from isal.isal_zlib import crc32  # four times as fast as zlib.crc32
 
@@ -9,6 +11,7 @@ from loader.order.permutation import Int64Array
 from loader.reading.dataset_files import DatasetFiles
 from loader.reading.lru_cache import LruCache
 from loader.reading.open_shard import OpenShard, Tokens
+from loader.reading.spans import Source, Spans
 from loader.storage import Counters, ReadSettings
 from shardwriter.format import REFETCH, ShardCorrupt, sample_key, shard_file
 
@@ -63,6 +66,27 @@ class SampleReader:
         start = int(shard.token_offsets[sample]) - base_offset
         return base[start : start + shard.sample_num_tokens(sample)]
 
+    def find_sources(
+        self, shard: OpenShard, spans: Spans, places: Int64Array
+    ) -> Iterator[Source]:
+        """Yield the arrays that have the tokens of some spans: the tar, or the fetched blocks.
+
+        Args:
+            shard: an open shard.
+            spans: spans of the shard. Call `load_samples` for their samples first.
+            places: (K,) first place of each span in the result.
+        """
+        if shard.tar is not None:
+            yield Source(shard.tar, spans.offsets, spans.num_tokens, places)
+            return
+        blocks = shard.sample_blocks[spans.samples]
+        for block in np.unique(blocks).tolist():
+            chosen = np.flatnonzero(blocks == block)
+            start = int(shard.token_offsets[shard.block_samples(block)[0]])
+            part = spans.select(chosen)
+            tokens = self.load_block(shard, block)
+            yield Source(tokens, part.offsets - start, part.num_tokens, places[chosen])
+
     def load_block(self, shard: OpenShard, block: int) -> Tokens:
         """Return the bytes of a remote block as tokens, from its first sample to its last."""
         return self._blocks.get(
@@ -95,7 +119,7 @@ class SampleReader:
 
     def _check_local_sample(self, shard: OpenShard, sample: int) -> None:
         tokens = self.read_tokens(shard, sample)
-        if crc32(tokens.data) != shard.index.sample_crcs[sample]:
+        if not shard.has_crc(sample, crc32(tokens.data)):
             self._mark_damaged(shard, [sample])
         # Set last: if the check raises, the next read checks the sample again.
         shard.checked[sample] = True
@@ -133,6 +157,6 @@ def _find_damaged_samples(
     for sample in range(first, last + 1):
         start = int(shard.token_offsets[sample] - shard.token_offsets[first])
         stop = start + shard.sample_num_tokens(sample)
-        if crc32(tokens[start:stop].data) != shard.index.sample_crcs[sample]:
+        if not shard.has_crc(sample, crc32(tokens[start:stop].data)):
             damaged.append(sample)
     return damaged

@@ -20,6 +20,7 @@ from shardwriter.format import (
     ShardIndex,
     check_layout,
     index_file,
+    open_rewritten,
     shard_file,
 )
 
@@ -111,7 +112,10 @@ class ShardOpener:
         tar = None
         if not self._files.is_remote:
             tar = np.frombuffer(self._files.map(shard_file(number)), index.token_dtype)
-        return OpenShard(index, checked, tar, self._settings.block_bytes)
+        other_crcs: dict[int, set[int]] = {}
+        if number in self._manifest.rewritten:
+            other_crcs = open_rewritten(self._files, number).accepted_crcs
+        return OpenShard(index, checked, tar, self._settings.block_bytes, other_crcs)
 
     def _remember_checks(self, number: int, shard: OpenShard) -> None:
         # Only of local shards: bytes from a network are checked each time they arrive.

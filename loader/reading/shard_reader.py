@@ -3,29 +3,44 @@
 For example:
 
     reader = ShardReader(manifest, seq_len=2048, settings=ReadSettings())
-    tokens = np.empty((2, 2049), reader.token_dtype)
     # row 17 of shard 3 and row 4 of shard 0
-    is_whole = reader.read_rows(np.array([3, 0]), np.array([17, 4]), tokens)
+    tokens, marks = reader.read(np.array([3, 0]), np.array([17, 4]))
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from loader.order.permutation import Int64Array
+from loader.packed.packing_index import PackedRows, PackingIndex
+from loader.packed.row_pieces import PlainRows, RowPieces
 from loader.reading.dataset_files import DatasetFiles
 from loader.reading.manifest_columns import ManifestColumns
 from loader.reading.open_shard import OpenShard, Tokens
 from loader.reading.packing import BoolArray, mark_document_starts
 from loader.reading.sample_reader import SampleReader
 from loader.reading.shard_opener import ShardOpener
+from loader.reading.spans import Source, Spans, join_spans
+from loader.retraction.tombstones import TokenRanges
 from loader.storage import Counters, ReadFailed, ReadSettings
 from shardwriter.format import FormatError, ShardIndex
+
+
+class RowMarks(NamedTuple):
+    """The properties of n rows besides their tokens.
+
+    is_whole:   (n,) bool, false for damaged rows
+    doc_starts: (n, seq_len) bool, document starts, or None if they were not requested
+    ignored:    tokens that must not be labels: of retracted documents, padding, and repeated tokens
+                of packed rows; None if no source can have any
+    """
+
+    is_whole: BoolArray
+    doc_starts: BoolArray | None
+    ignored: TokenRanges | None
 
 
 class ShardReader:
@@ -44,8 +59,18 @@ class ShardReader:
         seq_len: int,
         settings: ReadSettings,
         counters: Counters | None = None,
+        packing: PackingIndex | None = None,
+        checks_files: bool = True,
     ) -> None:
         """Check the sizes of local shards, unless there are very many.
+
+        Args:
+            manifest: of the dataset.
+            seq_len: tokens per row.
+            settings: how shards are read.
+            counters: see above.
+            packing: read packed rows in place of plain ones.
+            checks_files: false for a dataset whose shards may be missing until they are read.
 
         Raises:
             ReadFailed: a shard or an index is missing.
@@ -53,11 +78,17 @@ class ShardReader:
         """
         self.manifest, self.seq_len = manifest, seq_len
         self.counters = counters or Counters()
-        self.files = DatasetFiles(manifest, settings, self.counters)
+        self.files = DatasetFiles(
+            manifest.address, manifest.digest, settings, self.counters
+        )
         self._opener = ShardOpener(manifest, self.files, settings, self.counters)
         self._samples = SampleReader(self.files, settings, self.counters)
+        self._is_packed = packing is not None
+        self._layout: PlainRows | PackedRows = PlainRows(seq_len)
+        if packing is not None:
+            self._layout = PackedRows(packing, settings, self.counters)
         # With skip_and_count, a damaged shard must not prevent the start.
-        if settings.on_corrupt == "stop":
+        if checks_files and settings.on_corrupt == "stop":
             self._opener.check_local_files()
 
     @property
@@ -75,27 +106,48 @@ class ShardReader:
         self.files.close()
         self._opener.close()
         self._samples.close()
+        self._layout.close()
 
-    def read_rows(self, shards: Int64Array, rows: Int64Array, out: Tokens) -> BoolArray:
-        """Read n rows into `out`.
+    def read(
+        self, shards: Int64Array, rows: Int64Array, *, with_marks: bool = False
+    ) -> tuple[Tokens, RowMarks]:
+        """Return the tokens of n rows, (n, seq_len + 1), and their marks.
 
-        A row that touches a damaged sample is filled with the end-of-document id.
+        A row that touches a damaged sample is filled with the end-of-document id, and so are the
+        tokens of retracted documents and padding.
 
         Args:
             shards: (n,) shard of each row.
             rows: (n,) row in the shard.
-            out: (n, seq_len + 1), contiguous, of the dataset's dtype.
-
-        Returns:
-            (n,) bool, false for damaged rows.
+            with_marks: also mark the starts of documents.
 
         Raises:
             ReadFailed: bytes cannot be read.
             ShardCorrupt: bytes are damaged, and `on_corrupt` is "stop".
             FormatError: an index belongs to another dataset.
         """
-        is_whole = np.ones(len(shards), np.bool_)
-        requests = self._group_by_shard(shards, rows)
+        requests = self._load_requests(shards, rows)
+        is_whole = np.zeros(len(shards), np.bool_)
+        for request in requests:
+            is_whole[request.out_rows] = request.drop_damaged()
+        tokens = self._join_rows(requests, len(shards))
+        pieces = _join_pieces(requests) if self._is_packed else None
+        retracted = self._find_retracted(shards, rows, pieces)
+        if retracted is not None:
+            retracted.fill(tokens, self.manifest.tokenizer.end_of_document)
+        doc_starts = None
+        if with_marks:
+            doc_starts = self._mark_doc_starts(requests, len(shards), pieces)
+        if pieces is None:
+            return tokens, RowMarks(is_whole, doc_starts, retracted)
+        ignored = pieces.find_ignored(len(shards), self.seq_len + 1)
+        if retracted is not None:
+            ignored = TokenRanges.join([ignored, retracted])
+        return tokens, RowMarks(is_whole, doc_starts, ignored)
+
+    def _load_requests(self, shards: Int64Array, rows: Int64Array) -> list[_ShardRequest]:
+        """Open the shards of n rows, and load and check the samples that the rows touch."""
+        requests = _group_by_shard(shards, rows)
         # Opening remote shards waits for the network, so it runs in parallel.
         self.files.run_all(self._locate, requests)
         wanted = [
@@ -104,19 +156,56 @@ class ShardReader:
             if request.shard is not None
         ]
         self._samples.load_samples(wanted)
+        return requests
+
+    def _join_rows(self, requests: list[_ShardRequest], num_rows: int) -> Tokens:
+        """Return (num_rows, seq_len + 1) tokens; every rank blanks the same places."""
+        row_tokens = self.seq_len + 1
+        sources: list[Source] = []
+        filled = np.zeros(num_rows, np.int64)
         for request in requests:
-            is_whole[request.out_rows] = self._copy_rows(request, out)
-        if not is_whole.all():
-            # Every rank that reads this row blanks it alike.
-            out[~is_whole] = self.manifest.tokenizer.end_of_document
-        return is_whole
+            if request.shard is not None:
+                rows = request.out_rows[request.pieces.rows[request.spans.pieces]]
+                places = rows * row_tokens + request.spans.columns
+                np.add.at(filled, rows, request.spans.num_tokens)
+                sources += self._samples.find_sources(request.shard, request.spans, places)
+        # Damaged rows are empty, and packed rows end with padding.
+        padded = np.flatnonzero(filled < row_tokens)
+        if len(padded):
+            end = self.manifest.tokenizer.end_of_document
+            blank = np.full(row_tokens, end, self.token_dtype)
+            first = filled[padded]
+            num_tokens, places = row_tokens - first, padded * row_tokens + first
+            sources.append(Source(blank, np.zeros_like(first), num_tokens, places))
+        if not sources:
+            return np.empty((0, row_tokens), self.token_dtype)
+        return join_spans(sources, self.token_dtype).reshape(num_rows, row_tokens)
+
+    def _find_retracted(
+        self, shards: Int64Array, rows: Int64Array, pieces: RowPieces | None
+    ) -> TokenRanges | None:
+        """Return the retracted tokens of n rows, or None if the dataset has none."""
+        tombstones = self.manifest.tombstones
+        if tombstones is None:
+            return None
+        if pieces is None:
+            return tombstones.find(shards, rows * self.seq_len, self.seq_len + 1)
+        found = tombstones.find(shards[pieces.rows], pieces.starts, pieces.num_tokens)
+        columns = pieces.columns[found.rows]
+        return TokenRanges.join(
+            [
+                TokenRanges(
+                    pieces.rows[found.rows], found.firsts + columns, found.ends + columns
+                )
+            ]
+        )
 
     def prefetch_rows(self, shards: Int64Array, rows: Int64Array) -> None:
         """Start fetching the blocks of remote rows; wait for the indexes only.
 
-        Errors are not raised here. `read_rows` of the same rows raises them.
+        Errors are not raised here. `read` of the same rows raises them.
         """
-        for request in self._group_by_shard(shards, rows):
+        for request in _group_by_shard(shards, rows):
             try:
                 self._locate(request)
             except ReadFailed:
@@ -127,164 +216,143 @@ class ShardReader:
             if request.shard is not None:
                 self._samples.prefetch_samples(request.shard, request.list_samples())
 
-    def mark_document_starts(self, shards: Int64Array, rows: Int64Array) -> BoolArray:
+    def _mark_doc_starts(
+        self, requests: list[_ShardRequest], num_rows: int, pieces: RowPieces | None
+    ) -> BoolArray:
         """Mark the tokens of n rows at which a document starts: (n, seq_len) bool.
 
         A row of a corrupt shard is marked as one document.
         """
-        marks = np.zeros((len(shards), self.seq_len), np.bool_)
+        if pieces is not None:
+            return pieces.mark_starts(num_rows, self.seq_len)
+        marks = np.zeros((num_rows, self.seq_len), np.bool_)
         marks[:, 0] = True
-        for request in self._group_by_shard(shards, rows):
-            shard = self._opener.open(request.number)
-            if shard is not None:
+        for request in requests:
+            if request.shard is not None:
                 marks[request.out_rows] = mark_document_starts(
-                    shard.index.doc_starts, request.starts, self.seq_len
+                    request.shard.index.doc_starts,
+                    request.rows * self.seq_len,
+                    self.seq_len,
                 )
         return marks
 
+    def list_inputs(self, number: int, row: int) -> list[tuple[int, int]]:
+        """Return the tokens of a shard that are the inputs of a row, as (start, stop) of each piece.
+
+        Raises as `read`.
+        """
+        pieces = self._layout.find_pieces(self.load_index(number), np.array([row]))
+        # The last place of a row is only a label.
+        num_inputs = np.minimum(pieces.num_tokens, self.seq_len - pieces.columns)
+        stops = pieces.starts + num_inputs
+        return list(zip(pieces.starts.tolist(), stops.tolist(), strict=True))
+
+    def find_rows(self, number: int, first: int, stop: int) -> list[int]:
+        """Return the rows of a shard that read some of its tokens first..stop - 1.
+
+        Raises as `read`.
+        """
+        return self._layout.find_rows(self.load_index(number), first, stop)
+
     def load_index(self, number: int) -> ShardIndex:
-        """Return the index of a shard. Raises as `read_rows`."""
+        """Return the index of a shard. Raises as `read`."""
         return self._opener.open_or_raise(number).index
 
     def read_sample(self, number: int, sample: int) -> Tokens:
         """Return the (n,) checked tokens of one sample.
 
+        The tokens of retracted documents are replaced by the end-of-document id.
+
         Raises:
-            ReadFailed, FormatError: as `read_rows`.
+            ReadFailed, FormatError: as `read`.
             ShardCorrupt: the sample is damaged, regardless of `on_corrupt`.
         """
         shard = self._opener.open_or_raise(number)
         self._samples.load_samples([(shard, np.array([sample]))])
         if shard.damaged[sample]:
             raise self._samples.make_error(shard, sample)
-        return self._samples.read_tokens(shard, sample)
+        tokens = self._samples.read_tokens(shard, sample)
+        retracted = self.mark_retracted_in_sample(number, sample)
+        if retracted is None:
+            return tokens
+        end = tokens.dtype.type(self.manifest.tokenizer.end_of_document)
+        return np.where(retracted, end, tokens)
 
-    def _group_by_shard(self, shards: Int64Array, rows: Int64Array) -> list[_ShardRequest]:
-        if not len(shards):
-            return []
-        # Stable, so that rows of one shard stay in the order of the request.
-        by_shard = np.argsort(shards, kind="stable")
-        # Places in by_shard at which the next shard begins.
-        bounds = np.flatnonzero(np.diff(shards[by_shard])) + 1
-        requests: list[_ShardRequest] = []
-        for out_rows in np.split(by_shard, bounds):
-            number = int(shards[out_rows[0]])
-            requests.append(_ShardRequest(number, out_rows, rows[out_rows] * self.seq_len))
-        return requests
+    def mark_retracted_in_sample(self, number: int, sample: int) -> BoolArray | None:
+        """Mark the retracted tokens of a sample: (n,) bool, or None if there are none."""
+        tombstones = self.manifest.tombstones
+        if tombstones is None:
+            return None
+        start, stop = self.load_index(number).sample_starts[sample : sample + 2]
+        num_tokens = int(stop - start)
+        found = tombstones.find(np.array([number]), np.array([start]), num_tokens)
+        return found.mark(1, num_tokens)[0] if len(found.rows) else None
 
     def _locate(self, request: _ShardRequest) -> None:
-        """Open the shard of a request and find the samples that its rows touch."""
-        request.shard = self._opener.open(request.number)
-        if request.shard is not None:
-            sample_starts = request.shard.index.sample_starts
-            # A row reads seq_len + 1 tokens: its last token is at start + seq_len.
-            last_tokens = request.starts + self.seq_len
-            request.firsts = (
-                np.searchsorted(sample_starts, request.starts, side="right") - 1
-            )
-            request.lasts = np.searchsorted(sample_starts, last_tokens, side="right") - 1
-
-    def _copy_rows(self, request: _ShardRequest, out: Tokens) -> BoolArray:
-        """Copy the whole rows of a request; return (m,) which rows those are."""
-        shard = request.shard
-        if shard is None:
-            return np.zeros(len(request.out_rows), np.bool_)
-        is_whole = np.ones(len(request.out_rows), np.bool_)
-        if shard.damaged.any():
-            # (S + 1,) damaged samples before each sample
-            num_damaged = np.concatenate([np.zeros(1, np.int64), np.cumsum(shard.damaged)])
-            # A row is whole if no sample from its first to its last is damaged.
-            is_whole = num_damaged[request.lasts + 1] == num_damaged[request.firsts]
-        is_in_one_sample = (request.firsts == request.lasts) & is_whole
-        self._copy_rows_in_one_sample(shard, request, is_in_one_sample, out)
-        for row in np.flatnonzero(is_whole & ~is_in_one_sample).tolist():
-            self._copy_row_across_samples(
-                shard, request, row, out[int(request.out_rows[row])]
-            )
-        return is_whole
-
-    def _copy_rows_in_one_sample(
-        self, shard: OpenShard, request: _ShardRequest, chosen: BoolArray, out: Tokens
-    ) -> None:
-        """Copy the rows that do not cross a sample boundary, many at once."""
-        row_bytes = (self.seq_len + 1) * out.itemsize
-        out_bytes = out.view(np.uint8)
-        # (m,) first token of each row, counted in tokens from the start of the tar
-        in_sample = request.starts - shard.index.sample_starts[request.firsts]
-        tar_tokens = shard.token_offsets[request.firsts] + in_sample
-        for base, base_offset, rows in self._find_bases(shard, request.firsts, chosen):
-            # (bytes, row_bytes): a view with one row from every byte on. Bytes, not tokens, because
-            # fetched blocks may start at odd addresses. One indexing operation copies all rows and
-            # releases the GIL; a loop of copies would hold it.
-            rows_from_each_byte = np.ndarray(
-                (max(0, base.nbytes - row_bytes + 1), row_bytes),
-                np.uint8,
-                base.data,
-                strides=(1, 1),
-            )
-            first_bytes = (tar_tokens[rows] - base_offset) * out.itemsize
-            out_bytes[request.out_rows[rows]] = rows_from_each_byte[first_bytes]
-
-    def _find_bases(
-        self, shard: OpenShard, samples: Int64Array, chosen: BoolArray
-    ) -> Iterator[tuple[Tokens, int, NDArray[Any]]]:
-        """Yield the arrays that hold the chosen rows.
-
-        Args:
-            shard: an open shard.
-            samples: (m,) sample of each row.
-            chosen: (m,) bool, rows that do not cross a sample boundary.
-
-        Yields:
-            An array of tokens, its offset in the tar in tokens, and the indexes of the rows in it.
-        """
-        if shard.tar is not None:
-            yield shard.tar, 0, np.flatnonzero(chosen)
-            return
-        blocks = shard.sample_blocks[samples]
-        for block in np.unique(blocks[chosen]).tolist():
-            offset = int(shard.token_offsets[shard.block_samples(block)[0]])
-            rows = np.flatnonzero((blocks == block) & chosen)
-            yield self._samples.load_block(shard, block), offset, rows
-
-    def _copy_row_across_samples(
-        self, shard: OpenShard, request: _ShardRequest, row: int, out: Tokens
-    ) -> None:
-        """Copy one row that crosses sample boundaries. `out` is (seq_len + 1,)."""
-        start = int(request.starts[row])
-        num_copied = 0
-        for sample in range(int(request.firsts[row]), int(request.lasts[row]) + 1):
-            # 0 from the second sample on, because the row continues at its first token.
-            first = max(0, start - int(shard.index.sample_starts[sample]))
-            stop = first + len(out) - num_copied
-            tokens = self._samples.read_tokens(shard, sample)[first:stop]
-            out[num_copied : num_copied + len(tokens)] = tokens
-            num_copied += len(tokens)
+        """Open the shard of a request and find the spans of its rows."""
+        shard = self._opener.open(request.number)
+        if shard is not None:
+            request.pieces = self._layout.find_pieces(shard.index, request.rows)
+            request.spans = Spans.cut(request.pieces, shard)
+        request.shard = shard
 
 
 @dataclass(eq=False)
 class _ShardRequest:
-    """The m requested rows of one shard.
+    """The m requested rows of one shard, and their k pieces. A plain row is one piece.
 
     number:   number of the shard
     out_rows: (m,) int64, place of each row in the result
-    starts:   (m,) int64, token position in the shard of each row's first token
+    rows:     (m,) int64, number of each row in the shard
     shard:    the open shard, or None if it is corrupt and skipped
-    firsts:   (m,) int64, sample of each row's first token
-    lasts:    (m,) int64, sample of each row's last token
+    pieces:   the pieces of the rows
+    spans:    the spans of the pieces
     """
 
     number: int
     out_rows: Int64Array
-    starts: Int64Array
+    rows: Int64Array
     shard: OpenShard | None = None
-    firsts: Int64Array = field(default_factory=lambda: np.zeros(0, np.int64))
-    lasts: Int64Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    pieces: RowPieces = field(default_factory=RowPieces.empty)
+    spans: Spans = field(init=False)
 
     def list_samples(self) -> Int64Array:
         """Return each sample that some row touches, once."""
-        counts = self.lasts - self.firsts + 1
-        counts_before = np.cumsum(counts) - counts
-        # 0, 1, .., counts[0] - 1, 0, 1, .., counts[1] - 1, ...
-        within_row = np.arange(counts.sum()) - np.repeat(counts_before, counts)
-        return np.unique(np.repeat(self.firsts, counts) + within_row)
+        assert self.shard is not None
+        return self.spans.list_samples(self.shard.index.num_samples)
+
+    def drop_damaged(self) -> BoolArray:
+        """Drop the spans of rows that touch a damaged sample; return (m,) the other rows."""
+        if self.shard is None:
+            return np.zeros(len(self.rows), np.bool_)
+        is_whole = np.ones(len(self.rows), np.bool_)
+        if self.shard.damaged.any():
+            rows = self.pieces.rows[self.spans.pieces]
+            is_whole[rows[self.shard.damaged[self.spans.samples]]] = False
+            self.spans = self.spans.select(is_whole[rows])
+        return is_whole
+
+
+def _group_by_shard(shards: Int64Array, rows: Int64Array) -> list[_ShardRequest]:
+    if not len(shards):
+        return []
+    # Stable, so that rows of one shard stay in the order of the request.
+    by_shard = np.argsort(shards, kind="stable")
+    # Places in by_shard at which the next shard begins.
+    bounds = np.flatnonzero(np.diff(shards[by_shard])) + 1
+    requests: list[_ShardRequest] = []
+    for out_rows in np.split(by_shard, bounds):
+        number = int(shards[out_rows[0]])
+        requests.append(_ShardRequest(number, out_rows, rows[out_rows]))
+    return requests
+
+
+def _join_pieces(requests: list[_ShardRequest]) -> RowPieces:
+    """Return the pieces of all requests, with rows as numbered in the result."""
+    parts: list[RowPieces] = []
+    for request in requests:
+        # A damaged shard that is skipped has no pieces: its rows are padding.
+        if request.shard is not None:
+            out_rows = request.out_rows[request.pieces.rows]
+            parts.append(request.pieces._replace(rows=out_rows))
+    return RowPieces.join(parts) if parts else RowPieces.empty()

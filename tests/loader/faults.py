@@ -97,8 +97,8 @@ class FaultProxy:
         self.rate: float | None = None
         self.deaf_after: int | None = None
         self.num_deaf = 0
-        # asyncio keeps only weak references
-        self._tasks: set[asyncio.Task[Any] | None] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()  # one for each connection
+        self._is_closed = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -114,36 +114,46 @@ class FaultProxy:
         self._loop.close()
 
     async def _end(self) -> None:
-        self._server.close()
-        # A handler that is cancelled before it begins leaves its socket open.
-        await asyncio.sleep(0.02)
-        while others := [
-            task for task in asyncio.all_tasks() if task is not asyncio.current_task()
-        ]:
-            for task in others:
+        # Python 3.11 leaves a socket open whose handler is cancelled before it begins,
+        # or whose server closes between `accept` and the handler. New connections are
+        # therefore reset by their handlers, and the server closes when no task is left.
+        self._is_closed = True
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in self._tasks:
                 task.cancel()
-            await asyncio.wait(others)
-        await asyncio.sleep(0.02)  # transports close in a later iteration of the loop
+            await asyncio.wait(others, timeout=0.1)
+        self._server.close()
+        for _ in range(3):  # transports close in later iterations of the loop
+            await asyncio.sleep(0)
 
     async def _serve(
         self, reader: asyncio.StreamReader, client: asyncio.StreamWriter
     ) -> None:
-        self._tasks.add(asyncio.current_task())
-        if self.refuse:
+        if self.refuse or self._is_closed:
             return reset(client)
+        if task := asyncio.current_task():
+            self._tasks.add(task)
+        with contextlib.suppress(asyncio.CancelledError):  # by `close`
+            try:
+                await self._forward(reader, client)
+            finally:
+                client.transport.abort()
+        return None
+
+    async def _forward(
+        self, reader: asyncio.StreamReader, client: asyncio.StreamWriter
+    ) -> None:
         try:
             answers, server = await asyncio.open_connection("127.0.0.1", self._target)
         except OSError:
             return reset(client)
         forwarding = asyncio.ensure_future(self._pass(reader, server))
         try:
-            await self._answer(answers, client)
-        except ConnectionError:
-            pass
+            with contextlib.suppress(ConnectionError):
+                await self._answer(answers, client)
         finally:
             forwarding.cancel()
             server.transport.abort()
-            client.transport.abort()
 
     async def _pass(
         self, source: asyncio.StreamReader, target: asyncio.StreamWriter

@@ -132,3 +132,22 @@ def test_the_command_line_says_how_to_install_typer() -> None:
     assert ended.returncode == 1
     assert ended.stderr.strip().endswith("run pip install typer")
     assert len(ended.stderr.splitlines()) == 1
+
+
+def test_a_dataset_is_packed_checked_and_measured(
+    make: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`pack` prints what it did to the documents; the other commands read the packed rows."""
+    made = make([[30, 1, 90, 7, 40, 64] * 9])
+    assert run_cli("pack", made.folder, "--seq-len", "64") == 0
+    shown = capsys.readouterr().out
+    assert "2,088 tokens; no token is left out" in shown
+    assert f"documents cut{9:>30}  16.67%   plain rows" in shown
+    assert str(made.folder / "packed-64.rows") in shown
+    order = ["--seq-len", "64", "--packed"]
+    assert run_cli("check", made.folder, *order, "--read") == 0
+    assert run_cli("which", made.folder, *order, "--step", "0") == 0
+    assert run_cli("bench", made.folder, *order, "--seconds", "0") == 0
+    blocked = made.folder / "shard-000000.tar" / "x.rows"
+    assert run_cli("pack", made.folder, "--seq-len", "64", "--out", blocked) == 1
+    assert "shard-000000.tar" in capsys.readouterr().err

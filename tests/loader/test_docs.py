@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.conftest import REPOSITORY
 from tests.loader.conftest import Dataset, write_dataset
 
 PAGE = (REPOSITORY / "docs" / "loader.md").read_text(encoding="utf-8")
+TUTORIAL = (REPOSITORY / "docs" / "tutorial.md").read_text(encoding="utf-8")
 FORMAT_PAGE = (REPOSITORY / "docs" / "data-format.md").read_text(encoding="utf-8")
 
 
@@ -47,6 +49,17 @@ def test_the_python_examples_run(web: Dataset) -> None:
         exec(set_addresses(block, web), namespace)  # noqa: S102 - examples of our own pages
     assert namespace["resumed"].state.position == 1072
     assert namespace["step"] == 3
+
+
+def test_the_example_of_the_tutorial_runs(web: Dataset) -> None:
+    """Its batch has the shape that the arguments say, and its state is small."""
+    (block,) = find_blocks(TUTORIAL, "python")
+    namespace: dict[str, Any] = {}
+    code = block.replace("runs/ccnet/dataset", str(web.folder))
+    exec(code, namespace)  # noqa: S102 - examples of our own pages
+    assert namespace["batch"]["input_ids"].shape == (8, 1024)
+    assert 200 < len(json.dumps(namespace["state"])) < 400
+    namespace["loader"].close()
 
 
 def test_the_commands_run(

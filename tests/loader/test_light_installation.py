@@ -61,6 +61,19 @@ show_error(lambda: TokenLoader(sys.argv[1], seq_len=32, global_batch_rows=4, tok
 show_error(lambda: TokenDataset(sys.argv[1], seq_len=32)[0])
 """
 
+OBJECT_STORE = """
+import sys
+
+sys.modules["obstore"] = None
+from loader import TokenLoader
+from storage import StorageError
+
+try:
+    TokenLoader("s3://bucket/web", seq_len=32, global_batch_rows=4)
+except StorageError as error:
+    print(error)
+"""
+
 
 def run_python(code: str, *arguments: str) -> str:
     """Run code in a new process and return its output."""
@@ -96,3 +109,10 @@ def test_tensors_without_torch_name_the_extra_to_install(dataset: Dataset) -> No
     ):
         assert line.startswith(f"{reason} needs torch, which is not installed")
         assert "pip install 'corpusmill[train]'" in line
+
+
+def test_an_object_store_without_obstore_names_the_extra_to_install() -> None:
+    """At once, with the address."""
+    line = run_python(OBJECT_STORE)
+    assert line.startswith("s3://bucket/web: object storage needs the package obstore")
+    assert "pip install 'corpusmill[s3]'" in line

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 
 from loader import TokenDataset, TokenLoader
 from loader.state import ResumeMismatch
@@ -35,9 +35,30 @@ def test_dataloader_gives_the_rows_of_the_loader(larger: Dataset, num_workers: i
     dataset = TokenDataset(larger.folder, seq_len=T, seed=2)
     for rank in range(2):
         sampler = dataset.sampler(global_batch_rows=6, rank=rank, world_size=2)
-        batches = list(DataLoader(dataset, batch_sampler=sampler, num_workers=num_workers))
+        batches = list(
+            DataLoader(
+                dataset,
+                batch_sampler=sampler,
+                num_workers=num_workers,
+                collate_fn=dataset.collate,
+            )
+        )
         assert len(batches) == len(sampler)
         assert list_rows(batches) == list_loader_rows(larger, rank=rank, world_size=2)
+
+
+def test_collate_gives_the_batches_of_default_collate(larger: Dataset) -> None:
+    """Inputs and labels are equal, and no row is copied into another tensor."""
+    dataset = TokenDataset(larger.folder, seq_len=T, seed=2)
+    rows = dataset.__getitems__([5, 0, 3])
+    batch, stacked = dataset.collate(rows), default_collate(rows)
+    assert batch.keys() == stacked.keys() == {"input_ids", "labels"}
+    for name, tensor in batch.items():
+        assert torch.equal(tensor, stacked[name])
+        assert tensor.is_contiguous()
+        assert tensor.data_ptr() == rows[0][name].data_ptr()
+    assert len(rows) == 3
+    assert [row["input_ids"].tolist() for row in rows] == batch["input_ids"].tolist()
 
 
 def test_states_of_sampler_and_loader_are_interchangeable(larger: Dataset) -> None:

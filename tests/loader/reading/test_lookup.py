@@ -13,6 +13,7 @@ from loader.reading.lookup import DocumentFinder
 from loader.row_stream import Source, open_row_stream
 from loader.storage import ReadSettings
 from tests.loader.conftest import Dataset, Make
+from tests.loader.retraction.test_tombstones import copy, retract
 from tests.loader.test_cli import run_cli
 
 SEQ_LEN = 16
@@ -106,6 +107,25 @@ def test_which_prints_documents_and_steps(
     doc_id = lines[-1].split("document ")[1].split(",")[0]
     assert run_cli("which", dataset.folder, *order, *ranks, "--doc-id", doc_id) == 0
     assert "epoch 0, step 2, rank 2, row 1" in capsys.readouterr().out.splitlines()
+
+
+def test_retracted_documents_are_marked(
+    dataset: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the steps that read them, and where their steps are listed."""
+    folder = copy(dataset, tmp_path / "copy")
+    retract(folder, dataset, [(0, 1)])
+    settings = ReadSettings()
+    stream = open_row_stream(folder, seq_len=SEQ_LEN, seed=3, settings=settings)
+    positions = np.arange(stream.orders[0].epoch_rows)
+    parts = list(DocumentFinder(stream, settings).list_parts(positions))
+    assert {part.doc_id for part in parts if part.is_retracted} == {1}
+    assert all(part.is_retracted for part in parts if part.doc_id == 1)
+    assert run_cli("which", folder, "--seq-len", "16", "--doc-id", "1") == 0
+    first_line = "document 1 is retracted: these steps read masked tokens"
+    assert capsys.readouterr().out.splitlines()[0] == first_line
+    assert run_cli("which", folder, "--seq-len", "16", "--doc-id", "0") == 0
+    assert "retracted" not in capsys.readouterr().out
 
 
 def test_which_refuses_unknown_documents_and_unclear_questions(

@@ -25,9 +25,9 @@ def open_reader(folder: Path, **settings: object) -> ShardReader:
 
 def read_rows(reader: ShardReader, shards: list[int], rows: list[int]) -> np.ndarray:
     """Return rows as int64."""
-    out = np.empty((len(shards), T + 1), reader.token_dtype)
-    assert reader.read_rows(np.array(shards), np.array(rows), out).all()
-    return out.astype(np.int64)
+    tokens, marks = reader.read(np.array(shards), np.array(rows))
+    assert marks.is_whole.all()
+    return tokens.astype(np.int64)
 
 
 @pytest.mark.parametrize("sample_tokens", [1, 20, 64, 10_000])
@@ -137,15 +137,13 @@ def test_rows_of_a_corrupt_shard_are_blank_with_skip_and_count(make: Make) -> No
     made = make([[60], [60]])
     _flip(made.folder / "shard-000000.idx")
     reader = open_reader(made.folder, on_corrupt="skip_and_count")
-    out = np.empty((2, T + 1), np.uint16)
-    assert reader.read_rows(np.array([0, 1]), np.array([0, 0]), out).tolist() == [
-        False,
-        True,
-    ]
-    assert not out[0].any()
-    assert out[1].tolist() == made.tokens[1][: T + 1].tolist()
+    tokens, marks = reader.read(np.array([0, 1]), np.array([0, 0]), with_marks=True)
+    assert marks.is_whole.tolist() == [False, True]
+    assert not tokens[0].any()
+    assert tokens[1].tolist() == made.tokens[1][: T + 1].tolist()
     assert reader.counters["lost_shards"] == 1
-    assert reader.mark_document_starts(np.array([0]), np.array([0])).sum() == 1
+    assert marks.doc_starts is not None
+    assert marks.doc_starts[0].sum() == 1
 
 
 def test_the_index_of_another_shard_is_refused(make: Make) -> None:

@@ -1,0 +1,1 @@
+"""Retracted documents: which tokens of a dataset must not be given."""
